@@ -1,7 +1,7 @@
 """drlib: a notebook-first research kit for agentic reinforcement learning of deep-research agents.
 
 This is the map. Rooms stand in the order in which data flows through them, and a module imports
-only from rooms above its own (tests/test_house.py holds this).
+only from rooms above its own (tests/test_layout.py holds this).
 
 files
     The one writer of whole files or none; the one writer and the one reader of JSON lines.

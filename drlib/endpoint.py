@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from urllib.parse import urlsplit
 
 MAX_REPLY = 1_000_000  # bytes
-PASSING = (408, 409, 425, 429)  # statuses after which, and all from 500 on, another try may go well
+PASSING = (408, 409, 425, 429)  # a retry may succeed after these statuses and all from 500
 
 
 class EndpointError(Exception):
@@ -57,7 +57,7 @@ class ChatEndpoint:
     """
 
     def __init__(self, url: str, model: str, *, timeout_s: float = 60.0, api_key: str = ""):
-        # lazily: they take a second, and most worlds and questions need no model
+        # imported here because they take a second and most worlds need no model
         import httpx2
         import openai
 
@@ -68,9 +68,9 @@ class ChatEndpoint:
         self._timeout_s = timeout_s
         self._late = (TimeoutError, openai.APITimeoutError, httpx2.TimeoutException)
         self._refused = openai.APIStatusError
-        # of the request; of a reply that breaks off
+        # failed requests and interrupted replies
         self._broken = (openai.APIConnectionError, httpx2.HTTPError)
-        # the package takes these from the environment, which means another server by them
+        # the package would read these from the environment, where they belong to another server
         omitted = ["OpenAI-Organization", "OpenAI-Project"]
         omitted += [] if api_key else ["Authorization"]
         self._headers = dict.fromkeys(omitted, openai.Omit())
@@ -141,12 +141,14 @@ class ChatEndpoint:
             except BaseException as error:  # noqa: BLE001 - handed over to the caller
                 done.set_exception(error)
 
-        # neither the system's look-up of a name nor dripped headers know a time-out
+        # in a thread: name resolution and slow headers have no timeout
         threading.Thread(target=work, daemon=True).start()
         try:
             body = done.result(timeout=self._timeout_s)
         except self._late:
-            raise EndpointTimeout(f"timeout: no end within {self._timeout_s} s") from None
+            raise EndpointTimeout(
+                f"timeout: no complete reply within {self._timeout_s} s"
+            ) from None
         except self._refused as error:
             raise _refusal(error) from None
         except self._broken as error:
@@ -167,7 +169,7 @@ class ChatEndpoint:
                 if time.monotonic() > deadline:
                     raise TimeoutError
                 if len(body) > MAX_REPLY:
-                    raise EndpointError(f"more than {MAX_REPLY} bytes")
+                    raise EndpointError(f"reply exceeds {MAX_REPLY} bytes")
         return body
 
 
@@ -188,5 +190,5 @@ def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, half a bracket
+    except ValueError:  # an invalid port or bracket
         return False

@@ -100,7 +100,7 @@ def iter_json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
                 value = json.loads(text)
             except (ValueError, RecursionError) as error:
                 raise ValueError(
-                    f"{path}, line {number} is no JSON object ({error}); was the file cut off?"
+                    f"{path}, line {number} is not valid JSON ({error}): is the file truncated?"
                 ) from error
             yield number, value
 

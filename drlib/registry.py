@@ -55,11 +55,11 @@ class Registry(dict):
 
     def __setitem__(self, name: str, thing: Any) -> None:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"the name of a {self.kind} is a text, got {name!r}")
+            raise ValueError(f"the name of a {self.kind} must be a non-empty string, got {name!r}")
         if name in self:
             raise ValueError(
-                f"there is a {self.kind} {name!r} already ({self[name]!r}): "
-                "choose another name, or pass replace=True"
+                f"{self.kind} {name!r} is already registered ({self[name]!r}): "
+                "use another name, or pass replace=True"
             )
         super().__setitem__(name, thing)
 
@@ -91,7 +91,9 @@ def load_plugins(names: str) -> None:
     """
     for name in plugin_names(names):
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"plugin {name!r}: give a module as `import` has it, such as my.tools")
+            raise ValueError(
+                f"plugin {name!r}: not a module name; use the form of `import`, such as my.tools"
+            )
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -99,8 +101,8 @@ def load_plugins(names: str) -> None:
             if name != missing and not name.startswith(f"{missing}."):
                 raise _broken(name, error) from error
             raise ValueError(
-                f"plugin {name!r}: no module {missing!r} is found; start in its folder, "
-                "put that on PYTHONPATH, or install it"
+                f"plugin {name!r}: no module {missing!r}: start in its folder, "
+                "add its folder to PYTHONPATH, or install it"
             ) from error
         except Exception as error:
             raise _broken(name, error) from error

@@ -11,8 +11,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# For kernels and test processes, which import as they go: Python's are 700, 10 and 10. The first
-# counts objects, the others collections of the younger objects.
+# Collection thresholds for kernels and test processes, which import at any time (Python's: 700,
+# 10, 10). The first counts objects, the others collections of the younger generation.
 GC_THRESHOLDS = (50_000, 20, 50)
 
 

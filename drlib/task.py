@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-# bounded on purpose: "1e999999999" must not become a number with a billion digits
+# bounded, so that "1e999999999" does not become a number with a billion digits
 _DECIMAL = re.compile(r"[+-]?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(e[+-]?[0-9]{1,3})?")
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3}){1,20}(\.[0-9]{1,400})?")
 _QUOTIENT = re.compile(r"[+-]?[0-9]{1,400} ?/ ?[0-9]{1,400}")
@@ -45,16 +45,15 @@ class Task:
     answer: str
     kind: Literal["search", "python", "trail"]
     world: str
-    hops: int = 0  # look-ups; a python task has none
+    hops: int = 0  # 0 for a python task
     start: str = ""
-    relations: tuple[str, ...] = ()  # the chain from `start`, first look-up first
+    relations: tuple[str, ...] = ()  # in order from `start`
     code: str = ""  # a correct program
     aliases: tuple[str, ...] = ()
-    query: str = ""  # what it asks, as `drlib.synthesis.queries.to_text`
-    conditions: int = 1  # things that it names, each of which narrows the answer
-    picture: str = ""  # what it asks about, by its name in a `drlib.tools.pictures.Album`
-    # shares of attempts that were right (`drlib.synthesis.pass_rates`); None: not tried, or nobody
-    # could judge
+    query: str = ""  # as `drlib.synthesis.queries.to_text`
+    conditions: int = 1  # number of conditions on the answer
+    picture: str = ""  # name in a `drlib.tools.pictures.Album`
+    # shares of correct rollouts (`drlib.synthesis.pass_rates`); None: not measured
     closed_book: float | None = None
     with_tools: float | None = None
 
@@ -104,7 +103,7 @@ def answers_match(answer: str, expected: str) -> bool:
 def normalise_answer(text: str) -> str:
     """Apply NFKC, case folding, single spaces, and strip final full stops; idempotent."""
     text = unicodedata.normalize("NFKC", text).casefold()
-    # casefolding can leave a form that NFKC still changes
+    # case folding can leave a form that NFKC changes
     text = unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-")
     return " ".join(text.split()).rstrip(". ")
 

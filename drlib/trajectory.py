@@ -29,19 +29,19 @@ import pyarrow.parquet as pq
 
 from drlib.files import atomic_path
 
-NO_RECORD = 2**16 - 1  # in the place of an expert of `Trajectory.routed_experts`
+NO_RECORD = 2**16 - 1  # value of `Trajectory.routed_experts` without a record
 
 
 class Termination(StrEnum):
     """Reason why a rollout ended."""
 
     ANSWERED = "answered"
-    LENGTH = "length"  # a limit on tokens, of a turn or of the context
-    TURNS = "turns"  # the limit on calls
+    LENGTH = "length"  # token limit of a turn or of the context
+    TURNS = "turns"  # limit on calls
     WALL_CLOCK = "wall_clock"
-    FORMAT = "format"  # too many turns that could not be parsed
-    LOOP = "loop"  # repeated itself
-    ENV_FAULT = "env_fault"  # the environment broke; says nothing about the policy
+    FORMAT = "format"  # too many malformed turns
+    LOOP = "loop"  # repeated turns
+    ENV_FAULT = "env_fault"  # the environment failed, not the policy
 
 
 class Segment(IntEnum):
@@ -87,7 +87,7 @@ class ToolResult:
     env_fault: bool = False
 
 
-_ARRAYS = {  # dtype and axes
+_ARRAYS = {  # name -> dtype and axes
     "token_ids": (np.int32, "T"),
     "generated": (np.bool_, "T"),
     "logprobs": (np.float32, "T"),
@@ -180,7 +180,7 @@ class Trajectory:
                 raise TypeError(f"{at}{name} must be {want}, got {got}")
             if len(array) != len(self):
                 raise ValueError(
-                    f"{at}{name} has {len(array)} entries for {len(self)} tokens; give one a token"
+                    f"{at}{name} has {len(array)} entries for {len(self)} tokens; one each is required"
                 )
             if name.endswith(("logprobs", "entropies")) and array[~self.generated].any():
                 raise ValueError(f"{at}{name} is not 0 at a token that was not generated")
@@ -188,7 +188,7 @@ class Trajectory:
         if top[0] != top[1]:
             raise ValueError(f"{at}top_ids and top_logprobs differ in shape: {top[0]}, {top[1]}")
         if len(self) and self.segments.max() > max(Segment):
-            raise ValueError(f"{at}segments hold {self.segments.max()}, unknown")
+            raise ValueError(f"{at}segments contain {self.segments.max()}, which is no Segment")
         if not isinstance(self.termination, Termination):
             raise TypeError(f"{at}termination must be a Termination, not {self.termination!r}")
 
@@ -218,7 +218,7 @@ def select_tokens(trajectory: Trajectory, kept_T: np.ndarray, **changes) -> Traj
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
-    # NaN is not equal to itself, but its text is
+    # NaN differs from itself, but its repr is equal
     return type(a) is type(b) and (a == b or repr(a) == repr(b))
 
 
@@ -242,8 +242,8 @@ _LATER_COLUMNS = (
     "top_ids",
     "top_logprobs",
     "top_shape",
-)  # files of before have no such columns
-_ROWS, _BYTES = 64, 64 * 2**20  # of a row group, at most (one trajectory at least)
+)  # missing in files of earlier versions
+_ROWS, _BYTES = 64, 64 * 2**20  # limits of a row group, which has at least one trajectory
 
 
 def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
@@ -268,12 +268,12 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        if error.errno is None:  # of the file that the trajectories come from
+        if error.errno is None:  # raised by the source of the trajectories
             raise
         raise OSError(
             error.errno,
-            f"cannot write trajectories to {path}: {error}; nothing was kept of this "
-            "attempt, free space or choose another folder and save again",
+            f"cannot write trajectories to {path}: {error}; no file was "
+            "written: free space or use another folder, then save again",
         ) from error
 
 
@@ -301,8 +301,8 @@ def _to_row(trajectory: Trajectory) -> dict[str, Any]:
             (row[name] or "").encode("utf-8")
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(
-                f"trajectory {trajectory.id!r}: {name} cannot be written ({error}); keep to valid "
-                "Unicode text, numbers, None, lists and dicts"
+                f"trajectory {trajectory.id!r}: {name} cannot be written ({error}); use only "
+                "valid Unicode text, numbers, None, lists and dicts"
             ) from error
     for name, shape in _SHAPES.items():
         array = row[name]
@@ -338,7 +338,7 @@ def iter_trajectories(path: str | Path, *, without: Sequence[str] = ()) -> Itera
                     yield from _from_batch(batch, without)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path} is truncated or damaged ({error}); delete it and make it again"
+            f"{path} is truncated or damaged ({error}); delete it and run its stage again"
         ) from error
 
 

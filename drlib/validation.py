@@ -6,7 +6,7 @@ Messages are formatted even if the check passes, so formatting must not fail on 
 import math
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-# types of settings: `check_fields` holds a field to the interval that stands beside its type
+# Types of settings: `check_fields` checks a field against the interval in its type.
 Positive = Annotated[float, "(0, inf]"]
 Coefficient = Annotated[float, "[0, inf)"]
 AtLeastOne = Annotated[int, "[1, inf)"]
@@ -20,7 +20,7 @@ def require(condition: bool, message: str) -> None:
 
 def require_finite(value: float, name: str) -> float:
     """Return `value` as a float; raise ValueError with `name` if it is NaN or infinite."""
-    require(math.isfinite(value), f"{name} is {value}; find the step that broke before going on")
+    require(math.isfinite(value), f"{name} is {value}: find the step in which it became non-finite")
     return float(value)
 
 

@@ -18,8 +18,8 @@ MUTANTS = [
     Mutant(
         "bias: a gate knows it",
         ROUTER,
-        "return logits_NE, compute_gates(self, logits_NE, chosen_NK), chosen_NK",
-        "return logits_NE, compute_gates(self, logits_NE + self.bias_E, chosen_NK), chosen_NK",
+        "return logits_NE, compute_gates(self, logits_NE, experts_NK), experts_NK",
+        "return logits_NE, compute_gates(self, logits_NE + self.bias_E, experts_NK), experts_NK",
         (f"{BIAS}::test_a_bias_chooses_and_no_gate_knows_it",),
         "the bias would disturb the gradient, which it is there to leave alone",
     ),

@@ -48,7 +48,7 @@ def toolbox():
 def watched(toolbox, visuals, say=say_by_rule, limits=LIMITS):
     engine = ScriptedEngine(say)
     done = WebWatcher(engine, toolbox, limits=limits).run([visual.task for visual in visuals])
-    return done, engine.asked
+    return done, engine.requests
 
 
 def share_right(done, visuals):

@@ -228,7 +228,7 @@ def test_rows_are_read_one_after_the_other(scored, tokenizer, tmp_path):
         file.write('\n{"prompt_token_ids": [1, 2')
     stream = read_rollouts(path, tokenizer)
     assert len(list(islice(stream, 2))) == 2
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 4 is no JSON object.*cut off"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 4 is not valid JSON.*truncated"):
         next(stream)
 
 

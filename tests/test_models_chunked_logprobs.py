@@ -217,7 +217,7 @@ def test_second_derivatives_and_second_backward_passes_are_errors():
             torch.autograd.grad(loss, hidden, create_graph=True)
     loss = fused_policy_gradient(hidden, weight, ids, a)[0]
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="handed over once: see token_logprobs"):
+    with pytest.raises(RuntimeError, match="available once: see token_logprobs"):
         loss.backward()
 
 

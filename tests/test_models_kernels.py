@@ -74,7 +74,7 @@ def test_lanes_are_the_numbers_from_the_index_on():
 def test_what_has_no_file_is_compiled_without_being_kept():
     namespace = {}
     exec("def twice(x):\n    return 2 * x", namespace)  # numba has no place to keep its code
-    assert kernels.compiled(namespace["twice"])(21) == 42
+    assert kernels.jit(namespace["twice"])(21) == 42
 
 
 def test_norms_are_those_over_the_root_of_the_width():

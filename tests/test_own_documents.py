@@ -130,7 +130,7 @@ def scans(folder):
 FOLDERS = {
     repository: (0, "link more pages"),
     one_file: (0, "has not one fact.*write the pages as Markdown"),
-    empty: (0, "put files of type .*csv.*into it"),
+    empty: (0, "add files of type .*csv"),
     many_notes: (5, ""),
     docusaurus: (0, r"ask about links and sections too \(structure=True\)"),
     zettelkasten: (0, r"ask about links and sections too \(structure=True\)"),

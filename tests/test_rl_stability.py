@@ -294,7 +294,7 @@ def test_a_saved_state_does_not_change_later_and_must_fit():
 
 BAD = [
     (KLController, {"coef": -1.0}, "coef"),
-    (KLController, {"target": 0.1}, "cannot leave 0"),
+    (KLController, {"target": 0.1}, "adaptive coefficient"),
     (KLController, {"coef": 0.1, "target": -1.0}, "target"),
     (KLController, {"coef": math.nan}, "coef"),
     (ReferenceReset, {"patience": 0}, "patience"),

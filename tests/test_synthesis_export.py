@@ -11,6 +11,7 @@ import pytest
 from datasets import Dataset, load_dataset
 
 from drlib.chat.tool_calls import parse
+from drlib.synthesis import demonstrations as episodes_module
 from drlib.synthesis import export
 from drlib.synthesis.funnel import Funnel
 from drlib.synthesis.oracle import Episode
@@ -89,7 +90,7 @@ def test_questions_have_the_fields_of_websailor_and_webdancer(tmp_path):
 def test_attempts_have_the_fields_of_webdancer_and_come_back(world, tmp_path):
     toolbox = Toolbox(world)
     episodes = [Solver(toolbox).solve(t) for t in (TASKS[0], TASKS[2])]
-    rows = export.attempts(episodes, toolbox.schemas, "crawlqa")
+    rows = episodes_module.export_attempts(episodes, toolbox.schemas, "crawlqa")
     for row, episode in zip(rows, episodes):
         assert list(row) == ["type", "task", "messages", "functions", "tool_calls", "answer", "tag"]
         assert row["type"] == "chatml" and row["answer"] == episode.task.answer
@@ -100,7 +101,7 @@ def test_attempts_have_the_fields_of_webdancer_and_come_back(world, tmp_path):
         made = [{"name": r.tool, "arguments": r.arguments} for r in episode.tool_results]
         assert [json.loads(call) for call in row["tool_calls"]] == made
     assert export.write(rows, tmp_path / "traj.jsonl").to_list() == rows
-    back = export.read_attempts(tmp_path / "traj.jsonl")
+    back = episodes_module.read_attempts(tmp_path / "traj.jsonl")
     for one, episode in zip(back, episodes):
         assert one.messages[1:] == episode.messages[1:] and one.correct
         assert one.task.question == episode.task.question.strip()
@@ -114,12 +115,12 @@ def test_attempts_find_their_task_by_its_id(tmp_path):
         for n, a in (("one", "Shilling"), ("two", "Soomaali"))
     ]
     episodes = [Episode(twin, None, None).finish("So.", twin.aliases[0]) for twin in twins]
-    export.write(export.attempts(episodes, [], "x"), tmp_path / "traj.jsonl")
-    back = export.read_attempts(tmp_path / "traj.jsonl", twins)
+    export.write(episodes_module.export_attempts(episodes, [], "x"), tmp_path / "traj.jsonl")
+    back = episodes_module.read_attempts(tmp_path / "traj.jsonl", twins)
     assert [e.task for e in back] == twins and all(e.correct for e in back)
-    alone = export.read_attempts(tmp_path / "traj.jsonl")
+    alone = episodes_module.read_attempts(tmp_path / "traj.jsonl")
     assert not any(e.correct for e in alone) and len({e.task.id for e in alone}) == 2
-    mixed = export.read_attempts(tmp_path / "traj.jsonl", twins[1:])
+    mixed = episodes_module.read_attempts(tmp_path / "traj.jsonl", twins[1:])
     assert [e.correct for e in mixed] == [False, True]
 
 
@@ -177,7 +178,7 @@ def test_their_files_are_read_with_their_faults(tmp_path):
         {"role": "assistant", "content": said[1]},
     ]
     export.write([{"type": "chatml", "task": "?", "messages": messages, "answer": "Rio"}], attempts)
-    (episode,) = export.read_attempts(attempts)
+    (episode,) = episodes_module.read_attempts(attempts)
     assert episode.correct and episode.messages[2] == {"role": "tool", "content": "x is in Rio"}
     assert parse(episode.messages[1]["content"]).name == "search"
 

@@ -10,9 +10,9 @@ import dataclasses
 import pytest
 
 from drlib.chat.tool_calls import render_answer, render_call
-from drlib.synthesis.funnel import FUNNEL_STAGES, Funnel, required, seeking
+from drlib.synthesis.funnel import FUNNEL_STAGES, Funnel, seeking
 from drlib.synthesis.oracle import Episode
-from drlib.synthesis.queries import And, Count, Diff, Extreme, Proj
+from drlib.synthesis.queries import And, Count, Diff, Extreme, Proj, required
 from drlib.synthesis.solver import Solver
 from drlib.tools import Toolbox
 from tests.solver_examples import GIVEN, LOOK, MILLS, ON_5, RIGHT, SEEN, episode, task, tiny

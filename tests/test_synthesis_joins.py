@@ -19,7 +19,6 @@ from drlib.synthesis.engine import question_task
 from drlib.synthesis.evidence import facts_used
 from drlib.synthesis.families.websailor_v2 import cyclic_question, dense_subgraph, focuses
 from drlib.synthesis.families.webshaper import from_triples, to_triples
-from drlib.synthesis.funnel import required
 from drlib.synthesis.joins import Condition, in_one_form, joined
 from drlib.synthesis.plainness import strangeness
 from drlib.synthesis.queries import (
@@ -37,6 +36,7 @@ from drlib.synthesis.queries import (
     evaluate_query,
     free_variables,
     from_text,
+    required,
     to_text,
     unfolded,
     walk,

@@ -30,7 +30,7 @@ def cldr():
 
 def test_results_out_of_range_are_refused_when_the_toolbox_is_made(cldr):
     for wrong in (0, 101, 200, -1, 2.0, "5", None, True):
-        with pytest.raises(ValueError, match="results is .*give a whole number from 1 to 100"):
+        with pytest.raises(ValueError, match="results=.*integer from 1 to 100"):
             Toolbox(cldr, results=wrong)
     with Toolbox(cldr, results=100):
         pass

@@ -62,7 +62,7 @@ def test_a_shared_failure_is_no_cache_hit(clock):
     policy = ReliabilityPolicy(attempts=1, breaker_failures=0)
     for last in (None, FunctionBackend("here", lambda arguments, timeout_s: [])):
         chain = ReliableOperation("search", [FunctionBackend("a", down)], policy, clock=clock)
-        outcomes = together(8, lambda _, chain=chain, last=last: chain.call(Q, last=last))
+        outcomes = together(8, lambda _, chain=chain, last=last: chain.call(Q, local=last))
         assert all(o.env_fault and not o.cache_hit for o in outcomes)
 
 

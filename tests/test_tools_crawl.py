@@ -183,14 +183,14 @@ def test_a_site_that_is_down_is_left_alone(site, reader, tmp_path, monkeypatch):
 def test_bad_input(site, reader, tmp_path):
     (tmp_path / "mine.md").write_text("x")
     for start, folder, how, message in (
-        ("ftp://x", tmp_path / "a", {}, "give the address of a page"),
-        (site.page("/"), tmp_path, {}, "holds files that no crawl wrote"),
+        ("ftp://x", tmp_path / "a", {}, "pass the address of a page"),
+        (site.page("/"), tmp_path, {}, "contains files of no crawl"),
         (site.page("/"), tmp_path / "a", {"pages": 0}, "pages=0"),
     ):
         with pytest.raises(ValueError, match=message):
             Crawl(start, folder, reader=reader, **how)
     Crawl(site.page("/"), tmp_path / "b", reader=reader)
-    with pytest.raises(ValueError, match="holds a crawl that began at"):
+    with pytest.raises(ValueError, match="contains a crawl of"):
         Crawl(site.page("/other"), tmp_path / "b", reader=reader)
     closed = site.page("/secret/")
     site.page("/robots.txt", b"User-agent: drlib\nDisallow: /secret/\n", "text/plain")

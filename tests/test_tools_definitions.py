@@ -155,7 +155,7 @@ def test_a_row_s_world_that_is_not_there_is_an_error(toolbox):
     made = trl_environment(toolbox)()
     made.reset(world=toolbox.world.version)
     assert "Krone" in made.search(query=["Norway"])
-    with pytest.raises(ValueError, match="unknown world 'v9' in a row: put it into worlds"):
+    with pytest.raises(ValueError, match="unknown world 'v9' in a row: add it to worlds"):
         made.reset(world="v9")
 
 

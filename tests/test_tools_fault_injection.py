@@ -123,7 +123,7 @@ def test_a_script_names_the_operation(cldr):
         ({"teapot": 0.1}, None, "unknown fault 'teapot'; use 401"),
         (None, {"*": ["", "teapot"]}, "unknown fault 'teapot'"),
         ({"401": 0.7, "cut": 0.7}, None, "sum of at most 1"),
-        ({"cut": -0.1}, None, "give probabilities"),
+        ({"cut": -0.1}, None, "must be probabilities"),
     ],
 )
 def test_faults_that_make_no_sense_are_refused(rates, script, message):

@@ -50,7 +50,7 @@ def test_a_site_that_answers_no_more_is_what_was_kept(site, tmp_path):
     start = small_site(site)
     world = load(start, tmp_path / "site")
     site.page("/robots.txt", b"", status=500)
-    with pytest.warns(UserWarning, match="the world is what .*site holds"):
+    with pytest.warns(UserWarning, match="using the pages kept in .*site"):
         again = load(start, tmp_path / "site")
     assert again.version == world.version
     with pytest.raises(ConnectionError):
@@ -58,7 +58,7 @@ def test_a_site_that_answers_no_more_is_what_was_kept(site, tmp_path):
 
 
 def test_what_is_no_site_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="give the address of a page"):
+    with pytest.raises(ValueError, match="pass the address of a page"):
         load_world("live:nowhere", folder=tmp_path / "x")
     with pytest.raises(ValueError, match="unknown world 'live'"):
         load_world("live")

@@ -119,7 +119,7 @@ def test_pictures_go_through_files_and_urls_unchanged(album):
     assert (from_png(to_png(picture)) == picture).all()
     assert (from_data_url(to_data_url(picture)) == picture).all()
     for broken in (b"", b"no picture", to_png(picture)[:90]):
-        with pytest.raises(ValueError, match="no PNG"):
+        with pytest.raises(ValueError, match="PNG"):
             from_png(broken)
-    with pytest.raises(ValueError, match="no PNG as a data URL"):
+    with pytest.raises(ValueError, match="not a data URL"):
         from_data_url("https://example.com/a.png")

@@ -166,9 +166,9 @@ def test_the_disk_cache_outlives_a_toolbox(tmp_path):
 
 
 def test_backends_and_policies_for_no_tool_are_refused(cldr):
-    with pytest.raises(ValueError, match="no tool 'browse' here; tools: search, visit"):
+    with pytest.raises(ValueError, match="no tool 'browse' in this toolbox; tools: search, visit"):
         Toolbox(cldr, backends={"browse": []})
-    with pytest.raises(ValueError, match="no tool 'python' here"):
+    with pytest.raises(ValueError, match="no tool 'python' in this toolbox"):
         Toolbox(cldr, policies={"python": ReliabilityPolicy()})
 
 

@@ -122,7 +122,7 @@ def test_a_file_that_changes_makes_another_world_and_the_old_run_stays(line, fol
 def test_what_cannot_be_trained_on_is_refused_before_anything_runs(tmp_path):
     for world, reason in (
         ("wikidata", "unknown world 'wikidata'.*Known: "),
-        (f"folder:{tmp_path}/nowhere", "there is no such folder"),
+        (f"folder:{tmp_path}/nowhere", "no such folder"),
     ):
         config = Config.load("ci", world=world)
         with pytest.raises(ValueError, match=reason):

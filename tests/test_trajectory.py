@@ -197,7 +197,7 @@ def test_equality_sees_every_field():
         ),
         ({"generated": [True] * 3}, TypeError, r"generated must be a numpy bool\[T\], got list"),
         ({"logprobs": None}, TypeError, "logprobs must be a numpy float32"),
-        ({"segments": np.full(3, 7, np.uint8)}, ValueError, "segments hold 7"),
+        ({"segments": np.full(3, 7, np.uint8)}, ValueError, "segments contain 7"),
         ({"logprobs": np.ones(3, np.float32)}, ValueError, "logprobs is not 0 at a token"),
         ({"entropies": np.ones(3, np.float32)}, ValueError, "entropies is not 0 at a token"),
         ({"routed_experts": np.zeros(3, np.uint16)}, TypeError, r"uint16\[T, L, k\]"),

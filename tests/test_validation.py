@@ -131,7 +131,7 @@ def test_a_line_that_is_no_json_is_named_when_it_is_reached(tmp_path, bad):
     path = write_atomic(tmp_path / "rows.jsonl", json.dumps({}).encode() + b"\n" + bad)
     rows = iter_json_lines(path)
     assert next(rows) == (1, {})
-    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is no JSON object"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is not valid JSON"):
         next(rows)
 
 

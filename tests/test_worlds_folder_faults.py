@@ -28,10 +28,10 @@ def test_missing_and_empty_folders_and_files_name_the_remedy(tmp_path):
     with pytest.raises(ValueError, match="no such folder; give folder:PATH"):
         load(tmp_path / "a.md")
     (tmp_path / "a.md").unlink()
-    with pytest.raises(ValueError, match=r"put files of type .*\.md .*into it"):
+    with pytest.raises(ValueError, match=r"add files of type .*\.md"):
         load(tmp_path)
     (tmp_path / "a.exe").write_bytes(b"MZ")
-    with pytest.raises(ValueError, match=r"no pages in it.*'a.exe', 'no regular file .*\.md"):
+    with pytest.raises(ValueError, match=r"no pages.*'a.exe', 'no regular file .*\.md"):
         load(tmp_path)
 
 

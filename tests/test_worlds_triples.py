@@ -184,7 +184,7 @@ def test_a_slow_drip_ends_in_time(place, model):
     start = time.monotonic()
     world = load(place, model, timeout_s=0.5)
     assert time.monotonic() - start < 10 and len(world.changes.skipped) == 2
-    assert all("no end within 0.5 s" in why for why in world.changes.skipped.values())
+    assert all("no complete reply within 0.5 s" in why for why in world.changes.skipped.values())
 
 
 def test_no_server_at_all_and_after_some_failures_none_is_asked(place, model):
@@ -388,7 +388,7 @@ def test_words_that_are_no_valid_unicode_are_kept_as_they_are(place, model, tmp_
 
 def test_a_file_of_something_else_is_not_taken_for_replies(place, model, tmp_path):
     (tmp_path / "said").write_text('{"question": "?"}\n')
-    with pytest.raises(ValueError, match="said, line 1 is nothing that a model said"):
+    with pytest.raises(ValueError, match="said, line 1 is no saved reply"):
         load(place, model, replies_path=tmp_path / "said")
     assert (tmp_path / "said").read_text() == '{"question": "?"}\n'
     assert model.seen == []

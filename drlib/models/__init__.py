@@ -1,11 +1,11 @@
-"""policy: the Mixture-of-Experts policy and what generates from it.
+"""Models and engines: the MoE policy, loading of any model, and everything that generates.
 
-`moe` builds, initialises, saves and loads the model; `decoder` is its forward pass over a
-key-value cache, `compiled` the same on a CPU, with the `loops` that numba compiles for it; `engine`
-schedules many requests over that cache, and `sampling` draws their tokens. `hf`,
-`vllm`, `vllm_server` and `api` are engines over other libraries and servers, `protocol` is what all
-have in common, `turns` what lies between the turns of those that generate one at a time;
-`model_chat` is the chat of any model, as its own template has it.
-`replay` records which experts each token went to and makes another engine follow; `kernels`
-computes log-probabilities over a large vocabulary without ever holding all the logits.
+moe              build, save and load the policy; load any causal language model
+engine           the interface of all engines: SamplingParams, Completion, Engine
+local_engine     continuous batching for the policy; decoder, compiled_decoder, kernels,
+sampling conversations    base of engines that generate one turn at a time transformers_engine,
+vllm_engine, vllm_server, api_engine, scripted_engine packed           the trainer's forward
+pass over packed samples chunked_logprobs log-probabilities over large vocabularies without an N
+x V tensor router_bias      loss-free load balancing routing_replay   record and replay of
+expert routes
 """

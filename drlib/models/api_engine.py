@@ -1,17 +1,13 @@
-"""An engine behind any OpenAI-compatible server: chat completions, many conversations at a time.
+"""Engine for OpenAI-compatible servers: chat completions, many conversations at a time.
 
-A server is not to be relied on: replies are late, cut, malformed or refused for a while. Each turn
-is asked for again, with longer and longer pauses; a turn that never comes ends its conversation
-with a completion of reason "fault", and the others go on. What no second try would mend (a wrong
-key, an unknown model) is raised at once.
+Each turn is retried with exponential back-off. If all retries fail, its conversation ends with a
+completion of reason "fault" and the others continue. Permanent errors (a wrong key, an unknown
+model) are raised at once.
 
-Tools go in as text (`tools=None`: the system prompt has them, and the turn has `<tool_call>`) or by
-the server's own means (`tools`: their schemas; its `tool_calls` become the same `<tool_call>`). A
-reasoning parser's text becomes the turn's thought.
-
-A message's `pictures` (data URLs) go as OpenAI's `image_url` parts, to a model that sees.
-
-Left out: weights (a server has its own), streaming.
+Tools are passed as text (`tools=None`: in the system prompt, called by `<tool_call>`) or natively
+(`tools`: their schemas; the server's `tool_calls` are converted to `<tool_call>`). The text of a
+reasoning parser becomes the turn's thought. A message's `pictures` (data URLs) are sent as OpenAI's
+`image_url` parts. Weights cannot be updated.
 """
 
 import json
@@ -26,7 +22,7 @@ from drlib.chat.tool_calls import ToolCall, parse, render_call, truncate_after_a
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.models.engine import Completion, Engine, NewContext, Respond, SamplingParams
 
-STOP = ("<tool_response>",)  # what a policy that imagines the world writes next
+STOP = ("<tool_response>",)  # written next by a policy that invents observations
 TOO_LONG = ("context length", "context_length", "too long", "maximum input")
 FINISHED = {"stop": "stop", "tool_calls": "stop", "length": "length", "content_filter": "stop"}
 LONGEST_PAUSE_S = 30.0
@@ -37,14 +33,19 @@ class ApiEngine(Engine):
     """Turns of the model behind `endpoint`.
 
     Args:
+        endpoint: address, model and key.
         concurrency: conversations that run at the same time.
-        attempts: for each turn, 1 for none but the first.
-        pause_s: before the second try; doubled each time, up to 30 s, by up to half at random.
-        tools: functions (`Tool.function`), for a server that calls tools by its own means.
-        prices: of a million tokens read and of a million tokens said.
-        options: of every request, such as `{"extra_body": {"top_k": 20}}`. vLLM leaves special
-            tokens out of what it says: a model whose tags are some, as those of the tour's policy
-            are, needs `{"extra_body": {"skip_special_tokens": False}}`.
+        attempts: maximum number of requests per turn.
+        pause_s: seconds before the second request; doubled each time up to 30 s, plus up to half of
+            it at random.
+        tools: schemas (`Tool.function`), for native tool calls.
+        prices: (prompt, completion), per million tokens.
+        options: added to every request, such as `{"extra_body": {"top_k": 20}}`. vLLM omits special
+            tokens from its text: if the model's tags are special tokens, as those of the tour's
+            policy, pass `{"extra_body": {"skip_special_tokens": False}}`.
+
+    Raises:
+        ValueError: concurrency or attempts below 1.
     """
 
     reads = "messages"
@@ -62,7 +63,9 @@ class ApiEngine(Engine):
         options: dict[str, Any] | None = None,
     ):
         if concurrency < 1 or attempts < 1:
-            raise ValueError(f"concurrency={concurrency} and attempts={attempts} start at 1")
+            raise ValueError(
+                f"concurrency={concurrency} and attempts={attempts} must be at least 1"
+            )
         self.endpoint = endpoint
         self.concurrency = concurrency
         self.attempts = attempts
@@ -72,8 +75,8 @@ class ApiEngine(Engine):
         self.options = options or {}
 
     def update_weights(self, model) -> None:
-        """A server's weights are its own: TypeError."""
-        raise TypeError("the weights are the server's: train with an engine that takes them")
+        """Raise TypeError: the server's weights cannot be updated."""
+        raise TypeError("the weights are the server's: train with an engine that accepts updates")
 
     def converse(
         self,
@@ -84,31 +87,35 @@ class ApiEngine(Engine):
         keys: Sequence[int] | None = None,
         context: int | None = None,
     ) -> None:
-        """Run all requests to their end, turn by turn; see `LocalEngine.converse`.
+        """Run all conversations, turn by turn; see `LocalEngine.converse`.
 
-        `respond` is called in the threads of the conversations, for each of them in order. context:
-        tokens that a conversation may have, as the server counts them.
-        EndpointError: the server refuses for good; conversations that run are ended first.
+        `respond` is called in the threads of the conversations, in order for each of them.
+
+        Args:
+            context: maximum tokens per conversation, as counted by the server.
+
+        Raises:
+            EndpointError: a permanent error; running conversations are stopped first.
         """
         keys = list(range(len(prompts)) if keys is None else keys)
         todo = iter(range(len(prompts)))
         lock = threading.Lock()
-        over: list[BaseException] = []  # why no conversation goes on
+        failures: list[BaseException] = []  # stop all conversations
 
         def work() -> None:
-            while not over:
+            while not failures:
                 with lock:
                     number = next(todo, None)
                 if number is None:
                     return
                 try:
                     self._conversation(
-                        number, prompts[number], params, respond, keys, context, over
+                        number, prompts[number], params, respond, keys, context, failures
                     )
                 except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
-                    over.append(error)
+                    failures.append(error)
 
-        # daemons: a request that hangs must not keep a program from ending
+        # daemon threads: a hanging request must not block exit
         threads = [
             threading.Thread(target=work, daemon=True, name=f"drlib-api-{number}")
             for number in range(min(self.concurrency, len(prompts)))
@@ -118,17 +125,17 @@ class ApiEngine(Engine):
         try:
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(POLL_S)  # so that Ctrl-C is heard
+                    thread.join(POLL_S)  # with a timeout, so that Ctrl-C is handled
         except KeyboardInterrupt as stop:
-            over.append(stop)
+            failures.append(stop)
             raise
-        if over:
-            raise over[0]
+        if failures:
+            raise failures[0]
 
-    def _conversation(self, number, prompt, params, respond, keys, context, over) -> None:
+    def _conversation(self, number, prompt, params, respond, keys, context, failures) -> None:
         said = list(prompt)
         rng = random.Random(f"{params.seed}-{keys[number]}")
-        while not over:
+        while not failures:
             done = self._turn(said, params, rng)
             if context is not None and done.prompt_tokens + done.turn_tokens > context:
                 done.finish_reason = "context"
@@ -143,7 +150,7 @@ class ApiEngine(Engine):
                 said += [{"role": "assistant", "content": done.text}, *reply]
 
     def _turn(self, said: list[dict], params: SamplingParams, rng: random.Random) -> Completion:
-        """One turn, asked for until it comes."""
+        """Request one turn, with retries."""
         options = {
             "temperature": params.temperature,
             "top_p": params.top_p,
@@ -161,11 +168,11 @@ class ApiEngine(Engine):
         return retry_request(ask, self.attempts, self.pause_s, rng)
 
     def _completion(self, reply: Any) -> Completion:
-        """A reply as ours. LookupError, TypeError, ValueError: it is no chat completion."""
+        """Convert a reply. LookupError, TypeError, ValueError: not a chat completion."""
         choice = reply["choices"][0]
         usage = reply.get("usage") or {}
         if not isinstance(choice, dict) or not isinstance(usage, dict):
-            raise TypeError("choices and usage are no objects")
+            raise TypeError("choices and usage are not objects")
         read, written = (int(usage.get(f"{of}_tokens") or 0) for of in ("prompt", "completion"))
         reason = FINISHED.get(choice.get("finish_reason") or "stop")
         if reason is None:
@@ -182,12 +189,16 @@ class ApiEngine(Engine):
 def retry_request(
     ask: Callable[[], Completion], attempts: int, pause_s: float, rng: random.Random
 ) -> Completion:
-    """What `ask` returns, asked again where a server fails for a while, with longer and longer
-    pauses; a completion of reason "fault" where it never comes, of reason "context" where the
-    server finds the prompt too long.
+    """Call `ask` until it returns, with exponential back-off.
 
-    ask: raises LookupError, TypeError or ValueError for a reply that cannot be read.
-    EndpointError: what no second try would mend.
+    Returns a completion of reason "fault" after `attempts` failures, of reason "context" if the
+    server rejects the prompt as too long.
+
+    Args:
+        ask: raises LookupError, TypeError or ValueError for a malformed reply.
+
+    Raises:
+        EndpointError: a permanent error.
     """
     fault = ""
     for attempt in range(attempts):
@@ -208,8 +219,13 @@ def retry_request(
 
 
 def message_text(message: dict) -> str:
-    """A server's message as one text: its reasoning as a thought, its calls as `<tool_call>`, a
-    refusal as what it says. TypeError: it has none of these."""
+    """Convert a server's message to one text: reasoning as thought, calls as `<tool_call>`.
+
+    A refusal counts as content.
+
+    Raises:
+        TypeError: the message has no content.
+    """
     thought = message.get("reasoning_content") or message.get("reasoning")
     text = message.get("content")
     if text is None:
@@ -220,23 +236,26 @@ def message_text(message: dict) -> str:
     if not has_thought and not has_more:
         raise TypeError("the message has no content")
     said = f"<think>{thought.strip()}" if has_thought else ""
-    if has_thought and has_more:  # otherwise the thought was cut
+    if has_thought and has_more:  # otherwise the thought was truncated
         said += "</think>"
     said += text or ""
     for call in calls:
         function = call["function"]
         try:
             said += render_call(function["name"], json.loads(function["arguments"]))
-        except ValueError:  # the policy's fault, and it is to read so: parse() says why
+        except ValueError:  # the policy's error: parse() reports it as an observation
             said += f"<tool_call>{function['arguments']}</tool_call>"
     return said
 
 
 def to_openai_messages(said: Sequence[dict], by_server: bool) -> list[dict]:
-    """Our messages as a server takes them: an observation as a user's `<tool_response>`, or, where
-    the server calls tools by its own means, as the response to a call's id. (A call that a limit
-    has left without a response is text: a server refuses one that nobody answers.) Pictures of such
-    a response, which may have none, come as a user's message behind it."""
+    """Convert messages to OpenAI's format.
+
+    An observation becomes a user's `<tool_response>`, or, with native tools (`by_server`), the
+    response to a call's id. A call without a response (cut by a limit) stays text, because servers
+    reject calls without responses. Pictures of a native response are sent in a user message after
+    it.
+    """
     sent: list[dict] = []
     calls = 0
     followers = [*(message["role"] for message in said[1:]), ""]
@@ -255,17 +274,17 @@ def to_openai_messages(said: Sequence[dict], by_server: bool) -> list[dict]:
         if role == "tool" and by_server and sent and sent[-1].get("tool_calls"):
             sent.append({"role": role, "content": text, "tool_call_id": f"call-{calls}"})
             if pictures:
-                sent.append({"role": "user", "content": _seen("", pictures)})
+                sent.append({"role": "user", "content": _content("", pictures)})
         elif role == "tool":
             wrapped = f"<tool_response>\n{text}\n</tool_response>"
-            sent.append({"role": "user", "content": _seen(wrapped, pictures)})
+            sent.append({"role": "user", "content": _content(wrapped, pictures)})
         else:
-            sent.append({"role": role, "content": _seen(text, pictures)})
+            sent.append({"role": role, "content": _content(text, pictures)})
     return sent
 
 
-def _seen(text: str, urls: Sequence[str]) -> str | list[dict]:
-    """A message's content: the text, or, where there are pictures, the text and these as parts."""
+def _content(text: str, urls: Sequence[str]) -> str | list[dict]:
+    """Return a message's content: the text, or text and image parts."""
     if not urls:
         return text
     words = [{"type": "text", "text": text}] if text else []

@@ -1,29 +1,28 @@
-"""The head: hidden states to log-probabilities and entropies without an N x V tensor.
+"""Chunked log-probabilities: hidden states to log-probs and entropies without an N x V tensor.
 
 With 150,000 tokens in the vocabulary the logits of one micro-batch are gigabytes, and the ordinary
-chain (logits, log-softmax, entropy, gradients) holds several of them; on a CPU the first touch of
-that memory costs more than arithmetic on it. Here logits exist one tile at a time, in buffers made
-once a call: a tile of n tokens and c vocabulary entries leaves its maximum m and, of z - m, the
+chain (logits, log-softmax, entropy, gradients) holds several copies; on a CPU the first access to
+that memory costs more than arithmetic. Here logits exist one tile at a time, in buffers allocated
+once per call. A tile of n tokens and c vocabulary entries yields its maximum m and, of z - m, the
 sums S of exp and M of z exp, which combine exactly: lse = m + log S, H = log S - M / S.
 
-Two forms, because what a gradient needs decides what may be thrown away:
+Two variants, because the gradient determines what can be discarded:
 
-- `token_logprobs` ("recompute") keeps the log-sum-exp alone and makes each tile again in the
-  backward pass: four matrix products instead of three. Any loss on log-probabilities and entropies.
-- `fused_policy_gradient` knows every token's weight beforehand (strictly on-policy: advantage over
-  the denominator), so the gradients are made in the forward pass while a block of rows is there:
-  three products, the backward pass only scales, no gradient through the entropy.
+- `token_logprobs` ("recompute") keeps only the log-sum-exp and recomputes each tile in the backward
+  pass: four matrix products instead of three. For any loss on log-probabilities and entropies.
+- `fused_policy_gradient` is given every token's weight (strictly on-policy: advantage divided by
+  the denominator), so it computes gradients in the forward pass: three products, the backward pass
+  only scales, no gradient through the entropy.
 
 Gradients, with temperature T, z = h W^T / T, p = softmax(z), incoming a (log-prob), b (entropy):
     d log p_id / d z_j = 1[j = id] - p_j,    d H / d z_j = -p_j (log p_j + H),
     dz_j = a 1[j = id] - p_j (a + b H + b log p_j),    dh = dz W / T,    dW = dz^T h / T.
 
-bfloat16: a logit is rounded as every bfloat16 head rounds it; log-sum-exp, softmax and entropy are
+bfloat16: logits are rounded as in every bfloat16 head; log-sum-exp, softmax and entropy are
 float32. Partial products of dh and dW are rounded once each and added in float32.
 
-Left out: float64 (exact heads are the ordinary ones), float16 (its logits overflow), a bias, logit
-soft-capping, double backward (an error), and a Triton version: on CUDA these are the same torch
-calls, not timed yet.
+Not supported: float64 and float16 inputs, a bias, logit soft-capping, double backward (an error).
+There is no Triton kernel: on CUDA these are the same torch calls, not measured yet.
 """
 
 import math
@@ -33,9 +32,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-# Rows and columns of a tile. CPU: the fastest of six tried (H=512); CUDA: as others do, not tuned.
+# Rows and columns of a tile. CPU: fastest of six measured (H=512); CUDA: common values, untuned.
 TILES = {"cpu": (256, 4096), "cuda": (4096, 8192)}
-# Bytes of the block of whole rows that the fused form holds when `chunk` is not given.
+# Bytes of the block of whole rows in `fused_policy_gradient` when `chunk` is None.
 BLOCK_BYTES = {"cpu": 128 * 10**6, "cuda": 2 * 10**9}
 
 
@@ -47,19 +46,23 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token and entropy of its distribution, both differentiable.
+    """Return log-probability of each token and entropy of its distribution, both differentiable.
 
-    hidden_NH: float32 or bfloat16 [N, H], the last hidden states; weight_VH: [V, H], the output
-        matrix, of the same dtype and device; either may be without requires_grad, strides are free.
-    ids_N: int [N] in 0..V-1. Drop masked positions before the call: each row costs the same.
-    temperature: of the softmax, finite and above 0.
-    chunk: (rows, columns) of a tile; None takes the device's. Only rounding depends on it.
+    Args:
+        hidden_NH: float32 or bfloat16 [N, H], the last hidden states; any strides.
+        weight_VH: [V, H], the output matrix, same dtype and device. Either may not require
+            gradients.
+        ids_N: int [N] in 0..V-1. Drop masked positions first: each row costs the same.
+        temperature: of the softmax, finite and above 0.
+        chunk: (rows, columns) of a tile; None for the device's default. Affects rounding only.
 
-    Returns (logp_N, entropy_N) in nats, float32. Non-finite inputs are not looked for: they give
-    NaN, as in torch.
+    Returns:
+        (logp_N, entropy_N) in nats, float32. Non-finite inputs give NaN, as in torch.
 
-    Raises ValueError: shapes or dtypes that do not fit, an id out of range, a temperature or chunk
-    that is not positive; RuntimeError: two devices, or differentiating twice.
+    Raises:
+        ValueError: wrong shapes or dtypes, an id out of range, or a temperature or chunk that is
+            not positive.
+        RuntimeError: two devices, or differentiating twice.
     """
     _check(hidden_NH, weight_VH, ids_N, temperature, chunk)
     chunk = chunk or TILES["cuda" if hidden_NH.is_cuda else "cpu"]
@@ -75,20 +78,25 @@ def fused_policy_gradient(
     temperature: float = 1.0,
     chunk: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The plain policy-gradient loss -sum_n coefficient_n log p_n, its gradients made at once.
+    """Return the policy-gradient loss -sum_n coefficient_n log p_n and compute its gradients.
 
-    The arguments of `token_logprobs`, and coefficient_N: float [N], the constant weight of each
-    token, such as advantage / denominator. chunk: (rows, columns): a block of `rows` tokens holds
-    its logits over the whole vocabulary; None takes as many rows as fit 128 MB (2 GB on CUDA).
-    In bfloat16 a weight gradient of several blocks is added up in float32, V x H beyond the result.
+    Only the loss is differentiable; log-probabilities and entropies are for metrics, and there is
+    **no gradient through the entropy**. A loss whose weights depend on the log-probabilities (a
+    ratio, a KL term) needs `token_logprobs`; without gradients that is cheaper too. The first
+    backward pass takes the gradients; a second one is an error. In bfloat16, a weight gradient over
+    several blocks is accumulated in float32, which takes V x H more memory.
 
-    Returns (loss, logp_N, entropy_N). Only the loss is differentiable: log-probabilities and
-    entropies are for metrics, **and nothing here gives a gradient of the entropy**; a loss whose
-    weights depend on the log-probabilities (a ratio, a KL term) needs `token_logprobs`, and without
-    gradients that costs less. The gradients are handed over by the first backward pass; a second
-    one is an error.
+    Args:
+        hidden_NH, weight_VH, ids_N, temperature: as for `token_logprobs`.
+        coefficient_N: float [N], constant weight of each token, such as advantage / denominator.
+        chunk: (rows, columns); a block of `rows` tokens holds its logits over the whole vocabulary.
+            None takes as many rows as fit in 128 MB (2 GB on CUDA).
 
-    Raises ValueError as `token_logprobs`, and for a coefficient that is not [N] or requires grad.
+    Returns:
+        (loss, logp_N, entropy_N).
+
+    Raises:
+        ValueError: as `token_logprobs`, or a coefficient that is not [N] or requires gradients.
     """
     c, n = coefficient_N, [*ids_N.shape]
     _check(
@@ -114,7 +122,7 @@ def fused_policy_gradient(
 
 
 def _check(hidden, weight, ids, temperature, chunk, more=()) -> None:
-    """ValueError for arguments of which no result could be made, and unless each of `more`."""
+    """Raise ValueError for invalid arguments, and unless each of `more` holds."""
     h, w, n = ([*x.shape] for x in (hidden, weight, ids))
     outside = ids[(ids < 0) | (ids >= len(weight))][:1].tolist()
     whole = isinstance(chunk, tuple) and [type(c) is int and c > 0 for c in chunk] == [True] * 2
@@ -149,24 +157,27 @@ def _check(hidden, weight, ids, temperature, chunk, more=()) -> None:
 
 
 def _unset(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory that a product will fill. In bfloat16 it begins with zeros: where the left factor's
-    rows are not aligned, some CPUs (with AMX) add 0 times what was there, and that may be NaN."""
+    """Allocate memory that a product will overwrite.
+
+    bfloat16 starts with zeros: if the left factor's rows are not aligned, some CPUs (with AMX) add
+    0 times the previous content, which may be NaN.
+    """
     make = like.new_zeros if dtype == torch.bfloat16 else like.new_empty
     return make(shape, dtype=dtype)
 
 
 class _Head:
-    """One call: its tiles, the buffers that all of them share, and what is known of each row."""
+    """One call: its tiles, their shared buffers, and per-row results."""
 
     def __init__(self, hidden, weight, ids, scale: float, chunk: tuple[int, int]):
         self.hidden, self.weight, self.ids, self.scale = hidden, weight, ids, scale
-        self.rows, self.columns = (  # at least one, so that without tokens products write zeros
+        self.rows, self.columns = (  # at least one, so that products write zeros without tokens
             [slice(i, min(i + size, length)) for i in range(0, max(length, 1), size)]
             for length, size in zip((len(hidden), len(weight)), chunk)
         )
-        # buffer(name, n, c): [n, c], unset, the memory that every tile of that shape uses
+        # buffer(name, n, c): uninitialised [n, c], shared by all tiles of that shape
         self.buffer = cache(lambda name, n, c, dtype=torch.float32: _unset(hidden, (n, c), dtype))
-        # float64: a float32 log-sum-exp of 20 is rounded by 1e-6
+        # float64, because a float32 log-sum-exp of 20 is rounded by 1e-6
         self.found_4N = hidden.new_zeros(4, len(hidden), dtype=torch.float64)
         self.tiles_4KN = self.found_4N.new_zeros(4, len(self.columns), len(hidden))
 
@@ -176,22 +187,22 @@ class _Head:
         return torch.mm(tokens, part.t(), out=out)
 
     def _targets(self, rows, columns) -> tuple[Tensor, Tensor]:
-        """(bool [n]: the id lies in the tile; int [n, 1]: its column there, or any)."""
+        """Return (bool [n]: the id is in the tile; int [n, 1]: its column in the tile, or any)."""
         local, width = self.ids[rows] - columns.start, columns.stop - columns.start
         return (local >= 0) & (local < width), local.clamp(0, width - 1)[:, None]
 
     def collect(self, k: int, rows: slice, logits: Tensor) -> None:
-        """tiles_4KN of a tile: maximum, sum exp, sum z exp, and the id's z where it is there."""
+        """Compute tiles_4KN of a tile: maximum, sum exp, sum z exp, and the id's z if present."""
         top = logits.amax(1).float().mul_(self.scale)
         z, e = self.buffer("z", *logits.shape), self.buffer("e", *logits.shape)
-        torch.add(-top[:, None], logits, alpha=self.scale, out=z)  # bfloat16 becomes float32 here
+        torch.add(-top[:, None], logits, alpha=self.scale, out=z)  # converts bfloat16 to float32
         total = torch.exp(z, out=e).sum(1)
         inside, local = self._targets(rows, self.columns[k])
         target = (logits.gather(1, local).squeeze(1).double() * self.scale).where(inside, 0)
         self.tiles_4KN[:, k, rows] = torch.stack((top, total, e.mul_(z).sum(1), target))
 
     def combine(self, rows: slice = slice(None)) -> None:
-        """found_4N: log-probability, entropy, maximum and the log-sum-exp beyond it."""
+        """Compute found_4N: log-probability, entropy, maximum and log-sum-exp minus maximum."""
         top_KN, total_KN, moment_KN, target_KN = self.tiles_4KN[:, :, rows]
         top_N = top_KN.amax(0)
         shift_KN = top_KN - top_N
@@ -201,13 +212,13 @@ class _Head:
         logp_N, entropy_N = target_KN.sum(0) - top_N - lse_N, lse_N - moment_N / total_N
         self.found_4N[:, rows] = torch.stack((logp_N, entropy_N, top_N, lse_N))
 
-    def add_product(self, total, left, right, fresh: bool) -> None:
-        """total (+)= left @ right, where `total` may be wider than the factors."""
+    def add_product(self, total, left, right, overwrite: bool) -> None:
+        """Compute total (+)= left @ right; `total` may have a wider dtype than the factors."""
         if total.dtype == left.dtype:
-            total.addmm_(left, right, beta=0 if fresh else 1)
+            total.addmm_(left, right, beta=0 if overwrite else 1)
         else:
             partial = torch.mm(left, right, out=self.buffer("partial", *total.shape, left.dtype))
-            total.copy_(partial) if fresh else total.add_(partial)
+            total.copy_(partial) if overwrite else total.add_(partial)
 
     def differentiate(self, rows, columns, logits, a_N, b_N) -> None:
         """Overwrite a tile of logits with dz. With p = e / S and log p = z - m - log S,
@@ -226,16 +237,20 @@ class _Head:
             e = torch.exp(work, out=self.buffer("e", *work.shape))
             work.mul_(-b.float()[:, None]).sub_(by_e.float()[:, None]).mul_(e)
         inside, local = self._targets(rows, columns)
-        # In float32, before any rounding: at p = 1 - 1e-3 a rounded p would lose the gradient.
+        # In float32, before rounding: at p = 1 - 1e-3 a rounded p would lose the gradient.
         work.scatter_add_(1, local, (a * inside).float()[:, None])
         if narrow:
             logits.copy_(work)
 
     def add_gradients(self, blocks, tile, a_N, b_N, d_hidden, d_weight) -> None:
-        """dz W into d_hidden (float32) and dz^T h into d_weight, None where not needed.
+        """Add dz W to d_hidden (float32) and dz^T h to d_weight; None if not needed.
 
-        blocks: of rows; tile(rows, columns): their logits; a_N, b_N (or None): the incoming
-        gradients. With the columns outside, dW of a column tile is complete before the next begins.
+        Columns are the outer loop, so dW of a column tile is complete before the next begins.
+
+        Args:
+            blocks: of rows.
+            tile: tile(rows, columns) returns their logits.
+            a_N, b_N: incoming gradients of log-probabilities and entropies (or None).
         """
         for columns in self.columns:
             own = total = None if d_weight is None else d_weight[columns]
@@ -260,7 +275,7 @@ class _TokenLogprobs(Function):
             for rows in head.rows:
                 head.collect(k, rows, head.logits(rows, columns))
         head.combine()
-        # An entropy that only feeds a metric must not cost a pass: its gradient stays None.
+        # An entropy used only as a metric must not cost a pass: its gradient stays None.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, ids, head.found_4N)
         ctx.options = scale, chunk
@@ -268,9 +283,11 @@ class _TokenLogprobs(Function):
 
     @staticmethod
     def backward(ctx, by_logp, by_entropy):
-        # torch's once_differentiable would let a gradient penalty pass as a constant, silently.
+        # torch's once_differentiable would silently treat a gradient penalty as a constant.
         if torch.is_grad_enabled():  # in a backward pass: create_graph=True
-            raise RuntimeError("the head cannot be differentiated twice: leave create_graph off")
+            raise RuntimeError(
+                "token_logprobs cannot be differentiated twice: set create_graph=False"
+            )
         hidden, weight, ids, found = ctx.saved_tensors
         head = _Head(hidden, weight, ids, *ctx.options)
         head.found_4N = found
@@ -290,7 +307,7 @@ class _FusedPolicyGradient(Function):
         wide = torch.float32 if len(head.rows) > 1 else weight.dtype
         d_hidden = _unset(hidden, hidden.shape, torch.float32) if for_hidden else None
         d_weight = _unset(weight, weight.shape, wide) if for_weight else None
-        # Wider than V: rows a power of two apart would share the same sets of every cache.
+        # Wider than V: a row stride of a power of two would map rows to the same cache sets.
         memory = _unset(hidden, (head.rows[0].stop, len(weight) + 16), hidden.dtype)
         for rows in head.rows:
             block = memory[: rows.stop - rows.start, : len(weight)]
@@ -312,7 +329,7 @@ class _FusedPolicyGradient(Function):
         if torch.is_grad_enabled() or ctx.gradients is None:
             raise RuntimeError(
                 "fused_policy_gradient cannot be differentiated twice, and its "
-                "gradients are handed over once: see token_logprobs"
+                "gradients are available once: see token_logprobs"
             )
         gradients, ctx.gradients = ctx.gradients, None
         for gradient in gradients:

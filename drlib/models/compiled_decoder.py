@@ -1,8 +1,7 @@
-"""The decoder on a CPU: torch's matrix products, compiled loops between them.
+"""The decoder on a CPU: torch's matrix products with compiled kernels between them.
 
-`decoder.Decoder` computes the same in operators of torch, on any device; `decoder.create_decoder` takes
-the one that is right where a model's weights are. A test holds both against the trainer's forward
-pass.
+`decoder.Decoder` computes the same in torch operators on any device; `decoder.create_decoder`
+selects. A test compares both with the trainer's forward pass.
 """
 
 import numpy as np
@@ -16,8 +15,10 @@ from drlib.models.moe import PolicyShape, build_policy
 
 
 def compile_kernels() -> None:
-    """Compiles or loads every loop now instead of at its first call: a process that forks spares
-    its children half a second each."""
+    """Compile or load every kernel now instead of at its first call.
+
+    A process that forks afterwards saves half a second per child.
+    """
     shape = PolicyShape(vocab_size=8, hidden=8, layers=1, heads=1, kv_heads=1, head_dim=2)
     with torch.inference_mode():
         decoder = CompiledDecoder(build_policy(shape, seed=0, init="plain"), 1, 2)
@@ -25,7 +26,7 @@ def compile_kernels() -> None:
 
 
 class CompiledDecoder(Decoder):
-    """A `Decoder` of `drlib.models.kernels`, on a CPU, in one thread but for the products."""
+    """A `Decoder` on the kernels of `drlib.models.kernels`; single-threaded except products."""
 
     def __init__(self, model, rows: int, max_context: int, routes: bool = False):
         super().__init__(model, rows, max_context, routes)
@@ -61,7 +62,7 @@ class CompiledDecoder(Decoder):
     def prefill(self, rows: list[int], starts: list[int], chunks: list) -> torch.Tensor:
         lengths_M = np.array([len(chunk) for chunk in chunks])
         ends_M = lengths_M.cumsum()
-        shifts_M = starts - (ends_M - lengths_M)  # from a token's number to its position
+        shifts_M = starts - (ends_M - lengths_M)  # position minus index
         positions_T = np.arange(ends_M[-1]) + np.repeat(shifts_M, lengths_M)
         ids_T = torch.from_numpy(np.concatenate(chunks))
         return self._compute(ids_T, np.repeat(rows, lengths_M), positions_T, ends_M - 1)
@@ -75,8 +76,8 @@ class CompiledDecoder(Decoder):
         return drawn
 
     def _compute(self, ids_T, rows_T, positions_T, last_M=None) -> torch.Tensor:
-        """Logits behind each token, or behind tokens `last_M` only; the tokens are cached."""
-        self.chosen = []
+        """Cache the tokens; return logits after each token, or after tokens `last_M` only."""
+        self.expert_ids = []
         x_TH = self.embedding[ids_T]
         h_TH = torch.empty_like(x_TH)
         kernels.normalise(x_TH.numpy(), self.floor_h, h_TH.numpy())
@@ -96,17 +97,17 @@ class CompiledDecoder(Decoder):
         return F.linear(h_TH, self.head)
 
     def _add_experts(self, x_TH, h_TH, w) -> None:
-        """Adds to x_TH what each token's experts make of h_TH, which becomes the sum's norm."""
+        """Add the outputs of each token's experts to x_TH, and write its norm to h_TH."""
         k = self.config.num_experts_per_tok
-        chosen_Tk, place_Tk = np.empty((2, len(x_TH), k), np.int64)
-        copies_MH = torch.empty(chosen_Tk.size, h_TH.shape[1])
-        share_M = np.empty(chosen_Tk.size, np.float32)
+        experts_Tk, place_Tk = np.empty((2, len(x_TH), k), np.int64)
+        copies_MH = torch.empty(experts_Tk.size, h_TH.shape[1])
+        share_M = np.empty(experts_Tk.size, np.float32)
         ends_E = torch.empty(self.config.num_experts, dtype=torch.int32)
         logits_TE = torch.mm(h_TH, w["router"])
-        asked = h_TH.numpy(), logits_TE.numpy(), w.get("router_bias", self.no_bias_E).numpy()
-        kernels.route(*asked, chosen_Tk, place_Tk, copies_MH.numpy(), share_M, ends_E.numpy())
+        inputs = h_TH.numpy(), logits_TE.numpy(), w.get("router_bias", self.no_bias_E).numpy()
+        kernels.route(*inputs, experts_Tk, place_Tk, copies_MH.numpy(), share_M, ends_E.numpy())
         if self.routes:
-            self.chosen.append(torch.from_numpy(chosen_Tk))
+            self.expert_ids.append(torch.from_numpy(experts_Tk))
         gate_up_MJ = F.grouped_mm(copies_MH, w["gate_up"], offs=ends_E)
         inner_MI = torch.empty(len(copies_MH), gate_up_MJ.shape[1] // 2)
         kernels.gate(gate_up_MJ.numpy(), share_M, inner_MI.numpy())

@@ -1,9 +1,9 @@
-"""Conversations over a library that generates one turn at a time, such as vLLM or transformers.
+"""Conversations over libraries that generate one turn at a time, such as vLLM or transformers.
 
-Such a library is handed a prompt and gives a turn back. Here is what lies between the turns: what a
-conversation has read, how much room it has, what its environment answers, which of them wait for a
-tool. Every turn is asked for with all the ids before it, as they were sampled and never
-re-tokenised; a library with a prefix cache reads only what is new.
+The library receives a prompt and returns a turn. This module tracks what each conversation has
+read, its token limits, the environment's replies, and conversations that wait for a tool. Every
+turn is requested with all preceding ids as they were sampled, never re-tokenised; a prefix cache
+then reads only new ones.
 """
 
 import itertools
@@ -20,11 +20,17 @@ from drlib.validation import require
 
 @dataclass
 class Conversation:
-    """One request while it runs.
+    """State of a running request.
 
-    number: of the request. begun: contexts begun after the first. turns: spoken in this context;
-    sampled: tokens of them. room: how many tokens the next turn may have. routed: tokens of this
-    context whose routes were reported.
+    Attributes:
+        number: index of the request.
+        key: random key.
+        ids: token ids of the current context.
+        context_index: number of contexts started after the first.
+        turns: turns sampled in this context.
+        sampled: tokens sampled in this context.
+        turn_limit: maximum tokens of the next turn.
+        reported: tokens of this context with reported routes.
     """
 
     number: int
@@ -37,16 +43,16 @@ class Conversation:
     routed: int = 0
 
 
-def random_stream(seed: int, key: int, begun: int) -> np.random.Generator:
-    """The random numbers of one context of a request: a Philox stream that is its own."""
-    counter = np.array([0, 0, 0, begun], np.uint64)
+def random_stream(seed: int, key: int, context_index: int) -> np.random.Generator:
+    """Return the Philox stream of random numbers of one context of a request."""
+    counter = np.array([0, 0, 0, context_index], np.uint64)
     return np.random.Generator(
         np.random.Philox(key=np.array([seed, key], np.uint64), counter=counter)
     )
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
-    """ValueError: an id outside the vocabulary, of `what`."""
+    """Raise ValueError if `ids` contains an id outside the vocabulary."""
     for token in ids:
         if not 0 <= token < vocab_size:
             raise ValueError(f"{what} holds id {token}, outside the vocabulary of {vocab_size}")
@@ -60,10 +66,11 @@ def validate_requests(
     max_context: int,
     vocab_size: int,
 ) -> tuple[list[list[int]], list[int], int]:
-    """(prompts, keys, context) of a call of `converse`, with its defaults.
+    """Check the arguments of `converse`; return (prompts, keys, context) with defaults.
 
-    ValueError: a prompt that is empty or too long, an id outside the vocabulary, keys of another
-    number or out of range, a context that the engine does not have.
+    Raises:
+        ValueError: an empty or too long prompt, an id outside the vocabulary, a wrong number or
+            range of keys, or a context longer than the engine's.
     """
     context = max_context if context is None else context
     has_context = 2 <= context <= max_context
@@ -84,9 +91,9 @@ def validate_requests(
 
 
 class TurnwiseEngine(Engine):
-    """`converse` over three methods that a subclass has: `_start`, `_step` and `_abandon`.
+    """Implements `converse` over three methods of a subclass: `_start`, `_step` and `_abandon`.
 
-    max_context, vocab_size: of the model; set by the subclass.
+    The subclass also sets `max_context` and `vocab_size` of the model.
     """
 
     reads = "ids"
@@ -96,15 +103,15 @@ class TurnwiseEngine(Engine):
 
     @abstractmethod
     def _start(self, conversation: Conversation, params: SamplingParams) -> None:
-        """Begin to sample the conversation's next turn, of at most `conversation.room` tokens."""
+        """Start to sample the conversation's next turn, of at most `turn_limit` tokens."""
 
     @abstractmethod
     def _step(self) -> list[tuple[Conversation, Completion]]:
-        """Work for a while at all turns begun; those that ended."""
+        """Advance all started turns; return those that ended."""
 
     @abstractmethod
     def _abandon(self) -> None:
-        """Drop all turns begun."""
+        """Drop all started turns."""
 
     def converse(
         self,
@@ -115,7 +122,7 @@ class TurnwiseEngine(Engine):
         keys: Sequence[int] | None = None,
         context: int | None = None,
     ) -> None:
-        """Run all requests to their end, turn by turn; see `LocalEngine.converse`."""
+        """Run all conversations, turn by turn; see `LocalEngine.converse`."""
         prompts, keys, context = validate_requests(
             prompts, keys, params, context, self.max_context, self.vocab_size
         )
@@ -136,11 +143,11 @@ class _Run:
         self.respond = respond
         self.context = context
         self.parked: dict[Future, Conversation] = {}
-        self.running = 0  # turns begun
+        self.running = 0  # started turns
 
     def run(self, conversations: list[Conversation]) -> None:
         for one in conversations:
-            self._speak(one)
+            self._start_turn(one)
         while self.running or self.parked:
             if not self.running:
                 wait(self.parked, return_when=FIRST_COMPLETED)
@@ -153,44 +160,44 @@ class _Run:
                     one.turns += 1
                     one.sampled += len(done.token_ids)
                     if done.routed_experts is not None:
-                        one.routed += len(done.routed_experts)
+                        one.reported += len(done.routed_experts)
                     self._accept(one, self.respond(one.number, done))
 
-    def _speak(self, one: Conversation) -> None:
-        one.room = min(self.params.max_tokens, self.context - len(one.ids))
+    def _start_turn(self, one: Conversation) -> None:
+        one.turn_limit = min(self.params.max_tokens, self.context - len(one.ids))
         self.running += 1
         self.engine._start(one, self.params)
 
     def _accept(self, one: Conversation, reply) -> None:
-        """Take the environment's answer to a turn."""
+        """Process the environment's reply to a turn."""
         if isinstance(reply, Future):
             self.parked[reply] = one
             return
         if reply is None:
             return
-        fresh = isinstance(reply, NewContext)
-        ids = list(map(int, reply.prompt if fresh else reply))
+        is_new = isinstance(reply, NewContext)
+        ids = list(map(int, reply.prompt if is_new else reply))
         check_ids(ids, self.engine.vocab_size, f"the reply to request {one.number}")
-        whole = ids if fresh else one.ids + ids
+        whole = ids if is_new else one.ids + ids
         if not 0 < len(whole) < self.context:
             if self.respond(one.number, Completion(finish_reason="context")) is not None:
                 raise ValueError(f"respond must return None: the context of {one.number} is full")
             return
         one.ids = whole
-        if fresh:
-            one.begun += 1
-            one.turns = one.sampled = one.routed = 0
-        self._speak(one)
+        if is_new:
+            one.context_index += 1
+            one.turns = one.sampled = one.reported = 0
+        self._start_turn(one)
 
 
-def ends(turn: Sequence[int], params: SamplingParams) -> bool:
-    """Whether a turn's last tokens are one of the stops."""
+def has_stopped(turn: Sequence[int], params: SamplingParams) -> bool:
+    """Return True if a turn's last tokens are one of the stops."""
     stops = itertools.chain(((token,) for token in params.stop_ids), params.stop_sequences)
     return any(tuple(turn[-len(stop) :]) == tuple(stop) for stop in stops)
 
 
 def infer_finish_reason(turn: Sequence[int], params: SamplingParams) -> str:
-    """Why a turn that has ended did, as `Completion.finish_reason` has it."""
-    if ends(turn, params):
+    """Return the `Completion.finish_reason` of a turn that has ended."""
+    if has_stopped(turn, params):
         return "stop"
     return "length" if len(turn) >= params.max_tokens else "context"

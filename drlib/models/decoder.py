@@ -1,14 +1,13 @@
 """Forward pass of a Qwen3-MoE policy over a key-value cache.
 
-This is the arithmetic half of the local engine; `engine` holds the scheduling half. It re-reads
-the Hugging Face weights into fused copies: query, key and value in one matrix, RMSNorm gains and
-the root of the width folded into the matrix that follows, rotary pairs laid out as complex numbers.
-It is an independent forward pass, so a test holds it against the trainer's. It runs on any device;
-on a CPU the engine takes `compiled.CompiledDecoder`, which is half as fast again or more.
+This is the arithmetic of `local_engine`. It copies the Hugging Face weights into fused matrices:
+query, key and value in one, RMSNorm gains and the square root of the width folded into the next
+matrix, rotary pairs as complex numbers. It is independent of the trainer's forward pass, and a test
+compares the two. It runs on any device; on a CPU `compiled_decoder.CompiledDecoder` is at least 1.5
+times as fast.
 
 A cache row belongs to one request. Rows are contiguous, so a decode step works on the views
-`rows[0:n]` and copies nothing; attention runs in blocks of rows, each only as long as its longest
-request. Left out: paged caches (a row is `max_context` long), half precision, several devices.
+`rows[0:n]` without copies; attention runs in blocks of rows, each up to its longest request.
 """
 
 import numpy as np
@@ -17,21 +16,21 @@ import torch.nn.functional as F
 
 from drlib.models.sampling import sample
 
-_ROW_BLOCK = 32  # rows whose attention shares one length
-_DENSE_ROWS = 32  # up to here all experts at once beat sorting tokens by expert (measured)
+_ROW_BLOCK = 32  # rows that share one attention length
+_DENSE_ROWS = 32  # up to here computing all experts beats sorting by expert (measured)
 
 
 class Decoder:
     """Fused weights and the key-value cache of `rows` requests of at most `max_context` tokens.
 
-    routes: whether `chosen` keeps the experts of the last pass's tokens, int64 [T, k] a layer. In
-    the last one a prefill goes on with each chunk's last token alone: [M, k].
+    routes: record the experts of the last pass in `expert_ids`, int64 [T, k] per layer. In the last
+        layer a prefill computes only the last token of each chunk: [M, k].
     """
 
     def __init__(self, model, rows: int, max_context: int, routes: bool = False):
         config = model.config
         self.routes = routes
-        self.chosen: list[torch.Tensor] = []
+        self.expert_ids: list[torch.Tensor] = []
         if max_context > config.max_position_embeddings:
             raise ValueError(
                 f"max_context={max_context} exceeds the model's max_position_"
@@ -45,7 +44,7 @@ class Decoder:
         self.dim, self.n_heads = config.head_dim, config.num_attention_heads
         self.n_kv = config.num_key_value_heads
         self.device = model.lm_head.weight.device
-        # of a norm over so many numbers; the two widths that there are
+        # width -> sqrt(width * epsilon) of an RMSNorm; there are two widths
         self.floor = {
             width: torch.tensor((width * config.rms_norm_eps) ** 0.5, device=self.device)
             for width in (config.hidden_size, self.dim)
@@ -60,27 +59,27 @@ class Decoder:
         self.load(model)
 
     def make_cache(self) -> None:
-        """Room for the keys and values of `rows` requests of `max_context` tokens."""
+        """Allocate the key-value cache."""
         rows = 2, self.config.num_hidden_layers, self.rows, self.n_kv
         self.cache = torch.zeros(*rows, self.max_context, self.dim, device=self.device)
 
     @torch.no_grad()
     def load(self, model) -> None:
-        """Re-read the weights of `model` (same shape as at construction)."""
+        """Copy the weights of `model`, of the same shape as at construction."""
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "head_dim", "num_experts"):
             if getattr(model.config, name) != getattr(self.config, name):
                 raise ValueError(f"the new model differs in {name}: build a new engine for it")
         self.embedding = model.model.embed_tokens.weight.detach().float().clone()
-        self.root = self.config.hidden_size**0.5  # of the width, which `_norm` leaves out
+        self.root = self.config.hidden_size**0.5  # of the width, which `_norm` omits
         head_gain = self.root * model.model.norm.weight.float()
         self.head = model.lm_head.weight.detach().float() * head_gain
         self.layers = [self._fuse(layer) for layer in model.model.layers]
 
     def _fuse(self, layer) -> dict[str, torch.Tensor]:
-        """One layer's fused matrices, each stored [in, out] except the grouped expert weights."""
+        """Return one layer's fused matrices, stored [in, out] except grouped expert weights."""
         attention, experts = layer.self_attn, layer.mlp.experts
         half = self.dim // 2
-        # HF pairs coordinate i with i + half; as complex numbers they must be neighbours.
+        # HF pairs coordinates i and i + half; as complex numbers they must be adjacent.
         order = torch.arange(self.dim).view(2, half).t().reshape(-1)
 
         def paired(weight, heads):
@@ -90,7 +89,7 @@ class Decoder:
         key = paired(attention.k_proj.weight, self.n_kv)
         qkv = torch.cat([query, key, attention.v_proj.weight])
         qkv = qkv * (self.root * layer.input_layernorm.weight)
-        # of a query: the root of the width, and attention's scale, which is one over it
+        # for queries the square root of the width cancels with the attention scale
         gains = [attention.q_norm.weight[order]] * self.n_heads
         gains += [attention.k_norm.weight[order] * self.dim**0.5] * self.n_kv
         norm, down = self.root * layer.post_attention_layernorm.weight, experts.down_proj
@@ -111,10 +110,10 @@ class Decoder:
         bias_E = getattr(layer.mlp.gate, "bias_E", None)  # drlib.models.router_bias
         return fused if bias_E is None else fused | {"router_bias": bias_E.float().clone()}
 
-    # ---- the two passes
+    # ---- decode and prefill
 
     def decode(self, ids_N: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
-        """Feed one token to each of rows 0..N-1 at its position; logits [N, V] of the next."""
+        """Feed one token to each of rows 0..N-1 at its position; return the next logits [N, V]."""
         kv, group, n = self.n_kv, self.n_heads // self.n_kv, len(ids_N)
         blocks = []  # (first row, last row, length, additive mask)
         for first in range(0, n, _ROW_BLOCK):
@@ -125,7 +124,7 @@ class Decoder:
             mask = mask.repeat_interleave(kv, 0)[:, None]
             blocks.append((first, first + len(positions), length, mask))
 
-        def attend(q, *cache):  # one query a row: the query heads of a KV head are a small matrix
+        def attend(q, *cache):  # one query per row: query heads of a KV head form a matrix
             q = q.reshape(-1, group, self.dim)
             out = torch.empty_like(q)
             for first, last, length, mask in blocks:
@@ -138,10 +137,12 @@ class Decoder:
         return self._forward(ids_N, torch.arange(n, device=self.device), positions_N, attend)
 
     def prefill(self, rows: list[int], starts: list[int], chunks: list) -> torch.Tensor:
-        """Feed each chunk (numpy ids) into its row from `start` on; logits [M, V] after its end.
+        """Feed each chunk (numpy ids) into its row at `start`; return logits [M, V] after each
+        chunk.
 
-        Linear layers see the T tokens of all chunks end to end, with no padding; attention alone is
-        padded to the longest chunk. The last layer goes on with the last token of a chunk only.
+        Linear layers process the T tokens of all chunks packed, without padding; only attention is
+        padded to the longest chunk. The last layer continues with the last token of each chunk
+        only.
         """
         lengths_M, starts_M, rows_M = (
             torch.tensor(values, device=self.device)
@@ -156,7 +157,7 @@ class Decoder:
 
         def attend(q, keys, values):
             at, mask = (chunk_T, offset_T), visible
-            if len(q) == len(rows):  # one query a chunk, at its last position
+            if len(q) == len(rows):  # one query per chunk, at its last position
                 at = each_M, torch.zeros_like(each_M)
                 mask = visible[each_M, :, lengths_M - 1][:, :, None]
             padded = q.new_zeros(len(rows), mask.shape[2], self.n_heads, self.dim)
@@ -176,11 +177,11 @@ class Decoder:
         return self._forward(ids_T, rows_M[chunk_T], positions_T, attend, ends_M - 1)
 
     def _forward(self, ids_T, rows_T, positions_T, attend, last_M=None) -> torch.Tensor:
-        """Logits behind each token, or behind tokens `last_M` only; the tokens are cached.
+        """Cache the tokens; return logits after each token, or after tokens `last_M` only.
 
         attend(queries [T, heads, d] rotated and scaled, the layer's keys, its values): [T, heads d]
         """
-        self.chosen = []
+        self.expert_ids = []
         x, turn = self.embedding[ids_T], self.turn[positions_T]
         n_rotated = self.n_heads + self.n_kv
         for keys, values, w in zip(*self.cache, self.layers):
@@ -197,9 +198,9 @@ class Decoder:
         return F.linear(self._norm(x), self.head)
 
     def draw(self, logits_NV, uniforms_N: np.ndarray, temperature: float, top_p: float):
-        """One token a row, as `sampling.sample` draws it: (ids, log-probs, entropies), numpy [N].
+        """Sample one token per row as `sampling.sample`: (ids, log-probs, entropies), numpy [N].
 
-        The logits may be written over.
+        The logits may be overwritten.
         """
         uniforms_N = torch.from_numpy(uniforms_N).to(logits_NV.device)
         drawn = sample(logits_NV, uniforms_N, temperature, top_p)
@@ -214,30 +215,34 @@ class Decoder:
         self.cache[:, :, [a, b], :, :length] = self.cache[:, :, [b, a], :, :length]
 
     def _norm(self, x: torch.Tensor) -> torch.Tensor:
-        """RMSNorm over the root of the width: x / sqrt(|x|^2 + width eps), in three operations,
-        where torch's own takes twice as long on a CPU."""
+        """RMSNorm divided by the square root of the width: x / sqrt(|x|^2 + width eps).
+
+        Three operations; torch's RMSNorm takes twice as long on a CPU.
+        """
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x / length.hypot_(self.floor[x.shape[-1]])
 
     def _experts(self, x, w):
-        """x plus the weighted outputs of each token's top experts."""
+        """Return x plus the weighted outputs of each token's top experts."""
         k, n_experts = self.config.num_experts_per_tok, self.config.num_experts
         h = self._norm(x)
         probs = torch.softmax(torch.mm(h, w["router"]), -1)
         if "router_bias" in w:
-            chosen = (probs + w["router_bias"]).topk(k, -1).indices
-            weights = probs.gather(1, chosen)
+            expert_ids = (probs + w["router_bias"]).topk(k, -1).indices
+            weights = probs.gather(1, expert_ids)
         else:
-            weights, chosen = probs.topk(k, -1)
+            weights, expert_ids = probs.topk(k, -1)
         weights = weights / weights.sum(-1, keepdim=True)
         if self.routes:
-            self.chosen.append(chosen)
+            self.expert_ids.append(expert_ids)
         if len(x) <= _DENSE_ROWS:
             gate, up = torch.mm(h, w["dense_in"]).chunk(2, -1)
-            share = torch.zeros(len(x), n_experts, device=self.device).scatter_(1, chosen, weights)
+            share = torch.zeros(len(x), n_experts, device=self.device).scatter_(
+                1, expert_ids, weights
+            )
             inner = F.silu(gate).mul_(up).view(len(x), n_experts, -1).mul_(share[..., None])
             return torch.addmm(x, inner.view(len(x), -1), w["dense_out"])
-        flat = chosen.view(-1)
+        flat = expert_ids.view(-1)
         order = torch.argsort(flat)
         ends = torch.bincount(flat, minlength=n_experts).cumsum(0).to(torch.int32)
         gate, up = F.grouped_mm(h[order // k], w["gate_up"], offs=ends).chunk(2, -1)
@@ -249,10 +254,10 @@ class Decoder:
 
 
 def create_decoder(model, rows: int, max_context: int, routes: bool = False) -> Decoder:
-    """The decoder of `model` where its weights are; the arguments are those of `Decoder`."""
+    """Create the decoder for the device of the model; arguments as for `Decoder`."""
     if model.lm_head.weight.device.type != "cpu":
         return Decoder(model, rows, max_context, routes)
-    # Here alone: numba takes a third of a second, and most programs sample nothing.
+    # Lazy import: numba takes a third of a second, and most programs do not sample.
     from drlib.models.compiled_decoder import CompiledDecoder
 
     return CompiledDecoder(model, rows, max_context, routes)

@@ -1,8 +1,7 @@
-"""What anything that generates has in common: a small policy in this process, vLLM, a server.
+"""The interface of all engines: local policies, transformers, vLLM and servers.
 
-`generate` samples one turn for each prompt. `converse` runs whole conversations, turn by turn and
-many at a time: whenever a turn ends, a callback says what the policy reads next. Agents and
-training know nothing else of an engine.
+`generate` samples one turn per prompt. `converse` runs whole conversations, many at a time: after
+each turn a callback returns what the policy reads next. Agents and training use nothing else.
 """
 
 from collections.abc import Callable
@@ -15,10 +14,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn. `temperature=0` is greedy; `max_tokens` is a limit per turn.
+    """Sampling options of one call.
 
-    A turn ends at one of `stop_ids` or when its last tokens equal one of `stop_sequences`; the
-    stop token or sequence is kept in the completion.
+    Args:
+        temperature: 0 is greedy.
+        top_p: nucleus sampling, in (0, 1].
+        max_tokens: limit per turn.
+        stop_ids, stop_sequences: a turn ends after one of these; it is kept in the completion.
+        seed: in [0, 2**64).
+
+    Raises:
+        ValueError: a value out of range.
     """
 
     temperature: float = 1.0
@@ -42,17 +48,20 @@ class SamplingParams:
 
 @dataclass
 class Completion:
-    """The tokens of one turn, with log-prob and entropy (nats) of the sampling distribution.
+    """One sampled turn: token ids with log-probabilities and entropies (nats).
 
-    `finish_reason` is "stop", "length" (max_tokens reached), "context" (it is full) or "fault" (the
-    engine broke, as `fault` says; nothing was sampled). Greedy turns report the temperature-1
-    distribution. An engine that reads messages says `text`, and what its server counted: tokens of
-    the prompt and of the turn, and their price; token ids are empty where it tells none.
+    Log-probabilities and entropies are those of the sampling distribution; greedy turns report the
+    temperature-1 distribution.
 
-    An engine that was made with `routes=True` says `routed_experts`, uint16[n, L, k]: the k experts
-    in each of L sparse layers of the n tokens that it has read since its last turn in this context
-    (with the first one: of all of them). The last of the n is the turn's last token but one, for
-    nothing has read the last one yet; where the conversation goes on, the next turn begins with it.
+    Attributes:
+        finish_reason: "stop", "length" (max_tokens reached), "context" (context full) or "fault"
+            (the engine failed, see `fault`; nothing was sampled).
+        text, prompt_tokens, turn_tokens, cost: set by engines that read messages, as counted by
+            their server; token ids are then empty.
+        routed_experts: with `routes=True`, uint16[n, L, k]: the k experts in each of L sparse
+            layers of the n tokens read since the last turn in this context (all of them for the
+            first turn). The turn's last token has not been read yet; it is the first of the next
+            turn's n.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -68,13 +77,13 @@ class Completion:
 
     @property
     def size(self) -> int:
-        """Tokens of the turn."""
+        """Number of tokens of the turn."""
         return len(self.token_ids) or self.turn_tokens
 
 
 @dataclass(frozen=True)
 class NewContext:
-    """A reply of the environment: forget everything, and go on behind this (ids or messages)."""
+    """An environment reply that replaces the context by this prompt (ids or messages)."""
 
     prompt: list
 
@@ -83,10 +92,12 @@ Respond = Callable[[int, Completion], "list | NewContext | None | Future"]
 
 
 class Engine(Protocol):
-    """What agents and training need of anything that generates.
+    """Interface of everything that generates.
 
-    reads: what a prompt is, a list of token ids or a list of messages ({"role", "content"}, and
-        "pictures", data URLs, where there are some).
+    Attributes:
+        reads: type of a prompt: "ids", a list of token ids, or "messages", a list of {"role",
+            "content"} dicts, optionally with "pictures" (data URLs).
+        version: number of weight updates.
     """
 
     reads: Literal["ids", "messages"]
@@ -97,7 +108,7 @@ class Engine(Protocol):
     def update_weights(self, model) -> None: ...
 
     def generate(self, prompts, params: SamplingParams, *, keys=None) -> list[Completion]:
-        """One turn for each prompt; completions in the order of the prompts."""
+        """Sample one turn per prompt; completions in the order of the prompts."""
         completions: list[Completion | None] = [None] * len(prompts)
         self.converse(prompts, params, completions.__setitem__, keys=keys)
         return completions

@@ -1,19 +1,17 @@
-"""The loops between the matrix products of a forward pass, compiled for this machine's CPU.
+"""CPU kernels of the policy's forward pass, compiled by numba.
 
-A decode step of a small policy is about a hundred operators of torch. Most of them read and write
-every number for one addition: their calls, and the way through memory, cost more than their
-arithmetic. Here all that lies between two matrix products is one loop over tokens, which numba
-compiles when it is first called and keeps on the disk for the next process. The products stay
-torch's. Attention reads each request to its own length, where an operator over many rows reads all
-of them to the longest one's.
+A decode step of a small policy takes about a hundred torch operators. Most of them read and write
+every number for one addition, so call overhead and memory traffic cost more than arithmetic. Here
+everything between two matrix products is one loop over tokens, compiled at its first call and
+cached on disk. The products stay torch's. Attention reads each request to its own length, where a
+batched operator would read all rows to the longest one.
 
-Arithmetic is float32, sums may be added up in any order, and the exponential is a polynomial
-(relative error below 2e-7), since the C library's takes one number at a time. What is no number
-stays none. All loops are in this file: code that numba keeps is made anew when the file of its
-function changes, and not when that of a function which it calls does.
+Arithmetic is float32, summation order is free, and the exponential is a polynomial (relative error
+below 2e-7), because the C library's takes one number at a time. NaN is preserved. All kernels are
+in this file: numba's cache is invalidated when the file of a function changes, but not when a
+function that it calls does.
 
-Left out: several threads (a rank has one), half precision, GPUs: `decoder.Decoder` is the same
-forward pass in operators of torch.
+Single-threaded (a rank has one thread). `decoder.Decoder` is the same forward pass in torch.
 """
 
 import numpy as np
@@ -21,41 +19,40 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, models, register_model
 
-LANES = 16  # numbers that go together; AVX-512 holds them in one register, others in two or four
-_BLOCK = 64  # tokens of the vocabulary that are added up together in a draw's search
+LANES = 16  # vector width: one AVX-512 register, two or four on other CPUs
+_BLOCK = 64  # vocabulary entries per block of the search in `draw`
 _ZERO, _ONE = np.float32(0), np.float32(1)
-_SMALLEST = np.float32(-88)  # e^-88 is no float32
+_SMALLEST = np.float32(-88)  # e^-88 is below float32
 
 
-def compiled(function):
-    """`function` as machine code from its first call on, kept for later processes where the folder
-    of this file, or the user's own for such things, can be written."""
-    # Not `nnan` and `ninf`, by which what is no number may become one.
+def jit(function):
+    """Compile `function` at its first call, with an on-disk cache if a cache folder is writable."""
+    # Without `nnan` and `ninf`, which would not preserve NaN.
     fastmath = {"reassoc", "contract", "arcp", "nsz"}
     options = dict(fastmath=fastmath, error_model="numpy", nogil=True)
     try:
         return njit(cache=True, **options)(function)
-    except RuntimeError:  # no such folder: compiled anew in each process
+    except RuntimeError:  # no cache folder: compile in each process
         return njit(**options)(function)
 
 
-# ---- LANES numbers at once. Left to itself, the compiler goes one by one through what is left over
-# at the end of a loop, and the lengths of requests differ: that took half of attention's time.
+# ---- vectors of LANES numbers. The compiler processes the remainder of a loop one by one, and the
+# lengths of requests differ: that took half of attention's time.
 
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
 _INDEX = ir.IntType(32)
-_FREE = ("contract", "reassoc")  # one rounding for both, any order of sums
+_FREE = ("contract", "reassoc")  # fused multiply-add, any summation order
 
 
 class _Lanes(types.Type):
-    """numba's type of so many numbers."""
+    """numba's type of a vector of LANES float32."""
 
     def __init__(self):
         super().__init__(name=f"{LANES} x float32")
 
 
 @register_model(_Lanes)
-class _InRegister(models.PrimitiveModel):
+class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager, kind):
         super().__init__(manager, kind, _VECTOR)
 
@@ -70,7 +67,7 @@ def _address(context, builder, signature, arguments):
 
 @intrinsic
 def load(_, array, index):
-    """The lanes array[index : index + LANES]; the array is contiguous, and nothing is checked."""
+    """Return array[index : index + LANES] as a vector; contiguous array, no bounds check."""
 
     def code(context, builder, signature, arguments):
         value = builder.load(_address(context, builder, signature, arguments))
@@ -82,7 +79,7 @@ def load(_, array, index):
 
 @intrinsic
 def store(_, array, index, value):
-    """array[index : index + LANES] = the lanes, where `load` would find them."""
+    """Set array[index : index + LANES] to a vector; contiguous array, no bounds check."""
 
     def code(context, builder, signature, arguments):
         at = _address(context, builder, signature, arguments)
@@ -94,7 +91,7 @@ def store(_, array, index, value):
 
 @intrinsic
 def repeated(_, number):
-    """The same number in every lane."""
+    """Return a vector of equal numbers."""
 
     def code(context, builder, signature, arguments):
         nothing = ir.Constant(_VECTOR, ir.Undefined)
@@ -107,7 +104,7 @@ def repeated(_, number):
 
 @intrinsic
 def add_product(_, total, a, b):
-    """total + a b, lane by lane."""
+    """Return total + a b, element by element."""
 
     def code(context, builder, signature, arguments):
         total, a, b = arguments
@@ -118,7 +115,7 @@ def add_product(_, total, a, b):
 
 @intrinsic
 def _float_of_bits(_, bits):
-    """The float32 whose bits an int32 holds."""
+    """Reinterpret an int32 as float32."""
 
     def code(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -126,12 +123,12 @@ def _float_of_bits(_, bits):
     return types.float32(types.int32), code
 
 
-@compiled
+@jit
 def exp(x):
-    """e^x for x <= 0 in float32; 0 where that ends.
+    """Return e^x for x <= 0 in float32, 0 below the smallest float32.
 
-    x = n log 2 + r with |r| <= log(2) / 2: 2^n goes into the bits of the exponent, e^r is a
-    polynomial of degree 7 (Cephes, expf).
+    x = n log 2 + r with |r| <= log(2) / 2: 2^n is written to the exponent bits, e^r is a polynomial
+    of degree 7 (Cephes, expf).
     """
     if x < _SMALLEST:
         x = _SMALLEST
@@ -150,7 +147,7 @@ def exp(x):
 # ---- norms
 
 
-@compiled
+@jit
 def _normalise_row(x_H, floor, out_H):
     total = floor
     for i in range(len(x_H)):
@@ -160,9 +157,12 @@ def _normalise_row(x_H, floor, out_H):
         out_H[i] = x_H[i] * scale
 
 
-@compiled
+@jit
 def normalise(x_TH, floor, out_TH):
-    """RMSNorm over the root of the width: x / sqrt(|x|^2 + floor); floor: width times epsilon."""
+    """RMSNorm divided by the square root of the width: x / sqrt(|x|^2 + floor).
+
+    floor: width times epsilon.
+    """
     for t in range(len(x_TH)):
         _normalise_row(x_TH[t], floor, out_TH[t])
 
@@ -170,15 +170,19 @@ def normalise(x_TH, floor, out_TH):
 # ---- attention
 
 
-@compiled
+@jit
 def rotate(qkv_TW, gain_hd, floor, cos_Cp, sin_Cp, rows_T, positions_T, keys, values):
-    """Norms and turns queries and keys, in place, and caches keys and values.
+    """Normalise and rotate queries and keys in place, and cache keys and values.
 
-    qkv_TW: each token's queries, keys and values, head by head. gain_hd: of the norms, a row for
-    each query head and then for each key head. Coordinates 2p and 2p + 1 turn together, by the
-    angle whose cosine is cos_Cp[position, p].
-    keys: of one layer [rows, kv heads, blocks, d, LANES]: a block is of neighbouring positions,
-    which lie side by side for each coordinate; values: [rows, kv heads, blocks * LANES, width].
+    Args:
+        qkv_TW: queries, keys and values of each token, head by head.
+        gain_hd: RMSNorm gains, one row per query head and then per key head.
+        floor: width times epsilon of the norm.
+        cos_Cp, sin_Cp: of the RoPE angle of coordinates 2p and 2p + 1 at each position.
+        rows_T, positions_T: cache row and position of each token.
+        keys: cache of one layer [rows, kv heads, blocks, d, LANES]; a block holds neighbouring
+            positions, contiguous per coordinate.
+        values: cache of one layer [rows, kv heads, blocks * LANES, width].
     """
     n_kv = keys.shape[1]
     n_rotated, dim = gain_hd.shape
@@ -204,12 +208,14 @@ def rotate(qkv_TW, gain_hd, floor, cos_Cp, sin_Cp, rows_T, positions_T, keys, va
                 values[row, head, position, d] = qkv_TW[t, value + d]
 
 
-@compiled
+@jit
 def attend(qkv_TW, rows_T, positions_T, keys, values, out_TW):
-    """What each token's queries read of its row, up to its own position.
+    """Causal attention of each token over its cache row.
 
-    qkv_TW: queries, scaled, head by head, as `rotate` leaves them; out_TW: as wide as the queries;
-    keys, values: those of `rotate`.
+    Args:
+        qkv_TW: scaled queries, head by head, as `rotate` leaves them.
+        rows_T, positions_T, keys, values: as for `rotate`.
+        out_TW: result, as wide as the queries.
     """
     _, n_kv, n_blocks, dim, _ = keys.shape
     context, width = values.shape[2:]
@@ -221,17 +227,17 @@ def attend(qkv_TW, rows_T, positions_T, keys, values, out_TW):
         row, length = rows_T[t], positions_T[t] + 1
         for head in range(n_heads):
             query = qkv_TW[t, head * dim : (head + 1) * dim]
-            of_row = row * n_kv + head // group
+            cache_row = row * n_kv + head // group
             for block in range((length + LANES - 1) // LANES):
-                at = (of_row * n_blocks + block) * dim * LANES
+                at = (cache_row * n_blocks + block) * dim * LANES
                 score = repeated(_ZERO)
                 for d in range(dim):
                     score = add_product(score, repeated(query[d]), load(flat_keys, at + d * LANES))
                 store(weights, block * LANES, score)
             total = _soften(weights[:length])
             for first in range(0, dim, LANES):
-                at = of_row * context * width + first
-                even, odd = repeated(_ZERO), repeated(_ZERO)  # neither sum waits for the other
+                at = cache_row * context * width + first
+                even, odd = repeated(_ZERO), repeated(_ZERO)  # independent sums
                 for j in range(0, length - 1, 2):
                     value = load(flat_values, at + j * width)
                     even = add_product(even, repeated(weights[j]), value)
@@ -245,9 +251,9 @@ def attend(qkv_TW, rows_T, positions_T, keys, values, out_TW):
                     out_TW[t, head * dim + first + d] = read[d] / total
 
 
-@compiled
+@jit
 def _soften(scores):
-    """e^(score - the largest), in place, and their sum."""
+    """Replace the scores by e^(score - max) and return their sum."""
     top = scores[0]
     for j in range(len(scores)):
         top = max(top, scores[j])
@@ -262,16 +268,22 @@ def _soften(scores):
 # ---- experts
 
 
-@compiled
-def route(h_TH, logits_TE, bias_E, chosen_Tk, place_Tk, copies_MH, share_M, ends_E):
-    """Each token's experts, and a copy of it for each of them, sorted by expert.
+@jit
+def route(h_TH, logits_TE, bias_E, experts_Tk, place_Tk, copies_MH, share_M, ends_E):
+    """Select the experts of each token, and copy the token for each of them, sorted by expert.
 
-    chosen_Tk: the k experts of the largest probability plus bias, best first; place_Tk: the number
-    of that copy; share_M: of a copy, its expert's probability over that of all k; ends_E: the
-    number of the first copy behind each expert's.
+    Args:
+        h_TH: normalised hidden states.
+        logits_TE: router logits.
+        bias_E: router bias, added to the probability for the selection only.
+        experts_Tk: result, the k best experts, best first.
+        place_Tk: result, the index of each copy.
+        copies_MH: result, the copies.
+        share_M: result, probability of a copy's expert divided by the sum over the k.
+        ends_E: result, end index of each expert's copies.
     """
     n_tokens, n_experts = logits_TE.shape
-    k = chosen_Tk.shape[1]
+    k = experts_Tk.shape[1]
     probs_E = np.empty(n_experts, np.float32)
     weights_Tk = np.empty((n_tokens, k), np.float32)
     ends_E[:] = 0
@@ -280,13 +292,13 @@ def route(h_TH, logits_TE, bias_E, chosen_Tk, place_Tk, copies_MH, share_M, ends
         probs_E /= _soften(probs_E)
         taken = _ZERO
         for i in range(k):
-            expert = _best(probs_E, bias_E, chosen_Tk[t, :i])
-            chosen_Tk[t, i] = expert
+            expert = _best(probs_E, bias_E, experts_Tk[t, :i])
+            experts_Tk[t, i] = expert
             weights_Tk[t, i] = probs_E[expert]
             taken += probs_E[expert]
             ends_E[expert] += 1
         weights_Tk[t] /= taken
-    following_E = np.empty(n_experts, np.int64)  # the next free number of each expert
+    following_E = np.empty(n_experts, np.int64)  # next free index of each expert
     end = 0
     for e in range(n_experts):
         following_E[e] = end
@@ -294,16 +306,16 @@ def route(h_TH, logits_TE, bias_E, chosen_Tk, place_Tk, copies_MH, share_M, ends
         ends_E[e] = end
     for t in range(n_tokens):
         for i in range(k):
-            place = following_E[chosen_Tk[t, i]]
-            following_E[chosen_Tk[t, i]] += 1
+            place = following_E[experts_Tk[t, i]]
+            following_E[experts_Tk[t, i]] += 1
             place_Tk[t, i] = place
             share_M[place] = weights_Tk[t, i]
             copies_MH[place] = h_TH[t]
 
 
-@compiled
+@jit
 def _best(probs_E, bias_E, taken):
-    """The expert of the largest probability plus bias that is not among those taken."""
+    """Return the expert with the largest probability plus bias that is not in `taken`."""
     best = -1
     for e in range(len(probs_E)):
         free = True
@@ -314,9 +326,9 @@ def _best(probs_E, bias_E, taken):
     return best
 
 
-@compiled
+@jit
 def gate(gate_up_MJ, share_M, inner_MI):
-    """share silu(gate) up, where the first half of each row is the gate."""
+    """Compute share * silu(gate) * up; the first half of each row is the gate."""
     width = inner_MI.shape[1]
     for m in range(len(inner_MI)):
         gates, ups = gate_up_MJ[m, :width], gate_up_MJ[m, width:]
@@ -328,9 +340,9 @@ def gate(gate_up_MJ, share_M, inner_MI):
             inner[i] = scaled * small if z < _ZERO else scaled
 
 
-@compiled
+@jit
 def combine(x_TH, out_MH, place_Tk, floor, h_TH):
-    """Adds to each token what its experts made of it; h_TH: the sum, normalised."""
+    """Add the outputs of each token's experts to x_TH, and write its norm to h_TH."""
     for t in range(len(x_TH)):
         x_H = x_TH[t]
         for i in range(place_Tk.shape[1]):
@@ -340,16 +352,18 @@ def combine(x_TH, out_MH, place_Tk, floor, h_TH):
         _normalise_row(x_H, floor, h_TH[t])
 
 
-# ---- the draw
+# ---- sampling
 
 
-@compiled
+@jit
 def draw(logits_NV, uniforms_N, temperature, ids_N, logps_N, entropies_N):
-    """One token a row, its log-probability and the entropy: what `sampling.sample` does with all
-    of the vocabulary. logits_NV is written over."""
+    """Sample one token per row with its log-probability and entropy; logits_NV is overwritten.
+
+    Equivalent to `sampling.sample` without top-p.
+    """
     n_vocabulary = logits_NV.shape[1]
     n_blocks = (n_vocabulary + _BLOCK - 1) // _BLOCK
-    sums_B = np.empty(n_blocks, np.float64)  # of all weight up to a block's end
+    sums_B = np.empty(n_blocks, np.float64)  # cumulative weight at the end of each block
     scale = np.float32(1 / temperature) if temperature > 0 else _ONE
     for n in range(len(logits_NV)):
         z_V = logits_NV[n]
@@ -374,15 +388,15 @@ def draw(logits_NV, uniforms_N, temperature, ids_N, logps_N, entropies_N):
             total += weight
             moment += weighted
             sums_B[b] = total
-        chosen = likeliest if temperature == 0 else _search(z_V, sums_B, uniforms_N[n] * total)
-        ids_N[n] = chosen
-        logps_N[n] = np.log(z_V[chosen] / total)
+        token = likeliest if temperature == 0 else _search(z_V, sums_B, uniforms_N[n] * total)
+        ids_N[n] = token
+        logps_N[n] = np.log(z_V[token] / total)
         entropies_N[n] = np.log(total) - moment / total
 
 
-@compiled
+@jit
 def _search(weights_V, sums_B, target):
-    """The first token at whose end more than `target` of the weight has passed."""
+    """Return the first token whose cumulative weight exceeds `target`."""
     b = 0
     while b < len(sums_B) - 1 and sums_B[b] <= target:
         b += 1
@@ -396,4 +410,4 @@ def _search(weights_V, sums_B, target):
             return first + i
         if block[i] > block[best]:
             best = i
-    return first + best  # what rounding lets through goes to the block's likeliest token
+    return first + best  # rounding: take the block's most likely token

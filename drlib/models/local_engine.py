@@ -1,19 +1,17 @@
-"""The local engine: slot-based continuous batching for small policies on a CPU.
+"""The local engine: slot-based continuous batching for small policies.
 
-`LocalEngine.converse` keeps a fixed number of cache rows busy. A request holds one row for all
-its turns: when a turn ends, a callback says what the environment answers, the answer's tokens are
-fed into the same row, and generation goes on. While a tool runs (the callback returned a Future)
-the row is parked and the other rows go on. All per-token work is vectorised over rows.
+`LocalEngine.converse` keeps a fixed number of cache rows busy. A request holds one row for all its
+turns: after each turn a callback returns the environment's reply, its tokens are appended to the
+same row, and generation continues. While a tool runs (the callback returned a Future) the row is
+parked and the other rows continue. All per-token work is vectorised over rows.
 
-A request's randomness is its own: uniforms come from a Philox stream keyed by (seed, request key)
-and indexed by the number of tokens the request has sampled, so a sample does not depend on batch
-composition, number of slots, order or process (up to float rounding of the logits). Tokens are
-drawn by inverse CDF and not with the Gumbel noise that libraries use, so one uniform a token is all
-the randomness there is, and no V random numbers a row have to be made.
+Each request has its own random numbers: a Philox stream keyed by (seed, request key) and indexed by
+the number of sampled tokens. A sample therefore does not depend on batch composition, number of
+slots, order or process (up to floating-point rounding of the logits). Tokens are drawn by inverse
+CDF, which needs one uniform per token; Gumbel noise would need V per row.
 
-Left out: paged caches, preemption, speculative decoding, sharing of prefixes between different
-prompts (equal prompts, the GRPO case, are fed once and copied), top-k, min-p and penalties, which
-nobody here trains with. For large models there is vLLM.
+Equal prompts (the GRPO case) are fed once and copied. There is no paged cache, preemption or
+speculative decoding; use vLLM for large models.
 """
 
 from collections.abc import Sequence
@@ -27,24 +25,28 @@ from drlib.models.decoder import Decoder, create_decoder
 from drlib.models.engine import Completion, Engine, NewContext, Respond, SamplingParams
 from drlib.trajectory import NO_RECORD
 
-_PREFILL_TOKENS = 4096  # at most so many tokens, with padding, in one prefill call
-_PATIENCE = 32  # row-steps of waiting that cost about as much as one more prefill call
+_PREFILL_TOKENS = 4096  # maximum tokens, with padding, of one prefill call
+_PATIENCE = 32  # row-steps of waiting that cost about as much as a prefill call
 _FREE, _WAITING, _PARKED, _ACTIVE = range(4)
 
 
 class LocalEngine(Engine):
-    """Continuous batching over `slots` cache rows of `max_context` tokens; see the module.
+    """Continuous batching over `slots` cache rows of `max_context` tokens. Not thread-safe.
 
-    The weights are copied: after a training step call `update_weights`. Not thread-safe.
-    `version` counts the weights that were taken so far; a resumed run gives the number it had.
+    Args:
+        model: the policy. Its weights are copied: call `update_weights` after a training step.
+        slots: cache rows.
+        max_context: tokens per row.
+        lockstep: read the results of parked tools at fixed points of the schedule, waiting for
+            them, instead of as they arrive. The composition of every batch, and with it the last
+            bit of every logit, is then a function of the inputs, so a resumed training run is
+            bit-identical. Slow tools are faster without it.
+        version: number of weight updates so far; pass the saved one when resuming.
+        routes: report expert routes (`Completion.routed_experts`); NO_RECORD in the last layer for
+            tokens of which only keys and values were needed there.
 
-    `lockstep` takes the results of parked tools at fixed points of the schedule instead of when
-    they happen to come, and waits for them there: the composition of every batch, and with it the
-    last bit of every logit, is then a function of the inputs alone (a killed training run resumes
-    to the same weights). Tools still run beside generation; slow ones are better without it.
-
-    `routes`: completions say the experts of what was read (`Completion.routed_experts`), NO_RECORD
-    in the last layer for tokens of which nothing but keys and values was needed there.
+    Raises:
+        ValueError: slots or max_context too small, or a context longer than the model's.
     """
 
     reads = "ids"
@@ -60,13 +62,15 @@ class LocalEngine(Engine):
         routes: bool = False,
     ):
         if slots < 1 or max_context < 2:
-            raise ValueError(f"slots={slots} must be at least 1, max_context={max_context} 2")
+            raise ValueError(
+                f"slots={slots} must be at least 1 and max_context={max_context} at least 2"
+            )
         self.max_context, self.lockstep = max_context, lockstep
         self.version = version
         self._decoder = create_decoder(model, slots, max_context, routes)
 
     def update_weights(self, model) -> None:
-        """Re-read the weights of `model`; later completions come from them."""
+        """Copy the weights of `model`; later completions use them."""
         self._decoder.load(model)
         self.version += 1
 
@@ -79,18 +83,24 @@ class LocalEngine(Engine):
         keys: Sequence[int] | None = None,
         context: int | None = None,
     ) -> None:
-        """Run all requests to their end, turn by turn.
+        """Run all conversations to their end, turn by turn.
 
-        When request i ends a turn, `respond(i, completion)` is called in this thread. It returns
-        None (the request is done), the list of ids that the environment appends (generation goes
-        on behind them), `NewContext` ids that replace all that was read, or a Future of one of these.
-        Ids that would leave no room for another token in `context` (default: max_context) are not
-        read: respond is called once more, with an empty completion of reason "context". An
-        exception of `respond` or of a Future ends the call and is raised here; the engine stays
-        usable.
+        After each turn of request i, `respond(i, completion)` is called in this thread. It returns
+        None (the request is finished), the list of ids to append, a `NewContext` that replaces the
+        context, or a Future of one of these. If the reply leaves no room for another token in
+        `context`, it is not read: respond is called once more with an empty completion of reason
+        "context". An exception of `respond` or of a Future ends the call and is raised here; the
+        engine remains usable.
 
-        `keys` are the requests' random keys (default 0, 1, ...); equal keys share a stream.
-        Raises ValueError for empty or too long prompts and ids outside the vocabulary.
+        Args:
+            prompts: token ids.
+            params: sampling options.
+            respond: the callback.
+            keys: random keys of the requests (default 0, 1, ...); equal keys share a stream.
+            context: maximum tokens per conversation (default: max_context).
+
+        Raises:
+            ValueError: empty or too long prompts, or ids outside the vocabulary.
         """
         prompts, keys, context = validate_requests(
             prompts, keys, params, context, self.max_context, self._decoder.vocab_size
@@ -101,7 +111,7 @@ class LocalEngine(Engine):
 
 
 class _Run:
-    """One `converse` call: which request sits in which row, and what each row waits for."""
+    """One `converse` call: the request in each row, and the state of each row."""
 
     def __init__(self, decoder: Decoder, prompts, params, respond, keys, context, lockstep):
         self.decoder, self.params, self.respond, self.lockstep = decoder, params, respond, lockstep
@@ -111,36 +121,36 @@ class _Run:
         self.keys = list(keys)
         self.numbers: dict[tuple[int, ...], int] = {}  # equal prompts get one number
         self.prompt_number = [self._number(prompt) for prompt in prompts]  # by request
-        self.begun = [0] * len(prompts)  # contexts that a request has begun after its first
-        rows = decoder.rows  # every array from here on has one entry a row and moves with it
+        self.context_index = [0] * len(prompts)  # contexts started after the first, per request
+        rows = decoder.rows  # the following arrays have one entry per row and move with it
         self.state = np.full(rows, _FREE)
         self.request = np.full(rows, -1)
         self.length = np.zeros(rows, np.int64)  # tokens of the row
-        self.feed = np.zeros(rows, np.int64)  # how many of them are in the cache
+        self.feed = np.zeros(rows, np.int64)  # number of them in the cache
         self.turn_start = np.zeros(rows, np.int64)
         self.sampled = np.zeros(rows, np.int64)  # index into the request's uniforms
-        self.cached_prompt = np.full(rows, -1)  # number of the prompt the cache row begins with
-        self.prompt_logits = np.zeros((rows, decoder.vocab_size), np.float32)  # behind that prompt
+        self.cached_prompt = np.full(rows, -1)  # number of the prompt at the start of the cache row
+        self.prompt_logits = np.zeros((rows, decoder.vocab_size), np.float32)  # after that prompt
         self.tokens = np.zeros((rows, context), np.int64)
         self.logprobs = np.zeros((rows, context), np.float32)
         self.entropies = np.zeros((rows, context), np.float32)
         self.uniforms = np.zeros((rows, context))
         self.routes = _no_routes(decoder, context)
-        self.reported = np.zeros(rows, np.int64)  # tokens of the row whose routes were reported
+        self.reported = np.zeros(rows, np.int64)  # tokens of the row with reported routes
         self.row_arrays = [a for a in vars(self).values() if isinstance(a, np.ndarray)]
 
     def run(self) -> None:
         waited = 0
         while True:
             if not self.lockstep:
-                self._take([row for row, future in self.futures.items() if future.done()])
+                self._accept_results([row for row, future in self.futures.items() if future.done()])
             self._admit()
             active = (self.state == _ACTIVE).any()
             idle = int((self.state == _WAITING).sum()) + self.lockstep * len(self.futures)
             if idle and (not active or waited >= _PATIENCE):
                 waited = 0
                 if self.lockstep:  # wait for every parked tool, in the order of rows
-                    self._take(sorted(self.futures))
+                    self._accept_results(sorted(self.futures))
                     self._admit()
                 self._prefill(np.flatnonzero(self.state == _WAITING).tolist())
             elif active:
@@ -163,7 +173,7 @@ class _Run:
             self._begin(row, prompt)
 
     def _begin(self, row: int, prompt: list[int]) -> None:
-        """A context of the row's request; each has random numbers of its own."""
+        """Start a context of the row's request; each context has its own random numbers."""
         request = int(self.request[row])
         self.state[row] = _WAITING
         self.feed[row], self.sampled[row], self.cached_prompt[row] = 0, 0, -1
@@ -171,43 +181,46 @@ class _Run:
         self.length[row] = self.turn_start[row] = len(prompt)
         self.tokens[row, : len(prompt)] = prompt
         if self.params.temperature > 0:
-            stream = random_stream(self.params.seed, self.keys[request], self.begun[request])
+            stream = random_stream(
+                self.params.seed, self.keys[request], self.context_index[request]
+            )
             self.uniforms[row] = stream.random(self.context)
 
-    def _take(self, rows: list[int]) -> None:
+    def _accept_results(self, rows: list[int]) -> None:
         for row in rows:
             self._accept(row, self.futures.pop(row).result())
 
     def _accept(self, row: int, reply) -> None:
-        """Take the environment's answer to the turn that ended in `row`."""
+        """Process the environment's reply to the turn that ended in `row`."""
         request, length = int(self.request[row]), int(self.length[row])
         if isinstance(reply, Future):
             self.state[row], self.futures[row] = _PARKED, reply
             return
         if reply is not None:
-            fresh = isinstance(reply, NewContext)
-            reply = list(map(int, reply.prompt if fresh else reply))
+            is_new = isinstance(reply, NewContext)
+            reply = list(map(int, reply.prompt if is_new else reply))
             check_ids(reply, self.decoder.vocab_size, f"the reply to request {request}")
-            if fresh and 0 < len(reply) < self.context:
-                self.begun[request] += 1
+            if is_new and 0 < len(reply) < self.context:
+                self.context_index[request] += 1
                 self.prompt_number[request] = self._number(reply)
                 self._begin(row, reply)
                 return
-            if not fresh and length + len(reply) < self.context:
+            if not is_new and length + len(reply) < self.context:
                 self.tokens[row, length : length + len(reply)] = reply
                 self.length[row] = self.turn_start[row] = length + len(reply)
                 self.state[row] = _WAITING
                 return
             if self.respond(request, Completion(finish_reason="context")) is not None:
                 raise ValueError(f"respond must return None: the context of {request} is full")
-        # feed = 0: a free row that is padded along feeds its first token, which changes nothing.
+        # feed = 0: a free row that is computed along feeds its first token, without effect.
         self.state[row], self.request[row], self.feed[row] = _FREE, -1, 0
 
     # ---- the model
 
     def _prefill(self, waiting: list[int]) -> None:
-        """Feed what the waiting rows lack; equal prompts once, then copied."""
-        fed, copies, logits = [], [], {}
+        """Feed unread tokens of the waiting rows; equal prompts are fed once and copied."""
+        fed, copies = [], []
+        logits: dict[int, torch.Tensor] = {}
         for row in waiting:
             number = self.prompt_number[self.request[row]]
             cached = np.flatnonzero(self.cached_prompt == number)
@@ -238,35 +251,35 @@ class _Run:
             self._sample(np.array(waiting), torch.stack([logits[row] for row in waiting]))
 
     def _decode(self) -> None:
-        """One token for every active row; the few other rows between them are padded along."""
+        """Sample one token for every active row; idle rows in between are computed along."""
         n, device = self._compact(), self.decoder.device
         feed = self.feed[:n]
         ids = torch.from_numpy(self.tokens[np.arange(n), feed]).to(device)
         logits = self.decoder.decode(ids, torch.from_numpy(feed).to(device))
         if self.decoder.routes:
-            chosen_NLK = torch.stack(self.decoder.chosen, dim=1).cpu().numpy()
-            self.routes[np.arange(n), feed] = chosen_NLK
+            experts_NLK = torch.stack(self.decoder.expert_ids, dim=1).cpu().numpy()
+            self.routes[np.arange(n), feed] = experts_NLK
         active = np.flatnonzero(self.state[:n] == _ACTIVE)
         if len(active) < n:
             logits = logits[torch.from_numpy(active).to(device)]
         self._sample(active, logits)
 
     def _note_prefill(self, batch: list[int], starts: list[int]) -> None:
-        """Keep the routes of what was just fed into the rows of `batch`, each from its start on."""
+        """Record the routes of the tokens just fed into the rows of `batch`."""
         if not self.decoder.routes:
             return
-        *whole, last_MK = (chosen_NK.cpu().numpy() for chosen_NK in self.decoder.chosen)
+        *whole, last_MK = (experts_NK.cpu().numpy() for experts_NK in self.decoder.expert_ids)
         at = 0
         for i, (row, start) in enumerate(zip(batch, starts)):
             end = int(self.length[row])
-            for layer, chosen_TK in enumerate(whole):
-                self.routes[row, start:end, layer] = chosen_TK[at : at + end - start]
+            for layer, experts_TK in enumerate(whole):
+                self.routes[row, start:end, layer] = experts_TK[at : at + end - start]
             self.routes[row, start : end - 1, -1] = NO_RECORD
             self.routes[row, end - 1, -1] = last_MK[i]
             at += end - start
 
     def _compact(self) -> int:
-        """Rows to compute; moves active rows down when too many idle ones lie between them."""
+        """Return the number of rows to compute, after moving active rows into gaps."""
         active = np.flatnonzero(self.state == _ACTIVE)
         n = int(active[-1]) + 1
         if n - len(active) <= max(2, len(active) // 8):
@@ -307,14 +320,14 @@ class _Run:
             turn = slice(int(self.turn_start[row]), int(self.length[row]))
             completion = Completion(*(array[row, turn].tolist() for array in arrays), reason)
             if self.decoder.routes:
-                read = int(self.length[row]) - 1  # nothing has read the last token yet
+                read = int(self.length[row]) - 1  # the last token has not been read yet
                 completion.routed_experts = self.routes[row, int(self.reported[row]) : read].copy()
                 self.reported[row] = read
             self._accept(row, self.respond(int(self.request[row]), completion))
 
 
 def _no_routes(decoder: Decoder, context: int) -> np.ndarray:
-    """Room for the routes of each row's tokens [rows, context, L, k]; of none where nobody asks."""
+    """Allocate the routes of all rows [rows, context, L, k]; context 0 without `routes`."""
     config = decoder.config
     width = context if decoder.routes else 0
     shape = (decoder.rows, width, config.num_hidden_layers, config.num_experts_per_tok)

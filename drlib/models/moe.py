@@ -1,18 +1,15 @@
-"""The policy: a small Qwen3-MoE model, its two initialisations, saving and loading.
+"""The policy: a small Qwen3-MoE model; initialisation, saving and loading.
 
-The model is transformers' own `Qwen3MoeForCausalLM`, so a checkpoint is a plain Hugging Face
-folder that transformers, TRL and vLLM load with no drlib present. Only the configuration and the
-first weights are ours. (Where the experts are balanced by biases it is a model type of its own:
+The model is transformers' `Qwen3MoeForCausalLM`, so a checkpoint is a plain Hugging Face folder
+that transformers, TRL and vLLM load without drlib. (With expert biases it is a separate model type:
 `drlib.models.router_bias`.)
 
-No weights can be downloaded here, and a plainly initialised model of this size needs far more
-tokens than a quarter of an hour on two cores has before it can copy a name out of a page. The
-default initialisation is therefore *structured*: `induction_init_` writes the two-layer induction
-circuit (Olsson et al. 2022, arXiv:2209.11895: previous-token heads feeding content-match heads)
-into the first weights. That is not training from scratch in the pure sense, and whoever claims
-"from nothing" must say so; `init="plain"` is there to be shown beside it.
-
-Left out: sharded checkpoints, dense layers between the sparse ones, untied embeddings.
+A plainly initialised model of this size needs far more tokens than fifteen minutes on two cores
+provide before it can copy a name out of a page. The default initialisation is therefore
+*structured*: `induction_init_` writes the two-layer induction circuit (Olsson et al. 2022,
+arXiv:2209.11895: previous-token heads feeding content-match heads) into the weights. That is not
+training from scratch in the pure sense and must be stated with any such claim; `init="plain"` is
+the comparison.
 """
 
 import copy
@@ -38,8 +35,8 @@ from transformers.utils import logging as hf_logging
 
 from drlib.models.router_bias import RouterBiasConfig, RouterBiasForCausalLM
 
-# Chosen on the random-token copy task (see the tests) with token frequencies of 1/rank: what counts
-# is how surely *rare* tokens are copied.
+# Tuned on the random-token copy task (see the tests) with token frequencies of 1/rank, by the copy
+# accuracy of *rare* tokens.
 _STD = 0.2  # of a content coordinate of an embedding
 _PREVIOUS_SHARPNESS = 30.0  # attention logit at offset -1
 _MATCH_SHARPNESS = 12.0  # attention logit of an exact content match
@@ -78,7 +75,7 @@ class PolicyShape:
 
 
 def policy_config(shape: PolicyShape, *, eos_id=None, pad_id=None) -> Qwen3MoeConfig:
-    """Of a policy of this shape: every layer is sparse and the embeddings are tied."""
+    """Return the model configuration: every layer is sparse and embeddings are tied."""
     return Qwen3MoeConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden,
@@ -102,9 +99,16 @@ def policy_config(shape: PolicyShape, *, eos_id=None, pad_id=None) -> Qwen3MoeCo
 def build_policy(
     shape: PolicyShape, seed: int, init: str = "induction", *, eos_id=None, pad_id=None
 ) -> Qwen3MoeForCausalLM:
-    """A fresh fp32 policy; the same seed gives the same weights and leaves torch's RNG alone.
+    """Build an fp32 policy; the same seed gives the same weights, and torch's RNG is unchanged.
 
-    `init` is "induction" (structured, see `induction_init_`) or "plain" (normal, std .02).
+    Args:
+        shape: sizes.
+        seed: of the weights.
+        init: "induction" (structured, see `induction_init_`) or "plain" (normal, std .02).
+        eos_id, pad_id: token ids.
+
+    Raises:
+        ValueError: unknown init.
     """
     if init not in ("induction", "plain"):
         raise ValueError(f"unknown init {init!r}: use 'induction' or 'plain'")
@@ -120,18 +124,18 @@ def build_policy(
 
 @torch.no_grad()
 def induction_init_(model: Qwen3MoeForCausalLM, generator: torch.Generator) -> None:
-    """Write an induction circuit into the model's first weights, in place.
+    """Write an induction circuit into the model's weights, in place.
 
-    The circuit looks back for the last time the current token occurred and copies what came after
-    it. The residual stream is divided by coordinates: one that is the same constant for every
-    token, a *store* for the previous token, and the *content* of the token itself.
+    The circuit finds the last occurrence of the current token and copies the token after it. The
+    residual stream is divided by coordinates: one constant, a *store* for the previous token, and
+    the *content* of the token itself.
 
-    - Layer 0: queries and keys see the constant only, through the fastest RoPE pairs, with a
-      phase that makes every head peak at offset -1; values carry content into the store.
-    - Layers 1 and up: queries see the content, keys see the store, both through RoPE pairs too
-      slow to feel the distance, so a head attends to the place *after* an earlier occurrence of
-      the current token; values and output carry that place's content back, near-identity. Each
-      layer copies another part of the content.
+    - Layer 0: queries and keys read the constant only, through the fastest RoPE pairs, with a phase
+      that makes every head peak at offset -1; values carry content into the store.
+    - Layers 1 and up: queries read the content, keys the store, both through RoPE pairs too slow to
+      encode the distance, so a head attends to the position *after* an earlier occurrence of the
+      current token; values and output carry that position's content back, near-identity. Each layer
+      copies another part of the content.
     - Experts and routers stay plain.
     """
     config = model.config
@@ -139,12 +143,12 @@ def induction_init_(model: Qwen3MoeForCausalLM, generator: torch.Generator) -> N
         raise ValueError("an induction circuit needs at least 2 layers")
     dim, n_kv, n_copy = config.head_dim, config.num_key_value_heads, config.num_hidden_layers - 1
     half, width, group = dim // 2, n_kv * dim, config.num_attention_heads // n_kv
-    # Residual coordinates: 0 holds the constant, then come the store and the content.
+    # Residual coordinates: 0 is the constant, followed by the store and the content.
     n_store = min(width, config.hidden_size // 4)
     store, content = list(range(1, 1 + n_store)), list(range(1 + n_store, config.hidden_size))
     chunk = math.ceil(len(content) / n_copy)
     chunks = [content[i * chunk : (i + 1) * chunk] for i in range(n_copy)]
-    # Content that is matched on (`source`) must stay clean until the last layer: copied last.
+    # Content used for matching (`source`) must be unchanged until the last layer: copied last.
     source = (chunks[-1] + content)[:n_store]
     inv_freq = [config.rope_parameters["rope_theta"] ** (-i / half) for i in range(half)]
     slow = [i for i in range(half) if inv_freq[i] * config.max_position_embeddings < _SLOWEST_TURN]
@@ -165,7 +169,7 @@ def induction_init_(model: Qwen3MoeForCausalLM, generator: torch.Generator) -> N
             weight.normal_(0.0, _NOISE, generator=generator)
         if index == 0:
             for pair in fast:
-                # The query is turned back by one position: it meets the key at offset -1.
+                # The query is rotated back by one position, so it matches the key at offset -1.
                 q[pair::dim, 0] = math.cos(inv_freq[pair])
                 q[pair + half :: dim, 0] = -math.sin(inv_freq[pair])
                 k[pair::dim, 0] = 1.0
@@ -184,7 +188,7 @@ def induction_init_(model: Qwen3MoeForCausalLM, generator: torch.Generator) -> N
 
 
 def _carry(attention, origins, targets, sharpness: float, gain: float) -> None:
-    """Heads as sharp as `sharpness` that carry residual coordinates `origins` into `targets`."""
+    """Set heads of sharpness `sharpness` that carry coordinates `origins` into `targets`."""
     dim, group = attention.head_dim, attention.num_key_value_groups
     for norm in (attention.q_norm, attention.k_norm):
         norm.weight.fill_(math.sqrt(sharpness / math.sqrt(dim)))
@@ -195,11 +199,22 @@ def _carry(attention, origins, targets, sharpness: float, gain: float) -> None:
 
 
 def save_policy(model, tokenizer, path, dtype: torch.dtype | None = None) -> Path:
-    """Write a Hugging Face folder (safetensors) at `path`, whole or not at all.
+    """Write a Hugging Face folder (safetensors) at `path` atomically.
 
-    The folder is written beside its final name and renamed when complete; an existing checkpoint
-    of that name is replaced only then. `dtype` casts the saved weights (bf16 for release); the
-    model in memory is untouched. `tokenizer` may be None. Raises OSError when the disk is full.
+    The folder is written under a temporary name and renamed when complete; an existing checkpoint
+    is replaced only then.
+
+    Args:
+        model: any transformers model; unchanged.
+        tokenizer: saved too, unless None.
+        path: target folder.
+        dtype: dtype of the saved weights (bf16 for release).
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: the disk is full.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,10 +235,11 @@ def save_policy(model, tokenizer, path, dtype: torch.dtype | None = None) -> Pat
 
 
 def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
-    """(model in fp32, tokenizer) from a folder of `save_policy`; tokenizer None if none was saved.
+    """Load (model in fp32, tokenizer) from a folder of `save_policy`; tokenizer None if not saved.
 
-    Raises FileNotFoundError for a missing folder or file and ValueError for a damaged one, each
-    naming the file.
+    Raises:
+        FileNotFoundError: missing folder or file.
+        ValueError: damaged or incomplete checkpoint; the message names the file.
     """
     path = Path(path)
     if not path.is_dir():
@@ -257,7 +273,7 @@ def load_policy(path) -> tuple[Qwen3MoeForCausalLM, object | None]:
 
 
 def load_model_config(path):
-    """The configuration of the language model in a folder. ValueError: there is none."""
+    """Return the text configuration of the model in a folder. ValueError: no model."""
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
     except (OSError, ValueError) as error:
@@ -265,12 +281,22 @@ def load_model_config(path):
 
 
 def default_device() -> torch.device:
-    """Where this process computes with a model of transformers: its GPU, where there is one."""
+    """Return the GPU of this process, or the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def load_model(path):
-    """Any causal language model on this disk, in its own precision, on `default_device`."""
+    """Load any local causal language model, in its own precision, on `default_device`.
+
+    Args:
+        path: Hugging Face folder.
+
+    Returns:
+        The model in evaluation mode.
+
+    Raises:
+        ValueError: no causal language model at `path`.
+    """
     try:
         with quiet_loading():
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
@@ -281,7 +307,7 @@ def load_model(path):
 
 @contextmanager
 def quiet_loading():
-    """A few megabytes need no bar; the setting is global, so it is put back."""
+    """Hide transformers' progress bars; the global setting is restored."""
     shown = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:

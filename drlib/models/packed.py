@@ -1,23 +1,19 @@
-"""The trainer's forward pass over samples that lie end to end: no rows, no padding, no masks.
+"""The trainer's forward pass over packed samples: no rows, no padding, no masks.
 
-A step's samples have many lengths. In padded rows a third of all positions is nothing; in packed
-rows, which several samples share, attention is computed over the whole row under a mask that throws
-most of it away. Here all tokens stand in one line. What works token by token (projections, norms,
-experts, the head) sees the line as it is, and attention alone runs sample by sample, causal, with
-no mask. Packed rows take about a third as long again for forward and backward pass (measured:
-tests/benchmarks/bench_step.py).
+The samples of a step have many lengths. In padded rows a third of all positions is padding; in
+packed rows shared by samples, attention is computed over the whole row under a mask that discards
+most of it. Here all tokens form one sequence. Token-wise layers (projections, norms, experts, the
+head) process it directly, and attention runs sample by sample, causal, without a mask. Masked
+packed rows take about a third longer (measured: tests/benchmarks/bench_step.py).
 
-The rollouts of a group begin with one prompt. It stands in the line once, with the first of them;
-the others read its keys and values there, and their gradients add up in it. What comes out is what
-copies of the prompt would give, up to rounding.
+The rollouts of a group share one prompt. It is stored once, with the first rollout; the others
+read its keys and values there, and their gradients accumulate in it. The result equals that of
+copied prompts up to rounding.
 
-The model stays transformers' own. Its two registries get an entry each: this attention, and experts
-sorted as transformers' `grouped_mm` sorts them, without the masks that it needs where experts are
-spread over devices. Both are in force for one pass; whoever else calls the model finds it as it
-was.
-
-Left out: gradient checkpointing (its second pass would come after the entries are put back),
-dropout, sliding windows. The small policy has none of them.
+The model is unmodified: transformers' registries get an entry each, for this attention and for
+experts sorted as in `grouped_mm` without the masks for expert parallelism. Both are active during
+one pass only. Gradient checkpointing (whose second pass runs after the entries are inactive),
+dropout and sliding windows are not supported.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +32,7 @@ EXPERTS = "drlib_sorted"
 
 @dataclass(frozen=True)
 class Prefix:
-    """What a sample reads before its own tokens: the first `length` tokens of sample `lender`."""
+    """Tokens that a sample reads first: the first `length` tokens of sample `owner`."""
 
     lender: int
     length: int
@@ -45,11 +41,17 @@ class Prefix:
 def packed_forward(
     model, ids_N: Tensor, lengths: Sequence[int], prefixes: Sequence[Prefix | None] | None = None
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """(last hidden states [N, H], router logits [N, E] of each sparse layer) of the decoder of
-    `model`, over samples of these lengths that lie end to end in `ids_N`.
+    """Run the decoder of `model` over packed samples.
 
-    prefixes: of each sample, what it goes on from; None: it begins with its own first token. A
-    lender has no prefix itself.
+    Args:
+        ids_N: int, token ids of all samples.
+        lengths: tokens of each sample.
+        prefixes: prefix of each sample; None: it starts with its own first token. An owner has no
+            prefix itself.
+
+    Returns:
+        (hidden_NH, router_logits): last hidden states, and router logits [N, E] of each sparse
+        layer.
     """
     prefixes = [None] * len(lengths) if prefixes is None else prefixes
     before = [prefix.length if prefix else 0 for prefix in prefixes]
@@ -69,6 +71,7 @@ def packed_forward(
 
 @contextmanager
 def _in_force(config) -> Iterator[None]:
+    """Activate this attention and these experts for one pass."""
     before = config._attn_implementation, config._experts_implementation
     config._attn_implementation, config._experts_implementation = ATTENTION, EXPERTS
     try:
@@ -78,7 +81,7 @@ def _in_force(config) -> Iterator[None]:
 
 
 def _causal(before: int, own: int) -> Tensor:
-    """What `own` tokens see of `before` tokens and of themselves, additive [own, before + own]."""
+    """Return the additive mask [own, before + own] of `own` tokens after `before` others."""
     visible = torch.ones(own, before + own, dtype=torch.bool).tril(before)
     return torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)
 
@@ -96,10 +99,9 @@ def attention_by_sample(
     sample_masks: list[Tensor | None],
     **unused,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sample and its prefix; K key heads serve H query heads in
-    groups.
+    """Causal attention within each sample and its prefix; K key heads serve H query heads.
 
-    The signature is that of transformers' attention functions; [1, N, H, D] comes back.
+    The signature is that of transformers' attention functions; returns [1, N, H, D].
     """
     queries, keys, values = (
         states.split(sample_lengths, dim=2) for states in (query_1HND, key_1KND, value_1KND)
@@ -109,7 +111,7 @@ def attention_by_sample(
         prefix = sample_prefixes[sample]
         if prefix is None:
             return states[sample]
-        return torch.cat([states[prefix.lender][:, :, : prefix.length], states[sample]], dim=2)
+        return torch.cat([states[prefix.owner][:, :, : prefix.length], states[sample]], dim=2)
 
     attended = [
         F.scaled_dot_product_attention(
@@ -126,14 +128,13 @@ def attention_by_sample(
     return torch.cat(attended, dim=2).transpose(1, 2), None
 
 
-def sorted_experts(module, x_NH: Tensor, chosen_Nk: Tensor, gates_Nk: Tensor) -> Tensor:
-    """The chosen experts' outputs, weighted by their gates and added up: [N, H].
+def sorted_experts(module, x_NH: Tensor, experts_Nk: Tensor, gates_Nk: Tensor) -> Tensor:
+    """Return the weighted sum of the selected experts' outputs, [N, H].
 
-    Each token stands once for each of its experts, sorted by expert, so that an expert's tokens are
-    one matrix.
+    Each token is repeated once per expert, sorted by expert, so an expert's tokens form one matrix.
     """
-    k = chosen_Nk.shape[-1]
-    expert_M, order_M = torch.sort(chosen_Nk.reshape(-1))
+    k = experts_Nk.shape[-1]
+    expert_M, order_M = torch.sort(experts_Nk.reshape(-1))
     ends_E = torch.bincount(expert_M, minlength=module.num_experts).cumsum(0).to(torch.int32)
     gate_up = F.grouped_mm(x_NH[order_M // k], module.gate_up_proj.transpose(1, 2), offs=ends_E)
     gate, up = gate_up.chunk(2, dim=-1)
@@ -141,7 +142,7 @@ def sorted_experts(module, x_NH: Tensor, chosen_Nk: Tensor, gates_Nk: Tensor) ->
     out_MH = F.grouped_mm(inner, module.down_proj.transpose(1, 2), offs=ends_E)
     back_M = torch.empty_like(order_M)
     back_M[order_M] = torch.arange(len(order_M), device=order_M.device)
-    return out_MH[back_M].view(*chosen_Nk.shape, -1).sum(dim=1)
+    return out_MH[back_M].view(*experts_Nk.shape, -1).sum(dim=1)
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention_by_sample)

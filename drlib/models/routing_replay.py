@@ -1,25 +1,25 @@
-"""Routing replay for mixtures of experts: record which experts a token went to, and replay it.
+"""Routing replay for mixtures of experts: record the experts of each token, and replay them.
 
-An expert choice is a step function: a rounding error in the rollout engine sends a token to other
-experts and its log-probability jumps. Replay takes the *choice* from a record and all else from
-the policy that learns: a recorded expert's gate is its current router probability, renormalised
-over the recorded ones, so the router still gets its gradient (MiniRL, arXiv 2512.01374; R3, arXiv
-2510.11370). R2 replays what the training engine's old policy chose, R3 what the inference engine
-chose: one hook, two sources. MiniRL found no gain strictly on-policy, R2 best at 2 updates a batch,
-R3 from 4 on, with clipping beside it.
+Expert selection is a step function: a rounding error in the rollout engine routes a token to other
+experts and its log-probability jumps. Replay takes the *selection* from a record and everything
+else from the policy in training: the gate of a recorded expert is its current router probability,
+renormalised over the recorded ones, so the router still gets its gradient (MiniRL, arXiv
+2512.01374; R3, arXiv 2510.11370). R2 replays the routes of the training engine's old policy, R3
+those of the inference engine: one hook, two sources. MiniRL found no gain strictly on-policy, R2
+best at 2 updates per batch, R3 from 4 on, with clipping.
 
-Forward hooks on the Hugging Face routers do it, and leave with the context. Records belong to a
-forward *pass* of the decoder stack: its number travels to the layers in their keyword arguments,
-which gradient checkpointing keeps, so a layer that runs again takes the choices of its own pass,
-however many are open. Tokens without a record (padding, a last token never fed) keep their own
-choice; router logits, and so the load-balancing loss, stay the model's own.
+It uses forward hooks on the Hugging Face routers, removed when the context ends. Records belong to
+a forward *pass* of the decoder stack: its number is passed to the layers as a keyword argument,
+which gradient checkpointing keeps, so a recomputed layer replays its own pass. Tokens without a
+record (padding, an unread last token) keep their native experts; router logits, and so the
+load-balancing loss, are unchanged.
 
 The routes of a pass are one tensor `experts_LNK`, int [L, N, k]: the k experts of each of N tokens
 (B x T flattened, padding included) in L sparse layers, best first; all -1 for a token without a
-record. Statistics leave those out, so `experts_LNK.masked_fill(~real_N[:, None], -1)` takes padding
-out of them.
+record. Statistics exclude those, so `experts_LNK.masked_fill(~real_N[:, None], -1)` excludes
+padding.
 
-Left out: routers with sigmoid scores or expert groups, frozen routers.
+Routers with sigmoid scores or expert groups are not supported.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def _routers(module: nn.Module) -> list[nn.Module]:
 
 
 def compute_gates(router: nn.Module, logits_NE: Tensor, experts_NK: Tensor) -> Tensor:
-    """The gates of the chosen experts [N, k], with the router's own arithmetic (bit for bit)."""
+    """Return the gates of the selected experts [N, k], bit-identical to the router's own."""
     probs_NE = torch.softmax(logits_NE, dtype=torch.float, dim=-1)
     gates_NK = probs_NE.gather(1, experts_NK)
     if router.norm_topk_prob:
@@ -46,7 +46,7 @@ def compute_gates(router: nn.Module, logits_NE: Tensor, experts_NK: Tensor) -> T
 
 
 class _Hooks(ExitStack):
-    """Knows, when a router runs, for which pass and layer, recomputation included."""
+    """Identifies pass and layer of each router call, recomputation included."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -61,9 +61,9 @@ class _Hooks(ExitStack):
                 f"{type(model).__name__} has no experts that can be replayed: need "
                 "softmax top-k routers in its decoder layers"
             )
-        self.n_layers, self.number = len(layers), -1  # number of the last pass begun
+        self.n_layers, self.number = len(layers), -1  # index of the last started pass
         self.key = f"routing_pass_{id(self)}"  # contexts may be nested
-        self.awaits: dict[tuple[int, int], bool] = {}  # (pass, layer) -> will backward run it again
+        self.awaits: dict[tuple[int, int], bool] = {}  # (pass, layer) -> to be recomputed
         stack = model.get_submodule(".".join(layers[0][0].split(".")[:-2]))
         self.enter_context(stack.register_forward_pre_hook(self._begin, with_kwargs=True))
         for i, (_, layer, router) in enumerate(layers):
@@ -73,7 +73,7 @@ class _Hooks(ExitStack):
 
     def _begin(self, stack, args, kwargs):
         self.number += 1
-        # A reentrant checkpoint turns gradients off below: here they tell whether it learns.
+        # A reentrant checkpoint disables gradients in the layers, so check them here.
         return args, kwargs | {self.key: (self.number, torch.is_grad_enabled())}
 
     def _enter(self, i: int, layer, args, kwargs):
@@ -90,9 +90,12 @@ class _Hooks(ExitStack):
 
 
 class record_routes(_Hooks):  # a context manager, named like a function
-    """Record the experts of every forward pass inside the context: `passes`, int16 [L, N, k] each.
+    """Context manager that records the experts of every forward pass.
 
-    Inside `replay_routes`, what it chose. ValueError: no such routers.
+    `passes` has int16 [L, N, k] per pass; inside `replay_routes`, the replayed experts.
+
+    Raises:
+        ValueError: no softmax top-k routers.
     """
 
     def __init__(self, model: nn.Module):
@@ -100,9 +103,9 @@ class record_routes(_Hooks):  # a context manager, named like a function
         self.passes: list[Tensor] = []
 
     def _route(self, i: int, router, args, output) -> None:
-        if self.again:  # recomputation is no new pass
+        if self.again:  # recomputation is not a new pass
             return
-        if i == 0:  # an error may have broken the pass before off
+        if i == 0:  # the previous pass may have failed
             self._layers: list[Tensor] = []
         self._layers.append(output[2].to(torch.int16))
         if i == self.n_layers - 1:
@@ -110,15 +113,18 @@ class record_routes(_Hooks):  # a context manager, named like a function
 
 
 class replay_routes(_Hooks):
-    """Send tokens to the recorded experts in the forward passes inside the context.
+    """Context manager that routes tokens to the recorded experts.
 
-    model: a Hugging Face model with softmax top-k routers (Qwen3-MoE), or a wrapper of one.
-    routes: experts_LNK of each forward pass, in order; one alone for one pass: what `record_routes`
-        saw of the old policy (R2) or of the inference engine (R3).
+    Args:
+        model: a Hugging Face model with softmax top-k routers (Qwen3-MoE), or a wrapper of one.
+        routes: experts_LNK of each forward pass, in order, or one tensor for one pass: records of
+            the old policy (R2) or of the inference engine (R3).
 
-    ValueError: layers, tokens, experts per token or an expert's number do not fit the model, or a
-        token has an expert twice. RuntimeError: more or fewer forward passes than routes; gradient
-        checkpointing, and backward not called inside the context (other experts would answer it).
+    Raises:
+        ValueError: layers, tokens, experts per token or expert numbers do not fit the model, or a
+            token has an expert twice.
+        RuntimeError: more or fewer forward passes than routes; or, with gradient checkpointing,
+            backward was not called inside the context (it would recompute with other experts).
     """
 
     def __init__(self, model: nn.Module, routes: Tensor | Sequence[Tensor]):
@@ -159,15 +165,15 @@ class replay_routes(_Hooks):
                 f"{name}, layer {i}: a token's experts must be distinct and below "
                 f"{router.num_experts}, or all -1 (no record)"
             )
-        # Is the router's arithmetic this? (Without a graph: recomputation must save the same.)
+        # Check the router's arithmetic, without a graph: recomputation must save the same tensors.
         if not torch.equal(compute_gates(router, logits_NE.detach(), native_NK), scores_NK):
-            raise ValueError(f"{type(router).__name__}: scores are no softmax of its logits")
-        chosen_NK = torch.where(recorded_NK >= 0, recorded_NK, native_NK)
-        return logits_NE, compute_gates(router, logits_NE, chosen_NK), chosen_NK
+            raise ValueError(f"{type(router).__name__}: scores are not the softmax of its logits")
+        experts_NK = torch.where(recorded_NK >= 0, recorded_NK, native_NK)
+        return logits_NE, compute_gates(router, logits_NE, experts_NK), experts_NK
 
 
 def expert_load(experts_LNK: Tensor, experts: int) -> Tensor:
-    """Share of the known tokens' choices that each of E experts got, [L, E]; rows sum to 1."""
+    """Return each expert's share of the known selections, [L, E]; rows sum to 1."""
     if int(experts_LNK.max()) >= experts:
         raise ValueError(f"routes name expert {int(experts_LNK.max())} of {experts}")
     counts_LE = torch.stack(
@@ -177,7 +183,7 @@ def expert_load(experts_LNK: Tensor, experts: int) -> Tensor:
 
 
 def agreement(a_LNK: Tensor, b_LNK: Tensor) -> Tensor:
-    """Share of the tokens known in both that went to the same set of experts, [L]."""
+    """Return the share of tokens known in both with the same set of experts, [L]."""
     if a_LNK.shape != b_LNK.shape:
         raise ValueError(f"records of shapes {list(a_LNK.shape)} and {list(b_LNK.shape)}")
     same_LN = (a_LNK.sort(dim=-1).values == b_LNK.sort(dim=-1).values).all(dim=-1)
@@ -186,9 +192,9 @@ def agreement(a_LNK: Tensor, b_LNK: Tensor) -> Tensor:
 
 
 def router_entropy(router_logits: Sequence[Tensor]) -> Tensor:
-    """Mean entropy of the routers' distributions, [L], nats; log E where they are undecided.
+    """Return the mean entropy of the routers' distributions, [L], nats; log E if uniform.
 
-    router_logits: of each layer [N, E], as the model returns them with `output_router_logits`.
+    router_logits: [N, E] per layer, as returned with `output_router_logits`.
     """
     logp_LNE = torch.stack(list(router_logits)).float().log_softmax(-1)
     return -(logp_LNE.exp() * logp_LNE).sum(-1).mean(1)

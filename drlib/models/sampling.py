@@ -1,20 +1,26 @@
-"""One token for each row of logits, by inverse CDF: torch's operators, any device.
+"""Sampling of one token per row of logits by inverse CDF, in torch operators on any device.
 
-On a CPU the local engine draws with `drlib.models.kernels.draw`, which is the same but for top-p.
+On a CPU the local engine uses `drlib.models.kernels.draw`, which is equivalent without top-p.
 """
 
 import torch
 import torch.nn.functional as F
 
-_CDF_BLOCK = 64  # tokens summed together in the first of the two levels of a draw's search
+_CDF_BLOCK = 64  # vocabulary entries per block of the two-level search
 
 
 def sample(logits_NV, uniforms_N, temperature: float, top_p: float):
-    """One token a row by inverse CDF: (ids [N], log-probs [N], entropies [N]).
+    """Sample one token per row by inverse CDF.
 
-    `uniforms_N` are float64 in [0, 1). Log-prob and entropy (nats) are those of the distribution
-    that was sampled, after temperature and top-p; at temperature 0 (argmax) they are those of the
-    temperature-1 distribution, since the greedy one has neither.
+    Args:
+        logits_NV: float [N, V].
+        uniforms_N: float64 in [0, 1).
+        temperature: 0 is argmax.
+        top_p: nucleus threshold.
+
+    Returns:
+        (ids_N, logp_N, entropy_N) in nats, of the sampled distribution after temperature and top-p;
+        at temperature 0 those of the temperature-1 distribution.
     """
     if temperature == 0:
         logp = torch.log_softmax(logits_NV, -1)
@@ -29,13 +35,13 @@ def sample(logits_NV, uniforms_N, temperature: float, top_p: float):
     logp = probs.gather(1, ids[:, None])[:, 0].log()
     if top_p < 1:
         return ids, logp, -torch.xlogy(probs, probs).sum(-1)
-    # H = log Z - E[logit]: cheaper than a second pass through the logarithm of every token.
+    # H = log Z - E[logit] avoids the logarithm of every token.
     log_z = logits_NV.gather(1, ids[:, None])[:, 0] - logp
     return ids, logp, log_z - (probs * logits_NV).sum(-1)
 
 
 def _nucleus(probs_NV, top_p: float):
-    """Probabilities cut to the smallest set that holds at least `top_p`, renormalised."""
+    """Keep the smallest set with probability at least `top_p`, renormalised."""
     ordered, index = probs_NV.sort(dim=-1, descending=True, stable=True)
     ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
     kept = torch.zeros_like(probs_NV).scatter_(1, index, ordered)
@@ -43,7 +49,7 @@ def _nucleus(probs_NV, top_p: float):
 
 
 def _inverse_cdf(probs_NV, uniforms_N):
-    """First id whose cumulated probability exceeds the uniform; two levels, to scan V once."""
+    """Return the first id whose cumulative probability exceeds the uniform, in two levels."""
     n, v = probs_NV.shape
     if v % _CDF_BLOCK:
         probs_NV = F.pad(probs_NV, (0, _CDF_BLOCK - v % _CDF_BLOCK))
@@ -55,7 +61,7 @@ def _inverse_cdf(probs_NV, uniforms_N):
     inside = blocked[torch.arange(n, device=probs_NV.device), block[:, 0]]
     within = torch.searchsorted(inside.double().cumsum(-1), target - before, right=True)
     within.clamp_(max=_CDF_BLOCK - 1)
-    # Rounding at a block's end may point at a token of probability zero; take the block's top.
-    dead = inside.gather(1, within) == 0
-    within = torch.where(dead, inside.argmax(-1, keepdim=True), within)
+    # Rounding at a block's end may select a token of probability zero; take the block's top.
+    is_zero = inside.gather(1, within) == 0
+    within = torch.where(is_zero, inside.argmax(-1, keepdim=True), within)
     return (block * _CDF_BLOCK + within)[:, 0]

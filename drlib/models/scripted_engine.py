@@ -1,10 +1,8 @@
-"""An engine whose model is a function: what agents are tried and shown with, where no model runs.
+"""An engine whose model is a Python function, for tests and demonstrations of agents.
 
-It learned nothing and is no result. It stands in a model's place at the very end of the line: the
-function gets the messages as a server would get them (pictures encoded, observations wrapped), and
-says a turn. So all else is real: the agent, its limits, the tools, the record.
-
-Left out: tokens; it is an engine that reads messages, and counts words in their place.
+The function receives the messages that a server would receive (pictures encoded, observations
+wrapped) and returns a turn; agent, limits, tools and records are the real ones. It reads messages
+and counts words in place of tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +14,10 @@ from drlib.models.engine import Completion, Engine, NewContext, Respond, Samplin
 
 
 class ScriptedEngine(Engine):
-    """Turns that `say` makes of messages ({"role", "content"}; a content with pictures is a list of
-    parts, as in OpenAI's API); one conversation after the other.
+    """Turns returned by `say(messages)`, one conversation after the other.
 
-    asked: all that `say` was given, in order, for who wants to see what a policy read.
+    Attributes:
+        requests: the messages of all calls of `say`, in order.
     """
 
     reads = "messages"
@@ -27,10 +25,10 @@ class ScriptedEngine(Engine):
 
     def __init__(self, say: Callable[[list[dict]], str]):
         self.say = say
-        self.asked: list[list[dict]] = []
+        self.requests: list[list[dict]] = []
 
     def update_weights(self, model) -> None:
-        """A function has none: TypeError."""
+        """Raise TypeError: a function has no weights."""
         raise TypeError("a scripted engine has no weights")
 
     def converse(
@@ -42,7 +40,7 @@ class ScriptedEngine(Engine):
         keys: Sequence[int] | None = None,
         context: int | None = None,
     ) -> None:
-        """Run all requests to their end; see `LocalEngine.converse`. context: of words."""
+        """Run all conversations; see `LocalEngine.converse`. context: limit in words."""
         for number, prompt in enumerate(prompts):
             said = list(prompt)
             while said:
@@ -59,7 +57,7 @@ class ScriptedEngine(Engine):
 
     def _turn(self, said: list[dict], context: int | None) -> Completion:
         asked = to_openai_messages(said, by_server=False)
-        self.asked.append(asked)
+        self.requests.append(asked)
         text = truncate_after_action(self.say(asked))
         read = sum(len(message["content"].split()) for message in said)
         done = Completion(text=text, prompt_tokens=read, turn_tokens=len(text.split()))

@@ -1,15 +1,13 @@
-"""Any causal language model of transformers as an engine: a folder with weights, and no server.
+"""Engine for any causal language model of transformers, without a server.
 
-The model runs through its library's own `generate`, with its own cache; only the draw is ours. A
-logits processor draws each token as the local engine does (`sampling.sample`, random numbers of the
-request's own), so a sample has its log-probability and entropy, does not depend on what else is in
-the batch, and is that of the local engine wherever both run the same model.
+The model runs through `generate` with its own cache; only the draw is replaced. A logits processor
+samples each token as the local engine does (`sampling.sample`, with the request's own random
+numbers). A sample therefore has a log-probability and entropy, does not depend on the batch, and
+equals the local engine's for the same model.
 
-Slower than the others: a batch ends with its longest turn, and every turn reads its context anew.
-Routes of experts (`routes=True`) are of the pass that read a token first: the one that the policy's
-next token was drawn from.
-
-Left out: several devices (pass a model that accelerate has spread), quantisation (likewise).
+It is slower than the other engines: a batch ends with its longest turn, and every turn reads its
+whole context. Routes (`routes=True`) are those of the first pass over a token. For several devices
+or quantisation pass a model that was loaded that way.
 """
 
 from collections.abc import Sequence
@@ -23,7 +21,6 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, Sto
 from drlib.models.conversations import (
     Conversation,
     TurnwiseEngine,
-    ends,
     infer_finish_reason,
     random_stream,
 )
@@ -37,16 +34,16 @@ from drlib.validation import require
 class TransformersEngine(TurnwiseEngine):
     """Turns of `model`, a transformers model or the folder of one.
 
-    A model that is passed is not copied: what trains it trains the engine, and `update_weights`
-    takes those of another one.
+    A model that is passed is not copied: training it changes the engine. `update_weights` copies
+    the weights of another model.
 
     Args:
         batch: conversations that generate together.
-        max_context: tokens; None for what the model's configuration says.
-        routes: whether completions say the experts of their tokens (`Completion.routed_experts`).
+        max_context: tokens; None for the model's maximum.
+        routes: report expert routes (`Completion.routed_experts`).
 
     Raises:
-        ValueError: no causal language model in that folder, a longer context than it has, or
+        ValueError: no causal language model in that folder, a context longer than the model's, or
             routes of a model without softmax top-k routers.
     """
 
@@ -73,7 +70,7 @@ class TransformersEngine(TurnwiseEngine):
         self._waiting: list[tuple[Conversation, SamplingParams]] = []
 
     def update_weights(self, model: PreTrainedModel) -> None:
-        """Take the weights of `model`, of the same shape."""
+        """Copy the weights of `model`, of the same shape."""
         if model is not self.model:
             self.model.load_state_dict(model.state_dict())
         self.version += 1
@@ -85,14 +82,16 @@ class TransformersEngine(TurnwiseEngine):
         self._waiting.clear()
 
     def _step(self) -> list[tuple[Conversation, Completion]]:
-        """One turn each of the next `batch` conversations."""
+        """Generate one turn each for the next `batch` conversations."""
         some, self._waiting = self._waiting[: self.batch], self._waiting[self.batch :]
         conversations = [conversation for conversation, _ in some]
         draw = _Draw(conversations, some[0][1])
         prompts = [torch.tensor(one.ids) for one in conversations]
         ids_NT, seen_NT = _left_padded(prompts, self.model.device)
         plan = GenerationConfig(
-            max_new_tokens=max(one.room for one in conversations), do_sample=False, pad_token_id=0
+            max_new_tokens=max(one.turn_limit for one in conversations),
+            do_sample=False,
+            pad_token_id=0,
         )
         was_training = self.model.training
         self.model.eval()
@@ -115,17 +114,17 @@ class TransformersEngine(TurnwiseEngine):
 
 
 class _Draw(LogitsProcessor):
-    """Draws each conversation's next token, notes it, and leaves `generate` no other choice."""
+    """Samples each conversation's next token, records it, and forces `generate` to emit it."""
 
     def __init__(self, conversations: list[Conversation], params: SamplingParams):
         self.params = params
-        self.rooms = [one.room for one in conversations]
+        self.turn_limits = [one.turn_limit for one in conversations]
         self.turns: list[list[int]] = [[] for _ in conversations]
         self.logprobs: list[list[float]] = [[] for _ in conversations]
         self.entropies: list[list[float]] = [[] for _ in conversations]
         self.open = [True] * len(conversations)
         self.over = _Over(self)
-        longest = max(self.rooms)
+        longest = max(self.turn_limits)
         self.uniforms = np.stack([_uniforms(one, params.seed, longest) for one in conversations])
 
     def __call__(self, input_ids, scores):
@@ -139,8 +138,8 @@ class _Draw(LogitsProcessor):
                 self.turns[i].append(token)
                 self.logprobs[i].append(logp)
                 self.entropies[i].append(entropy)
-                full = len(self.turns[i]) >= self.rooms[i]
-                self.open[i] = not full and not ends(self.turns[i], self.params)
+                full = len(self.turns[i]) >= self.turn_limits[i]
+                self.open[i] = not full and not has_stopped(self.turns[i], self.params)
         return torch.full_like(scores, -torch.inf).scatter_(1, drawn_N[:, None], 0.0)
 
     def completions(self) -> list[Completion]:
@@ -149,7 +148,7 @@ class _Draw(LogitsProcessor):
 
 
 class _Over(StoppingCriteria):
-    """Which rows of a `_Draw` have ended."""
+    """Stopping criterion: the rows of a `_Draw` that have ended."""
 
     def __init__(self, draw: _Draw):
         self.draw = draw
@@ -163,39 +162,45 @@ def _require_routers(model: PreTrainedModel) -> None:
         record_routes(model).close()
     except ValueError as error:
         raise ValueError(
-            f"{type(model).__name__} has no softmax top-k routers, and so no routes to report: "
-            "leave routes=True out (and rl_routing at none)"
+            f"{type(model).__name__} has no softmax top-k routers, so no routes to report: "
+            "leave routes=True out (and set rl_routing=none)"
         ) from error
 
 
 def _report(
     passes: Sequence[torch.Tensor], width: int, ended: list[tuple[Conversation, Completion]]
 ) -> None:
-    """Fill in each completion's `routed_experts`.
+    """Set `routed_experts` of each completion.
 
-    passes: routes int16 [L, N x T, k] of each forward pass of `generate`: the first one reads the
-        prompts, padded on the left to `width`, and each later one a token of every row.
+    passes: routes int16 [L, N x T, k] of each forward pass of `generate`: the first reads the
+        prompts, padded on the left to `width`, each later one a token of every row.
 
-    ValueError: they were not like that (a model that keeps no cache).
+    Raises:
+        ValueError: other passes (a model without cache).
     """
     routes_LNTK = torch.cat([each.unflatten(1, (len(ended), -1)) for each in passes], dim=2)
     longest = max(len(done.token_ids) for _, done in ended)
     got, need = routes_LNTK.shape[2], width + longest - 1
-    require(got == need, f"generate read {got} places a row and not {need}: routes need its cache")
+    require(
+        got == need,
+        f"generate read {got} positions per row instead of {need}: routes need its cache",
+    )
     for row, (one, done) in enumerate(ended):
         begin = width - len(one.ids)
         end = width + len(done.token_ids) - 1
-        routes_LTK = routes_LNTK[:, row, begin + one.routed : end]
+        routes_LTK = routes_LNTK[:, row, begin + one.reported : end]
         done.routed_experts = routes_LTK.transpose(0, 1).cpu().numpy().astype(np.uint16)
 
 
 def _uniforms(one: Conversation, seed: int, count: int) -> np.ndarray:
-    """The next `count` random numbers of the conversation's context."""
-    return random_stream(seed, one.key, one.begun).random(one.sampled + count)[one.sampled :]
+    """Return the next `count` random numbers of the conversation's context."""
+    return random_stream(seed, one.key, one.context_index).random(one.sampled + count)[
+        one.sampled :
+    ]
 
 
 def _left_padded(prompts: list[torch.Tensor], device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids [N, T], which of them are real [N, T]), each prompt at the end of its row."""
+    """Return (ids, attention mask), both [N, T], with each prompt at the end of its row."""
     width = max(map(len, prompts))
     ids_NT = torch.zeros(len(prompts), width, dtype=torch.long)
     seen_NT = torch.zeros_like(ids_NT)
@@ -207,9 +212,11 @@ def _left_padded(prompts: list[torch.Tensor], device) -> tuple[torch.Tensor, tor
 
 @contextmanager
 def _no_defaults(model: PreTrainedModel):
-    """A model's own settings of `generate` (penalties, a temperature) fill what a call leaves
-    open, and would change the distribution that is drawn from. A router's statistics, which a
-    trainer asks for, are of no use here."""
+    """Disable a model's own generation settings during a call.
+
+    They would fill unset options (penalties, temperature) and change the sampled distribution.
+    Router statistics, which a trainer requests, are disabled too.
+    """
     own = model.generation_config
     routed = getattr(model.config, "output_router_logits", None)
     model.generation_config = GenerationConfig()

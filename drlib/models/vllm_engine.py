@@ -1,22 +1,20 @@
-"""vLLM as an engine: a model of any size, in this process, taught new weights while it serves.
+"""vLLM as an in-process engine whose weights can be updated.
 
-`VllmEngine` drives vLLM's own scheduler a step at a time: many conversations run together, a tool's
-answer is appended as ids, and the prefix cache reads only what is new. (`policy.vllm_server` speaks
-ids with a server that vLLM runs elsewhere.)
+`VllmEngine` advances vLLM's scheduler step by step: many conversations run together, a tool's reply
+is appended as ids, and the prefix cache reads only new tokens. (`drlib.models.vllm_server` connects
+to a separate server.)
 
-**Weights are never trusted.** vLLM 0.31 on a CPU reports success for a reload that leaves experts,
-and a head that is tied to the embedding, as they were packed before (0.1 and 1.9 nats off). So
+**Every weight update is verified.** vLLM 0.31 on a CPU reports success for a reload that leaves
+experts, and a head tied to the embedding, as they were packed before (0.1 and 1.9 nats off).
 `WeightSync` packs them again, and every update ends with `require_parity`: the engine's
-log-probabilities of a few prompts against the trainer's own forward pass, or an error.
+log-probabilities of a few prompts are compared with the trainer's own forward pass.
 
-On a CPU prompts are read whole: vLLM would read long ones in pieces, and there it cannot take the
-random number back that a piece has drawn. Its attention knows no head of fewer than 32 coordinates.
+On a CPU prompts are read in one piece: vLLM's chunked prefill cannot undo the random number drawn
+for a chunk there. Its CPU attention needs heads of at least 32 coordinates.
 
-Routes of experts (`routes=True`) are vLLM's own record: of the pass that read a token first, kept
-beside the prefix cache. It needs a GPU; on a CPU vLLM 0.31 has no runner that records.
-
-Left out: entropies (a server sends the likeliest few tokens of a distribution: they are NaN),
-weights over NCCL (TRL has that), routes from a server.
+Routes (`routes=True`) are vLLM's own record of the first pass over a token, stored with the prefix
+cache. This needs a GPU; vLLM 0.31 cannot record on a CPU. Entropies are NaN, because vLLM returns
+only the top log-probabilities.
 """
 
 import math
@@ -30,45 +28,50 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from drlib.models.conversations import Conversation, TurnwiseEngine, ends, infer_finish_reason
+from drlib.models.conversations import (
+    Conversation,
+    TurnwiseEngine,
+    has_stopped,
+    infer_finish_reason,
+)
 from drlib.models.engine import Completion, SamplingParams
 from drlib.models.moe import load_model_config, save_policy
 from drlib.models.router_bias import get_router_biases
 from drlib.validation import require
 
-SMALLEST_HEAD = 32  # coordinates, of vLLM's attention on a CPU
-READ_AT_ONCE = 8192  # tokens of prompts, on a CPU; no less than a context
-MAX_GAP = 1e-4  # nats between the engine's and the trainer's log-probabilities, float32
-PROBES = 4  # prompts that they are compared on
+SMALLEST_HEAD = 32  # head_dim of vLLM's attention on a CPU
+READ_AT_ONCE = 8192  # prompt tokens per step on a CPU; at least one context
+MAX_GAP = 1e-4  # nats between engine and trainer, float32
+PROBES = 4  # prompts of the comparison
 PROBE_TOKENS = 32
 INSTALL_VLLM = (
-    "on a GPU `pip install -c constraints.txt -e '.[vllm]'`, on a CPU `make test-vllm` once, and "
-    "its environment `.venv-vllm`"
+    "on a GPU run `pip install -c constraints.txt -e '.[vllm]'`; on a CPU run `make test-vllm` "
+    "once and use its environment `.venv-vllm`"
 )
 NO_ROUTES = (
-    "routes=True: vLLM on a CPU records no experts, its runner that does wants a GPU: sample on a "
-    "GPU, or with engine=hf (drlib.models.transformers_engine.TransformersEngine)"
+    "routes=True: vLLM on a CPU records no experts: sample on a GPU, or with engine=hf "
+    "(drlib.models.transformers_engine.TransformersEngine)"
 )
 NO_BIASES = (
-    "vLLM runs no Qwen3-MoE whose routers have biases (drlib.models.router_bias): sample with "
-    "engine=local or engine=hf"
+    "vLLM does not support router biases (drlib.models.router_bias): sample with engine=local or "
+    "engine=hf"
 )
 
 
 class WeightsDiffer(ValueError):
-    """An engine's weights are not those that it was given."""
+    """The engine's weights differ from the trainer's."""
 
 
 class WeightSync:
-    """What vLLM's worker can do besides (its `worker_extension_cls`)."""
+    """Methods added to vLLM's worker (its `worker_extension_cls`)."""
 
     def reload_from(self, path: str) -> int:
-        """Take the weights in the folder `path`; returns how many layers were packed again."""
+        """Load the weights in the folder `path`; return the number of repacked layers."""
         self.model_runner.reload_weights(weights_path=path)
         return self._pack()
 
     def _pack(self) -> int:
-        """vLLM packs these for the CPU when it starts, and forgets to after a reload."""
+        """Repack layers for the CPU, which vLLM does at start but not after a reload."""
         if self.device.type != "cpu":
             return 0
         packed = 0
@@ -86,16 +89,22 @@ class WeightSync:
 
 
 class ParityCheckedEngine(TurnwiseEngine):
-    """What both ways to vLLM share: whether it runs the weights that it was given is looked at.
+    """Base of both vLLM engines: verifies that the engine runs the given weights.
 
-    max_gap: nats.
+    max_gap: maximum difference of log-probabilities, nats.
     """
 
     max_gap: float
 
     def require_parity(self, model: PreTrainedModel) -> float:
-        """The largest gap in nats between the log-probabilities of this engine and of `model`, on
-        random prompts. WeightsDiffer: it is above `max_gap`."""
+        """Compare log-probabilities of random prompts with those of `model`.
+
+        Returns:
+            The largest difference in nats.
+
+        Raises:
+            WeightsDiffer: it exceeds `max_gap`.
+        """
         rng = np.random.default_rng(0)
         size = min(PROBE_TOKENS, self.max_context - 1)
         prompts = rng.integers(0, self.vocab_size, (PROBES, size)).tolist()
@@ -103,30 +112,31 @@ class ParityCheckedEngine(TurnwiseEngine):
         gap = (ours_N - _scored_by(model, prompts)).abs().max().item()
         if not gap <= self.max_gap:
             raise WeightsDiffer(
-                f"vLLM's log-probabilities are up to {gap:.2g} nats off the trainer's (at most "
+                f"vLLM and trainer differ in log-probabilities by up to {gap:.2g} nats (limit "
                 f"{self.max_gap:.2g}): it does not run these weights. Start a new engine from them"
             )
         return gap
 
     @abstractmethod
     def _score(self, prompts: Sequence[list[int]]) -> list[list[float]]:
-        """Log-probabilities of all tokens but the first of each prompt."""
+        """Return log-probabilities of all tokens but the first of each prompt."""
 
 
 class VllmEngine(ParityCheckedEngine):
-    """Turns of `model`, a transformers model or the folder of one, from vLLM in this process.
+    """Turns of `model`, a transformers model or the folder of one, from in-process vLLM.
 
     Args:
-        max_context: tokens; None for what the model's configuration says.
-        max_gap: nats, that log-probabilities may be off after an update (`require_parity`). In
-            half precision a good engine is off by more: measure before you raise it.
-        routes: whether completions say the experts of their tokens (`Completion.routed_experts`).
-        options: of `vllm.EngineArgs`, such as `tensor_parallel_size` or `dtype` (float32).
+        max_context: tokens; None for the model's maximum.
+        max_gap: maximum difference of log-probabilities after an update, nats (`require_parity`).
+            In half precision a correct engine differs by more: measure before you raise it.
+        routes: report expert routes (`Completion.routed_experts`).
+        options: of `vllm.EngineArgs`, such as `tensor_parallel_size` or `dtype` (default float32).
 
     Raises:
-        ModuleNotFoundError: vLLM is not installed. ValueError: no model in that folder, routes on a
-            CPU or of a model without experts, or a model whose routers have biases.
-        WeightsDiffer: the model that was passed is not the one that vLLM runs.
+        ModuleNotFoundError: vLLM is not installed.
+        ValueError: no model in that folder, routes on a CPU or of a model without experts, or a
+            model with router biases.
+        WeightsDiffer: vLLM does not run the model that was passed.
     """
 
     def __init__(
@@ -151,7 +161,7 @@ class VllmEngine(ParityCheckedEngine):
             "max_model_len": max_context,
             "skip_tokenizer_init": True,
             "worker_extension_cls": f"{__name__}.WeightSync",
-            "logprobs_mode": "processed_logprobs",  # of the distribution that was drawn from
+            "logprobs_mode": "processed_logprobs",  # of the sampling distribution
             "disable_log_stats": True,
         }
         if platform.is_cpu():
@@ -165,20 +175,24 @@ class VllmEngine(ParityCheckedEngine):
         self.vocab_size = config.get_vocab_size()
         self.routes = routes
         self._running: dict[str, tuple[Conversation, SamplingParams]] = {}
-        self._begun = 0
+        self._next_id = 0
         if isinstance(model, PreTrainedModel):
             self.require_parity(model)
 
     def close(self) -> None:
-        """End vLLM's processes and delete what was written for them."""
+        """Stop vLLM's processes and delete temporary files."""
         self._engine.engine_core.shutdown()
         self._folder.cleanup()
 
     def update_weights(self, model: PreTrainedModel) -> None:
-        """Take the weights of `model`, of the same shape. WeightsDiffer: vLLM did not. ValueError:
-        conversations are under way, and what they have read belongs to the old weights."""
+        """Load the weights of `model`, of the same shape.
+
+        Raises:
+            WeightsDiffer: vLLM did not load them.
+            ValueError: conversations are running; their caches belong to the old weights.
+        """
         emptied = self._engine.reset_prefix_cache()
-        require(emptied, "vLLM still holds keys and values of conversations: end them, then update")
+        require(emptied, "vLLM has running conversations: end them, then update the weights")
         path = save_policy(model, None, Path(self._folder.name, "update"))
         self._engine.collective_rpc("reload_from", args=(str(path),))
         self.require_parity(model)
@@ -200,17 +214,17 @@ class VllmEngine(ParityCheckedEngine):
         ]
 
     def _add(self, ids: list[int], params) -> str:
-        name = str(self._begun)
-        self._begun += 1
+        name = str(self._next_id)
+        self._next_id += 1
         self._engine.add_request(name, {"prompt_token_ids": list(ids)}, params)
         return name
 
     def _start(self, conversation: Conversation, params: SamplingParams) -> None:
         from vllm import SamplingParams as VllmParams
 
-        how = asked(conversation, params) | {"detokenize": False}
+        how = request_options(conversation, params) | {"detokenize": False}
         if self.routes:
-            how["routed_experts_prompt_start"] = conversation.routed
+            how["routed_experts_prompt_start"] = conversation.reported
         name = self._add(conversation.ids, VllmParams(**how))
         self._running[name] = (conversation, params)
 
@@ -218,19 +232,19 @@ class VllmEngine(ParityCheckedEngine):
         ended = []
         for output in self._engine.step():
             if output.request_id not in self._running:
-                continue  # ended by a stop sequence, while its next token was on its way
+                continue  # aborted at a stop sequence
             conversation, params = self._running[output.request_id]
-            (said,) = output.outputs
-            turn = list(said.token_ids)
+            (sampled,) = output.outputs
+            turn = list(sampled.token_ids)
             if params.stop_sequences:
                 turn = truncate_at_stop(turn, params)
-            if not output.finished and not ends(turn, params):
+            if not output.finished and not has_stopped(turn, params):
                 continue
             routes_TLK = self._routes_of(output, conversation, len(turn)) if self.routes else None
             if not output.finished:
                 self._engine.abort_request([output.request_id])
             del self._running[output.request_id]
-            logprobs = [at[token].logprob for token, at in zip(turn, said.logprobs)]
+            logprobs = [at[token].logprob for token, at in zip(turn, sampled.logprobs)]
             unknown = [math.nan] * len(turn)
             reason = infer_finish_reason(turn, params)
             done = Completion(turn, logprobs, unknown, reason, routed_experts=routes_TLK)
@@ -238,17 +252,20 @@ class VllmEngine(ParityCheckedEngine):
         return ended
 
     def _routes_of(self, output, conversation: Conversation, size: int) -> np.ndarray:
-        """Of a turn of `size` tokens, see `Completion`. Of vLLM's layers the sparse ones alone have
-        routes. ValueError: vLLM did not report them all."""
-        (said,) = output.outputs
-        routes_TLK = said.routed_experts
-        if not output.finished:  # vLLM shows them when it ends a turn, and we end this one
+        """Return the routes of a turn of `size` tokens, of sparse layers only; see `Completion`.
+
+        Raises:
+            ValueError: vLLM reported fewer tokens.
+        """
+        (sampled,) = output.outputs
+        routes_TLK = sampled.routed_experts
+        if not output.finished:  # vLLM reports routes of turns that it ends; this one is aborted
             processor = self._engine.output_processor
             (name,) = processor.external_req_ids[output.request_id]
             routes_TLK = np.concatenate(processor.request_states[name].routed_experts_chunks)
-        got = 0 if routes_TLK is None else len(routes_TLK)
-        need = len(conversation.ids) - conversation.routed + size - 1
-        require(got >= need, f"vLLM reported the experts of {got} tokens, and has read {need}")
+        found = 0 if routes_TLK is None else len(routes_TLK)
+        need = len(conversation.ids) - conversation.reported + size - 1
+        require(found >= need, f"vLLM reported the experts of {found} tokens instead of {need}")
         return routes_TLK[:need, self._sparse].astype(np.uint16)
 
     def _abandon(self) -> None:
@@ -256,23 +273,23 @@ class VllmEngine(ParityCheckedEngine):
         self._running.clear()
 
 
-def asked(conversation: Conversation, params: SamplingParams) -> dict:
-    """The turn as vLLM is asked for it, in this process or by HTTP."""
-    sown = [params.seed, conversation.key, conversation.begun, conversation.turns]
+def request_options(conversation: Conversation, params: SamplingParams) -> dict:
+    """Return the sampling options of a turn for vLLM, in process or by HTTP."""
+    entropy = [params.seed, conversation.key, conversation.context_index, conversation.turns]
     return {
         "temperature": params.temperature,
         "top_p": params.top_p,
-        "max_tokens": conversation.room,
+        "max_tokens": conversation.turn_limit,
         "stop_token_ids": list(params.stop_ids),
-        "ignore_eos": True,  # a turn ends where the caller says
-        "seed": int(np.random.SeedSequence(sown).generate_state(1)[0]),
-        "logprobs": 0,  # of the token that was drawn
+        "ignore_eos": True,  # only stop_token_ids end a turn
+        "seed": int(np.random.SeedSequence(entropy).generate_state(1)[0]),
+        "logprobs": 0,  # of the sampled token only
     }
 
 
 @torch.no_grad()
 def _scored_by(model: PreTrainedModel, prompts: Sequence[list[int]]) -> torch.Tensor:
-    """Log-probabilities [N, T-1] of the tokens of equally long prompts, by `model` itself."""
+    """Return log-probabilities [N, T-1] of the tokens of equally long prompts under `model`."""
     ids_NT = torch.tensor(prompts, device=model.device)
     was_training = model.training
     model.eval()
@@ -282,33 +299,33 @@ def _scored_by(model: PreTrainedModel, prompts: Sequence[list[int]]) -> torch.Te
 
 
 def truncate_at_stop(turn: list[int], params: SamplingParams) -> list[int]:
-    """The turn up to the first place where it ends; a step may have brought more than a token."""
+    """Cut the turn after its first stop; one step may return more than one token."""
     for size in range(1, len(turn)):
-        if ends(turn[:size], params):
+        if has_stopped(turn[:size], params):
             return turn[:size]
     return turn
 
 
 def _sparse_layers(path: str | Path) -> list[int]:
-    """The layers with experts of the model at `path`. ValueError: it has none."""
+    """Return the layers with experts of the model at `path`. ValueError: none."""
     config = load_model_config(path)
     every, dense = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", [])
     layers = range(config.num_hidden_layers) if getattr(config, "num_experts", 0) else ()
     sparse = [i for i in layers if i not in dense and (i + 1) % every == 0]
     require(
         bool(sparse),
-        f"a {config.model_type} has no experts, and so no routes to report: leave routes=True out "
-        "(and rl_routing at none)",
+        f"a {config.model_type} has no experts, so no routes to report: leave routes=True "
+        "out (and set rl_routing=none)",
     )
     return sparse
 
 
 def _on_a_cpu(path: str | Path, max_context: int | None) -> dict:
-    """What vLLM is told there (see the module). ValueError: it cannot run that model."""
+    """Return the CPU options of vLLM (see the module). ValueError: unsupported model."""
     config = load_model_config(path)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     large = size >= SMALLEST_HEAD
-    require(large, f"heads of {size} coordinates: vLLM on a CPU wants {SMALLEST_HEAD} (head_dim)")
+    require(large, f"heads of {size} coordinates: vLLM on a CPU needs {SMALLEST_HEAD} (head_dim)")
     longest = max_context or config.max_position_embeddings
     return {
         "enforce_eager": True,
@@ -318,13 +335,15 @@ def _on_a_cpu(path: str | Path, max_context: int | None) -> dict:
 
 
 def _vllm():
-    """(EngineArgs, LLMEngine, the platform): imported here, for it takes five seconds and is not
-    everywhere."""
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would report what runs here
-    if not torch.cuda.is_available():  # torch's compiler fails in a folder with a space in its name
+    """Import vLLM and return (EngineArgs, LLMEngine, platform).
+
+    Imported lazily: it takes five seconds and is optional.
+    """
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no telemetry
+    if not torch.cuda.is_available():  # torch.compile fails in folders with a space in the name
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    # vLLM's start asks every object that modules hold for its `__dict__`, and llvmlite's (the local
-    # engine's compiler) takes that for the name of a C function: its table of them gets a dict.
+    # vLLM reads `__dict__` of all module attributes at start. llvmlite's ffi object (used by the
+    # local engine) would look that up as a C function, so its function table gets an entry.
     from llvmlite.binding import ffi
 
     ffi.lib._fntab["__dict__"] = {}

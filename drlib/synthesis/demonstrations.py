@@ -8,11 +8,14 @@ Sources: WebSailor (arXiv 2507.02592) for new thoughts, Tongyi DeepResearch's re
 for managed contexts and the length stages. Left out: OpenAI's `tool_calls`.
 """
 
+import json
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from drlib.chat.tool_calls import Answer, ToolCall, parse, render_workspace
+from drlib.synthesis.export import read_rows
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.solver import name_list
 from drlib.task import Task
@@ -159,3 +162,48 @@ def length_stages(
     wanted = min(len(brief), round(share * len(later)))
     again = random.Random(f"stages-{seed}").sample(brief, wanted)
     return [*rounds, *brief], [*later, *again]
+
+
+def export_attempts(episodes: Iterable[Episode], tools: Sequence[dict], tag: str) -> list[dict]:
+    """`tools`: `Toolbox.schemas`. As in theirs, a user speaks for the tools."""
+    rows = []
+    functions = [json.dumps(tool) for tool in tools]
+    for episode in episodes:
+        said = [_as_theirs(message) for message in episode.messages]
+        actions = [parse(m["content"]) for m in said if m["role"] == "assistant"]
+        calls = [json.dumps(vars(act)) for act in actions if isinstance(act, ToolCall)]
+        rows.append(
+            {
+                "type": "chatml",
+                "task": episode.task.id,
+                "messages": said,
+                "functions": functions,
+                "tool_calls": calls,
+                "answer": episode.task.answer,
+                "tag": tag,
+            }
+        )
+    return rows
+
+
+def _as_theirs(message: Mapping) -> dict:
+    if message["role"] != "tool":
+        return dict(message)
+    text = f"<tool_response>\n{message['content']}\n</tool_response>"
+    return {"role": "user", "content": text}
+
+
+def read_attempts(path: str | Path, tasks: Iterable[Task] = ()) -> list[Episode]:
+    """The attempts of a WebDancer file. A row's task is the one of `tasks` with the row's `task`
+    as id; without one, the question is what the user says first and no alias is known."""
+    rows = read_rows(path, ("messages", "answer"))
+    known = {task.id: task for task in tasks}
+    for number, row in enumerate(rows):
+        name = str(row.get("task"))
+        if name not in known:
+            name = f"{path}:{number}"
+            said = [message["content"] for message in row["messages"] if message["role"] == "user"]
+            question = said[0] if said else ""
+            known[name] = Task(name, question, str(row["answer"]), "search", "")
+        row["task_id"] = name
+    return from_trajectories(rows, known.values())

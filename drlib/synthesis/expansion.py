@@ -180,7 +180,7 @@ def expand(
     new, kept = query, named.difference(names)
     for name in names:
         if strict:
-            is_barred = _barred(on_the_way | kept, on_the_way - named, kept, bars, graph)
+            is_barred = _make_barred(on_the_way | kept, on_the_way - named, kept, bars, graph)
             told = _stand_in(new, name, graph, rng, width, is_barred, bars)
         else:
             told = _told(new, name, graph, rng, on_the_way | kept, width)
@@ -208,7 +208,7 @@ def deepened(
         if is_number(name) and bars.numbers:
             continue
         kept = named - {name}
-        is_barred = _barred(on_the_way, on_the_way - named, kept, bars, graph)
+        is_barred = _make_barred(on_the_way, on_the_way - named, kept, bars, graph)
         if depth(query) > 1 and not any(is_far(other, answer, graph) for other in kept):
             is_barred = _unless_far(is_barred, answer, graph)
         told = _stand_in(query, name, graph, rng, width, is_barred, bars)
@@ -217,7 +217,7 @@ def deepened(
     return None
 
 
-def _barred(
+def _make_barred(
     banned: frozenset[str],
     hidden: frozenset[str],
     kept: frozenset[str],

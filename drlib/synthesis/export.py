@@ -11,19 +11,14 @@ column, and arguments differ from tool to tool: `functions` and `tool_calls` hol
 Left out: a query that triples cannot say (counts, ranges) has no WebShaper row, which is counted.
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from datasets import Dataset
 
-from drlib.chat.tool_calls import ToolCall, parse
 from drlib.files import iter_json_lines, write_json_lines
-from drlib.synthesis.demonstrations import from_trajectories
 from drlib.synthesis.families.webshaper import read_loosely, to_triples
-from drlib.synthesis.funnel import required
-from drlib.synthesis.oracle import Episode
-from drlib.synthesis.queries import depth, from_text, to_text
+from drlib.synthesis.queries import depth, from_text, required, to_text
 from drlib.synthesis.questions import short_digest
 from drlib.task import Task
 
@@ -32,35 +27,6 @@ def questions(tasks: Iterable[Task], tag: str = "") -> list[dict]:
     """Rows of WebSailor; with `tag`, the family's name ("crawlqa", "e2hqa"), of WebDancer."""
     family = {"tag": tag} if tag else {}
     return [{"question": task.question, "answer": task.answer} | family for task in tasks]
-
-
-def attempts(episodes: Iterable[Episode], tools: Sequence[dict], tag: str) -> list[dict]:
-    """`tools`: `Toolbox.schemas`. As in theirs, a user speaks for the tools."""
-    rows = []
-    functions = [json.dumps(tool) for tool in tools]
-    for episode in episodes:
-        said = [_as_theirs(message) for message in episode.messages]
-        actions = [parse(m["content"]) for m in said if m["role"] == "assistant"]
-        calls = [json.dumps(vars(act)) for act in actions if isinstance(act, ToolCall)]
-        rows.append(
-            {
-                "type": "chatml",
-                "task": episode.task.id,
-                "messages": said,
-                "functions": functions,
-                "tool_calls": calls,
-                "answer": episode.task.answer,
-                "tag": tag,
-            }
-        )
-    return rows
-
-
-def _as_theirs(message: Mapping) -> dict:
-    if message["role"] != "tool":
-        return dict(message)
-    text = f"<tool_response>\n{message['content']}\n</tool_response>"
-    return {"role": "user", "content": text}
 
 
 def formal_questions(tasks: Iterable[Task], world) -> tuple[list[dict], int]:
@@ -96,7 +62,7 @@ def write(rows: Sequence[dict], path: str | Path) -> Dataset:
     return Dataset.from_list(list(rows))
 
 
-def _rows(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> list[dict]:
+def read_rows(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> list[dict]:
     """The rows of a JSONL file; ValueError names the first that is no object or lacks a field."""
     rows = []
     for number, row in iter_json_lines(path):
@@ -114,7 +80,7 @@ def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
     read as predicates. Function only: no run uses it yet."""
     tasks = []
     unread = 0
-    for row in _rows(path):
+    for row in read_rows(path):
         query = None
         triples = row.get("formalization")
         try:
@@ -133,19 +99,3 @@ def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
             )
         )
     return tasks, unread
-
-
-def read_attempts(path: str | Path, tasks: Iterable[Task] = ()) -> list[Episode]:
-    """The attempts of a WebDancer file. A row's task is the one of `tasks` with the row's `task`
-    as id; without one, the question is what the user says first and no alias is known."""
-    rows = _rows(path, ("messages", "answer"))
-    known = {task.id: task for task in tasks}
-    for number, row in enumerate(rows):
-        name = str(row.get("task"))
-        if name not in known:
-            name = f"{path}:{number}"
-            said = [message["content"] for message in row["messages"] if message["role"] == "user"]
-            question = said[0] if said else ""
-            known[name] = Task(name, question, str(row["answer"]), "search", "")
-        row["task_id"] = name
-    return from_trajectories(rows, known.values())

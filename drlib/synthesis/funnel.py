@@ -16,16 +16,6 @@ from drlib.chat.tool_calls import END, Answer, FormatError, ToolCall, parse
 from drlib.synthesis.demonstrations import assistant_turns, observations, thought_and_action
 from drlib.synthesis.oracle import Episode
 from drlib.synthesis.queries import (
-    And,
-    Count,
-    Diff,
-    Exists,
-    Extreme,
-    Or,
-    Proj,
-    Query,
-    bound,
-    evaluate_query,
     from_text,
 )
 from drlib.synthesis.wording import says
@@ -167,36 +157,6 @@ def _grounded(episode: Episode) -> bool:
 
 
 # ---------------------------------------------------------------------- how much an attempt found
-
-
-def required(query: Query, graph: Graph, wanted: Iterable[str] | None = None) -> set[str]:
-    """R, the titles by which `query` is evaluated: all that lead to `wanted` (by default its
-    answers), and what a count or an extreme compares."""
-    answers = {*evaluate_query(query, graph)}
-    found = answers if wanted is None else answers & {*wanted}
-    match query:
-        case Proj(relation, of):
-            start = (
-                title
-                for title in evaluate_query(of, graph)
-                if graph.values(title, relation) & found
-            )
-            return found | required(of, graph, start)
-        case And(parts) | Or(parts):
-            return found.union(*(required(part, graph, found) for part in parts))
-        case Diff(of, _):
-            return required(of, graph, found)
-        case Extreme(_, of, _) | Count(of):
-            return found | required(of, graph)
-        case Exists(name, among, of):
-            chosen = [(title, bound(of, name, title)) for title in evaluate_query(among, graph)]
-            used = [
-                required(way, graph, found) | required(among, graph, {title})
-                for title, way in chosen
-                if found & evaluate_query(way, graph)
-            ]
-            return found.union(*used)
-    return found
 
 
 def seeking(episode: Episode, needed: set[str]) -> tuple[float, float]:

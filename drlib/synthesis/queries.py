@@ -398,3 +398,33 @@ def _query(value: object) -> Query:
         if type_ and type(field) is not type_:
             raise ValueError(f"{label!r} of {name!r} must be {type_.__name__}, got {field!r}")
     return kind(*(field if type_ else _query(field) for field, type_ in zip(fields, wanted)))
+
+
+def required(query: Query, graph: Graph, wanted: Iterable[str] | None = None) -> set[str]:
+    """R, the titles by which `query` is evaluated: all that lead to `wanted` (by default its
+    answers), and what a count or an extreme compares."""
+    answers = {*evaluate_query(query, graph)}
+    found = answers if wanted is None else answers & {*wanted}
+    match query:
+        case Proj(relation, of):
+            start = (
+                title
+                for title in evaluate_query(of, graph)
+                if graph.values(title, relation) & found
+            )
+            return found | required(of, graph, start)
+        case And(parts) | Or(parts):
+            return found.union(*(required(part, graph, found) for part in parts))
+        case Diff(of, _):
+            return required(of, graph, found)
+        case Extreme(_, of, _) | Count(of):
+            return found | required(of, graph)
+        case Exists(name, among, of):
+            chosen = [(title, bound(of, name, title)) for title in evaluate_query(among, graph)]
+            used = [
+                required(way, graph, found) | required(among, graph, {title})
+                for title, way in chosen
+                if found & evaluate_query(way, graph)
+            ]
+            return found.union(*used)
+    return found

@@ -22,7 +22,7 @@ from drlib.validation import require
 from drlib.worlds import World
 
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(])")
+_CLAIM = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(])")
 _FACTS = re.compile(r"^Facts about .*", re.MULTILINE)
 _PRONOUN = re.compile(
     r"(?:it|he|she|they|his|her|its|their|this|that|these|those)\b", re.IGNORECASE
@@ -82,6 +82,6 @@ def _sentences(text: str) -> Iterator[str]:
     body = _FACTS.split(text)[0]
     for line in body.splitlines():
         if line.strip() and not line.lstrip().startswith(NOT_TEXT):
-            for sentence in _SENTENCE.split(_LINK.sub(r"\1", line.strip())):
+            for sentence in _CLAIM.split(_LINK.sub(r"\1", line.strip())):
                 if len(sentence.split()) >= FEWEST_WORDS and not _PRONOUN.match(sentence):
                     yield sentence

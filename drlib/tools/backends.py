@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-# kind -> whether trying the same backend again may help
+# kind -> True if a retry with the same backend may help
 FAULT_KINDS = {
     "timeout": True,
     "connection": True,
@@ -24,11 +24,12 @@ FAULT_KINDS = {
     "not_found": False,
     "too_large": False,
     "unreachable": True,
-    "unreadable": False,  # one page's own host or content: see `PAGE_FAULTS`
-    "skipped": False,  # not even tried: its breaker is open, or no turn before the deadline
+    "unreadable": False,  # of one page's host or content, see `PAGE_FAULTS`
+    "skipped": False,  # not called: breaker open, or rate limit beyond the deadline
 }
-ANSWERS = ("refused", "not_found")  # what the world says, and no fault of the infrastructure
-PAGE_FAULTS = ("unreachable", "unreadable")  # nor are these, but another backend may have the page
+ANSWERS = ("refused", "not_found")  # answers of the world, not infrastructure faults
+# not infrastructure faults either, but another backend may have the page
+PAGE_FAULTS = ("unreachable", "unreadable")
 
 
 class ToolFault(Exception):
@@ -49,7 +50,7 @@ class ToolFault(Exception):
 
     def __init__(self, kind: str, detail: str = "", retry_after_s: float | None = None) -> None:
         if kind not in FAULT_KINDS:
-            raise ValueError(f"fault kind {kind!r}; use one of {', '.join(FAULT_KINDS)}")
+            raise ValueError(f"unknown fault kind {kind!r}: use one of {', '.join(FAULT_KINDS)}")
         super().__init__(f"{kind}: {detail}" if detail else kind)
         self.kind = kind
         self.detail = detail
@@ -60,7 +61,7 @@ class ToolFault(Exception):
 class Backend(Protocol):
     """One source of one operation."""
 
-    name: str  # ends up in `ToolResult.source`
+    name: str  # becomes `ToolResult.source`
 
     def __call__(self, arguments: Mapping[str, Any], timeout_s: float) -> Any:
         """Return the value for `arguments` within `timeout_s` seconds, or raise `ToolFault`."""
@@ -84,5 +85,5 @@ def digest(*parts: Any) -> str:
 
 def uniform(*parts: Any) -> float:
     """Return a number in [0, 1) that depends on `parts` only, whatever the threads do."""
-    digits = digest(*parts)[:13]  # 52 bits: what a float can tell apart
+    digits = digest(*parts)[:13]  # 52 bits, the precision of a float
     return int(digits, 16) / 16**13

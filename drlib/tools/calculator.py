@@ -12,14 +12,14 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 
 MAX_EXPRESSION_CHARS = 400
-MAX_BITS = 4096  # of a numerator or denominator
-MAX_DIGITS = 99  # that `round` may be asked for, before or after the point
+MAX_BITS = 4096  # of numerator and denominator
+MAX_DIGITS = 99  # largest number of digits for `round`, before or after the point
 ERRORS = {
     ZeroDivisionError: "Error: division by zero.",
     OverflowError: "Error: a number is too large or too small.",
     Exception: "Error: not an arithmetic expression with a real value.",
 }
-# What parsing or computing an expression may raise.
+# Exceptions of parsing or evaluating an expression.
 NOT_COMPUTED = (
     ArithmeticError,
     SyntaxError,
@@ -55,7 +55,7 @@ def calculate(expression: str) -> dict[str, str]:
 def _evaluate(node: ast.expr, text: str) -> Fraction:
     """Evaluate a node of the syntax tree of `text`; raise one of `NOT_COMPUTED` if invalid."""
     match node:
-        case ast.Constant(value=float()):  # the digits as they stand, which a float would round
+        case ast.Constant(value=float()):  # the written digits, which a float would round
             value = Decimal(ast.get_source_segment(text, node))
             if abs(value.adjusted()) > MAX_BITS:
                 raise OverflowError
@@ -77,7 +77,7 @@ def _evaluate(node: ast.expr, text: str) -> Fraction:
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
-        return Fraction(repr(float(base) ** float(exponent)))  # complex: a ValueError
+        return Fraction(repr(float(base) ** float(exponent)))  # a complex result raises ValueError
     larger = max(abs(base.numerator), base.denominator)
     bits = larger.bit_length() - 1
     if bits * abs(exponent) > MAX_BITS:
@@ -95,7 +95,7 @@ def _root(value: Fraction) -> Fraction:
     return _power(value, Fraction(1, 2))
 
 
-# What an operator or a function's name stands for.
+# Implementation of each operator and function.
 _KNOWN = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

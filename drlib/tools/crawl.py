@@ -33,11 +33,11 @@ from drlib.tools.fetch import Fetched, PageReader, web_address
 from drlib.validation import require
 from drlib.worlds.reading import Parser, Unreadable
 
-AGENT = "drlib"  # by which robots.txt knows us
-ATTEMPTS = 3  # for a page, while its faults may pass
+AGENT = "drlib"  # user agent in robots.txt
+ATTEMPTS = 3  # attempts per page after transient faults
 LONGEST_WAIT_S = 60.0
-MAX_FAILED = 5  # pages in a row, until the site is left alone
-MAX_CHARS = 1_000_000  # of a page's text
+MAX_FAILED = 5  # consecutive failed pages that stop the crawl
+MAX_CHARS = 1_000_000  # characters of a page
 CACHE_FOLDER = ".crawl"
 LINK = re.compile(r"(?<!\\)\]\(([^()\s<>]{1,2000})\)")
 FENCE = re.compile(r"`{3,}$")
@@ -69,11 +69,13 @@ class Crawl:
         timeout_s: float = 30.0,
         reader: PageReader | None = None,
     ):
-        require(pages >= 1 and delay_s >= 0, f"{pages=} starts at 1, {delay_s=} at 0")
+        require(
+            pages >= 1 and delay_s >= 0, f"{pages=} must be at least 1 and {delay_s=} at least 0"
+        )
         try:
             self.start = urldefrag(str(web_address(start))).url
         except ToolFault as fault:
-            raise ValueError(f"{fault}: give the address of a page") from None
+            raise ValueError(f"{fault}: pass the address of a page") from None
         self.folder, self.pages = Path(folder), pages
         self.delay_s, self.timeout_s = delay_s, timeout_s
         self._reader = reader or PageReader()
@@ -82,8 +84,8 @@ class Crawl:
             self._within = self.start.rstrip("/") + "/"
         self._parser = Parser()
         self._robots = RobotFileParser()
-        self._rows: dict[str, dict] = {}  # address as it was asked for -> what came
-        self._next = 0.0  # when the next request may be sent
+        self._rows: dict[str, dict] = {}  # requested address -> row
+        self._next = 0.0  # earliest time of the next request
         self._load()
 
     def run(self, report: Callable[[str], None] = lambda line: None) -> Counter[str]:
@@ -110,7 +112,7 @@ class Crawl:
             ends["files written"] = self._write_files()
         first = self._rows[self.start]
         if not any(row["kept"] for row in self._rows.values()):
-            raise ConnectionError(f"no page was kept of {self.start}: {first['fault']}")
+            raise ConnectionError(f"no page of {self.start} was kept: {first['fault']}")
         return ends
 
     def _load(self) -> None:
@@ -118,13 +120,13 @@ class Crawl:
         path = self.folder / CACHE_FOLDER / "pages.jsonl"
         if not path.exists():
             others = [*self.folder.glob("*")]
-            require(not others, f"{self.folder} holds files that no crawl wrote: give another one")
+            require(not others, f"{self.folder} contains files of no crawl: use another folder")
             path.parent.mkdir(parents=True, exist_ok=True)
             append_json_line(path, {"start": self.start})
         for number, row in resume_json_lines(path):
             if number == 1:
                 began = row.get("start")
-                other = f"{self.folder} holds a crawl that began at {began}: give another folder"
+                other = f"{self.folder} contains a crawl of {began}: use another folder"
                 require(began == self.start, other)
             elif not row["may_pass"] and (row["kept"] or row["url"] != self.start):
                 self._rows[row["url"]] = row
@@ -136,9 +138,11 @@ class Crawl:
                 "utf-8", "replace"
             )
         except ToolFault as fault:
-            if fault.transient:  # RFC 9309, 2.3.1.4: then nothing may be asked for
-                raise ConnectionError(f"{address} cannot be read ({fault}): try later") from None
-            lines = ""  # there is none
+            if fault.transient:  # RFC 9309, 2.3.1.4: then nothing may be requested
+                raise ConnectionError(
+                    f"{address} cannot be read ({fault}): try again later"
+                ) from None
+            lines = ""  # no robots.txt
         self._robots.parse(lines.splitlines())
         self.delay_s = max(self.delay_s, float(self._robots.crawl_delay(AGENT) or 0))
         self._next = time.monotonic() + self.delay_s
@@ -173,7 +177,7 @@ class Crawl:
             page = self._fetch_with_retries(url, self._is_permitted)
             row["to"] = urldefrag(page.url).url
             if any(other["kept"] and other["to"] == row["to"] for other in self._rows.values()):
-                return row  # a redirect to what is there
+                return row  # a redirect to a known page
             title, name, data = self._page_file(page)
             write_atomic(self.folder / CACHE_FOLDER / name, data)
         except (ToolFault, Unreadable) as fault:
@@ -293,15 +297,16 @@ def _rewrite_links(text: str, row: dict, files: dict[str, str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="drlib crawl", description="A web site as a folder of Markdown, which is a world."
+        prog="drlib crawl",
+        description="Crawl a web site into a folder of Markdown, which can be loaded as a world.",
     )
-    parser.add_argument("url", help="where it begins; only its folder on its host is read")
-    parser.add_argument("out", help="the folder that is written")
-    parser.add_argument("--pages", type=int, default=200, help="at most (200)")
-    parser.add_argument("--delay", type=float, default=1.0, help="seconds between requests (1)")
     parser.add_argument(
-        "--private", action="store_true", help="the site may be on your own network"
+        "url", help="address of the first page; only its folder on its host is crawled"
     )
+    parser.add_argument("out", help="output folder")
+    parser.add_argument("--pages", type=int, default=200, help="largest number of pages (200)")
+    parser.add_argument("--delay", type=float, default=1.0, help="seconds between requests (1)")
+    parser.add_argument("--private", action="store_true", help="allow a site in the local network")
     args = parser.parse_args(argv)
     try:
         reader = PageReader(allow_private=args.private)

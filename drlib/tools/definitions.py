@@ -18,7 +18,7 @@ from typing import Any
 
 from drlib.registry import Registry
 
-MAX_OPERATIONS = 10  # queries, pages or files of one call; not in the schemas of past runs
+MAX_OPERATIONS = 10  # queries, pages or files per call; not part of the schemas
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ class Tool:
         """
         text = self.run(**arguments)
         if not isinstance(text, str):
-            raise TypeError(f"tool {self.name}: run returned {type(text).__name__}, not a text")
+            raise TypeError(
+                f"tool {self.name}: run returned {type(text).__name__} instead of a string"
+            )
         return {"text": text}
 
     def argument_error(self, arguments: Mapping[str, Any]) -> str:
@@ -181,7 +183,7 @@ def trl_environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> ty
             ValueError.
     """
     own_version = getattr(toolbox.world, "version", "")
-    # A row that names no world gets the toolbox's own.
+    # A row without a world uses the toolbox's.
     known = {own_version: toolbox.world, "": None, **(worlds or {})}
 
     class Environment:
@@ -191,7 +193,7 @@ def trl_environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> ty
         def reset(self, world: str = "", **_row: Any) -> None:
             if world not in known:
                 names = ", ".join(name for name in known if name)
-                raise ValueError(f"unknown world {world!r} in a row: put it into worlds ({names})")
+                raise ValueError(f"unknown world {world!r} in a row: add it to worlds ({names})")
             self.results = []
             self.world = known[world]
 

@@ -69,13 +69,13 @@ class FaultInjector:
         self.injected: Counter[str] = Counter()
         self._clock = clock
         self._lock = threading.Lock()
-        self._calls: Counter[str] = Counter()  # so far, by operation
+        self._calls: Counter[str] = Counter()  # number of calls by operation
         named = {*self.rates, *(fault for faults in self.script.values() for fault in faults)}
         unknown = named - {*FAULT_NAMES, ""}
         if unknown:
             raise ValueError(f"unknown fault {min(unknown)!r}; use {', '.join(FAULT_NAMES)}")
         if min(self.rates.values(), default=0) < 0 or sum(self.rates.values()) > 1:
-            raise ValueError(f"rates {self.rates}: give probabilities with a sum of at most 1")
+            raise ValueError(f"rates {self.rates}: must be probabilities with a sum of at most 1")
 
     def backend(self, backend: Backend) -> Backend:
         """Return `backend` with faults, under the same name."""

@@ -28,10 +28,10 @@ from drlib.tools.backends import ANSWERS, ToolFault
 from drlib.tools.parse_file import parse_in_child
 from drlib.worlds.reading import require_libraries
 
-MAX_BYTES = 10_000_000  # of a body, unpacked
-MAX_REDIRECTS = 5  # of a page
+MAX_BYTES = 10_000_000  # of an unpacked body
+MAX_REDIRECTS = 5  # per page
 REDIRECTS = (301, 302, 303, 307, 308)
-# Statuses that say more than their hundred.
+# Statuses with a more specific fault than their class.
 STATUS_FAULTS = {
     401: "auth",
     404: "not_found",
@@ -39,7 +39,7 @@ STATUS_FAULTS = {
     410: "not_found",
     429: "rate_limited",
 }
-# What a host can make httpx, its look-up and TLS raise.
+# Exceptions that a host can cause in httpx, name resolution and TLS.
 BROKEN = (httpx.TransportError, httpx.DecodingError, httpx.InvalidURL, OSError, UnicodeError)
 TYPES = {"text/html": ".html", "application/json": ".json", "application/pdf": ".pdf"}
 # Of IPv6 only global unicast (2000::/3) is public, less the forms that carry an IPv4 address
@@ -138,11 +138,11 @@ def exchange(
     method = "POST" if json else "GET"
 
     def work() -> tuple[int, httpx.Headers, bytes]:
-        # The address is dialled, while TLS and the Host header go on naming the host.
+        # Connect to the address; TLS and the Host header use the host name.
         target = url.copy_with(host=look_up(host))
         waits = httpx.Timeout(
             _remaining_s(deadline)
-        ).as_dict()  # of one read: `_run_with_deadline` bounds them all
+        ).as_dict()  # per read; `_run_with_deadline` bounds the total
         extensions = {"sni_hostname": host, "timeout": waits}
         request = httpx.Request(method, target, headers=sent, json=json, extensions=extensions)
         with contextlib.closing(transport.handle_request(request)) as reply:
@@ -187,7 +187,8 @@ def _run_with_deadline(deadline: float, work: Callable[[], Any]) -> Any:
 def _body(reply: httpx.Response, deadline: float) -> bytes:
     """Read and decompress the body in pieces; a gzip bomb stops after 64 kB (at most 64 MB)."""
     coding = reply.headers.get("content-encoding", "")
-    if coding not in ("", "identity", "gzip", "deflate"):  # several in a row would multiply that
+    # stacked encodings would multiply the bound
+    if coding not in ("", "identity", "gzip", "deflate"):
         raise ToolFault("malformed", f"content encoding {coding!r:.40} was not asked for")
     body = bytearray()
     for piece in reply.iter_bytes():
@@ -274,7 +275,7 @@ class PageReader:
 
     def _read(self, arguments: Mapping, deadline: float) -> dict[str, str]:
         page = self.fetch(arguments.get("url"), deadline - time.monotonic())
-        rest = max(0.001, deadline - time.monotonic())  # 0 would be no clock at all
+        rest = max(0.001, deadline - time.monotonic())  # 0 would disable the timeout
         parsed = parse_in_child(page.suffix, page.body, rest, page.charset)
         return {"url": page.url, **parsed}
 
@@ -307,7 +308,7 @@ class PageReader:
         try:
             addresses = self._resolver(host)
             visitable = self._allow_private or all(map(is_public, addresses))
-        except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
+        except (OSError, ValueError) as error:  # ValueError: not a valid host name
             down = isinstance(error, OSError) and error.errno != socket.EAI_NONAME
             kind = "connection" if down else "not_found"
             raise ToolFault(kind, f"{host} has no address") from None

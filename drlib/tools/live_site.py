@@ -58,7 +58,7 @@ def load(
     except ConnectionError as fault:
         if not _holds_pages(place):
             raise
-        warnings.warn(f"live:{rest}: {fault}; the world is what {place} holds", stacklevel=2)
+        warnings.warn(f"live:{rest}: {fault}; using the pages kept in {place}", stacklevel=2)
     library = load_world(f"folder:{place}", index_path, **options)
     library.name = f"live:{rest}"
     return library

@@ -34,7 +34,7 @@ class ParseFile:
             if path.stat().st_size > MAX_FILE:
                 raise ToolFault("refused", f"too_large: {name!r:.200} is above {MAX_FILE} bytes")
             data = path.read_bytes()
-        except (TypeError, OSError, ValueError, RuntimeError):  # too long, a NUL, a loop of links
+        except (TypeError, OSError, ValueError, RuntimeError):  # name too long, NUL byte, link loop
             raise ToolFault("refused", f"{name!r:.200} cannot be opened") from None
         try:
             parsed = parse_in_child(path.suffix.lower(), data, timeout_s)

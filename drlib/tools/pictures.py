@@ -42,10 +42,10 @@ NOT_FOUND = "No results."
 NO_TEXT = "No text."
 NO_PICTURE = "Error: there is no picture {!r}; give a name that you were told."
 NO_BOX = "Error: box is left,top,width,height in pixels, inside {} x {}, as in 8,8,64,64."
-MAX_BYTES = 20_000_000  # of a picture that is read
+MAX_BYTES = 20_000_000  # of a PNG file
 MAX_PIXELS = 50_000_000
-PATCH = 8  # pixels: the side of what is compared
-NEAR = 20.0  # levels of 255: another digit changes its patch by twice as much
+PATCH = 8  # pixels, side of a compared patch
+NEAR = 20.0  # of 255 levels; another digit changes its patch by twice as much
 _HEAD = "data:image/png;base64,"
 _PART = re.compile(r"(?P<whole>[^#]+)#xywh=(?P<box>[\d,]+)")
 _BOX = re.compile(r"(\d{1,6}),(\d{1,6}),(\d{1,6}),(\d{1,6})")
@@ -64,7 +64,7 @@ class Album:
     def __init__(self, world: World | None = None):
         titles: Iterable[str] = ()
         if world is not None:
-            require(world.graph is not None, f"{world.name} has no graph: nothing to draw")
+            require(world.graph is not None, f"world {world.name} has no graph to draw emblems for")
             titles = [t for t, node in world.graph.nodes.items() if node.kind != VALUE]
         self.emblems: dict[str, Emblem] = assign_emblems(titles)
         self._scheme = "" if world is None else f"{world.scheme}:"
@@ -78,7 +78,10 @@ class Album:
         """Add a picture, uint8 [H, W, 3]; return its name, which depends on the pixels only."""
         pixels = np.ascontiguousarray(pixels)
         good = pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
-        require(good and pixels.size > 0, f"a picture is uint8 [H, W, 3], not {pixels.shape}")
+        require(
+            good and pixels.size > 0,
+            f"a picture must be uint8 [H, W, 3], got {pixels.dtype} {pixels.shape}",
+        )
         key = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
         name = f"{key[:12]}.png"
         self._pictures[name] = pixels
@@ -114,11 +117,11 @@ class Album:
             return None
         left, top, width, height = boxes[0]
         shown = resize(pixels[top : top + height, left : left + width], SIZE, SIZE)
-        # means cannot be further apart than their pixels: most things are told apart by these
+        # Filter by patch means first: their distance is a lower bound of the pixel distance.
         roughly = np.abs(self._means - _patches(shown[None]).mean(axis=(2, 4))).mean(axis=3)
         (near,) = np.nonzero(roughly.max(axis=(1, 2)) < NEAR)
         apart = np.abs(self._known[near] - shown.astype(np.int16))  # [things, 64, 64, 3]
-        worst = _patches(apart).mean(axis=(2, 4, 5)).max(axis=(1, 2))  # of each, its worst patch
+        worst = _patches(apart).mean(axis=(2, 4, 5)).max(axis=(1, 2))  # worst patch of each
         if not len(near) or worst.min() >= NEAR:
             return None
         return self._titles[near[worst.argmin()]]
@@ -144,7 +147,7 @@ class Album:
             return NO_BOX.format(pixels.shape[1], pixels.shape[0])
         left, top, width, height = cut
         part = _PART.fullmatch(image)
-        if part:  # a part of a part is a part of the whole
+        if part:  # express a part of a part relative to the whole
             beyond = [int(number) for number in part["box"].split(",")]
             left, top, image = left + beyond[0], top + beyond[1], part["whole"]
         return f"{image}#xywh={left},{top},{width},{height} ({width} x {height} pixels)"
@@ -180,7 +183,7 @@ def _parse_box(text: str, pixels: Pixels) -> Box | None:
 
 def to_png(pixels: Pixels) -> bytes:
     """Encode a picture, uint8 [H, W, 3], as PNG."""
-    from PIL import Image  # lazily: most toolboxes have no pictures
+    from PIL import Image  # imported here because most toolboxes have no pictures
 
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG")
@@ -195,15 +198,18 @@ def from_png(data: bytes) -> Pixels:
     """
     from PIL import Image
 
-    require(len(data) <= MAX_BYTES, f"a picture of {len(data)} bytes, above {MAX_BYTES}")
+    require(len(data) <= MAX_BYTES, f"the picture has {len(data)} bytes, the limit is {MAX_BYTES}")
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-            require(image.width * image.height <= MAX_PIXELS, f"more than {MAX_PIXELS} pixels")
+            require(
+                image.width * image.height <= MAX_PIXELS,
+                f"the picture has more than {MAX_PIXELS} pixels",
+            )
             flat = image.convert("RGBA")
             white = Image.new("RGBA", flat.size, (WHITE, WHITE, WHITE, 255))
             return np.array(Image.alpha_composite(white, flat).convert("RGB"))
     except (OSError, SyntaxError, Image.DecompressionBombError) as fault:
-        raise ValueError(f"no PNG picture: {fault}") from None
+        raise ValueError(f"not a PNG picture: {fault}") from None
 
 
 def to_data_url(pixels: Pixels) -> str:
@@ -217,5 +223,5 @@ def from_data_url(url: str) -> Pixels:
     Raises:
         ValueError: no such URL.
     """
-    require(url.startswith(_HEAD), f"no PNG as a data URL: {url[:40]!r}")
+    require(url.startswith(_HEAD), f"not a data URL of a PNG: {url[:40]!r}")
     return from_png(base64.b64decode(url.removeprefix(_HEAD)))

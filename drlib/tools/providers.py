@@ -31,9 +31,9 @@ class ProviderSpec(NamedTuple):
     ask: Callable[[str, int], Any]  # (query, k) -> path to GET, or (path, JSON to POST)
     key: str = ""  # environment variable, optional if it ends in "?"
     hits: str = ""  # dotted path of the list in the reply
-    fields: tuple[str, ...] = ()  # for each of `FIELDS` the paths in a hit: the first that is there
-    rebuild: Callable[[dict], dict] = dict  # brings a hit into that shape
-    header: str = "Authorization"  # where the key goes
+    fields: tuple[str, ...] = ()  # for each of `FIELDS`, alternative paths in a hit
+    rebuild: Callable[[dict], dict] = dict  # prepares a hit for these paths
+    header: str = "Authorization"  # header of the key
 
 
 def _abstract(hit: dict) -> dict:
@@ -69,7 +69,7 @@ PROVIDERS = {
         ("title", "link pdfUrl", "snippet", "year", "publicationInfo"),
         header="X-API-KEY",
     ),
-    "tavily": ProviderSpec(  # takes 400 characters at most, gives 20 hits at most
+    "tavily": ProviderSpec(  # limits: 400 characters, 20 hits
         "https://api.tavily.com",
         lambda q, k: ("/search", {"query": q[:400], "max_results": min(k, 20)}),
         "TAVILY_API_KEY",
@@ -127,13 +127,13 @@ class Provider:
 
     def __init__(self, name: str, base_url: str = "") -> None:
         if name not in PROVIDERS:
-            raise ValueError(f"no provider {name!r}; there are {', '.join(PROVIDERS)}")
+            raise ValueError(f"unknown provider {name!r}: use one of {', '.join(PROVIDERS)}")
         self.name = name
         self._spec = PROVIDERS[name]
         self._reads_pages = name == "jina"
         self._base = (base_url or self._spec.base).rstrip("/")
         if not self._base:
-            raise ValueError(f"{name} needs base_url, the address of your server")
+            raise ValueError(f"{name} needs base_url, the address of the server")
         web_address(self._base)
         self._key_header()
 
@@ -143,7 +143,9 @@ class Provider:
         required = self._spec.key != "" and not self._spec.key.endswith("?")
         key = os.environ.get(variable, "").strip()
         if not key and required:
-            raise ValueError(f"{self.name} needs its key in the environment variable {variable}")
+            raise ValueError(
+                f"{self.name} needs an API key: set the environment variable {variable}"
+            )
         if not key:
             return {}
         return {self._spec.header: f"Bearer {key}" if self._spec.header == "Authorization" else key}
@@ -175,7 +177,7 @@ class Provider:
         """Return the body of the reply to a GET, or a POST of `payload`."""
         url = web_address(self._base + path)
         status, _, body = exchange(url, deadline, headers, self._inspect, json=payload)
-        if status == 400:  # the query is no good; Serper also says so of an empty account
+        if status == 400:  # invalid query; Serper also uses it for an empty account
             kind = "forbidden" if b"credit" in body.lower() else "refused"
             raise ToolFault(kind, f"{self.name} answered HTTP 400")
         return body
@@ -185,7 +187,7 @@ class Provider:
         of_page = self._reads_pages and status in (403, 404, 410, 451)
         if of_page or status in (414, 422):
             raise ToolFault("refused", message)
-        if status in (404, 410):  # of a service this is no answer
+        if status in (404, 410):  # from a service this is no answer
             raise ToolFault("forbidden", f"{message}: is base_url right?")
         if self.name == "searxng" and status == 403:
             raise ToolFault("forbidden", f"{message}: add json to search.formats in its settings")
@@ -209,7 +211,7 @@ class Provider:
 
 def _page(url: str, body: bytes) -> dict[str, str]:
     head, mark, text = decode(body).partition("\nMarkdown Content:\n")
-    if not mark:  # the head is missing where the server is set up otherwise
+    if not mark:  # some server configurations omit the head
         text = head
         head = ""
     if not text.strip():

@@ -32,11 +32,11 @@ from typing import Any, NamedTuple
 
 from drlib.tools.backends import ANSWERS, PAGE_FAULTS, Backend, ToolFault, digest, uniform
 
-WINDOW_S = 1.000001  # a second and a hair, so that rounded sums keep the distance
+WINDOW_S = 1.000001  # slightly above 1 s, so that rounding keeps the distance
 TRANSIENT_STATUSES = (
     "timeout",
     "killed",
-)  # how a program ended by the clock or from outside: never kept
+)  # statuses of a program stopped by time or from outside: not cached
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,21 @@ class ReliabilityPolicy:
         ValueError: a number is out of range.
     """
 
-    attempts: int = 3  # tries a backend
-    timeout_s: float = 15.0  # of one try
-    deadline_s: float = 60.0  # of a call, all its operations and waits included
-    backoff_s: float = 0.5  # before the second try; doubles; half of it is jitter
+    attempts: int = 3  # attempts per backend
+    timeout_s: float = 15.0  # per attempt
+    deadline_s: float = 60.0  # per call, including all operations and waits
+    backoff_s: float = 0.5  # before the second attempt; doubles; half of it is jitter
     backoff_max_s: float = 8.0
-    rate: int = 0  # calls that a backend gets in any window of one second; 0: no limit
-    breaker_failures: int = 5  # failures in a row that open a backend's breaker; 0: never
-    breaker_open_s: float = 30.0  # then one call may try it
-    critical: bool = True  # an operation that failed for good is a fault of the environment
+    rate: int = 0  # calls per backend in any window of one second; 0: no limit
+    breaker_failures: int = 5  # consecutive failures that open a backend's breaker; 0: never
+    breaker_open_s: float = 30.0  # then one trial call is allowed
+    critical: bool = True  # a final failure is an environment fault
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "deadline_s", "backoff_s", "backoff_max_s", "breaker_open_s"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: give seconds above 0")
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0 seconds")
         if self.attempts < 1 or self.rate < 0 or self.breaker_failures < 0:
             raise ValueError("attempts must be at least 1, rate and breaker_failures at least 0")
 
@@ -72,13 +72,13 @@ class ReliabilityPolicy:
 class OperationOutcome(NamedTuple):
     """Result of an operation; equal calls share it, so `value` must not be changed."""
 
-    value: Any  # None when nobody had one
+    value: Any  # None if no source had one
     source: str = ""  # the backend that answered
-    attempts: int = 1  # tries over all backends; of a cached outcome those it once took
+    attempts: int = 1  # over all backends; for a cached outcome, of the original call
     cache_hit: bool = False
-    degraded: bool = False  # another than the first backend answered, or none
+    degraded: bool = False  # the first backend did not answer
     env_fault: bool = False
-    error: str = ""  # the kind of the answer without a value, or of the last fault
+    error: str = ""  # kind of an answer without value, or of the last fault
 
     @property
     def has_answer(self) -> bool:
@@ -157,7 +157,7 @@ class ReliableOperation:
         outcome, shared = self._memory.get(key, make, lambda made: made.is_cacheable)
         if not shared:
             return outcome
-        # What others waited for as well is a hit, unless it was a failure.
+        # A result shared with concurrent calls is a hit, unless it was a failure.
         return outcome._replace(cache_hit=outcome.has_answer and not outcome.env_fault)
 
     def _ask(
@@ -169,12 +169,12 @@ class ReliableOperation:
         if local is not None:
             free = replace(self.policy, rate=0, breaker_failures=0)
             guarded_backends.append(_GuardedBackend(local, free, self._clock))
-        attempts = 0  # tries over all backends
-        error = "skipped"  # the kind of the last fault
+        attempts = 0  # attempts over all backends
+        error = "skipped"  # kind of the last fault
         is_down = (
             not guarded_backends
-        )  # whether a source before this one did not work, and might have known
-        empty_outcome = None  # the outcome of the first source that said: there is nothing
+        )  # True if an earlier source failed and might have had the value
+        empty_outcome = None  # outcome of the first source without a value
         for place, guarded in enumerate(guarded_backends):
             if empty_outcome is not None and guarded.backend is not local:
                 continue
@@ -237,13 +237,14 @@ class _GuardedBackend:
 
     def __init__(self, backend: Backend, policy: ReliabilityPolicy, clock: Any) -> None:
         self.backend = backend
-        self.open_until: float | None = None  # while the breaker is open; then one call may try
+        # while the breaker is open; then a trial call is allowed
+        self.open_until: float | None = None
         self._policy = policy
         self._clock = clock
         self._lock = threading.Lock()
-        self._starts: deque[float] = deque(maxlen=policy.rate)  # of the calls let in last
-        self._failures = 0  # in a row
-        self._trial_running = False  # whether the one call that may try is under way
+        self._starts: deque[float] = deque(maxlen=policy.rate)  # start times of the last calls
+        self._failures = 0  # consecutive
+        self._trial_running = False  # True while the trial call is running
 
     def ask(self, arguments: Mapping[str, Any], until: float, check: Callable) -> Any:
         """Return the backend's checked value when the rate allows; update the breaker."""
@@ -254,7 +255,7 @@ class _GuardedBackend:
             value = check(self.backend(arguments, min(self._policy.timeout_s, left)))
             failed = False
             return value
-        except ToolFault as fault:  # "forbidden" and the like: somebody is there and answers
+        except ToolFault as fault:  # "forbidden" and similar faults: the service responds
             failed = fault.transient and fault.kind not in PAGE_FAULTS or fault.kind == "auth"
             raise
         finally:
@@ -264,7 +265,7 @@ class _GuardedBackend:
         """Update the breaker with the result of a call."""
         with self._lock:
             if not trial and self.open_until is not None:
-                return  # only the trial call has a say
+                return  # only the trial call counts while the breaker is open
             self._trial_running = False
             if not failed:
                 self._failures = 0
@@ -313,9 +314,9 @@ class MemoryCache:
     def __init__(self, entries: int = 20_000, size: int = 256 << 20) -> None:
         self._entries = entries
         self._size = size
-        self._bytes = 0  # bytes of all entries
+        self._bytes = 0  # bytes over all entries
         self._lock = threading.Lock()
-        self._values: OrderedDict[str, _Entry] = OrderedDict()  # the one used last at the end
+        self._values: OrderedDict[str, _Entry] = OrderedDict()  # most recently used last
 
     def get(self, key: str, make: Callable[[], Any], keep: Callable[[Any], bool]) -> tuple:
         """Return the value of `key`, and whether it was cached.
@@ -334,7 +335,7 @@ class MemoryCache:
             size = sys.getsizeof(repr(entry.value)) + sys.getsizeof(key) if stays else 0
             with self._lock:
                 if self._values.get(key) is not entry:
-                    pass  # somebody has put it out meanwhile
+                    pass  # evicted in the meantime
                 elif stays:
                     entry.size = size
                     self._bytes += size
@@ -377,9 +378,9 @@ class DiskCache:
     def _run(self, sql: str, *values: str) -> tuple | None:
         try:
             with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as db:
-                db.execute("PRAGMA synchronous=OFF")  # a power cut may damage the file
+                db.execute("PRAGMA synchronous=OFF")  # faster; a power cut may damage the file
                 db.execute("CREATE TABLE IF NOT EXISTS calls(key TEXT PRIMARY KEY, body, digest)")
                 return db.execute(sql, values).fetchone()
         except sqlite3.Error as why:
-            remedy = "delete the file if it is damaged; calls go on without it"
+            remedy = "continuing without it; delete the file if it is damaged"
             warnings.warn(f"tool cache {self._path}: {why}; {remedy}", stacklevel=4)

@@ -44,7 +44,7 @@ UNAVAILABLE = "Error: this tool is unavailable now."
 SEPARATOR = "\n=======\n"
 FAKE_SEPARATOR = re.compile(
     "^(?========$)", re.MULTILINE
-)  # in a page, it would fake another's response
+)  # inside a page it would imitate the separator of responses
 SEARCHES = ("search", "google_scholar")
 OPERAND = {
     "search": "query",
@@ -63,9 +63,9 @@ MISSING = {
     "parse_file": "Error: {} could not be read.",
 }
 HIT = re.compile(r"^\d+\. \[(?P<title>.+?)\]\((?P<url>.+?)\)\n(?P<text>.*)$", re.MULTILINE)
-FOREIGN_TEXT_TOOLS = (*SEARCHES, *PREFIXES)  # tools whose texts others have written
-CALL_THREADS = 8  # calls that run at the same time
-SINGLE_ATTEMPT = ReliabilityPolicy(attempts=1)  # of a tool that is in this process alone
+FOREIGN_TEXT_TOOLS = (*SEARCHES, *PREFIXES)  # tools that return text from third parties
+CALL_THREADS = 8  # concurrent calls
+SINGLE_ATTEMPT = ReliabilityPolicy(attempts=1)  # for tools of this process without backends
 
 
 class Toolbox(AbstractContextManager):
@@ -110,7 +110,7 @@ class Toolbox(AbstractContextManager):
         clock: Any = time,
     ):
         if type(results) is not int or not 1 <= results <= 100:
-            raise ValueError(f"results is {results!r}: give a whole number from 1 to 100")
+            raise ValueError(f"results={results!r} must be an integer from 1 to 100")
         self.world = world
         self.pictures = pictures
         self.results = results
@@ -125,8 +125,10 @@ class Toolbox(AbstractContextManager):
         self.tools = {name: tool for name, tool in known.items() if name in there}
         for name in {**backends, **policies}:
             if name not in self.tools:
-                raise ValueError(f"no tool {name!r} here; tools: {', '.join(self.tools)}")
-        # All tools share one memory and one file.
+                raise ValueError(
+                    f"no tool {name!r} in this toolbox; tools: {', '.join(self.tools)}"
+                )
+        # All tools share one memory cache and one file.
         memory = MemoryCache()
         disk = DiskCache(cache) if cache else None
         self._operations: dict[str, ReliableOperation] = {}
@@ -193,7 +195,7 @@ class Toolbox(AbstractContextManager):
         if wrong:
             return _reject(name, arguments, wrong, "arguments")
 
-        # What is to be looked up, read or run: one of it, or several.
+        # One or several operations: queries, pages, files or programs.
         operands = tool.operands(arguments)
         until = self._clock.monotonic() + self._operations[name].policy.deadline_s
         outcomes = [self._operate(name, operand, world, until) for operand in operands]
@@ -236,7 +238,7 @@ class Toolbox(AbstractContextManager):
         version = "" if world is None else world.version
         outcome = self._operations[tool].call(arguments, version, local_backend, until)
         if tool in PREFIXES and outcome.error == "skipped" and self._clock.monotonic() >= until:
-            # the pages before took all the time, as was chosen
+            # earlier pages of this call used up the time: not an environment fault
             return outcome._replace(error="unreachable", env_fault=False)
         if outcome.source == "python" and outcome.value:
             return outcome._replace(source=outcome.value.get("isolation", source))
@@ -297,7 +299,9 @@ def _with_pictures(pictures: Album | None) -> dict[str, Tool]:
     own = {} if pictures is None else {tool.name: tool for tool in pictures.tools}
     taken = own.keys() & TOOLS.keys()
     if taken:
-        raise ValueError(f"pictures bring tools of the names {sorted(taken)}, which are registered")
+        raise ValueError(
+            f"tool names {sorted(taken)} of the pictures are already registered: rename yours"
+        )
     return {**TOOLS, **own}
 
 
@@ -342,10 +346,10 @@ def _visit(arguments: Mapping, world: World) -> dict:
 def _python(sandbox: Sandbox, code: str) -> dict:
     try:
         run = sandbox.run(code)
-    except ValueError:  # more characters than a call may have
+    except ValueError:  # the program exceeds the length limit
         text = "Error: the program is too long."
         return {"text": text, "status": "too_large", "isolation": "", "env_fault": False}
-    except (RuntimeError, OSError) as error:  # closed, or no right to the service
+    except (RuntimeError, OSError) as error:  # closed, or access to the service denied
         warnings.warn(f"tool python: {type(error).__name__}: {error}", stacklevel=2)
         raise ToolFault("forbidden", str(error)) from None
     return {

@@ -68,7 +68,7 @@ class Flat:
         """The part of each sample, its prefix's before its own."""
         own = values_N.split(self.lengths)
         return [
-            torch.cat([own[prefix.lender][: prefix.length], part]) if prefix else part
+            torch.cat([own[prefix.owner][: prefix.length], part]) if prefix else part
             for part, prefix in zip(own, self.prefixes)
         ]
 
@@ -77,7 +77,7 @@ class Flat:
         times_N = torch.ones(len(self.ids_N))
         starts = self.starts()
         for prefix in filter(None, self.prefixes):
-            times_N[starts[prefix.lender] :][: prefix.length] += 1
+            times_N[starts[prefix.owner] :][: prefix.length] += 1
         return times_N
 
 
@@ -129,7 +129,7 @@ def score(
         if prefix is None:
             scored_N[start] = False
         else:
-            before_N[start] = starts[prefix.lender] + prefix.length - 1
+            before_N[start] = starts[prefix.owner] + prefix.length - 1
     at_M = scored_N.nonzero()[:, 0]
     hidden_NH, router_logits = packed_forward(model, batch.ids_N, batch.lengths, batch.prefixes)
     head, hidden_MH, ids_M = model.lm_head, hidden_NH[before_N[at_M]], batch.ids_N[at_M]

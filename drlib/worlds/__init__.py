@@ -37,8 +37,8 @@ __all__ = [
     "select",
 ]
 
-# "NAME" or, where something stands after a colon in the world's name, "NAME:WHAT" ->
-# loader(what, index_path, **options)
+# "NAME", or "NAME:ARGUMENT" for a world with an argument ->
+# loader(argument, index_path, **options)
 WORLDS = Registry("world")
 
 
@@ -87,7 +87,7 @@ def load_world(
         ('Norwegian Krone', 'Norwegian Bokmål')
     """
     if engine not in ENGINES:
-        raise ValueError(f"engine {engine!r}: known are {', '.join(ENGINES)}")
+        raise ValueError(f"unknown engine {engine!r}: use {' or '.join(ENGINES)}")
     kind, _, rest = name.partition(":")
     pattern = next((known for known in WORLDS if known.partition(":")[0] == kind), None)
     if pattern is None or bool(rest) != (":" in pattern):
@@ -96,7 +96,7 @@ def load_world(
     if isinstance(world, Library):
         world.engine = engine
     elif engine != "fts5":
-        raise ValueError(f"engine {engine!r}: {name} has fts5 only")
+        raise ValueError(f"world {name!r} does not support engine {engine!r}: use fts5")
     return world
 
 
@@ -113,7 +113,7 @@ def fingerprint_world(name: str) -> dict[str, str]:
     if kind != "folder":
         return {}
     from drlib.worlds.folder import (
-        fingerprint,  # only here: the other worlds need no reader of files
+        fingerprint,  # imported here because other worlds need no file readers
     )
 
     return {"files": fingerprint(rest)}

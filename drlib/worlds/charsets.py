@@ -18,18 +18,18 @@ GUESSED = (
     *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp874", "koi8_r"),
     *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
 )
-WIDE = ("utf_16_le", "utf_16_be")  # only where there are zero bytes, as between ASCII letters
-FEW = 8  # bytes beyond ASCII: too few for a guess
-SMALL_SHARE = 0.25  # of a text that is otherwise ASCII
-# What is no sign of Western text there, or in Windows-1254 a letter of Turkish.
+WIDE = ("utf_16_le", "utf_16_be")  # only if there are zero bytes, as between ASCII letters
+FEW = 8  # bytes beyond ASCII, too few for a guess
+SMALL_SHARE = 0.25  # largest share of such bytes
+# Characters that do not occur in Western text, or are Turkish letters in Windows-1254.
 ODD_IN_WESTERN = re.compile(r"[^\t\n\f\r -~\w¡-¿‘’‚“”„–—…€•†‡‹›™×÷]|[ÐðÝýÞþ]")
-WITHIN = 0.05  # of chaos or coherence, that make one guess as good as another
+WITHIN = 0.05  # difference of chaos or coherence below which two guesses are equally good
 
 
 def codec(charset: str) -> str:
     """Return the Python codec of a declared encoding; "" for an unknown or quadratic-time one."""
     with suppress(LookupError, ValueError):
-        name = codecs.lookup(charset).name  # Python knows it in many spellings: "-idna" is one
+        name = codecs.lookup(charset).name  # normalises spellings such as "-idna"
         return "" if name in ("idna", "punycode") else name
     return ""
 

@@ -40,15 +40,16 @@ from drlib.worlds.sheets import BETWEEN_VALUES, HAS_LETTER
 from drlib.worlds.store import Document, Part, one_line
 from drlib.worlds.triples import relation_name
 
-CHUNK = 4_000  # characters of a chunk
-CELL = 80  # characters of a cell of a table, and of a value of front matter
-LONGEST_CELL = 10_000  # characters of a cell of a csv file and the like; a long one is no fact
-NAMING = ("title", "name", "alias", "aliases", "id", "slug")  # front matter: names of the page
-LONGEST_HEADING = 500  # characters of a line that may be a heading
-FLAT = (".txt", ".pdf", ".docx")  # no marks are read in them
+CHUNK = 4_000  # characters
+CELL = 80  # characters of a table cell or front-matter value that is a fact
+LONGEST_CELL = 10_000  # characters of a cell of a csv file; above CELL it is no fact
+# front-matter keys with names of the page
+NAMING = ("title", "name", "alias", "aliases", "id", "slug")
+LONGEST_HEADING = 500  # characters of a heading
+FLAT = (".txt", ".pdf", ".docx")  # files without markup
 HEADING = re.compile(r"(#{1,6})[ \t]+([^{]*[^{#\s])[ \t#]*(?:\{#([^\s{}]*)\})?\s*")
 UNDERLINE = re.compile(r"([!-/:-@[-`{-~])\1{2,}\s*")
-NO_HEADINGS = tuple("|>- \t\0")  # how a line begins that is none, though a rule follows it
+NO_HEADINGS = tuple("|>- \t\0")  # such lines are no heading, even if underlined
 FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})(.*)")
 MDX_IMPORT = re.compile(r"(?m)\A(?:[ \t]*\n|(?:import|export)[ \t].*(?:\n|\Z))+")
 RST_DOC = re.compile(r":doc:`(?:([^`<>\n]{1,200}) <)?([^`<>\s]{1,300})>?`")
@@ -56,7 +57,7 @@ RST_REF = re.compile(r":ref:`(?:([^`<>\n]{1,200}) <)?([^`<>\n]{1,200})>?`")
 RST_LABEL = re.compile(r"\.\. _`?([^`:\n]{1,200})`?:\s*")
 RST_LINK = re.compile(r"`([^`<>\n]{1,200}) <([^`<>\s]{1,500})>`_")
 TABLE_RULE = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?)?\s*")
-PIECE = re.compile(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{{CHUNK}}}")  # cut between lines, if possible
+PIECE = re.compile(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{{CHUNK}}}")  # cut at line ends if possible
 FRONT = re.compile(r"---[ \t]*\n(.{0,20000}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 
 
@@ -76,7 +77,7 @@ def chunk_file(source: str, text: str) -> Part:
         file.names += [value for relation, value in rows if relation.casefold() in NAMING]
         file.facts += [(source, *row) for row in rows]
         if file_suffix(source) == ".mdx":
-            text = MDX_IMPORT.sub("", text)  # a heading is to be the first thing
+            text = MDX_IMPORT.sub("", text)  # so that a heading comes first
         first, *others = _sections(text, is_rst=file_suffix(source) == ".rst")
         file.add_section(first._replace(lines=[*(FENCED + line for line in kept), *first.lines]))
         for section in others:
@@ -91,7 +92,7 @@ class Section(NamedTuple):
     heading: str
     anchor: str | None
     lines: list[str]
-    labels: tuple[str, ...] = ()  # of rst: names by which links call it
+    labels: tuple[str, ...] = ()  # rst labels that links use
 
 
 class _FileChunks:
@@ -99,14 +100,14 @@ class _FileChunks:
 
     def __init__(self, source: str, labels: dict[str, str]):
         self.source = source
-        self.names: list[str] = []  # by which others may call it
-        self._labels = labels  # of its links
+        self.names: list[str] = []  # names that links may use
+        self._labels = labels  # link definitions
         self.is_flat = file_suffix(source) in FLAT
         self.documents: list[Document] = []
         self.nodes: list[Node] = []
         self.facts: list[Fact] = []
-        self._taken = {source: 0}  # title -> how many others wanted to be called so
-        self._above: list[tuple[int, str]] = []  # (level, title) of the sections around
+        self._taken = {source: 0}  # title -> number of further requests for it
+        self._above: list[tuple[int, str]] = []  # (level, title) of the enclosing sections
 
     def part(self) -> Part:
         """Return the collected data, without links to missing sections of this file."""
@@ -197,9 +198,9 @@ class _Cutter:
     def __init__(self, is_rst: bool):
         self.sections = [Section(0, "", "", [])]
         self._is_rst = is_rst
-        self._labels: list[str] = []  # those that the next section has
-        self._fence = ""  # the mark that opened the fence in which we are
-        # of underlines; rst has those that a file uses, in the order in which it does
+        self._labels: list[str] = []  # labels of the next section
+        self._fence = ""  # opening mark of the current fence
+        # level by underline character; in rst, in order of first use
         self._levels = {} if is_rst else {"=": 1, "-": 2}
 
     def add(self, line: str) -> None:
@@ -238,7 +239,7 @@ class _Cutter:
         self.sections.append(Section(level, lines.pop(), "", [], tuple(self._labels)))
         self._labels.clear()
         if lines and UNDERLINE.fullmatch(lines[-1]):
-            lines.pop()  # it has a line above, too
+            lines.pop()  # the heading has an overline, too
         return True
 
 
@@ -253,7 +254,7 @@ def _table_rows(source: str, body: str) -> Iterator[tuple[str, str, list[tuple[s
     for is_piped, lines in groupby(body.split("\n"), _is_piped):
         lines = [line.strip().removeprefix("|").removesuffix("|") for line in lines]
         rules = [number for number, line in enumerate(lines) if TABLE_RULE.fullmatch(f"|{line}|")]
-        if not is_piped or len(lines) < 3 or rules != [1]:  # a second rule: two tables in one
+        if not is_piped or len(lines) < 3 or rules != [1]:  # a second rule means two tables
             continue
         head, _, *rows = [
             [_cell(source, cell) for cell in re.split(r"(?<!\\)\|", line)] for line in lines
@@ -261,7 +262,7 @@ def _table_rows(source: str, body: str) -> Iterator[tuple[str, str, list[tuple[s
         columns = [relation_name(column) for column in head]
         if _is_clean(columns, rows, CELL if file_suffix(source) not in TABLES else LONGEST_CELL):
             kind = columns[0].casefold()
-            if kind in (VALUE, "page", "section"):  # these say something else of a node
+            if kind in (VALUE, "page", "section"):  # reserved kinds
                 kind = "table row"
             for first, *cells in rows:
                 pairs = zip(columns[1:], cells, strict=True)
@@ -318,7 +319,7 @@ def _front_matter(source: str, text: str) -> tuple[list[tuple[str, str]], list[s
     """
     front = FRONT.match(text)
     try:
-        found = yaml.load(front[1], yaml.BaseLoader) if front else None  # all values are texts
+        found = yaml.load(front[1], yaml.BaseLoader) if front else None  # keeps all values as text
     except (yaml.YAMLError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -32,7 +32,7 @@ STATUS = {
     "de_facto_official": "official language",
     "official_regional": "regional language",
 }
-TABLES_OF_NAMES = {  # kind -> where a locale has the names of its codes
+TABLES_OF_NAMES = {  # kind -> attribute of a locale with the names
     "territory": "territories",
     "currency": "currencies",
     "language": "languages",
@@ -40,13 +40,13 @@ TABLES_OF_NAMES = {  # kind -> where a locale has the names of its codes
 }
 ENGLISH = Locale("en")
 PLACES = sorted(c for c in ENGLISH.territories if len(c) == 2 and c not in NOT_COUNTRIES)
-# CLDR names the clocks of zones by names that some zones no longer have
+# CLDR's clock names use outdated names of some zones
 CLOCKS = {
     get_global("zone_aliases").get(zone, zone): clock
     for zone, clock in get_global("meta_zones").items()
 }
-NO_END_YEAR = 9999  # the year in which current money ends
-Thing = tuple[str, str | int]  # a kind, and CLDR's code
+NO_END_YEAR = 9999  # end year of a currency in use
+Thing = tuple[str, str | int]  # kind and CLDR code
 CldrFact = tuple[Thing, str, Thing | str]  # a fact
 
 
@@ -65,7 +65,7 @@ def read_locale_data() -> Part:
     facts += [(thing, "code", thing[1]) for thing in things if thing[0] in TABLES_OF_NAMES]
     titles: dict[Thing, str] = {}
     nodes: dict[str, Node] = {}
-    # of a name that two kinds share the territory has it alone
+    # if two kinds share a name, the territory keeps it unqualified
     for thing in sorted(things, key=lambda thing: (thing[0] != "territory", str(thing))):
         kind, code = thing
         title = _name(ENGLISH, kind, code)
@@ -82,7 +82,7 @@ def read_locale_data() -> Part:
 
 def _currency_facts() -> Iterator[CldrFact]:
     """Yield current and former currencies of territories, then facts on each currency."""
-    spans = defaultdict(list)  # money -> (first year, last year) at each place
+    spans = defaultdict(list)  # currency -> (first year, last year) in each territory
     for code in PLACES:
         place = ("territory", code)
         rows = [
@@ -157,7 +157,7 @@ def _time_facts() -> Iterator[CldrFact]:
                 yield ("time zone", zone), "clock time", ("clock time", clock)
         try:
             week = Locale.parse(f"und_{code}")
-        except UnknownLocaleError:  # nobody lives there
+        except UnknownLocaleError:  # uninhabited
             continue
         yield ("territory", code), "first weekday", ("weekday", week.first_week_day)
         yield ("territory", code), "first weekend day", ("weekday", week.weekend_start)

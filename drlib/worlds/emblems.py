@@ -20,12 +20,12 @@ from drlib.validation import require
 Pixels = np.ndarray  # uint8 [height, width, 3], red green blue
 Box = tuple[int, int, int, int]  # left, top, width, height, in pixels
 
-SIZE = 64  # of an emblem, both ways
-MARGIN = 8  # between the emblems of a sheet, and around them
+SIZE = 64  # pixels, width and height
+MARGIN = 8  # pixels between and around the emblems of a sheet
 WHITE, FRAME, INK = 255, 200, 0
-DARK = 64  # ink has less in all three colours
-ROOM = 44  # rows for the shape, above the number
-SCALE = 2  # pixels of a dot of a digit
+DARK = 64  # ink is below this in all three channels
+ROOM = 44  # rows of the shape, above the number
+SCALE = 2  # pixels per dot of a digit
 DIGITS = 4
 COLOURS = {
     "red": (204, 51, 51),
@@ -53,7 +53,7 @@ _FONT = {
 }
 _DOTS = {digit: np.array([[*row] for row in rows.split()]) == "1" for digit, rows in _FONT.items()}
 _HEIGHT, _WIDTH = _DOTS["0"].shape
-_ALIKE = 0.9  # of a glyph's dots, for it to be that digit
+_ALIKE = 0.9  # share of matching dots that identifies a digit
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,10 @@ def assign_emblems(titles: Iterable[str]) -> dict[str, Emblem]:
     """
     titles = sorted(set(titles))
     most = len(SHAPES) * len(COLOURS) * 10**DIGITS // 2
-    require(len(titles) <= most, f"{len(titles)} titles, above {most}: their emblems would repeat")
+    require(
+        len(titles) <= most,
+        f"{len(titles)} titles exceed the {most} different emblems: use a smaller world",
+    )
     found: dict[str, Emblem] = {}
     taken: set[Emblem] = set()
     for title in titles:

@@ -24,9 +24,9 @@ SYLLABLES = (
     " lu mu ru tu bel dar gan hol kor lin mar nor pel rin sol tan vel zan"
 ).split()
 MAX_WORDS = 4
-SYLLABLE_SHARE = 0.2  # of the names, those that are made of syllables
-PAGES = 64  # of an invented world
-JOINTS = (" ",) * 8 + ("-", " & ")  # between two words: one of these is drawn
+SYLLABLE_SHARE = 0.2  # share of names made of syllables
+PAGES = 64  # pages of a fictional world
+JOINTS = (" ",) * 8 + ("-", " & ")  # separators between two words, drawn with equal chance
 TOUR_KINDS = {"territory", "currency", "language", "script", "city"}
 
 
@@ -44,7 +44,7 @@ class Relation(NamedTuple):
     name: str
     share: float
     targets: tuple[str, ...]
-    numbers: tuple[str, ...]  # values that are numbers or codes: others of their form are drawn
+    numbers: tuple[str, ...]  # values that are numbers or codes
     texts: int
 
 
@@ -71,10 +71,10 @@ class Names:
 
     words: tuple[str, ...]
     codes: tuple[str, ...]
-    lengths: tuple[int, ...]  # of the real titles, in words: invented titles are as long
+    lengths: tuple[int, ...]  # lengths of the real titles in words
     joints: tuple[str, ...] = JOINTS
     scheme: str = "cldr"
-    kinds: tuple[Kind, ...] = ()  # (): the tour's, told by hand
+    kinds: tuple[Kind, ...] = ()  # (): the tour's schema
 
     @staticmethod
     def from_world(world: SmallWorld) -> Names:
@@ -223,11 +223,11 @@ def _tour_entities(rng: random.Random, names: Names, territories: int) -> list[E
     former = some(territories * 2 // 3)
     written = [f"{name} script" for name in some(max(2, territories // 3))]
     codes = rng.sample(names.codes, len(tender) + len(former))
-    # who speaks, pays, paid and writes what
+    # language, currency, former currency and script
     speaks = {place: rng.choice(language) for place in land}
     pays = dict(zip(land, tender))
     paid = dict(zip(rng.sample(land, len(former)), former))
-    for place in rng.sample(land, territories // 4):  # some share theirs, as in the real world
+    for place in rng.sample(land, territories // 4):  # some share a currency, as in the real world
         pays[place] = rng.choice(tender)
     writes = {name: rng.choice(written) for name in language}
     rows = []

@@ -23,14 +23,14 @@ from drlib.worlds.reading import MAX_FILE, OUTLINES, Parser, Unreadable, require
 from drlib.worlds.store import Changes, Part, Skip, Store
 from drlib.worlds.triples import TripleExtractor
 
-VERSION = "4"  # of what `chunk_file` makes of a file: part of every stamp
+VERSION = "4"  # version of `chunk_file`, part of every stamp
 NOT_ENTERED = f"{VERSION} None"  # the stamp of a folder that is not entered
 TIMEOUT_S = 60.0  # for one file
-# Behind the index's name, for JSON lines of what a model said: no type of file that is read.
+# Suffix of the file of model replies (JSON lines); not a file type that is read.
 REPLIES = ".replies"
-MAX_TEXT = 5_000_000  # characters kept of its text
+MAX_TEXT = 5_000_000  # characters kept of a file's text
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".tif", ".tiff", ".webp", ".bmp", ".heic", ".svg")
-PLAIN = (".md", ".mdx", ".rst", ".txt")  # read without a library
+PLAIN = (".md", ".mdx", ".rst", ".txt")  # types that need no library
 
 
 def load(
@@ -65,10 +65,10 @@ def load(
     try:
         found = _files(path)
     except RecursionError:
-        raise ValueError(f"folder:{rest}: its folders lie too deep in one another") from None
+        raise ValueError(f"folder:{rest}: folders are nested too deeply: move them up") from None
     stamps = {source: state for source, (state, _) in found.items()}
     if not stamps:
-        raise ValueError(f"folder:{rest}: put files of type {' '.join(OUTLINES)} into it")
+        raise ValueError(f"folder:{rest}: no files: add files of type {' '.join(OUTLINES)}")
     stamps[JOINS] = ""
     with closing(Parser()) as parser:
 
@@ -109,7 +109,7 @@ def fingerprint(rest: str) -> str:
 def _require_folder(rest: str) -> Path:
     path = Path(rest).expanduser()
     if not path.is_dir():
-        raise ValueError(f"folder:{rest}: there is no such folder; give folder:PATH of one")
+        raise ValueError(f"folder:{rest}: no such folder: pass folder:PATH of an existing one")
     return path
 
 
@@ -133,7 +133,7 @@ def _files(folder: Path) -> dict[str, tuple[str, Path]]:
         ]
         folders[:] = [name for name in folders if name not in closed]
         for name in files:
-            with suppress(FileNotFoundError):  # it has just been deleted
+            with suppress(FileNotFoundError):  # deleted in the meantime
                 path = Path(root, name)
                 state = path.lstat()
                 times = (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
@@ -152,10 +152,12 @@ def _text(path: Path, suffix: str, parser: Parser) -> str:
     """Read a file as Markdown, rst or plain text; raise `Skip` with the reason otherwise."""
     try:
         if suffix in PICTURES:
-            raise Skip("a picture: words in it are not read, write them into a text")
+            raise Skip("a picture: its text is not read; add it as a text file")
         if suffix not in OUTLINES or not stat.S_ISREG(path.lstat().st_mode):
             known = f"no regular file of type {' '.join(OUTLINES)}"
-            raise Skip(f"{known}; links are not followed, hidden and closed folders not entered")
+            raise Skip(
+                f"{known}; links are not followed; hidden and inaccessible folders are skipped"
+            )
         if suffix not in PLAIN:
             require_libraries()
         with open(path, "rb", opener=_open_regular) as file:
@@ -174,4 +176,4 @@ def _open_regular(name: str, flags: int) -> int:
     if stat.S_ISREG(os.fstat(found).st_mode):
         return found
     os.close(found)
-    raise OSError("not a regular file any more")
+    raise OSError("no longer a regular file")

@@ -48,19 +48,21 @@ class Graph:
         self.nodes: dict[str, Node] = {}
         for node in nodes:
             if node.title in self.nodes:
-                raise ValueError(f"two nodes are called {node.title!r}: qualify their titles")
+                raise ValueError(f"two nodes have the title {node.title!r}: qualify their titles")
             self.nodes[node.title] = node
         self.facts = tuple(sorted(set(facts)))
         found = defaultdict(lambda: defaultdict(set))
         for subject, relation, value in self.facts:
             if relation.endswith(" of"):
-                raise ValueError(f"relation {relation!r}: names that end in ' of' are inverses")
+                raise ValueError(
+                    f"relation {relation!r} ends in ' of', which is reserved for inverses: rename it"
+                )
             if subject not in self.nodes:
-                raise ValueError(f"fact about {subject!r}, which is no node")
+                raise ValueError(f"fact about {subject!r}, which is not a node: add a node")
             self.nodes.setdefault(value, Node(value, VALUE))
             found[relation][subject].add(value)
             found[inverse(relation)][value].add(subject)
-        self.nodes = dict(sorted(self.nodes.items()))  # not in the order in which they came
+        self.nodes = dict(sorted(self.nodes.items()))  # independent of the input order
         # relation (inverses too) -> title -> the set of its values
         self.adjacent = {
             relation: {title: frozenset(some) for title, some in rows.items()}

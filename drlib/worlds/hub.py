@@ -21,7 +21,7 @@ from drlib.worlds.store import Document, Part, Store, one_line
 
 WANTED = "title and text (Wikipedia), context (HotpotQA, 2Wiki) or paragraphs (MuSiQue)"
 SUFFIXES = (".parquet", ".json", ".jsonl")
-MAX_TITLE_WORDS = 8  # of a title that is looked for in texts
+MAX_TITLE_WORDS = 8  # longest title that is matched in texts
 TITLE_WORD = re.compile(r"\w+")
 
 
@@ -55,7 +55,7 @@ def load(
         files = _files_at(path)
         if not files:
             suffixes = ", ".join(SUFFIXES)
-            raise ValueError(f"hub:{rest}: no {suffixes} file there, or only empty ones")
+            raise ValueError(f"hub:{rest}: no non-empty {suffixes} file found")
     there = [Path(file).stat() for file in files if Path(file).exists()]
     states = [(state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in there]
     store = Store(index_path, f"hub:{path.resolve() if path.exists() else rest}")
@@ -74,7 +74,7 @@ def _files_at(path: Path) -> list[str]:
 def _rows(
     rest: str, config: str | None, split: str, files: list[str], limit: int
 ) -> Iterator[dict]:
-    from datasets import load_dataset  # slow to import
+    from datasets import load_dataset  # slow import
 
     if files:
         rest = "parquet" if files[0].endswith(".parquet") else "json"
@@ -84,7 +84,7 @@ def _rows(
         yield from islice(rows, limit)
     except (OSError, ValueError, RuntimeError) as error:
         what = f"hub:{rest}{files or ''} cannot be read ({error})"
-        raise ValueError(f"{what}; download its files and give hub:PATH") from error
+        raise ValueError(f"{what}; download its files and pass hub:PATH") from error
 
 
 def read_pages(rows: Iterable[dict]) -> Part:
@@ -98,7 +98,7 @@ def read_pages(rows: Iterable[dict]) -> Part:
                     pages.setdefault(name, {})[text.strip()] = None
         except (LookupError, TypeError, ValueError, AttributeError):
             found = ", ".join(row)
-            raise ValueError(f"unknown schema: found columns {found}; wanted {WANTED}") from None
+            raise ValueError(f"unknown schema with columns {found}: expected {WANTED}") from None
     documents, facts = [], []
     for title, texts in pages.items():
         text = "\n\n".join(texts)
@@ -126,7 +126,7 @@ def _mentioned(text: str, titles: Container[str]) -> list[str]:
     """Return the capitalised titles of at most `MAX_TITLE_WORDS` words in `text`, in order."""
     words = list(TITLE_WORD.finditer(text))
     found: dict[str, None] = {}
-    past = 0  # the end of the last title that was found
+    past = 0  # end of the last match
     for number, word in enumerate(words):
         start = word.start()
         if start < past or word[0][0].islower():

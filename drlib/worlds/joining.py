@@ -28,12 +28,12 @@ from drlib.worlds.sheets import HAS_LETTER
 from drlib.worlds.store import Part, Store
 from drlib.worlds.triples import RESERVED_RELATIONS
 
-JOINS = "~~joins//"  # no path
-DEFERRED = "~held "  # before a relation and a value among the links of a document
+JOINS = "~~joins//"  # cannot be a path
+DEFERRED = "~held "  # prefix of a deferred fact among a document's links
 SAME = "same as"
-INDEXES = ("index", "readme", "_index")  # files that stand for their folder
-NUMBER = re.compile(r"(?:^|(?<=/))\d+[-_. ]+(?=[^/])")  # that sorts files, and is no part of a link
-LEADING_ID = re.compile(r"(\d{6,14}[a-z]?)(?![^\W_])")  # of a Zettelkasten: "202101010000 Ideas"
+INDEXES = ("index", "readme", "_index")  # files that represent their folder
+NUMBER = re.compile(r"(?:^|(?<=/))\d+[-_. ]+(?=[^/])")  # sorting prefix, not part of links
+LEADING_ID = re.compile(r"(\d{6,14}[a-z]?)(?![^\W_])")  # Zettelkasten id: "202101010000 Ideas"
 PAGE_KINDS = ("page", "section")
 
 
@@ -63,7 +63,7 @@ def join_files(store: Store) -> Part:
     names = _Names(store)
     deferred: list[Fact] = []
     facts: list[Fact] = []
-    called: dict[str, set[str]] = defaultdict(set)  # title -> names by which links call it
+    called: dict[str, set[str]] = defaultdict(set)  # title -> names used by links
     for title, links in store.rows("SELECT title, links FROM documents WHERE links LIKE '%\"~%'"):
         deferred += [
             (title, *json.loads(link.removeprefix(DEFERRED)))
@@ -105,8 +105,9 @@ class _Names:
     """Index of the names in a folder."""
 
     def __init__(self, store: Store):
-        self._titles: dict[str, str] = {}  # folded -> a page, section or row
-        self._paths: dict[str, set[str]] = defaultdict(set)  # folded path without suffix -> pages
+        self._titles: dict[str, str] = {}  # case-folded title -> page, section or row
+        # case-folded path without suffix -> pages
+        self._paths: dict[str, set[str]] = defaultdict(set)
         self._called: dict[str, set[str]] = defaultdict(set)  # folded heading or alias -> pages
         self._stems: dict[str, set[str]] = defaultdict(set)  # folded file name or id -> pages
         self._sections: dict[str, set[str]] = defaultdict(set)  # folded heading or label
@@ -161,7 +162,7 @@ class _Names:
             return whole
         path = re.sub(r"\.(?:md|mdx|html?|rst)$", "", folded)
         ways = [self._paths.get(path)]
-        if "/" in path:  # from another folder than this one: a part of the path is enough
+        if "/" in path:  # links from other folders may omit the first folders
             ways.append(
                 {
                     p

@@ -21,10 +21,10 @@ from drlib.worlds.world import Hit, Page
 
 SNIPPET = 160  # characters
 ENGINES = ("fts5", "bm25s")
-TITLE_TIMES = 4  # that a title counts in bm25s, as in the store
+TITLE_TIMES = 4  # weight of a title in bm25s, as in the store
 NEXT_PART = re.compile(rf"- {MORE_FACTS}: \[(.+), part (\d+)\]\(([^\s:]+:\1\?part=\2)\)")
 PART_OF_URL = re.compile(r"\?part=(\d{1,9})$")
-# a title may hold brackets: a link ends where its title has come a second time
+# a title may contain brackets: a link ends after the second occurrence of its title
 VALUES = re.compile(r"(?:\[(.+?)\]\([^\s:]+:\1\)|(.+?))(?:; |$)")
 
 
@@ -52,7 +52,7 @@ class Library:
 
     def __init__(self, name: str, store: Store, scheme: str, engine: str = "fts5"):
         if engine not in ENGINES:
-            raise ValueError(f"unknown engine {engine!r}: known engines are {', '.join(ENGINES)}")
+            raise ValueError(f"unknown engine {engine!r}: use {' or '.join(ENGINES)}")
         self.name = name
         self.store = store
         self.scheme = scheme
@@ -71,7 +71,8 @@ class Library:
         if not facts:
             return None
         rows = self.store.rows("SELECT title, kind, aliases FROM nodes ORDER BY source DESC")
-        nodes = {subject: Node(subject, VALUE) for subject, *_ in facts}  # if no source has it
+        # default, if no source describes it
+        nodes = {subject: Node(subject, VALUE) for subject, *_ in facts}
         for title, kind, aliases in rows:
             nodes[title] = Node(title, kind, tuple(json.loads(aliases)))
         return Graph(nodes.values(), facts)
@@ -93,7 +94,7 @@ class Library:
             if found and found[0].casefold() == name.casefold():
                 return found[0], meant
         others = self.store.names(url) if text.startswith(f"{self.scheme}:") else ()
-        return (others[0], 1) if len(others) == 1 else (None, 1)  # a link by another name
+        return (others[0], 1) if len(others) == 1 else (None, 1)  # a link by alias
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
         """Return the `k` best pages: titles and aliases equal to `query`, then by BM25.
@@ -164,7 +165,7 @@ class Library:
         shown = facts[start:end]
         blocks = []
         if start == 0:
-            # only the block at the end may look like one
+            # only the last block may look like a facts block
             blocks.append(f"\n{text}".replace("\nFacts about ", "\n Facts about ")[1:])
         if shown:
             blocks.append("\n".join([f"Facts about {title}:", *self._lines(shown)]))

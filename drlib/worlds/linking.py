@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from drlib.worlds.reading import OUTLINES
 
-FENCED = "\0"  # before each line of a fence while a file is cut: nothing in it is structure
+FENCED = "\0"  # marks fenced lines while a file is cut; they contain no structure
 WORDS = r"([^\[\]\n]{0,300})"
 LINK_TARGET = r"(?:<([^<>\n]{1,500})>|([^()\s<>]{1,500}))"
 MARKDOWN_LINK = re.compile(rf"\[{WORDS}\]\([ \t]*{LINK_TARGET}(?:[ \t][^()\n]{{0,300}})?\)")
@@ -30,7 +30,7 @@ FILE_LINK = re.compile(r"<([^<>\s:@]{1,300}\.\w{2,5})>")
 WIKI_LINK = re.compile(
     r"!?\[\[([^\[\]|#\n]{0,200})(?:#([^\[\]|\n]{0,200}))?(?:\\?\|([^\[\]\n]{0,200}))?\]\]"
 )
-NAMED = "~named "  # before a name among the links of a document, which is no title
+NAMED = "~named "  # prefix of an unresolved name among a document's links
 
 
 class Address(NamedTuple):
@@ -110,7 +110,7 @@ def link_target(source: str, link: str) -> Address | None:
     if path.startswith("../") or (file_suffix(path) not in OUTLINES and not is_name):
         return None
     if path != source and file_suffix(path) in (".html", ".htm"):
-        anchor = ""  # most stand at no heading, which cannot be seen from here
+        anchor = ""  # most anchors are at no heading, which is unknown here
     return Address(f"{path}#{anchor}" if anchor else path, is_name)
 
 
@@ -119,7 +119,7 @@ def wiki_target(source: str, match: re.Match) -> Address | None:
     name, heading = match[1].strip().rstrip("\\"), match[2]
     anchor = f"#{slug(heading.rpartition('#')[2].strip())}" if heading else ""
     if match[0].startswith("!") and file_suffix(name) not in ("", *OUTLINES):
-        return None  # a picture, shown
+        return None  # an embedded picture
     if not name:
         return Address(f"{source}{anchor}", False) if anchor else None
     return Address(f"{name}{anchor}", True)

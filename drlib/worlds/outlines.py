@@ -6,7 +6,7 @@ only the standard library.
 
 import re
 
-# Where text begins a line as a heading, a fence, a rule or a table's rule does.
+# Line starts that look like a heading, a fence, a rule or a table's rule.
 LOOKS_LIKE_MARKDOWN = re.compile(r"(?m)^(?=[ \t]*(?:#|```|~~~|[-=|:][-=|: \t]{2,}$))")
 
 

@@ -32,7 +32,7 @@ from drlib.worlds.graph import Fact, Node
 from drlib.worlds.library import Library
 from drlib.worlds.store import Document, Part, Store
 
-# programs, tests, tables, what acts when it is imported, what `os` shows, what is gone in 3.12
+# programs, tests, tables, modules with import side effects, parts of `os`, removed in 3.12
 SKIP = {
     "antigravity",
     "distutils",
@@ -48,7 +48,7 @@ SKIP = {
     "turtledemo",
 }
 LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED") or "")
-BODY = 6000  # characters of a docstring
+BODY = 6000  # characters kept of a docstring
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 EMPTY_TREE = ast.Module([], [])
 
@@ -56,7 +56,7 @@ EMPTY_TREE = ast.Module([], [])
 def load(rest: str = "", index_path: Path | None = None) -> Library:
     """Load the world; its index is kept at `index_path` or in memory."""
     if rest:
-        raise ValueError(f"world 'pydocs' takes nothing after its name, got {rest!r}")
+        raise ValueError(f"world 'pydocs' takes no argument, got {rest!r}")
     store = Store(index_path, "pydocs")
     made_by = sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     store.update({"pydocs": f"{sys.version}, {made_by}"}, lambda _: read_standard_library())
@@ -69,7 +69,7 @@ def read_standard_library() -> Part:
     Raises:
         RuntimeError: the subprocess failed; the message ends with its error output.
     """
-    # first the library's own files: -P and this order keep a user's `code.py` from being taken
+    # the library's files first: with -P, a user's `code.py` cannot shadow a module
     ours = [path for path in (*LIBRARY, *map(os.path.abspath, sys.path)) if path]
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", "-m", __name__],
@@ -103,9 +103,9 @@ def import_modules() -> dict:
             continue
         try:
             module = importlib.import_module(name)
-        except (ImportError, AttributeError, OSError):  # of another platform, not installed
+        except (ImportError, AttributeError, OSError):  # other platform, or not installed
             continue
-        file = getattr(module, "__file__", None) or root  # none: it is part of the interpreter
+        file = getattr(module, "__file__", None) or root  # no file: built into the interpreter
         if any(Path(file).is_relative_to(place) for place in LIBRARY if place):
             found[name] = module
     return found
@@ -117,7 +117,7 @@ class StandardLibrary:
     def __init__(self):
         self.modules = import_modules()
         self.found: dict[str, object] = {}
-        self.titles: dict[int, str] = {}  # by `id` of the thing
+        self.titles: dict[int, str] = {}  # `id` of the object -> title
         for name in sorted(self.modules, key=lambda name: (name.count("."), name)):
             self._claim(name, name, self.modules[name])
         files = {getattr(module, "__file__", None) or "" for module in self.modules.values()}
@@ -180,7 +180,7 @@ class StandardLibrary:
     def _parameters(self, title: str, function) -> Iterator[Fact]:
         try:
             parameters = inspect.signature(function).parameters
-        except (ValueError, TypeError, AttributeError):  # C code that does not say
+        except (ValueError, TypeError, AttributeError):  # C code without signature
             return
         yield title, "number of parameters", str(len(parameters))
         for name in parameters:
@@ -204,7 +204,7 @@ class StandardLibrary:
                     continue
                 bound = alias.asname or (alias.name if base else alias.name.partition(".")[0])
                 held = vars(module).get(bound)
-                # a branch that was not taken binds something else
+                # a branch that was not taken may bind something else
                 if name == base:
                     is_held = held is not None and held is vars(self.modules[name]).get(alias.name)
                 else:
@@ -222,7 +222,7 @@ class StandardLibrary:
             if not isinstance(node, ast.Raise) or not node.exc:
                 continue
             raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-            name = getattr(raised, "id", "")  # not of another module: no attribute
+            name = getattr(raised, "id", "")  # "" for an attribute of another module
             thing = scope.get(name, vars(builtins).get(name))
             is_exception = inspect.isclass(thing) and issubclass(thing, BaseException)
             if is_exception and id(thing) in self.titles and name in code.co_names:

@@ -26,16 +26,16 @@ from contextlib import suppress
 from types import ModuleType
 from xml.etree import ElementTree
 
-TABLES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".pptx")  # read as Markdown, for worlds
-MAX_FILE = 20_000_000  # bytes of a file
-KEPT_CHARS = 100_000  # of its text, where the caller does not say
-# What the archives of a file may hold together: members, unpacked bytes, archives in one another.
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".pptx")  # converted to Markdown for worlds
+MAX_FILE = 20_000_000  # bytes
+KEPT_CHARS = 100_000  # default length of a text
+# Budget of all archives in a file: members, unpacked bytes, nesting depth.
 ALLOWED = {"members": 1_000, "bytes": 100_000_000, "archives": 2}
-LARGE_MEMBER = 1_000_000  # unpacked bytes from which on the next limit holds
-MAX_RATIO = 200  # of unpacked to packed bytes
-PARSER_CPU_S = 20  # processor seconds of one file
-PARSER_BYTES = 1 << 30  # of address space
-# How a parser's process ended -> what that says; SIGALRM is its clock.
+LARGE_MEMBER = 1_000_000  # unpacked bytes above which MAX_RATIO applies
+MAX_RATIO = 200  # unpacked to packed bytes
+PARSER_CPU_S = 20  # CPU seconds per file
+PARSER_BYTES = 1 << 30  # address space
+# Exit status of a parser process -> kind of fault; SIGALRM is its timeout.
 EXIT_FAULTS = {
     -signal.SIGALRM: "timeout",
     -signal.SIGXCPU: "too_large",
@@ -108,7 +108,7 @@ class Parser:
         """Return the subprocess's reply; raise `Unreadable` if it ended."""
         has_read_others = self._child is not None
         child = self._child = self._child or self._start_child()
-        with suppress(BrokenPipeError, ValueError):  # ValueError: no line of JSON, or half of one
+        with suppress(BrokenPipeError, ValueError):  # ValueError: no JSON, or an incomplete line
             child.stdin.write(json.dumps(order).encode() + b"\n" + data)
             child.stdin.flush()
             return json.loads(child.stdout.readline())
@@ -266,7 +266,7 @@ def _archive(data: bytes, allowed: dict, *, office: bool = False) -> zipfile.Zip
         is_bomb = is_large and info.file_size > MAX_RATIO * info.compress_size
         if is_bomb or min(allowed.values()) < 0:
             raise Unreadable("too_large", f"at member {name!r:.200} the archive is above {ALLOWED}")
-        # no document type, no entities; without zero bytes UTF-16 reads like ASCII
+        # no document type means no entities; without zero bytes UTF-16 reads like ASCII
         if office and b"<!DOCTYPE" in archive.read(info).replace(b"\0", b""):
             raise Unreadable("refused", f"{name!r:.200} declares a document type (entities)")
     return archive
@@ -296,7 +296,8 @@ def _docx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
     """Return one line per paragraph and per table row, with tabs between cells."""
     with _archive(data, allowed, office=True) as archive:
         root = ElementTree.fromstring(archive.read("word/document.xml"))
-    for unwanted in ("Fallback", "tabs"):  # a drawing's text once more; positions of tab stops
+    # a second copy of a drawing's text; positions of tab stops
+    for unwanted in ("Fallback", "tabs"):
         for node in root.iterfind(f".//{{*}}{unwanted}"):
             node.clear()
     for cell in root.iterfind(".//{*}tc"):
@@ -329,13 +330,14 @@ def _xlsx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
 
 def _sheets(data: bytes, allowed: dict) -> Iterator[tuple[str, Iterator[tuple]]]:
     """Yield (name, rows) of each sheet of a workbook."""
-    sys.modules.setdefault("numpy", None)  # openpyxl would load it: slow, and hungry for memory
+    # keeps openpyxl from importing it, which is slow and needs memory
+    sys.modules.setdefault("numpy", None)
     import openpyxl
 
     _archive(data, allowed, office=True).close()
     book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
     for sheet in book.worksheets:
-        sheet.reset_dimensions()  # the file's own word for its size may be a lie
+        sheet.reset_dimensions()  # the size declared in the file may be wrong
         yield sheet.title, sheet.iter_rows(values_only=True)
 
 
@@ -385,8 +387,8 @@ OUTLINES = {
 
 def _serve() -> None:
     """Run the subprocess of a `Parser`: one JSON line per order, within its limits."""
-    out, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no reply
-    with suppress(ValueError):  # a lower limit holds, or macOS, which has none on memory
+    out, sys.stdout = sys.stdout, sys.stderr  # output of libraries must not mix with replies
+    with suppress(ValueError):  # a lower limit is set, or macOS without memory limits
         resource.setrlimit(resource.RLIMIT_AS, (PARSER_BYTES, PARSER_BYTES))
     for line in sys.stdin.buffer:
         *order, timeout_s, size = json.loads(line)

@@ -28,19 +28,21 @@ from drlib.worlds.graph import VALUE, Graph
 from drlib.worlds.small import Entity, SmallWorld
 from drlib.worlds.world import World
 
-STRUCTURE = ("link", "section", "heading", "table", "mentioned in")  # of a folder: no knowledge
-KINDS = ("kind", "type", "category")  # relations whose value is a better kind than "page"
-BACKWARDS = {"subclass": "base class"}  # relation -> its name backwards, if a kind says too little
+# structure of a folder, no knowledge
+STRUCTURE = ("link", "section", "heading", "table", "mentioned in")
+KINDS = ("kind", "type", "category")  # relations whose value is a more specific kind than "page"
+# relation -> name of its inverse, if a kind would be too vague
+BACKWARDS = {"subclass": "base class"}
 MAX_HOPS = 3
-MAX_FACTS = 5  # of a page, its own before those read backwards: a search shows them on one line
-MAX_PIECES = 12  # of a title or value: it is read, written and searched for
-MIN_CHAINS = 24  # of each number of look-ups; with fewer there is nothing to train on
+MAX_FACTS = 5  # per page, forward facts first: a search shows them on one line
+MAX_PIECES = 12  # per title or value, which are read, written and searched for
+MIN_CHAINS = 24  # per number of hops, the minimum for training
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-PIECE = re.compile(r"[^\W\d_]+ ?|\d|[^\w\s] ?|_")  # about what the tokenizer makes of a name
+PIECE = re.compile(r"[^\W\d_]+ ?|\d|[^\w\s] ?|_")  # approximates the tokenizer on names
 REMEDY = (
     "Facts of a folder come from front matter (`capital: Norwich`) and from tables with a header "
-    "(a row is a thing, a column a relation), or, with an endpoint, from sentences; a value that "
-    "is the heading of another page leads on to it."
+    "(a row is an entity, a column a relation), or, with an endpoint, from sentences. A value that "
+    "equals the heading of another page links to it."
 )
 
 
@@ -77,12 +79,11 @@ def select(
     graph = world.graph
     if graph is None or not graph.facts:
         raise ValueError(
-            f"world {world.name!r} has texts and no facts, and questions are made from facts. "
-            f"{REMEDY}"
+            f"world {world.name!r} has no facts, from which questions are made. {REMEDY}"
         )
     entities, left_out = _entities(graph, relations)
 
-    # What fits is taken whole: a page with all that its facts lead to, or nothing.
+    # Add a page only together with everything that its facts lead to.
     kept: dict[str, Entity] = {}
     known: set[str] = set()
     for title in _order_by_depth(entities, random.Random(f"selection-{seed}")):
@@ -96,8 +97,8 @@ def select(
     for hops, found in enumerate(_chains(kept), 1):
         if found < MIN_CHAINS:
             raise ValueError(
-                f"world {world.name!r} has {len(kept)} pages with facts that have one value, and "
-                f"{found} chains of {hops} look-ups; {MIN_CHAINS} are needed. {REMEDY}"
+                f"world {world.name!r} has {len(kept)} pages with single-valued facts and "
+                f"{found} chains of {hops} hops; {MIN_CHAINS} are needed. {REMEDY}"
             )
     return Selection(small, len(entities), dict(left_out))
 
@@ -128,8 +129,8 @@ def _entities(graph: Graph, most: int | None) -> tuple[dict[str, Entity], Counte
             else:
                 facts[name][relation] = value
 
-    # Relations are words, too: what a small policy has seen a few times it does not tell apart.
-    # A fact that leads on counts half as much again, for chains are made of them.
+    # Keep frequent relations: a small policy cannot distinguish relations it has rarely seen.
+    # Facts with a linked value weigh 1.5 times as much, because they form chains.
     uses: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     for some in facts.values():
@@ -235,12 +236,12 @@ def _relation_name(relation: str, title: str, value: str, graph: Graph) -> str:
     if base in STRUCTURE or base in KINDS:
         return ""
     if relation == base:
-        # "First lit" stands over a column: here it comes into the middle of a question
+        # a column header such as "First lit" is used inside a question
         return base if base[1:2].isupper() else base[:1].lower() + base[1:]
     if base in BACKWARDS:
         return BACKWARDS[base]
     name = _kind(value, graph)
-    # "The person of a person" would tell nobody what is meant
+    # "the person of a person" would be unclear
     is_unclear = name in (VALUE, _kind(title, graph)) or name in graph.relations[title]
     return "" if is_unclear else name
 

@@ -22,20 +22,21 @@ from xml.etree import ElementTree
 from drlib.worlds.outlines import fenced
 
 DELIMITERS = ",;\t|"
-SAMPLE = 20_000  # characters that tell the delimiter
+SAMPLE = 20_000  # characters used to detect the delimiter
 HAS_LETTER = re.compile(r"[^\W\d_]")
-BETWEEN_VALUES = "<br>"  # of one cell
+BETWEEN_VALUES = "<br>"  # separator of several values in a cell
 
 
 def from_delimited(text: str, delimiter: str = "") -> str:
     """Convert a csv text to a table; without `delimiter` it is detected."""
-    limit = max(csv.field_size_limit(), len(text) + 1)  # it is the whole process's: never lowered
+    # the limit is global to the process and never lowered
+    limit = max(csv.field_size_limit(), len(text) + 1)
     csv.field_size_limit(limit)
     text = text.strip("\r\n")
     if not delimiter:
         try:
             delimiter = csv.Sniffer().sniff(text[:SAMPLE], DELIMITERS).delimiter
-        except csv.Error:  # one column, or lines of different length
+        except csv.Error:  # one column, or rows of unequal length
             counts = {mark: text[:SAMPLE].split("\n")[0].count(mark) for mark in DELIMITERS}
             delimiter = max(DELIMITERS, key=lambda mark: counts[mark])
     return table(csv.reader(io.StringIO(text), delimiter=delimiter))

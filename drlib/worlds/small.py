@@ -69,7 +69,9 @@ class SmallWorld:
         self.entities: dict[str, Entity] = {}
         for entity in entities:
             if entity.title in self.entities:
-                raise ValueError(f"world {name!r}: two entities are called {entity.title!r}")
+                raise ValueError(
+                    f"world {name!r}: two entities have the title {entity.title!r}: rename one"
+                )
             self.entities[entity.title] = entity
         self.name = name
         self.scheme = scheme
@@ -115,7 +117,7 @@ class SmallWorld:
             raise ValueError(f"search needs k >= 1, got {k}")
         exact = self.find(query)
         titles = [exact] if exact else []
-        if len(titles) < k:  # else the index need not be built
+        if len(titles) < k:  # avoids building the index
             titles += [t for t in self.store.search(query, k + 1) if t != exact]
         return [Hit(t, self.url(t), snippet(self.entities[t])) for t in titles[:k]]
 

@@ -32,19 +32,19 @@ from drlib.worlds.graph import Fact, Node
 from drlib.worlds.reading import clean
 
 FACTS_PER_PAGE = 60
-MORE_FACTS = "more facts"  # how a page's line to its next part begins: no relation
-MAX_TERMS = 64  # of a query
-WAIT_S = 600.0  # for another writer
-FILE_FORMAT = 0x64726C02  # SQLite's application id of our files: "drl", and the format's number
+MORE_FACTS = "more facts"  # reserved: begins the line with the next part of a page
+MAX_TERMS = 64  # largest number of terms of a query
+WAIT_S = 600.0  # seconds to wait for another writer
+FILE_FORMAT = 0x64726C02  # SQLite application id: "drl" and the format version
 STOP = frozenset("a an and are by for in is of on the to was what which who".split())
 DOTTED_NAME = re.compile(r"\w\w+(?:[._]\w+)+")
 WORD = re.compile(r"[^\W_]+")
 LINKED_TITLE = re.compile(r"\[(.+?)\]\([^\s:]+:\1\)")
-TITLE_WEIGHT = 4.0  # of a title's words against those of the text
-MAX_RANKED = 4_000_000  # pages in all cached terms, 12 bytes each
+TITLE_WEIGHT = 4.0  # weight of title words relative to text
+MAX_RANKED = 4_000_000  # pages over all cached terms, 12 bytes each
 TERM_SCORES = "SELECT rowid, bm25(pages, ?, 1.0, 1.0) FROM pages WHERE pages MATCH ?"
 ROW = np.dtype([("page", np.int64), ("score", np.float64)])
-# A row of `documents` has the rowid of its row in `pages`, which holds the text and the index.
+# A row of `documents` has the rowid of its row in `pages`, which contains text and index.
 TABLES = {
     "documents": "title, links",
     "nodes": "title, kind, aliases",
@@ -52,7 +52,7 @@ TABLES = {
     "facts": "subject, value, relation",
     "sources": "stamp, reason, digest",
 }
-INDEXED = {"names": 2, "facts": 2}  # how many of a table's first columns have an index: else one
+INDEXED = {"names": 2, "facts": 2}  # number of leading columns with an index; default 1
 
 
 def _schema() -> str:
@@ -72,10 +72,10 @@ def _schema() -> str:
 
 
 REMEDIES = {
-    "SQLITE_BUSY": "another process is writing: wait until it has ended",
-    "SQLITE_FULL": "the disk is full: make room there, or give another path",
+    "SQLITE_BUSY": "another process is writing: wait until it ends",
+    "SQLITE_FULL": "the disk is full: free space, or use another path",
 }
-# What a source tells something about.
+# Titles that a source describes.
 AFFECTED_TITLES = " UNION ".join(
     f"SELECT {what} WHERE source = :s"
     for what in (
@@ -85,7 +85,7 @@ AFFECTED_TITLES = " UNION ".join(
         "title FROM documents",
     )
 )
-# All that it says.
+# All rows of a source, for its digest.
 SOURCE_ROWS = (
     "SELECT d.title, text, links FROM documents d JOIN pages p ON p.rowid = d.rowid"
     " WHERE source = ?",
@@ -143,10 +143,11 @@ class Ranking:
     def __init__(self, db: sqlite3.Connection):
         self._db = db
         rows = db.execute("SELECT rowid FROM documents ORDER BY title")
-        self._pages = np.fromiter((page for (page,) in rows), np.int64)  # by title
-        self._places = np.argsort(self._pages).astype(np.int32)  # of the pages by number
+        self._pages = np.fromiter((page for (page,) in rows), np.int64)  # sorted by title
+        self._places = np.argsort(self._pages).astype(np.int32)  # positions sorted by row id
         self._numbers = self._pages[self._places]
-        self._scores_by_term: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # last used last
+        # most recently used last
+        self._scores_by_term: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._cached_pages = 0
 
     def best(self, terms: Sequence[str], k: int) -> list[int]:
@@ -157,7 +158,7 @@ class Ranking:
         scores = np.zeros(len(self._pages))
         for term in terms:
             places, added = self._term_scores(term)
-            scores[places] += added  # SQLite's: the lower, the better, and never 0
+            scores[places] += added  # SQLite's scores: lower is better, never 0
         found = np.flatnonzero(scores)
         reached = scores[found]
         if len(found) > k:
@@ -202,7 +203,7 @@ class Store:
         self.changes: Changes | None = None
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
-        self._ranking: Ranking | None = None  # of the state that is shown
+        self._ranking: Ranking | None = None  # ranking of the current state
 
     def update(
         self,
@@ -232,10 +233,10 @@ class Store:
                 self._begin("BEGIN IMMEDIATE")
                 with self._db:
                     due = self._change(stamps, read, expect)
-                # the file alone is complete then, unless a reader still needs its old state
+                # moves the log into the file, unless a reader still needs the old state
                 self._db.execute("PRAGMA wal_checkpoint")
                 self._begin("BEGIN")
-            # reading also fixes the state that is seen from now on
+            # this read also fixes the visible state
             reasons = dict(self.rows("SELECT source, reason FROM sources WHERE reason NOT NULL"))
             done = ([source for source in some if source not in reasons] for some in due)
             self.changes = Changes(*done, dict(sorted(reasons.items())))
@@ -246,7 +247,8 @@ class Store:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         where = self.path or ":memory:"
         db = sqlite3.connect(where, WAIT_S, isolation_level=None, check_same_thread=False)
-        db.execute("BEGIN")  # one state for both questions: another process may be making the file
+        # one transaction for both queries: another process may be creating the file
+        db.execute("BEGIN")
         (ours,) = db.execute("PRAGMA application_id").fetchone()
         is_filled = db.execute("SELECT 1 FROM sqlite_master").fetchone()
         db.execute("COMMIT")
@@ -264,14 +266,14 @@ class Store:
     def _find_changes(self, stamps: Mapping[str, str]) -> tuple[list[str], list[str], list[str]]:
         """Return the sources that are new or were skipped, changed, and removed."""
         for (other,) in self.rows("SELECT name FROM world WHERE name != ?", self.world):
-            remedy = "give each world an index_path of its own, or move this file away"
+            remedy = "use one index_path per world, or move this file"
             raise ValueError(f"{self.path} is the index of {other}, not of {self.world}: {remedy}")
         old = dict(self.rows("SELECT source, stamp FROM sources WHERE reason IS NULL"))
         added = sorted(stamps.keys() - old)
         gone = sorted(old.keys() - stamps)
         known = [source for source in stamps if source in old]
         changed = [source for source in known if old[source] != stamps[source]]
-        if added or changed or gone:  # then what is made of the others is due as well
+        if added or changed or gone:  # derived sources are then outdated, too
             changed += [source for source in known if not stamps[source]]
         return added, sorted(changed), gone
 
@@ -284,11 +286,11 @@ class Store:
         """Apply `update` inside its transaction; return the changed sources."""
         self._db.execute("DELETE FROM sources WHERE reason NOT NULL")
         added, changed, gone = due = self._find_changes(stamps)
-        stale: set[tuple[str]] = set()  # titles whose page has to be indexed again
+        stale: set[tuple[str]] = set()  # titles to be indexed again
         for source in (*changed, *gone):
             stale.update(self._db.execute(AFFECTED_TITLES, {"s": source}))
             self._remove(source)
-        # those of stamp "" last: they are made of the others
+        # derived sources (stamp "") last
         order = sorted((*added, *changed), key=lambda source: not stamps[source])
         if expect is not None:
             expect(order)
@@ -297,7 +299,7 @@ class Store:
             stale.update(self._db.execute(AFFECTED_TITLES, {"s": source}))
         if not self.rows("SELECT 1 FROM documents LIMIT 1"):
             why = self.rows("SELECT source, reason FROM sources WHERE reason NOT NULL LIMIT 3")
-            raise ValueError(f"{self.world or self.path}: no pages in it; left out: {why}")
+            raise ValueError(f"{self.world or self.path}: no pages; skipped: {why}")
         own = "INSERT INTO world SELECT ? WHERE NOT EXISTS (SELECT 1 FROM world)"
         self._db.execute(own, (self.world,))
         for (title,) in sorted(stale):
@@ -341,7 +343,7 @@ class Store:
         for title, text, links in part.documents:
             title = one_line(title)
             for (other,) in self.rows("SELECT source FROM documents WHERE title = ?", title):
-                raise Skip(f"{title!r} is already a page of {other!r}: give it another title")
+                raise Skip(f"{title!r} is already a page of {other!r}: use another title")
             document = (title, json.dumps([one_line(link) for link in links]), source)
             row = run("INSERT INTO documents VALUES (?, ?, ?)", document).lastrowid
             run("INSERT INTO pages (rowid, title, text) VALUES (?, ?, ?)", (row, title, text))
@@ -356,7 +358,9 @@ class Store:
             subject, relation, value = cleaned
             is_ours = relation.endswith(" of") or ": " in relation or relation == MORE_FACTS
             if not all(cleaned) or is_ours:
-                raise ValueError(f"{source}: {cleaned} has an empty part or a wrong relation")
+                raise ValueError(
+                    f"{source}: fact {cleaned} has an empty part or a reserved relation"
+                )
             run("INSERT INTO facts VALUES (?, ?, ?, ?)", (subject, value, relation, source))
 
     def _digest(self, source: str) -> str:
@@ -375,7 +379,7 @@ class Store:
         except sqlite3.DatabaseError as error:
             remedy = REMEDIES.get(
                 getattr(error, "sqlite_errorname", ""),
-                "move it away to have the index made again, or give another path",
+                "move the file to rebuild the index, or use another path",
             )
             raise ValueError(f"{self.path} cannot be used ({error}): {remedy}") from error
 
@@ -393,7 +397,7 @@ class Store:
 
     def search(self, query: str, k: int) -> list[str]:
         """Return the titles of the `k` best pages for `query`, best first."""
-        terms = list(dict.fromkeys(search_terms(clean(query))))  # a repeated query costs time
+        terms = list(dict.fromkeys(search_terms(clean(query))))  # repeated terms would cost time
         if not terms:
             return []
         with self._lock, self._report_damage():

@@ -18,7 +18,7 @@ from babel.core import get_global
 
 from drlib.worlds.small import Entity, build_entities, unique_key
 
-TODAY = (2026, 1, 1)  # fixed: the world must not change with the calendar
+TODAY = (2026, 1, 1)  # fixed, so that the world does not change over time
 MAX_ZONES = 6
 NOT_COUNTRIES = {"EU", "EZ", "UN", "ZZ", "QO", "XA", "XB"}
 OFFICIAL = ("official", "de_facto_official")
@@ -67,7 +67,7 @@ class _Money(NamedTuple):
 def _money(locale: Locale, names: Mapping[str, str]) -> _Money:
     found = _Money({}, {}, {})
     for code in names.keys() & get_global("territory_currencies").keys():
-        # "Brazilian Cruzeiro (1967–1986)" carries its dates in its name: a question could leak
+        # skips names with dates, "Brazilian Cruzeiro (1967–1986)", which could leak an answer
         legal = [
             (locale.currencies[money], begin, end)
             for money, begin, end, is_tender in get_global("territory_currencies")[code]

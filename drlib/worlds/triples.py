@@ -29,11 +29,11 @@ from drlib.worlds.graph import Fact, Node
 from drlib.worlds.reading import clean
 from drlib.worlds.store import MORE_FACTS, Document, Part, Skip, Store, one_line
 
-MAX_FAILED_FILES = 3  # in a row, until no other is asked about
-WORKERS = 8  # requests at once
-AHEAD = 16  # files that are asked about before their turn, at most
+MAX_FAILED_FILES = 3  # consecutive failures after which no file is requested
+WORKERS = 8  # concurrent requests
+AHEAD = 16  # largest number of files requested ahead
 LONGEST_PART = 80  # characters of a subject, relation or object
-SOURCE, ENTITIES = "~triples//", "~~entities//"  # no paths
+SOURCE, ENTITIES = "~triples//", "~~entities//"  # cannot be paths
 KEYS = ("subject", "relation", "object", "evidence")
 RESERVED_RELATIONS = (
     "link",
@@ -43,7 +43,7 @@ RESERVED_RELATIONS = (
     "same as",
     "mentioned in",
     MORE_FACTS,
-)  # the world's relations
+)  # reserved by the world
 PROMPT = (
     "List the facts that the user's text states, as a JSON array of objects with the keys subject, "
     "relation, object and evidence. evidence is copied from the text letter by letter and contains "
@@ -54,7 +54,7 @@ PROMPT = (
 def relation_name(name: object) -> str:
     """Return `name` as a valid forward relation that is not reserved; "" if nothing is left."""
     relation, before = clean(str(name)).replace("`", ""), None
-    while relation != before:  # one repair may make room for the next
+    while relation != before:  # repeat until stable
         before = relation
         relation = one_line(relation).replace(": ", " ").strip("* ").rstrip(":")
         relation = relation.removesuffix(" of")
@@ -88,12 +88,12 @@ class TripleExtractor:
         replies_path: Path | None = None,
     ):
         if bool(url) != bool(model):
-            raise ValueError(f"give endpoint=URL ({url!r}) and model=NAME ({model!r}) together")
+            raise ValueError(f"endpoint={url!r} and model={model!r} must be given together")
         self.url = url.rstrip("/")
         self.model = model
         self.counts: Counter[str] = Counter()
-        self._failed = 0  # files in a row
-        self._answers = False  # the last request had a reply
+        self._failed = 0  # consecutive files
+        self._answers = False  # True if the last request succeeded
         self._chat = ChatEndpoint(url, model, timeout_s=timeout_s, api_key=api_key) if url else None
         self._replies = _ReplyFile(replies_path if url else None)
 
@@ -123,10 +123,10 @@ class TripleExtractor:
     def _triples(self, source: str, queue: "_ChunkQueue") -> Part:
         """Return the quoted triples of a file and where each entity is mentioned."""
         if self._failed >= MAX_FAILED_FILES and source not in queue.asked:
-            raise Skip(f"not asked about: {self.url} failed {MAX_FAILED_FILES} times in a row")
+            raise Skip(f"not requested: {self.url} failed {MAX_FAILED_FILES} times in a row")
         try:
             replies = queue.replies(source, ahead=self._answers)
-        except Skip:  # the file itself, which says so
+        except Skip:  # the file itself was skipped with its own reason
             return Part()
         except EndpointError as error:
             self._failed += 1
@@ -197,8 +197,8 @@ class _ReplyFile:
             try:
                 self.words[row["asked"]] = str(row["said"])
             except (LookupError, TypeError) as error:
-                message = f"{path}, line {number} is nothing that a model said ({error!r})"
-                raise ValueError(f"{message}: move this file away") from error
+                message = f"{path}, line {number} is no saved reply ({error!r})"
+                raise ValueError(f"{message}: move this file") from error
 
     def keep(self, digest: str, words: str) -> None:
         if self._path:
@@ -214,7 +214,7 @@ class _ChunkQueue:
         self.asked: dict[str, list[tuple[Document, Future]] | Skip] = {}
         self._request = ask
         self._read = read
-        self._waiting: deque[str] = deque()  # not asked about yet, in the order of their turns
+        self._waiting: deque[str] = deque()  # not yet requested, in order
 
     def expect(self, order: list[str]) -> None:
         """Receive the sources of this update in order, before the first one."""

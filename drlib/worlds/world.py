@@ -26,7 +26,7 @@ class Page:
 
     title: str
     url: str
-    text: str  # readable English with links written `[title](url)`
+    text: str  # English with links written `[title](url)`
     links: tuple[str, ...]
 
 
@@ -42,7 +42,7 @@ class Hit:
 
     title: str
     url: str
-    snippet: str  # the beginning of the page, or its facts on a line
+    snippet: str  # beginning of the page, or its facts on one line
 
 
 class World(Protocol):

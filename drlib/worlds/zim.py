@@ -25,7 +25,7 @@ from drlib.worlds.linking import MARKDOWN_LINK
 from drlib.worlds.reading import Parser, Unreadable, require_libraries
 from drlib.worlds.store import Document, Part, Store, one_line
 
-REDIRECT_STEPS = 9  # after one another; more are a circle
+REDIRECT_STEPS = 9  # longer chains are cycles
 
 
 def load(rest: str, index_path: Path | None = None, *, limit: int = 20_000) -> Library:
@@ -49,7 +49,7 @@ def load(rest: str, index_path: Path | None = None, *, limit: int = 20_000) -> L
     try:
         archive = Archive(Path(rest).expanduser())
     except RuntimeError as error:
-        raise ValueError(f"zim:{rest}: give zim:PATH of a ZIM file ({error})") from None
+        raise ValueError(f"zim:{rest}: not a ZIM file ({error}): pass zim:PATH of one") from None
     store = Store(index_path, f"zim:{Path(rest).expanduser().resolve()}")
     with closing(Parser()) as parser:
         stamp = f"1 {archive.uuid} {archive.filesize} {limit}"

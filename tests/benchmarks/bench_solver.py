@@ -17,8 +17,8 @@ import statistics
 import time
 
 from drlib.synthesis.engine import synthesize_questions
-from drlib.synthesis.funnel import Funnel, required, seeking
-from drlib.synthesis.queries import from_text
+from drlib.synthesis.funnel import Funnel, seeking
+from drlib.synthesis.queries import from_text, required
 from drlib.synthesis.solver import MISTAKES, Solver
 from drlib.tools import Toolbox
 from drlib.worlds import load_world
