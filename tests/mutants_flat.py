@@ -49,8 +49,8 @@ MUTANTS = [
     Mutant(
         "frugal head: the setting is not read",
         "drlib/training/gradient.py",
-        "config.rl_temperature, config.rl_frugal_head)",
-        "config.rl_temperature)",
+        "config.rl.temperature, config.rl.loss.chunked_logprobs)",
+        "config.rl.temperature)",
         (GRADIENT,),
         "the setting would save no memory",
     ),

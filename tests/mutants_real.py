@@ -47,7 +47,7 @@ MUTANTS = [
     Mutant(
         "real: a step of dead groups is taken",
         "drlib/training/grpo_trl.py",
-        'return self.config.rl_kl_coef == 0 and self.row["live_groups"] == 0',
+        'return self.config.rl.loss.kl_coef == 0 and self.row["live_groups"] == 0',
         "return False",
         (f"{REAL}::test_a_dead_step_moves_nothing",),
         "the momentum and the balance loss move weights that nobody asked to move",
@@ -55,15 +55,15 @@ MUTANTS = [
     Mutant(
         "real: the learning rate of the next step",
         "drlib/training/grpo_trl.py",
-        "return schedule(step, config.rl_steps",
-        "return schedule(step + 2, config.rl_steps + 2",
+        "return schedule(step, config.rl.steps",
+        "return schedule(step + 2, config.rl.steps + 2",
         (f"{REAL}::test_the_learning_rate_is_the_local_loop_s",),
         "another schedule than the one that is declared",
     ),
     Mutant(
         "real: wrong attempts are taught",
         "drlib/training/sft_trl.py",
-        "episodes = read_episodes(folder, config.demonstration_filter)",
+        "episodes = read_episodes(folder, config.sft.filter)",
         'episodes = read_episodes(folder, "none")',
         (SFT,),
         "the model learns from what it got wrong",
@@ -162,7 +162,7 @@ MUTANTS = [
     Mutant(
         "plan: an engine's copy of a sharded model",
         "drlib/training/fitting.py",
-        'elif config.engine in ("hf", "local") and loads["rl"].fsdp:',
+        'elif config.engine.name in ("hf", "local") and loads["rl"].fsdp:',
         "elif False:",
         (
             "tests/test_training_plan.py"

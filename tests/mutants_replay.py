@@ -10,8 +10,8 @@ MUTANTS = [
     Mutant(
         "max age: an update more",
         "drlib/training/staleness.py",
-        "StalenessFilter(config.rl_max_age)",
-        "StalenessFilter(config.rl_max_age + 1)",
+        "StalenessFilter(config.rl.filter.max_age)",
+        "StalenessFilter(config.rl.filter.max_age + 1)",
         (f"{LOOP}::test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since",),
         "rollouts would train that are too old",
     ),
@@ -37,7 +37,7 @@ MUTANTS = [
         'self.state["versions"].append(self.now)',
         'self.state["versions"].append(len(self.state["versions"]))',
         (f"{LOOP}::test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since",),
-        "with rl_staleness rollouts would seem younger or older than they are",
+        "with rl.off_policy.staleness rollouts would seem younger or older than they are",
     ),
     Mutant(
         "age: of steps",
@@ -117,8 +117,8 @@ MUTANTS = [
     Mutant(
         "replay: the loss compares the policy with itself",
         "drlib/training/switches.py",
-        "older = config.rl_staleness > 0 or config.rl_replay_groups > 0",
-        "older = config.rl_staleness > 0",
+        "older = config.rl.off_policy.staleness > 0 or config.rl.off_policy.replay_groups > 0",
+        "older = config.rl.off_policy.staleness > 0",
         (f"{REPLAY}::test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities",),
         "replayed tokens would have no ratio and no clip",
     ),
@@ -144,7 +144,7 @@ MUTANTS = [
         "ReplayBuffer(min(limits, default=0))",
         "ReplayBuffer(99)",
         (f"{REPLAY}::test_steps_replay_what_earlier_ones_learned_from",),
-        "rl_replay_age would do nothing",
+        "rl.off_policy.replay_age would do nothing",
     ),
     Mutant(
         "replay: across a change of the world",

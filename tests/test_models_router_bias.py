@@ -108,7 +108,7 @@ def test_what_was_recorded_is_replayed_bit_for_bit():
 
 
 def test_other_models_have_no_biases():
-    with pytest.raises(ValueError, match="this is a llama: set router_bias_rate=0"):
+    with pytest.raises(ValueError, match="this is a llama: set trainer.router_bias_rate=0"):
         add_router_bias(real_model("llama"))
 
 
@@ -212,7 +212,7 @@ def test_a_folder_keeps_the_biases_and_nobody_reads_it_without_them(tmp_path):
 
 
 def test_pre_training_moves_them_and_the_next_stage_goes_on_from_there(tmp_path):
-    config = settings(router_bias_rate=0.01, balance_coef=0.0, cpt_steps=4)
+    config = settings(trainer__router_bias_rate=0.01, trainer__balance_coef=0.0, pretrain__steps=4)
     folders = build_stages(("world", "untrained", "cpt"), config, tmp_path)
     rows = read_metrics(folders["cpt"])
     assert all(row["max_violation"] > 0 for row in rows)
@@ -226,7 +226,7 @@ def test_pre_training_moves_them_and_the_next_stage_goes_on_from_there(tmp_path)
 
 
 def test_a_rate_of_zero_leaves_them_and_no_metric(tmp_path):
-    config = settings(cpt_steps=2)
+    config = settings(pretrain__steps=2)
     folders = build_stages(("world", "untrained", "cpt"), config, tmp_path)
     assert not any("max_violation" in row for row in read_metrics(folders["cpt"]))
     assert get_router_biases(load_policy(folders["cpt"] / "policy")[0]) is None
@@ -234,7 +234,7 @@ def test_a_rate_of_zero_leaves_them_and_no_metric(tmp_path):
 
 def test_in_rl_they_move_with_the_update_and_the_engine_follows(start, tmp_path):
     build_world(tmp_path)
-    config = settings(rl_lr=1e-3, router_bias_rate=0.05)
+    config = settings(rl__lr=1e-3, trainer__router_bias_rate=0.05)
     step = start.step(config, tmp_path / "run", add_router_bias(start.policy))
     moved = 0
     for number in range(3):
@@ -249,5 +249,5 @@ def test_in_rl_they_move_with_the_update_and_the_engine_follows(start, tmp_path)
 
 
 def test_trl_s_stages_refuse_the_setting():
-    config = settings(trainer="trl", router_bias_rate=0.01)
-    assert any("router_bias_rate=0.01 needs trainer=local" in fault for fault in check(config))
+    config = settings(trainer__backend="trl", trainer__router_bias_rate=0.01)
+    assert any("trainer.router_bias_rate=0.01 needs trainer=local" in fault for fault in check(config))

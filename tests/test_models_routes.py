@@ -126,7 +126,7 @@ def test_of_vllm_s_layers_those_with_experts_are_taken(tmp_path):
 
 @pytest.fixture(scope="module")
 def start():
-    start = ColdStart(rl_start=MEMORY)
+    start = ColdStart(rl__start=MEMORY)
     yield start
     start.close()
 
@@ -145,7 +145,7 @@ class ThereAndBack(Agent):
 def rolled(start, kind, engine=None):
     config = settings(max_calls=4)
     engine = engine or TransformersEngine(
-        start.policy, max_context=config.max_context_tokens, routes=True
+        start.policy, max_context=config.rollout.max_context_tokens, routes=True
     )
     how = engine, start.toolbox, start.chat, limits_of(config)
     agent = kind(*how) if isinstance(kind, type) else create_agent(kind, *how)
@@ -166,7 +166,7 @@ def test_a_record_has_the_routes_of_every_context(start, kind):
 
 def test_an_engine_that_reports_none_leaves_none(start):
     config = settings()
-    silent = TransformersEngine(start.policy, max_context=config.max_context_tokens)
+    silent = TransformersEngine(start.policy, max_context=config.rollout.max_context_tokens)
     assert {record.routed_experts is None for record in rolled(start, "react", silent)} == {True}
 
 
@@ -194,9 +194,9 @@ class Shifted(TransformersEngine):
 
 def r3(**changes):
     """Replay on the tour's policy, whose rewards are random: that every gradient lives."""
-    how = {"trainer": "trl", "engine": "hf", "rl_routing": "r3"}
-    small = {"rl_steps": 1, "rl_questions": 1, "rl_group": 3, "rl_lr": 1e-2}
-    lives = {"rl_reward": "random", "rl_overlong": "keep"}
+    how = {"trainer.backend": "trl", "engine.name": "hf", "rl.off_policy.routing_replay": "r3"}
+    small = {"rl.steps": 1, "rl.questions": 1, "rl.group": 3, "rl.lr": 1e-2}
+    lives = {"rl.reward.name": "random", "rl.filter.overlong": "keep"}
     return settings(**{**how, **small, **lives, **changes})
 
 
@@ -218,7 +218,7 @@ def test_the_stage_replays_what_the_engine_chose(tmp_path, monkeypatch):
 
 def test_with_adapters_and_several_contexts(tmp_path):
     """The engine's weights carry the adapters; of a rollout one context is drawn."""
-    config = r3(rl_start=MEMORY, rl_agent="iterresearch", max_calls=3, lora_rank=4, rl_steps=2)
+    config = r3(rl__start=MEMORY, rl__agent="iterresearch", rollout__max_calls=3, trainer__lora_rank=4, rl__steps=2)
     folder = built("rl", config, tmp_path)
     first, second = read_metrics(folder)
     assert first["grad_norm"] > 0 and max(first["contexts"], second["contexts"]) > 1
@@ -253,7 +253,7 @@ def test_a_rollout_without_a_word_has_no_record_and_any_other_needs_one(model):
 
 @pytest.mark.parametrize("engine", ["local", "server"])
 def test_engines_that_report_none_are_refused_before_any_step(tmp_path, engine):
-    config = r3(engine=engine, engine_url="http://x/v1")
+    config = r3(engine__name=engine, engine__url="http://x/v1")
     words = f"engine={engine} reports none: use engine=hf, or engine=vllm on a GPU"
     with pytest.raises(ValueError, match=words) as refused:
         built("rl", config, tmp_path)

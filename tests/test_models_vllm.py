@@ -320,12 +320,12 @@ def test_a_server_s_conversations_and_seeds(server):
 
 
 def test_react_over_a_server_answers_as_well_as_over_the_local_engine(server):
-    config = Config.load("laptop", eval_questions=60)
+    config = Config.load("laptop", evaluation__questions=60)
     model, tokenizer = tour_policy()
-    world = load_world(config.world)
+    world = load_world(config.world.name)
     tasks = held_out(world, config)
     right = {}
-    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
+    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox:
         local = LocalEngine(model, max_context=CONTEXT)
         for name, engine in (("local", local), ("server", server)):
             agent = ReAct(engine, toolbox, ChatIds(tokenizer), limits_of(config))

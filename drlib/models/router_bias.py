@@ -97,7 +97,7 @@ def add_router_bias(model: Qwen3MoeForCausalLM) -> Qwen3MoeForCausalLM:
     if dense or config.decoder_sparse_step != 1:
         raise ValueError(
             f"router biases need a Qwen3-MoE with experts in every layer, this is a "
-            f"{config.model_type}: set router_bias_rate=0"
+            f"{config.model_type}: set trainer.router_bias_rate=0"
         )
     sizes = {k: v for k, v in config.to_dict().items() if k not in ("model_type", "architectures")}
     how = {"dtype": model.dtype, "experts_implementation": config._experts_implementation}

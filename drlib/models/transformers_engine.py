@@ -21,6 +21,7 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, Sto
 from drlib.models.conversations import (
     Conversation,
     TurnwiseEngine,
+    has_stopped,
     infer_finish_reason,
     random_stream,
 )
@@ -163,7 +164,7 @@ def _require_routers(model: PreTrainedModel) -> None:
     except ValueError as error:
         raise ValueError(
             f"{type(model).__name__} has no softmax top-k routers, so no routes to report: "
-            "leave routes=True out (and set rl_routing=none)"
+            "leave routes=True out (and set rl.off_policy.routing_replay=none)"
         ) from error
 
 

@@ -315,7 +315,7 @@ def _sparse_layers(path: str | Path) -> list[int]:
     require(
         bool(sparse),
         f"a {config.model_type} has no experts, so no routes to report: leave routes=True "
-        "out (and set rl_routing=none)",
+        "out (and set rl.off_policy.routing_replay=none)",
     )
     return sparse
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from drlib.models.chunked_logprobs import token_logprobs
 from drlib.models.packed import Prefix, packed_forward
-from drlib.models.router_bias import select_biased_experts, get_router_biases
+from drlib.models.router_bias import get_router_biases, select_biased_experts
 
 
 @dataclass(frozen=True)
