@@ -45,9 +45,10 @@ chat
     The tokenizer, the one chat template of all stages, what each token is part of.
 segments
     The same for rollouts of other models, whose tags are no tokens.
-synthesis
-    Questions whose answers the graph proves, in the ways of the Tongyi family, and their quality;
-    demonstrations by a solver that works through the tools alone; pre-training text.
+questions
+    Questions whose answers the graph proves, in the ways of the Tongyi family, and their quality.
+demonstrations
+    Attempts by teachers that work through the tools alone, their filters, pre-training text.
 policy
     The Mixture-of-Experts policy, the engine that samples from it (slots, KV cache, exact
     log-probabilities), engines over transformers, vLLM, any OpenAI-compatible server and a script,

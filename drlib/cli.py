@@ -1,7 +1,7 @@
 """The `drlib` command: one door to the programs of the rooms.
 
     drlib run 00 -f notebooks/params/laptop.yaml     a notebook         python -m drlib.lab run
-    drlib train rl --profile ci --set rl_clip=cispo  a stage            python -m drlib.training
+    drlib train rl --profile ci --rl.loss.clip=cispo  a stage            python -m drlib.training
     drlib evaluate rl --profile ci                   its evaluation     python -m drlib.training
     drlib plan --profile gpu8                        what it needs      python -m drlib.training
     drlib sweep clips                                settings x seeds  python -m drlib.lab sweep

@@ -1,292 +1,762 @@
-"""Settings: one flat set of names for YAML files, notebooks and stages.
+"""Configuration: nested dataclasses, YAML profiles and recipes, dotted overrides.
 
-Names are flat (`rl_steps`, not `rl.steps`) so that the same word works in a papermill parameter
-file, on a command line and in a README table. A typo must never run with a default.
+A setting is declared once with its default, its help text and the stages that read it. The hash of
+those settings names a stage's folder, and while the stage is built it can read no others
+(`Config.restrict`): a missing declaration raises instead of silently reusing a stale folder.
 
-A setting is declared once, here: its default, what it means, and the stages that read it. A
-stage's folder carries a hash of the settings declared for it and for all stages before it, and
-while it is built it can read no other (`Config.read_by`): a setting that somebody forgot to
-declare stops the stage instead of quietly reusing a folder that was made with another value.
-
-The profiles (`drlib.profiles`) are sets of settings: `ci` takes seconds and proves that every stage
-runs; `laptop` takes minutes and learns; `gpu1` and `gpu8` train a real model.
+Values come from, in this order: the defaults, `drlib/profiles/NAME.yaml`, `drlib/recipes/NAME.yaml`
+and overrides such as `--rl.lr 2e-4` (command line) or `rl__lr=2e-4` (Python).
 """
 
+import argparse
 import dataclasses
+import difflib
 import importlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from pathlib import Path
-from typing import Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args
 
-from drlib.profiles import PROFILES
-from drlib.registry import suggest_name
-from drlib.rl_settings import RLSettings
-from drlib.settings import setting
+import yaml
 
-ROOT = Path(__file__).resolve().parents[1]  # of the checkout: figures/, notebooks/, runs/
+from drlib.registry import load_plugins, suggest_name
+
+ROOT = Path(__file__).resolve().parents[1]  # the checkout: figures/, notebooks/, runs/
+PATH_WORLDS = ("folder", "zim")  # kinds of world whose name contains a path
+TRAINING_STAGES = ("cpt", "sft", "rl")
+ROLLOUT_STAGES = ("demonstrations", "rl", "evaluate")  # stages that use the tools
+MODEL_STAGES = ("untrained", "cpt", "sft", "rl", "demonstrations", "evaluate")
 
 
-POLICY = "untrained"
-PATHS = ("folder", "zim")  # worlds whose name goes on with a path
-OF_A_MODEL = (POLICY, "cpt", "sft", "rl", "demonstrations", "evaluate")
-TRAINED = ("cpt", "sft", "rl")
-ROLLOUTS = ("demonstrations", "rl", "evaluate")  # the stages in which somebody uses the tools
+def setting(default: Any, help: str, *stages: str, choices: str = "") -> Any:
+    """Declare a setting.
+
+    Args:
+        default: its value if neither profile, recipe nor override sets it.
+        help: what it is, with its unit.
+        stages: the stages that read it (`Stage.reads` in drlib.training.stages); none if it changes
+            no result.
+        choices: the registry of allowed values as "module:NAME"; a Literal type needs none.
+    """
+    return field(default=default, metadata={"help": help, "stages": stages, "choices": choices})
 
 
 @dataclass(frozen=True)
-class Config(RLSettings):
-    """All settings of a run. Units are in the names; shares are in 0..1."""
+class WorldConfig:
+    """The document collection that the tools search."""
 
-    profile: str = setting("laptop", "the name of these settings, and of their folder in runs/")
-    processes: int = setting(2, "single-threaded data-parallel processes")
-    plugins: str = setting("", "modules to import before a stage runs, separated by commas")
-    seed: int = setting(
-        0, "of everything that is drawn", "untrained", "demonstrations", "cpt", "sft", "rl"
+    name: str = setting("tour", "collection, such as tour, cldr, pydocs or folder:PATH", "world")
+    pages: int = setting(800, "pages kept of a larger collection", "world")
+    relations: int = setting(12, "relations kept, those with the most facts", "world")
+    endpoint: str = setting(
+        "", "OpenAI-compatible server that extracts facts from a folder's sentences", "world"
     )
-    world: str = setting(
-        "tour", "what can be looked up (a path in it: from the repository unless absolute)", "world"
-    )
-    world_pages: int = setting(800, "pages kept of a larger world", "world")
-    world_relations: int = setting(12, "relations kept of it, those of most facts", "world")
-    world_endpoint: str = setting(
-        "", "an OpenAI-compatible server that reads the facts in a folder's sentences", "world"
-    )
-    world_model: str = setting("", "the model that it is asked for", "world")
-    vocabulary: int = setting(2048, "tokens of the tokenizer", "world", POLICY)
-    questions: Literal["chains", "engine"] = setting(
+    reader: str = setting("", "model name at world.endpoint", "world")
+    vocabulary: int = setting(2048, "tokens of the tokenizer", "world", "untrained")
+
+
+@dataclass(frozen=True)
+class QuestionsConfig:
+    """Question synthesis."""
+
+    source: Literal["chains", "engine"] = setting(
         "chains",
-        'search questions ("engine": those of several conditions too, drlib.synthesis.conditions)',
+        "search questions: chains of hops, or the query engine's with several conditions",
         "world",
         "cpt",
-        *ROLLOUTS,
+        *ROLLOUT_STAGES,
     )
-    question_wording: Literal["brackets", "sentences"] = setting(
+    wording: Literal["brackets", "sentences"] = setting(
         "brackets",
-        "how the engine's questions are said: in few words, or as people would say them",
+        "structured or natural-language wording of the engine's questions",
         "world",
         "cpt",
-        *ROLLOUTS,
+        *ROLLOUT_STAGES,
     )
     skills: Literal["react", "memory"] = setting(
         "react",
-        'what the policy learns ("memory": reports, summaries, trails too, drlib.synthesis.skills)',
+        "skills that the policy is taught; memory adds reports, summaries and trails",
         "world",
         "cpt",
         "demonstrations",
         "sft",
     )
 
-    # A real model instead of the small one that is made here, and what trains and serves it.
-    model: str = setting(
-        "", "its folder or hub id (none: the small policy is made)", POLICY, *ROLLOUTS
-    )
-    trainer: Literal["local", "trl"] = setting(
-        "local", 'who trains ("trl": TRL, PEFT and accelerate, any model)', *OF_A_MODEL
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The policy: the small Mixture-of-Experts model, or any Hugging Face causal LM."""
+
+    path: str = setting(
+        "",
+        "folder or hub id of a causal LM; empty: the small policy is created",
+        "untrained",
+        *ROLLOUT_STAGES,
     )
     dtype: Literal["float32", "bfloat16"] = setting(
-        "float32", "in which a model is held and computed", *OF_A_MODEL
+        "float32", "dtype of weights and computation", *MODEL_STAGES
     )
-    model_tools: Literal["prompt", "template"] = setting(
-        "prompt", "what tells it its tools: a system prompt, or its own template", *OF_A_MODEL
+    tool_format: Literal["prompt", "template"] = setting(
+        "prompt",
+        "describe the tools in a system prompt or through the chat template",
+        *MODEL_STAGES,
     )
-    lora_rank: int = setting(0, "of the adapters that are trained (0: all weights)", *TRAINED)
-    fsdp: bool = setting(False, "shard the weights over the processes (FSDP2)", *TRAINED)
+    hidden: int = setting(128, "width of the residual stream", "untrained")
+    layers: int = setting(4, "number of layers", "untrained")
+    heads: int = setting(4, "query heads per layer", "untrained")
+    kv_heads: int = setting(2, "key-value heads per layer", "untrained")
+    head_dim: int = setting(32, "width of a head", "untrained")
+    experts: int = setting(8, "experts per layer", "untrained")
+    experts_per_token: int = setting(2, "experts per token", "untrained")
+    expert_hidden: int = setting(64, "inner width of an expert", "untrained")
+    init: Literal["induction", "plain"] = setting(
+        "induction", "initial weights; induction heads copy earlier tokens", "untrained"
+    )
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """How weights are trained, in every training stage."""
+
+    backend: Literal["local", "trl"] = setting(
+        "local", "training code: drlib's, or TRL with PEFT and accelerate", *MODEL_STAGES
+    )
+    lora_rank: int = setting(0, "rank of LoRA adapters; 0 trains all weights", *TRAINING_STAGES)
+    fsdp: bool = setting(False, "shard the weights over the processes (FSDP2)", *TRAINING_STAGES)
     gradient_checkpointing: bool = setting(
-        False, "compute activations again in the backward pass", *TRAINED
+        False, "recompute activations in the backward pass", *TRAINING_STAGES
     )
-    device_batch: int = setting(1, "rows of a micro-batch, of each process", *TRAINED)
-    pack_tokens: int = setting(4096, "of a row that samples share", "cpt", "sft")
-    engine: Literal["local", "hf", "vllm", "server"] = setting(
-        "local", "who generates, of the rooms of drlib.models", *ROLLOUTS
-    )
-    engine_url: str = setting("", "where the vLLM server of engine=server is")
-    engine_gap: float = setting(1e-4, "nats that its log-probabilities may be off the trainer's")
-    engine_memory_share: float = setting(0.4, "of a GPU, for a vLLM beside the trainer")
-    report_to: Literal["none", "tensorboard", "trackio"] = setting(
-        "none", "where metrics are shown, beside metrics.jsonl"
-    )
-
-    hidden: int = setting(128, "width of the residual stream", POLICY)
-    layers: int = setting(4, "layers", POLICY)
-    heads: int = setting(4, "query heads a layer", POLICY)
-    kv_heads: int = setting(2, "key-value heads a layer", POLICY)
-    head_dim: int = setting(32, "width of a head", POLICY)
-    experts: int = setting(8, "experts a layer", POLICY)
-    experts_per_token: int = setting(2, "experts that a token is sent to", POLICY)
-    expert_hidden: int = setting(64, "inner width of an expert", POLICY)
-    init: Literal["induction", "plain"] = setting("induction", "the initial weights", POLICY)
-
-    search_results: int = setting(2, "results that a search shows", "cpt", "sft", *ROLLOUTS)
-    max_calls: int = setting(6, "tool calls of a rollout", *ROLLOUTS)
-    max_turn_tokens: int = setting(72, "tokens of a turn", *ROLLOUTS)
-    max_context_tokens: int = setting(448, "tokens of a rollout, prompt included", *ROLLOUTS)
-
+    device_batch: int = setting(1, "sequences per micro-batch and process", *TRAINING_STAGES)
+    pack_tokens: int = setting(4096, "tokens of a packed row", "cpt", "sft")
     balance_coef: float = setting(
-        0.01, "weight of the experts' load-balancing loss", "cpt", "sft", "rl"
+        0.01, "weight of the load-balancing loss of the experts", *TRAINING_STAGES
     )
     router_bias_rate: float = setting(
-        0.0,
-        "that balances experts by a bias, a step (drlib.models.router_bias)",
+        0.0, "step size of loss-free load balancing (drlib.models.router_bias)", *TRAINING_STAGES
+    )
+    checkpoint_every: int = setting(20, "steps between checkpoints", *TRAINING_STAGES)
+    report_to: Literal["none", "tensorboard", "trackio"] = setting(
+        "none", "where metrics are shown in addition to metrics.jsonl"
+    )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The engine that generates rollouts."""
+
+    name: Literal["local", "hf", "vllm", "server"] = setting(
+        "local", "engine of drlib.models", *ROLLOUT_STAGES
+    )
+    url: str = setting("", "address of the vLLM server (engine.name=server)")
+    max_mismatch: float = setting(
+        1e-4, "allowed difference of log-probabilities to the trainer, nats"
+    )
+    memory_share: float = setting(0.4, "share of GPU memory for a vLLM next to the trainer")
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """Limits of a rollout."""
+
+    search_results: int = setting(2, "results per search", "cpt", "sft", *ROLLOUT_STAGES)
+    max_calls: int = setting(6, "tool calls per rollout", *ROLLOUT_STAGES)
+    max_turn_tokens: int = setting(72, "tokens per turn", *ROLLOUT_STAGES)
+    max_context_tokens: int = setting(448, "tokens per rollout, prompt included", *ROLLOUT_STAGES)
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Agentic continual pre-training."""
+
+    steps: int = setting(600, "optimizer steps", "cpt")
+    batch_tokens: int = setting(3808, "tokens per step over all processes", "cpt")
+    muon_lr: float = setting(0.02, "learning rate of hidden matrices (Muon)", "cpt")
+    adam_lr: float = setting(1e-3, "learning rate of all other weights (AdamW)", "cpt")
+    warmup_steps: int = setting(20, "steps of linear warm-up", "cpt")
+    decay_share: float = setting(0.4, "share of the steps over which the rate decays to 0", "cpt")
+    first_order_share: float = setting(0.0, "share of AgentFounder's first-order documents", "cpt")
+    first_order_questions: Literal["graph", "memory"] = setting(
+        "graph", "first-order documents about all facts, or about facts seen in rollouts", "cpt"
+    )
+    higher_order_share: float = setting(
+        0.0, "share of AgentFounder's higher-order documents", "cpt"
+    )
+    higher_order_alternatives: Literal["anywhere", "read"] = setting(
+        "anywhere",
+        "alternatives offered by higher-order documents: any entity, or entities on read pages",
         "cpt",
-        "sft",
-        "rl",
-    )
-    checkpoint_every: int = setting(20, "steps from checkpoint to checkpoint", "cpt", "sft", "rl")
-
-    cpt_steps: int = setting(600, "steps of agentic pre-training", "cpt")
-    cpt_batch_tokens: int = setting(3808, "a step's, over all processes", "cpt")
-    cpt_muon_lr: float = setting(0.02, "learning rate of the hidden matrices", "cpt")
-    cpt_adam_lr: float = setting(1e-3, "learning rate of all else", "cpt")
-    cpt_warmup_steps: int = setting(20, "steps of linear warm-up", "cpt")
-    cpt_decay_share: float = setting(0.4, "of the steps, over which the rate falls to 0", "cpt")
-
-    cpt_fas_share: float = setting(
-        0.0,
-        "of the documents: AgentFounder's first-order rows (drlib.synthesis.action_rows)",
-        "cpt",
-    )
-    cpt_fas_questions: Literal["graph", "memory"] = setting(
-        "graph", "first-order rows are of all facts, or of what attempts have seen", "cpt"
-    )
-    cpt_has_share: float = setting(0.0, "of the documents: its higher-order rows", "cpt")
-    cpt_has_alternatives: Literal["anywhere", "read"] = setting(
-        "anywhere", "what higher-order rows offer beside the real step", "cpt"
     )
 
-    demonstrations: int = setting(600, "attempts of the teacher", "demonstrations")
+
+@dataclass(frozen=True)
+class DemonstrationsConfig:
+    """The teacher's rollouts for the cold start."""
+
+    count: int = setting(600, "questions given to the teacher", "demonstrations")
     teacher: Literal["flawed", "solver", "model"] = setting(
         "flawed",
-        "who demonstrates: one that guesses and gives up, one that does not, or the model itself",
+        "teacher: one that guesses and gives up, the exact solver, or the model itself",
         "demonstrations",
     )
-    attempts: int = setting(4, "of the model at each question", "demonstrations")
-    demonstration_filter: Literal["correct", "funnel", "none"] = setting(
-        "correct", 'which attempts are trained on ("funnel": drlib.synthesis.funnel)', "sft"
-    )
-    sft_loss_on: Literal["own", "all"] = setting(
-        "own", "tokens with loss: the policy's own, or questions and tool responses too", "sft"
-    )
-    sft_rounds: bool = setting(
-        False, "each attempt also as rounds with a managed context (Tongyi DeepResearch)", "sft"
-    )
-    sft_short_tokens: int = setting(
-        0, "of an attempt of the first of two length stages (0: one stage)", "sft"
-    )
-    sft_tool_use_share: float = setting(
-        0.0, "of the samples: AgentScaler's tool use in made environments", "sft"
-    )
-    sft_tool_use_users: bool = setting(
-        False, "its users speak several times and must be asked (drlib.synthesis.users)", "sft"
-    )
-    sft_steps: int = setting(250, "steps of the cold start", "sft")
-    sft_batch_tokens: int = setting(3808, "a step's, over all processes", "sft")
-    sft_muon_lr: float = setting(0.006, "learning rate of the hidden matrices", "sft")
-    sft_adam_lr: float = setting(1.2e-3, "learning rate of all else", "sft")
-    sft_replay_share: float = setting(0.3, "of the samples, from pre-training", "sft")
-    sft_continued_steps: int = setting(
-        1100, "steps of the control: as much compute as RL has", "sft_continued"
+    rollouts: int = setting(
+        4, "rollouts per question (demonstrations.teacher=model)", "demonstrations"
     )
 
-    eval_questions: int = setting(200, "questions of each kind", "evaluate")
-    eval_samples: int = setting(8, "answers a question at temperature 1", "evaluate")
-    eval_seed: int = setting(
-        574959,  # drawn before the last change of the recipe, in a commit of its own
-        "of the held-out questions and of the answers",
+
+@dataclass(frozen=True)
+class SFTConfig:
+    """The supervised cold start."""
+
+    filter: Literal["correct", "funnel", "none"] = setting(
+        "correct",
+        "demonstrations to train on: correct ones, those that pass every filter, or all",
+        "sft",
+    )
+    loss_on: Literal["own", "all"] = setting(
+        "own", "tokens with loss: the policy's own, or observations too", "sft"
+    )
+    rounds: bool = setting(
+        False,
+        "add each demonstration as rounds with a managed context (Tongyi DeepResearch)",
+        "sft",
+    )
+    short_tokens: int = setting(
+        0, "maximum length in the first of two length stages; 0: one stage", "sft"
+    )
+    tool_use_share: float = setting(
+        0.0, "share of AgentScaler's tool use in generated environments", "sft"
+    )
+    tool_use_users: bool = setting(False, "tool use with simulated users of several turns", "sft")
+    steps: int = setting(250, "optimizer steps", "sft")
+    batch_tokens: int = setting(3808, "tokens per step over all processes", "sft")
+    muon_lr: float = setting(0.006, "learning rate of hidden matrices (Muon)", "sft")
+    adam_lr: float = setting(1.2e-3, "learning rate of all other weights (AdamW)", "sft")
+    replay_share: float = setting(0.3, "share of pre-training documents in the batches", "sft")
+    continued_steps: int = setting(1100, "steps of the control with RL's compute", "sft_continued")
+
+
+@dataclass(frozen=True)
+class RLLossConfig:
+    """Policy loss (drlib.rl.losses)."""
+
+    clip: str = setting(
+        "ppo", "rule for ratios outside the clip range", "rl", choices="drlib.rl.clips:CLIPS"
+    )
+    level: Literal["token", "sequence"] = setting(
+        "token", "unit of the ratio; sequence is GSPO", "rl"
+    )
+    aggregate: Literal["token", "sequence", "constant"] = setting(
+        "token", "denominator of the loss: all tokens, per sequence, or a constant (Dr. GRPO)", "rl"
+    )
+    epsilon_low: float = setting(0.2, "clip range below 1", "rl")
+    epsilon_high: float = setting(0.28, "clip range above 1 (DAPO: clip-higher)", "rl")
+    correction: Literal["none", "truncate", "mask", "icepop", "geometric"] = setting(
+        "none", "importance correction of the engine mismatch", "rl"
+    )
+    correction_low: float = setting(
+        0.0, "lower bound of the correction; both bounds 0: the published ones", "rl"
+    )
+    correction_high: float = setting(0.0, "upper bound of the correction", "rl")
+    correction_level: Literal["token", "sequence"] = setting(
+        "token", "unit of the correction", "rl"
+    )
+    kl_coef: float = setting(0.0, "weight of the KL to the reference policy", "rl")
+    kl_estimator: Literal["k1", "k2", "k3"] = setting("k3", "estimator of the KL", "rl")
+    kl_unbiased: bool = setting(
+        False, "importance-weight the estimate so that its gradient is unbiased", "rl"
+    )
+    denominator: Literal["kept", "all"] = setting(
+        "kept", "tokens counted in the denominator: those with loss, or all (TRL)", "rl"
+    )
+    top_entropy: float = setting(
+        1.0, "share of the tokens with loss, by entropy (80/20 rule: 0.2)", "rl"
+    )
+    entropy_tokens: Literal["top", "bottom", "random"] = setting(
+        "top", "which tokens these are; bottom and random are controls", "rl"
+    )
+    entropy_scope: Literal["micro", "mini", "batch"] = setting(
+        "batch", "tokens among which they are chosen", "rl"
+    )
+    chunked_logprobs: bool = setting(
+        False, "compute log-probabilities without a tokens x vocabulary matrix (TRL: always)", "rl"
+    )
+
+
+@dataclass(frozen=True)
+class RLAdvantageConfig:
+    """Advantages (drlib.rl.advantages)."""
+
+    estimator: str = setting(
+        "leave_one_out", "advantage estimator", "rl", choices="drlib.rl.advantages:ADVANTAGES"
+    )
+    baseline: Literal["trajectories", "samples"] = setting(
+        "trajectories",
+        "unit of the baseline; samples are the contexts of a rollout (WebResearcher)",
+        "rl",
+    )
+    sample_multiple: int = setting(
+        1, "down-sample contexts to a multiple of this number (WebResearcher)", "rl"
+    )
+
+
+@dataclass(frozen=True)
+class RLFilterConfig:
+    """Rollouts and groups that enter the loss (drlib.rl.filtering)."""
+
+    overlong: Literal["exclude", "keep"] = setting(
+        "exclude", "truncated rollouts without an answer; exclude is Tongyi's rule", "rl"
+    )
+    hallucination: Literal["keep", "exclude"] = setting(
+        "keep", "correct answers after invented tool responses", "rl"
+    )
+    drop_equal: bool = setting(
+        False, "drop groups with zero reward variance from the token count (DAPO)", "rl"
+    )
+    pipeline: bool = setting(False, "filter by quality, consistency and diversity", "rl")
+    low_weight: float = setting(
+        0.5, "loss weight of low-quality rollouts (rl.filter.pipeline)", "rl"
+    )
+    max_age: int = setting(
+        0, "drop rollouts that are older than this many updates (GLM-5); 0: any age", "rl"
+    )
+    repair_groups: bool = setting(
+        False, "refill groups that lost less than half, drop the others (GLM-5)", "rl"
+    )
+
+
+@dataclass(frozen=True)
+class RLSamplingConfig:
+    """How many rollouts are sampled and kept (drlib.rl.resampling)."""
+
+    oversample: int = setting(1, "rollouts sampled per rollout kept", "rl")
+    resample: Literal["none", "sample", "sort"] = setting(
+        "none", "how the kept ones are chosen (GRPO-RoC)", "rl"
+    )
+    adaptive_group: bool = setting(
+        False, "sample the second half of a group only if rewards of the first half differ", "rl"
+    )
+    draws: int = setting(
+        1,
+        "maximum number of question batches until rl.questions groups have reward variance (DAPO)",
+        "rl",
+    )
+    duplicate: bool = setting(
+        False, "repeat groups with variance in place of those without (DUPO)", "rl"
+    )
+
+
+@dataclass(frozen=True)
+class RLOffPolicyConfig:
+    """Old weights, engine mismatch and replay (drlib.rl.staleness)."""
+
+    staleness: int = setting(0, "steps that the engine keeps old weights", "rl")
+    engine_dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", "dtype to which the engine's weights are rounded", "rl"
+    )
+    routing_replay: Literal["none", "r2", "r3"] = setting(
+        "none", "replay expert choices of the old policy (r2) or of the engine (r3)", "rl"
+    )
+    replay_groups: int = setting(
+        0, "earlier groups trained on again per step, by mean |advantage| (even)", "rl"
+    )
+    replay_age: int = setting(4, "maximum age of a replayed group in updates", "rl")
+
+
+@dataclass(frozen=True)
+class RLRewardConfig:
+    """Rewards of rollouts (drlib.rewards)."""
+
+    name: str = setting(
+        "exact_match",
+        "reward function; random is the control",
+        "rl",
+        choices="drlib.rewards.functions:REWARDS",
+    )
+    labels: Literal["right", "shuffled", "wrong"] = setting(
+        "right",
+        "controls: rewards permuted within the group, or a frequent wrong answer as the label",
+        "rl",
+    )
+    overlong_buffer: int = setting(
+        0, "tokens before the limit over which the reward falls by up to 1 (DAPO)", "rl"
+    )
+
+
+@dataclass(frozen=True)
+class RLCurriculumConfig:
+    """Which questions are asked (drlib.rl.curriculum)."""
+
+    python_share: float = setting(0.25, "share of arithmetic questions for the sandbox", "rl")
+    fictional_share: float = setting(0.5, "share of search questions in generated worlds", "rl")
+    conditions: int = setting(3, "maximum conditions of an engine question; 1: chains only", "rl")
+    trail_share: float = setting(0.0, "share of trails, which exceed a context", "rl")
+    trail_pages: int = setting(12, "maximum pages of a trail", "rl")
+    weighting: Literal["skills", "none"] = setting(
+        "skills", "draw question kinds by p(1 - p) of their solve rate, or uniformly", "rl"
+    )
+    mixture: Literal["chance", "exact"] = setting(
+        "chance", "meet the shares in expectation, or exactly (ProRL)", "rl"
+    )
+    pool: int = setting(0, "size of a fixed question set; 0: new questions every step", "rl")
+    curation_every: int = setting(
+        0, "steps between exchanges of mastered and hopeless questions (Tongyi); 0: none", "rl"
+    )
+    stages: Literal["one", "three"] = setting(
+        "one", "rollout limits: the profile's, or rStar2-Agent's three stages", "rl"
+    )
+
+
+@dataclass(frozen=True)
+class RLCallbacksConfig:
+    """Mechanisms that watch or change a run (drlib.training.callbacks)."""
+
+    emergency_stop: bool = setting(False, "stop when almost no rollout ends with an answer", "rl")
+    kl_target: float = setting(
+        0.0, "target KL in nats; adapts rl.loss.kl_coef; 0: fixed coefficient", "rl"
+    )
+    reference_every: int = setting(
+        0, "steps between resets of the reference policy; 0: never", "rl"
+    )
+    reference_decay: float = setting(0.0, "weight of the old reference in a reset", "rl")
+    reset_patience: int = setting(
+        0, "validations without improvement before reference and optimizer are reset (ProRL)", "rl"
+    )
+    validate_every: int = setting(5, "steps per validation (rl.callbacks.reset_patience)", "rl")
+    drift_factor: float = setting(1.0, "learning-rate factor after a drift alarm; 1: none", "rl")
+    world_change: int = setting(
+        0, "steps after which pages and search results change; 0: never", "rl", "evaluate"
+    )
+
+
+@dataclass(frozen=True)
+class RLConfig:
+    """Agentic reinforcement learning."""
+
+    start: str = setting("", "policy folder to start from instead of the stage sft", "rl")
+    steps: int = setting(100, "optimizer steps", "rl")
+    questions: int = setting(48, "questions per step", "rl")
+    group: int = setting(8, "rollouts per question (group size G)", "rl")
+    lr: float = setting(4e-4, "learning rate of AdamW", "rl")
+    warmup_steps: int = setting(3, "steps of linear warm-up", "rl")
+    minibatches: int = setting(1, "updates per batch", "rl")
+    agent: str = setting("react", "rollout agents, joined by + (drlib.agents)", "rl")
+    temperature: float = setting(1.0, "temperature of sampling and loss", "rl")
+    loss: RLLossConfig = field(default_factory=RLLossConfig)
+    advantage: RLAdvantageConfig = field(default_factory=RLAdvantageConfig)
+    filter: RLFilterConfig = field(default_factory=RLFilterConfig)
+    sampling: RLSamplingConfig = field(default_factory=RLSamplingConfig)
+    off_policy: RLOffPolicyConfig = field(default_factory=RLOffPolicyConfig)
+    reward: RLRewardConfig = field(default_factory=RLRewardConfig)
+    curriculum: RLCurriculumConfig = field(default_factory=RLCurriculumConfig)
+    callbacks: RLCallbacksConfig = field(default_factory=RLCallbacksConfig)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Held-out evaluation."""
+
+    questions: int = setting(200, "questions per kind", "evaluate")
+    samples: int = setting(8, "answers per question at temperature 1", "evaluate")
+    seed: int = setting(
+        574959,
+        "seed of the held-out questions and answers; drawn before the recipe was final",
         "evaluate",
     )
 
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run, nested by concern. Units are in the help texts; shares are in 0..1."""
+
+    profile: str = setting("laptop", "name of the profile, and of its folder in runs/")
+    seed: int = setting(
+        0, "seed of all random draws", "untrained", "demonstrations", "cpt", "sft", "rl"
+    )
+    processes: int = setting(2, "single-threaded data-parallel processes")
+    plugins: str = setting("", "modules to import before a stage runs, separated by commas")
+    world: WorldConfig = field(default_factory=WorldConfig)
+    questions: QuestionsConfig = field(default_factory=QuestionsConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    demonstrations: DemonstrationsConfig = field(default_factory=DemonstrationsConfig)
+    sft: SFTConfig = field(default_factory=SFTConfig)
+    rl: RLConfig = field(default_factory=RLConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
     @staticmethod
-    def load(profile: str, **overrides) -> "Config":
-        """The settings of `profile` with `overrides`; ValueError names what is unknown or wrong."""
-        if profile not in PROFILES:
-            raise ValueError(f"unknown profile {profile!r}: {suggest_name(profile, PROFILES)}")
-        return Config(profile=profile).derive(**PROFILES[profile] | overrides)
+    def load(profile: str = "laptop", recipe: str = "", **overrides) -> "Config":
+        """Load a profile, apply a recipe and overrides, and check every value.
 
-    def derive(self, **changes) -> "Config":
-        """These settings with `changes`, checked like `load`."""
-        kinds = get_type_hints(Config)
-        for name, value in changes.items():
-            if name not in kinds:
-                raise ValueError(f"unknown parameter {name!r}: {suggest_name(name, kinds)}")
-            if type(getattr(Config, name)) is float and type(value) is int:
-                changes[name] = float(value)
-            fault = _fault(name, changes[name], kinds[name])
-            if fault:
-                raise ValueError(f"parameter {name!r} must {fault}")
-        return dataclasses.replace(self.whole(), **changes)
+        Args:
+            profile: a name in `drlib/profiles`, such as "ci".
+            recipe: a name in `drlib/recipes`, such as "dapo"; empty: none.
+            overrides: settings by dotted name (`**{"rl.lr": 2e-4}`) or as keywords (`rl__lr=2e-4`).
 
-    def pick(self, *names: str) -> dict:
-        """The settings of these names."""
-        return {name: getattr(self, name) for name in names}
+        Raises:
+            ValueError: unknown profile, recipe or setting, or a wrong value; the message names it.
+        """
+        values = read_settings("profiles", profile)
+        if recipe:
+            values |= read_settings("recipes", recipe)
+        return Config(profile=profile).derive(**values | overrides)
+
+    def derive(self, **overrides) -> "Config":
+        """Return these settings with checked overrides; names as in `load`."""
+        given = {}
+        for name, value in overrides.items():
+            name = name.replace("__", ".")
+            if name not in FIELDS:
+                raise ValueError(_unknown(name))
+            given[name] = _checked(name, value)
+        return _replace(self.unrestricted(), given)
+
+    def get(self, name: str) -> Any:
+        """Return the setting with a dotted name."""
+        value: Any = self
+        for part in name.split("."):
+            value = getattr(value, part)
+        return value
+
+    def flatten(self) -> dict[str, Any]:
+        """Return all settings by dotted name."""
+        whole = self.unrestricted()
+        return {name: whole.get(name) for name in FIELDS}
+
+    def overrides(self) -> dict[str, Any]:
+        """Return the settings that differ from the profile, by dotted name."""
+        base = Config.load(self.profile).flatten()
+        return {name: value for name, value in self.flatten().items() if base[name] != value}
 
     @property
     def world_name(self) -> str:
-        """`world` with its path, where it has one, made absolute."""
-        kind, _, rest = self.world.partition(":")
-        return f"{kind}:{ROOT / Path(rest).expanduser()}" if kind in PATHS else self.world
+        """`world.name`; a path in it is made absolute (relative to the repository)."""
+        kind, _, rest = self.world.name.partition(":")
+        return (
+            f"{kind}:{ROOT / Path(rest).expanduser()}" if kind in PATH_WORLDS else self.world.name
+        )
 
-    def whole(self) -> "Config":
-        """All settings, where `read_by` left only some to read."""
+    def unrestricted(self) -> "Config":
+        """Return all settings; undoes `restrict`."""
         return self
 
-    def read_by(self, stages: Iterable[str]) -> "Config":
-        """The same, of which only what is declared for `stages` (or for none) can be read."""
-        values = {field.name: getattr(self.whole(), field.name) for field in SETTINGS}
-        some = _Readable(**values)
-        object.__setattr__(some, "_stages", frozenset(stages))
-        return some
+    def restrict(self, stages: Iterable[str]) -> "Config":
+        """Return a view in which only settings declared for `stages` (or for none) can be read.
+
+        Reading another setting raises AttributeError, because a stage's folder would not depend on
+        it. The view has the same sections and methods.
+        """
+        return _restricted(self.unrestricted(), frozenset(stages))
 
 
-SETTINGS = dataclasses.fields(Config)
-_STAGES_OF = {field.name: field.metadata["stages"] for field in SETTINGS}
+def _fields(kind: type, prefix: str = "") -> dict[str, dataclasses.Field]:
+    """Return the leaf fields of a configuration class by dotted name."""
+    found = {}
+    for one in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(one.type):
+            found |= _fields(one.type, f"{prefix}{one.name}.")
+        else:
+            found[prefix + one.name] = one
+    return found
 
 
-class _Readable(Config):
-    """A Config that refuses what is not declared for the stage that is being built."""
-
-    def __getattribute__(self, name: str):
-        declared = _STAGES_OF.get(name, ())
-        if declared and not object.__getattribute__(self, "_stages") & {*declared}:
-            raise AttributeError(
-                f"this stage reads the setting {name!r}, which is declared for {declared}: its "
-                "folder would not change with it. Declare it in drlib/config.py"
-            )
-        return object.__getattribute__(self, name)
-
-    def whole(self) -> Config:
-        values = {name: object.__getattribute__(self, name) for name in _STAGES_OF}
-        return Config(**values)
+FIELDS = _fields(Config)
 
 
 def declared_for(stage: str) -> list[str]:
-    """The names of the settings that `stage` reads itself."""
-    return [name for name, stages in _STAGES_OF.items() if stage in stages]
+    """Return the dotted names of the settings that a stage itself reads."""
+    return [name for name, one in FIELDS.items() if stage in one.metadata["stages"]]
 
 
-def _fault(name: str, value, annotation) -> str:
-    """What is wrong with a setting's value, or ""."""
-    kind = type(getattr(Config, name))  # of the default: a Literal's values have one type
+def _unknown(name: str) -> str:
+    """Return the error message for a setting that does not exist."""
+    leaf = name.rpartition(".")[2]
+    same_leaf = [known for known in FIELDS if known.rpartition(".")[2] == leaf]
+    close = same_leaf + difflib.get_close_matches(name, FIELDS, n=3, cutoff=0.6)
+    hint = " or ".join(repr(known) for known in dict.fromkeys(close)) or "none is similar"
+    return f"unknown setting {name!r}: did you mean {hint}? `drlib train --settings` lists them"
+
+
+def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse command-line settings such as `--rl.lr 2e-4 --rl.loss.clip=cispo`.
+
+    Raises:
+        ValueError: an unknown setting or a value of another type; the message names it.
+    """
+    if not arguments:
+        return {}
+    from jsonargparse import ArgumentError, ArgumentParser  # lazy: most programs parse no settings
+
+    for word in arguments:
+        name = word.partition("=")[0].removeprefix("--")
+        if word.startswith("--") and name not in FIELDS:
+            raise ValueError(_unknown(name))
+    parser = ArgumentParser(exit_on_error=False, add_help=False)
+    for name, one in FIELDS.items():
+        parser.add_argument(f"--{name}", type=one.type, default=argparse.SUPPRESS)
+    try:
+        return dict(vars(parser.parse_args(list(arguments)).as_flat()))
+    except ArgumentError as error:
+        raise ValueError(" ".join(str(error).replace("Parser key", "setting").split())) from error
+
+
+def load_from_arguments(profile: str, recipe: str, arguments: Sequence[str]) -> Config:
+    """Load a configuration from a command line and import its plugins.
+
+    Raises:
+        ValueError: as `Config.load` and `parse_overrides`, or a plugin cannot be imported.
+    """
+    overrides = parse_overrides(arguments)
+    load_plugins(overrides.get("plugins", ""))  # before values that plugins register are checked
+    return Config.load(profile, recipe, **overrides)
+
+
+def settings_table(names: Iterable[str], config: Config) -> str:
+    """Return one line per setting: name, value, help and the stages that read it."""
+    lines = []
+    for name in names:
+        about = FIELDS[name].metadata
+        stages = f" ({', '.join(about['stages'])})" if about["stages"] else ""
+        lines.append(f"{f'{name}={config.get(name)}':<46} {about['help']}{stages}")
+    return "\n".join(lines)
+
+
+def profile_names(kind: str = "profiles") -> list[str]:
+    """Return the names of the shipped profiles, or of the recipes."""
+    folder = resources.files("drlib") / kind
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if _is_yaml(file))
+
+
+def _is_yaml(file) -> bool:
+    return file.name.endswith(".yaml")
+
+
+@cache
+def _read_yaml(kind: str, name: str) -> Mapping:
+    known = profile_names(kind)
+    if name not in known:
+        word = kind.removesuffix("s")
+        raise ValueError(f"unknown {word} {name!r}: {suggest_name(name, known)}")
+    text = (resources.files("drlib") / kind / f"{name}.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text) or {}
+
+
+def read_settings(kind: str, name: str) -> dict[str, Any]:
+    """Return the settings of a profile or recipe by dotted name.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    return flatten_settings(_read_yaml(kind, name))
+
+
+def flatten_settings(nested: Mapping, prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by dotted name; dotted keys stay as they are."""
+    flat = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            flat |= flatten_settings(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _replace(config, given: Mapping[str, Any], prefix: str = ""):
+    """Return a configuration object with the settings in `given` replaced."""
+    changes = {}
+    for one in dataclasses.fields(config):
+        name = prefix + one.name
+        if dataclasses.is_dataclass(one.type):
+            if any(key.startswith(f"{name}.") for key in given):
+                changes[one.name] = _replace(getattr(config, one.name), given, f"{name}.")
+        elif name in given:
+            changes[one.name] = given[name]
+    return dataclasses.replace(config, **changes)
+
+
+def _checked(name: str, value: Any) -> Any:
+    """Return the value with the setting's type; ValueError names what is wrong."""
+    default = FIELDS[name].default
+    if type(default) is float and type(value) in (int, str):
+        value = _number(value)
+    fault = _find_fault(name, value, type(default))
+    if fault:
+        raise ValueError(f"setting {name!r} must {fault}")
+    return value
+
+
+def _number(value: int | str) -> Any:
+    """Return a float if the value is one: YAML reads 2e-4 as text."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _find_fault(name: str, value: Any, kind: type) -> str:
+    """Return what is wrong with a setting's value, or ""."""
     if type(value) is not kind:
         return f"be {kind.__name__}, got {type(value).__name__} ({value!r})"
     if kind in (int, float) and value < 0:
         return f"not be negative, got {value}"
     if kind is float and name.endswith("_share") and value > 1:
         return f"be a share in 0..1, got {value}"
-    choices = get_args(annotation) or _registered(name)
+    choices = get_args(FIELDS[name].type) or _registered(name)
     if choices and value not in choices:
         return f"be one of {tuple(choices)}, got {value!r}"
     return ""
 
 
 def _registered(name: str) -> tuple:
-    """The choices of a setting whose values are registered by name; () where any will do.
+    """Return the registered choices of a setting; () if any value is allowed.
 
-    The registry lies in a lower room, so it is named in the declaration and imported only here,
-    when somebody sets the setting.
+    The registry belongs to a higher layer, so it is imported only when the setting is set.
     """
-    (place,) = (field.metadata["choices"] for field in SETTINGS if field.name == name)
+    place = FIELDS[name].metadata["choices"]
     if not place:
         return ()
     module, _, registry = place.partition(":")
     return tuple(getattr(importlib.import_module(module), registry))
+
+
+class _Guard:
+    """Mixin of restricted views: raise when a setting of another stage is read."""
+
+    def __getattribute__(self, name: str):
+        state = object.__getattribute__(self, "__dict__")
+        if name in state.get("_hidden", ()):
+            dotted = f"{state['_prefix']}{name}"
+            stages = FIELDS[dotted].metadata["stages"]
+            raise AttributeError(
+                f"this stage reads {dotted!r}, which is declared for {stages}: its folder would "
+                "not depend on the setting. Declare the stage in drlib/config.py"
+            )
+        return object.__getattribute__(self, name)
+
+    def unrestricted(self) -> Config:
+        return object.__getattribute__(self, "__dict__")["_whole"]
+
+
+@cache
+def _guarded(kind: type) -> type:
+    return type(f"Restricted{kind.__name__}", (_Guard, kind), {})
+
+
+def _restricted(section, stages: frozenset[str], prefix: str = ""):
+    """Return a view of a configuration object that raises for settings of other stages."""
+    view = object.__new__(_guarded(type(section)))
+    state = view.__dict__
+    hidden = set()
+    for one in dataclasses.fields(section):
+        value = getattr(section, one.name)
+        if dataclasses.is_dataclass(one.type):
+            value = _restricted(value, stages, f"{prefix}{one.name}.")
+        elif one.metadata["stages"] and not stages & {*one.metadata["stages"]}:
+            hidden.add(one.name)
+        state[one.name] = value
+    state.update(_hidden=frozenset(hidden), _prefix=prefix, _whole=section)
+    return view

@@ -33,10 +33,10 @@ class Task:
         relations: relations of the chain, in order.
         code: a correct program.
         aliases: other correct answers.
-        query: the question in the query algebra (`drlib.synthesis.queries.to_text`).
+        query: the question in the query algebra (`drlib.questions.queries.to_text`).
         conditions: number of conditions that the answer must satisfy.
         picture: name of the question's picture in a `drlib.tools.pictures.Album`.
-        closed_book: accuracy without tools (`drlib.synthesis.pass_rates`); None: not measured.
+        closed_book: accuracy without tools (`drlib.questions.escalation`); None: not measured.
         with_tools: accuracy with tools; None: not measured.
     """
 
@@ -50,10 +50,10 @@ class Task:
     relations: tuple[str, ...] = ()  # in order from `start`
     code: str = ""  # a correct program
     aliases: tuple[str, ...] = ()
-    query: str = ""  # as `drlib.synthesis.queries.to_text`
+    query: str = ""  # as `drlib.questions.queries.to_text`
     conditions: int = 1  # number of conditions on the answer
     picture: str = ""  # name in a `drlib.tools.pictures.Album`
-    # shares of correct rollouts (`drlib.synthesis.pass_rates`); None: not measured
+    # shares of correct rollouts (`drlib.questions.escalation`); None: not measured
     closed_book: float | None = None
     with_tools: float | None = None
 

@@ -55,7 +55,7 @@ def clips():
         found[clip] = torch.autograd.grad(loss, logp_BT)[0].flatten()
     torch.testing.assert_close(found["successes"], torch.tensor([-1.25, 0.0]))
     torch.testing.assert_close(found["none"], torch.tensor([-1.25, 0.625]))
-    assert loss_config(Config.load("ci", rl_clip="successes")).clip == "successes"
+    assert loss_config(Config.load("ci", rl__loss__clip="successes")).clip == "successes"
     assert "successes" in GrpoPanel().switches["clip"].options
 
 
@@ -91,7 +91,7 @@ def rewards():
     assert judge(once, TASK).parts == {"right": 1.0, "paid": 0.25}
     once.tool_results[0].env_fault = True
     assert judge(once, TASK).value is None
-    assert Config.load("ci", rl_reward="frugal").rl_reward == "frugal"
+    assert Config.load("ci", rl__reward__name="frugal").rl.reward.name == "frugal"
 
 
 def worlds():

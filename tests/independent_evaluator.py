@@ -6,7 +6,7 @@ says that the answer is the one member. Here the query is its JSON text and the 
 set of pairs, an operator is arithmetic of sets, a distance is a breadth-first search of our own.
 Nothing of `drlib` is imported, so that no fault of the library can hide in it.
 
-The format of a query is that of `drlib.synthesis.queries.to_text`. A
+The format of a query is that of `drlib.questions.queries.to_text`. A
 fact joins its subject and its object, whatever it says and whatever these are: a year that two
 currencies share is one fact away from both, so they are two facts apart. `passed_by` gives the
 things that a path may end at and not lead through, for a second measure.

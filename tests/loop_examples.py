@@ -26,11 +26,11 @@ from drlib.worlds import Names, load_world
 
 SMALL = {
     "processes": 1,
-    "rl_steps": 4,
-    "rl_questions": 8,
-    "rl_group": 6,
-    "rl_warmup_steps": 0,
-    "checkpoint_every": 2,
+    "rl.steps": 4,
+    "rl.questions": 8,
+    "rl.group": 6,
+    "rl.warmup_steps": 0,
+    "trainer.checkpoint_every": 2,
 }
 
 

@@ -3,7 +3,7 @@
 from tests.mutants import Mutant
 
 SAMPLES = "tests/test_training_samples.py"
-SKILLS = "tests/test_synthesis_skills.py"
+SKILLS = "tests/test_demonstrations_skills.py"
 STRATEGIES = "tests/test_evals_strategies.py"
 
 MUTANTS = [
@@ -26,7 +26,7 @@ MUTANTS = [
     Mutant(
         "contexts: the baseline over samples is one over rollouts",
         "drlib/training/grpo.py",
-        'if config.rl_baseline == "samples":',
+        'if config.rl.advantage.baseline == "samples":',
         "if False:",
         (SAMPLES,),
         "a failure of many rounds pushes harder than a success of few pulls",
@@ -41,15 +41,15 @@ MUTANTS = [
     ),
     Mutant(
         "trails: a later treasure does not count",
-        "drlib/synthesis/trails.py",
+        "drlib/questions/chains.py",
         "return titles[0], found[places[-1]], entities",
         "return titles[0], found[places[0]], entities",
-        ("tests/test_synthesis_trails.py",),
+        ("tests/test_questions_trails.py",),
         "the answer is known long before the end, and nothing has to be remembered",
     ),
     Mutant(
         "skills: a summary of the turn before",
-        "drlib/synthesis/skills.py",
+        "drlib/demonstrations/skills.py",
         "summary = report_text(episode.known_before[cut])",
         "summary = report_text(episode.known_before[cut - 1])",
         (SKILLS,),
@@ -57,7 +57,7 @@ MUTANTS = [
     ),
     Mutant(
         "skills: a turn opens before the summary is asked for",
-        "drlib/synthesis/actions.py",
+        "drlib/demonstrations/actions.py",
         "opened = len(shown) - len(chat.assistant_start)",
         "opened = len(shown)",
         (SKILLS,),
@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         "skills: pre-training tells answers",
-        "drlib/synthesis/skills.py",
+        "drlib/demonstrations/skills.py",
         "yield from self._sample(_without_answer(conversation))",
         "yield from self._sample(conversation)",
         (SKILLS,),

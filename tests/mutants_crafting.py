@@ -2,14 +2,14 @@
 
 from tests.mutants import Mutant
 
-CRAFTING = "tests/test_synthesis_crafting.py"
-TEACHER = "tests/test_synthesis_model_teacher.py"
-ALTERNATIVES = "tests/test_synthesis_alternatives.py"
-USERS = "tests/test_synthesis_users.py"
-USERS_FILE = "drlib/synthesis/users.py"
-MEMORY = "tests/test_synthesis_world_memory.py"
-CRAFT = "drlib/synthesis/crafting.py"
-MODEL = "drlib/synthesis/model_teacher.py"
+CRAFTING = "tests/test_questions_crafting.py"
+TEACHER = "tests/test_demonstrations_model_teacher.py"
+ALTERNATIVES = "tests/test_demonstrations_alternatives.py"
+USERS = "tests/test_demonstrations_users.py"
+USERS_FILE = "drlib/demonstrations/agentscaler.py"
+MEMORY = "tests/test_questions_world_memory.py"
+CRAFT = "drlib/questions/crafting.py"
+MODEL = "drlib/demonstrations/model_teacher.py"
 
 MUTANTS = [
     Mutant(
@@ -110,7 +110,7 @@ MUTANTS = [
     ),
     Mutant(
         "memory: two things of one name",
-        "drlib/synthesis/world_memory.py",
+        "drlib/questions/entity_memory.py",
         "        if not is_address:\n",
         "        if True:\n",
         (f"{MEMORY}::test_what_cannot_be_told_apart_or_says_nothing_is_left_out",),
@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     Mutant(
         "alternatives: the same look-up in other words",
-        "drlib/synthesis/alternatives.py",
+        "drlib/demonstrations/agentfounder.py",
         "                pairs.pop((relation, name), None)\n",
         "",
         (f"{ALTERNATIVES}::test_neither_form_nor_mention_finds_the_real_step",),
@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant(
         "alternatives: names from anywhere",
-        "drlib/synthesis/alternatives.py",
+        "drlib/demonstrations/agentfounder.py",
         "names = [one for one in every_name if says(read, one)] or [name]",
         "names = list(every_name)",
         (f"{ALTERNATIVES}::test_neither_form_nor_mention_finds_the_real_step",),
@@ -135,7 +135,7 @@ MUTANTS = [
     Mutant(
         "alternatives: the setting does nothing",
         "drlib/training/pretrain.py",
-        'close = config.cpt_has_alternatives == "read"',
+        'close = config.pretrain.higher_order_alternatives == "read"',
         "close = False",
         (f"{ALTERNATIVES}::test_the_setting_changes_the_higher_order_rows_alone",),
         "an ablation would compare a thing with itself",
@@ -166,7 +166,7 @@ MUTANTS = [
     ),
     Mutant(
         "users: an answer is cut when the user goes on",
-        "drlib/synthesis/actions.py",
+        "drlib/demonstrations/actions.py",
         "        elif pieces and pieces[-1][1]:",
         "        elif False:",
         (f"{USERS}::test_a_sample_is_what_a_rollout_would_have_seen",),
@@ -182,11 +182,11 @@ MUTANTS = [
     ),
     Mutant(
         "replies: a thought without an end is a fault of the server",
-        "drlib/synthesis/replies.py",
+        "drlib/questions/replies.py",
         "        if text is None and any(",
         "        if text == 0 and any(",
         (
-            "tests/test_synthesis_pass_rates.py::"
+            "tests/test_questions_pass_rates.py::"
             "test_who_only_thinks_or_refuses_has_answered_nothing",
         ),
         "five cut thoughts end the asking, each at five times its price",
@@ -206,7 +206,7 @@ MUTANTS = [
         "drlib/worlds/triples.py",
         "ahead=self._answers)",
         "ahead=True)",
-        ("tests/test_worlds_triples.py::test_a_server_that_refuses_is_asked_few_times",),
+        ("tests/test_worlds_triples.py::test_refusing_server_gets_few_requests",),
         "a wrong key costs as many requests as there are files",
     ),
     Mutant(
@@ -216,7 +216,7 @@ MUTANTS = [
         "ahead=False)",
         (
             "tests/test_worlds_triples.py::"
-            "test_small_files_are_asked_about_at_the_same_time_and_each_once",
+            "test_small_files_are_requested_concurrently_and_once",
         ),
         "a thousand notes take a thousand replies' time",
     ),

@@ -5,7 +5,7 @@ from tests.mutants import Mutant
 CRAWL = "drlib/tools/crawl.py"
 TESTS = "tests/test_tools_crawl.py"
 LIVE = "tests/test_tools_live_site.py"
-WORLD = f"{TESTS}::test_a_site_becomes_a_world_and_nothing_else_is_asked_for"
+WORLD = f"{TESTS}::test_site_becomes_a_world_and_nothing_else_is_requested"
 
 MUTANTS = [
     Mutant(
@@ -29,7 +29,7 @@ MUTANTS = [
         CRAWL,
         "        self.delay_s = max(self.delay_s, float(self._robots.crawl_delay(AGENT) or 0))\n",
         "        self.delay_s = self.delay_s\n",
-        (f"{TESTS}::test_the_delay_that_the_site_asks_for_holds",),
+        (f"{TESTS}::test_crawl_delay_of_the_site_is_obeyed",),
         "two requests within a second",
     ),
     Mutant(
@@ -37,7 +37,7 @@ MUTANTS = [
         CRAWL,
         '                self._rows[row["url"]] = row\n\n',
         "                continue\n\n",
-        (f"{TESTS}::test_a_crawl_goes_on_and_touches_only_what_is_new",),
+        (f"{TESTS}::test_crawl_resumes_and_writes_only_new_files",),
         "pages are asked for twice",
     ),
     Mutant(
@@ -45,7 +45,7 @@ MUTANTS = [
         "drlib/tools/live_site.py",
         "        if not _holds_pages(place):\n            raise\n",
         "        raise\n",
-        (f"{LIVE}::test_a_site_that_answers_no_more_is_what_was_kept",),
+        (f"{LIVE}::test_unreachable_site_uses_the_kept_pages",),
         "a site that is down takes its questions along",
     ),
     Mutant(
@@ -53,7 +53,7 @@ MUTANTS = [
         "drlib/tools/live_site.py",
         "hashlib.sha256(address.encode())",
         "hashlib.sha256(host.encode())",
-        (f"{LIVE}::test_each_site_has_a_folder_of_its_own",),
+        (f"{LIVE}::test_each_site_has_its_own_folder",),
         "the second part of a site could not be read",
     ),
 ]

@@ -1,19 +1,19 @@
-"""The faults of data sets: drlib/synthesis/draws.py, evidence.py, splitting.py and dataset.py
+"""The faults of data sets: drlib/questions/families.py, evidence.py, splitting.py and dataset.py
 (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
-TESTS = "tests/test_synthesis_dataset.py"
+TESTS = "tests/test_questions_question_set.py"
 
-EXPANSION = "tests/test_synthesis_expansion.py"
-CLUES = "tests/test_synthesis_clues.py"
-ENGINE = "tests/test_synthesis_engine.py"
-PLAIN = "tests/test_synthesis_plainness.py"
+EXPANSION = "tests/test_questions_expansion.py"
+CLUES = "tests/test_questions_clues.py"
+ENGINE = "tests/test_questions_question_engine.py"
+PLAIN = "tests/test_questions_plainness.py"
 
 MUTANTS = [
     Mutant(
         "expansion: what must not be named is named",
-        "drlib/synthesis/expansion.py",
+        "drlib/questions/expansion.py",
         "known_by(title, graph) if row[0].of not in banned]\n    tried",
         "known_by(title, graph)]\n    tried",
         (f"{EXPANSION}::test_an_explanation_is_exact_and_each_condition_is_needed",),
@@ -21,7 +21,7 @@ MUTANTS = [
     ),
     Mutant(
         "expansion: a number is as good a clue as a thing",
-        "drlib/synthesis/clues.py",
+        "drlib/questions/expansion.py",
         "[NUMBER_WEIGHT if is_number(part.of) else 1.0 for",
         "[1.0 for",
         (f"{CLUES}::test_numbers_explain_only_where_little_else_does",),
@@ -29,7 +29,7 @@ MUTANTS = [
     ),
     Mutant(
         "clues: what is banned is drawn",
-        "drlib/synthesis/clues.py",
+        "drlib/questions/expansion.py",
         "    return sum(map(named.__getitem__, banned.intersection(named)))\n",
         "    return 0\n",
         (f"{CLUES}::test_a_draw_names_nothing_that_is_banned_and_says_when_all_is",),
@@ -37,7 +37,7 @@ MUTANTS = [
     ),
     Mutant(
         "clues: a condition that can go stays",
-        "drlib/synthesis/clues.py",
+        "drlib/questions/expansion.py",
         "        if (one ^ lowest | more) not in smaller:\n",
         "        if (one ^ lowest | more) not in smaller and one == lowest:\n",
         (f"{CLUES}::test_no_third_condition_stands_beside_two_that_are_enough",),
@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "clues: no page need list an answer",
-        "drlib/synthesis/clues.py",
+        "drlib/questions/expansion.py",
         "            sets = [one for one in sets if one & pages]\n",
         "            pass\n",
         (f"{CLUES}::test_an_answer_is_explained_where_a_page_lists_one_of_its_conditions",),
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         "expansion: a constant stands next to the answer",
-        "drlib/synthesis/expansion.py",
+        "drlib/questions/expansion.py",
         "    bars = Bars(next_to(answer, graph), numbers=not numbers, vague=not vague)\n",
         "    bars = Bars(numbers=not numbers, vague=not vague)\n",
         (f"{EXPANSION}::test_a_draft_never_names_the_answer_or_a_thing_on_the_way",),
@@ -61,7 +61,7 @@ MUTANTS = [
     ),
     Mutant(
         "clues: a number is named where none is wanted",
-        "drlib/synthesis/clues.py",
+        "drlib/questions/expansion.py",
         "            sets = [one for one in sets if not one & numbered]\n",
         "            pass\n",
         (f"{CLUES}::test_numbers_explain_only_where_little_else_does",),
@@ -69,7 +69,7 @@ MUTANTS = [
     ),
     Mutant(
         "clues: a stand-in fits a rival",
-        "drlib/synthesis/clues.py",
+        "drlib/questions/expansion.py",
         "if len(fulfil) <= most and fulfil.isdisjoint(rivals):",
         "if len(fulfil) <= most:",
         (f"{CLUES}::test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go",),
@@ -77,7 +77,7 @@ MUTANTS = [
     ),
     Mutant(
         "clues: one of two conditions can go",
-        "drlib/synthesis/clues.py",
+        "drlib/questions/expansion.py",
         "    crossed = [row for row in crossed if row[2]]\n",
         "",
         (f"{CLUES}::test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go",),
@@ -85,7 +85,7 @@ MUTANTS = [
     ),
     Mutant(
         "clues: a stand-in hints at what it stands for",
-        "drlib/synthesis/clues.py",
+        "drlib/questions/expansion.py",
         "        if not is_hinted and not any(",
         "        if not any(",
         (f"{CLUES}::test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go",),
@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     Mutant(
         "expansion: a wrong thing is forgotten further down",
-        "drlib/synthesis/expansion.py",
+        "drlib/questions/expansion.py",
         "wrong = shared - answers if wrong is None else shared & wrong\n",
         "wrong = shared - answers\n",
         (f"{EXPANSION}::test_rivals_are_what_would_bring_in_another_answer",),
@@ -101,7 +101,7 @@ MUTANTS = [
     ),
     Mutant(
         "expansion: a thing is no rival that leads to a wrong one among others",
-        "drlib/synthesis/expansion.py",
+        "drlib/questions/expansion.py",
         "for title, values in rows.items() if not values <= answers)",
         "for title, values in rows.items() if not values & answers)",
         (f"{EXPANSION}::test_rivals_in_unions_and_at_the_root_and_where_they_are_not_known",),
@@ -109,7 +109,7 @@ MUTANTS = [
     ),
     Mutant(
         "expansion: all constants of three look-ups are close",
-        "drlib/synthesis/expansion.py",
+        "drlib/questions/expansion.py",
         "            is_barred = _unless_far(is_barred, answer, graph)\n",
         "            pass\n",
         (f"{EXPANSION}::test_a_query_goes_deeper_at_one_of_its_farthest_constants",),
@@ -117,7 +117,7 @@ MUTANTS = [
     ),
     Mutant(
         "expansion: a number is replaced where none may be",
-        "drlib/synthesis/expansion.py",
+        "drlib/questions/expansion.py",
         "        if is_number(name) and bars.numbers:\n",
         "        if False:\n",
         (f"{EXPANSION}::test_a_draft_without_numbers_hangs_on_no_coincidence",),
@@ -125,7 +125,7 @@ MUTANTS = [
     ),
     Mutant(
         "expansion: what is named for good hints at a thing on the way",
-        "drlib/synthesis/expansion.py",
+        "drlib/questions/expansion.py",
         "        return any(leaks(thing, name, graph) for thing in hidden)\n",
         "        return False\n",
         (f"{EXPANSION}::test_what_the_next_expansion_replaces_may_hint",),
@@ -133,7 +133,7 @@ MUTANTS = [
     ),
     Mutant(
         "expansion: what fits one thing alone does not come first",
-        "drlib/synthesis/expansion.py",
+        "drlib/questions/expansion.py",
         "    exactly = bars.vague or rng.random() < EXACT_SHARE\n",
         "    exactly = rng.random() < EXACT_SHARE\n",
         (f"{EXPANSION}::test_a_draft_that_is_not_vague_tells_more_things_by_what_fits_them_alone",),
@@ -141,7 +141,7 @@ MUTANTS = [
     ),
     Mutant(
         "expansion: what is compared may be one of several",
-        "drlib/synthesis/expansion.py",
+        "drlib/questions/expansion.py",
         "    most = 1 if bars.vague and _is_compared(name, query) else SEVERAL\n",
         "    most = SEVERAL\n",
         (f"{EXPANSION}::test_a_draft_that_is_not_vague_compares_nothing_with_one_of_several",),
@@ -149,7 +149,7 @@ MUTANTS = [
     ),
     Mutant(
         "plainness: one of several may be compared with",
-        "drlib/synthesis/plainness.py",
+        "drlib/questions/plainness.py",
         "    return isinstance(other, Proj) and len(evaluate_query(other, book.graph)) > 1\n",
         "    return isinstance(other, Proj) and len(evaluate_query(other, book.graph)) > 2\n",
         (f"{PLAIN}::test_nothing_is_compared_with_one_of_several",),
@@ -157,7 +157,7 @@ MUTANTS = [
     ),
     Mutant(
         "plainness: a thing on the way may look like the answer",
-        "drlib/synthesis/plainness.py",
+        "drlib/questions/plainness.py",
         "for thing in on_the_way for answer in answers):\n        return True\n",
         "for thing in on_the_way for answer in answers):\n        pass\n",
         (f"{PLAIN}::test_what_is_on_the_way_and_looks_like_the_answer_tells_it",),
@@ -165,7 +165,7 @@ MUTANTS = [
     ),
     Mutant(
         "plainness: two official languages of the answer tell nothing",
-        "drlib/synthesis/plainness.py",
+        "drlib/questions/plainness.py",
         "    return sum(bool(official & things) for things in found) > 1\n",
         "    return sum(bool(official & things) for things in found) > 2\n",
         (f"{PLAIN}::test_two_official_languages_of_the_answer_tell_it",),
@@ -173,7 +173,7 @@ MUTANTS = [
     ),
     Mutant(
         "plainness: money that another had before tells nothing",
-        "drlib/synthesis/plainness.py",
+        "drlib/questions/plainness.py",
         '    return relations == {"currency", "former currency"}\n',
         "    return False\n",
         (f"{PLAIN}::test_money_that_another_had_before_tells_a_neighbour",),
@@ -181,7 +181,7 @@ MUTANTS = [
     ),
     Mutant(
         "engine: plain questions get operators",
-        "drlib/synthesis/engine.py",
+        "drlib/questions/question_engine.py",
         "    names = [] if rules.plain else rng.sample(",
         "    names = rng.sample(",
         (f"{ENGINE}::test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone",),
@@ -189,7 +189,7 @@ MUTANTS = [
     ),
     Mutant(
         "engine: plain questions may be vague",
-        "drlib/synthesis/engine.py",
+        "drlib/questions/question_engine.py",
         "    vague = not rules.plain\n",
         "    vague = True\n",
         (f"{ENGINE}::test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone",),
@@ -197,7 +197,7 @@ MUTANTS = [
     ),
     Mutant(
         "engine: equal numbers have no share",
-        "drlib/synthesis/engine.py",
+        "drlib/questions/question_engine.py",
         "by_coincidence < COINCIDENCE_SHARE * len(wanted)\n",
         "True\n",
         (ENGINE,),
@@ -205,23 +205,23 @@ MUTANTS = [
     ),
     Mutant(
         "reader: the shortest of the names that stand in a place comes first",
-        "drlib/synthesis/title_index.py",
+        "drlib/questions/read_back.py",
         "begins: sorted(some, reverse=True)",
         "begins: sorted(some)",
-        ("tests/test_synthesis_title_index.py",),
+        ("tests/test_questions_title_index.py",),
         "readings come in another order",
     ),
     Mutant(
         "reader: a name ends behind the end of the text",
-        "drlib/synthesis/title_index.py",
+        "drlib/questions/read_back.py",
         " if end <= len(text) else None",
         "",
-        ("tests/test_synthesis_title_index.py",),
+        ("tests/test_questions_title_index.py",),
         "a name is read that ends nowhere",
     ),
     Mutant(
         "engine: an answer that stands back never comes again",
-        "drlib/synthesis/engine.py",
+        "drlib/questions/question_engine.py",
         "                answers += self.standing_back[hops]\n",
         "                pass\n",
         (f"{ENGINE}::test_answers_that_stand_back_come_again",),
@@ -229,7 +229,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataset: what stands beside a test answer is in training",
-        "drlib/synthesis/splitting.py",
+        "drlib/questions/question_set.py",
         "            near = set().union(*(self._by_name[title] for title in around)) - mine\n",
         "            near = set()\n",
         (f"{TESTS}::test_what_leads_to_a_test_answer_is_not_in_training",),
@@ -237,7 +237,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataset: other names of an answer are other answers",
-        "drlib/synthesis/splitting.py",
+        "drlib/questions/question_set.py",
         "for name in (one.answer, *one.names)}:\n",
         "for name in (one.answer,)}:\n",
         (f"{TESTS}::test_what_leads_to_a_test_answer_is_not_in_training",),
@@ -245,7 +245,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataset: what is excepted is no evidence",
-        "drlib/synthesis/evidence.py",
+        "drlib/questions/question_set.py",
         "return facts_used(left, graph, found | excepted) | facts_used(right, graph, excepted)\n",
         "return facts_used(left, graph, found)\n",
         (f"{TESTS}::test_the_facts_by_which_a_question_is_answered",),
@@ -253,7 +253,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataset: each family has a quota of its own",
-        "drlib/synthesis/dataset.py",
+        "drlib/questions/question_set.py",
         '        answer = normalise_answer(row["answer"])\n',
         '        answer = row["family"] + normalise_answer(row["answer"])\n',
         (f"{TESTS}::test_no_answer_has_more_than_its_share_over_all_families",),
@@ -261,7 +261,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataset: a benchmark's questions are counted and kept",
-        "drlib/synthesis/dataset.py",
+        "drlib/questions/question_set.py",
         "    return [row for place, row in enumerate(rows) if place not in known]\n",
         "    return rows\n",
         (f"{TESTS}::test_a_benchmark_s_questions_are_left_out",),
@@ -269,7 +269,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataset: every block of a family is the same",
-        "drlib/synthesis/draws.py",
+        "drlib/questions/families.py",
         '    rng = random.Random(f"{family}-{seed}-{block}")\n',
         '    rng = random.Random(f"{family}-{seed}")\n',
         (f"{TESTS}::test_every_family_asks_what_has_one_answer",),
@@ -277,7 +277,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataset: what a model knows stays in",
-        "drlib/synthesis/dataset.py",
+        "drlib/questions/question_set.py",
         'if not row.get("closed_book")]',
         'if row.get("closed_book") != 1.0]',
         (f"{TESTS}::test_one_right_try_of_many_is_enough_to_leave_a_question_out",),
@@ -285,7 +285,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataset: who could not be asked knows nothing",
-        "drlib/synthesis/dataset.py",
+        "drlib/questions/question_set.py",
         '    kept = [row for row in found if row["closed_book"] is not None]\n',
         "    kept = found\n",
         (f"{TESTS}::test_one_right_try_of_many_is_enough_to_leave_a_question_out",),

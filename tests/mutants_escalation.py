@@ -1,10 +1,10 @@
-"""The faults of questions made harder round by round: drlib/synthesis/escalation.py (see
+"""The faults of questions made harder round by round: drlib/questions/escalation.py (see
 `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
-ESCALATION = "drlib/synthesis/escalation.py"
-TESTS = "tests/test_synthesis_escalation.py"
+ESCALATION = "drlib/questions/escalation.py"
+TESTS = "tests/test_questions_escalation.py"
 HARDER = f"{TESTS}::test_what_is_too_easy_comes_back_harder_with_its_answer"
 
 MUTANTS = [

@@ -1,20 +1,20 @@
-"""The faults of variables: drlib/synthesis/joins.py, queries.py, sql_engine.py, the released
+"""The faults of variables: drlib/questions/joins.py, queries.py, sql_engine.py, the released
 triples, and what checks, evidence and sentences make of a choice (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
-TESTS = "tests/test_synthesis_joins.py"
+TESTS = "tests/test_questions_joins.py"
 ALL_CHOICES = f"{TESTS}::test_any_conditions_have_the_answers_of_all_choices"
 EACH_CHOICE = f"{TESTS}::test_a_choice_has_the_answers_of_each_that_may_be_chosen"
 ONE_THING = f"{TESTS}::test_a_shared_thing_is_one_thing"
 SEVERAL = f"{TESTS}::test_a_choice_among_several_must_be_the_same_wherever_it_is_met"
 SAID = f"{TESTS}::test_a_choice_is_said_and_read_back"
-FORMAT = "tests/test_synthesis_webshaper.py"
-JOINS = "drlib/synthesis/joins.py"
-QUERIES = "drlib/synthesis/queries.py"
-SQL = "drlib/synthesis/sql_engine.py"
-CHECKS = "drlib/synthesis/checks.py"
-WEBSHAPER = "drlib/synthesis/families/webshaper.py"
+FORMAT = "tests/test_questions_webshaper.py"
+JOINS = "drlib/questions/joins.py"
+QUERIES = "drlib/questions/queries.py"
+SQL = "drlib/questions/sql_engine.py"
+CHECKS = "drlib/questions/checks.py"
+WEBSHAPER = "drlib/questions/webshaper.py"
 
 MUTANTS = [
     Mutant(
@@ -148,7 +148,7 @@ MUTANTS = [
     ),
     Mutant(
         "evidence: every choice is shown, not those that answer",
-        "drlib/synthesis/evidence.py",
+        "drlib/questions/question_set.py",
         "                if found & evaluate_query(way, graph)\n",
         "                if evaluate_query(among, graph)\n",
         (SEVERAL,),
@@ -156,7 +156,7 @@ MUTANTS = [
     ),
     Mutant(
         "sentences: what is chosen is said as if it were found",
-        "drlib/synthesis/sentences.py",
+        "drlib/questions/sentences.py",
         "        lead = CHOSEN if self.is_chosen else NEXT if number else FIRST\n",
         "        lead = NEXT if number else FIRST\n",
         (SAID,),
@@ -164,7 +164,7 @@ MUTANTS = [
     ),
     Mutant(
         "solver: the first choice is the only one",
-        "drlib/synthesis/solver.py",
+        "drlib/demonstrations/solver.py",
         "for title in sorted(self.answers(among))]",
         "for title in sorted(self.answers(among))[:1]]",
         (f"{TESTS}::test_a_solver_with_search_and_visit_answers_it",),

@@ -1,17 +1,17 @@
-"""The faults of questions in sentences, of fog and of cycles: drlib/synthesis/sentences.py,
+"""The faults of questions in sentences, of fog and of cycles: drlib/questions/sentences.py,
 clauses.py, phrases.py, read_back.py, families/websailor.py and websailor_v2.py (see
 `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
-TESTS = "tests/test_synthesis_sentences.py"
+TESTS = "tests/test_questions_sentences.py"
 WORDS = f"{TESTS}::test_a_query_in_words_and_back"
-PLAIN = "tests/test_synthesis_plainness.py"
-PLAINNESS = "drlib/synthesis/plainness.py"
-SENTENCES = "drlib/synthesis/sentences.py"
-CLAUSES = "drlib/synthesis/clauses.py"
-FOG = "drlib/synthesis/families/websailor.py"
-FOGGY = "tests/test_synthesis_websailor.py"
+PLAIN = "tests/test_questions_plainness.py"
+PLAINNESS = "drlib/questions/plainness.py"
+SENTENCES = "drlib/questions/sentences.py"
+CLAUSES = "drlib/questions/queries.py"
+FOG = "drlib/questions/websailor.py"
+FOGGY = "tests/test_questions_websailor.py"
 
 MUTANTS = [
     Mutant(
@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         "phrases: two things are called alike",
-        "drlib/synthesis/phrases.py",
+        "drlib/questions/phrases.py",
         """            found[f'"{title}"' if name in found else name] = title\n""",
         "            found[name] = title\n",
         (f"{TESTS}::test_no_two_names_are_said_alike",),
@@ -72,7 +72,7 @@ MUTANTS = [
     ),
     Mutant(
         "engine: readers get the words of a tiny policy",
-        "drlib/synthesis/engine.py",
+        "drlib/questions/question_engine.py",
         '    if told.wording == "brackets":\n',
         '    if told.wording != "brackets":\n',
         (f"{TESTS}::test_the_engine_words_for_readers_or_for_a_small_policy",),
@@ -185,7 +185,7 @@ MUTANTS = [
     ),
     Mutant(
         "phrases: two lands in one name are joined by a sign",
-        "drlib/synthesis/phrases.py",
+        "drlib/questions/phrases.py",
         'title.replace(" & ", " and ")',
         "title",
         (f"{PLAIN}::test_two_lands_in_one_name_are_joined_by_a_word",),
@@ -201,10 +201,10 @@ MUTANTS = [
     ),
     Mutant(
         "cycles: the node where one closes is named",
-        "drlib/synthesis/families/websailor_v2.py",
+        "drlib/questions/websailor_v2.py",
         'substitute(named, meeting, Var("X"))',
         "named",
-        ("tests/test_synthesis_websailor_v2.py",),
+        ("tests/test_questions_websailor_v2.py",),
         "a page of the cycle is given",
     ),
     Mutant(
@@ -217,7 +217,7 @@ MUTANTS = [
     ),
     Mutant(
         "proven: vague names are said unproved",
-        "drlib/synthesis/proven.py",
+        "drlib/questions/read_back.py",
         "        if text and _means(text, wanted, grammar):\n",
         "        if text and (names or _means(text, wanted, grammar)):\n",
         (f"{FOGGY}::test_a_vague_wording_is_proved_with_the_names_in_it",),

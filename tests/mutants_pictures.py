@@ -5,26 +5,26 @@ from tests.mutants import Mutant
 MUTANTS = [
     Mutant(
         "selector: an alias is no name",
-        "drlib/synthesis/families/webwatcher.py",
+        "drlib/questions/webwatcher.py",
         "return (entity, *(node.aliases if node else ()))",
         "return (entity,)",
-        ("tests/test_synthesis_webwatcher.py",),
+        ("tests/test_questions_webwatcher.py",),
         "a question says what its picture shows, by another name",
     ),
     Mutant(
         "selector: accents hide a name",
-        "drlib/synthesis/families/webwatcher.py",
+        "drlib/questions/webwatcher.py",
         'plain = unicodedata.normalize("NFKD", text.casefold())',
         "plain = text.casefold()",
-        ("tests/test_synthesis_webwatcher.py",),
+        ("tests/test_questions_webwatcher.py",),
         "a name without its accents counts as no leak",
     ),
     Mutant(
         "examiner: whatever it sees is good",
-        "drlib/synthesis/families/webwatcher.py",
+        "drlib/questions/webwatcher.py",
         'return "" if found == visual.entity else f"shows {found!r}"',
         'return ""',
-        ("tests/test_synthesis_webwatcher.py",),
+        ("tests/test_questions_webwatcher.py",),
         "a question's picture is of another thing",
     ),
     Mutant(

@@ -14,7 +14,7 @@ MUTANTS = [
     Mutant(
         "questions: the curriculum although there is none",
         "drlib/training/questions.py",
-        'if curriculum is None or self.config.rl_curriculum == "none":',
+        'if curriculum is None or self.config.rl.curriculum.weighting == "none":',
         "if curriculum is None:",
         (f"{QUESTIONS}::test_without_a_curriculum_every_kind_is_drawn_evenly",),
         "the control of the curriculum is the curriculum",
@@ -203,7 +203,7 @@ MUTANTS = [
         "drlib/training/asking.py",
         'self._keep_hard(self._tried(list(self.questions.pool), config, step, "stage"))',
         "self._keep_hard(self._tried(list(self.questions.pool), self.config.derive("
-        'max_calls=1), step, "stage"))',
+        'rollout.max_calls=1), step, "stage"))',
         (f"{ASKING}::test_the_third_stage_asks_what_is_not_always_solved_and_starts_anew",),
         "what more calls would solve counts as hard",
     ),

@@ -8,7 +8,7 @@ DRIFT = "tests/test_training_drift.py"
 MUTANTS = [
     # ------------------------------------------------------------ the KL's weight
     Mutant(
-        "rl_kl_target: doubled where it should be halved",
+        "rl.callbacks.kl_target: doubled where it should be halved",
         "drlib/rl/stability.py",
         """            if ratio > 1.5:
                 change = 2.0""",
@@ -18,7 +18,7 @@ MUTANTS = [
         "the further the policy goes, the less it is held",
     ),
     Mutant(
-        "rl_kl_target: never updated",
+        "rl.callbacks.kl_target: never updated",
         "drlib/training/steering.py",
         '            self.kl.update(row["kl"])\n',
         "            pass\n",
@@ -26,15 +26,15 @@ MUTANTS = [
         "the weight is fixed whatever the target",
     ),
     Mutant(
-        "rl_kl_target: the loss keeps the setting",
+        "rl.callbacks.kl_target: the loss keeps the setting",
         "drlib/training/grpo.py",
         "kl_coef=self.steering.kl_coef",
-        "kl_coef=config.rl_kl_coef",
+        "kl_coef=config.rl.loss.kl_coef",
         (f"{STEERING}::test_the_steered_weight_is_the_loss_s",),
         "a weight is steered that nothing reads",
     ),
     Mutant(
-        "rl_kl_target: a step without tokens counts",
+        "rl.callbacks.kl_target: a step without tokens counts",
         "drlib/training/steering.py",
         'if row["trained_share"] > 0:',
         "if True:",
@@ -43,17 +43,17 @@ MUTANTS = [
     ),
     # ------------------------------------------------------------ the reference
     Mutant(
-        "rl_reference_every: one step late",
+        "rl.callbacks.reference_every: one step late",
         "drlib/training/steering.py",
-        "self.period = ReferenceReset(every=config.rl_reference_every or None)",
-        "self.period = ReferenceReset(every=config.rl_reference_every + 1)",
+        "self.period = ReferenceReset(every=config.rl.callbacks.reference_every or None)",
+        "self.period = ReferenceReset(every=config.rl.callbacks.reference_every + 1)",
         (f"{STEERING}::test_the_reference_moves_on_its_step_and_on_no_other",),
         "the reference moves in other steps than asked for",
     ),
     Mutant(
-        "rl_reference_decay: ignored",
+        "rl.callbacks.reference_decay: ignored",
         "drlib/training/steering.py",
-        "self._move_reference(self.config.rl_reference_decay)",
+        "self._move_reference(self.config.rl.callbacks.reference_decay)",
         "self._move_reference(0.0)",
         (f"{STEERING}::test_a_part_of_the_old_reference_is_kept",),
         "a moving average is a hard copy",
@@ -76,7 +76,7 @@ MUTANTS = [
     ),
     # ------------------------------------------------------------ the hard reset
     Mutant(
-        "rl_reset_patience: Adam remembers",
+        "rl.callbacks.reset_patience: Adam remembers",
         "drlib/training/optim.py",
         "            optimizer.state.clear()\n",
         "            pass\n",
@@ -84,7 +84,7 @@ MUTANTS = [
         "a reset leaves the moments of the old objective",
     ),
     Mutant(
-        "rl_reset_patience: the reference stays",
+        "rl.callbacks.reset_patience: the reference stays",
         "drlib/training/steering.py",
         "        self._move_reference(0.0)\n",
         "",
@@ -92,7 +92,7 @@ MUTANTS = [
         "only half of ProRL's reset",
     ),
     Mutant(
-        "rl_reset_patience: any score is a new best",
+        "rl.callbacks.reset_patience: any score is a new best",
         "drlib/rl/stability.py",
         'score > state["best"] + self.min_delta',
         "score > -1",
@@ -100,7 +100,7 @@ MUTANTS = [
         "stagnation is never seen",
     ),
     Mutant(
-        "rl_validate_every: every step",
+        "rl.callbacks.validate_every: every step",
         "drlib/training/steering.py",
         'if state["steps"] < self.every:',
         'if state["steps"] < 1:',
@@ -125,7 +125,7 @@ MUTANTS = [
     ),
     # ------------------------------------------------------------ drift
     Mutant(
-        "rl_drift_factor: the rate is not lowered",
+        "rl.callbacks.drift_factor: the rate is not lowered",
         "drlib/training/grpo.py",
         "        factor *= self.steering.lr_scale\n",
         "",
@@ -133,7 +133,7 @@ MUTANTS = [
         "alarms are logged and nothing follows",
     ),
     Mutant(
-        "rl_drift_factor: alarms are not told",
+        "rl.callbacks.drift_factor: alarms are not told",
         "drlib/training/steering.py",
         "self.rate.update(bool(alarms))",
         "self.rate.update(False)",
@@ -141,7 +141,7 @@ MUTANTS = [
         "alarms are logged and nothing follows",
     ),
     Mutant(
-        "rl_drift_factor: learning is an alarm",
+        "rl.callbacks.drift_factor: learning is an alarm",
         "drlib/training/steering.py",
         'WORSE = {"reward": "down", "errors": "up"}',
         'WORSE = {"reward": "up", "errors": "down"}',
@@ -184,15 +184,15 @@ MUTANTS = [
     ),
     # ------------------------------------------------------------ the changed world
     Mutant(
-        "rl_world_change: never",
+        "rl.callbacks.world_change: never",
         "drlib/training/rollouts.py",
-        "return 0 < config.rl_world_change <= step",
-        "return 0 < config.rl_world_change <= step - 1000",
+        "return 0 < config.rl.callbacks.world_change <= step",
+        "return 0 < config.rl.callbacks.world_change <= step - 1000",
         (f"{DRIFT}::test_the_world_changes_under_the_policy_after_as_many_steps",),
         "there is no drift to be seen",
     ),
     Mutant(
-        "rl_world_change: invented worlds stay",
+        "rl.callbacks.world_change: invented worlds stay",
         "drlib/worlds/perturbed.py",
         "changed = {version: PerturbedWorld(world) for version, world in worlds.items()}",
         "changed = {}",
@@ -200,9 +200,9 @@ MUTANTS = [
         "half of the questions see no change",
     ),
     Mutant(
-        "rl_world_change: the evaluation does not hear of it",
+        "rl.callbacks.world_change: the evaluation does not hear of it",
         "drlib/evals/evaluate.py",
-        "    if config.rl_world_change:",
+        "    if config.rl.callbacks.world_change:",
         "    if False:",
         (f"{DRIFT}::test_an_evaluation_asks_in_the_changed_world",),
         "the policy is judged in a world that is gone",

@@ -195,7 +195,7 @@ MUTANTS = [
         "        if collects:\n            gc.enable()\n",
         "",
         (
-            "tests/test_validation.py::test_imports_that_last_are_not_searched_and_the_collector_is_as_before",
+            "tests/test_validation.py::test_frozen_imports_are_not_collected",
         ),
         "cycles that hold tensors are never freed",
     ),

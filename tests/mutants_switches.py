@@ -76,7 +76,7 @@ MUTANTS = [
     Mutant(
         "dynamic sampling: the same random numbers again",
         "drlib/training/rollouts.py",
-        "return tried(agent, tasks, mine, worlds, config, step, draw * config.rl_questions)",
+        "return tried(agent, tasks, mine, worlds, config, step, draw * config.rl.questions)",
         "return tried(agent, tasks, mine, worlds, config, step)",
         (REWARDS,),
         "groups of two draws would have one name and one baseline",
@@ -100,7 +100,7 @@ MUTANTS = [
     Mutant(
         "pipeline: low quality counts in full",
         "drlib/training/rewarding.py",
-        "Pipeline(low_weight=config.rl_low_weight)",
+        "Pipeline(low_weight=config.rl.filter.low_weight)",
         "Pipeline()",
         (REWARDS,),
         "the weight of clumsy rollouts would be that of clean ones",
@@ -132,8 +132,8 @@ MUTANTS = [
     Mutant(
         "top entropy: each rollout by itself",
         "drlib/training/token_choice.py",
-        "    chosen = chosen_tokens(flat, config.rl_top_entropy)\n",
-        "    chosen = [chosen_tokens([s], config.rl_top_entropy)[0] for s in flat]\n",
+        "    chosen = chosen_tokens(flat, config.rl.loss.top_entropy)\n",
+        "    chosen = [chosen_tokens([s], config.rl.loss.top_entropy)[0] for s in flat]\n",
         (TOKENS,),
         "tokens would not be ranked over the batch",
     ),
@@ -151,7 +151,7 @@ MUTANTS = [
         "learning_BT=None if share.learning is None else padded(share.learning),",
         "learning_BT=padded([t.generated for t in share.trajectories]),",
         (TOKENS,),
-        "the step would be as small as with rl_denominator=all",
+        "the step would be as small as with rl.loss.denominator=all",
     ),
     Mutant(
         "KL: always the same estimator",
@@ -196,8 +196,8 @@ MUTANTS = [
     Mutant(
         "correction: of the token in the loss, of the sequence in the count",
         "drlib/training/gradient.py",
-        "config.rl_level == config.rl_aggregate == config.rl_correction_level",
-        "config.rl_level == config.rl_aggregate",
+        "config.rl.loss.level == config.rl.loss.aggregate == config.rl.loss.correction_level",
+        "config.rl.loss.level == config.rl.loss.aggregate",
         (f"{GRADIENT}::test_a_correction_s_level_is_that_of_the_padded_whole",),
         "a sequence's weight would be each token's own",
     ),

@@ -8,7 +8,7 @@ TOOLS = [
         "drlib/tools/reliability.py",
         "if entry.value is not None:",
         "if False:",
-        ("tests/test_tools_caches.py::test_a_cached_call_does_not_reach_the_backend",),
+        ("tests/test_tools_caches.py::test_cached_call_does_not_reach_the_backend",),
         "equal calls of a group would each pay for the search service",
     ),
     Mutant(
@@ -16,7 +16,7 @@ TOOLS = [
         "drlib/tools/reliability.py",
         "key = digest(self.tool, arguments, version)",
         "key = digest(self.tool, version)",
-        ("tests/test_tools_reliability.py::test_answers_of_the_world_are_no_faults",),
+        ("tests/test_tools_reliability.py::test_negative_answers_are_no_faults",),
         "a question would get the pages of another",
     ),
     Mutant(
@@ -26,7 +26,7 @@ TOOLS = [
         "key = digest(self.tool, arguments)",
         (
             "tests/test_tools_caches.py::"
-            "test_the_disk_answers_after_a_restart_for_the_same_world_only",
+            "test_disk_cache_survives_a_restart_per_world",
         ),
         "a world would answer with what another one held",
     ),
@@ -37,7 +37,7 @@ TOOLS = [
         "if self._disk:",
         (
             "tests/test_tools_caches.py::"
-            "test_the_disk_keeps_no_failure_no_backup_and_no_missing_page",
+            "test_disk_cache_excludes_failures_backups_and_missing_pages",
         ),
         "an outage of a minute would last as long as the file",
     ),
@@ -46,7 +46,7 @@ TOOLS = [
         "drlib/tools/reliability.py",
         "retry + 1 == self.policy.attempts",
         "retry + 2 == self.policy.attempts",
-        ("tests/test_tools_reliability.py::test_attempts_and_back_off_are_exact",),
+        ("tests/test_tools_reliability.py::test_attempts_and_backoff_are_exact",),
         "calls would fail that one more try would have saved",
     ),
     Mutant(
@@ -54,7 +54,7 @@ TOOLS = [
         "drlib/tools/reliability.py",
         "            self._clock.sleep(wait)\n",
         "",
-        ("tests/test_tools_reliability.py::test_attempts_and_back_off_are_exact",),
+        ("tests/test_tools_reliability.py::test_attempts_and_backoff_are_exact",),
         "a service in trouble would be asked again at once",
     ),
     Mutant(
@@ -62,7 +62,7 @@ TOOLS = [
         "drlib/tools/reliability.py",
         "guarded_backends = list(self._backends)",
         "guarded_backends = list(self._backends)[::-1]",
-        ("tests/test_tools_reliability.py::test_primary_down_gives_the_backup_and_says_so",),
+        ("tests/test_tools_reliability.py::test_backup_answer_is_marked_degraded",),
         "every answer would come from the second choice, without a mark",
     ),
     Mutant(
@@ -70,7 +70,7 @@ TOOLS = [
         "drlib/tools/reliability.py",
         "if trial or self._failures == self._policy.breaker_failures:",
         "if trial:",
-        ("tests/test_tools_reliability.py::test_the_breaker_opens_half_opens_and_closes",),
+        ("tests/test_tools_reliability.py::test_breaker_opens_half_opens_and_closes",),
         "each call would wait for a service that is down",
     ),
     Mutant(
@@ -78,7 +78,7 @@ TOOLS = [
         "drlib/tools/reliability.py",
         "full = rate > 0 and len(self._starts) == rate and",
         "full = rate > 0 and len(self._starts) > rate and",
-        ("tests/test_tools_reliability.py::test_a_retry_takes_its_turn_like_any_call",),
+        ("tests/test_tools_reliability.py::test_retries_count_towards_the_rate",),
         "the account at a provider would be closed",
     ),
     Mutant(
@@ -94,7 +94,7 @@ TOOLS = [
         "drlib/tools/definitions.py",
         "len(value) > MAX_OPERATIONS:",
         "len(value) > MAX_OPERATIONS + 1:",
-        ("tests/test_tools.py::test_bad_calls_come_back_as_text",),
+        ("tests/test_tools.py::test_invalid_calls_return_text",),
         "what is refused would not be what the observation says",
     ),
     Mutant(
@@ -112,7 +112,7 @@ TOOLS = [
         "for number, hit in enumerate(value[:-1], 1)",
         (
             "tests/test_tools_sources.py::"
-            "test_live_hits_show_date_and_source_and_every_query_is_an_operation",
+            "test_live_hits_show_date_and_source",
         ),
         "what a search found would not all be read",
     ),
@@ -121,7 +121,7 @@ TOOLS = [
         "drlib/tools/toolbox.py",
         'FAKE_SEPARATOR.sub(" ", text) if name in FOREIGN_TEXT_TOOLS else text',
         "text",
-        ("tests/test_tools_sources.py::test_no_text_of_others_looks_like_another_response",),
+        ("tests/test_tools_sources.py::test_foreign_text_cannot_imitate_a_response",),
         "a page could write what looks like the response of another call",
     ),
     Mutant(
@@ -131,7 +131,7 @@ TOOLS = [
         "any(map(is_public, addresses))",
         (
             "tests/test_tools_fetch_addresses.py::"
-            "test_names_that_mean_private_addresses_are_refused",
+            "test_names_of_private_addresses_are_refused",
         ),
         "a page could lead the reader into the machine's own network",
     ),
@@ -140,7 +140,7 @@ TOOLS = [
         "drlib/tools/fetch.py",
         "if len(body) > MAX_BYTES or as_sent > MAX_BYTES:",
         "if as_sent > MAX_BYTES:",
-        ("tests/test_tools_fetch_servers.py::test_bodies_are_bounded_as_sent_and_as_unpacked",),
+        ("tests/test_tools_fetch_servers.py::test_body_size_limits_before_and_after_unpacking",),
         "a small packed body could fill the memory",
     ),
     Mutant(
@@ -156,7 +156,7 @@ TOOLS = [
         "drlib/tools/providers.py",
         "return self._hits(json.loads(body))[:k]",
         "return self._hits(json.loads(body))[: k + 1]",
-        ("tests/test_tools_providers.py::test_recorded_replies_become_hits_and_no_proxy_is_used",),
+        ("tests/test_tools_providers.py::test_recorded_replies_become_hits_without_proxy",),
         "observations would be longer than the policy was trained on",
     ),
     Mutant(
@@ -175,7 +175,7 @@ TOOLS = [
         "drlib/tools/calculator.py",
         "value = Decimal(ast.get_source_segment(text, node))",
         "value = Decimal(node.value)",
-        ("tests/test_tools_calculator.py::test_the_calculator_is_exact",),
+        ("tests/test_tools_calculator.py::test_exact_results",),
         "0.1 + 0.2 would not be 0.3",
     ),
 ]
@@ -328,7 +328,7 @@ SANDBOX = [
         "drlib/worlds/store.py",
         'if fault.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > until:',
         "if True:",
-        ("tests/test_worlds_store_processes.py::test_a_new_file_that_another_holds_is_waited_for",),
+        ("tests/test_worlds_store_processes.py::test_new_file_locked_by_another_process_is_awaited",),
         "of two processes that make one index, one ends in an error",
     ),
 ]

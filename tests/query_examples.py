@@ -7,7 +7,7 @@ entity whether it fits, where they compute sets. `answers` asks this of every no
 import random
 from functools import lru_cache
 
-from drlib.synthesis.queries import (
+from drlib.questions.queries import (
     And,
     Anything,
     Count,

@@ -1,8 +1,8 @@
 """A hand-made world of 150 towns, and attempts by hand, for the tests of what solves and judges."""
 
 from drlib.chat.tool_calls import parse, render_answer, render_call
-from drlib.synthesis.oracle import Episode
-from drlib.synthesis.queries import Proj, to_text
+from drlib.demonstrations.oracle import Episode
+from drlib.questions.queries import Proj, to_text
 from drlib.task import Task
 from drlib.worlds.graph import Node
 from drlib.worlds.library import Library

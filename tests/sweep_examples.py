@@ -19,7 +19,7 @@ CLIPS = {
     "profile": "ci",
     "seeds": [0, 1],
     "control": "ppo",
-    "arms": {"ppo": {}, "cispo": {"rl_clip": "cispo"}},
+    "arms": {"ppo": {}, "cispo": {"rl.loss.clip": "cispo"}},
 }
 
 

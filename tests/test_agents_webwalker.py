@@ -1,7 +1,7 @@
 """WebWalker on made sites: it clicks links only, remembers, and stops when what it knows suffices.
 
 Explorer and critic are functions of what they read; the site, its rows and its critic are those of
-`synthesis.families.webwalker`, the tool is the real one.
+`drlib.questions.webwalker`, the tool is the real one.
 
 Run: python -m pytest tests/test_agents_webwalker.py
 """
@@ -16,7 +16,7 @@ from drlib.chat.template import ChatIds, train_tokenizer
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.endpoint import ChatEndpoint
 from drlib.models.api_engine import ApiEngine
-from drlib.synthesis.families.webwalker import SiteWorld, answer_from, make_site
+from drlib.questions.webwalker import SiteWorld, answer_from, make_site
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Segment, Termination

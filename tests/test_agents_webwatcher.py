@@ -21,8 +21,8 @@ from drlib.endpoint import ChatEndpoint
 from drlib.models.api_engine import ApiEngine, to_openai_messages
 from drlib.models.engine import Completion
 from drlib.models.scripted_engine import ScriptedEngine
-from drlib.synthesis import chain_questions
-from drlib.synthesis.families.webwatcher import attempt_fault, blanked, say_by_rule, to_visual
+from drlib.questions import chain_questions
+from drlib.questions.webwatcher import attempt_fault, blanked, say_by_rule, to_visual
 from drlib.task import is_correct
 from drlib.tools import Toolbox
 from drlib.tools.pictures import Album, from_data_url, to_data_url

@@ -29,7 +29,7 @@ def ax():
 def test_a_bar_is_as_long_as_the_memory_and_says_whether_it_is_too_much(ax, large):
     fits = {
         "fits": plan(large).fit,
-        "too much": plan(large.derive(lora_rank=0)).fit,
+        "too much": plan(large.derive(trainer__lora_rank=0)).fit,
     }
     scaling_plots.memory_bars(ax, fits)
     for at, fit in enumerate(fits.values()):
@@ -45,7 +45,7 @@ def test_a_bar_is_as_long_as_the_memory_and_says_whether_it_is_too_much(ax, larg
 
 def test_a_part_of_memory_has_a_colour(large):
     parts = set()
-    for changes in ({}, {"rl_kl_coef": 0.1}, {"engine": "vllm"}):
+    for changes in ({}, {"rl.loss.kl_coef": 0.1}, {"engine": "vllm"}):
         parts |= set(plan(large.derive(**changes)).fit.memory.parts)
     assert parts <= set(scaling_plots.PARTS)
 

@@ -13,10 +13,10 @@ import pytest
 from drlib.agents import IterResearch, Limits
 from drlib.analysis import strategy_plots, widgets
 from drlib.analysis.rendering import turns_and_contexts
+from drlib.demonstrations.oracle import Oracle
+from drlib.demonstrations.skills import rounds
 from drlib.evals.strategies import Ledger, Trial
-from drlib.synthesis.oracle import Oracle
-from drlib.synthesis.questions import chain_questions
-from drlib.synthesis.skills import rounds
+from drlib.questions.chains import chain_questions
 from tests.agent_examples import Lines, tour_chat, tour_toolbox, tour_world
 
 tour = tour_world

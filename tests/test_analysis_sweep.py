@@ -21,7 +21,7 @@ from tests.sweep_examples import HALF, RIGHT, asked, keep_made, rows, toy_sweep
 def many(tmp_path, number):
     """The figure of a control and others with long names, three seeds each; some lack runs."""
     arms = {"ppo": {}}
-    arms |= {f"a_rather_long_name_{n}": {"rl_lr": n * 1e-5} for n in range(1, number)}
+    arms |= {f"a_rather_long_name_{n}": {"rl.lr": n * 1e-5} for n in range(1, number)}
     made = {}
     for place, arm in enumerate(arms):
         for seed in (0, 1, 2):
@@ -80,7 +80,7 @@ def test_the_figure_shows_the_summary_s_numbers(tmp_path):
 
 def test_supervised_arms_are_drawn_by_their_loss(tmp_path):
     losses = [{"step": s, "seconds": 1.0, "loss": 5.0 - s} for s in (1, 2)]
-    arms = {"all": {"sft_loss_on": "all"}, "own": {}}
+    arms = {"all": {"sft.loss_on": "all"}, "own": {}}
     sweep = toy_sweep(tmp_path, stage="sft", arms=arms, control="own")
     made = {(arm, seed): (asked(HALF, HALF), losses) for arm in arms for seed in (0, 1)}
     keep_made(sweep, tmp_path, made)

@@ -105,7 +105,7 @@ def test_behind_every_word_stands_a_program(word):
     [
         (["train", "rl", "--profile", "ci"], ["rl", "--profile", "ci"]),
         (["train"], []),
-        (["evaluate", "rl", "--set", "seed=1"], ["evaluate_rl", "--set", "seed=1"]),
+        (["evaluate", "rl", "--seed=1"], ["evaluate_rl", "--seed=1"]),
         (["evaluate", "evaluate_rl"], ["evaluate_rl"]),
         (["evaluate", "--help"], ["--help"]),
     ],

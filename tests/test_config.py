@@ -12,18 +12,18 @@ from drlib.profiles import PROFILES
 def test_profiles_differ_from_the_default_only_in_known_names():
     for profile in PROFILES:
         assert Config.load(profile).profile == profile
-    assert Config.load("ci").rl_steps < Config.load("laptop").rl_steps
+    assert Config.load("ci").rl.steps < Config.load("laptop").rl.steps
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rl_stepz": 3}, "did you mean 'rl_steps'"),
-        ({"rl_steps": "3"}, "'rl_steps' must be int, got str"),
-        ({"rl_steps": 3.5}, "must be int"),
-        ({"rl_steps": True}, "must be int, got bool"),
-        ({"rl_steps": -1}, "negative"),
-        ({"rl_python_share": 1.5}, "share in 0..1"),
+        ({"rl_stepz": 3}, "did you mean 'rl.steps'"),
+        ({"rl.steps": "3"}, "'rl.steps' must be int, got str"),
+        ({"rl.steps": 3.5}, "must be int"),
+        ({"rl.steps": True}, "must be int, got bool"),
+        ({"rl.steps": -1}, "negative"),
+        ({"rl.curriculum.python_share": 1.5}, "share in 0..1"),
         ({"init": "zeros"}, "one of"),
     ],
 )
@@ -38,4 +38,4 @@ def test_unknown_profile_names_the_nearest():
 
 
 def test_whole_numbers_are_fine_where_a_fraction_is_asked():
-    assert Config.load("ci", rl_lr=1).rl_lr == 1.0
+    assert Config.load("ci", rl__lr=1).rl.lr == 1.0

@@ -154,7 +154,7 @@ def test_accelerate_starts_a_process_for_each_card_that_does_not_serve(tmp_path)
     _, config = read(words)
     assert (parsed.num_machines, parsed.num_processes, parsed.multi_gpu) == (1, 4, True)
     assert parsed.num_processes == config.processes and parsed.mixed_precision == "bf16"
-    assert config.fsdp and not parsed.use_fsdp and not parsed.cpu
+    assert config.trainer.fsdp and not parsed.use_fsdp and not parsed.cpu
     ((_, environment),) = calls.of("accelerate", MODULE)
     trains = environment["CUDA_VISIBLE_DEVICES"].split(",")
     serves = server_of(calls)[1]["CUDA_VISIBLE_DEVICES"].split(",")
@@ -186,10 +186,10 @@ def test_the_server_is_the_one_that_the_stages_ask(calls, script):
     _, config = read(launcher_of(calls, script)[1])
     host, port = value(words, "--host"), value(words, "--port")
     assert host == ("127.0.0.1" if script == "accelerate" else "alpha")
-    assert config.engine == "server" and config.engine_url == f"http://{host}:{port}/v1"
-    assert value(words, "--model") == config.model == Config.load("gpu8").model
-    assert value(words, "--dtype") == config.dtype
-    assert int(value(words, "--max-model-len")) >= config.max_context_tokens
+    assert config.engine.name == "server" and config.engine.url == f"http://{host}:{port}/v1"
+    assert value(words, "--model") == config.model.path == Config.load("gpu8").model
+    assert value(words, "--dtype") == config.model.dtype
+    assert int(value(words, "--max-model-len")) >= config.rollout.max_context_tokens
     assert value(words, "--worker-extension-cls") == "drlib.models.vllm_engine.WeightSync"
     assert value(words, "--logprobs-mode") == "processed_logprobs"
     assert value(words, "--generation-config") == "vllm"

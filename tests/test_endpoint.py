@@ -85,7 +85,7 @@ def endpoint(server, kind, **options):
     return ChatEndpoint(f"http://127.0.0.1:{server.server_port}/{kind}/v1/", "tiny", **options)
 
 
-def test_a_question_is_asked_with_its_key_and_options(server):
+def test_request_contains_key_and_options(server):
     chat = endpoint(server, "good", api_key="secret")
     assert chat.ask(MESSAGES, temperature=0) == "Norway"
     ((path, body, headers),) = server.seen
@@ -93,7 +93,7 @@ def test_a_question_is_asked_with_its_key_and_options(server):
     assert body == {"model": "tiny", "messages": MESSAGES, "temperature": 0}
 
 
-def test_keys_of_another_server_stay_where_they_are(server, monkeypatch):
+def test_environment_keys_are_not_sent(server, monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, "of-another-server")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
@@ -103,7 +103,7 @@ def test_keys_of_another_server_stay_where_they_are(server, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["silent", "junk"])
-def test_a_reply_that_is_no_completion_is_none(server, kind):
+def test_invalid_completion_returns_none(server, kind):
     assert endpoint(server, kind).ask(MESSAGES) is None
 
 
@@ -116,14 +116,14 @@ def test_a_reply_that_is_no_completion_is_none(server, kind):
         ("cut", "RemoteProtocolError"),
     ],
 )
-def test_a_server_that_fails_is_told_and_asked_once(server, kind, reason):
+def test_failing_server_is_requested_once(server, kind, reason):
     with pytest.raises(EndpointError, match=reason):
         endpoint(server, kind).ask(MESSAGES)
     assert len(server.seen) == 1
 
 
 @pytest.mark.parametrize("kind", ["drip_head", "drip_body"])
-def test_the_deadline_holds_for_the_whole_reply(server, kind):
+def test_deadline_covers_the_whole_reply(server, kind):
     start = time.monotonic()
     with pytest.raises(EndpointTimeout, match=r"timeout: no complete reply within 0\.4 s"):
         endpoint(server, kind, timeout_s=0.4).ask(MESSAGES)
@@ -133,6 +133,6 @@ def test_the_deadline_holds_for_the_whole_reply(server, kind):
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:9/v1", "no address", "ftp://x", "http://[", "http://x:y/v1", ""]
 )
-def test_an_address_where_nothing_is(url):
+def test_unreachable_address(url):
     with pytest.raises(EndpointError):
         ChatEndpoint(url, "tiny", timeout_s=5).ask(MESSAGES)

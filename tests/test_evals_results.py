@@ -171,18 +171,18 @@ def finish(names, config, runs, **metrics):
 
 
 def test_results_name_the_commits_of_recipe_evaluation_and_seed(history, tmp_path):
-    seed = Config().eval_seed
+    seed = Config().evaluation.seed
     configs = [Config(seed=0), Config(seed=1)]
-    history("eval_seed = 5")
-    written_down = history(f"eval_seed = {seed}")
-    recipe = history(f"eval_seed = {seed}; rl_lr = 2")
+    history("evaluation.seed = 5")
+    written_down = history(f"evaluation.seed = {seed}")
+    recipe = history(f"evaluation.seed = {seed}; rl.lr = 2")
     finish(["world"], configs[0], tmp_path, pages=7)
     for config in configs:
         finish(["rl"], config, tmp_path)
-    evaluation = history(f"eval_seed = {seed}; rl_lr = 2; asked in batches")
+    evaluation = history(f"evaluation.seed = {seed}; rl.lr = 2; asked in batches")
     for config in configs:
         finish(["evaluate_rl"], config, tmp_path)
-    history("eval_seed = 6")
+    history("evaluation.seed = 6")
     assert origin(configs, tmp_path, ["rl"]) == {
         "world": {"name": "tour", "pages": 7},
         "recipe": [recipe],
@@ -195,8 +195,8 @@ def test_results_name_the_commits_of_recipe_evaluation_and_seed(history, tmp_pat
 def test_what_was_made_from_changed_files_says_so_and_a_seed_by_hand_has_no_commit(
     history, tmp_path
 ):
-    commit = history("eval_seed = 5")
-    config = Config(eval_seed=7)
+    commit = history("evaluation.seed = 5")
+    config = Config(evaluation__seed=7)
     (run.ROOT / "drlib" / "config.py").write_text("not committed")
     finish(["world", "rl", "evaluate_rl"], config, tmp_path)
     made = origin([config], tmp_path, ["rl"])

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from query_examples import any_query, small_graph
 
-from drlib.synthesis.engine import synthesize_questions
-from drlib.synthesis.queries import evaluate_query, to_text
-from drlib.synthesis.sql_engine import SqlEngine
+from drlib.questions.queries import evaluate_query, to_text
+from drlib.questions.question_engine import synthesize_questions
+from drlib.questions.sql_engine import SqlEngine
 from tests import independent_evaluator
 from tests.independent_evaluator import RawFacts, look_ups, told_by
 from tests.shared_worlds import shared_world

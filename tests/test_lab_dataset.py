@@ -18,8 +18,8 @@ from datasets import load_dataset, load_from_disk
 from PIL import Image
 
 from drlib.lab.dataset import main
-from drlib.synthesis.export import read_tasks
-from drlib.synthesis.queries import evaluate_query, from_text
+from drlib.questions.export import read_tasks
+from drlib.questions.queries import evaluate_query, from_text
 from drlib.worlds import load_world
 from tests.folder_examples import guild_folder, island_folder
 from tests.scripted_server import Scripted

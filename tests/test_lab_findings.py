@@ -47,7 +47,7 @@ def test_a_claim_compares_two_arms_that_differ_in_what_it_names(name):
     on, off = (claim.config(arm, "laptop", 3) for arm in ARMS)
     differ = {n for n, value in vars(on).items() if value != getattr(off, n)}
     assert differ == set(claim.setting) == set(claim.control)
-    assert on.seed == off.seed == 3 and on.eval_seed == Config().eval_seed
+    assert on.seed == off.seed == 3 and on.evaluation.seed == Config().evaluation.seed
 
 
 def test_the_effect_is_the_paired_difference_by_hand(tmp_path):
@@ -108,7 +108,7 @@ def test_a_claim_that_compares_nothing_is_named(tmp_path):
     table = tmp_path / "claims.yaml"
     for arms, reason in (
         ("setting: {seed: 1}, control: {seed: 1}}", "x: both arms are the same"),
-        ("setting: {seed: 1}, control: {sft_steps: 1}}", "x: arms of other settings"),
+        ("setting: {seed: 1}, control: {sft.steps: 1}}", "x: arms of other settings"),
     ):
         table.write_text(entry + arms)
         with pytest.raises(ValueError, match=reason):
@@ -123,7 +123,7 @@ def test_a_claim_that_compares_nothing_is_named(tmp_path):
 
 
 def test_both_arms_are_trained_asked_and_written_down(tmp_path):
-    small = "{layers: 2, demonstrations: 20, eval_questions: 3, processes: 1}"
+    small = "{layers: 2, demonstrations: 20, evaluation.questions: 3, processes: 1}"
     table = tmp_path / "claims.yaml"
     table.write_text(
         "- {name: wide, claim: Wide is better, source: nobody, expected: higher, "

@@ -75,17 +75,17 @@ def test_there_are_two_and_more_of_them_and_they_are_shipped():
 
 
 def test_each_run_has_the_settings_of_its_arm_and_its_seed(tmp_path):
-    sweep = toy_sweep(tmp_path, common={"rl_steps": 7, "rl_lr": 1e-3}, seeds=[3, 5])
+    sweep = toy_sweep(tmp_path, common={"rl.steps": 7, "rl.lr": 1e-3}, seeds=[3, 5])
     assert sweep.runs() == [("ppo", 3), ("cispo", 3), ("ppo", 5), ("cispo", 5)]
     ppo, cispo = sweep.config("ppo", 3), sweep.config("cispo", 5)
-    assert (ppo.rl_clip, cispo.rl_clip) == ("ppo", "cispo")
+    assert (ppo.rl.loss.clip, cispo.rl.loss.clip) == ("ppo", "cispo")
     assert (ppo.seed, cispo.seed) == (3, 5)
-    assert ppo.rl_steps == cispo.rl_steps == 7 and ppo.rl_lr == 1e-3
+    assert ppo.rl.steps == cispo.rl.steps == 7 and ppo.rl.lr == 1e-3
 
 
 def test_an_arm_s_own_setting_stands_before_the_common_one(tmp_path):
-    sweep = toy_sweep(tmp_path, common={"rl_clip": "none"})
-    assert (sweep.config("ppo", 0).rl_clip, sweep.config("cispo", 0).rl_clip) == ("none", "cispo")
+    sweep = toy_sweep(tmp_path, common={"rl.loss.clip": "none"})
+    assert (sweep.config("ppo", 0).rl.loss.clip, sweep.config("cispo", 0).rl.loss.clip) == ("none", "cispo")
 
 
 BAD = [
@@ -113,22 +113,22 @@ BAD = [
     ({"asked": ["search gredy"]}, "unknown decoding in asked: 'gredy': did you mean 'greedy'?"),
 ]
 BAD_ARMS = [
-    ({"rl_klip": "cispo"}, "arm 'x': unknown parameter 'rl_klip': did you mean 'rl_clip'?"),
-    ({"rl_clip": "cisp"}, "arm 'x': parameter 'rl_clip' must be one of"),
-    ({"rl_clip": "ppo"}, "arms 'ppo' and 'x' have equal settings for stage 'rl'"),
-    ({"sft_steps": 3}, "arms 'ppo' and 'x' have equal settings for stage 'rl'"),
-    ({"eval_seed": 1}, "arm 'x': eval_seed chooses the held-out questions"),
+    ({"rl_klip": "cispo"}, "arm 'x': unknown parameter 'rl_klip': did you mean 'rl.loss.clip'?"),
+    ({"rl.loss.clip": "cisp"}, "arm 'x': parameter 'rl.loss.clip' must be one of"),
+    ({"rl.loss.clip": "ppo"}, "arms 'ppo' and 'x' have equal settings for stage 'rl'"),
+    ({"sft.steps": 3}, "arms 'ppo' and 'x' have equal settings for stage 'rl'"),
+    ({"evaluation.seed": 1}, "arm 'x': evaluation.seed chooses the held-out questions"),
     ({"world": "pydocs"}, "arm 'x': world chooses the held-out questions"),
     ({"search_results": 3}, "arm 'x': search_results chooses the held-out questions"),
-    ({"rl_correction": "mask"}, "arm 'x': rl_correction=\"mask\" compares the trainer with an"),
-    ({"rl_start": "nowhere"}, "rl_start='nowhere': there is no policy in"),
-    ({"rl_clip": "none", "claim": "x"}, "arm 'x': a claim is three texts: claim, source, expected"),
+    ({"rl.loss.correction": "mask"}, "arm 'x': rl.loss.correction=\"mask\" compares the trainer with an"),
+    ({"rl.start": "nowhere"}, "rl.start='nowhere': there is no policy in"),
+    ({"rl.loss.clip": "none", "claim": "x"}, "arm 'x': a claim is three texts: claim, source, expected"),
     (
-        {"rl_clip": "none"} | CLAIM | {"expected": "better"},
+        {"rl.loss.clip": "none"} | CLAIM | {"expected": "better"},
         "arm 'x': expected: 'better': give higher, lower or same",
     ),
 ]
-BAD.append(({"arms": {"ppo": CLAIM, "x": {"rl_clip": "none"}}}, "arm 'ppo' is the control"))
+BAD.append(({"arms": {"ppo": CLAIM, "x": {"rl.loss.clip": "none"}}}, "arm 'ppo' is the control"))
 
 
 @pytest.mark.parametrize(("changes", "reason"), BAD, ids=[reason[:40] for _, reason in BAD])
@@ -226,7 +226,7 @@ def test_a_seed_that_the_control_lacks_is_in_the_accuracy_and_in_no_difference(t
 
 def test_an_arm_without_a_run_failed_or_is_not_there_yet(tmp_path):
     made = {at: run for at, run in MADE.items() if at[0] == "cispo"}
-    arms = {**CLIPS["arms"], "none": {"rl_clip": "none"}}
+    arms = {**CLIPS["arms"], "none": {"rl.loss.clip": "none"}}
     found = told(tmp_path, made, failed={("none", 0): "a | b"}, arms=arms)
     assert [arm["state"] for arm in found["arms"]] == ["unfinished", "finished", "failed"]
     lines = {line.split("`")[1]: line for line in table(found).splitlines() if line[:3] == "| `"}
@@ -240,7 +240,7 @@ def test_a_claim_is_judged_by_the_first_kind_of_question_as_a_finding_is(tmp_pat
     right = [(asked(WRONG, WRONG, WRONG), rows()), (asked(RIGHT, RIGHT, RIGHT), rows())]
     made = {(arm, seed): right[arm == "cispo"] for arm in ("ppo", "cispo") for seed in (0, 1)}
     for expected, outcome_is in (("higher", "reproduced"), ("lower", "refuted")):
-        arms = {"ppo": {}, "cispo": {"rl_clip": "cispo"} | CLAIM | {"expected": expected}}
+        arms = {"ppo": {}, "cispo": {"rl.loss.clip": "cispo"} | CLAIM | {"expected": expected}}
         found = told(tmp_path, made, arms=arms)
         claim = by_name(found)["cispo"]["claim"]
         assert (claim["outcome"], claim["effect"]) == (outcome_is, 1.0)
@@ -254,7 +254,7 @@ def test_a_claim_is_judged_by_the_first_kind_of_question_as_a_finding_is(tmp_pat
 
 def test_a_claim_that_nothing_speaks_for_stays_open(tmp_path):
     made = {at: (asked(RIGHT, RIGHT, HALF), rows()) for at in MADE}
-    found = told(tmp_path, made, arms={"ppo": {}, "cispo": {"rl_clip": "cispo"} | CLAIM})
+    found = told(tmp_path, made, arms={"ppo": {}, "cispo": {"rl.loss.clip": "cispo"} | CLAIM})
     claim = by_name(found)["cispo"]["claim"]
     assert (claim["outcome"], claim["effect"]) == ("open", 0)
 
@@ -308,7 +308,7 @@ def test_table_and_figure_are_drawn_again_from_files_alone(tmp_path, capsys):
     assert cli.main([*drawn, f"--runs={tmp_path / 'nothing'}"]) == 0
     assert {name: (tmp_path / name).read_bytes() for name in names} == before
     capsys.readouterr()
-    write_sweep(tmp_path, arms={"ppo": {}, "cispo": {"rl_clip": "none"}})
+    write_sweep(tmp_path, arms={"ppo": {}, "cispo": {"rl.loss.clip": "none"}})
     assert cli.main(drawn) == 1
     assert "is of another settings than the file has now" in capsys.readouterr().err
     assert cli.main([*drawn[:-1], f"--out={tmp_path / 'nothing'}"]) == 1

@@ -24,16 +24,16 @@ ray = pytest.importorskip("ray", reason="the cluster extra is not installed")
 
 SMALL = {
     "processes": 1,
-    "rl_steps": 2,
-    "rl_questions": 4,
-    "rl_group": 4,
-    "eval_questions": 3,
-    "eval_samples": 2,
+    "rl.steps": 2,
+    "rl.questions": 4,
+    "rl.group": 4,
+    "evaluation.questions": 3,
+    "evaluation.samples": 2,
 }
 ARMS = {
     "ppo": {},
-    "frozen": {"rl_lr": 0.0},
-    "broken": {"rl_agent": "reakt"},  # which the stage finds out
+    "frozen": {"rl.lr": 0.0},
+    "broken": {"rl.agent": "reakt"},  # which the stage finds out
 }
 
 

@@ -39,18 +39,18 @@ STEPS = 3  # the sweep is killed after the first
 SMALL = {
     "plugins": "away_judge",
     "processes": 1,
-    "rl_steps": STEPS,
-    "rl_questions": 4,
-    "rl_group": 4,
-    "rl_warmup_steps": 0,
-    "checkpoint_every": 1,
-    "eval_questions": 4,
-    "eval_samples": 2,
+    "rl.steps": STEPS,
+    "rl.questions": 4,
+    "rl.group": 4,
+    "rl.warmup_steps": 0,
+    "trainer.checkpoint_every": 1,
+    "evaluation.questions": 4,
+    "evaluation.samples": 2,
 }
 ARMS = {
     "ppo": {},
-    "frozen": {"rl_lr": 0.0},
-    "broken": {"rl_reward": "away"},
+    "frozen": {"rl.lr": 0.0},
+    "broken": {"rl.reward.name": "away"},
 }
 CUT = ("frozen", 1)  # the run in whose middle the sweep is killed
 GONE_ON = {("ppo", 0), ("ppo", 1), ("frozen", 0)}  # runs that were there before
@@ -170,7 +170,7 @@ def test_a_failed_arm_is_named_with_its_reason_and_the_others_are_there(swept):
         str(swept.out),
     ]
     page = (swept.out / "table.md").read_text()
-    assert "| `broken` | `rl_reward=away` | failed |" in page
+    assert "| `broken` | `rl.reward.name=away` | failed |" in page
     assert f"- `broken`, seed 1: {reason}" in page
 
 

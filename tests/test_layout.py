@@ -37,7 +37,6 @@ LAYERS = (
     "worlds",
     "sandbox",
     "tools",
-    "synthesis",
     "questions",
     "demonstrations",
     "models",

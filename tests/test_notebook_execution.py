@@ -165,8 +165,8 @@ def test_the_command_line_names_what_is_wrong(tmp_path, capsys, folder):
         (["check", "42"], "no notebook '42'"),
         (["run", ""], "no notebook ''"),
         (["reference", "--only", "rl"], "--only need an --out"),
-        (["reference", "--set", "seed=3", "--out", "figures/reference/tour"], "need an --out"),
-        (["reference", "--set", "rl_clip", "--out", str(tmp_path)], "'rl_clip' must be"),
+        (["reference", "--seed=3", "--out", "figures/reference/tour"], "need an --out"),
+        (["reference", "--set", "rl.loss.clip", "--out", str(tmp_path)], "'rl.loss.clip' must be"),
         (["reference", "--only", "rl_randm", "--out", str(tmp_path)], "unknown stage"),
     ]:
         assert main(argv) == 1
@@ -174,16 +174,16 @@ def test_the_command_line_names_what_is_wrong(tmp_path, capsys, folder):
 
 
 def test_a_variation_names_the_command_that_makes_it():
-    config = Config.load("laptop", rl_oversample=2, rl_resample="sample", rl_kl_coef=5e-5)
+    config = Config.load("laptop", rl__sampling__oversample=2, rl__sampling__resample="sample", rl__loss__kl_coef=5e-5)
     command = _command(config, [0, 2], ROOT / "figures/reference/other", ["rl"])
     args = _parser().parse_args(command.split()[3:])
     assert (args.profile, args.seeds, args.only) == ("laptop", [0, 2], ["rl"])
     assert str(args.out) == "figures/reference/other"
     changes = dict(pair.split("=") for pair in args.set)
     assert {name: yaml.safe_load(value) for name, value in changes.items()} == {
-        "rl_oversample": 2,
-        "rl_resample": "sample",
-        "rl_kl_coef": 5e-5,
+        "rl.sampling.oversample": 2,
+        "rl.sampling.resample": "sample",
+        "rl.loss.kl_coef": 5e-5,
     }
     recipe = _command(Config.load("laptop"), [0], AGAIN, None)
     assert recipe.endswith("--profile laptop --seeds 0")

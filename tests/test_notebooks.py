@@ -35,7 +35,7 @@ def test_every_parameter_file_fits_every_notebook(path):
 
 # What is passed beside the profile. The tour is told its profile's own number of steps: then nbval,
 # which runs it too, finds every stage built; another seed would take ten processes of their own.
-PASSED = {"00": {"rl_steps": Config.load("ci").rl_steps}, "05": {"seed": 1}}
+PASSED = {"00": {"rl.steps": Config.load("ci").rl.steps}, "05": {"seed": 1}}
 
 
 @pytest.mark.parametrize("number", sorted({p.stem[:2] for p in COMMITTED} & {*PASSED}))

@@ -15,9 +15,9 @@ pytest.importorskip("openpyxl")
 
 import openpyxl
 
-from drlib.synthesis import synthesize_questions
-from drlib.synthesis.checks import faults
-from drlib.synthesis.queries import from_text
+from drlib.questions import synthesize_questions
+from drlib.questions.checks import faults
+from drlib.questions.queries import from_text
 from drlib.worlds import load_world
 from tests.file_examples import pdf
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from drlib.files import read_json_lines
-from drlib.synthesis.checks import faults
-from drlib.synthesis.joins import in_one_form
-from drlib.synthesis.queries import evaluate_query, from_text
-from drlib.synthesis.read_back import grammar_of, read_question
+from drlib.questions.checks import faults
+from drlib.questions.joins import in_one_form
+from drlib.questions.queries import evaluate_query, from_text
+from drlib.questions.read_back import grammar_of, read_question
 from tests.benchmarks.make_readings import (
     FOLDER,
     LABELS,

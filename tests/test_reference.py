@@ -25,8 +25,8 @@ from drlib.evals.results import Results
 from drlib.files import read_json_lines
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy
+from drlib.questions.chains import chain_questions, split_answers
 from drlib.sandbox import Sandbox
-from drlib.synthesis.questions import chain_questions, split_answers
 from drlib.task import is_correct
 from drlib.tools import Toolbox
 from drlib.training.batches import Flat, score
@@ -47,12 +47,19 @@ def agents():
     """The policies after SFT and after RL, with real tools."""
     world = load_world("tour")
     config = Config.load("laptop")
-    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
+    with (
+        Sandbox() as sandbox,
+        Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
+    ):
         made = {}
         for name in ("sft", "rl"):
             model, tokenizer = load_policy(TOUR / f"policy_{name}")
-            engine = LocalEngine(model.eval(), max_context=config.max_context_tokens)
-            limits = Limits(config.max_calls, config.max_turn_tokens, config.max_context_tokens)
+            engine = LocalEngine(model.eval(), max_context=config.rollout.max_context_tokens)
+            limits = Limits(
+                config.rollout.max_calls,
+                config.rollout.max_turn_tokens,
+                config.rollout.max_context_tokens,
+            )
             made[name] = model, ReAct(engine, toolbox, ChatIds(tokenizer), limits)
         yield world, made
 
@@ -68,7 +75,7 @@ def test_the_tour_leaves_the_published_over_length_rule_only_for_a_gain():
     assert all(arm.results.seeds == [0, 1, 2] for arm in arms.values())
     keep, exclude = (arms[rule].results for rule in RULES)
     _, low, _ = keep.gain("rl", "rl", "search", "sample", of=exclude)
-    assert Config.load("laptop").rl_overlong == ("keep" if low > 0 else "exclude")
+    assert Config.load("laptop").rl.filter.overlong == ("keep" if low > 0 else "exclude")
     # what the rule is about does happen: nothing is left that pushes such attempts down
     for seed in (0, 1, 2):
         kept, left_out = (overlong_at_the_end(arms[rule].curves["rl"][seed]) for rule in RULES)
@@ -155,7 +162,10 @@ def test_resample_on_correct_cleans_what_is_trained_and_what_is_done_in_training
     interval no longer holds one, its prose must say so."""
     roc = tour.TourRun.load(TOUR.parent / "resampling")
     plain = tour.TourRun.load(TOUR).only(roc.results.seeds)
-    assert "--set=rl_oversample=2 --set=rl_resample=sample --only rl" in roc.results.command
+    assert (
+        "--rl.sampling.oversample=2 --rl.sampling.resample=sample --only rl"
+        in roc.results.command
+    )
     assert roc.results.seeds == plain.results.seeds == sorted(roc.curves["rl"]) == [0, 1, 2]
     for key in ("positive_tool_errors", "tool_errors"):
         for seed, rows in roc.curves["rl"].items():

@@ -15,7 +15,7 @@ def a_registry():
     return fruits
 
 
-def test_a_thing_is_registered_by_a_call_or_as_a_decorator_and_found_by_name():
+def test_register_by_call_or_decorator():
     fruits = a_registry()
 
     @fruits.register("plum")
@@ -27,7 +27,7 @@ def test_a_thing_is_registered_by_a_call_or_as_a_decorator_and_found_by_name():
     assert fruits.register("fig", 3) == 3
 
 
-def test_an_unknown_name_is_a_fault_with_the_nearest_and_is_not_added():
+def test_unknown_name_raises_with_a_suggestion():
     fruits = a_registry()
     with pytest.raises(
         ValueError, match="unknown fruit 'aple': did you mean 'apple'. Known: apple"
@@ -36,7 +36,7 @@ def test_an_unknown_name_is_a_fault_with_the_nearest_and_is_not_added():
     assert "aple" not in fruits and fruits.get("aple") is None
 
 
-def test_nothing_is_replaced_in_silence():
+def test_replacing_needs_replace_true():
     fruits = a_registry()
     for add in (lambda: fruits.register("pear", 5), lambda: fruits.__setitem__("pear", 5)):
         with pytest.raises(ValueError, match="there is a fruit 'pear' already .2.: .*replace=True"):
@@ -47,13 +47,13 @@ def test_nothing_is_replaced_in_silence():
     assert (fruits["pear"], fruits["cherry"]) == (5, 7)
 
 
-def test_a_name_is_a_text():
+def test_name_must_be_a_string():
     for name in ("", None, max):
         with pytest.raises(ValueError, match="the name of a fruit is a text"):
             a_registry().register(name, 1)
 
 
-def test_nearest_lists_what_is_known_and_guesses_only_what_is_near():
+def test_suggest_name():
     assert suggest_name("laptpo", ["laptop", "ci"]) == "did you mean 'laptop'? Known: ci, laptop"
     assert suggest_name("zzz", ["laptop", "ci"]) == "Known: ci, laptop"
 
@@ -97,12 +97,12 @@ def test_plugins_are_imported_once_in_order(plugins):
         ("plug_syntax", "'plug_syntax' cannot be imported: SyntaxError"),
     ],
 )
-def test_a_plugin_that_cannot_be_imported_is_named_with_the_cause(plugins, names, message):
+def test_broken_plugin_is_named_with_the_cause(plugins, names, message):
     with pytest.raises(ValueError, match=message):
         load_plugins(names)
 
 
-def test_the_registry_is_light():
+def test_registry_imports_no_library():
     """Everything imports it: it may load no library."""
     code = "import sys, drlib.registry; print(sorted({'torch', 'numpy', 'yaml'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

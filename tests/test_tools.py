@@ -33,7 +33,7 @@ def test_search_shows_numbered_links_and_joins_queries(toolbox):
     assert first == one.text and second.startswith("1. [Gabon]")
 
 
-def test_visit_reads_pages_and_says_which_it_could_not(toolbox):
+def test_visit_reads_pages_and_reports_missing_ones(toolbox):
     page = toolbox.call("visit", {"url": ["cldr:Norway"], "goal": "its currency"})
     assert page.ok and "for user goal its currency" in page.text
     assert "[Norwegian Krone](cldr:Norwegian Krone)" in page.text
@@ -41,7 +41,7 @@ def test_visit_reads_pages_and_says_which_it_could_not(toolbox):
     assert not none.ok and "cldr:Atlantis could not be accessed" in none.text
 
 
-def test_python_prints_and_its_exceptions_are_observations(toolbox):
+def test_python_output_and_exceptions_are_observations(toolbox):
     assert toolbox.call("python", {"code": "print(37*45)"}).text == "1665"
     assert toolbox.call("python", {"code": "x = 1"}).text == "Finished execution."
     wrong = toolbox.call("python", {"code": "print(1/0)"})
@@ -61,16 +61,16 @@ def test_python_prints_and_its_exceptions_are_observations(toolbox):
         ("browse", {}, "no tool 'browse'; tools: search, visit, python"),
     ],
 )
-def test_bad_calls_come_back_as_text(toolbox, name, arguments, message):
+def test_invalid_calls_return_text(toolbox, name, arguments, message):
     result = toolbox.call(name, arguments)
     assert not result.ok and message in result.text and not result.env_fault
 
 
-def test_a_search_for_the_word_python_is_a_search(toolbox):
+def test_query_python_is_an_ordinary_search(toolbox):
     assert toolbox.call("search", {"query": ["python Norway"]}).tool == "search"
 
 
-def test_cache_answers_again_for_the_same_world_only(toolbox):
+def test_cache_depends_on_the_world(toolbox):
     arguments = {"query": ["Gabon"]}
     toolbox.call("search", arguments)
     assert toolbox.call("search", arguments).cache_hit
@@ -86,7 +86,7 @@ def test_closed_book_finds_nothing_anywhere(cldr):
         assert "Norwegian" not in closed.call("visit", {"url": ["cldr:Norway"], "goal": ""}).text
 
 
-def test_calls_run_at_the_same_time(cldr):
+def test_calls_run_concurrently(cldr):
     """Two calls that wait for each other can only end if they run together."""
     meeting = threading.Barrier(2, timeout=10)
 
@@ -110,7 +110,7 @@ def test_calls_run_at_the_same_time(cldr):
         ("service_unavailable", ""),
     ],
 )
-def test_a_broken_sandbox_is_a_fault_of_the_environment_and_is_not_cached(cldr, status, level):
+def test_broken_sandbox_is_an_uncached_environment_fault(cldr, status, level):
     class Broken:
         def run(self, code):
             runs.append(code)
@@ -126,7 +126,7 @@ def test_a_broken_sandbox_is_a_fault_of_the_environment_and_is_not_cached(cldr, 
     assert len(runs) == 4
 
 
-def test_schemas_name_what_is_there(cldr, toolbox):
+def test_schemas_list_available_tools(cldr, toolbox):
     assert [s["name"] for s in toolbox.schemas] == ["search", "visit", "python"]
     with Toolbox(cldr) as without:
         assert [s["name"] for s in without.schemas] == ["search", "visit"]

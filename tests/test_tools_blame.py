@@ -28,7 +28,7 @@ def cldr():
     return load_world("tour")
 
 
-def test_results_out_of_range_are_refused_when_the_toolbox_is_made(cldr):
+def test_results_out_of_range_are_refused(cldr):
     for wrong in (0, 101, 200, -1, 2.0, "5", None, True):
         with pytest.raises(ValueError, match="results=.*integer from 1 to 100"):
             Toolbox(cldr, results=wrong)
@@ -54,7 +54,7 @@ def test_one_deadline_bounds_the_pages_of_a_call(cldr):
         assert hits.latency_s <= 60.001 and hits.env_fault and hits.error == "timeout"
 
 
-def test_a_backup_s_silence_marks_the_whole_call(cldr):
+def test_empty_backup_answer_is_an_environment_fault(cldr):
     live = Scripted("live", hits("a"), *[fault("server")] * 3, after=hits("b"))
     with Toolbox(cldr, backends={"search": [live]}, clock=FakeClock()) as toolbox:
         arguments = {"query": ["one", "zzzqqq"]}
@@ -64,7 +64,7 @@ def test_a_backup_s_silence_marks_the_whole_call(cldr):
     assert up.ok and "[b]" in up.text and not up.cache_hit and not up.env_fault
 
 
-def test_a_backup_s_word_is_not_kept(cldr):
+def test_backup_answer_is_not_cached(cldr):
     live = Scripted("live", *[fault("server")] * 3, after=hits("b"))
     with Toolbox(cldr, backends={"search": [live]}, clock=FakeClock()) as toolbox:
         down, up = (toolbox.call("search", {"query": ["Norway"]}) for _ in range(2))
@@ -86,7 +86,7 @@ def test_attempts_are_never_negative():
 
 
 @pytest.mark.parametrize("field", ["title", "snippet", "date", "source"])
-def test_a_hit_s_fields_are_text_or_nothing(field):
+def test_hit_fields_are_strings(field):
     for value, good in ((5, False), (["x"], False), ({"a": 1}, False), ("t", True), (None, True)):
         backends = {"search": [Scripted("a", after=[{"url": "u", field: value}])]}
         with Toolbox(None, backends=backends, clock=FakeClock()) as toolbox:
@@ -94,7 +94,7 @@ def test_a_hit_s_fields_are_text_or_nothing(field):
             assert (result.ok, result.env_fault) == (good, not good)
 
 
-def test_what_a_runner_raises_is_an_observation(cldr):
+def test_runner_exception_is_an_observation(cldr):
     class Runner:
         def run(self, code):
             raise errors[0]
@@ -114,7 +114,7 @@ def test_what_a_runner_raises_is_an_observation(cldr):
                 assert result.text == "Error: this tool is unavailable now."
 
 
-def test_a_closed_sandbox_is_a_fault_of_the_environment_and_a_long_program_is_not():
+def test_closed_sandbox_is_an_environment_fault_but_a_long_program_is_not():
     sandbox = Sandbox(workers=1)
     with Toolbox(None, sandbox) as toolbox:
         assert toolbox.call("python", {"code": "#" * 16_000_001}).error == "too_large"
@@ -123,7 +123,7 @@ def test_a_closed_sandbox_is_a_fault_of_the_environment_and_a_long_program_is_no
             assert toolbox.call("python", {"code": "print(1)"}).env_fault
 
 
-def test_how_a_program_ended_by_the_clock_is_not_kept():
+def test_timed_out_program_is_not_cached():
     class Slow:
         def run(self, code):
             runs.append(code)
@@ -138,7 +138,7 @@ def test_how_a_program_ended_by_the_clock_is_not_kept():
                 assert again == [False, kept] and len(runs) == (1 if kept else 2)
 
 
-def test_a_reader_cannot_change_what_the_next_one_reads(cldr):
+def test_cached_value_cannot_be_modified(cldr):
     with Toolbox(cldr) as toolbox:
         first = toolbox.call("search", {"query": ["Norway"]})
         right = asdict(first)
@@ -153,7 +153,7 @@ def test_a_reader_cannot_change_what_the_next_one_reads(cldr):
             }
 
 
-def test_a_shared_failure_is_no_cache_hit(cldr):
+def test_shared_failure_is_no_cache_hit(cldr):
     def down(arguments, timeout_s):
         clock.sleep(1)
         raise fault("server")
@@ -176,7 +176,7 @@ def test_a_shared_failure_is_no_cache_hit(cldr):
             assert all(r.env_fault and not r.cache_hit for r in results)
 
 
-def test_a_broken_file_is_an_answer_asked_for_once(tmp_path):
+def test_broken_file_is_an_answer_without_retry(tmp_path):
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-nothing")
     (tmp_path / "good.txt").write_bytes(b"fine")
     policy = ReliabilityPolicy(breaker_failures=1)
@@ -189,7 +189,7 @@ def test_a_broken_file_is_an_answer_asked_for_once(tmp_path):
         assert toolbox.call("parse_file", {"files": ["good.txt"]}).ok
 
 
-def test_equal_names_in_two_folders_are_two_files(tmp_path):
+def test_equal_names_in_two_folders_are_different_files(tmp_path):
     texts = []
     for question in ("one", "two"):
         (tmp_path / question).mkdir()
@@ -200,7 +200,7 @@ def test_equal_names_in_two_folders_are_two_files(tmp_path):
     assert texts == [f"The content of data.csv:\n{text}" for text in ("one", "two")]
 
 
-def test_a_service_that_is_set_up_wrong_or_has_no_engines_gives_way_to_the_backup():
+def test_misconfigured_service_fails_over_to_the_backup():
     """An empty account, a wrong address, throttled engines: none of it is "No results."."""
     throttled = {"results": [], "unresponsive_engines": [["google", "too many requests"]]}
     replies = [

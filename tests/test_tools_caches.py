@@ -24,7 +24,7 @@ def clock():
     return FakeClock()
 
 
-def test_equal_calls_at_the_same_time_are_one(clock):
+def test_concurrent_equal_calls_share_one_request(clock):
     def slow(arguments, timeout_s):
         calls.append(arguments)
         clock.sleep(1)
@@ -37,7 +37,7 @@ def test_equal_calls_at_the_same_time_are_one(clock):
     assert sum(not o.cache_hit for o in outcomes) == 1
 
 
-def test_the_tools_of_a_toolbox_share_one_memory(monkeypatch):
+def test_tools_of_a_toolbox_share_one_cache(monkeypatch):
     monkeypatch.setattr("drlib.tools.toolbox.MemoryCache", partial(MemoryCache, entries=2))
     backends = {name: [Scripted(name, after={"text": name})] for name in ("python", "calculator")}
     with Toolbox(None, backends=backends) as toolbox:
@@ -54,7 +54,7 @@ def test_the_tools_of_a_toolbox_share_one_memory(monkeypatch):
         assert not toolbox.call("calculator", {"expression": "1"}).cache_hit  # put out by others
 
 
-def test_a_shared_failure_is_no_cache_hit(clock):
+def test_shared_failure_is_no_cache_hit(clock):
     def down(arguments, timeout_s):
         clock.sleep(1)
         raise fault("server")
@@ -66,7 +66,7 @@ def test_a_shared_failure_is_no_cache_hit(clock):
         assert all(o.env_fault and not o.cache_hit for o in outcomes)
 
 
-def test_memory_keeps_what_was_used_last_within_its_entries_and_bytes():
+def test_memory_cache_evicts_least_recently_used():
     def get(key, value="x"):
         return memory.get(key, lambda: value, lambda made: made != "no")
 
@@ -82,7 +82,7 @@ def test_memory_keeps_what_was_used_last_within_its_entries_and_bytes():
     assert memory._bytes == 0 and not get("a")[1] and get("a")[1]
 
 
-def test_how_a_program_ended_by_the_clock_is_not_kept(tmp_path, clock):
+def test_timed_out_program_is_not_cached(tmp_path, clock):
     for status, kept in (("timeout", False), ("killed", False), ("error", True), ("ok", True)):
         value = {"text": "", "status": status}
         backend, disk = Scripted("a", after=value), DiskCache(tmp_path / status)
@@ -92,7 +92,7 @@ def test_how_a_program_ended_by_the_clock_is_not_kept(tmp_path, clock):
         assert again.call({"code": "x"}).cache_hit is kept
 
 
-def test_a_cached_call_does_not_reach_the_backend(clock):
+def test_cached_call_does_not_reach_the_backend(clock):
     backend = Scripted("a", fault("server"))
     chain = ReliableOperation("search", [backend], clock=clock)
     first, again = chain.call(Q, "v1"), chain.call(dict(reversed(Q.items())), "v1")
@@ -101,7 +101,7 @@ def test_a_cached_call_does_not_reach_the_backend(clock):
     assert not chain.call(Q, "v2").cache_hit and len(backend.calls) == 3
 
 
-def test_the_disk_answers_after_a_restart_for_the_same_world_only(tmp_path, clock):
+def test_disk_cache_survives_a_restart_per_world(tmp_path, clock):
     def run(version):
         backend = Scripted("a", after={"text": "æ\ud800"})
         chain = ReliableOperation(
@@ -114,7 +114,7 @@ def test_the_disk_answers_after_a_restart_for_the_same_world_only(tmp_path, cloc
     assert run("v1") == (False, 1) and run("v1") == (True, 0) and run("v2") == (False, 1)
 
 
-def test_the_disk_keeps_no_failure_no_backup_and_no_missing_page(tmp_path, clock):
+def test_disk_cache_excludes_failures_backups_and_missing_pages(tmp_path, clock):
     def run(*kinds):
         disk = DiskCache(tmp_path / "cache")
         backends = [Scripted(k, after=fault(k) if k else "ok") for k in kinds]
@@ -127,7 +127,7 @@ def test_the_disk_keeps_no_failure_no_backup_and_no_missing_page(tmp_path, clock
 
 
 @pytest.mark.parametrize("damage", ["garbage", "cut", "another file"])
-def test_a_damaged_cache_is_named_with_the_remedy_and_costs_no_call(damage, tmp_path, clock):
+def test_damaged_cache_warns_and_calls_continue(damage, tmp_path, clock):
     path = tmp_path / "cache"
     DiskCache(path).put("key", "the right value")
     DiskCache(path).put("more", ["filler"] * 5000)
@@ -151,7 +151,7 @@ def test_a_damaged_cache_is_named_with_the_remedy_and_costs_no_call(damage, tmp_
     assert disk.get("key") == "new" and DiskCache(path).get("key") == "new"
 
 
-def test_a_changed_row_is_as_good_as_absent(tmp_path):
+def test_modified_cache_row_is_a_miss(tmp_path):
     path = tmp_path / "cache"
     disk = DiskCache(path)
     disk.put("key", "the right value")
@@ -168,7 +168,7 @@ def test_a_changed_row_is_as_good_as_absent(tmp_path):
         assert disk.get("key") is None
 
 
-def test_a_place_that_cannot_be_written_costs_the_cache_and_not_the_call(tmp_path, clock):
+def test_unwritable_cache_path_does_not_fail_calls(tmp_path, clock):
     disk = DiskCache(tmp_path)  # a folder
     chain = ReliableOperation("visit", [Scripted("a")], disk=disk, clock=clock)
     with pytest.warns(UserWarning, match="unable to open"):

@@ -29,7 +29,7 @@ from drlib.tools import Toolbox
         ("1**10**9", "1"),
     ],
 )
-def test_the_calculator_is_exact(expression, text):
+def test_exact_results(expression, text):
     with Toolbox(None, calculator=True) as toolbox:
         result = toolbox.call("calculator", {"expression": expression})
     assert result.ok and result.text == text and result.source == "calculator"
@@ -83,7 +83,7 @@ ZERO = "Error: division by zero."
     ],
     ids=repr,
 )
-def test_the_calculator_refuses_the_rest_with_fixed_texts(expression, text):
+def test_invalid_expressions_return_fixed_texts(expression, text):
     with Toolbox(None, calculator=True) as toolbox:
         result = toolbox.call("calculator", {"expression": expression})
     assert result.ok is (text is None) and not result.env_fault

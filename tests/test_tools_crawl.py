@@ -51,7 +51,7 @@ def files_of(folder):
     )
 
 
-def test_a_site_becomes_a_world_and_nothing_else_is_asked_for(site, reader, tmp_path):
+def test_site_becomes_a_world_and_nothing_else_is_requested(site, reader, tmp_path):
     ends = Crawl(small_site(site), tmp_path / "out", delay_s=0, reader=reader).run()
     assert ends == {"fetched": 6, "files written": 5}
     assert asked(site) == [
@@ -85,7 +85,7 @@ def test_a_site_becomes_a_world_and_nothing_else_is_asked_for(site, reader, tmp_
     assert any(fact[1:] == ("maker", "Ada") for fact in world.graph.facts)
 
 
-def test_a_crawl_goes_on_and_touches_only_what_is_new(site, reader, tmp_path):
+def test_crawl_resumes_and_writes_only_new_files(site, reader, tmp_path):
     start, out = small_site(site), tmp_path / "out"
     assert Crawl(start, out, pages=2, delay_s=0, reader=reader).run()["files written"] == 2
     before = (out / "guide/tools/index.md").stat().st_mtime_ns
@@ -101,7 +101,7 @@ def test_a_crawl_goes_on_and_touches_only_what_is_new(site, reader, tmp_path):
     assert kept == {name: (out / name).stat().st_mtime_ns for name in files_of(out)}
 
 
-def test_requests_are_apart_and_a_busy_server_is_waited_for(site, reader, tmp_path):
+def test_delay_between_requests_and_retry_after(site, reader, tmp_path):
     replies = iter(
         [
             b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n",
@@ -122,7 +122,7 @@ def test_requests_are_apart_and_a_busy_server_is_waited_for(site, reader, tmp_pa
     assert times[0] - began >= 0.4  # robots.txt, then "/", then this one
 
 
-def test_the_delay_that_the_site_asks_for_holds(site, reader, tmp_path):
+def test_crawl_delay_of_the_site_is_obeyed(site, reader, tmp_path):
     times = []
 
     def at_once(kind, body):
@@ -139,7 +139,7 @@ def test_the_delay_that_the_site_asks_for_holds(site, reader, tmp_path):
     assert times[1] - times[0] >= 1
 
 
-def test_faults_have_rows_and_those_that_may_pass_are_tried_by_the_next_run(
+def test_faults_are_recorded_and_transient_ones_retried(
     site, reader, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("drlib.tools.crawl.ATTEMPTS", 1)
@@ -164,7 +164,7 @@ def test_faults_have_rows_and_those_that_may_pass_are_tried_by_the_next_run(
     assert asked(site) == ["/robots.txt", "/later"]
 
 
-def test_a_site_that_is_down_is_left_alone(site, reader, tmp_path, monkeypatch):
+def test_crawl_stops_if_the_site_is_down(site, reader, tmp_path, monkeypatch):
     monkeypatch.setattr("drlib.tools.crawl.ATTEMPTS", 1)
     links = [f"/{number}" for number in range(9)]
     start = site.page("/", page(*links))

@@ -52,13 +52,13 @@ def methods(made):
     return [getattr(made, name) for name in names]
 
 
-def test_the_schemas_of_prompts_are_what_the_runs_were_made_with():
+def test_prompt_schemas_are_unchanged():
     assert [json.dumps(schema) for schema in SCHEMAS[:3]] == PROMPTS
     with Toolbox(load_world("tour")) as two:
         assert [json.dumps(schema) for schema in two.schemas] == PROMPTS[:2]
 
 
-def test_tongyi_s_tools_take_tongyi_s_arguments():
+def test_tongyi_tools_have_tongyi_arguments():
     required = {s["name"]: s["parameters"]["required"] for s in SCHEMAS}
     assert required == {
         "search": ["query"],
@@ -70,13 +70,13 @@ def test_tongyi_s_tools_take_tongyi_s_arguments():
     }
 
 
-def test_what_trl_derives_is_the_function_format(toolbox):
+def test_trl_derives_the_function_format(toolbox):
     derived = [get_json_schema(method) for method in methods(trl_environment(toolbox)())]
     ours = sorted((tool.function for tool in TOOLS.values()), key=lambda f: f["function"]["name"])
     assert [json.dumps(f) for f in derived] == [json.dumps(f) for f in ours]
 
 
-def test_trl_s_trainer_takes_the_class_and_shows_its_tools(toolbox, tmp_path, monkeypatch):
+def test_trl_trainer_accepts_the_environment(toolbox, tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     shape = Qwen3Config(
         vocab_size=320,
@@ -112,7 +112,7 @@ def test_trl_s_trainer_takes_the_class_and_shows_its_tools(toolbox, tmp_path, mo
     assert calculator(expression="6 * 7") == "42"
 
 
-def test_both_formats_name_the_same_parameters():
+def test_both_formats_have_the_same_parameters():
     for tool in TOOLS.values():
         short, full = tool.schema, tool.function["function"]
         assert (short["name"], short["description"]) == (full["name"], full["description"])
@@ -122,7 +122,7 @@ def test_both_formats_name_the_same_parameters():
             assert described and short["parameters"]["properties"][name].items() >= kind.items()
 
 
-def test_a_chat_template_renders_the_methods_like_the_definitions(toolbox):
+def test_chat_template_renders_methods_like_definitions(toolbox):
     tokenizer = train_tokenizer(["tools and words"], 310)
     chat = [{"role": "user", "content": "x"}]
     rendered = [
@@ -135,7 +135,7 @@ def test_a_chat_template_renders_the_methods_like_the_definitions(toolbox):
     assert rendered[0] == rendered[1] and "google_scholar" in rendered[0]
 
 
-def test_an_environment_is_a_rollout_of_its_own(toolbox):
+def test_environments_are_independent(toolbox):
     other = SmallWorld([Entity("Norway", "territory", {"currency": "Shell"})], "other")
     made = trl_environment(toolbox, {other.version: other})
     first, second = made(), made()
@@ -151,7 +151,7 @@ def test_an_environment_is_a_rollout_of_its_own(toolbox):
     assert first.results == [] and "Krone" in first.search(query=["Norway"])
 
 
-def test_a_row_s_world_that_is_not_there_is_an_error(toolbox):
+def test_unknown_world_in_a_row_raises(toolbox):
     made = trl_environment(toolbox)()
     made.reset(world=toolbox.world.version)
     assert "Krone" in made.search(query=["Norway"])
@@ -159,7 +159,7 @@ def test_a_row_s_world_that_is_not_there_is_an_error(toolbox):
         made.reset(world="v9")
 
 
-def test_a_call_has_ten_operations_at_most_and_the_schemas_do_not_say_so(toolbox):
+def test_operation_limit_is_not_part_of_the_schemas(toolbox):
     made = trl_environment(toolbox)()
     assert made.search(query=["Norway"] * 11) == "Error: query may have 10 entries at most."
     assert made.visit(url=["u"] * 11, goal="") == "Error: url may have 10 entries at most."
@@ -169,6 +169,6 @@ def test_a_call_has_ten_operations_at_most_and_the_schemas_do_not_say_so(toolbox
     assert "maxItems" not in json.dumps(SCHEMAS)
 
 
-def test_only_the_tools_that_are_there_become_methods():
+def test_only_available_tools_become_methods():
     with Toolbox(load_world("tour")) as two:
         assert {m.__name__ for m in methods(trl_environment(two)())} == {"search", "visit"}

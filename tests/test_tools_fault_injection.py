@@ -24,7 +24,7 @@ def cldr():
 
 
 @pytest.mark.parametrize("fault", sorted(RAISED))
-def test_each_fault_is_the_one_it_names(fault, cldr):
+def test_each_fault_has_its_kind(fault, cldr):
     faults = FaultInjector(script={"*": [fault]}, clock=FakeClock(), retry_after_s=3.0)
     backend = faults.backend(Scripted("a"))
     with pytest.raises(ToolFault) as caught:
@@ -36,7 +36,7 @@ def test_each_fault_is_the_one_it_names(fault, cldr):
         faults.world(cldr).search("Norway")
 
 
-def test_a_time_out_takes_its_time_and_a_delay_may_become_one():
+def test_timeout_takes_time_and_latency_may_time_out():
     clock = FakeClock()
     faults = FaultInjector(
         script={"q": ["timeout", "latency", "latency"]}, latency_s=2, clock=clock
@@ -50,7 +50,7 @@ def test_a_time_out_takes_its_time_and_a_delay_may_become_one():
     assert clock.now == 8.5
 
 
-def test_drift_changes_what_is_found_and_nothing_else(cldr):
+def test_drift_changes_results_only(cldr):
     faults = FaultInjector(rates={"drift": 1.0})
     world = faults.world(cldr)
     assert (world.name, world.version, len(world)) == (cldr.name, cldr.version, len(cldr))
@@ -90,7 +90,7 @@ def test_faults_depend_on_seed_and_operation_and_not_on_threads(cldr):
     assert any(len(set(row)) > 1 for row in forward)  # the next try has its own luck
 
 
-def test_equal_calls_get_the_same_faults_in_the_order_in_which_they_come(cldr):
+def test_equal_calls_get_faults_in_order_of_arrival(cldr):
     """Of rollouts with equal calls the first to come gets the first: only the faults are fixed."""
 
     def drawn(seed):
@@ -108,7 +108,7 @@ def test_equal_calls_get_the_same_faults_in_the_order_in_which_they_come(cldr):
     assert drawn(1) == drawn(1) != drawn(3)
 
 
-def test_a_script_names_the_operation(cldr):
+def test_script_selects_the_operation(cldr):
     world = FaultInjector(script={"Norway": ["", "503"], "*": ["cut"]}).world(cldr)
     assert world.search("Norway") and world.search("Norway", 3)
     for query, kind in [("Norway", "server"), ("Gabon", "connection")]:
@@ -126,7 +126,7 @@ def test_a_script_names_the_operation(cldr):
         ({"cut": -0.1}, None, "must be probabilities"),
     ],
 )
-def test_faults_that_make_no_sense_are_refused(rates, script, message):
+def test_invalid_faults_are_refused(rates, script, message):
     with pytest.raises(ValueError, match=message):
         FaultInjector(rates, script)
 
@@ -153,14 +153,14 @@ def transcript(cldr, seed, *, protected=True):
     return rows, json.dumps(rows).encode()
 
 
-def test_two_runs_with_one_seed_and_one_script_are_the_same_bytes(cldr):
+def test_equal_seed_and_script_give_equal_runs(cldr):
     rows, run = transcript(cldr, 1)
     assert run == transcript(cldr, 1)[1] != transcript(cldr, 2)[1]
     assert len({row["attempts"] for row in rows}) > 2
     assert 0 < sum(row["env_fault"] for row in rows) < 40
 
 
-def test_the_toolbox_s_protection_can_be_left_off(cldr):
+def test_reliability_can_be_disabled(cldr):
     bare, protected = (transcript(cldr, 1, protected=on)[0] for on in (False, True))
     lost = [sum(row["env_fault"] for row in rows) for rows in (bare, protected)]
     assert lost[0] > 3 * lost[1] and {row["attempts"] for row in bare} == {1}
@@ -168,7 +168,7 @@ def test_the_toolbox_s_protection_can_be_left_off(cldr):
 
 @pytest.mark.parametrize("fault", sorted({*RAISED} - {"403", "404"}))
 @pytest.mark.parametrize("protected", [False, True])
-def test_a_broken_tool_is_never_the_policy_s_failure(fault, protected, cldr):
+def test_broken_tool_is_always_an_environment_fault(fault, protected, cldr):
     clock = FakeClock()
     world = FaultInjector(rates={fault: 1.0}, clock=clock).world(cldr)
     policies = dict.fromkeys(("search", "visit"), ReliabilityPolicy()) if protected else {}
@@ -184,14 +184,14 @@ def test_a_broken_tool_is_never_the_policy_s_failure(fault, protected, cldr):
             assert has_env_fault(changed(a_trajectory(), tool_results=[result]))
 
 
-def test_a_page_that_is_not_there_is_the_policy_s_own_mistake(cldr):
+def test_missing_page_is_no_environment_fault(cldr):
     with Toolbox(FaultInjector(rates={"404": 1.0}).world(cldr)) as toolbox:
         result = toolbox.call("visit", {"url": ["cldr:Norway"], "goal": "x"})
     assert not result.ok and not result.env_fault
     assert result.text == "Error: cldr:Norway could not be accessed."
 
 
-def test_faults_of_the_primary_lead_to_the_backup(cldr):
+def test_primary_faults_fail_over_to_the_backup(cldr):
     clock = FakeClock()
     first = FaultInjector(rates={"500": 1.0}, clock=clock).backend(Scripted("first", after=[]))
     chain = ReliableOperation("search", [first, Scripted("second", after=[])], clock=clock)

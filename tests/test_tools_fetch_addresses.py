@@ -86,7 +86,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("url", HOSTILE, ids=lambda url: repr(url)[:40])
-def test_hostile_addresses_are_refused_before_any_connection(url, monkeypatch):
+def test_hostile_addresses_are_refused_before_connecting(url, monkeypatch):
     """With the system's own look-up, which knows all notations of numbers."""
 
     def never(*_args, **_options):
@@ -112,7 +112,7 @@ def test_public_addresses_are_public(address):
     assert fetch.is_public(address)
 
 
-def test_names_that_mean_private_addresses_are_refused(site, reader):
+def test_names_of_private_addresses_are_refused(site, reader):
     for host in ("inside.test", "both.test", "none.test", CLOSED):
         assert fault(reader, f"http://{host}:{site.port}/").kind == "refused"
     assert fault(reader, f"http://odd.test:{site.port}/").kind == "not_found"
@@ -132,7 +132,7 @@ def test_names_that_mean_private_addresses_are_refused(site, reader):
         "http://2130706433:{}/secret",
     ],
 )
-def test_redirects_pass_the_same_gate(site, reader, place, monkeypatch):
+def test_redirects_are_checked_like_addresses(site, reader, place, monkeypatch):
     monkeypatch.setattr(
         reader,
         "_resolver",
@@ -146,7 +146,7 @@ def test_redirects_pass_the_same_gate(site, reader, place, monkeypatch):
     assert [path for _, path, _ in site.seen] == ["/a"]
 
 
-def test_permitted_redirects_are_followed_to_a_bound(site, reader):
+def test_redirects_are_followed_up_to_a_limit(site, reader):
     last = site.page("/end", b"<p>end</p>")
     for i in range(7):
         site.page(f"/{i}", status=307, Location="/end" if i == 0 else f"/{i - 1}")
@@ -159,7 +159,7 @@ def test_permitted_redirects_are_followed_to_a_bound(site, reader):
     assert reader({"url": site.page("/made", b"made", "text/plain", 201, Location="/x")}, 20.0)
 
 
-def test_a_resolver_that_changes_its_answer_is_asked_once_a_hop(site, reader):
+def test_each_hop_is_resolved_once(site, reader):
     """DNS rebinding: the second answer is private. It must never be dialled."""
     answers = [[OPEN], [CLOSED], [CLOSED]]
     reader._resolver = lambda host: answers.pop(0)
@@ -170,7 +170,7 @@ def test_a_resolver_that_changes_its_answer_is_asked_once_a_hop(site, reader):
     assert len(site.seen) == 1
 
 
-def test_private_addresses_only_when_asked_for(site):
+def test_private_addresses_need_allow_private(site):
     url = site.page("/a", b"mine", "text/plain").replace("example.test", CLOSED)
     assert fault(fetch.PageReader(), url).kind == "refused"
     assert fetch.PageReader(allow_private=True)({"url": url}, 20.0)["text"] == "mine"
@@ -184,21 +184,21 @@ def test_private_addresses_only_when_asked_for(site):
         (UnicodeError("label too long"), "not_found"),
     ],
 )
-def test_look_ups_that_fail(error, kind):
+def test_failed_name_resolution(error, kind):
     def resolver(host):
         raise error
 
     assert fault(fetch.PageReader(resolver=resolver), "http://a.test/").kind == kind
 
 
-def test_a_look_up_that_hangs_ends_with_the_call():
+def test_hanging_name_resolution_ends_at_the_deadline():
     over = threading.Event()
     reader = fetch.PageReader(resolver=lambda host: over.wait(60) and [])
     assert fault(reader, "http://a.test/", 0.3).kind == "timeout"
     over.set()
 
 
-def test_random_addresses_give_typed_results_only():
+def test_random_addresses_return_typed_results():
     rng = random.Random(7)
     pieces = [
         "http",

@@ -112,7 +112,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("place", ODD, ids=lambda place: repr(place)[:40])
-def test_an_odd_redirect_is_an_answer_with_its_reason(site, reader, place):
+def test_odd_redirect_is_an_answer_with_its_reason(site, reader, place):
     site.raw["/a"] = redirect(place)
     url = f"http://example.test:{site.port}/a"
     wrong = fault(reader, url)
@@ -124,7 +124,7 @@ def test_an_odd_redirect_is_an_answer_with_its_reason(site, reader, place):
 
 
 @pytest.mark.parametrize("place", [b"http:x", b"http:\\\\127.0.0.1\\x", b"https:443", b"https:"])
-def test_a_redirect_without_a_host_is_refused_by_name(site, reader, place):
+def test_redirect_without_a_host_is_refused(site, reader, place):
     site.raw["/a"] = redirect(place)
     wrong = fault(reader, f"http://example.test:{site.port}/a")
     assert wrong.kind == "refused" and repr(place.decode()) in wrong.detail
@@ -132,7 +132,7 @@ def test_a_redirect_without_a_host_is_refused_by_name(site, reader, place):
 
 
 @pytest.mark.parametrize("place", PRIVATE, ids=lambda place: repr(place)[:40])
-def test_no_form_of_a_redirect_reaches_a_private_address(site, monkeypatch, place):
+def test_redirects_never_reach_a_private_address(site, monkeypatch, place):
     """With the system's own look-up of numbers in any notation."""
     real = fetch.is_public
     monkeypatch.setattr(fetch, "is_public", lambda a: a == OPEN or real(a))
@@ -146,7 +146,7 @@ def test_no_form_of_a_redirect_reaches_a_private_address(site, monkeypatch, plac
     assert addresses(site) == {OPEN}
 
 
-def test_one_place_only(site, reader):
+def test_several_redirect_targets_are_refused(site, reader):
     last = site.page("/end", b"end", "text/plain")
     first = last.replace("/end", "/a")
     site.raw["/a"] = redirect(b"/end", b"/end")
@@ -173,7 +173,7 @@ def test_ordinary_redirects_are_still_followed(site, reader):
 
 
 @pytest.mark.parametrize("url", ["https://.example.test:{}/", "http://scoped.test:{}/"])
-def test_what_a_look_up_lets_through_and_tls_or_httpx_do_not(site, url):
+def test_names_rejected_by_tls_or_httpx(site, url):
     """A name that TLS cannot ask for; an address with a zone, which httpx refuses to dial."""
     own = fetch.PageReader(
         allow_private=True,
@@ -232,7 +232,7 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
         "encoding",
     ],
 )
-def test_floods_and_absurd_heads_end_with_the_call(site, reader, write, kinds):
+def test_floods_and_oversized_headers_end_at_the_deadline(site, reader, write, kinds):
     before = threading.active_count()
     site.raw["/a"] = write
     began = time.monotonic()
@@ -256,7 +256,7 @@ def test_floods_and_absurd_heads_end_with_the_call(site, reader, write, kinds):
     ],
     ids=lambda body: repr(body[:20]),
 )
-def test_html_that_breaks_parsers_is_read_or_named(site, reader, body):
+def test_parser_breaking_html_is_read_or_reported(site, reader, body):
     result = observe(reader, site.page("/a", body))
     assert not result.env_fault and (result.ok or result.error == "empty")
 
@@ -344,7 +344,7 @@ def random_page(rng):
 
 @pytest.mark.filterwarnings("ignore:invalid escape:DeprecationWarning")  # "unicode_escape"
 @pytest.mark.parametrize("make", [random_redirect, random_page])
-def test_thousands_of_random_replies_give_typed_results_only(site, reader, make):
+def test_random_raw_replies_return_typed_results(site, reader, make):
     rng = random.Random(8)
     kinds, replies = set(), {}
     site.raw["/a"] = lambda out: out.write(replies["now"])

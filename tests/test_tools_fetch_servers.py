@@ -52,19 +52,19 @@ __all__ = ["reader", "site"]  # fixtures
         "nothing",
     ],
 )
-def test_servers_that_misbehave(site, reader, write, kind):
+def test_misbehaving_servers(site, reader, write, kind):
     site.raw["/a"] = write
     assert fault(reader, f"http://example.test:{site.port}/a", 1.0).kind == kind
 
 
-def test_no_server_at_all(reader):
+def test_no_server(reader):
     with socket.socket() as held:  # bound, not listening
         held.bind((OPEN, 0))
         url = f"http://example.test:{held.getsockname()[1]}/"
         assert fault(reader, url).kind == "connection"
 
 
-def test_bodies_are_bounded_as_sent_and_as_unpacked(site, reader, monkeypatch):
+def test_body_size_limits_before_and_after_unpacking(site, reader, monkeypatch):
     monkeypatch.setattr(fetch, "MAX_BYTES", 100_000)
     site.raw["/endless"] = drip(OK + b"\r\n", b"x" * 10_000, 0.0, 100_000)
     assert fault(reader, f"http://example.test:{site.port}/endless").kind == "too_large"
@@ -104,7 +104,7 @@ class SecureHandler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-def test_tls_checks_the_name_of_the_url_at_the_pinned_address(tmp_path, reader, monkeypatch):
+def test_tls_verifies_the_host_name_at_the_pinned_address(tmp_path, reader, monkeypatch):
     subprocess.run(
         [
             "openssl",
@@ -141,7 +141,7 @@ def test_tls_checks_the_name_of_the_url_at_the_pinned_address(tmp_path, reader, 
     assert names == ["example.test", "example.test", "other.test"]
 
 
-def test_random_replies_give_typed_results_only(site, reader):
+def test_random_replies_return_typed_results(site, reader):
     """Bytes in place of HTTP, bytes after a good head, and changed heads."""
     rng, kinds = random.Random(6), set()
     heads = [

@@ -33,7 +33,7 @@ def load(start, place, **options):
     return load_world(f"live:{start}", folder=place, delay_s=0, private=True, **options)
 
 
-def test_a_site_is_a_world_with_facts(site, tmp_path):
+def test_site_is_a_world_with_facts(site, tmp_path):
     start = small_site(site)
     world = load(start, tmp_path / "site")
     assert world.name == f"live:{start}"
@@ -46,7 +46,7 @@ def test_a_site_is_a_world_with_facts(site, tmp_path):
     assert [path for _, path, _ in site.seen][3:] == ["/robots.txt"]  # no page twice
 
 
-def test_a_site_that_answers_no_more_is_what_was_kept(site, tmp_path):
+def test_unreachable_site_uses_the_kept_pages(site, tmp_path):
     start = small_site(site)
     world = load(start, tmp_path / "site")
     site.page("/robots.txt", b"", status=500)
@@ -57,21 +57,21 @@ def test_a_site_that_answers_no_more_is_what_was_kept(site, tmp_path):
         load(start, tmp_path / "another")
 
 
-def test_what_is_no_site_is_an_error(tmp_path):
+def test_invalid_site_raises(tmp_path):
     with pytest.raises(ValueError, match="pass the address of a page"):
         load_world("live:nowhere", folder=tmp_path / "x")
     with pytest.raises(ValueError, match="unknown world 'live'"):
         load_world("live")
 
 
-def test_each_site_has_a_folder_of_its_own():
+def test_each_site_has_its_own_folder():
     names = {
         live_site._folder_name(f"https://docs.example.org/{path}") for path in ("a/", "b/", "a/")
     }
     assert len(names) == 2 and all(name.startswith("docs.example.org-") for name in names)
 
 
-def test_the_command_takes_a_site(site, tmp_path, monkeypatch, capsys):
+def test_dataset_command_accepts_a_site(site, tmp_path, monkeypatch, capsys):
     """`drlib dataset --world live:URL`: this machine's own network is refused, in one line."""
     monkeypatch.setattr(live_site, "SITES_FOLDER", tmp_path / "sites")
     out = ["--out", str(tmp_path / "out"), "-n", "5"]
@@ -79,6 +79,6 @@ def test_the_command_takes_a_site(site, tmp_path, monkeypatch, capsys):
     assert "drlib dataset: " in capsys.readouterr().err
 
 
-def test_a_policy_is_trained_on_a_folder_instead():
-    (fault,) = check(Config.load("ci", world="live:https://docs.example.org/"))
+def test_training_on_a_live_site_is_refused():
+    (fault,) = check(Config.load("ci", world__name="live:https://docs.example.org/"))
     assert "`drlib crawl https://docs.example.org/ FOLDER`, then world=folder:FOLDER" in fault

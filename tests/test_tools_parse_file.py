@@ -28,7 +28,7 @@ for library in ("pypdf", "trafilatura", "openpyxl"):
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".md", ".csv", ".tsv", ".json", ".jsonl", ".TXT"])
-def test_plain_text_comes_back_as_it_is(reader, suffix):
+def test_plain_text_is_unchanged(reader, suffix):
     assert read(reader, "a" + suffix, "a,b\n1,Zürich\n".encode()) == "a,b\n1,Zürich"
 
 
@@ -67,7 +67,7 @@ def test_pdf_pages_and_title(reader):
     assert parse_file.parse_in_child(".pdf", pdf("x"), 30.0)["title"] == "A report"
 
 
-def test_docx_paragraphs_tables_breaks_and_no_repeated_drawings(reader):
+def test_docx_paragraphs_tables_and_breaks(reader):
     cell = "<w:tc>{}</w:tc>".format
     table = f"<w:tbl><w:tr>{cell(paragraph('a'))}{cell(paragraph('b') + paragraph('c'))}</w:tr>"
     table += f"<w:tr>{cell(paragraph('d'))}{cell(paragraph('e'))}</w:tr></w:tbl>"
@@ -93,7 +93,7 @@ def test_xlsx_values_by_sheet(reader):
     assert read(reader, "lie.xlsx", lie) == text
 
 
-def test_zip_reads_members_of_all_types_and_names_the_others(reader):
+def test_zip_reads_known_members_and_lists_others(reader):
     inner = zipped([("deep.txt", "deep")])
     data = zipped(
         [
@@ -118,7 +118,7 @@ def test_zip_reads_members_of_all_types_and_names_the_others(reader):
         assert wanted in text
 
 
-def test_long_texts_keep_head_and_tail_and_say_what_is_missing(reader, monkeypatch):
+def test_long_texts_keep_head_and_tail(reader, monkeypatch):
     monkeypatch.setattr(reading, "KEPT_CHARS", 10)
     assert read(reader, "a.txt", b"01234" + b"x" * 90 + b"56789") == (
         "01234\n[... 90 characters left out ...]\n56789"
@@ -177,7 +177,7 @@ def test_large_files_are_not_read(reader, monkeypatch):
     assert read(reader, "b.txt", b"x" * 100)
 
 
-def test_a_missing_library_is_named_with_its_remedy(monkeypatch, tmp_path):
+def test_missing_library_error_contains_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pypdf", None)
     monkeypatch.setattr(reading.importlib.util, "find_spec", lambda name: name != "pypdf" or None)
     with pytest.raises(ImportError, match=r'^pypdf missing: pip install "drlib\[docs\]"'):

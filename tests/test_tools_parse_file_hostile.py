@@ -94,7 +94,7 @@ def test_hostile_zips(reader, make, kind):
     assert fault(reader, "a.zip", make()).kind == kind
 
 
-def test_all_archives_of_a_file_share_one_allowance(reader):
+def test_archives_of_a_file_share_one_budget(reader):
     inner = zipped([(f"{i}.txt", "x") for i in range(400)])
     assert read(reader, "two.zip", zipped([("a.zip", inner), ("b.zip", inner)]))
     three = zipped([("a.zip", inner), ("b.zip", inner), ("c.zip", inner)])
@@ -138,7 +138,7 @@ def test_truncated_pdfs_give_text_or_malformed(reader, cut):
         assert wrong.kind == "refused" and wrong.detail.startswith("malformed")
 
 
-def test_a_pdf_with_a_password_and_one_with_lone_surrogates():
+def test_encrypted_pdf_and_lone_surrogates():
     import pypdf
 
     writer, buffer = pypdf.PdfWriter(io.BytesIO(pdf("secret"))), io.BytesIO()
@@ -176,7 +176,7 @@ def bad_parser(tmp_path, body):
     ],
     ids=["sleep", "spin", "memory", "crash", "recursion", "exit", "environment"],
 )
-def test_a_parser_that_misbehaves_is_ended(tmp_path, monkeypatch, body, timeout_s, kind):
+def test_misbehaving_parser_is_stopped(tmp_path, monkeypatch, body, timeout_s, kind):
     monkeypatch.setattr(reading, "__file__", bad_parser(tmp_path, body))
     monkeypatch.setenv("SERPER_API_KEY", "a secret")
     if kind is None:
@@ -188,7 +188,7 @@ def test_a_parser_that_misbehaves_is_ended(tmp_path, monkeypatch, body, timeout_
     assert not [c for c in psutil.Process().children() if "bad.py" in " ".join(c.cmdline())]
 
 
-def test_random_bytes_as_files_give_typed_results_only():
+def test_random_files_return_typed_results():
     """In this process, which is what the child runs: 10,000 files over all types."""
     rng, kinds = random.Random(4), set()
     suffixes = [(suffix, False) for suffix in reading.READERS]
@@ -208,7 +208,7 @@ def test_random_bytes_as_files_give_typed_results_only():
     assert "malformed" in kinds
 
 
-def test_random_bytes_through_the_child(reader):
+def test_random_files_in_the_subprocess(reader):
     rng = random.Random(5)
     for i, suffix in enumerate((".pdf", ".docx", ".xlsx", ".zip", ".html") * 2):
         try:

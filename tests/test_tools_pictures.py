@@ -40,7 +40,7 @@ def drawn(album, title):
     return draw(album.emblems[title])
 
 
-def test_a_name_means_its_pixels(album):
+def test_name_identifies_pixels(album):
     name = album.add(drawn(album, "Norway"))
     assert name == album.add(drawn(album, "Norway").copy()) != album.add(drawn(album, "Peru"))
     assert (album.pixels(name) == drawn(album, "Norway")).all() and name in album
@@ -52,7 +52,7 @@ def test_a_name_means_its_pixels(album):
         album.add(np.zeros((4, 4)))
 
 
-def test_every_thing_is_found_by_its_pixels_and_by_nothing_else(album):
+def test_identify_matches_exact_emblems_only(album):
     for title in TITLES[::7]:
         assert album.identify(drawn(album, title)) == title
         noisy = drawn(album, title).astype(int) + np.random.default_rng(0).integers(
@@ -90,7 +90,7 @@ def test_image_search_crop_and_read_work_together(album, toolbox):
     assert toolbox.call("read", {"image": inner}).text == numbers[3]
 
 
-def test_what_is_wrong_is_said_in_the_text(album, toolbox):
+def test_errors_are_observations(album, toolbox):
     picture = album.add(drawn(album, "Norway"))
     for tool, more in (("image_search", {}), ("crop", {"box": "0,0,9,9"}), ("read", {})):
         assert toolbox.call(tool, {"image": "no.png"} | more).text == NO_PICTURE.format("no.png")
@@ -103,7 +103,7 @@ def test_what_is_wrong_is_said_in_the_text(album, toolbox):
     assert toolbox.call("crop", {"image": picture}).error == "arguments"
 
 
-def test_without_an_album_no_toolbox_has_these_tools(album, toolbox, monkeypatch):
+def test_picture_tools_need_an_album(album, toolbox, monkeypatch):
     with Toolbox(WORLD) as plain:
         assert not {"image_search", "crop", "read"} & plain.tools.keys() and plain.pictures is None
     assert [*toolbox.tools] == ["search", "visit", "image_search", "crop", "read"]
@@ -114,7 +114,7 @@ def test_without_an_album_no_toolbox_has_these_tools(album, toolbox, monkeypatch
         Toolbox(WORLD, pictures=album)
 
 
-def test_pictures_go_through_files_and_urls_unchanged(album):
+def test_png_and_data_url_round_trip(album):
     picture = drawn(album, "Norway")
     assert (from_png(to_png(picture)) == picture).all()
     assert (from_data_url(to_data_url(picture)) == picture).all()

@@ -27,7 +27,7 @@ __all__ = ["server"]  # a fixture
 
 
 @pytest.mark.parametrize("name", SEARCH)
-def test_recorded_replies_become_hits_and_no_proxy_is_used(server, name, monkeypatch):
+def test_recorded_replies_become_hits_without_proxy(server, name, monkeypatch):
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     reply, hits = RECORDED[name]
     server.says(reply)
@@ -36,7 +36,7 @@ def test_recorded_replies_become_hits_and_no_proxy_is_used(server, name, monkeyp
     assert Provider(name, server.url).name == name
 
 
-def test_what_is_sent(server):
+def test_request_format(server):
     sent = {}
     for name in SEARCH:
         server.says(RECORDED[name][0])
@@ -91,7 +91,7 @@ def test_the_jina_reader(server):
         ("jina", "JINA_API_KEY"),
     ],
 )
-def test_a_missing_key_is_named_when_the_backend_is_made(monkeypatch, name, variable):
+def test_missing_key_is_reported_on_creation(monkeypatch, name, variable):
     for value in (None, "", "  "):
         monkeypatch.delenv(variable, raising=False)
         if value is not None:
@@ -100,7 +100,7 @@ def test_a_missing_key_is_named_when_the_backend_is_made(monkeypatch, name, vari
             Provider(name)
 
 
-def test_other_settings_that_are_wrong_are_named(server, monkeypatch):
+def test_invalid_settings_are_refused(server, monkeypatch):
     for name in ("searxng", "retrieve"):
         with pytest.raises(ValueError, match=f"{name} needs base_url"):
             Provider(name)
@@ -158,7 +158,7 @@ def test_statuses(server, name, status, kind):
     assert len(server.seen) == 1  # nothing is followed, nothing is asked again
 
 
-def test_searxng_says_what_its_403_means(server):
+def test_searxng_403_contains_the_remedy(server):
     server.says(b"", 403)
     for name in ("searxng", "serper"):
         assert ("search.formats" in fault(server, name).detail) is (name == "searxng")

@@ -42,7 +42,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
     ],
     ids=["silent", "headers", "body"],
 )
-def test_the_whole_call_has_one_deadline(server, write):
+def test_one_deadline_covers_the_call(server, write):
     server.reply = write
     assert fault(server, timeout_s=0.5).kind == "timeout"
 
@@ -91,7 +91,7 @@ def broken(name):
 
 
 @pytest.mark.parametrize("name", SEARCH)
-def test_replies_of_a_wrong_shape_are_malformed_or_still_hits(name, monkeypatch):
+def test_altered_replies_are_malformed_or_still_hits(name, monkeypatch):
     monkeypatch.setenv(PROVIDERS[name].key.strip("?") or "UNUSED", KEY)
     backend, replies = Provider(name, "http://127.0.0.1"), []
     monkeypatch.setattr("drlib.tools.providers.exchange", lambda *a, **b: (200, {}, replies[-1]))
@@ -145,7 +145,7 @@ def test_lone_surrogates_do_not_pass(server):
     assert Provider("serper", server.url)({"query": "a\ud800"}, 5.0)
 
 
-def test_a_key_is_in_no_object_address_error_or_log(server, caplog):
+def test_key_never_appears_in_objects_errors_or_logs(server, caplog):
     caplog.set_level(logging.DEBUG)
     for name in PROVIDERS:
         backend = Provider(name, server.url)
@@ -161,7 +161,7 @@ def test_a_key_is_in_no_object_address_error_or_log(server, caplog):
     assert KEY not in caplog.text
 
 
-def test_a_key_that_no_header_can_carry_is_not_shown(server, monkeypatch):
+def test_invalid_key_is_not_shown(server, monkeypatch):
     for bad in ("secret\nkey", "secret é"):
         monkeypatch.setenv("SERPER_API_KEY", bad)
         with pytest.raises((ToolFault, ValueError)) as raised:
@@ -174,7 +174,7 @@ def answer_with(body, *_arguments, **_options):
     return 200, {}, body
 
 
-def test_random_replies_give_typed_results_only(server, monkeypatch):
+def test_random_replies_return_typed_results(server, monkeypatch):
     """10,000 bodies through the parsers of all providers, 1,000 of them through a socket."""
     rng, kinds = random.Random(8), set()
     backends = [Provider(name, server.url) for name in PROVIDERS]

@@ -27,7 +27,7 @@ def asked(monkeypatch):
     return asked
 
 
-def test_it_is_offered_by_every_toolbox_made_after_it_was_registered(monkeypatch):
+def test_registered_tool_is_in_every_later_toolbox(monkeypatch):
     with Toolbox(None) as before:
         assert before.schemas == []
         tool = Tool("join", "Joins words.", (WORDS, GLUE), run=lambda words, glue: "")
@@ -38,7 +38,7 @@ def test_it_is_offered_by_every_toolbox_made_after_it_was_registered(monkeypatch
     assert schema["name"] == "join" and schema["parameters"]["required"] == ["words", "glue"]
 
 
-def test_one_call_is_one_operation_with_all_arguments_and_equal_calls_share_it(asked):
+def test_call_is_one_operation_and_equal_calls_share_it(asked):
     with Toolbox(None) as toolbox:
         first = toolbox.call("join", {"words": ["a", "b"], "glue": "-", "colour": "red"})
         again = toolbox.call("join", {"glue": "-", "words": ["a", "b"]})
@@ -48,7 +48,7 @@ def test_one_call_is_one_operation_with_all_arguments_and_equal_calls_share_it(a
     assert asked == [(["a", "b"], "-"), (["a", "b"], "+")]
 
 
-def test_wrong_arguments_never_reach_it(asked):
+def test_invalid_arguments_never_reach_the_tool(asked):
     with Toolbox(None) as toolbox:
         for arguments in ({"words": "a", "glue": "-"}, {"words": ["a"]}, {"words": [], "glue": ""}):
             result = toolbox.call("join", arguments)
@@ -56,7 +56,7 @@ def test_wrong_arguments_never_reach_it(asked):
     assert asked == []
 
 
-def test_what_is_not_the_policy_s_doing_is_a_fault_of_the_environment(asked):
+def test_tool_fault_is_an_environment_fault(asked):
     with Toolbox(None) as toolbox:
         down = toolbox.call("join", {"words": ["a"], "glue": "down"})
     assert down.env_fault and down.error == "server" and "unavailable" in down.text
@@ -66,7 +66,7 @@ def test_what_is_not_the_policy_s_doing_is_a_fault_of_the_environment(asked):
         assert patient.call("join", {"words": ["a"], "glue": "down"}).attempts == 3
 
 
-def test_a_tool_that_returns_no_text_is_a_bug_and_is_raised(asked):
+def test_tool_without_text_raises(asked):
     with (
         Toolbox(None) as toolbox,
         pytest.raises(TypeError, match="tool join: run returned NoneType"),

@@ -21,7 +21,7 @@ def clock():
 # ---------------------------------------------------------------- retries
 
 
-def test_attempts_and_back_off_are_exact(clock):
+def test_attempts_and_backoff_are_exact(clock):
     policy = ReliabilityPolicy(attempts=5, backoff_s=1, backoff_max_s=4, breaker_failures=0, seed=7)
     backend = Scripted("a", *[fault("server")] * 4, clock=clock)
     outcome = ReliableOperation("search", [backend], policy, clock=clock).call(Q)
@@ -34,7 +34,7 @@ def test_attempts_and_back_off_are_exact(clock):
     assert not outcome.degraded and not outcome.env_fault
 
 
-def test_jitter_depends_on_seed_key_and_attempt_alone():
+def test_jitter_depends_on_seed_key_and_attempt_only():
     def waits(seed, arguments):
         policy = ReliabilityPolicy(attempts=3, breaker_failures=0, seed=seed)
         clock, after = FakeClock(), fault("connection")
@@ -48,7 +48,7 @@ def test_jitter_depends_on_seed_key_and_attempt_alone():
 
 
 @pytest.mark.parametrize("kind", ["auth", "forbidden", "too_large"])
-def test_a_fault_that_time_does_not_heal_is_not_retried(kind, clock):
+def test_permanent_fault_is_not_retried(kind, clock):
     backend = Scripted("a", after=fault(kind))
     outcome = ReliableOperation("visit", [backend], clock=clock).call(Q)
     assert (outcome.attempts, outcome.error, outcome.env_fault) == (1, kind, True)
@@ -56,7 +56,7 @@ def test_a_fault_that_time_does_not_heal_is_not_retried(kind, clock):
 
 
 @pytest.mark.parametrize("kind", ["not_found", "refused"])
-def test_answers_of_the_world_are_no_faults(kind, clock):
+def test_negative_answers_are_no_faults(kind, clock):
     policy = ReliabilityPolicy(breaker_failures=1)
     first, second = Scripted("a", after=fault(kind)), Scripted("b")
     chain = ReliableOperation("visit", [first, second], policy, clock=clock)
@@ -68,7 +68,7 @@ def test_answers_of_the_world_are_no_faults(kind, clock):
     assert len(first.calls) == 3 and not second.calls  # no breaker opened, no fail-over
 
 
-def test_what_one_source_does_not_have_the_source_in_this_process_may(clock):
+def test_local_source_is_called_after_a_negative_answer(clock):
     here = FunctionBackend("world", lambda arguments, timeout_s: "page")
     chain = ReliableOperation(
         "visit", [Scripted("a", after=fault("refused")), Scripted("b")], clock=clock
@@ -77,20 +77,20 @@ def test_what_one_source_does_not_have_the_source_in_this_process_may(clock):
     assert (outcome.value, outcome.source, outcome.degraded) == ("page", "world", True)
 
 
-def test_retry_after_is_honoured(clock):
+def test_retry_after_is_obeyed(clock):
     backend = Scripted("a", fault("rate_limited", retry_after_s=7.25), clock=clock)
     outcome = ReliableOperation("search", [backend], clock=clock).call(Q)
     assert outcome.value == "ok" and backend.times == [0, 7.25]
 
 
-def test_a_wait_beyond_the_deadline_is_not_begun(clock):
+def test_wait_beyond_the_deadline_is_skipped(clock):
     policy = ReliabilityPolicy(deadline_s=30)
     first = Scripted("a", after=fault("rate_limited", retry_after_s=31), clock=clock)
     outcome = ReliableOperation("search", [first, Scripted("b")], policy, clock=clock).call(Q)
     assert outcome.source == "b" and clock.now == 0 and outcome.attempts == 2
 
 
-def test_the_deadline_holds_and_every_try_knows_what_is_left(clock):
+def test_deadline_limits_every_attempt(clock):
     def hangs(arguments, timeout_s):
         given.append(timeout_s)
         clock.sleep(timeout_s)
@@ -105,7 +105,7 @@ def test_the_deadline_holds_and_every_try_knows_what_is_left(clock):
     assert given[:2] == [4, 4] and 0 < given[2] < 2 and len(given) == 3
 
 
-def test_a_bug_in_a_backend_is_raised_and_forgotten(clock):
+def test_backend_bug_is_raised_and_not_cached(clock):
     backend = Scripted("a", RuntimeError("bug"))
     chain = ReliableOperation("search", [backend], clock=clock)
     with pytest.raises(RuntimeError, match="bug"):
@@ -116,7 +116,7 @@ def test_a_bug_in_a_backend_is_raised_and_forgotten(clock):
 # ---------------------------------------------------------------- fail-over
 
 
-def test_primary_down_gives_the_backup_and_says_so(clock):
+def test_backup_answer_is_marked_degraded(clock):
     first, second = Scripted("a", after=fault("server")), Scripted("b", after="backup")
     outcome = ReliableOperation("search", [first, second], PLAIN, clock=clock).call(Q)
     assert (outcome.value, outcome.source, outcome.attempts) == ("backup", "b", 4)
@@ -125,7 +125,7 @@ def test_primary_down_gives_the_backup_and_says_so(clock):
 
 @pytest.mark.parametrize("answer", ["not_found", "refused", []])
 @pytest.mark.parametrize("critical", [True, False])
-def test_that_the_backup_has_nothing_is_no_word_of_the_primary_that_is_down(
+def test_empty_backup_answer_after_a_failed_primary_is_a_fault(
     answer, critical, tmp_path, clock
 ):
     policy = ReliabilityPolicy(attempts=1, breaker_failures=0, critical=critical)
@@ -142,7 +142,7 @@ def test_that_the_backup_has_nothing_is_no_word_of_the_primary_that_is_down(
         assert (up.value, up.source, up.cache_hit) == (["page"], "a", False)
 
 
-def test_what_a_backup_answered_is_not_kept_either(clock):
+def test_backup_answers_are_not_cached(clock):
     first = Scripted("a", fault("server"), after="new")
     chain = ReliableOperation(
         "visit", [first, Scripted("b", after="old")], ReliabilityPolicy(attempts=1), clock=clock
@@ -151,7 +151,7 @@ def test_what_a_backup_answered_is_not_kept_either(clock):
     assert len(first.calls) == 2
 
 
-def test_faults_of_one_page_open_no_breaker_and_ask_the_next_backend(clock):
+def test_page_faults_open_no_breaker_and_fail_over(clock):
     policy = ReliabilityPolicy(attempts=2, breaker_failures=1)
     first = Scripted("a", *[fault("unreachable")] * 2, fault("unreadable"), after="page")
     second = Scripted("b", after=fault("unreadable"))
@@ -166,7 +166,7 @@ def test_faults_of_one_page_open_no_breaker_and_ask_the_next_backend(clock):
     assert chain.call({"url": "2"}).env_fault
 
 
-def test_the_source_in_this_process_is_asked_after_the_deadline_too(clock):
+def test_local_source_is_called_after_the_deadline(clock):
     def hangs(arguments, timeout_s):
         clock.sleep(timeout_s)
         raise fault("timeout")
@@ -183,7 +183,7 @@ def test_the_source_in_this_process_is_asked_after_the_deadline_too(clock):
     assert clock.now <= 61.001
 
 
-def test_all_down_is_an_outcome_and_no_exception(clock):
+def test_all_backends_down_is_an_outcome(clock):
     backends = [Scripted("a", after=fault("server")), Scripted("b", after=fault("timeout"))]
     chain = ReliableOperation("search", backends, PLAIN, clock=clock)
     for _ in range(2):  # a failure is not kept
@@ -194,7 +194,7 @@ def test_all_down_is_an_outcome_and_no_exception(clock):
     assert len(backends[0].calls) == 6
 
 
-def test_what_is_not_critical_is_no_fault_of_the_environment(clock):
+def test_non_critical_failure_is_no_environment_fault(clock):
     policy = ReliabilityPolicy(critical=False)
     outcome = ReliableOperation(
         "visit", [Scripted("a", after=fault("auth"))], policy, clock=clock
@@ -202,7 +202,7 @@ def test_what_is_not_critical_is_no_fault_of_the_environment(clock):
     assert outcome.degraded and not outcome.env_fault
 
 
-def test_a_malformed_reply_is_tried_again(clock):
+def test_malformed_reply_is_retried(clock):
     def check(value):
         if value != "ok":
             raise fault("malformed")
@@ -216,7 +216,7 @@ def test_a_malformed_reply_is_tried_again(clock):
 # ---------------------------------------------------------------- circuit breaker
 
 
-def test_the_breaker_opens_half_opens_and_closes(clock):
+def test_breaker_opens_half_opens_and_closes(clock):
     policy = ReliabilityPolicy(attempts=1, breaker_failures=3, breaker_open_s=10)
     first, second = Scripted("a", *[fault("server")] * 4), Scripted("b", after="backup")
     chain = ReliableOperation("search", [first, second], policy, clock=clock)
@@ -245,7 +245,7 @@ def test_the_breaker_opens_half_opens_and_closes(clock):
         ("unreachable", False),
     ],
 )
-def test_which_faults_open_the_breaker(kind, opens, clock):
+def test_faults_that_open_the_breaker(kind, opens, clock):
     backend = Scripted("a", after=fault(kind))
     policy = ReliabilityPolicy(attempts=1, breaker_failures=2)
     chain = ReliableOperation("search", [backend], policy, clock=clock)
@@ -254,7 +254,7 @@ def test_which_faults_open_the_breaker(kind, opens, clock):
     assert len(backend.calls) == (2 if opens else 4)
 
 
-def test_a_half_open_breaker_lets_one_call_through(clock):
+def test_half_open_breaker_allows_one_call(clock):
     entered, leave = threading.Event(), threading.Event()
 
     def slow(arguments, timeout_s):
@@ -280,7 +280,7 @@ def test_a_half_open_breaker_lets_one_call_through(clock):
     assert len(calls) == 2 and chain.call({"query": "after"}).source == "a"
 
 
-def test_a_call_from_before_the_breaker_opened_does_not_close_it(clock):
+def test_earlier_call_does_not_close_the_breaker(clock):
     entered, leave = threading.Event(), threading.Event()
 
     def uneven(arguments, timeout_s):
@@ -302,7 +302,7 @@ def test_a_call_from_before_the_breaker_opened_does_not_close_it(clock):
     assert chain.call({"query": "2"}).attempts == 1  # still open: only b was tried
 
 
-def test_a_breaker_that_is_open_everywhere_is_skipped_at_once(clock):
+def test_open_breaker_is_skipped_immediately(clock):
     policy = ReliabilityPolicy(attempts=3, breaker_failures=1)
     chain = ReliableOperation("search", [Scripted("a", after=fault("server"))], policy, clock=clock)
     outcome = chain.call({"query": "1"})  # opened in the middle: no more tries and no wait
@@ -315,7 +315,7 @@ def test_a_breaker_that_is_open_everywhere_is_skipped_at_once(clock):
 
 
 @pytest.mark.parametrize("rate", [1, 7])
-def test_the_rate_is_never_exceeded_in_any_window_with_50_threads(rate, clock):
+def test_rate_holds_in_any_window_with_50_threads(rate, clock):
     backend = Scripted("a", clock=clock)
     policy = ReliabilityPolicy(rate=rate, deadline_s=1000)
     chain = ReliableOperation("search", [backend], policy, clock=clock)
@@ -327,14 +327,14 @@ def test_the_rate_is_never_exceeded_in_any_window_with_50_threads(rate, clock):
     assert times[-1] <= 100 / rate + 1  # nor does it wait for nothing
 
 
-def test_a_retry_takes_its_turn_like_any_call(clock):
+def test_retries_count_towards_the_rate(clock):
     backend = Scripted("a", *[fault("server")] * 3, clock=clock)
     policy = ReliabilityPolicy(attempts=4, rate=1, backoff_s=0.01)
     ReliableOperation("search", [backend], policy, clock=clock).call(Q)
     assert all(b - a >= 1 for a, b in zip(backend.times, backend.times[1:]))
 
 
-def test_no_turn_before_the_deadline_is_a_skipped_backend(clock):
+def test_rate_limit_beyond_the_deadline_skips_the_backend(clock):
     policy = ReliabilityPolicy(rate=1, deadline_s=0.5)
     chain = ReliableOperation("search", [Scripted("a"), Scripted("b")], policy, clock=clock)
     assert [chain.call({"query": str(n)}).source for n in range(3)] == ["a", "b", ""]
@@ -353,6 +353,6 @@ def test_no_turn_before_the_deadline_is_a_skipped_backend(clock):
     ],
     ids=str,
 )
-def test_a_policy_that_makes_no_sense_is_refused(setting):
+def test_invalid_policy_is_refused(setting):
     with pytest.raises(ValueError, match=next(iter(setting))):
         ReliabilityPolicy(**setting)

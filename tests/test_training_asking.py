@@ -33,7 +33,7 @@ class Scripted:
         self.right, self.tried, self.limits, self.names = right, [], None, []
 
     def under(self, config):
-        self.limits = (config.max_context_tokens, config.max_calls)
+        self.limits = (config.rollout.max_context_tokens, config.rollout.max_calls)
         return self
 
     def run(self, tasks, *, samples, numbers=None, seed, keys, **_):
@@ -56,7 +56,7 @@ class Scripted:
 def scripted(start, rights=(), **changes):
     """(asking, agent): 16 questions, eight a step in groups of four; `rights`, the tries of a group
     that are right, one a question."""
-    config = settings(rl_questions=8, rl_group=4, rl_pool=16, rl_python_share=1.0, **changes)
+    config = settings(rl__questions=8, rl__group=4, rl__curriculum__pool=16, rl__curriculum__python_share=1.0, **changes)
     questions = Questions(config, start.world, Names.from_world(start.world))
     agent = Scripted(dict(zip(questions.pool, rights)))
     return Asking(config, questions, Ranks(), agent.under, start.chat), agent
@@ -76,7 +76,7 @@ HALF = [4] * 4 + [0] * 4 + [2] * 8
 
 
 def test_curation_exchanges_what_is_settled_for_what_has_become_medium(start):
-    asking, agent = scripted(start, HALF, rl_curation_every=8)
+    asking, agent = scripted(start, HALF, rl__curriculum__curation_every=8)
     pool = list(asking.questions.pool)
     tried, rows = [], []
     for step in range(9):
@@ -107,7 +107,7 @@ def test_curation_exchanges_what_is_settled_for_what_has_become_medium(start):
 
 
 def test_what_nobody_could_judge_is_no_outcome(start):
-    asking, agent = scripted(start, HALF, rl_curation_every=1)
+    asking, agent = scripted(start, HALF, rl__curriculum__curation_every=1)
     pool = list(asking.questions.pool)
     begun = asking.begin(0)
     tasks, worlds = asking.questions.of_pool(pool[8:10])
@@ -121,13 +121,13 @@ def test_what_nobody_could_judge_is_no_outcome(start):
 
 
 def test_questions_that_are_all_settled_have_a_remedy(start):
-    asking, _ = scripted(start, [4] * 8 + [0] * 8, rl_curation_every=1)
-    with pytest.raises(ValueError, match="each of 16 questions is always or never.*raise rl_pool"):
+    asking, _ = scripted(start, [4] * 8 + [0] * 8, rl__curriculum__curation_every=1)
+    with pytest.raises(ValueError, match="each of 16 questions is always or never.*raise rl.curriculum.pool"):
         asking.begin(0)
 
 
 def test_a_killed_curation_goes_on_to_the_same_questions(start):
-    changes = {"rl_curation_every": 2, "rl_stages": "three", "rl_steps": 8}
+    changes = {"rl.curriculum.curation_every": 2, "rl.curriculum.stages": "three", "rl.steps": 8}
     asking, agent = scripted(start, HALF, **changes)
     pool = list(asking.questions.pool)
     _ = [take(asking, agent, step) for step in range(3)]
@@ -149,26 +149,26 @@ def test_a_killed_curation_goes_on_to_the_same_questions(start):
 
 
 def test_the_stages_are_the_papers_in_proportion():
-    paper = settings(rl_steps=510, max_context_tokens=12_000, max_calls=15)
+    paper = settings(rl__steps=510, rollout__max_context_tokens=12_000, rollout__max_calls=15)
     assert tuple(stages_of(paper)) == RSTAR2_STAGES
-    usual = stages_of(settings(rl_steps=100))
+    usual = stages_of(settings(rl__steps=100))
     assert [(s.steps, s.tokens, s.turns) for s in usual] == [
         (59, 298, 4),
         (16, 448, 4),
         (25, 448, 6),
     ]
     for steps in range(3, 60):
-        lengths = [stage.steps for stage in stages_of(settings(rl_steps=steps, max_calls=1))]
+        lengths = [stage.steps for stage in stages_of(settings(rl__steps=steps, rollout__max_calls=1))]
         assert sum(lengths) == steps and min(lengths) >= 1
 
 
 def test_the_third_stage_asks_what_is_not_always_solved_and_starts_anew(start):
-    asking, agent = scripted(start, [4] * 6 + [3] * 2 + [0] * 8, rl_stages="three", rl_steps=6)
+    asking, agent = scripted(start, [4] * 6 + [3] * 2 + [0] * 8, rl__curriculum__stages="three", rl__steps=6)
     pool = list(asking.questions.pool)
     steps = [take(asking, agent, step) for step in range(6)]
     assert [row["stage"] for _, _, row in steps] == [1, 1, 1, 1, 2, 3]
     assert [begun.reset for _, begun, _ in steps] == [False] * 5 + [True]
-    limits = [(b.config.max_context_tokens, b.config.max_calls) for _, b, _ in steps]
+    limits = [(b.config.rollout.max_context_tokens, b.config.rollout.max_calls) for _, b, _ in steps]
     assert limits == [(298, 4)] * 4 + [(448, 4), (448, 6)]
     assert {*pool} == {name for asked, _, _ in steps[:2] for name in asked}
     asked, _, row = steps[-1]
@@ -179,7 +179,7 @@ def test_the_third_stage_asks_what_is_not_always_solved_and_starts_anew(start):
 
 
 def test_with_curation_the_third_stage_begins_it_anew(start):
-    changes = {"rl_stages": "three", "rl_steps": 3, "rl_curation_every": 50}
+    changes = {"rl.curriculum.stages": "three", "rl.steps": 3, "rl.curriculum.curation_every": 50}
     asking, agent = scripted(start, HALF, **changes)
     pool = list(asking.questions.pool)
     _ = [take(asking, agent, step) for step in range(2)]
@@ -189,34 +189,34 @@ def test_with_curation_the_third_stage_begins_it_anew(start):
     assert asking.curation.state["active"] == sorted(pool[:4])
     assert asking.curation.known == {*pool[:8]}
     assert row["asked_among"] == 4 and Counter(asked) == dict.fromkeys(pool[:4], 2)
-    easy, agent = scripted(start, [4] * 16, **changes | {"rl_curation_every": 0})
+    easy, agent = scripted(start, [4] * 16, **changes | {"rl.curriculum.curation_every": 0})
     _ = [take(easy, agent, step) for step in range(2)]
-    with pytest.raises(ValueError, match="solves all of the rl_pool=16.*raise rl_pool"):
+    with pytest.raises(ValueError, match="solves all of the rl.curriculum.pool=16.*raise rl.curriculum.pool"):
         easy.begin(2)
 
 
 def test_the_first_window_must_hold_a_question_and_a_turn(start):
-    asking, _ = scripted(start, rl_stages="three")
+    asking, _ = scripted(start, rl__curriculum__stages="three")
     tasks, _ = asking.questions.of_pool(list(asking.questions.pool))
     needed = 72 + max(len(start.chat.prompt(task.question)) for task in tasks)
     enough = -(-needed * 3 // 2)
-    asking, _ = scripted(start, rl_stages="three", max_context_tokens=enough)
+    asking, _ = scripted(start, rl__curriculum__stages="three", rollout__max_context_tokens=enough)
     assert asking.stages.next_stage.tokens == needed
     with pytest.raises(
         ValueError, match=f"{needed} are needed: set max_context_tokens to {enough}"
     ):
-        scripted(start, rl_stages="three", max_context_tokens=enough - 1)
+        scripted(start, rl__curriculum__stages="three", rollout__max_context_tokens=enough - 1)
     with pytest.raises(ValueError, match=r"and 300 are needed: set max_context_tokens to 450"):
-        scripted(start, rl_stages="three", rl_overlong_buffer=300)
+        scripted(start, rl__curriculum__stages="three", rl__reward__overlong_buffer=300)
 
 
 # ---------------------------------------------------------------- the loop itself
 
-POOL = {"rl_pool": 16, "rl_questions": 4, "rl_lr": 2e-3}
+POOL = {"rl.curriculum.pool": 16, "rl.questions": 4, "rl.lr": 2e-3}
 
 
 def test_the_loop_learns_from_an_exact_mixture_and_says_how_each_source_does(start, tmp_path):
-    switches = {"rl_mixture": "exact", "rl_curriculum": "none", "rl_python_share": 0.5}
+    switches = {"rl.curriculum.mixture": "exact", "rl.curriculum.weighting": "none", "rl.curriculum.python_share": 0.5}
     step = start.step(settings(**switches), tmp_path / "run")
     updates = 0
     for number in range(2):
@@ -233,7 +233,7 @@ def test_the_loop_learns_from_an_exact_mixture_and_says_how_each_source_does(sta
 
 
 def test_the_loop_asks_a_pool_again_under_other_names(start, tmp_path):
-    step = start.step(settings(rl_pool=8, rl_steps=3), tmp_path / "run")
+    step = start.step(settings(rl__curriculum__pool=8, rl__steps=3), tmp_path / "run")
     rows, tries = zip(*(step.take(number) for number in range(3)))
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert {frozenset(t.task_id for t in some) for some in tries} == {
@@ -246,7 +246,7 @@ def test_the_loop_asks_a_pool_again_under_other_names(start, tmp_path):
 
 
 def test_the_loop_asks_only_what_its_start_solves_sometimes(start, tmp_path):
-    config = settings(**POOL, rl_curation_every=2, rl_steps=3)
+    config = settings(**POOL, rl__curriculum__curation_every=2, rl__steps=3)
     step = start.step(config, tmp_path / "run")
     rows = []
     for number in range(3):
@@ -266,7 +266,7 @@ def test_the_loop_asks_only_what_its_start_solves_sometimes(start, tmp_path):
 
 
 def test_the_loop_s_stages_have_their_limits_and_the_last_one_starts_anew(start, tmp_path):
-    config = settings(**POOL, rl_stages="three", rl_steps=3, rl_kl_coef=0.1, max_context_tokens=165)
+    config = settings(**POOL, rl__curriculum__stages="three", rl__steps=3, rl__loss__kl_coef=0.1, rollout__max_context_tokens=165)
     step = start.step(config, tmp_path / "run")
     rows, longest, most = [], [], []
     for number in range(3):
@@ -286,7 +286,7 @@ def test_the_loop_s_stages_have_their_limits_and_the_last_one_starts_anew(start,
 
 
 def test_two_processes_ask_and_try_what_one_does(tmp_path):
-    changes = {"rl_curation_every": 1, "rl_stages": "three", "rl_steps": 4, "rl_mixture": "exact"}
+    changes = {"rl.curriculum.curation_every": 1, "rl.curriculum.stages": "three", "rl.steps": 4, "rl.curriculum.mixture": "exact"}
     config = settings(**POOL, **changes)
     rows, weights = [], []
     for processes in (1, 2):

@@ -24,20 +24,20 @@ POLICY = "figures/reference/agents/policy"
 LINES = {
     "iterresearch": {},
     "resum:summarise=policy,every=1": {},
-    "iterresearch+resum:summarise=policy": {"rl_trail_share": 0.5, "rl_trail_pages": 9},
-    "heavy:n=2": {"rl_questions": 4},
-    "s3:generate=reader": {"rl_reward": "gain_beyond_rag", "rl_python_share": 0.0},
+    "iterresearch+resum:summarise=policy": {"rl.curriculum.trail_share": 0.5, "rl.curriculum.trail_pages": 9},
+    "heavy:n=2": {"rl.questions": 4},
+    "s3:generate=reader": {"rl.reward.name": "gain_beyond_rag", "rl.curriculum.python_share": 0.0},
 }
 
 
 # A policy that is only to be trained on something, and what there is before the two stages.
 SHORT = {
-    "hidden": 32,
-    "head_dim": 8,
-    "layers": 2,
-    "expert_hidden": 16,
-    "cpt_steps": 1,
-    "sft_steps": 1,
+    "model.hidden": 32,
+    "model.head_dim": 8,
+    "model.layers": 2,
+    "model.expert_hidden": 16,
+    "pretrain.steps": 1,
+    "sft.steps": 1,
 }
 BEFORE = ("world", "untrained", "demonstrations")
 STAGES = {"cpt": (pretrain, pretrain.pretrain), "sft": (sft, sft.sft)}
@@ -52,14 +52,14 @@ SKILL_WORDS = {
 
 @pytest.fixture(scope="module")
 def start():
-    start = ColdStart(rl_start=POLICY)
+    start = ColdStart(rl__start=POLICY)
     yield start
     start.close()
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_step_through_any_agent_moves_the_weights(start, tmp_path, line):
-    config = settings(rl_agent=line, rl_lr=1e-3, rl_overlong="keep", max_calls=16, **LINES[line])
+    config = settings(rl__agent=line, rl__lr=1e-3, rl__filter__overlong="keep", rollout__max_calls=16, **LINES[line])
     step = start.step(config, tmp_path / "run")
     before = flat(step.model)
     metrics, trajectories = step.take(1)
@@ -67,7 +67,7 @@ def test_a_step_through_any_agent_moves_the_weights(start, tmp_path, line):
     assert not torch.equal(flat(step.model), before)
     # every token was scored in the context that it was sampled in
     assert metrics["logp_gap"] < 1e-5 and metrics["logp_gap_max"] < 1e-2
-    assert metrics["rollouts"] == config.rl_questions * config.rl_group
+    assert metrics["rollouts"] == config.rl.questions * config.rl.group
     if line.startswith(("iter", "resum")):
         assert metrics["contexts"] > 1.5
         assert max(one.contexts.max() for one in trajectories if one.contexts is not None) > 0
@@ -75,11 +75,11 @@ def test_a_step_through_any_agent_moves_the_weights(start, tmp_path, line):
 
 def test_a_searcher_is_rewarded_for_what_it_adds_to_plain_retrieval(start, tmp_path):
     config = settings(
-        rl_agent="s3:generate=reader",
-        rl_reward="gain_beyond_rag",
-        rl_python_share=0.0,
-        max_calls=8,
-        rl_questions=24,
+        rl__agent="s3:generate=reader",
+        rl__reward__name="gain_beyond_rag",
+        rl__curriculum__python_share=0.0,
+        rollout__max_calls=8,
+        rl__questions=24,
     )
     step = start.step(config, tmp_path / "run")
     _, trajectories = step.take(0)

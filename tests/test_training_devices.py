@@ -27,7 +27,7 @@ def elsewhere(monkeypatch):
 def test_an_engine_computes_where_the_process_does(elsewhere, engine):
     model = models.load_model(TOUR_SFT, torch.float32)
     assert model.device.type == "cpu"
-    config = Config.load("laptop", trainer="trl", engine=engine)
+    config = Config.load("laptop", trainer__backend="trl", engine__name=engine)
     with models.engine_of(model, TOUR_SFT, config) as made:
         assert model.device.type == "meta", "it is the model that is trained, not a copy"
         there = made.model.device if engine == "hf" else made._decoder.cache.device

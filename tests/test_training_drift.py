@@ -23,7 +23,7 @@ from tests.loop_examples import a_batch, build_stages, cold_start, flat, learned
 start = cold_start
 batch = a_batch
 
-SMALL = {"rl_questions": 4, "rl_lr": 2e-3}
+SMALL = {"rl.questions": 4, "rl.lr": 2e-3}
 TRAINED = {"trained_share": 1.0}
 
 
@@ -32,7 +32,7 @@ def stepping(start, folder, **changes):
 
 
 def test_a_changed_world_lowers_the_rate_of_the_next_steps(start, tmp_path):
-    step = stepping(start, tmp_path, rl_drift_factor=0.5, rl_world_change=2)
+    step = stepping(start, tmp_path, rl__callbacks__drift_factor=0.5, rl__callbacks__world_change=2)
     rows = [step.take(number)[0] for number in range(4)]
     assert [row["drift_alarms"] for row in rows] == [0, 0, 1, 0]
     assert [row["lr_scale"] for row in rows] == [1.0, 1.0, 1.0, 0.5]
@@ -41,8 +41,8 @@ def test_a_changed_world_lowers_the_rate_of_the_next_steps(start, tmp_path):
 
 
 def test_the_lowered_rate_is_the_optimizer_s(start, batch, tmp_path):
-    slow, _ = learned(start, batch, tmp_path / "slow", rl_lr=1e-4)
-    step = start.step(settings(rl_lr=2e-4, rl_drift_factor=0.5), tmp_path / "run")
+    slow, _ = learned(start, batch, tmp_path / "slow", rl__lr=1e-4)
+    step = start.step(settings(rl__lr=2e-4, rl__callbacks__drift_factor=0.5), tmp_path / "run")
     step.steering.rate.update(True)
     row = step._learn(batch, 0)
     assert row["lr_factor"] == 0.5
@@ -51,7 +51,7 @@ def test_the_lowered_rate_is_the_optimizer_s(start, batch, tmp_path):
 
 def test_the_rate_recovers(start, batch, tmp_path):
     """Ten steps are held, the next ten lead back in equal parts."""
-    step = start.step(settings(rl_drift_factor=0.5, rl_world_change=2), tmp_path / "run")
+    step = start.step(settings(rl__callbacks__drift_factor=0.5, rl__callbacks__world_change=2), tmp_path / "run")
     watched = [step.steering.after(n, TRAINED, batch[0], [], Ranks()) for n in range(25)]
     scales = [row["lr_scale"] for row in watched]
     # alarmed after the third: from the fourth on; the tenth held one is followed by a tenth less
@@ -60,7 +60,7 @@ def test_the_rate_recovers(start, batch, tmp_path):
 
 
 def test_state_columns_are_running_averages_of_what_was_rolled_out(start, tmp_path):
-    step = stepping(start, tmp_path, rl_drift_factor=0.5)
+    step = stepping(start, tmp_path, rl__callbacks__drift_factor=0.5)
     average = None
     for number in range(3):
         row, trajectories = step.take(number)
@@ -87,7 +87,7 @@ def test_a_tool_that_is_hardly_called_has_no_share_of_errors():
 
 def test_observations_of_another_length_are_seen_once(start, batch, tmp_path):
     """Windows of 720 calls: two groups of the usual pages, then a window of longer ones."""
-    config = settings(rl_drift_factor=0.5, rl_group=2)
+    config = settings(rl__callbacks__drift_factor=0.5, rl__group=2)
     step = start.step(config, tmp_path / "run")
     rollouts = batch[0] + batch[1]
     longer = [replace(t, tool_results=[*map(told_at_length, t.tool_results)]) for t in rollouts]
@@ -125,7 +125,7 @@ def reference_curves(pattern):
 
 def alarms_of(curves) -> list[str]:
     """What gets worse, by the monitors of the laptop profile, which the committed runs are of."""
-    monitors = monitors_of(settings(rl_drift_factor=0.5, rl_questions=48), ["search"])
+    monitors = monitors_of(settings(rl__callbacks__drift_factor=0.5, rl__questions=48), ["search"])
     found = []
     for signal, values in curves.items():
         monitor = copy.deepcopy(monitors[signal])
@@ -165,7 +165,7 @@ def test_a_changed_world_tells_the_same_facts_in_another_order(start):
 
 
 def test_every_task_but_a_sum_moves_into_the_changed_world(start, tmp_path):
-    step = stepping(start, tmp_path, rl_questions=16)
+    step = stepping(start, tmp_path, rl__questions=16)
     tasks, worlds = step.questions.draw(1, step.curriculum)
     moved, changed = perturb_worlds(tasks, worlds, start.world)
     assert changed.keys() == {f"{version}-changed" for version in (*worlds, start.world.version)}
@@ -176,7 +176,7 @@ def test_every_task_but_a_sum_moves_into_the_changed_world(start, tmp_path):
 
 
 def test_the_world_changes_under_the_policy_after_as_many_steps(start, tmp_path):
-    step = stepping(start, tmp_path, rl_world_change=1, rl_python_share=0.0)
+    step = stepping(start, tmp_path, rl__callbacks__world_change=1, rl__curriculum__python_share=0.0)
     for number in range(2):
         _, trajectories = step.take(number)
         assert {t.world_version.endswith("-changed") for t in trajectories} == {number == 1}
@@ -189,10 +189,10 @@ def test_the_world_changes_under_the_policy_after_as_many_steps(start, tmp_path)
 
 
 def test_an_evaluation_asks_in_the_changed_world(start, tmp_path):
-    few = {"rl_steps": 1, "rl_questions": 2, "eval_questions": 8, "eval_samples": 1}
+    few = {"rl.steps": 1, "rl.questions": 2, "evaluation.questions": 8, "evaluation.samples": 1}
     asked = {}
     for after in (0, 1):
-        config = settings(**few, rl_world_change=after)
+        config = settings(**few, rl__callbacks__world_change=after)
         made = build_stages(("world", "rl", "evaluate_rl"), config, tmp_path)
         kept = load_trajectories(Path(made["evaluate_rl"], "greedy.parquet"))
         outcomes = read_outcomes(made["evaluate_rl"])

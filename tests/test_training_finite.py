@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from drlib.config import ROOT
-from drlib.synthesis.actions import Sample
+from drlib.demonstrations.actions import Sample
 from drlib.training import build, grpo_trl, pretrain
 from drlib.training.optim import MOST_SKIPPED, SKIPPED, GradientWatch
 from drlib.training.ranks import Ranks
@@ -115,7 +115,7 @@ def test_trl_s_loop_leaves_such_a_step_out(tmp_path, monkeypatch):
     monkeypatch.setattr(grpo_trl, "load_trained", load)
     monkeypatch.setattr(grpo_trl.AgenticTrainer, "log", log)
     torch.backends.cuda.enable_cudnn_sdp(True)
-    folder = built("rl", settings(trainer="trl", rl_steps=2, rl_lr=1e-2), tmp_path)
+    folder = built("rl", settings(trainer__backend="trl", rl__steps=2, rl__lr=1e-2), tmp_path)
     first, second = read_metrics(folder)
     assert first["live_groups"] > 0 and first["skipped"] == SKIPPED
     assert "skipped" not in second and math.isfinite(second["grad_norm"])

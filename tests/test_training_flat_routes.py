@@ -83,7 +83,7 @@ def routes(start, batch):
 
 
 def test_own_routes_change_nothing_and_are_told_as_none_rerouted(start, batch, routes):
-    config = settings(rl_routing="r2", rl_minibatches=2, rl_overlong="keep")
+    config = settings(rl__off_policy__routing_replay="r2", rl__minibatches=2, rl__filter__overlong="keep")
     advantages, weights, _ = advantages_of(batch[0], config)
     found = {}
     for name, of in {"none": None, "own": routes}.items():
@@ -104,7 +104,7 @@ def test_other_routes_are_followed_by_the_tokens_that_have_them(start, batch, ro
     )
     apart = max(np.abs(a - b).max() for a, b in zip(own, moved))
     assert apart > 0.1 and all(np.array_equal(a, b) for a, b in zip(own, free))
-    config = settings(rl_routing="r3", rl_engine="bfloat16", rl_overlong="keep")
+    config = settings(rl__off_policy__routing_replay="r3", rl__off_policy__engine_dtype="bfloat16", rl__filter__overlong="keep")
     advantages, weights, _ = advantages_of(batch[0], config)
     share = Share(batch[0], advantages, weights, routes=others)
     row = learn(copy.deepcopy(start.policy), [share], config, Ranks())
@@ -138,7 +138,7 @@ def test_with_the_engine_s_routes_a_rounded_engine_is_nearer_to_the_trainer(star
     """R3 with an engine in bfloat16: its choices are replayed, and so the gap is smaller."""
     gaps = {}
     for routing in ("none", "r3"):
-        config = settings(rl_routing=routing, rl_engine="bfloat16", rl_overlong="keep")
+        config = settings(rl__off_policy__routing_replay=routing, rl__off_policy__engine_dtype="bfloat16", rl__filter__overlong="keep")
         step = start.step(config, tmp_path / routing)
         row, trajectories = step.take(1)
         gaps[routing] = row["logp_gap_max"]
@@ -150,17 +150,17 @@ def test_with_the_engine_s_routes_a_rounded_engine_is_nearer_to_the_trainer(star
 
 def test_old_choices_are_replayed_in_the_later_updates_of_a_batch(start, batch, tmp_path):
     """R2: in the first update they are its own, in the next ones the policy has moved."""
-    switches = {"rl_minibatches": 4, "rl_lr": 5e-3, "rl_overlong": "keep"}
+    switches = {"rl.minibatches": 4, "rl.lr": 5e-3, "rl.filter.overlong": "keep"}
     free, _ = learned(start, batch, tmp_path / "free", **switches)
-    held, row = learned(start, batch, tmp_path / "held", **switches, rl_routing="r2")
+    held, row = learned(start, batch, tmp_path / "held", **switches, rl__off_policy__routing_replay="r2")
     assert row["rerouted"] > 0 and not torch.equal(free, held)
 
 
 def test_what_told_no_routes_cannot_be_replayed(batch, tmp_path):
     with pytest.raises(ValueError, match="no routes of .*: make it with routes=True"):
         engine_routes([replace(batch[0][0], routed_experts=None)])
-    with pytest.raises(ValueError, match="the local engine is exact, so set rl_minibatches"):
-        grpo(settings(rl_routing="r3"), tmp_path / "runs" / "ci" / "rl")
+    with pytest.raises(ValueError, match="the local engine is exact, so set rl.minibatches"):
+        grpo(settings(rl__off_policy__routing_replay="r3"), tmp_path / "runs" / "ci" / "rl")
 
 
 def test_without_routes_a_replay_is_nothing(start):

@@ -73,8 +73,8 @@ def rollouts(policy, world, chat):
 def settings(**changes) -> Config:
     """An untrained policy's rollouts are all over-long: they are kept in the loss unless a test
     says otherwise."""
-    usual = {"max_context_tokens": CONTEXT, "rl_group": 4, "balance_coef": 0.0}
-    return Config.load("ci", **{**usual, "rl_overlong": "keep", **changes})
+    usual = {"rollout.max_context_tokens": CONTEXT, "rl.group": 4, "trainer.balance_coef": 0.0}
+    return Config.load("ci", **{**usual, "rl.filter.overlong": "keep", **changes})
 
 
 def gradients(policy, rollouts, config, recorded=None):
@@ -120,12 +120,12 @@ def by_hand(policy, rollouts, config, old=None):
     "switches",
     [
         {},
-        {"rl_aggregate": "sequence"},
-        {"rl_aggregate": "constant"},
-        {"rl_clip": "double_sided", "rl_staleness": 1},
-        {"rl_level": "sequence", "rl_aggregate": "sequence", "rl_staleness": 1},
-        {"rl_advantage": "group_normalized"},
-        {"rl_drop_equal": True},
+        {"rl.loss.aggregate": "sequence"},
+        {"rl.loss.aggregate": "constant"},
+        {"rl.loss.clip": "double_sided", "rl.off_policy.staleness": 1},
+        {"rl.loss.level": "sequence", "rl.loss.aggregate": "sequence", "rl.off_policy.staleness": 1},
+        {"rl.advantage.estimator": "group_normalized"},
+        {"rl.filter.drop_equal": True},
     ],
     ids=str,
 )
@@ -141,11 +141,11 @@ def test_packed_micro_batches_give_the_gradient_of_the_padded_whole(policy, roll
 def test_a_correction_s_level_is_that_of_the_padded_whole(policy, rollouts, level):
     """A sequence's weight is the product of its tokens': they cannot stand alone."""
     config = settings(
-        rl_correction="truncate",
-        rl_correction_level=level,
-        rl_correction_low=0.2,
-        rl_correction_high=5.0,
-        rl_engine="bfloat16",
+        rl__loss__correction="truncate",
+        rl__loss__correction_level=level,
+        rl__loss__correction_low=0.2,
+        rl__loss__correction_high=5.0,
+        rl__off_policy__engine_dtype="bfloat16",
     )
     rng = np.random.default_rng(0)
     old = [
@@ -168,7 +168,7 @@ def test_recorded_log_probabilities_are_the_engine_s_and_lie_where_tokens_lie(po
 
 def test_a_kl_term_reaches_groups_without_advantage_and_vanishes_at_the_reference(policy, rollouts):
     dead = rollouts[8:12]
-    config = settings(rl_kl_coef=0.1)
+    config = settings(rl__loss__kl_coef=0.1)
     here = {"reference": record(policy, dead, config)}
     metrics, gradient = gradients(policy, dead, config, here)
     assert metrics["kl"] == pytest.approx(0, abs=1e-9) and gradient.norm() < 1e-6
@@ -186,7 +186,7 @@ def test_a_kl_term_reaches_groups_without_advantage_and_vanishes_at_the_referenc
 def test_a_kl_term_draws_the_policy_towards_its_reference(policy, rollouts):
     """Plain descent on nothing but the term: the KL that it measures falls."""
     dead = rollouts[8:12]
-    config = settings(rl_kl_coef=1.0)
+    config = settings(rl__loss__kl_coef=1.0)
     here = record(policy, dead, config)
     noise = np.random.default_rng(0)
     away = [
@@ -205,7 +205,7 @@ def test_a_kl_term_draws_the_policy_towards_its_reference(policy, rollouts):
 
 def test_a_correction_weighs_by_the_mismatch_of_engine_and_trainer(policy, rollouts):
     """The engine is made to say log 3 less than the trainer, everywhere: rho = 3, cut at 2."""
-    config = settings(rl_correction="truncate", rl_engine="bfloat16")
+    config = settings(rl__loss__correction="truncate", rl__off_policy__engine_dtype="bfloat16")
     old = record(policy, rollouts, config)
     shifted = [
         replace(t, logprobs=np.where(t.generated, o - np.log(3), 0).astype(np.float32))
@@ -223,7 +223,7 @@ def test_tokens_that_a_correction_drops_leave_the_denominator_too(
     policy, rollouts, kind, aggregate
 ):
     """The engine's log-probabilities are moved at random: some tokens, or rollouts, are dropped."""
-    config = settings(rl_correction=kind, rl_engine="bfloat16", rl_aggregate=aggregate)
+    config = settings(rl__loss__correction=kind, rl__off_policy__engine_dtype="bfloat16", rl__loss__aggregate=aggregate)
     old, random = record(policy, rollouts, config), np.random.default_rng(0)
     size = 0.15 if kind == "geometric" else 1.0
 
@@ -241,15 +241,15 @@ def test_tokens_that_a_correction_drops_leave_the_denominator_too(
 
 def test_switches_that_would_do_nothing_alone_are_refused():
     for changes, word in (
-        ({"rl_correction": "icepop"}, 'rl_correction="icepop" .* set rl_engine'),
-        ({"rl_minibatches": 0}, "rl_minibatches must be at least 1"),
-        ({"rl_oversample": 0}, "rl_oversample must be at least 1"),
-        ({"rl_oversample": 2}, "rl_resample"),
-        ({"rl_resample": "sort"}, "rl_oversample"),
+        ({"rl.loss.correction": "icepop"}, 'rl.loss.correction="icepop" .* set rl.off_policy.engine_dtype'),
+        ({"rl.minibatches": 0}, "rl.minibatches must be at least 1"),
+        ({"rl.sampling.oversample": 0}, "rl.sampling.oversample must be at least 1"),
+        ({"rl.sampling.oversample": 2}, "rl.sampling.resample"),
+        ({"rl.sampling.resample": "sort"}, "rl.sampling.oversample"),
     ):
         with pytest.raises(ValueError, match=word):
             check_switches(settings(**changes))
-    check_switches(settings(rl_correction="icepop", rl_staleness=1, rl_minibatches=2))
+    check_switches(settings(rl__loss__correction="icepop", rl__off_policy__staleness=1, rl__minibatches=2))
 
 
 def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts):
@@ -268,7 +268,7 @@ def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts
     kept = [t for t, may_train in zip(rollouts, young, strict=True) if may_train]
     calm = stability.AdaptiveLearningRate().update(True)
     assert not stability.DriftDetector().update({"reward": 0.0})
-    steadied = stepped(settings(rl_kl_coef=coef), kept, 1.0 * calm)
+    steadied = stepped(settings(rl__loss__kl_coef=coef), kept, 1.0 * calm)
     assert torch.equal(steadied, stepped(settings(), rollouts, 1.0))
 
 
@@ -289,7 +289,7 @@ def test_the_frugal_head_is_a_setting_that_holds_no_tokens_by_vocabulary(
                 return out
 
         with Shapes():
-            _, gradient = gradients(policy, rollouts, settings(rl_frugal_head=frugal))
+            _, gradient = gradients(policy, rollouts, settings(rl__loss__chunked_logprobs=frugal))
         seen[frugal] = shapes, gradient
     vocabulary = policy.config.vocab_size
     rows = {
@@ -315,7 +315,7 @@ def test_micro_batches_hold_everything_once_and_stay_small(rollouts):
 
 
 def test_choose_keeps_a_group_of_the_wanted_size_the_same_every_time(rollouts):
-    config = settings(rl_oversample=2, rl_resample="sort").derive(rl_group=2)
+    config = settings(rl__sampling__oversample=2, rl__sampling__resample="sort").derive(rl__group=2)
     kept = choose(rollouts, config, 3)
     groups = [t.group_id for t in kept]
     assert {groups.count(g) for g in groups} == {2} and len(kept) == 8
@@ -325,7 +325,7 @@ def test_choose_keeps_a_group_of_the_wanted_size_the_same_every_time(rollouts):
 
 def test_dropping_equal_groups_takes_their_tokens_out_of_the_count(policy, rollouts):
     everything, _ = gradients(policy, rollouts, settings())
-    live, _ = gradients(policy, rollouts, settings(rl_drop_equal=True))
+    live, _ = gradients(policy, rollouts, settings(rl__filter__drop_equal=True))
     dead = sum(int(t.generated.sum()) for t in rollouts[8:])
     assert everything["tokens"] - live["tokens"] == dead
     assert live["excluded_tokens"] == pytest.approx(dead / everything["tokens"])
@@ -338,11 +338,11 @@ def test_each_minibatch_is_an_update_of_its_own(policy, rollouts, chat, tmp_path
         step._learn([rollouts], 0)
         return int(next(iter(step.optimizers.parts["adam"].state.values()))["step"])
 
-    assert updates("one") == 1 and updates("two", rl_minibatches=2) == 2
+    assert updates("one") == 1 and updates("two", rl__minibatches=2) == 2
 
 
 def test_a_rounded_engine_differs_and_the_policy_stays(policy):
-    rounded = engine_weights(policy, settings(rl_engine="bfloat16"))
+    rounded = engine_weights(policy, settings(rl__off_policy__engine_dtype="bfloat16"))
     assert engine_weights(policy, settings()) is policy
     assert next(rounded.parameters()).dtype == torch.bfloat16
     assert next(policy.parameters()).dtype == torch.float32
@@ -355,7 +355,7 @@ def test_the_emergency_stop_ends_what_has_collapsed_and_remembers_it():
     first = next(i for i, reason in enumerate(reasons) if reason)
     assert first + 1 == 3 + 4 + 5, "the last healthy one leaves the mean, then five steps"
     assert not any(never.update(s) for s in dead), "a policy that never could is no collapse"
-    switched_off = emergency_stop(settings(rl_emergency_stop=False))
+    switched_off = emergency_stop(settings(rl__callbacks__emergency_stop=False))
     assert not any(switched_off.update(s) for s in healthy + dead)
 
 
@@ -375,7 +375,7 @@ class Scripted(Step):
 def test_a_resumed_run_stops_at_the_step_at_which_the_whole_one_did(
     policy, rollouts, chat, world, tmp_path, interrupted_after
 ):
-    config = settings(rl_steps=40)
+    config = settings(rl__steps=40)
     questions = Questions(config, world, Names.from_world(world))
 
     def go_on(name, stop_after):

@@ -37,17 +37,17 @@ def fail(config, run_dir, ranks):
 
 register(Stage("breaks", "breaking:fail"))
 """
-STEPS = {"cpt_steps": 24, "checkpoint_every": 1}
+STEPS = {"pretrain.steps": 24, "trainer.checkpoint_every": 1}
 # Two steps of TRL's trainer, a group of the tour's policy for each process; so high a rate that the
 # second step's rollouts show whether the first one's weights came through.
 TRL = {
-    "trainer": "trl",
-    "rl_steps": 2,
-    "rl_questions": 2,
-    "rl_group": 4,
-    "rl_lr": 1e-3,
-    "rl_warmup_steps": 0,
-    "rl_overlong": "keep",
+    "trainer.backend": "trl",
+    "rl.steps": 2,
+    "rl.questions": 2,
+    "rl.group": 4,
+    "rl.lr": 1e-3,
+    "rl.warmup_steps": 0,
+    "rl.filter.overlong": "keep",
 }
 RL = "rl_random_reward"  # of the exact ones, two groups may all be equal
 
@@ -146,7 +146,7 @@ def leftovers(runs):
 def test_without_ray_or_a_cluster_one_line_says_what_to_do(runs, tmp_path, first, arguments, line):
     """Before the cluster of this file is there: "auto" would find it."""
     program = f"import sys; {first}\nfrom drlib.training import hosts\nhosts.main()"
-    given = ["cpt", "--profile=ci", "--set=cpt_steps=7", f"--runs={runs}", *arguments]
+    given = ["cpt", "--profile=ci", "--pretrain.steps=7", f"--runs={runs}", *arguments]
     done = subprocess.run(
         [sys.executable, "-c", program, *given],
         cwd=ROOT,
@@ -163,7 +163,7 @@ def test_two_nodes_reach_torchruns_weights_after_ctrl_c_and_a_workers_death(
 ):
     final = stages.folder("cpt", settings(**STEPS), runs)
     partial = RunFolder(final, stages.settings_of("cpt", settings(**STEPS))).path
-    arguments = ["cpt", *(f"--set={name}={value}" for name, value in STEPS.items())]
+    arguments = ["cpt", *(f"--{name}={value}" for name, value in STEPS.items())]
     cut = command(cluster, runs, *arguments)
     until(lambda: (partial / CHECKPOINT).exists() and len(read_metrics(partial)) > 1)
     cut.send_signal(signal.SIGINT)
@@ -205,7 +205,7 @@ def test_a_stage_of_trl_on_two_nodes_is_torchruns_to_the_bit(runs, connected, tm
 
 def test_a_fault_of_one_worker_is_one_line(runs, cluster):
     path = {"PYTHONPATH": str(runs.parent)}
-    started = command(cluster, runs, "breaks", "--set=plugins=breaking", env=os.environ | path)
+    started = command(cluster, runs, "breaks", "--plugins=breaking", env=os.environ | path)
     out, said = started.communicate(timeout=200)
     line = "error: worker 1 failed: ZeroDivisionError: division by zero\n"
     assert (started.returncode, out, said) == (1, "", line)
@@ -215,7 +215,7 @@ def test_of_all_that_the_workers_ended_with_the_cause_is_told():
     from ray.train import WorkerGroupError
 
     echo = RuntimeError("[gloo] Connection closed by peer")
-    fault = ValueError("give --set x=1")
+    fault = ValueError("give --x=1")
     assert hosts._first_fault(WorkerGroupError("", {0: echo, 1: fault, 2: echo})) is fault
     told = hosts._first_fault(WorkerGroupError("", {0: echo, 1: KeyError("a\nb"), 2: fault}))
     assert (
@@ -231,8 +231,8 @@ def test_a_runs_folder_that_the_hosts_do_not_share_is_refused(runs, connected, m
     monkeypatch.chdir(runs.parent)
     with pytest.raises(RunFolderError, match="cannot see what this host writes to /proc/self/cwd"):
         own = Path("/proc/self/cwd/runs")
-        hosts.train_on_ray("cpt", settings(cpt_steps=5), own, workers=2)
-    assert not stages.folder("cpt", settings(cpt_steps=5), runs).exists()
+        hosts.train_on_ray("cpt", settings(pretrain__steps=5), own, workers=2)
+    assert not stages.folder("cpt", settings(pretrain__steps=5), runs).exists()
     assert not leftovers(runs)
 
 
@@ -243,8 +243,8 @@ def test_what_cannot_begin_is_said_before_any_worker_starts(runs, connected, tmp
         return str(fault.value)
 
     assert [node["Resources"]["CPU"] for node in connected.nodes()] == [1, 1]
-    assert refused("cpt", workers=3, cpt_steps=6) == "workers=3: the cluster has 2 CPUs"
-    assert refused("cpt", workers=0, cpt_steps=6) == "workers=0: the cluster has 2 CPUs"
+    assert refused("cpt", workers=3, pretrain__steps=6) == "workers=3: the cluster has 2 CPUs"
+    assert refused("cpt", workers=0, pretrain__steps=6) == "workers=0: the cluster has 2 CPUs"
     assert refused("world") == "stage 'world' takes one process: give --workers 1"
     assert "'untrained'" in refused("cpt", runs=tmp_path)
     assert "sfd" in refused("sfd")

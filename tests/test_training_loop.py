@@ -51,7 +51,7 @@ def test_the_ci_profile_takes_steps_that_have_a_gradient(start, tmp_path):
 
 def test_an_update_raises_what_did_better_than_its_siblings(start, batch, tmp_path):
     """To first order the loss's own sum, advantage times change of log-probability, must grow."""
-    config = settings(rl_lr=2e-5, balance_coef=0.0)
+    config = settings(rl__lr=2e-5, trainer__balance_coef=0.0)
     step = start.step(config, tmp_path / "run")
     step._learn(batch, 0)
     everything = batch[0] + batch[1]
@@ -90,7 +90,7 @@ def test_rewards_reach_the_rollouts_that_earned_them(start, batch):
 
 def test_the_engine_samples_with_the_weights_of_the_last_update(start, tmp_path):
     """What the engine recorded is what the trainer finds with the weights of that moment."""
-    step = start.step(settings(rl_lr=1e-3), tmp_path / "run")
+    step = start.step(settings(rl__lr=1e-3), tmp_path / "run")
     for number in range(3):
         before = flat(step.model)
         metrics, trajectories = step.take(number)
@@ -104,7 +104,7 @@ def test_the_engine_samples_with_the_weights_of_the_last_update(start, tmp_path)
 
 def test_a_stale_engine_goes_on_with_old_weights_for_as_many_steps(start, tmp_path):
     """With one stale step the engine has the weights of steps 0, 0, 2, 2."""
-    step = start.step(settings(rl_staleness=1), tmp_path / "run")
+    step = start.step(settings(rl__off_policy__staleness=1), tmp_path / "run")
     versions, fresh, stale = [], [], []
     for number in range(4):
         moved = not torch.equal(flat(step.model), flat(step.sampler))
@@ -139,8 +139,8 @@ def test_a_step_whose_groups_are_all_dead_moves_nothing(start, batch, tmp_path):
 @pytest.mark.parametrize("correction", ["none", "truncate", "mask", "icepop", "geometric"])
 def test_a_mini_batch_without_any_group_changes_nothing(start, batch, tmp_path, correction):
     """Two groups in three mini-batches: the last one is empty on either shard."""
-    two = [shard[: 2 * settings().rl_group] for shard in batch]
-    switches = {"rl_minibatches": 3, "rl_correction": correction}
+    two = [shard[: 2 * settings().rl.group] for shard in batch]
+    switches = {"rl.minibatches": 3, "rl.loss.correction": correction}
     weights, row = learned(start, two, tmp_path / "run", **switches)
     assert row["tokens"] == 1 and row["updates"] <= 2
     assert weights.isfinite().all()
@@ -202,7 +202,7 @@ def test_a_kl_term_does_not_scale_the_balance_loss(start, batch):
     """At the reference the KL's gradient is 0: what is left is the mean over all tokens that are
     run, here those of every rollout."""
     everything = [t for shard in only_dead(batch) for t in shard]
-    config = settings(balance_coef=0.5, rl_kl_coef=0.1, rl_overlong="keep")
+    config = settings(trainer__balance_coef=0.5, rl__loss__kl_coef=0.1, rl__filter__overlong="keep")
 
     def at_the_reference(shard):
         return {"reference": record(start.policy, shard, config)}
@@ -210,7 +210,7 @@ def test_a_kl_term_does_not_scale_the_balance_loss(start, batch):
     found = gradient(start.policy, [everything], config, at_the_reference)
     by_hand, tokens = torch.zeros_like(found), 0
     in_order = list(range(len(everything)))
-    for some in micro_batches(in_order, everything, config.max_context_tokens):
+    for some in micro_batches(in_order, everything, config.rollout.max_context_tokens):
         part = [everything[i] for i in some]
         n = sum(int(t.generated.sum()) for t in part)
         by_hand += n * balance_gradient(start.policy, part)
@@ -224,28 +224,28 @@ def test_a_kl_term_does_not_scale_the_balance_loss(start, batch):
 
 RESUMED = {
     "recipe": {},
-    "stale engine": {"rl_staleness": 2},
+    "stale engine": {"rl.off_policy.staleness": 2},
     "reference, corrections, mini-batches": {
-        "rl_kl_coef": 0.05,
-        "rl_minibatches": 2,
-        "rl_correction": "icepop",
-        "rl_advantage": "batch_normalized",
+        "rl.loss.kl_coef": 0.05,
+        "rl.minibatches": 2,
+        "rl.loss.correction": "icepop",
+        "rl.advantage.estimator": "batch_normalized",
     },
-    "resampling": {"rl_oversample": 2, "rl_resample": "sample", "rl_engine": "bfloat16"},
+    "resampling": {"rl.sampling.oversample": 2, "rl.sampling.resample": "sample", "rl.off_policy.engine_dtype": "bfloat16"},
     "curation and stages": {  # slowly: a policy that collapses solves none of the pool
-        "rl_pool": 24,
-        "rl_curation_every": 1,
-        "rl_stages": "three",
-        "rl_lr": 3e-4,
+        "rl.curriculum.pool": 24,
+        "rl.curriculum.curation_every": 1,
+        "rl.curriculum.stages": "three",
+        "rl.lr": 3e-4,
     },
-    "exact mixture": {"rl_mixture": "exact", "rl_curriculum": "none"},
+    "exact mixture": {"rl.curriculum.mixture": "exact", "rl.curriculum.weighting": "none"},
 }
 
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
     """From what lies on the disk before the last of four steps, the third not in a checkpoint."""
-    config = settings(**{"rl_questions": 4, "rl_lr": 2e-3} | RESUMED[name])
+    config = settings(**{"rl.questions": 4, "rl.lr": 2e-3} | RESUMED[name])
 
     def go_on(folder, power_cut_at=None):
         step = start.step(config, tmp_path / folder)
@@ -258,7 +258,7 @@ def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
             versions.append((number, step.agent.engine.version))
             return metrics
 
-        step.run.loop(take, config.rl_steps, config.checkpoint_every, step.extra)
+        step.run.loop(take, config.rl.steps, config.trainer.checkpoint_every, step.extra)
         return flat(step.model), versions
 
     weights, versions = go_on("whole", power_cut_at=3)
@@ -286,16 +286,16 @@ def metrics_of(folder):
 
 
 def test_rl_start_is_named_when_there_is_no_policy_and_counts_by_its_weights(tmp_path):
-    with pytest.raises(ValueError, match="rl_start='nowhere'.*no policy"):
-        stages.settings_of("rl", settings(rl_start="nowhere"))
-    own, committed = settings(rl_start=""), settings()
+    with pytest.raises(ValueError, match="rl.start='nowhere'.*no policy"):
+        stages.settings_of("rl", settings(rl__start="nowhere"))
+    own, committed = settings(rl__start=""), settings()
     assert stages.settings_of("rl", own)["inputs"].keys() == {"sft"}
     assert stages.settings_of("rl", committed)["inputs"].keys() == {"world"}
     copied = tmp_path / "copy"
     copied.mkdir()
     weights = stages.start_folder("rl", committed) / stages.WEIGHTS
     (copied / stages.WEIGHTS).write_bytes(weights.read_bytes())
-    same = stages.folder("rl", settings(rl_start=str(copied)), tmp_path)
+    same = stages.folder("rl", settings(rl__start=str(copied)), tmp_path)
     assert same == stages.folder("rl", committed, tmp_path)
     (copied / stages.WEIGHTS).write_bytes(weights.read_bytes() + b" ")
-    assert same != stages.folder("rl", settings(rl_start=str(copied)), tmp_path)
+    assert same != stages.folder("rl", settings(rl__start=str(copied)), tmp_path)

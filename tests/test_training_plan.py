@@ -68,7 +68,7 @@ def small():
     ],
 )
 def test_models_of_the_profiles_have_the_sizes_that_their_names_say(name, total, active):
-    shape = shape_of(Config.load("gpu1", model=name))
+    shape = shape_of(Config.load("gpu1", model__path=name))
     assert shape.parameters / BILLION == pytest.approx(total, rel=0.02)
     assert shape.active / BILLION == pytest.approx(active, rel=0.02)
     assert name in KNOWN and shape.vocabulary == 151_936
@@ -77,7 +77,7 @@ def test_models_of_the_profiles_have_the_sizes_that_their_names_say(name, total,
 def test_the_small_policy_is_counted_as_it_is_built(small):
     config = Config.load("laptop")
     built = build_policy(
-        PolicyShape(config.vocabulary, heads=config.heads, head_dim=config.head_dim), 0, "plain"
+        PolicyShape(config.world.vocabulary, heads=config.model.heads, head_dim=config.model.head_dim), 0, "plain"
     )
     assert small.parameters == built.num_parameters()
     of_experts = sum(p.numel() for n, p in built.named_parameters() if ".experts." in n)
@@ -129,13 +129,13 @@ def test_both_kinds_of_step_and_the_knee_by_hand():
 
 @pytest.mark.parametrize("engine", ["hf", "local"])
 def test_who_generates_with_a_sharded_model_holds_all_its_weights_beside_the_shards(engine):
-    config = Config.load("gpu8", engine=engine)
+    config = Config.load("gpu8", engine__name=engine)
     shape = shape_of(config)
     served, own = (fit_of(each, shape, 80 * GIB) for each in (Config.load("gpu8"), config))
     whole = 2 * shape.parameters
     assert own.memory.parts["engine"] == whole and "engine" not in served.memory.parts
     assert own.memory.total == served.memory.total + whole
-    unsharded = fit_of(config.derive(fsdp=False), shape, 80 * GIB)
+    unsharded = fit_of(config.derive(trainer__fsdp=False), shape, 80 * GIB)
     assert "engine" not in unsharded.memory.parts, "it is the model that is trained"
     assert own.serving.cache == 80 * GIB - sum(
         own.memory.parts.get(name, 0) for name in ("weights", "optimiser", "engine", "reserved")
@@ -227,17 +227,17 @@ def test_cache_of_a_token_and_how_many_rollouts_it_holds(gpu8, sparse):
 
 
 def test_the_largest_step_is_planned():
-    config = Config.load("gpu1", pack_tokens=65_536)
+    config = Config.load("gpu1", trainer__pack_tokens=65_536)
     assert {name: load.tokens for name, load in loads_of(config).items()} == {
         "rl": 16_384,
         "sft": 65_536,
     }
     assert plan(config, 80).fit.stage == "sft"
-    several = Config.load("gpu1", device_batch=2)
+    several = Config.load("gpu1", trainer__device_batch=2)
     assert plan(several, 80).fit.stage == "rl"  # of the same length, with a mask
-    alone = loads_of(several.derive(device_batch=1))
+    alone = loads_of(several.derive(trainer__device_batch=1))
     assert loads_of(several)["rl"].padded and not alone["rl"].padded
-    assert "sft" not in loads_of(Config.load("gpu1", sft_steps=0))
+    assert "sft" not in loads_of(Config.load("gpu1", sft__steps=0))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_the_largest_step_is_planned():
         ("gpu8", {"processes": 2}, 40, None),
         ("gpu1", {"max_context_tokens": 32_768}, 22, {"fsdp": True}),
         ("gpu1", {"max_context_tokens": 32_768}, 18, {"max_context_tokens": 16_384}),
-        ("gpu1", {"engine_memory_share": 0.05}, 80, {"engine_memory_share": 0.1}),
+        ("gpu1", {"engine.memory_share": 0.05}, 80, {"engine.memory_share": 0.1}),
         ("gpu1", {"lora_rank": 0, "gradient_checkpointing": False, "device_batch": 8}, 48, None),
     ],
 )
@@ -262,7 +262,7 @@ def test_what_does_not_fit_comes_with_a_setting_that_does(profile, changes, gib,
         assert remedy.items() <= done.remedy.items()
     if done.remedy:
         assert plan(config.derive(**done.remedy), gib).errors == []
-        assert all(f"--set {name}=" in done.errors[0] for name in done.remedy)
+        assert all(f"--{name}=" in done.errors[0] for name in done.remedy)
 
 
 def test_the_remedy_is_the_nearest_one_and_nothing_is_promised_where_nothing_fits(gpu8, sparse):
@@ -273,28 +273,28 @@ def test_the_remedy_is_the_nearest_one_and_nothing_is_promised_where_nothing_fit
 
 
 def test_the_small_policy_s_context_is_that_of_the_policy_that_is_made():
-    config = Config.load("laptop", max_context_tokens=2048)
+    config = Config.load("laptop", rollout__max_context_tokens=2048)
     (fault,) = plan(config, 8).errors
-    assert fault == "max_context_tokens=2048: the model reads 1024 tokens at most"
+    assert fault == "rollout.max_context_tokens=2048: the model reads 1024 tokens at most"
     assert build_policy(shape_of_policy(config), 0).config.max_position_embeddings == 1024
 
 
 REFUSED = {
-    "lora_rank=8 needs trainer=trl": {"lora_rank": 8},
+    "trainer.lora_rank=8 needs trainer=trl": {"lora_rank": 8},
     "fsdp=true needs trainer=trl": {"fsdp": True},
-    "gradient_checkpointing=true needs trainer=trl": {"gradient_checkpointing": True},
+    "trainer.gradient_checkpointing=true needs trainer=trl": {"gradient_checkpointing": True},
     "dtype=bfloat16 needs trainer=trl": {"dtype": "bfloat16"},
     "needs trainer=trl: the local line trains the small": {"model": "x/y", "engine": "hf"},
     "fsdp=true shards over processes": {"trainer": "trl", "fsdp": True, "processes": 1},
-    "max_turn_tokens=500 is more than": {"max_turn_tokens": 500},
+    "rollout.max_turn_tokens=500 is more than": {"max_turn_tokens": 500},
     "engine=local runs the small policy alone": {"trainer": "trl", "model": "x/y"},
-    "engine=server needs engine_url": {"engine": "server"},
-    "engine_memory_share=0.0": {"engine": "vllm", "engine_memory_share": 0.0},
+    "engine=server needs engine.url": {"engine": "server"},
+    "engine.memory_share=0.0": {"engine.name": "vllm", "engine.memory_share": 0.0},
     "device_batch must be at least 1": {"device_batch": 0},
     "unknown world 'tuor': did you mean 'tour'": {"world": "tuor"},
     "world='folder:no/such': there is no": {"world": "folder:no/such"},
     "world='zim:no.zim': there is no": {"world": "zim:no.zim"},
-    "rl_start='no/such': there is no policy in": {"rl_start": "no/such"},
+    "rl.start='no/such': there is no policy in": {"rl.start": "no/such"},
 }
 
 
@@ -321,7 +321,7 @@ def folder(tmp_path):
 
 def of_folder(folder):
     limits = dict(max_context_tokens=1024, max_turn_tokens=512)
-    return Config.load("gpu1", model=str(folder), engine="hf", **limits)
+    return Config.load("gpu1", model__path=str(folder), engine__name="hf", **limits)
 
 
 def test_a_model_folder_is_read_from_the_disk(folder):
@@ -352,11 +352,11 @@ def test_a_folder_without_configuration_and_an_unknown_name_cannot_be_planned(fo
     with pytest.raises(ValueError, match="has no config.json"):
         plan(of_folder(folder), 8)
     with pytest.raises(ValueError, match="not in the local cache, and its sizes are not known"):
-        plan(Config.load("gpu1", model="nobody/nothing"), 8)
+        plan(Config.load("gpu1", model__path="nobody/nothing"), 8)
 
 
 def test_a_longer_context_than_the_model_reads_is_refused():
-    config = Config.load("gpu1", max_context_tokens=65_536)
+    config = Config.load("gpu1", rollout__max_context_tokens=65_536)
     assert any("reads 40960 tokens at most" in error for error in plan(config, 80).errors)
 
 
@@ -377,9 +377,9 @@ def test_the_command(capsys, tmp_path):
     for part in ("30.5 G", "weights", "optimiser", "activations", "logits", "knee", "disk"):
         assert part in told
     assert "estimated from" not in told
-    assert main(["--profile", "gpu8", "--set", "fsdp=false"]) == 1
+    assert main(["--profile", "gpu8", "--trainer.fsdp", "false"]) == 1
     error = capsys.readouterr().err
-    assert error.count("error:") == 1 and "fits with --set fsdp=true" in error
+    assert error.count("error:") == 1 and "fits with --trainer.fsdp=true" in error
     assert main(["--profile", "gpu9"]) == 1
     assert "unknown profile 'gpu9'" in capsys.readouterr().err
     assert main(["--profile", "ci", "--rates", str(tmp_path / "no.json")]) == 1

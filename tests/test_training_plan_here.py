@@ -85,7 +85,7 @@ def test_a_profile_for_gpus_on_this_machine(tmp_path):
         expected.append(str(missing.value))
     assert here(Config.load("gpu1"), {}, tmp_path) == expected
     assert here(Config.load("laptop"), {"metrics": 1000}, tmp_path) == []
-    four = here(Config.load("gpu8", engine="hf"), {}, tmp_path)
+    four = here(Config.load("gpu8", engine__name="hf"), {}, tmp_path)
     assert four == ([fault] if (fault := gpu_fault(4, gpus)) else [])
 
 
@@ -117,14 +117,14 @@ def test_trl_takes_the_version_that_is_asked_for():
 def test_a_server_is_asked_for_its_models(tmp_path):
     with server(body=serving(MODEL)) as url:
         assert server_fault(url, MODEL) == server_fault(f"{url}/", MODEL) == ""
-        settings = Config.load("gpu8", engine_url=url)
-        lacks = [line for line in here(settings, {}, tmp_path) if "engine_url" in line]
+        settings = Config.load("gpu8", engine__url=url)
+        lacks = [line for line in here(settings, {}, tmp_path) if "engine.url" in line]
         assert lacks == []
         assert f"the server has ['{MODEL}'], and not model='x/y'" in server_fault(url, "x/y")
     with server(body=serving("anything")) as url:
         assert server_fault(url, "") == "", "the small policy has no name"
-    (line,) = [x for x in here(settings, {}, tmp_path) if "engine_url" in x]
-    assert f"engine_url={settings.engine_url!r}: no server answers" in line, "it is gone now"
+    (line,) = [x for x in here(settings, {}, tmp_path) if "engine.url" in x]
+    assert f"engine.url={settings.engine_url!r}: no server answers" in line, "it is gone now"
     assert "VLLM_SERVER_DEV_MODE=1" in line and "\n" not in line
 
 
@@ -143,12 +143,12 @@ def test_what_is_no_server_of_models_is_one_line(monkeypatch, how, said):
     monkeypatch.setattr(plan_checks, "ANSWER_S", 0.3)
     with server(**how) as url:
         fault = server_fault(url, MODEL)
-    assert fault.startswith(f"engine_url={url!r}: ") and said in fault and "\n" not in fault
+    assert fault.startswith(f"engine.url={url!r}: ") and said in fault and "\n" not in fault
 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "127.0.0.1:8000", "http://"])
 def test_what_is_no_address_is_one_line(url):
-    assert server_fault(url, MODEL) == f"engine_url: {url!r} is not an http(s) address"
+    assert server_fault(url, MODEL) == f"engine.url: {url!r} is not an http(s) address"
 
 
 def test_a_disk_without_room_is_one_line(tmp_path):
@@ -166,8 +166,8 @@ def test_the_command(capsys, tmp_path):
     assert main(["--profile=ci", "--here", f"--runs={tmp_path}"]) == 0
     assert capsys.readouterr().err == ""
     with server(body=serving(MODEL)) as url:
-        settings = ["--profile=gpu8", f"--set=engine_url={url}", f"--runs={tmp_path}"]
-        config = Config.load("gpu8", engine_url=url)
+        settings = ["--profile=gpu8", f"--engine.url={url}", f"--runs={tmp_path}"]
+        config = Config.load("gpu8", engine__url=url)
         assert main(settings) == 0, "of a plan alone it is no error"
         assert capsys.readouterr().err == ""
         lacks = here(config, plan(config).disk, tmp_path)

@@ -28,11 +28,11 @@ def sources(drawn) -> list[str]:
 # ---------------------------------------------------------------- sources and kinds
 
 MIXED = {
-    "rl_mixture": "exact",
-    "rl_trail_share": 0.2,
-    "rl_trail_pages": 3,
-    "rl_python_share": 0.25,
-    "rl_fictional_share": 0.5,
+    "rl.curriculum.mixture": "exact",
+    "rl.curriculum.trail_share": 0.2,
+    "rl.curriculum.trail_pages": 3,
+    "rl.curriculum.python_share": 0.25,
+    "rl.curriculum.fictional_share": 0.5,
 }
 
 
@@ -64,15 +64,15 @@ def test_the_shares_are_those_of_the_settings_as_written():
         "real": Fraction(3, 10),
         "fictional": Fraction(3, 10),
     }
-    assert shares_of(settings(rl_python_share=1.0)) == {"python": 1}
-    assert shares_of(settings(rl_python_share=0.0, rl_fictional_share=0.3)) == {
+    assert shares_of(settings(rl__curriculum__python_share=1.0)) == {"python": 1}
+    assert shares_of(settings(rl__curriculum__python_share=0.0, rl__curriculum__fictional_share=0.3)) == {
         "real": Fraction(7, 10),
         "fictional": Fraction(3, 10),
     }
 
 
 def test_an_exact_mixture_meets_its_shares_in_every_ten_questions(start):
-    questions, curriculum = questions_of(start, rl_questions=10, **MIXED), Curriculum(SKILLS)
+    questions, curriculum = questions_of(start, rl__questions=10, **MIXED), Curriculum(SKILLS)
     expected = {"trail": 2, "python": 2, "real": 3, "fictional": 3}
     places = Counter()
     for step in range(12):
@@ -81,16 +81,16 @@ def test_an_exact_mixture_meets_its_shares_in_every_ten_questions(start):
         places.update((source, place) for place, source in enumerate(drawn))
     # in any order: else one process, or one agent of two, would have all of a source
     assert len(places) > 25
-    by_chance = questions_of(start, rl_questions=10, **MIXED | {"rl_mixture": "chance"})
+    by_chance = questions_of(start, rl__questions=10, **MIXED | {"rl.curriculum.mixture": "chance"})
     met = [Counter(sources(by_chance.draw(step, curriculum))) == expected for step in range(12)]
     assert not all(met)
 
 
 def test_an_exact_mixture_goes_on_where_it_was(start):
     """Seven a step: only ten steps together meet the shares, so a fresh mixture would not."""
-    whole, curriculum = questions_of(start, rl_questions=7, **MIXED), Curriculum(SKILLS)
+    whole, curriculum = questions_of(start, rl__questions=7, **MIXED), Curriculum(SKILLS)
     before = [whole.draw(step, curriculum) for step in range(4)]
-    resumed = after_a_kill(whole, questions_of(start, rl_questions=7, **MIXED))
+    resumed = after_a_kill(whole, questions_of(start, rl__questions=7, **MIXED))
     rest = [whole.draw(step, curriculum) for step in range(4, 10)]
     again = [resumed.draw(step, curriculum) for step in range(4, 10)]
     assert [tasks for tasks, _ in again] == [tasks for tasks, _ in rest]
@@ -103,13 +103,13 @@ def test_without_a_curriculum_every_kind_is_drawn_evenly(start):
     mastered = Curriculum(SKILLS, dict.fromkeys(SKILLS, 1.0) | {"h3": 0.5, "gcd": 0.5})
 
     def kinds(**changes):
-        drawn = questions_of(start, rl_questions=300, rl_fictional_share=0.0, **changes)
+        drawn = questions_of(start, rl__questions=300, rl__curriculum__fictional_share=0.0, **changes)
         return Counter(task.skill for task in drawn.draw(0, mastered)[0])
 
-    sums, chains = (kinds(rl_curriculum="none", rl_python_share=share) for share in (1.0, 0.0))
+    sums, chains = (kinds(rl__curriculum__weighting="none", rl__curriculum__python_share=share) for share in (1.0, 0.0))
     assert len(sums) == 8 and all(15 < n < 65 for n in sums.values())
     assert len(chains) == 3 and all(70 < n < 130 for n in chains.values())
-    weighed = kinds(rl_python_share=0.0)
+    weighed = kinds(rl__curriculum__python_share=0.0)
     assert weighed["h3"] > 200  # 0.29 of 0.37
 
 
@@ -117,7 +117,7 @@ def test_without_a_curriculum_every_kind_is_drawn_evenly(start):
 
 
 def test_a_pool_is_drawn_once_from_the_seed_and_asked_in_epochs(start):
-    pool = {"rl_pool": 20, "rl_questions": 8, **MIXED}
+    pool = {"rl.curriculum.pool": 20, "rl.questions": 8, **MIXED}
     questions, same = (questions_of(start, **pool) for _ in range(2))
     other = questions_of(start, seed=1, **pool)
     assert len(questions.pool) == 20 and list(questions.pool) == list(same.pool)
@@ -140,7 +140,7 @@ def test_a_pool_is_drawn_once_from_the_seed_and_asked_in_epochs(start):
 
 
 def test_a_pool_goes_on_in_the_middle_of_an_epoch(start):
-    pool, curriculum = {"rl_pool": 20, "rl_questions": 8}, Curriculum(SKILLS)
+    pool, curriculum = {"rl.curriculum.pool": 20, "rl.questions": 8}, Curriculum(SKILLS)
     whole = questions_of(start, **pool)
     _ = [whole.draw(step, curriculum) for step in range(4)]
     resumed = after_a_kill(whole, questions_of(start, **pool))
@@ -165,22 +165,22 @@ def test_epochs_follow_the_set_that_is_asked():
 def test_a_pool_has_kinds_evenly_and_different_questions_only(start):
     kinds = Counter(
         task.skill
-        for task, _ in questions_of(start, rl_pool=240, rl_python_share=1.0).pool.values()
+        for task, _ in questions_of(start, rl__curriculum__pool=240, rl__curriculum__python_share=1.0).pool.values()
     )
     assert len(kinds) == 8 and min(kinds.values()) > 10
     small = fictional_world(1, Names.from_world(start.world))
-    few = settings(rl_pool=3000, rl_python_share=0.0, rl_fictional_share=0.0)
-    with pytest.raises(ValueError, match=r"rl_pool=3000: only \d+ different questions.*lower it"):
+    few = settings(rl__curriculum__pool=3000, rl__curriculum__python_share=0.0, rl__curriculum__fictional_share=0.0)
+    with pytest.raises(ValueError, match=r"rl.curriculum.pool=3000: only \d+ different questions.*lower it"):
         Questions(few, small, Names.from_world(start.world))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rl_pool": 7}, "rl_pool=7 is less than a step asks: set it to rl_questions=8"),
-        ({"rl_curation_every": 1}, "set rl_pool"),
-        ({"rl_stages": "three"}, "set rl_pool"),
-        ({"rl_stages": "three", "rl_pool": 8, "rl_steps": 2}, "set rl_steps to 3"),
+        ({"rl.curriculum.pool": 7}, "rl.curriculum.pool=7 is less than a step asks: set it to rl.questions=8"),
+        ({"rl.curriculum.curation_every": 1}, "set rl.curriculum.pool"),
+        ({"rl.curriculum.stages": "three"}, "set rl.curriculum.pool"),
+        ({"rl.curriculum.stages": "three", "rl.curriculum.pool": 8, "rl.steps": 2}, "set rl.steps to 3"),
     ],
 )
 def test_settings_that_do_not_go_together_are_named(changes, message):

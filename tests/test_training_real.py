@@ -48,9 +48,9 @@ def line(request, place):
 
 def test_every_stage_leaves_its_result(line):
     config, runs = line
-    assert policy_of(stages.folder("cpt", config, runs)) == config.model, "no step, no copy"
+    assert policy_of(stages.folder("cpt", config, runs)) == config.model.path, "no step, no copy"
     before = weights(stages.folder("sft", config, runs) / "policy")
-    assert gap(before, weights(stages.ROOT / config.model)) > 0
+    assert gap(before, weights(stages.ROOT / config.model.path)) > 0
     rl = stages.folder("rl", config, runs)
     assert gap(before, weights(rl / "policy")) > 0
     rows = read_metrics(rl)
@@ -58,7 +58,7 @@ def test_every_stage_leaves_its_result(line):
     assert rows[0]["live_groups"] > 0 and rows[0]["grad_norm"] > 0
     assert not (rl / "trl").exists(), "checkpoints go with the end"
     outcomes = read_json_lines(stages.folder("evaluate_rl", config, runs) / "outcomes.jsonl")
-    assert len(outcomes) >= 2 * config.eval_questions
+    assert len(outcomes) >= 2 * config.evaluation.questions
 
 
 def test_anybody_can_load_what_comes_out(line):
@@ -67,8 +67,8 @@ def test_anybody_can_load_what_comes_out(line):
     folder = stages.folder("rl", config, runs) / "policy"
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(config.model).chat_template
-    assert {*model.state_dict()} == {*load_model(config.model, torch.float32).state_dict()}
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(config.model.path).chat_template
+    assert {*model.state_dict()} == {*load_model(config.model.path, torch.float32).state_dict()}
 
 
 def test_a_rollout_is_trained_as_it_was_sampled(line):
@@ -100,13 +100,13 @@ def test_the_model_that_comes_out_answers(line, capsys):
     [
         {"lora_rank": 0, "gradient_checkpointing": True},
         {
-            "cpt_steps": 2,
-            "cpt_batch_tokens": 4096,
-            "model_tools": "template",
-            "report_to": "tensorboard",
+            "pretrain.steps": 2,
+            "pretrain.batch_tokens": 4096,
+            "model.tool_format": "template",
+            "trainer.report_to": "tensorboard",
         },
-        {"rl_agent": "iterresearch", "dtype": "bfloat16"},
-        {"sft_short_tokens": 560, "sft_rounds": True},
+        {"rl.agent": "iterresearch", "model.dtype": "bfloat16"},
+        {"sft.short_tokens": 560, "sft.rounds": True},
     ],
     ids=["all weights", "pre-training", "several contexts, half precision", "two lengths"],
 )
@@ -114,12 +114,12 @@ def test_other_settings(place, changes):
     config = miniature(place, "qwen3_moe", **changes)
     folder = built("rl", config, place / "runs")
     assert read_metrics(folder)[0]["grad_norm"] > 0
-    if config.cpt_steps:
+    if config.pretrain.steps:
         start, cpt = weights(place / "qwen3_moe"), stages.folder("cpt", config, place / "runs")
         assert gap(start, weights(cpt / "policy")) > 0
-    assert any((folder / "tensorboard").glob("events*")) == (config.report_to != "none")
+    assert any((folder / "tensorboard").glob("events*")) == (config.trainer.report_to != "none")
     dtypes = {tensor.dtype for tensor in weights(folder / "policy").values()}
-    assert dtypes == {getattr(torch, config.dtype)}
+    assert dtypes == {getattr(torch, config.model.dtype)}
 
 
 def test_adapters_reach_the_experts_and_leave_the_router_and_the_head_alone(place):
@@ -143,7 +143,7 @@ def test_own_documents_become_an_agent(place, tmp_path):
     shutil.copytree(ROOT / "notebooks" / "tern", tmp_path / "my notes")
     config = miniature(place, "qwen3", world=f"folder:{tmp_path / 'my notes'}")
     folder = built("evaluate_rl", config, tmp_path / "runs")
-    assert read_manifest(folder)["metrics"]["questions"] >= 2 * config.eval_questions
+    assert read_manifest(folder)["metrics"]["questions"] >= 2 * config.evaluation.questions
     pool = read_json_lines(
         stages.folder("demonstrations", config, tmp_path / "runs") / "episodes.jsonl"
     )
@@ -152,10 +152,10 @@ def test_own_documents_become_an_agent(place, tmp_path):
 
 def test_one_command_takes_documents_to_a_model_that_answers(place, tmp_path, capsys):
     """Notebook 00 under papermill, as the README has it, and then `drlib ask` of what came out."""
-    config = miniature(place, "llama", rl_reward="exact_match")
+    config = miniature(place, "llama", rl__reward__name="exact_match")
     parameters = {
         "profile": "gpu1",
-        "model": config.model,
+        "model": config.model.path,
         "world": "folder:notebooks/tern",
         "settings": {name: getattr(config, name) for name in MINIATURE},
     }
@@ -198,8 +198,8 @@ def test_the_pool_has_what_was_sampled(pool):
     rows = read_json_lines(folder / "episodes.jsonl")
     assert len(rows) >= 2 * 19 and 0.2 < np.mean([row["correct"] for row in rows]) < 1
     assert rows[0]["task"] == rows[1]["task"] and rows[0]["ids"] != rows[1]["ids"]
-    model = load_model(config.model, torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(config.model)
+    model = load_model(config.model.path, torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
     row = next(row for row in rows if row["correct"])
     said = tokenizer.decode([i for i, own in zip(row["ids"], row["generated"]) if own])
     assert said.endswith("</answer>") and "<tool_response>" not in said
@@ -208,7 +208,7 @@ def test_the_pool_has_what_was_sampled(pool):
 
 def test_only_right_ones_are_trained_on(pool, place):
     config, folder = pool
-    sft = built("sft", config.derive(sft_batch_tokens=4096), place / "runs")
+    sft = built("sft", config.derive(sft__batch_tokens=4096), place / "runs")
     right = sum(row["correct"] for row in read_json_lines(folder / "episodes.jsonl"))
     assert read_manifest(sft)["metrics"]["pool"] == right
 
@@ -235,29 +235,29 @@ def test_a_pool_without_a_right_attempt_is_one_clear_line(place):
 
 def tour(**changes) -> Config:
     """The tour's policy on TRL, from the same cold start as the tests of the local loop."""
-    return settings(**{"trainer": "trl", "rl_steps": 1, **changes})
+    return settings(**{"trainer.backend": "trl", "rl.steps": 1, **changes})
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        {"rl_kl_coef": 0.1},
-        {"rl_aggregate": "sequence"},
-        {"rl_routing": "r2"},
-        {"rl_oversample": 2, "rl_resample": "sort", "rl_group": 4},
-        {"rl_pool": 8, "rl_mixture": "exact"},
+        {"rl.loss.kl_coef": 0.1},
+        {"rl.loss.aggregate": "sequence"},
+        {"rl.off_policy.routing_replay": "r2"},
+        {"rl.sampling.oversample": 2, "rl.sampling.resample": "sort", "rl.group": 4},
+        {"rl.curriculum.pool": 8, "rl.curriculum.mixture": "exact"},
     ],
     ids=["recipe", "kl", "sequences", "routes replayed", "more than are kept", "a pool"],
 )
 def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
     """The same questions, the same rollouts, and after one update the same weights."""
-    config = tour(rl_lr=1e-2, balance_coef=0.0, **changes)
+    config = tour(rl__lr=1e-2, trainer__balance_coef=0.0, **changes)
     folder = built("rl", config, tmp_path)
     (row,) = read_metrics(folder)
     start = ColdStart()
     try:
-        recipe = config.derive(trainer="local", rl_routing="none")
+        recipe = config.derive(trainer__backend="local", rl__off_policy__routing_replay="none")
         step = start.step(recipe, tmp_path / "local")
         local, _ = step.take(0)
     finally:
@@ -280,7 +280,7 @@ def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
 
 
 def test_the_learning_rate_is_the_local_loop_s(tmp_path):
-    config = tour(rl_steps=4, rl_warmup_steps=2, rl_lr=1e-4, rl_questions=1, rl_group=2)
+    config = tour(rl__steps=4, rl__warmup_steps=2, rl__lr=1e-4, rl__questions=1, rl__group=2)
     rates = [row["learning_rate"] for row in read_metrics(built("rl", config, tmp_path))]
     expected = [1e-4 * schedule(step, 4, 2, 0.5, grpo.FINAL_LR) for step in range(4)]
     assert rates == pytest.approx(expected)
@@ -288,7 +288,7 @@ def test_the_learning_rate_is_the_local_loop_s(tmp_path):
 
 def test_a_dead_step_moves_nothing(tmp_path):
     """No group differs; the balance loss and the momentum alone ask for no update."""
-    config = tour(rl_reward="exact_match", rl_temperature=1.0, rl_questions=1, rl_group=2)
+    config = tour(rl__reward__name="exact_match", rl__temperature=1.0, rl__questions=1, rl__group=2)
     for seed in range(8):
         folder = built("rl", config.derive(seed=seed), tmp_path)
         (row,) = read_metrics(folder)
@@ -309,12 +309,12 @@ def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path, monkeypatc
         return draw(self, step, curriculum, *again)
 
     monkeypatch.setattr(Questions, "draw", noted)
-    config = tour(rl_steps=2, rl_lr=1e-2)
+    config = tour(rl__steps=2, rl__lr=1e-2)
     rows = read_metrics(built("rl", config, tmp_path))
     first, second = seen
     start = ColdStart()
     try:
-        step = start.step(config.derive(trainer="local"), tmp_path / "local")
+        step = start.step(config.derive(trainer__backend="local"), tmp_path / "local")
         step.take(0)
     finally:
         start.close()
@@ -325,14 +325,14 @@ def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rl_minibatches": 2}, "rl_minibatches=2 is not there with trainer=trl"),
-        ({"rl_staleness": 1}, "rl_staleness=1 is not there"),
-        ({"max_context_tokens": 100_000}, "max_context_tokens=100000"),
-        ({"device_batch": 5}, "cannot be shared by 1 processes with device_batch=5"),
-        ({"rl_routing": "r2", "trainer": "local"}, "the local engine is exact"),
-        ({"rl_routing": "r3"}, "routed_experts|routes"),
+        ({"rl.minibatches": 2}, "rl.minibatches=2 is not there with trainer=trl"),
+        ({"rl.off_policy.staleness": 1}, "rl.off_policy.staleness=1 is not there"),
+        ({"max_context_tokens": 100_000}, "rollout.max_context_tokens=100000"),
+        ({"device_batch": 5}, "cannot be shared by 1 processes with trainer.device_batch=5"),
+        ({"rl.off_policy.routing_replay": "r2", "trainer.backend": "local"}, "the local engine is exact"),
+        ({"rl.off_policy.routing_replay": "r3"}, "routed_experts|routes"),
         ({"fsdp": True}, "fsdp=true shards over processes"),
-        ({"engine": "server"}, "engine=server needs engine_url"),
+        ({"engine": "server"}, "engine=server needs engine.url"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(tmp_path, changes, words):
@@ -343,7 +343,7 @@ def test_what_does_not_go_together_is_one_line(tmp_path, changes, words):
 
 class TestAFolderThatIsNoModel:
     def refused(self, place, tmp_path, folder):
-        config = miniature(place, "qwen3").derive(model=str(folder))
+        config = miniature(place, "qwen3").derive(model__path=str(folder))
         with pytest.raises(ValueError) as refused:
             built("untrained", config, tmp_path / "runs")
         return str(refused.value)
@@ -375,7 +375,7 @@ class TestAFolderThatIsNoModel:
     def test_another_model_in_the_same_folder_is_another_run(self, place, tmp_path):
         config = miniature(tmp_path, "llama")
         before = stages.folder("sft", config, tmp_path)
-        model = load_model(config.model, torch.float32)
+        model = load_model(config.model.path, torch.float32)
         model.lm_head.weight.data += 1
-        model.save_pretrained(config.model)
+        model.save_pretrained(config.model.path)
         assert stages.folder("sft", config, tmp_path) != before

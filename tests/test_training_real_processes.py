@@ -98,7 +98,7 @@ def test_sharded_over_two_processes_it_is_the_same(place, tmp_path, rank):
     """FSDP2 by accelerate, on gloo: no process holds all weights, and the step is the same."""
     config = prepared(place, processes=1, lora_rank=rank)
     sft, rl = built("sft", config, place / "runs"), built(RL, config, place / "runs")
-    sharded = config.derive(processes=2, fsdp=True, plugins="tests.sharding_seen")
+    sharded = config.derive(processes=2, trainer__fsdp=True, plugins="tests.sharding_seen")
     for name in ("world", "untrained", "cpt", "demonstrations"):
         built(name, sharded, tmp_path)
     folder = run("sft", sharded, tmp_path)
@@ -136,7 +136,7 @@ def test_killed_and_started_again_it_reaches_the_same_weights(place, tmp_path, s
 
 def test_asked_to_stop_it_writes_a_checkpoint_and_says_so(alone, tmp_path):
     config, *_ = alone
-    config = config.derive(sft_steps=50, checkpoint_every=50)
+    config = config.derive(sft__steps=50, trainer__checkpoint_every=50)
     for name in ("world", "untrained", "cpt", "demonstrations"):
         built(name, config, tmp_path)
     final = stages.folder("sft", config, tmp_path)
@@ -166,7 +166,7 @@ def test_a_checkpoint_that_a_kill_cut_short_is_not_resumed_from(alone, tmp_path)
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ({"engine": "server", "engine_url": "http://127.0.0.1:9/v1"}, "127.0.0.1:9"),
+        ({"engine.name": "server", "engine.url": "http://127.0.0.1:9/v1"}, "127.0.0.1:9"),
         ({"engine": "vllm"}, "vLLM is not installed"),
     ],
     ids=["a server", "vLLM"],
@@ -175,7 +175,7 @@ def test_an_engine_that_is_not_there_is_one_line(tmp_path, engine, words):
     """Of the command, with its exit status, before any step."""
     if engine["engine"] == "vllm" and importlib.util.find_spec("vllm"):
         pytest.skip("vLLM is installed")
-    config = settings(trainer="trl", rl_steps=1, **engine)
+    config = settings(trainer__backend="trl", rl__steps=1, **engine)
     built("world", config, tmp_path)
     ended = build_stage("rl", config, tmp_path)
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error:")]

@@ -61,8 +61,8 @@ def test_the_line_with_a_server(place):
     runs = place / "runs"
     built("sft", config, runs)
     started = {"VLLM_SERVER_DEV_MODE": "1"}
-    with serving(*TEACHABLE, model=config.model, name=config.model, **started) as url:
-        online = config.derive(engine_url=url)
+    with serving(*TEACHABLE, model=config.model.path, name=config.model.path, **started) as url:
+        online = config.derive(engine__url=url)
         rl = built("rl", online, runs)
         records = load_trajectories(rl / "trajectories_0001.parquet")
         require_sampled_by(records[0], policy_of(stages.folder("sft", config, runs)))
@@ -76,8 +76,8 @@ def test_a_server_that_cannot_be_taught_is_one_line(place):
     config = miniature(place, "qwen3", engine="server")
     runs = place / "runs"
     built("sft", config, runs)
-    with serving(model=config.model, name=config.model) as url:
-        online = config.derive(engine_url=url, rl_steps=1)
+    with serving(model=config.model.path, name=config.model.path) as url:
+        online = config.derive(engine__url=url, rl__steps=1)
         with pytest.raises(EndpointError, match="VLLM_SERVER_DEV_MODE") as refused:
             built("rl", online, runs)
     assert "\n" not in str(refused.value)

@@ -21,9 +21,9 @@ FREE = {
     "profile",
     "processes",
     "plugins",
-    "engine_url",
-    "engine_gap",
-    "engine_memory_share",
+    "engine.url",
+    "engine.max_mismatch",
+    "engine.memory_share",
     "report_to",
 }
 
@@ -58,49 +58,49 @@ def test_a_stage_s_folder_changes_with_each_setting_that_it_may_read(tmp_path, n
 OTHERS = {
     "profile": "ci",
     "plugins": "this",
-    "rl_start": "figures/reference/tour/policy_sft",
-    "init": "plain",
-    "rl_overlong": "keep",
-    "rl_advantage": "group_mean",
-    "rl_clip": "none",
-    "rl_level": "sequence",
-    "rl_aggregate": "sequence",
-    "rl_correction": "mask",
-    "rl_hallucination": "exclude",
-    "rl_resample": "sort",
-    "rl_engine": "bfloat16",
-    "rl_reward": "random",
-    "rl_routing": "r2",
-    "rl_emergency_stop": False,
-    "rl_labels": "wrong",
-    "rl_curriculum": "none",
-    "rl_mixture": "exact",
-    "rl_stages": "three",
-    "rl_entropy_tokens": "random",
-    "rl_entropy_scope": "micro",
-    "rl_denominator": "all",
-    "rl_correction_level": "sequence",
-    "rl_kl_estimator": "k1",
-    "world": "cldr",
-    "cpt_fas_questions": "memory",
-    "cpt_has_alternatives": "read",
-    "demonstration_filter": "none",
-    "sft_loss_on": "all",
-    "questions": "engine",
-    "question_wording": "sentences",
-    "skills": "memory",
-    "rl_agent": "iterresearch",
-    "rl_baseline": "samples",
-    "teacher": "solver",
-    "world_endpoint": "http://localhost:1/v1",
-    "world_model": "another",
-    "model": "another",
-    "trainer": "trl",
-    "dtype": "bfloat16",
-    "model_tools": "template",
-    "engine": "hf",
-    "engine_url": "http://localhost:1/v1",
-    "report_to": "tensorboard",
+    "rl.start": "figures/reference/tour/policy_sft",
+    "model.init": "plain",
+    "rl.filter.overlong": "keep",
+    "rl.advantage.estimator": "group_mean",
+    "rl.loss.clip": "none",
+    "rl.loss.level": "sequence",
+    "rl.loss.aggregate": "sequence",
+    "rl.loss.correction": "mask",
+    "rl.filter.hallucination": "exclude",
+    "rl.sampling.resample": "sort",
+    "rl.off_policy.engine_dtype": "bfloat16",
+    "rl.reward.name": "random",
+    "rl.off_policy.routing_replay": "r2",
+    "rl.callbacks.emergency_stop": False,
+    "rl.reward.labels": "wrong",
+    "rl.curriculum.weighting": "none",
+    "rl.curriculum.mixture": "exact",
+    "rl.curriculum.stages": "three",
+    "rl.loss.entropy_tokens": "random",
+    "rl.loss.entropy_scope": "micro",
+    "rl.loss.denominator": "all",
+    "rl.loss.correction_level": "sequence",
+    "rl.loss.kl_estimator": "k1",
+    "world.name": "cldr",
+    "pretrain.first_order_questions": "memory",
+    "pretrain.higher_order_alternatives": "read",
+    "sft.filter": "none",
+    "sft.loss_on": "all",
+    "questions.source": "engine",
+    "questions.wording": "sentences",
+    "questions.skills": "memory",
+    "rl.agent": "iterresearch",
+    "rl.advantage.baseline": "samples",
+    "demonstrations.teacher": "solver",
+    "world.endpoint": "http://localhost:1/v1",
+    "world.reader": "another",
+    "model.path": "another",
+    "trainer.backend": "trl",
+    "model.dtype": "bfloat16",
+    "model.tool_format": "template",
+    "engine.name": "hf",
+    "engine.url": "http://localhost:1/v1",
+    "trainer.report_to": "tensorboard",
 }
 
 
@@ -119,13 +119,13 @@ def test_a_stage_that_reads_what_is_not_declared_for_it_stops_and_says_so(tmp_pa
     monkeypatch.setattr(stages, "STAGES", copy.copy(stages.STAGES))
     stages.register(stages.Stage("toy", "toy_stage:reads_a_foreign_setting", ("world",)))
     build_world(tmp_path)
-    with pytest.raises(AttributeError, match="'rl_lr', which is declared for .'rl',."):
+    with pytest.raises(AttributeError, match="'rl.lr', which is declared for .'rl',."):
         build.build("toy", settings(), tmp_path)
     assert not RunFolder.complete(stages.folder("toy", settings(), tmp_path))
 
 
 def reads_a_foreign_setting(config, run_dir, ranks):
-    RunFolder(run_dir, stages.settings_of("toy", config), ranks).finish({"lr": config.rl_lr})
+    RunFolder(run_dir, stages.settings_of("toy", config), ranks).finish({"lr": config.rl.lr})
 
 
 def test_names_are_taken_once_and_inputs_must_exist(monkeypatch):
@@ -147,14 +147,14 @@ def test_the_seed_counts_where_rl_has_no_cold_start_of_its_own(tmp_path):
 
 
 def test_a_restricted_config_still_gives_all_of_itself_to_the_graph():
-    config = settings(rl_lr=0.5)
+    config = settings(rl__lr=0.5)
     some = stages.readable("world", config)
-    assert some.world == "tour" and some.whole() == config
-    with pytest.raises(AttributeError, match="rl_lr"):
-        _ = some.rl_lr
-    assert some.derive(rl_lr=0.25).rl_lr == 0.25
-    of_the_world = {"world", "world_pages", "world_relations", "world_endpoint", "world_model"}
-    asked = {"questions", "question_wording", "skills"}
+    assert some.world == "tour" and some.unrestricted() == config
+    with pytest.raises(AttributeError, match="rl.lr"):
+        _ = some.rl.lr
+    assert some.derive(rl__lr=0.25).rl.lr == 0.25
+    of_the_world = {"world", "world_pages", "world.relations", "world_endpoint", "world_model"}
+    asked = {"questions", "questions.wording", "skills"}
     assert {*declared_for("world")} == {*of_the_world, "vocabulary", *asked}
 
 
@@ -169,13 +169,13 @@ def command(*arguments):
 
 def test_the_command_builds_what_is_missing_once_and_says_so(tmp_path):
     """What is there is not built again: of five stages three are there, two are missing."""
-    few = {"sft_steps": 2, "cpt_steps": 2, "demonstrations": 20}
+    few = {"sft.steps": 2, "pretrain.steps": 2, "demonstrations.count": 20}
     few |= {"hidden": 32, "layers": 2, "processes": 1}
     config = Config.load("ci", **few)
     names = ["world", "untrained", "cpt", "demonstrations", "sft"]
     assert stages.needed("sft", config, tmp_path) == names
     build_stages(("world", "untrained", "demonstrations"), config, tmp_path)
-    small = [*(f"--set={name}={value}" for name, value in few.items()), "--profile=ci"]
+    small = [*(f"--{name}={value}" for name, value in few.items()), "--profile=ci"]
     first = command("sft", f"--runs={tmp_path}", *small)
     assert first.returncode == 0, first.stderr
     built = [line.split()[1] for line in first.stdout.splitlines() if line.startswith("==")]
@@ -183,29 +183,29 @@ def test_the_command_builds_what_is_missing_once_and_says_so(tmp_path):
     assert "== sft: 2 steps, 1 process" in first.stdout
     path = first.stdout.splitlines()[-1]
     manifest = json.loads((tmp_path / "ci" / path.rpartition("/")[2] / "manifest.json").read_text())
-    assert manifest["settings"]["own"]["sft_steps"] == 2
+    assert manifest["settings"]["own"]["sft.steps"] == 2
     again = command("sft", f"--runs={tmp_path}", *small)
     assert again.returncode == 0 and "nothing was built" in again.stdout
     assert "==" not in again.stdout
 
 
 def test_wrong_words_are_named(tmp_path):
-    typo = command("rl", f"--runs={tmp_path}", "--set=rl_stepz=3")
-    assert typo.returncode == 1 and "did you mean 'rl_steps'" in typo.stderr
+    typo = command("rl", f"--runs={tmp_path}", "--rl.stepz=3")
+    assert typo.returncode == 1 and "did you mean 'rl.steps'" in typo.stderr
     profile = command("rl", f"--runs={tmp_path}", "--profile=labtop")
     assert profile.returncode == 1 and "did you mean 'laptop'" in profile.stderr
     stage = command("midtraining", f"--runs={tmp_path}")
     assert stage.returncode == 1 and "unknown stage 'midtraining'" in stage.stderr
-    plugin = command("rl", f"--runs={tmp_path}", "--set=plugins=no_such_module")
+    plugin = command("rl", f"--runs={tmp_path}", "--plugins=no_such_module")
     assert plugin.returncode == 1 and "no module 'no_such_module' is found" in plugin.stderr
-    clip = command("rl", f"--runs={tmp_path}", "--set=rl_clip=soft")
-    assert clip.returncode == 1 and "'rl_clip' must be one of" in clip.stderr
+    clip = command("rl", f"--runs={tmp_path}", "--rl.loss.clip=soft")
+    assert clip.returncode == 1 and "'rl.loss.clip' must be one of" in clip.stderr
 
 
 def test_settings_are_shown_with_value_meaning_and_stage():
     shown = command("sft", "--profile=ci", "--settings").stdout
-    assert "sft_steps=8 " in shown and "steps of the cold start (sft)" in shown
-    assert "rl_lr" not in shown and "eval_seed" not in shown
+    assert "sft.steps=8 " in shown and "steps of the cold start (sft)" in shown
+    assert "rl.lr" not in shown and "evaluation.seed" not in shown
     listed = command("--list").stdout
     assert "sft " in listed and "<- cpt, demonstrations" in listed
     names = {f.name for f in dataclasses.fields(Config)}

@@ -39,7 +39,7 @@ start = cold_start
 batch = a_batch
 
 
-REPLAYING = {"rl_replay_groups": 2, "rl_lr": 2e-3, "balance_coef": 0.0}
+REPLAYING = {"rl.off_policy.replay_groups": 2, "rl.lr": 2e-3, "trainer.balance_coef": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def lively(batch):
 
 def test_steps_replay_what_earlier_ones_learned_from(start, tmp_path):
     """With a stale engine ages are of updates, and none is beyond the limit."""
-    config = settings(rl_replay_groups=4, rl_replay_age=2, rl_staleness=1, rl_lr=1e-3)
+    config = settings(rl__off_policy__replay_groups=4, rl__off_policy__replay_age=2, rl__off_policy__staleness=1, rl__lr=1e-3)
     step = start.step(config, tmp_path / "run")
     rows = []
     for number in range(4):
@@ -140,7 +140,7 @@ def test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities(
 
 def test_what_is_too_old_to_train_on_is_not_replayed_either():
     for max_age, limit in ((0, 5), (3, 3), (9, 5)):
-        config = settings(rl_replay_groups=2, rl_replay_age=5, rl_max_age=max_age)
+        config = settings(rl__off_policy__replay_groups=2, rl__off_policy__replay_age=5, rl__filter__max_age=max_age)
         buffers = Replay(config, Ranks()).buffers
         assert [buffer.max_age for buffer in buffers.values()] == [limit, limit]
 
@@ -175,7 +175,7 @@ def test_nothing_is_replayed_once_its_world_has_changed(start, lively, tmp_path)
     """Sums have no world, and what was learned since the change stays."""
     assert answers_still("python") and answers_still(perturbed_version("tour-1"))
     assert not answers_still("tour-1")
-    config = settings(**{**REPLAYING, "rl_replay_groups": 40}, rl_world_change=2)
+    config = settings(**{**REPLAYING, "rl.off_policy.replay_groups": 40}, rl__callbacks__world_change=2)
     step = start.step(config, tmp_path / "run")
     step._learn(lively, 0)
     drawn = {number: step.replay._drawn(0, number, step.clock) for number in (1, 2)}
@@ -202,25 +202,25 @@ def test_a_kept_group_comes_back_exactly_and_holds_only_what_an_update_reads(bat
 
 
 EVERYTHING = {
-    "rl_replay_groups": 2,
-    "rl_replay_age": 3,
-    "rl_staleness": 1,
-    "rl_max_age": 2,
-    "rl_repair_groups": True,
-    "rl_correction": "truncate",
-    "rl_kl_coef": 0.02,
-    "rl_minibatches": 2,
-    "rl_lr": 1e-3,
+    "rl.off_policy.replay_groups": 2,
+    "rl.off_policy.replay_age": 3,
+    "rl.off_policy.staleness": 1,
+    "rl.filter.max_age": 2,
+    "rl.filter.repair_groups": True,
+    "rl.loss.correction": "truncate",
+    "rl.loss.kl_coef": 0.02,
+    "rl.minibatches": 2,
+    "rl.lr": 1e-3,
 }
 
 
-ROUTED = {"rl_replay_groups": 4, "rl_lr": 1e-3, "rl_routing": "r3"}
+ROUTED = {"rl.off_policy.replay_groups": 4, "rl.lr": 1e-3, "rl.off_policy.routing_replay": "r3"}
 
 
 @pytest.mark.parametrize("switches", [ROUTED, EVERYTHING], ids=["routed", "everything"])
 def test_a_killed_run_replays_the_same_groups(start, tmp_path, switches):
     """From what lies on the disk before the last of four steps, the third not in a checkpoint."""
-    config = settings(rl_questions=4, **switches)
+    config = settings(rl__questions=4, **switches)
 
     def go_on(folder, power_cut_at=None):
         step = start.step(config, tmp_path / folder)
@@ -230,7 +230,7 @@ def test_a_killed_run_replays_the_same_groups(start, tmp_path, switches):
                 shutil.copytree(step.run.path, tmp_path / "cut.partial")
             return step(number)
 
-        step.run.loop(take, config.rl_steps, config.checkpoint_every, step.extra)
+        step.run.loop(take, config.rl.steps, config.trainer.checkpoint_every, step.extra)
         return flat(step.model), step
 
     weights, whole = go_on("whole", power_cut_at=3)
@@ -277,7 +277,7 @@ def test_a_shard_by_itself_replays_what_it_does_beside_the_other(start, lively, 
 
 
 def test_two_processes_replay_as_one(tmp_path):
-    config = settings(rl_questions=4, **EVERYTHING)
+    config = settings(rl__questions=4, **EVERYTHING)
     for processes in (1, 2):
         build_world(tmp_path / str(processes))
         ended = build_stage("rl", config, tmp_path / str(processes), processes)
@@ -301,7 +301,7 @@ def test_replayed_rollouts_go_where_the_engine_sent_them(start, tmp_path):
 
 
 def test_a_reference_and_a_correction_see_the_replayed_rollouts_too(start, lively, tmp_path):
-    config = settings(**REPLAYING, rl_kl_coef=0.5, rl_correction="truncate")
+    config = settings(**REPLAYING, rl__loss__kl_coef=0.5, rl__loss__correction="truncate")
     step = start.step(config, tmp_path / "run")
     step._learn(lively, 0)
     before = copy.deepcopy(step.model)
@@ -318,8 +318,8 @@ def test_a_reference_and_a_correction_see_the_replayed_rollouts_too(start, livel
 
 
 BAD = [
-    ({"rl_replay_groups": 3}, "rl_replay_groups=3: each of 2 shards.*set a multiple of 2"),
-    ({"rl_replay_groups": 2, "rl_replay_age": 0}, "rl_replay_age must be at least 1"),
+    ({"rl.off_policy.replay_groups": 3}, "rl.off_policy.replay_groups=3: each of 2 shards.*set a multiple of 2"),
+    ({"rl.off_policy.replay_groups": 2, "rl.off_policy.replay_age": 0}, "rl.off_policy.replay_age must be at least 1"),
 ]
 
 
@@ -330,6 +330,6 @@ def test_settings_that_do_not_go_together_are_refused(switches, words):
 
 
 def test_settings_that_go_together_pass():
-    check_switches(settings(rl_replay_age=9))
-    check_switches(settings(rl_replay_groups=2, rl_max_age=3, rl_correction="icepop"))
+    check_switches(settings(rl__off_policy__replay_age=9))
+    check_switches(settings(rl__off_policy__replay_groups=2, rl__filter__max_age=3, rl__loss__correction="icepop"))
     check_switches(settings(**EVERYTHING))

@@ -98,8 +98,8 @@ def runs(tmp_path_factory):
 
 @needs("tensorboard")
 def test_a_stage_shows_the_lines_of_its_metrics(runs):
-    silent = Config.load("ci", cpt_steps=2, processes=1)
-    made = build_stages(["cpt"], silent.derive(report_to="tensorboard"), runs)["cpt"]
+    silent = Config.load("ci", pretrain__steps=2, processes=1)
+    made = build_stages(["cpt"], silent.derive(trainer__report_to="tensorboard"), runs)["cpt"]
     assert made == stages.folder("cpt", silent, runs), "where it is shown changes no result"
     assert [[step for step, _ in points] for points in events(made).values()] == [[1, 2]] * 7
     assert events(made) == expected(made)
@@ -137,7 +137,7 @@ def test_a_missing_package_is_refused_before_the_first_step(runs, package):
     """The command itself, in a process in which the package cannot be found."""
     without = f"import sys; sys.modules[{package!r}] = None  # as where it is not installed\n"
     without += "from drlib.training import build\nbuild.main()"
-    settings = [f"--set={s}" for s in ("cpt_steps=3", "processes=1", f"report_to={package}")]
+    settings = [f"--{s}" for s in ("pretrain.steps=3", "processes=1", f"trainer.report_to={package}")]
     done = subprocess.run(
         [sys.executable, "-c", without, "cpt", "--profile=ci", f"--runs={runs}", *settings],
         cwd=ROOT,
@@ -148,7 +148,7 @@ def test_a_missing_package_is_refused_before_the_first_step(runs, package):
     remedy = f"pip install {package}, or set report_to=none"
     said = f"error: report_to='{package}' needs the package {package}, which is not installed: "
     assert (done.returncode, done.stderr) == (1, f"{said}{remedy}\n")
-    assert not stages.folder("cpt", Config.load("ci", cpt_steps=3), runs).exists()
+    assert not stages.folder("cpt", Config.load("ci", pretrain__steps=3), runs).exists()
     assert not [*runs.rglob("*.partial")]
 
 

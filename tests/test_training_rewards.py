@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drlib.rewards.controls import shuffle_rewards, majority_wrong_answer
+from drlib.rewards.controls import majority_wrong_answer, shuffle_rewards
 from drlib.rl.resampling import drop_zero_variance_groups
 from drlib.task import Task, normalise_answer
 from drlib.training.grpo import advantages_of
@@ -77,7 +77,7 @@ def test_the_most_frequent_wrong_answer_is_the_label_and_the_first_where_some_ti
 def test_shuffled_rewards_leave_groups_and_tokens_as_they_are(usual, made):
     """The same rollouts, the same live groups; who earned what is by chance."""
     right, _ = usual
-    control, _ = made(rl_labels="shuffled")
+    control, _ = made(rl__reward__labels="shuffled")
     assert [t.id for t in right] == [t.id for t in control]
     moved = 0
     ours, theirs = of_groups(right), of_groups(control)
@@ -89,15 +89,15 @@ def test_shuffled_rewards_leave_groups_and_tokens_as_they_are(usual, made):
         moved += rewards != other
         assert [t.reward_parts["correct"] for t in theirs[name]] == rewards
     assert moved >= 2
-    again, _ = made(rl_labels="shuffled")
+    again, _ = made(rl__reward__labels="shuffled")
     assert [t.reward for t in again] == [t.reward for t in control]
-    another, _ = made(rl_labels="shuffled", seed=0, rl_lr=1e-3)
+    another, _ = made(rl__reward__labels="shuffled", seed=0, rl__lr=1e-3)
     assert [t.reward for t in another] == [t.reward for t in control]
 
 
 def test_a_wrong_label_rewards_who_gave_it_and_nobody_who_was_right(usual, made):
     right, tasks = usual
-    control, _ = made(rl_labels="wrong")
+    control, _ = made(rl__reward__labels="wrong")
     ones = 0
     for task, group in zip(tasks, of_groups(control).values()):
         label = majority_wrong_answer([t.answer for t in group], task)
@@ -114,7 +114,7 @@ def test_what_could_not_be_judged_has_no_reward_under_any_label(usual):
     right, tasks = usual
     group = [*right[:3], with_reward(right[3], None, {"correct": 0.0})]
     for labels in ("right", "shuffled", "wrong"):
-        config = settings(rl_labels=labels, rl_overlong_buffer=20)
+        config = settings(rl__reward__labels=labels, rl__reward__overlong_buffer=20)
         found = rewarded(group, tasks[0], config, generator())
         assert found[3].reward is None and None not in [t.reward for t in found[:3]]
 
@@ -123,16 +123,16 @@ def test_the_last_tokens_before_the_limit_cost_up_to_one(usual):
     """DAPO, eq. 13, in the window's own scale: free up to limit - buffer, then linear, then -1."""
     right, tasks = usual
     config = settings()
-    limit = config.max_context_tokens
+    limit = config.rollout.max_context_tokens
     ended = next(t for t in right if t.termination == Termination.ANSWERED)
     cut = next(t for t in right if t.termination == Termination.LENGTH)
     buffer = limit - len(ended) + 10  # its last 10 tokens lie within
-    config = settings(rl_overlong_buffer=buffer)
+    config = settings(rl__reward__overlong_buffer=buffer)
     fresh = [with_reward(t, 1.0, {"correct": 1.0}) for t in (ended, cut)]
     one, two = rewarded(fresh, tasks[0], config, generator())
     assert one.reward == pytest.approx(1 - 10 / buffer) and two.reward == 0.0
     assert one.reward_parts == {"correct": 1.0, "length": pytest.approx(-10 / buffer)}
-    (free,) = rewarded(fresh[:1], tasks[0], settings(rl_overlong_buffer=5), generator())
+    (free,) = rewarded(fresh[:1], tasks[0], settings(rl__reward__overlong_buffer=5), generator())
     assert free.reward == (1.0 if len(ended) <= limit - 5 else pytest.approx(free.reward))
 
 
@@ -142,7 +142,7 @@ def test_the_last_tokens_before_the_limit_cost_up_to_one(usual):
 def test_the_second_half_of_a_group_is_made_where_the_first_differs(usual, made):
     """What is made is what the whole group would have had, but for rounding: fewer run at once."""
     whole, _ = usual
-    some, _ = made(rl_adaptive_group=True)
+    some, _ = made(rl__sampling__adaptive_group=True)
     by_id = {t.id: t for t in whole}
     sizes = set()
     for name, group in of_groups(some).items():
@@ -158,7 +158,7 @@ def test_the_second_half_of_a_group_is_made_where_the_first_differs(usual, made)
 
 
 def test_groups_of_two_sizes_are_learned_from(start, tmp_path):
-    step = start.step(settings(rl_adaptive_group=True), tmp_path / "run")
+    step = start.step(settings(rl__sampling__adaptive_group=True), tmp_path / "run")
     row, trajectories = step.take(1)
     assert 8 * 3 < row["rollouts"] < 8 * 6 and row["rollouts"] == len(trajectories)
     assert row["updates"] == 1 and not torch.equal(flat(step.model), flat(start.policy))
@@ -166,7 +166,7 @@ def test_groups_of_two_sizes_are_learned_from(start, tmp_path):
 
 def test_questions_are_drawn_until_enough_groups_are_live(start, tmp_path):
     """DAPO: eight live groups are trained on; what is dead is not in the denominator either."""
-    config = settings(rl_draws=4, rl_overlong="keep")
+    config = settings(rl__sampling__draws=4, rl__filter__overlong="keep")
     step = start.step(config, tmp_path / "run")
     made, kept, draws = step._roll_out(1, config)
     groups = of_groups(made[0] + made[1])
@@ -184,7 +184,7 @@ def test_questions_are_drawn_until_enough_groups_are_live(start, tmp_path):
 
 
 def test_another_draw_asks_other_questions_with_other_random_numbers(start, tmp_path):
-    step = start.step(settings(rl_draws=2, rl_questions=4), tmp_path / "run")
+    step = start.step(settings(rl__sampling__draws=2, rl__questions=4), tmp_path / "run")
     made, _, draws = step._roll_out(2, step.config)
     everything = made[0] + made[1]
     assert draws == 2 and len({t.id for t in everything}) == 2 * 4 * 6
@@ -209,7 +209,7 @@ def test_the_first_live_groups_are_those_whose_questions_were_drawn_first(batch)
 
 
 def test_a_step_without_any_live_group_is_kept_whole(start, tmp_path):
-    config = settings(rl_draws=2, rl_reward="format_and_answer", max_calls=1, max_turn_tokens=2)
+    config = settings(rl__sampling__draws=2, rl__reward__name="format_and_answer", rollout__max_calls=1, rollout__max_turn_tokens=2)
     step = start.step(config, tmp_path / "run")
     row, trajectories = step.take(0)
     assert row["live_groups"] == 0 and row["draws"] == 2 and row["updates"] == 0
@@ -219,9 +219,9 @@ def test_a_step_without_any_live_group_is_kept_whole(start, tmp_path):
 
 def test_live_groups_stand_in_the_place_of_dead_ones(batch):
     trajectories = batch[0] + batch[1]
-    config = settings(rl_overlong="keep")
+    config = settings(rl__filter__overlong="keep")
     advantages, weights, _ = advantages_of(trajectories, config)
-    same, copies, _ = advantages_of(trajectories, config.derive(rl_duplicate=True))
+    same, copies, _ = advantages_of(trajectories, config.derive(rl__sampling__duplicate=True))
     assert torch.equal(advantages, same) and (weights == 1).all()
     rewards = torch.tensor([t.reward for t in trajectories])
     groups = torch.arange(len(trajectories)) // 6
@@ -234,12 +234,12 @@ def test_live_groups_stand_in_the_place_of_dead_ones(batch):
 
 def test_without_any_live_group_nothing_is_duplicated(batch):
     dead = [with_reward(t, 0.0, t.reward_parts) for t in batch[0]]
-    _, weights, _ = advantages_of(dead, settings(rl_duplicate=True))
+    _, weights, _ = advantages_of(dead, settings(rl__sampling__duplicate=True))
     assert (weights == 0).all()
 
 
 def test_the_pipeline_weighs_what_is_of_low_quality_and_drops_copies(batch):
-    config = settings(rl_pipeline=True, rl_low_weight=0.25)
+    config = settings(rl__filter__pipeline=True, rl__filter__low_weight=0.25)
     trajectories = batch[0] + batch[1]
     clumsy = next(i for i, t in enumerate(trajectories) if t.answer is not None)
     refused = replace(trajectories[clumsy], termination=Termination.FORMAT)
@@ -254,7 +254,7 @@ def test_the_pipeline_is_a_part_of_the_step(start, batch, tmp_path):
     shards = [[replace(t, termination=Termination.FORMAT) for t in batch[0]], batch[1]]
     weights = {}
     for low in (1.0, 0.1):
-        changes = {"rl_pipeline": True, "rl_low_weight": low}
+        changes = {"rl.filter.pipeline": True, "rl.filter.low_weight": low}
         weights[low], row = learned(start, shards, tmp_path / str(low), **changes)
         assert row["updates"] == 1 and row["filtered_format"] > 0
     assert not torch.equal(weights[1.0], weights[0.1])
@@ -262,7 +262,7 @@ def test_the_pipeline_is_a_part_of_the_step(start, batch, tmp_path):
 
 def test_rewards_by_name_are_judged_with_what_is_right_beside_them(usual):
     right, tasks = usual
-    coin = reward_of(settings(rl_reward="random"))
+    coin = reward_of(settings(rl__reward__name="random"))
     found = [judged(t, tasks[i // 6], coin) for i, t in enumerate(right)]
     assert [t.reward_parts["correct"] for t in found] == [t.reward for t in right]
     assert [t.reward for t in found] != [t.reward for t in right]

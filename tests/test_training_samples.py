@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from drlib.questions.chains import NEXT_PAGE
 from drlib.rl.resampling import truncate_to_multiple
-from drlib.synthesis.trails import NEXT_PAGE
 from drlib.training import grpo
 from drlib.training.questions import SKILLS, Questions
 from drlib.training.samples import all_contexts, contexts_of
@@ -72,7 +72,7 @@ def test_all_contexts_names_the_rollout_of_each(rollouts):
 
 def learned_from(start, tasks_shards, folder, **changes):
     """(weights, metrics, shares) after one update on these shards."""
-    step = start.step(settings(rl_lr=1e-3, **changes), folder)
+    step = start.step(settings(rl__lr=1e-3, **changes), folder)
     shares, _ = step._shares(tasks_shards, 0)
     row = step._learn(tasks_shards, 0)
     return flat(step.model), row, shares
@@ -112,10 +112,10 @@ def test_a_baseline_over_samples_counts_long_rollouts_more(start, batch, tmp_pat
         for i, reward in enumerate((1.0, 0.0, 0.0))
     ]
     group[0] = halved(group[0])
-    changes = {"rl_advantage": "group_mean"}
+    changes = {"rl.advantage.estimator": "group_mean"}
     _, _, (share,) = learned_from(start, [group], tmp_path / "a", **changes)
     assert np.allclose(share.advantages_N, [2 / 3, 2 / 3, -1 / 3, -1 / 3])
-    changes["rl_baseline"] = "samples"
+    changes["rl.advantage.baseline"] = "samples"
     _, _, (share,) = learned_from(start, [group], tmp_path / "b", **changes)
     assert np.allclose(share.advantages_N, [1 / 2, 1 / 2, -1 / 2, -1 / 2])
 
@@ -135,14 +135,14 @@ def test_down_sampling_drops_at_random_and_refuses_a_multiple_below_one():
     assert {*found} == {*range(5)} and max(found.values()) < 70
     with pytest.raises(ValueError, match="multiple of 0"):
         truncate_to_multiple(5, 0)
-    with pytest.raises(ValueError, match="rl_sample_multiple must be at least 1"):
-        check_switches(settings(rl_sample_multiple=0))
+    with pytest.raises(ValueError, match="rl.advantage.sample_multiple must be at least 1"):
+        check_switches(settings(rl__advantage__sample_multiple=0))
 
 
 def test_the_update_trains_on_a_multiple_of_the_contexts(start, batch, tmp_path):
     shards = batch
     split = [[halved(t) for t in shard] for shard in shards]
-    _, row, shares = learned_from(start, split, tmp_path / "run", rl_sample_multiple=13)
+    _, row, shares = learned_from(start, split, tmp_path / "run", rl__advantage__sample_multiple=13)
     for shard, share in zip(split, shares):
         n = len(all_contexts(shard)[0])
         assert len(share.trajectories) == n // 13 * 13 < n
@@ -152,7 +152,9 @@ def test_the_update_trains_on_a_multiple_of_the_contexts(start, batch, tmp_path)
 
 
 def test_trails_are_drawn_by_their_share_with_worlds_of_their_own(start):
-    config = settings(rl_trail_share=0.4, rl_trail_pages=5, rl_questions=200)
+    config = settings(
+        rl__curriculum__trail_share=0.4, rl__curriculum__trail_pages=5, rl__questions=200
+    )
     questions = Questions(config, start.world, Names.from_world(start.world))
     tasks, worlds = questions.draw(0, grpo.Curriculum(SKILLS))
     trails = [task for task in tasks if task.kind == "trail"]
@@ -168,5 +170,7 @@ def test_without_trails_the_questions_are_those_of_before(start):
     names = Names.from_world(start.world)
     curriculum = grpo.Curriculum(SKILLS)
     plain = Questions(settings(), start.world, names).draw(3, curriculum)[0]
-    other = Questions(settings(rl_trail_pages=99), start.world, names).draw(3, curriculum)[0]
+    other = Questions(settings(rl__curriculum__trail_pages=99), start.world, names).draw(
+        3, curriculum
+    )[0]
     assert plain == other and not any(task.kind == "trail" for task in plain)

@@ -10,9 +10,9 @@ import pytest
 
 from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
+from drlib.demonstrations.actions import ActionData
+from drlib.demonstrations.agentfounder import ActionRows, memory_of_attempts, recalled
 from drlib.files import read_json_lines
-from drlib.synthesis.action_rows import ActionRows, memory_of_attempts, recalled
-from drlib.synthesis.actions import ActionData
 from drlib.training import data, pretrain, sft, stages
 from drlib.training.batches import mixed
 from drlib.training.ranks import Ranks
@@ -22,14 +22,14 @@ from tests.loop_examples import build_stages
 
 FILTERS = ("correct", "funnel", "none")
 SMALL = {
-    "hidden": 32,
-    "head_dim": 8,
-    "layers": 2,
-    "expert_hidden": 16,
-    "cpt_steps": 1,
-    "sft_steps": 2,
-    "sft_replay_share": 0.0,
-    "demonstrations": 300,
+    "model.hidden": 32,
+    "model.head_dim": 8,
+    "model.layers": 2,
+    "model.expert_hidden": 16,
+    "pretrain.steps": 1,
+    "sft.steps": 2,
+    "sft.replay_share": 0.0,
+    "demonstrations.count": 300,
     "processes": 1,
 }
 
@@ -75,14 +75,14 @@ def test_the_funnel_takes_less_than_the_correct_attempts_and_says_why(runs):
 
 
 def test_the_filter_decides_what_is_trained_on(runs):
-    sizes = {name: trained(runs, demonstration_filter=name)["pool"] for name in FILTERS}
+    sizes = {name: trained(runs, sft__filter=name)["pool"] for name in FILTERS}
     config = Config.load("ci", **SMALL)
     pool = stages.folder("demonstrations", config, runs)
     assert sizes == {name: len(data.read_episodes(pool, name)) for name in FILTERS}
 
 
 def test_loss_on_all_tokens_is_loss_on_those_of_questions_and_tools_too(runs):
-    own, everything = (trained(runs, sft_loss_on=which) for which in ("own", "all"))
+    own, everything = (trained(runs, sft__loss_on=which) for which in ("own", "all"))
     assert own["tokens"] == everything["tokens"]  # the same samples in the same order
     assert own["loss_tokens"] < 0.6 * own["tokens"]
     # all but each sample's first, which nothing before it predicts
@@ -101,7 +101,7 @@ def attempts(runs):
 def test_rounds_are_added_to_the_attempts_each_with_its_state(attempts):
     episodes, chat = attempts
     plain, _ = sft.length_pools(episodes, chat, Config.load("ci"))
-    pool, same = sft.length_pools(episodes, chat, Config.load("ci", sft_rounds=True))
+    pool, same = sft.length_pools(episodes, chat, Config.load("ci", sft__rounds=True))
     assert pool == same and pool[: len(plain)] == plain
     turns = sum(m["role"] == "assistant" for e in episodes for m in e["messages"])
     rounds = pool[len(plain) :]
@@ -117,18 +117,18 @@ def test_rounds_are_added_to_the_attempts_each_with_its_state(attempts):
 def test_two_length_stages_show_short_attempts_first(attempts):
     episodes, chat = attempts
     (plain, _), short = sft.length_pools(episodes, chat, Config.load("ci")), 110
-    early, late = sft.length_pools(episodes, chat, Config.load("ci", sft_short_tokens=short))
+    early, late = sft.length_pools(episodes, chat, Config.load("ci", sft__short_tokens=short))
     assert early == [sample for sample in plain if len(sample) <= short]
     longer = [sample for sample in plain if len(sample) > short]
     assert late[: len(longer)] == longer and len(longer) > 20
     again = late[len(longer) :]
     assert len(again) == round(0.1 * len(longer)) and all(sample in early for sample in again)
-    with pytest.raises(ValueError, match="sft_short_tokens=9: attempts have .* tokens"):
-        sft.length_pools(episodes, chat, Config.load("ci", sft_short_tokens=9))
+    with pytest.raises(ValueError, match="sft.short_tokens=9: attempts have .* tokens"):
+        sft.length_pools(episodes, chat, Config.load("ci", sft__short_tokens=9))
 
 
 def test_the_stage_trains_on_each_length_in_its_time(runs):
-    changes = {"sft_steps": 5, "sft_short_tokens": 110, "sft_loss_on": "all"}
+    changes = {"sft.steps": 5, "sft.short_tokens": 110, "sft.loss_on": "all"}
     config = Config.load("ci", **SMALL | changes)
     path = stages.folder("sft", config, runs)
     sft.sft(config, path, Ranks())
@@ -162,21 +162,21 @@ def test_pre_training_mixes_the_rows_of_agent_founder_by_their_shares(attempts):
         for s in itertools.islice(ActionData(names, chat, 2).stream("k"), 300)
     ]
     assert texts() == plain, "without a share nothing changes"
-    mixture = texts(cpt_fas_share=0.2, cpt_has_share=0.3)
+    mixture = texts(pretrain__first_order_share=0.2, pretrain__higher_order_share=0.3)
     widened = sum("I will choose option" in text for text in mixture)
     assert widened / 300 == pytest.approx(0.3, abs=0.08)
     assert sum("My decision is" in text for text in mixture) == widened
     left = [text for text in mixture if text in plain]
     assert len(left) / 300 == pytest.approx(0.5, abs=0.08)
-    everything = texts(60, cpt_has_share=1.0)
+    everything = texts(60, pretrain__higher_order_share=1.0)
     assert all("My decision is" in text for text in everything)
     # what the judge rejects, such as an answer without a look-up, is no row
-    first_order = texts(200, cpt_fas_share=1.0)
+    first_order = texts(200, pretrain__first_order_share=1.0)
     assert not any("I know this." in text for text in first_order)
     drafts = sum("Draft: " in text for text in first_order)
     assert 20 < drafts < 180
     with pytest.raises(ValueError, match="more than all documents"):
-        texts(cpt_fas_share=0.6, cpt_has_share=0.5)
+        texts(pretrain__first_order_share=0.6, pretrain__higher_order_share=0.5)
 
 
 def test_first_order_rows_can_be_asked_from_the_memory_of_attempts(attempts):
@@ -210,10 +210,14 @@ def test_first_order_rows_can_be_asked_from_the_memory_of_attempts(attempts):
     made = list(rows._first_order(world, random.Random(7)))
     assert made and {row.entity_ids[0] for row in made} <= shown
     assert {row.entity_ids[0] for row in made} < set(world.entities)
-    of_graph = documents_of(chat, names, cpt_fas_share=1.0)
-    of_memory = documents_of(chat, names, cpt_fas_share=1.0, cpt_fas_questions="memory")
+    of_graph = documents_of(chat, names, pretrain__first_order_share=1.0)
+    of_memory = documents_of(
+        chat, names, pretrain__first_order_share=1.0, pretrain__first_order_questions="memory"
+    )
     assert of_graph != of_memory
-    assert documents_of(chat, names, cpt_fas_questions="memory") == documents_of(chat, names)
+    assert documents_of(chat, names, pretrain__first_order_questions="memory") == documents_of(
+        chat, names
+    )
 
 
 def told(episode):

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from drlib.chat.template import ChatIds, train_tokenizer
 from drlib.chat.tool_calls import render_answer, render_call
+from drlib.demonstrations.actions import Sample, episode_sample
+from drlib.demonstrations.episodes import from_trajectories, managed
 from drlib.models.moe import PolicyShape, build_policy, load_policy, save_policy
-from drlib.synthesis.actions import Sample, episode_sample
-from drlib.synthesis.demonstrations import from_trajectories, managed
 from drlib.task import Task
 from drlib.training.sft_trl import IGNORED, sft_dataset, train, trainer_of
 from drlib.trajectory import Termination, Trajectory

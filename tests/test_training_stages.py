@@ -27,23 +27,23 @@ from tests import loop_examples
 from tests.stage_processes import build_stage, start_stage
 
 SMALL = {
-    "hidden": 32,
-    "layers": 2,
-    "heads": 4,
-    "head_dim": 8,
-    "expert_hidden": 16,
-    "experts": 4,
-    "cpt_steps": 6,
-    "cpt_batch_tokens": 1024,
-    "sft_steps": 4,
-    "sft_batch_tokens": 1024,
-    "rl_steps": 4,
-    "rl_questions": 4,
-    "rl_group": 2,
-    "max_turn_tokens": 24,
-    "max_calls": 2,
-    "demonstrations": 60,
-    "checkpoint_every": 2,
+    "model.hidden": 32,
+    "model.layers": 2,
+    "model.heads": 4,
+    "model.head_dim": 8,
+    "model.expert_hidden": 16,
+    "model.experts": 4,
+    "pretrain.steps": 6,
+    "pretrain.batch_tokens": 1024,
+    "sft.steps": 4,
+    "sft.batch_tokens": 1024,
+    "rl.steps": 4,
+    "rl.questions": 4,
+    "rl.group": 2,
+    "rollout.max_turn_tokens": 24,
+    "rollout.max_calls": 2,
+    "demonstrations.count": 60,
+    "trainer.checkpoint_every": 2,
     "processes": 1,
 }
 
@@ -119,7 +119,7 @@ def wait_for_step(path, step, seconds=300):
 @pytest.mark.parametrize(("name", "kill_at"), [("cpt", 3), ("rl", 3)])
 def test_killed_and_resumed_reaches_the_same_weights_bit_for_bit(runs, tmp_path, name, kill_at):
     """SIGKILL after a step that no checkpoint covers; more steps than the fixture, so it is new."""
-    settings = config(cpt_steps=7) if name == "cpt" else live(rl_steps=5, rl_questions=4)
+    settings = config(pretrain__steps=7) if name == "cpt" else live(rl__steps=5, rl__questions=4)
     before = ("world", "untrained") if name == "cpt" else ("world",)
     for target in (tmp_path / "whole", tmp_path / "killed"):
         link_inputs(runs, target, settings, *before)
@@ -142,11 +142,11 @@ def test_killed_and_resumed_reaches_the_same_weights_bit_for_bit(runs, tmp_path,
 
 
 EVERY_RANK = {
-    "rl_advantage": "batch_normalized",
-    "rl_minibatches": 2,
-    "rl_correction": "truncate",
-    "rl_kl_coef": 0.01,
-    "router_bias_rate": 0.01,
+    "rl.advantage.estimator": "batch_normalized",
+    "rl.minibatches": 2,
+    "rl.loss.correction": "truncate",
+    "rl.loss.kl_coef": 0.01,
+    "trainer.router_bias_rate": 0.01,
 }
 
 
@@ -157,7 +157,7 @@ EVERY_RANK = {
 )
 def test_two_processes_give_the_bits_of_one(runs, tmp_path, name, switches):
     settings = (
-        config(cpt_steps=3) if name == "cpt" else live(rl_steps=5, rl_questions=4, **switches)
+        config(pretrain__steps=3) if name == "cpt" else live(rl__steps=5, rl__questions=4, **switches)
     )
     for target in (tmp_path / "one", tmp_path / "two"):
         link_inputs(runs, target, settings, "world", *(["untrained"] if name == "cpt" else []))
@@ -176,7 +176,7 @@ def test_two_processes_give_the_bits_of_one(runs, tmp_path, name, switches):
         assert torch.equal(value, expected[key]), key
 
 
-CURATED = {"rl_pool": 8, "rl_curation_every": 2, "rl_steps": 4}
+CURATED = {"rl.curriculum.pool": 8, "rl.curriculum.curation_every": 2, "rl.steps": 4}
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_four_processes_share_the_two_shards(runs, tmp_path, name, changes):
     rounding: sooner or later a token at the edge of another's probability falls on its other side
     (in the third step of RL here), and the runs part. The balance loss is off: it is not linear in
     its batch (5e-3 apart with it)."""
-    settings = config(cpt_steps=3) if name == "cpt" else live(rl_steps=2, rl_questions=8)
-    settings = settings.derive(balance_coef=0.0, **changes)
+    settings = config(pretrain__steps=3) if name == "cpt" else live(rl__steps=2, rl__questions=8)
+    settings = settings.derive(trainer__balance_coef=0.0, **changes)
     for target in ("two", "four"):
         before = ["untrained"] if name == "cpt" else []
         link_inputs(runs, tmp_path / target, settings, "world", *before)
@@ -220,7 +220,7 @@ def test_three_processes_cannot_share_two_shards(monkeypatch):
 
 
 def test_interrupted_stage_leaves_a_checkpoint_no_orphan_and_goes_on(runs, tmp_path):
-    settings = config(cpt_steps=400)
+    settings = config(pretrain__steps=400)
     link_inputs(runs, tmp_path, settings, "world", "untrained")
     final = stages.folder("cpt", settings, tmp_path)
     partial = final.with_name(final.name + ".partial")
@@ -245,7 +245,7 @@ def test_interrupted_stage_leaves_a_checkpoint_no_orphan_and_goes_on(runs, tmp_p
 
 
 def test_full_disk_names_the_file_and_leaves_no_part_of_it(runs, tmp_path):
-    settings = config(cpt_steps=2)
+    settings = config(pretrain__steps=2)
     link_inputs(runs, tmp_path, settings, "world", "untrained")
     result = build_stage("cpt", settings, tmp_path, room=50_000)
     assert result.returncode != 0
@@ -268,7 +268,7 @@ def test_half_written_folder_is_not_taken_for_a_finished_one(runs, tmp_path):
 
 
 def test_truncated_checkpoint_is_named_with_its_remedy(runs, tmp_path):
-    settings = config(cpt_steps=5)
+    settings = config(pretrain__steps=5)
     link_inputs(runs, tmp_path, settings, "world", "untrained")
     final = stages.folder("cpt", settings, tmp_path)
     partial = RunFolder(final, stages.settings_of("cpt", settings)).path
@@ -279,7 +279,7 @@ def test_truncated_checkpoint_is_named_with_its_remedy(runs, tmp_path):
 
 
 def test_equal_settings_share_a_folder_and_other_ones_do_not(tmp_path):
-    a, b = config(), config(rl_steps=9)
+    a, b = config(), config(rl__steps=9)
     assert stages.folder("sft", a, tmp_path) == stages.folder("sft", b, tmp_path)
     assert stages.folder("rl", a, tmp_path) != stages.folder("rl", b, tmp_path)
     assert stages.folder("rl", a, tmp_path) != stages.folder("rl_random_reward", a, tmp_path)
@@ -289,7 +289,7 @@ def test_equal_settings_share_a_folder_and_other_ones_do_not(tmp_path):
 
 
 def test_random_reward_stage_draws_the_same_questions_with_another_reward(runs):
-    settings = live(rl_steps=1)
+    settings = live(rl__steps=1)
     folder = stages.folder("rl_random_reward", settings, runs)
     random = stages.config_of("rl_random_reward", settings)
     metrics = grpo.grpo(random, folder, Ranks())
@@ -301,7 +301,7 @@ def test_random_reward_stage_draws_the_same_questions_with_another_reward(runs):
 def test_evaluation_asks_the_same_in_the_same_order_on_any_number_of_processes(
     runs, tmp_path, processes
 ):
-    settings = config(eval_questions=3, eval_samples=2)
+    settings = config(evaluation__questions=3, evaluation__samples=2)
     for name in ("world", "untrained", "demonstrations", "cpt", "sft"):
         target = stages.folder(name, settings, tmp_path)
         target.parent.mkdir(exist_ok=True)

@@ -60,7 +60,7 @@ def test_the_clock_counts_updates_where_the_engine_counts_hand_overs(batch):
 def test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since(start, tmp_path):
     """With two stale steps the engine has the weights of steps 0, 0, 0, 3; what is more than an
     update behind is not trained on."""
-    step = start.step(settings(rl_staleness=2, rl_max_age=1, rl_lr=2e-3), tmp_path / "run")
+    step = start.step(settings(rl__off_policy__staleness=2, rl__filter__max_age=1, rl__lr=2e-3), tmp_path / "run")
     ages, updates = [], 0
     for number in range(4):
         before, now = flat(step.model), step.clock.now
@@ -78,7 +78,7 @@ def test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since(start, tmp_pa
 
 
 def test_a_step_without_an_update_makes_nothing_older(start, batch, tmp_path):
-    step = start.step(settings(rl_minibatches=2), tmp_path / "run")
+    step = start.step(settings(rl__minibatches=2), tmp_path / "run")
     step._learn(only_dead(batch), 0)
     assert step.clock.now == 0
     row = step._learn(batch, 1)
@@ -87,7 +87,7 @@ def test_a_step_without_an_update_makes_nothing_older(start, batch, tmp_path):
 
 def test_stale_rollouts_leave_loss_and_baseline(start, batch, tmp_path):
     """To the bit: the update is the one of the others alone, whose siblings they no longer are."""
-    config = settings(rl_staleness=4, rl_max_age=2)
+    config = settings(rl__off_policy__staleness=4, rl__filter__max_age=2)
     stale = [{*range(0, len(shard), 5)} for shard in batch]
     assert any(batch[0][i].reward for i in stale[0])
     mixed = [
@@ -134,7 +134,7 @@ def damaged(batch):
 
 def test_a_group_that_lost_less_than_half_is_filled_and_another_left_out(damaged):
     shard, filled, lost = damaged
-    config = settings(rl_overlong="keep", rl_repair_groups=True)
+    config = settings(rl__filter__overlong="keep", rl__filter__repair_groups=True)
     advantages, weights, report = grpo.advantages_of(shard, config)
     rest = [i for i in range(len(shard)) if i not in {*filled, *lost}]
     assert weights[filled].tolist() == [2, 2, 1, 1, 0, 0]  # as many as the group had
@@ -149,14 +149,14 @@ def test_a_group_that_lost_less_than_half_is_filled_and_another_left_out(damaged
     assert advantages[filled].tolist() == pytest.approx([*by_hand, 0, 0])
 
     # without it both train with what is left of them
-    _, usual, report = grpo.advantages_of(shard, config.derive(rl_repair_groups=False))
+    _, usual, report = grpo.advantages_of(shard, config.derive(rl__filter__repair_groups=False))
     assert usual[filled].tolist() == [1, 1, 1, 1, 0, 0] and usual[lost].sum() == 3
     assert report["lost"] == {}
 
 
 def test_a_copy_by_weight_has_the_gradient_of_a_copy(start, damaged):
     shard, filled, _ = damaged
-    config = settings(rl_overlong="keep", rl_repair_groups=True, balance_coef=0.0)
+    config = settings(rl__filter__overlong="keep", rl__filter__repair_groups=True, trainer__balance_coef=0.0)
     advantages, weights, _ = grpo.advantages_of(shard, config)
     twice = [*range(len(shard)), *filled[:2]]
     ones = (weights > 0).float()
@@ -176,7 +176,7 @@ def test_a_copy_by_weight_has_the_gradient_of_a_copy(start, damaged):
 def test_groups_lose_stale_rollouts_too_and_whole_groups_are_none_repaired(batch):
     clock = Clock()
     clock.load_state_dict({"updates": 6, "versions": [0, 6]})
-    config = settings(rl_staleness=1, rl_max_age=1, rl_repair_groups=True)
+    config = settings(rl__off_policy__staleness=1, rl__filter__max_age=1, rl__filter__repair_groups=True)
     shard = [of_version(t, int(i not in (0, 6, 7, 8))) for i, t in enumerate(batch[0])]
     ones = torch.ones(len(shard))
     weights, valid, columns = without_lost(shard, ones, ones > 0, config, clock)
@@ -186,13 +186,13 @@ def test_groups_lose_stale_rollouts_too_and_whole_groups_are_none_repaired(batch
 
 
 def test_the_row_counts_the_repaired_groups_of_all_shards(start, damaged, batch, tmp_path):
-    step = start.step(settings(rl_repair_groups=True), tmp_path / "run")
+    step = start.step(settings(rl__filter__repair_groups=True), tmp_path / "run")
     row = step._learn([damaged[0], batch[1]], 0)
     assert (row["repaired_groups"], row["lost_groups"], row["updates"]) == (1, 1, 1)
 
 
 def test_an_age_that_nothing_can_have_is_refused():
-    with pytest.raises(ValueError, match="rl_max_age=2: every rollout.*set rl_staleness or rl_re"):
-        check_switches(settings(rl_max_age=2))
-    check_switches(settings(rl_max_age=2, rl_staleness=1))
-    check_switches(settings(rl_max_age=2, rl_replay_groups=2))
+    with pytest.raises(ValueError, match="rl.filter.max_age=2: every rollout.*set rl.off_policy.staleness or rl_re"):
+        check_switches(settings(rl__filter__max_age=2))
+    check_switches(settings(rl__filter__max_age=2, rl__off_policy__staleness=1))
+    check_switches(settings(rl__filter__max_age=2, rl__off_policy__replay_groups=2))

@@ -21,7 +21,7 @@ from tests.stage_processes import build_stage
 start = cold_start
 batch = a_batch
 
-SMALL = {"rl_questions": 4, "rl_lr": 2e-3}
+SMALL = {"rl.questions": 4, "rl.lr": 2e-3}
 TRAINED = {"trained_share": 1.0}
 
 
@@ -38,14 +38,14 @@ def shown(step, outcomes=(), **row):
 
 
 def test_the_weight_follows_the_rule_and_counts_from_the_next_step(start, tmp_path):
-    step = stepping(start, tmp_path, rl_kl_coef=0.1, rl_kl_target=0.02)
+    step = stepping(start, tmp_path, rl__loss__kl_coef=0.1, rl__callbacks__kl_target=0.02)
     seen = [shown(step, kl=kl)["kl_coef"] for kl in (0.03, 0.031, 0.02, 0.0134, 0.0133, -0.001)]
     assert seen == pytest.approx([0.1, 0.1, 0.2, 0.2, 0.2, 0.1])
     assert step.steering.kl_coef == pytest.approx(0.05)
 
 
 def test_a_step_that_trained_on_nothing_leaves_the_weight(start, tmp_path):
-    step = stepping(start, tmp_path, rl_kl_coef=0.1, rl_kl_target=0.02)
+    step = stepping(start, tmp_path, rl__loss__kl_coef=0.1, rl__callbacks__kl_target=0.02)
     assert shown(step, kl=0.0, trained_share=0.0) == {"kl_coef": 0.1}
     assert step.steering.kl_coef == 0.1
 
@@ -53,7 +53,7 @@ def test_a_step_that_trained_on_nothing_leaves_the_weight(start, tmp_path):
 @pytest.mark.parametrize(("target", "factor"), [(10.0, 0.5), (1e-9, 2.0)])
 def test_the_loop_steers_by_the_logged_kl(start, tmp_path, target, factor):
     """Nothing is far from its reference by 10 nats, and anything that has learned by 1e-9."""
-    step = stepping(start, tmp_path, rl_kl_coef=0.1, rl_kl_target=target, rl_overlong="keep")
+    step = stepping(start, tmp_path, rl__loss__kl_coef=0.1, rl__callbacks__kl_target=target, rl__filter__overlong="keep")
     rows = [step.take(number)[0] for number in range(4)]
     for one, following in zip(rows, rows[1:]):
         change = 2.0 if one["kl"] > 1.5 * target else 0.5 if one["kl"] < target / 1.5 else 1.0
@@ -62,14 +62,14 @@ def test_the_loop_steers_by_the_logged_kl(start, tmp_path, target, factor):
 
 
 def test_the_steered_weight_is_the_loss_s(start, batch, tmp_path):
-    switches = {"rl_minibatches": 2, "rl_lr": 2e-3}
-    half, _ = learned(start, batch, tmp_path / "half", rl_kl_coef=2.0, **switches)
-    config = settings(rl_kl_coef=4.0, rl_kl_target=1.0, **switches)
+    switches = {"rl.minibatches": 2, "rl.lr": 2e-3}
+    half, _ = learned(start, batch, tmp_path / "half", rl__loss__kl_coef=2.0, **switches)
+    config = settings(rl__loss__kl_coef=4.0, rl__callbacks__kl_target=1.0, **switches)
     step = start.step(config, tmp_path / "steered")
     shown(step, kl=0.0)
     step._learn(batch, 0)
     assert torch.equal(flat(step.model), half)
-    whole, _ = learned(start, batch, tmp_path / "whole", rl_kl_coef=4.0, **switches)
+    whole, _ = learned(start, batch, tmp_path / "whole", rl__loss__kl_coef=4.0, **switches)
     assert not torch.equal(whole, half)
 
 
@@ -77,7 +77,7 @@ def test_the_steered_weight_is_the_loss_s(start, batch, tmp_path):
 
 
 def test_the_reference_moves_on_its_step_and_on_no_other(start, tmp_path):
-    step = stepping(start, tmp_path, rl_kl_coef=0.01, rl_reference_every=2)
+    step = stepping(start, tmp_path, rl__loss__kl_coef=0.01, rl__callbacks__reference_every=2)
     expected, ages = flat(start.policy), []
     for number in range(4):
         ages.append(step.take(number)[0]["reference_age"])
@@ -90,7 +90,7 @@ def test_the_reference_moves_on_its_step_and_on_no_other(start, tmp_path):
 
 
 def test_a_part_of_the_old_reference_is_kept(start, tmp_path):
-    step = stepping(start, tmp_path, rl_kl_coef=0.01, rl_reference_every=1, rl_reference_decay=0.75)
+    step = stepping(start, tmp_path, rl__loss__kl_coef=0.01, rl__callbacks__reference_every=1, rl__callbacks__reference_decay=0.75)
     step.take(0)
     mean = 0.75 * flat(start.policy) + 0.25 * flat(step.model)
     assert not torch.equal(flat(step.model), flat(start.policy))
@@ -98,19 +98,19 @@ def test_a_part_of_the_old_reference_is_kept(start, tmp_path):
 
 
 EVERYTHING = {
-    "rl_kl_coef": 0.05,
-    "rl_kl_target": 0.001,
-    "rl_reference_every": 2,
-    "rl_reference_decay": 0.25,
-    "rl_reset_patience": 1,
-    "rl_validate_every": 1,
-    "rl_drift_factor": 0.5,
-    "rl_world_change": 2,
+    "rl.loss.kl_coef": 0.05,
+    "rl.callbacks.kl_target": 0.001,
+    "rl.callbacks.reference_every": 2,
+    "rl.callbacks.reference_decay": 0.25,
+    "rl.callbacks.reset_patience": 1,
+    "rl.callbacks.validate_every": 1,
+    "rl.callbacks.drift_factor": 0.5,
+    "rl.callbacks.world_change": 2,
 }
 RESUMED = {
     "everything": EVERYTHING,
-    "a moved reference": {"rl_kl_coef": 0.05, "rl_reference_every": 2},
-    "resets alone": {"rl_reset_patience": 2, "rl_validate_every": 1},
+    "a moved reference": {"rl.loss.kl_coef": 0.05, "rl.callbacks.reference_every": 2},
+    "resets alone": {"rl.callbacks.reset_patience": 2, "rl.callbacks.validate_every": 1},
 }
 
 
@@ -129,13 +129,13 @@ def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
             references.append(copy.deepcopy(step.reference and flat(step.reference)))
             return step(number)
 
-        step.run.loop(take, config.rl_steps, config.checkpoint_every, step.extra)
+        step.run.loop(take, config.rl.steps, config.trainer.checkpoint_every, step.extra)
         return flat(step.model), references, step.steering.state_dict()
 
     weights, references, state = go_on("whole", power_cut_at=3)
     resumed, later, again = go_on("cut")
     assert torch.equal(resumed, weights) and not torch.equal(weights, flat(start.policy))
-    if config.rl_reference_every:
+    if config.rl.callbacks.reference_every:
         assert not torch.equal(later[0], flat(start.policy))
         assert all(torch.equal(a, b) for a, b in zip(later, references[2:], strict=True))
         for key, value in state.pop("reference").items():
@@ -153,7 +153,7 @@ def metrics_of(folder):
 
 
 def test_two_processes_give_the_bits_of_one(tmp_path):
-    config = settings(rl_steps=4, **SMALL, **EVERYTHING)
+    config = settings(rl__steps=4, **SMALL, **EVERYTHING)
     found = []
     for processes in (1, 2):
         runs = tmp_path / str(processes)
@@ -182,7 +182,7 @@ def test_a_validation_is_the_mean_over_skills_by_hand():
 
 @pytest.mark.parametrize("coef", [0.0, 0.05])
 def test_a_reset_clears_adam_exactly_when_patience_is_over(start, batch, tmp_path, coef):
-    config = settings(rl_kl_coef=coef, rl_reset_patience=2, rl_validate_every=1, rl_lr=2e-3)
+    config = settings(rl__loss__kl_coef=coef, rl__callbacks__reset_patience=2, rl__callbacks__validate_every=1, rl__lr=2e-3)
     step = start.step(config, tmp_path / "run")
     step._learn(batch, 0)
     adam = step.optimizers.parts["adam"]
@@ -204,7 +204,7 @@ def test_a_reset_clears_adam_exactly_when_patience_is_over(start, batch, tmp_pat
 
 
 def test_after_a_reset_adam_goes_on_as_a_new_one(start, batch, tmp_path):
-    config = settings(rl_reset_patience=1, rl_validate_every=1)
+    config = settings(rl__callbacks__reset_patience=1, rl__callbacks__validate_every=1)
     step = start.step(config, tmp_path / "run")
     step._learn(batch, 0)
     twin = start.step(config, tmp_path / "twin", step.model)
@@ -216,7 +216,7 @@ def test_after_a_reset_adam_goes_on_as_a_new_one(start, batch, tmp_path):
 
 
 def test_the_loop_resets_by_its_own_validations(start, tmp_path):
-    step = stepping(start, tmp_path, rl_reset_patience=1, rl_validate_every=2, rl_steps=8)
+    step = stepping(start, tmp_path, rl__callbacks__reset_patience=1, rl__callbacks__validate_every=2, rl__steps=8)
     best, resets = None, 0
     window, known = {}, {}
     for number in range(8):
@@ -242,10 +242,10 @@ def test_the_loop_resets_by_its_own_validations(start, tmp_path):
 
 def test_off_there_is_no_column_and_watching_alone_changes_no_bit(start, tmp_path):
     watching = {
-        "rl_drift_factor": 0.5,
-        "rl_reset_patience": 100,
-        "rl_world_change": 100,
-        "rl_validate_every": 1,
+        "rl.callbacks.drift_factor": 0.5,
+        "rl.callbacks.reset_patience": 100,
+        "rl.callbacks.world_change": 100,
+        "rl.callbacks.validate_every": 1,
     }
     ends, columns = [], []
     for name, switches in {"off": {}, "watching": watching}.items():
@@ -263,14 +263,14 @@ def test_off_there_is_no_column_and_watching_alone_changes_no_bit(start, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rl_kl_target": 0.1}, "rl_kl_target steers rl_kl_coef"),
-        ({"rl_kl_target": 0.1, "rl_kl_coef": 1e-7}, r"rl_kl_coef, as rl_kl_target .* \[1e-6"),
-        ({"rl_reference_every": 5}, "rl_reference_every moves the reference.*set rl_kl_coef"),
-        ({"rl_reference_decay": 0.5}, "rl_reference_decay says how rl_reference_every"),
-        ({"rl_reference_decay": 1.0}, r"rl_reference_decay must be in \[0, 1\)"),
-        ({"rl_validate_every": 0}, "rl_validate_every must be at least 1"),
-        ({"rl_drift_factor": 0.0}, r"rl_drift_factor must be in \(0, 1\]"),
-        ({"rl_drift_factor": 1.5}, r"rl_drift_factor must be in \(0, 1\]"),
+        ({"rl.callbacks.kl_target": 0.1}, "rl.callbacks.kl_target steers rl.loss.kl_coef"),
+        ({"rl.callbacks.kl_target": 0.1, "rl.loss.kl_coef": 1e-7}, r"rl.loss.kl_coef, as rl.callbacks.kl_target .* \[1e-6"),
+        ({"rl.callbacks.reference_every": 5}, "rl.callbacks.reference_every moves the reference.*set rl.loss.kl_coef"),
+        ({"rl.callbacks.reference_decay": 0.5}, "rl.callbacks.reference_decay says how rl.callbacks.reference_every"),
+        ({"rl.callbacks.reference_decay": 1.0}, r"rl.callbacks.reference_decay must be in \[0, 1\)"),
+        ({"rl.callbacks.validate_every": 0}, "rl.callbacks.validate_every must be at least 1"),
+        ({"rl.callbacks.drift_factor": 0.0}, r"rl.callbacks.drift_factor must be in \(0, 1\]"),
+        ({"rl.callbacks.drift_factor": 1.5}, r"rl.callbacks.drift_factor must be in \(0, 1\]"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(changes, message):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from drlib.config import Config
+from drlib.questions.chains import PYTHON_KINDS
 from drlib.rl.resampling import error_penalty, format_penalty
-from drlib.synthesis.questions import PYTHON_KINDS
 from drlib.training import grpo
 from drlib.training.switches import check_switches
 from drlib.trajectory import Termination
@@ -25,89 +25,92 @@ batch = a_batch
 # is the one that sampled, those that must change the weights, and those that say how rollouts are
 # made, which have tests of their own below.
 ON_POLICY = {
-    "rl_clip": "none",
-    "rl_epsilon_low": 0.01,
-    "rl_epsilon_high": 0.01,
-    "rl_level": "sequence",
+    "rl.loss.clip": "none",
+    "rl.loss.epsilon_low": 0.01,
+    "rl.loss.epsilon_high": 0.01,
+    "rl.loss.level": "sequence",
 }
 CHANGING = {
-    "rl_lr": {"rl_lr": 1e-4},
-    "rl_warmup_steps": {"rl_warmup_steps": 3},
-    "rl_overlong": {"rl_overlong": "keep"},
-    "rl_advantage": {"rl_advantage": "group_normalized"},
-    "rl_aggregate": {"rl_aggregate": "sequence"},
-    "rl_kl_coef": {"rl_kl_coef": 0.5, "rl_minibatches": 2},
-    "rl_correction": {"rl_correction": "mask", "rl_engine": "bfloat16"},
-    "rl_minibatches": {"rl_minibatches": 2},
-    "rl_drop_equal": {"rl_drop_equal": True},
-    "rl_hallucination": {"rl_hallucination": "exclude"},
+    "rl.lr": {"rl.lr": 1e-4},
+    "rl.warmup_steps": {"rl.warmup_steps": 3},
+    "rl.filter.overlong": {"rl.filter.overlong": "keep"},
+    "rl.advantage.estimator": {"rl.advantage.estimator": "group_normalized"},
+    "rl.loss.aggregate": {"rl.loss.aggregate": "sequence"},
+    "rl.loss.kl_coef": {"rl.loss.kl_coef": 0.5, "rl.minibatches": 2},
+    "rl.loss.correction": {"rl.loss.correction": "mask", "rl.off_policy.engine_dtype": "bfloat16"},
+    "rl.minibatches": {"rl.minibatches": 2},
+    "rl.filter.drop_equal": {"rl.filter.drop_equal": True},
+    "rl.filter.hallucination": {"rl.filter.hallucination": "exclude"},
 }
 ROLLING = {
-    "rl_questions": {"rl_questions": 4},
-    "rl_group": {"rl_group": 4},
-    "rl_python_share": {"rl_python_share": 1.0},
-    "rl_fictional_share": {"rl_fictional_share": 1.0, "rl_python_share": 0.0},
-    "rl_oversample": {"rl_oversample": 2, "rl_resample": "sort"},
-    "rl_resample": {"rl_oversample": 2, "rl_resample": "sample"},
-    "rl_engine": {"rl_engine": "bfloat16"},
-    "rl_reward": {"rl_reward": "random"},
-    "rl_temperature": {"rl_temperature": 1.5},
+    "rl.questions": {"rl.questions": 4},
+    "rl.group": {"rl.group": 4},
+    "rl.curriculum.python_share": {"rl.curriculum.python_share": 1.0},
+    "rl.curriculum.fictional_share": {
+        "rl.curriculum.fictional_share": 1.0,
+        "rl.curriculum.python_share": 0.0,
+    },
+    "rl.sampling.oversample": {"rl.sampling.oversample": 2, "rl.sampling.resample": "sort"},
+    "rl.sampling.resample": {"rl.sampling.oversample": 2, "rl.sampling.resample": "sample"},
+    "rl.off_policy.engine_dtype": {"rl.off_policy.engine_dtype": "bfloat16"},
+    "rl.reward.name": {"rl.reward.name": "random"},
+    "rl.temperature": {"rl.temperature": 1.5},
 }
 STEPS = 2  # the second is rolled out by what the first has learned
 ELSEWHERE = {
-    "rl_steps",
-    "rl_start",
-    "rl_staleness",
-    "rl_emergency_stop",
-    "rl_conditions",
+    "rl.steps",
+    "rl.start",
+    "rl.off_policy.staleness",
+    "rl.callbacks.emergency_stop",
+    "rl.curriculum.conditions",
     # tests/test_training_samples.py
-    "rl_agent",
-    "rl_baseline",
-    "rl_sample_multiple",
-    "rl_trail_share",
-    "rl_trail_pages",
+    "rl.agent",
+    "rl.advantage.baseline",
+    "rl.advantage.sample_multiple",
+    "rl.curriculum.trail_share",
+    "rl.curriculum.trail_pages",
     # tests/test_training_gradient.py
-    "rl_frugal_head",
+    "rl.loss.chunked_logprobs",
     # tests/test_training_flat_routes.py; with trainer=trl tests/test_training_real.py
-    "rl_routing",
+    "rl.off_policy.routing_replay",
     # tests/test_training_rewards.py
-    "rl_labels",
-    "rl_overlong_buffer",
-    "rl_adaptive_group",
-    "rl_draws",
-    "rl_duplicate",
-    "rl_pipeline",
-    "rl_low_weight",
+    "rl.reward.labels",
+    "rl.reward.overlong_buffer",
+    "rl.sampling.adaptive_group",
+    "rl.sampling.draws",
+    "rl.sampling.duplicate",
+    "rl.filter.pipeline",
+    "rl.filter.low_weight",
     # tests/test_training_tokens.py
-    "rl_top_entropy",
-    "rl_entropy_tokens",
-    "rl_entropy_scope",
-    "rl_denominator",
+    "rl.loss.top_entropy",
+    "rl.loss.entropy_tokens",
+    "rl.loss.entropy_scope",
+    "rl.loss.denominator",
     # tests/test_training_questions.py
-    "rl_curriculum",
-    "rl_mixture",
-    "rl_pool",
-    "rl_curation_every",
-    "rl_stages",
+    "rl.curriculum.weighting",
+    "rl.curriculum.mixture",
+    "rl.curriculum.pool",
+    "rl.curriculum.curation_every",
+    "rl.curriculum.stages",
     # tests/test_training_steering.py
-    "rl_kl_target",
-    "rl_reference_every",
-    "rl_reference_decay",
-    "rl_reset_patience",
-    "rl_validate_every",
-    "rl_drift_factor",
-    "rl_world_change",
+    "rl.callbacks.kl_target",
+    "rl.callbacks.reference_every",
+    "rl.callbacks.reference_decay",
+    "rl.callbacks.reset_patience",
+    "rl.callbacks.validate_every",
+    "rl.callbacks.drift_factor",
+    "rl.callbacks.world_change",
     # tests/test_training_replay.py
-    "rl_max_age",
-    "rl_repair_groups",
-    "rl_replay_groups",
-    "rl_replay_age",
+    "rl.filter.max_age",
+    "rl.filter.repair_groups",
+    "rl.off_policy.replay_groups",
+    "rl.off_policy.replay_age",
     # below, beside what they are switches of
-    "rl_kl_estimator",
-    "rl_kl_unbiased",
-    "rl_correction_low",
-    "rl_correction_high",
-    "rl_correction_level",
+    "rl.loss.kl_estimator",
+    "rl.loss.kl_unbiased",
+    "rl.loss.correction_low",
+    "rl.loss.correction_high",
+    "rl.loss.correction_level",
 }
 
 
@@ -133,7 +136,7 @@ def test_on_policy_a_switch_of_the_ratio_has_the_recipe_s_weights(
 
 @pytest.mark.parametrize("name", ON_POLICY)
 def test_off_policy_the_same_switch_changes_them(start, batch, tmp_path, name):
-    switches = {"rl_minibatches": 4, "rl_lr": 2e-3}
+    switches = {"rl.minibatches": 4, "rl.lr": 2e-3}
     usual, _ = learned(start, batch, tmp_path / "usual", **switches)
     weights, _ = learned(start, batch, tmp_path / "run", **switches, **{name: ON_POLICY[name]})
     assert not torch.equal(weights, usual)
@@ -142,9 +145,9 @@ def test_off_policy_the_same_switch_changes_them(start, batch, tmp_path, name):
 @pytest.mark.parametrize("name", CHANGING)
 def test_a_switch_changes_the_weights(start, batch, recipe, tmp_path, name):
     shards = batch
-    if name == "rl_hallucination":  # a success after a response that the policy wrote itself
+    if name == "rl.filter.hallucination":  # a success after a response that the policy wrote itself
         shards = [[*map(hallucinating, shard)] for shard in batch]
-    if name == "rl_overlong":
+    if name == "rl.filter.overlong":
         assert any(
             t.termination == Termination.LENGTH and not t.reward for t in batch[0] + batch[1]
         )
@@ -170,23 +173,23 @@ def test_a_switch_of_the_rollouts_changes_them_and_is_learned_from(start, recipe
         updates += metrics["updates"]
         trajectories += made
     assert updates >= 1 and flat(step.model).isfinite().all()
-    group = config.rl_group * config.rl_oversample
-    assert len(trajectories) == STEPS * config.rl_questions * group
-    if name == "rl_python_share":
+    group = config.rl.group * config.rl.sampling.oversample
+    assert len(trajectories) == STEPS * config.rl.questions * group
+    if name == "rl.curriculum.python_share":
         assert {t.metadata["skill"] for t in trajectories} <= set(PYTHON_KINDS)
-    if name == "rl_fictional_share":
+    if name == "rl.curriculum.fictional_share":
         assert start.world.version not in {t.world_version for t in trajectories}
-    if name == "rl_reward":
+    if name == "rl.reward.name":
         assert {t.reward for t in trajectories} == {0.0, 1.0}
         differ = [t for t in trajectories if t.reward != t.reward_parts["correct"]]
         assert 0.3 < len(differ) / len(trajectories) < 0.7
-    if name in ("rl_engine", "rl_temperature"):
-        assert metrics["logp_gap"] < (0.2 if name == "rl_engine" else 1e-5)
-        assert (metrics["logp_gap"] > 1e-4) == (name == "rl_engine")
+    if name in ("rl.off_policy.engine_dtype", "rl.temperature"):
+        assert metrics["logp_gap"] < (0.2 if name == "rl.off_policy.engine_dtype" else 1e-5)
+        assert (metrics["logp_gap"] > 1e-4) == (name == "rl.off_policy.engine_dtype")
 
 
 def test_the_learning_rate_falls_over_the_second_half_of_the_steps(start, batch, tmp_path):
-    step = start.step(settings(rl_steps=4), tmp_path / "run")
+    step = start.step(settings(rl__steps=4), tmp_path / "run")
     factors = [step._learn(batch, number)["lr_factor"] for number in range(4)]
     assert factors == pytest.approx([1.0, 1.0, 1.0, 0.1 + 0.9 / 2])
 
@@ -194,7 +197,13 @@ def test_the_learning_rate_falls_over_the_second_half_of_the_steps(start, batch,
 def test_group_mean_is_leave_one_out_made_smaller(start, batch, tmp_path):
     """(G - 1) / G times as large, so the gradient is too; Adam hides it, the norm does not."""
     loo = learned(start, batch, tmp_path / "a", balance_coef=0.0)[1]["grad_norm"]
-    mean = learned(start, batch, tmp_path / "b", balance_coef=0.0, rl_advantage="group_mean")[1]
+    mean = learned(
+        start,
+        batch,
+        tmp_path / "b",
+        trainer__balance_coef=0.0,
+        rl__advantage__estimator="group_mean",
+    )[1]
     assert mean["grad_norm"] == pytest.approx(loo * 5 / 6, rel=1e-4)
 
 
@@ -204,9 +213,9 @@ def test_kl_is_measured_against_the_cold_start_and_holds_the_policy_near_it(star
     Over-long rollouts are kept in the loss: what is left out of it is not held near anything.
     """
     ends = {}
-    usual = {"rl_lr": 2e-3, "rl_overlong": "keep", "rl_questions": 4}
+    usual = {"rl.lr": 2e-3, "rl.filter.overlong": "keep", "rl.questions": 4}
     for coef in (0.001, 20.0):
-        step = start.step(settings(rl_kl_coef=coef, **usual), tmp_path / f"kl{coef}")
+        step = start.step(settings(rl__loss__kl_coef=coef, **usual), tmp_path / f"kl{coef}")
         rows = [step.take(number)[0] for number in range(4)]
         assert torch.equal(flat(step.reference), flat(start.policy))
         assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
@@ -220,8 +229,8 @@ def test_each_estimator_of_the_kl_has_a_gradient_of_its_own(start, batch, tmp_pa
     found = []
     for estimator in ("k1", "k2", "k3"):
         for unbiased in (False, True):
-            switches = {"rl_kl_coef": 2.0, "rl_minibatches": 2, "rl_overlong": "keep"}
-            switches |= {"rl_kl_estimator": estimator, "rl_kl_unbiased": unbiased}
+            switches = {"rl.loss.kl_coef": 2.0, "rl.minibatches": 2, "rl.filter.overlong": "keep"}
+            switches |= {"rl.loss.kl_estimator": estimator, "rl.loss.kl_unbiased": unbiased}
             weights, row = learned(start, batch, tmp_path / f"{estimator}{unbiased}", **switches)
             assert row["updates"] == 2
             found.append(weights)
@@ -235,11 +244,15 @@ def test_the_bounds_and_the_level_of_a_correction_are_those_that_are_set(start, 
     dropped = {}
     for name, switches in {
         "published": {},
-        "narrow": {"rl_correction_low": 0.95, "rl_correction_high": 1.05},
-        "low": {"rl_correction_low": 0.95, "rl_correction_high": 5.0},
-        "sequence": {"rl_correction_level": "sequence"},
+        "narrow": {"rl.loss.correction_low": 0.95, "rl.loss.correction_high": 1.05},
+        "low": {"rl.loss.correction_low": 0.95, "rl.loss.correction_high": 5.0},
+        "sequence": {"rl.loss.correction_level": "sequence"},
     }.items():
-        usual = {"rl_correction": "mask", "rl_engine": "bfloat16", "rl_overlong": "keep"}
+        usual = {
+            "rl.loss.correction": "mask",
+            "rl.off_policy.engine_dtype": "bfloat16",
+            "rl.filter.overlong": "keep",
+        }
         row = learned(start, shards, tmp_path / name, **usual, **switches)[1]
         dropped[name] = row["excluded_tokens"]
     assert dropped["published"] < 0.01 < dropped["low"] < dropped["narrow"] < 1
@@ -254,7 +267,7 @@ def noisy(trajectory):
 
 
 def test_resampling_keeps_the_cleanest_successes_of_every_group(start, tmp_path):
-    config = settings(rl_oversample=2, rl_resample="sort")
+    config = settings(rl__sampling__oversample=2, rl__sampling__resample="sort")
     step = start.step(config, tmp_path / "run")
     tasks, worlds = step.questions.draw(2, step.curriculum)
     rolled = grpo.rollout(step.agent, tasks, worlds, config, 2, 0)
@@ -274,5 +287,5 @@ def test_resampling_keeps_the_cleanest_successes_of_every_group(start, tmp_path)
 
 
 def test_a_greedy_rollout_cannot_be_trained_on():
-    with pytest.raises(ValueError, match="rl_temperature must be above 0"):
-        check_switches(settings(rl_temperature=0.0))
+    with pytest.raises(ValueError, match="rl.temperature must be above 0"):
+        check_switches(settings(rl__temperature=0.0))

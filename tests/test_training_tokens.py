@@ -22,7 +22,7 @@ from tests.loop_examples import a_batch, cold_start, learned, settings
 
 start = cold_start
 batch = a_batch
-USUAL = {"rl_overlong": "keep", "balance_coef": 0.0}
+USUAL = {"rl.filter.overlong": "keep", "trainer.balance_coef": 0.0}
 
 
 def share_of(trajectories, config, weights=None) -> Share:
@@ -43,7 +43,7 @@ def assert_equal_gradients(ours, theirs):
 
 @pytest.mark.parametrize("aggregate", ["token", "sequence", "constant"])
 def test_a_weight_of_two_is_two_copies(start, batch, aggregate):
-    config = settings(**USUAL, rl_aggregate=aggregate)
+    config = settings(**USUAL, rl__loss__aggregate=aggregate)
     once = share_of(batch[0], config)
     twice = torch.ones(len(batch[0]))
     twice[:6] = 2.0
@@ -84,7 +84,7 @@ def test_the_highest_of_all_sequences_are_chosen_and_ties_go_to_the_earlier():
 
 def test_a_batch_s_tokens_are_ranked_over_all_its_shards(start, batch):
     """By sorting all entropies; in which shard a rollout lies does not matter."""
-    config = settings(**USUAL, rl_top_entropy=0.2)
+    config = settings(**USUAL, rl__loss__top_entropy=0.2)
     shares = [share_of(shard, config) for shard in batch]
     found = choosing_tokens(shares, "batch", config, Ranks())
     everything = np.concatenate([t.entropies[t.generated] for shard in batch for t in shard])
@@ -99,7 +99,7 @@ def test_a_batch_s_tokens_are_ranked_over_all_its_shards(start, batch):
 
 def test_the_gradient_is_that_of_the_loss_with_the_same_choice(start, batch):
     """`policy_loss` ranks the entropies of one padded batch itself."""
-    config = settings(**USUAL, rl_top_entropy=0.3, rl_entropy_scope="mini")
+    config = settings(**USUAL, rl__loss__top_entropy=0.3, rl__loss__entropy_scope="mini")
     trajectories = batch[0] + batch[1]
     row, ours = gradient_of(start, [share_of(batch[0], config), share_of(batch[1], config)], config)
 
@@ -132,8 +132,8 @@ def test_the_gradient_is_that_of_the_loss_with_the_same_choice(start, batch):
 def test_counting_all_tokens_makes_the_step_smaller_by_the_share(start, batch, tmp_path, scope):
     rows = {}
     for denominator in ("kept", "all"):
-        changes = {"rl_top_entropy": 0.25, "rl_denominator": denominator}
-        changes |= {"rl_entropy_scope": scope, **USUAL}
+        changes = {"rl.loss.top_entropy": 0.25, "rl.loss.denominator": denominator}
+        changes |= {"rl.loss.entropy_scope": scope, **USUAL}
         rows[denominator] = learned(start, batch, tmp_path / denominator, **changes)[1]
     kept, every = rows["kept"], rows["all"]
     assert kept["tokens"] == kept["learning_tokens"] == every["learning_tokens"] < every["tokens"]
@@ -145,15 +145,15 @@ def test_counting_all_tokens_makes_the_step_smaller_by_the_share(start, batch, t
 def test_scopes_and_kinds_choose_other_tokens(start, batch, tmp_path):
     weights = {}
     for changes in (
-        {"rl_top_entropy": 1.0},
-        {"rl_entropy_scope": "micro"},
-        {"rl_entropy_scope": "batch"},
-        {"rl_entropy_tokens": "bottom"},
-        {"rl_entropy_tokens": "random"},
-        {"rl_entropy_tokens": "random", "seed": 1},
+        {"rl.loss.top_entropy": 1.0},
+        {"rl.loss.entropy_scope": "micro"},
+        {"rl.loss.entropy_scope": "batch"},
+        {"rl.loss.entropy_tokens": "bottom"},
+        {"rl.loss.entropy_tokens": "random"},
+        {"rl.loss.entropy_tokens": "random", "seed": 1},
     ):
         name = "-".join(map(str, [*changes, *changes.values()]))
-        changes = {"rl_top_entropy": 0.2, **USUAL, **changes}
+        changes = {"rl.loss.top_entropy": 0.2, **USUAL, **changes}
         weights[name] = learned(start, batch, tmp_path / name, **changes)[0]
     vectors = list(weights.values())
     for i, one in enumerate(vectors):
@@ -161,10 +161,10 @@ def test_scopes_and_kinds_choose_other_tokens(start, batch, tmp_path):
 
 
 def test_bottom_and_top_are_the_two_parts_of_all_tokens(start, batch):
-    config = settings(**USUAL, rl_top_entropy=0.2)
+    config = settings(**USUAL, rl__loss__top_entropy=0.2)
     masks = {}
     for kind, share in (("top", 0.2), ("bottom", 0.8), ("random", 0.2)):
-        of_kind = config.derive(rl_top_entropy=share, rl_entropy_tokens=kind)
+        of_kind = config.derive(rl__loss__top_entropy=share, rl__loss__entropy_tokens=kind)
         (found,) = choosing_tokens([share_of(batch[0], of_kind)], "batch", of_kind, Ranks())
         masks[kind] = np.concatenate(found.learning)
     n = sum(int(t.generated.sum()) for t in batch[0])
@@ -178,7 +178,7 @@ def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
     from drlib.training import gradient
 
     monkeypatch.setattr(gradient, "MICRO_BATCH_CONTEXTS", 1)
-    config = settings(**USUAL, rl_top_entropy=0.2, rl_entropy_scope="micro")
+    config = settings(**USUAL, rl__loss__top_entropy=0.2, rl__loss__entropy_scope="micro")
     share = share_of(batch[0], config)
     live = share.advantages_N != 0
     assert live.any() and not live.all()
@@ -195,22 +195,22 @@ def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rl_top_entropy": 0.0}, "rl_top_entropy"),
-        ({"rl_entropy_tokens": "random"}, "set rl_top_entropy"),
-        ({"rl_denominator": "all"}, "rl_top_entropy or rl_correction"),
-        ({"rl_kl_estimator": "k1"}, "set rl_kl_coef"),
-        ({"rl_kl_unbiased": True}, "set rl_kl_coef"),
-        ({"rl_correction_high": 2.0}, "correction_bounds go with a correction"),
+        ({"rl.loss.top_entropy": 0.0}, "rl.loss.top_entropy"),
+        ({"rl.loss.entropy_tokens": "random"}, "set rl.loss.top_entropy"),
+        ({"rl.loss.denominator": "all"}, "rl.loss.top_entropy or rl.loss.correction"),
+        ({"rl.loss.kl_estimator": "k1"}, "set rl.loss.kl_coef"),
+        ({"rl.loss.kl_unbiased": True}, "set rl.loss.kl_coef"),
+        ({"rl.loss.correction_high": 2.0}, "correction_bounds go with a correction"),
         (
-            {"rl_correction": "mask", "rl_staleness": 1, "rl_correction_low": 1.5},
+            {"rl.loss.correction": "mask", "rl.off_policy.staleness": 1, "rl.loss.correction_low": 1.5},
             "correction_bounds must be",
         ),
-        ({"rl_low_weight": 0.0}, "rl_low_weight"),
-        ({"rl_overlong_buffer": 10**6}, "longer than a context"),
-        ({"rl_labels": "wrong", "rl_reward": "random"}, "rl_reward=exact_match"),
-        ({"rl_adaptive_group": True, "rl_group": 3}, "rl_group to 4"),
-        ({"rl_adaptive_group": True, "rl_agent": "react+resum"}, "set one agent alone"),
-        ({"rl_adaptive_group": True, "rl_agent": "heavy:n=2"}, "set one agent alone"),
+        ({"rl.filter.low_weight": 0.0}, "rl.filter.low_weight"),
+        ({"rl.reward.overlong_buffer": 10**6}, "longer than a context"),
+        ({"rl.reward.labels": "wrong", "rl.reward.name": "random"}, "rl.reward.name=exact_match"),
+        ({"rl.sampling.adaptive_group": True, "rl.group": 3}, "rl.group to 4"),
+        ({"rl.sampling.adaptive_group": True, "rl.agent": "react+resum"}, "set one agent alone"),
+        ({"rl.sampling.adaptive_group": True, "rl.agent": "heavy:n=2"}, "set one agent alone"),
     ],
 )
 def test_switches_that_do_not_go_together_are_refused(changes, message):

@@ -70,7 +70,7 @@ def trajectory(batch, i, reward):
     )
 
 
-SEQUENCE = {"rl_aggregate": "sequence", "rl_advantage": "group_normalized", "rl_level": "sequence"}
+SEQUENCE = {"rl.loss.aggregate": "sequence", "rl.advantage.estimator": "group_normalized", "rl.loss.level": "sequence"}
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ SEQUENCE = {"rl_aggregate": "sequence", "rl_advantage": "group_normalized", "rl_
         ({}, False, "r2"),
         ({}, True, "r2"),
         (SEQUENCE, False, "none"),
-        ({"rl_clip": "cispo", "rl_aggregate": "constant"}, True, "r2"),
+        ({"rl.loss.clip": "cispo", "rl.loss.aggregate": "constant"}, True, "r2"),
     ],
 )
 def test_a_real_step_has_the_gradients_of_the_local_loop(
     switches, checkpointed, routing, checkpoint, tmp_path
 ):
     config = Config.load(
-        "ci", rl_overlong="exclude", balance_coef=0.0, max_context_tokens=24, **switches
+        "ci", rl__filter__overlong="exclude", trainer__balance_coef=0.0, rollout__max_context_tokens=24, **switches
     )
     rewards, batches, watch = [], [], Watch()
 
@@ -103,7 +103,7 @@ def test_a_real_step_has_the_gradients_of_the_local_loop(
         {"gradient_checkpointing": checkpointed},
         routing=routing,
         loss=loss_config(config),
-        advantages=getattr(estimators, config.rl_advantage),
+        advantages=getattr(estimators, config.rl.advantage.estimator),
     )
     made.add_callback(watch)
     generate = made._generate_and_score_completions

@@ -12,13 +12,13 @@ import pytest
 
 from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import ROOT, Config
+from drlib.demonstrations.actions import ActionData
+from drlib.demonstrations.oracle import Oracle
 from drlib.evals.evaluate import held_out, read_outcomes
 from drlib.files import read_json_lines
+from drlib.questions.chains import chain_questions
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
-from drlib.synthesis.actions import ActionData
-from drlib.synthesis.oracle import Oracle
-from drlib.synthesis.questions import chain_questions
 from drlib.tools import Toolbox
 from drlib.training import data, questions, stages
 from drlib.training.ranks import Ranks
@@ -30,15 +30,15 @@ from tests.triples_examples import model_server
 
 TERN = "folder:notebooks/tern"
 SMALL = {
-    "hidden": 64,
-    "head_dim": 16,
-    "layers": 2,
-    "expert_hidden": 16,
-    "demonstrations": 60,
-    "eval_questions": 6,
-    "rl_start": "",
-    "rl_steps": 1,
-    "rl_questions": 4,
+    "model.hidden": 64,
+    "model.head_dim": 16,
+    "model.layers": 2,
+    "model.expert_hidden": 16,
+    "demonstrations.count": 60,
+    "evaluation.questions": 6,
+    "rl.start": "",
+    "rl.steps": 1,
+    "rl.questions": 4,
     "processes": 1,
 }
 
@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def line(folder, tmp_path_factory):
     """(settings, runs, the folder of each stage) of the whole line on a user's folder."""
-    config = Config.load("ci", world=f"folder:{folder}", **SMALL)
+    config = Config.load("ci", world__name=f"folder:{folder}", **SMALL)
     runs = tmp_path_factory.mktemp("runs")
     names = ("world", "untrained", "demonstrations", "cpt", "sft", "rl", "evaluate_rl")
     made = build_stages(names, config, runs)
@@ -124,12 +124,12 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_runs(tmp_path):
         ("wikidata", "unknown world 'wikidata'.*Known: "),
         (f"folder:{tmp_path}/nowhere", "no such folder"),
     ):
-        config = Config.load("ci", world=world)
+        config = Config.load("ci", world__name=world)
         with pytest.raises(ValueError, match=reason):
             data.training_world(config)
     (tmp_path / "a.md").write_text("# A\n\nOnly prose, and [a link](b.md).")
     (tmp_path / "b.md").write_text("# B\n\nMore prose.")
-    config = Config.load("ci", world=f"folder:{tmp_path}")
+    config = Config.load("ci", world__name=f"folder:{tmp_path}")
     path = stages.folder("world", config, tmp_path / "runs")
     with pytest.raises(ValueError, match="Facts of a folder come from front matter"):
         data.build_world(config, path, Ranks())
@@ -137,22 +137,31 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_runs(tmp_path):
 
 
 def test_the_shipped_folder_gives_enough_questions_and_the_oracle_answers_them():
-    config = Config.load("laptop", world=TERN)
+    config = Config.load("laptop", world__name=TERN)
     world, counts = data.training_world(config)
     assert config.world_name == f"folder:{ROOT / 'notebooks/tern'}"
     assert counts["pages"] == counts["pages_with_facts"] > 90
     tasks = [task for task in held_out(world, config) if task.kind == "search"]
-    assert len(tasks) == config.eval_questions
+    assert len(tasks) == config.evaluation.questions
     assert {task.hops for task in tasks} == {1, 2, 3}
     train = chain_questions(world, 50, 0, "train")
     assert not {task.answer for task in tasks} & {task.answer for task in train}
-    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
+    with (
+        Sandbox() as sandbox,
+        Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
+    ):
         played = [Oracle().play(task, toolbox, random.Random(0)) for task in tasks]
     assert all(episode.correct for episode in played)
 
 
 def test_the_engine_s_questions_go_through_the_whole_line(tmp_path):
-    config = Config.load("ci", world=TERN, questions="engine", teacher="solver", **SMALL)
+    config = Config.load(
+        "ci",
+        world__name=TERN,
+        questions__source="engine",
+        demonstrations__teacher="solver",
+        **SMALL,
+    )
     names = ("world", "untrained", "demonstrations", "evaluate_untrained")
     made = build_stages(names, config, tmp_path)
     counts = read_manifest(made["world"])["metrics"]
@@ -174,13 +183,13 @@ def test_the_engine_s_questions_go_through_the_whole_line(tmp_path):
 
 
 def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
-    config = Config.load("ci", world=TERN, questions="engine", rl_questions=40)
+    config = Config.load("ci", world__name=TERN, questions__source="engine", rl__questions=40)
     world, _ = data.training_world(config)
     train = {task.id for task in data.engine_questions(world, config, "train").all()}
 
     def drawn(most):
         source = questions.Questions(
-            config.derive(rl_conditions=most), world, Names.from_world(world)
+            config.derive(rl__curriculum__conditions=most), world, Names.from_world(world)
         )
         tasks, invented = source.draw(0, Curriculum(questions.SKILLS))
         several = [task for task in tasks if task.conditions > 1]
@@ -194,7 +203,7 @@ def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
 
 
 def test_a_policy_that_masters_two_conditions_is_asked_for_three():
-    config = Config.load("ci", world=TERN, questions="engine", rl_questions=60)
+    config = Config.load("ci", world__name=TERN, questions__source="engine", rl__questions=60)
     world, _ = data.training_world(config)
     source = questions.Questions(config, world, Names.from_world(world))
     mastered = dict.fromkeys(questions.SKILLS, 1.0) | {"c3": 0.5}
@@ -206,7 +215,7 @@ def test_a_policy_that_masters_two_conditions_is_asked_for_three():
 
 
 def test_a_world_whose_pages_share_nothing_has_no_question_of_two_conditions(folder, tmp_path):
-    config = Config.load("ci", world=f"folder:{folder}", questions="engine")
+    config = Config.load("ci", world__name=f"folder:{folder}", questions__source="engine")
     path = stages.folder("world", config, tmp_path)
     with pytest.raises(
         ValueError, match="no question of two conditions on its train side: .*shares"
@@ -241,7 +250,7 @@ def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeyp
 
     with model_server(replies) as model:
         settings = {"world": f"folder:{notes}", "world_endpoint": model.url}
-        config = Config.load("ci", **settings, world_model="reader", vocabulary=1600)
+        config = Config.load("ci", **settings, world__reader="reader", world__vocabulary=1600)
         world, counts = data.training_world(config)
         for stage in ("stage", "another"):  # as if the first had been killed at its end
             built = tmp_path / stage / "built"
@@ -260,4 +269,6 @@ def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeyp
     with pytest.raises(
         ValueError, match="world_endpoint reads the sentences of a folder, not .*cldr"
     ):
-        data.training_world(Config.load("ci", world="cldr", world_endpoint="http://localhost:1/v1"))
+        data.training_world(
+            Config.load("ci", world__name="cldr", world__endpoint="http://localhost:1/v1")
+        )

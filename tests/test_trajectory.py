@@ -122,13 +122,13 @@ def trajectories(draw):
 
 @settings(max_examples=50, deadline=None)
 @given(records=st.lists(trajectories(), max_size=3))
-def test_what_is_saved_is_loaded(records, tmp_path_factory):
+def test_round_trip(records, tmp_path_factory):
     path = tmp_path_factory.mktemp("records") / "t.parquet"
     save_trajectories(path, records)
     assert load_trajectories(path) == records
 
 
-def test_many_rows_keep_their_order_and_are_one_parquet_row_each(tmp_path):
+def test_rows_keep_their_order(tmp_path):
     records = [record(1 + i % 5, id=f"t{i}", reward=float(i)) for i in range(150)]
     save_trajectories(tmp_path / "t.parquet", records)
     assert load_trajectories(tmp_path / "t.parquet") == records
@@ -136,7 +136,7 @@ def test_many_rows_keep_their_order_and_are_one_parquet_row_each(tmp_path):
     assert table.num_rows == 150 and table["token_ids"][3].as_py() == [10, 11, 12, 13]
 
 
-def test_a_file_is_written_from_and_read_as_a_stream_and_older_files_stay_readable(tmp_path):
+def test_streaming_and_older_files(tmp_path):
     path = tmp_path / "t.parquet"
     made = []
     save_trajectories(path, (made.append(i) or record(id=f"t{i}") for i in range(150)))
@@ -147,7 +147,7 @@ def test_a_file_is_written_from_and_read_as_a_stream_and_older_files_stay_readab
     assert load_trajectories(path)[149] == record(id="t149")
 
 
-def test_row_groups_are_small_and_large_columns_can_be_left_out(tmp_path):
+def test_row_groups_are_small_and_columns_can_be_skipped(tmp_path):
     path, big = tmp_path / "t.parquet", np.zeros((100, 48, 3000), np.uint16)  # 29 MB
     made = [record(100, id=f"t{i}", routed_experts=big) for i in range(5)]
     save_trajectories(path, made)
@@ -158,13 +158,13 @@ def test_row_groups_are_small_and_large_columns_can_be_left_out(tmp_path):
         assert slim == dataclasses.replace(t, routed_experts=None)
 
 
-def test_a_missing_source_is_not_taken_for_a_full_disk(tmp_path):
+def test_missing_input_is_not_reported_as_a_full_disk(tmp_path):
     with pytest.raises(FileNotFoundError, match="no trajectory file .*missing"):
         save_trajectories(tmp_path / "t.parquet", iter_trajectories(tmp_path / "missing"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_equality_sees_every_field():
+def test_equality_compares_every_field():
     base = record(
         entropies=np.zeros(3, np.float32),
         routed_experts=np.zeros((3, 2, 2), np.uint16),
@@ -211,7 +211,7 @@ def test_equality_sees_every_field():
         ({"termination": "answered"}, TypeError, "termination must be a Termination"),
     ],
 )
-def test_a_record_that_does_not_fit_together_is_refused(changes, error, message):
+def test_inconsistent_record_is_refused(changes, error, message):
     with pytest.raises(error, match="trajectory t: .*" + message):
         record(**changes)
 
@@ -223,13 +223,13 @@ def test_a_record_that_does_not_fit_together_is_refused(changes, error, message)
         ({"answer": "\ud800"}, "answer cannot be written .*surrogates not allowed.*Unicode"),
     ],
 )
-def test_what_cannot_be_written_is_named_and_leaves_no_file(changes, message, tmp_path):
+def test_unwritable_field_is_named_and_no_file_remains(changes, message, tmp_path):
     with pytest.raises(ValueError, match=f"trajectory 't': {message}"):
         save_trajectories(tmp_path / "t.parquet", [record(**changes)])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_truncated_damaged_missing_or_foreign_file_is_named(tmp_path):
+def test_truncated_damaged_missing_or_foreign_file_is_refused(tmp_path):
     path = tmp_path / "t.parquet"
     with pytest.raises(FileNotFoundError, match="no trajectory file .*t.parquet"):
         load_trajectories(path)
@@ -256,7 +256,7 @@ def file_size_limit(size: int):
 
 
 @pytest.mark.parametrize("limit", [0, 1000, 20_000])
-def test_a_full_disk_keeps_the_old_file_and_leaves_no_part_of_the_new(limit, tmp_path):
+def test_full_disk_keeps_the_old_file(limit, tmp_path):
     path = tmp_path / "t.parquet"
     save_trajectories(path, [record()])
     long = record(metadata={"x": [i * 7919 % 10007 for i in range(9000)]})
@@ -266,6 +266,6 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_no_part_of_the_new(limit, tmp
     assert list(tmp_path.iterdir()) == [path] and load_trajectories(path) == [record()]
 
 
-def test_a_missing_folder_is_an_error_that_names_the_file(tmp_path):
+def test_missing_folder_error_names_the_file(tmp_path):
     with pytest.raises(OSError, match="cannot write trajectories to .*nowhere"):
         save_trajectories(tmp_path / "nowhere" / "t.parquet", [record()])

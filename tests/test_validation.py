@@ -56,7 +56,8 @@ LIGHT = (
     "drlib.worlds",
     "drlib.sandbox",
     "drlib.tools",
-    "drlib.synthesis",
+    "drlib.questions",
+    "drlib.demonstrations",
     "drlib.evals.metrics",
     "drlib.training.__main__",
     "drlib.analysis.__main__",
@@ -82,7 +83,7 @@ def test_the_ground_brings_no_model_library(name):
 @pytest.mark.parametrize(
     "content", ["é\n", "é\n".encode(), lambda path: path.write_bytes("é\n".encode())]
 )
-def test_text_bytes_and_a_function_write_the_same_file(tmp_path, content):
+def test_write_atomic_accepts_text_bytes_and_functions(tmp_path, content):
     path = tmp_path / "a" / "new folder" / "file"
     assert write_atomic(str(path), content) == path
     assert path.read_bytes() == "é\n".encode()
@@ -90,7 +91,7 @@ def test_text_bytes_and_a_function_write_the_same_file(tmp_path, content):
 
 
 @pytest.mark.parametrize("fault", [OSError("no space"), RuntimeError("no space"), ValueError("x")])
-def test_a_failed_write_leaves_what_was_there_and_names_it(tmp_path, fault):
+def test_failed_write_keeps_the_old_file(tmp_path, fault):
     path = write_atomic(tmp_path / "file", "old")
 
     def fails(partial):
@@ -104,7 +105,7 @@ def test_a_failed_write_leaves_what_was_there_and_names_it(tmp_path, fault):
     assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_folder_that_is_a_file_is_named(tmp_path):
+def test_file_in_place_of_a_folder_is_reported(tmp_path):
     write_atomic(tmp_path / "taken", "")
     with pytest.raises(WriteError, match="taken"):
         write_atomic(tmp_path / "taken" / "file", "text")
@@ -113,7 +114,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path):
 ROWS = [{"text": "a\u2028b\x85c \u00e9", "n": 1.5}, {}, [1, "half a pair: \ud800"], 3]
 
 
-def test_json_lines_come_back_whatever_stands_in_them(tmp_path):
+def test_json_lines_round_trip(tmp_path):
     path = write_json_lines(tmp_path / "rows.jsonl", ROWS[:3])
     append_json_line(path, ROWS[3])
     assert read_json_lines(path) == ROWS
@@ -127,7 +128,7 @@ def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [b'{"a": 1', b"\xff", b"no", b"[" * 100_000])
-def test_a_line_that_is_no_json_is_named_when_it_is_reached(tmp_path, bad):
+def test_invalid_json_line_is_named_when_reached(tmp_path, bad):
     path = write_atomic(tmp_path / "rows.jsonl", json.dumps({}).encode() + b"\n" + bad)
     rows = iter_json_lines(path)
     assert next(rows) == (1, {})
@@ -140,7 +141,7 @@ def test_a_line_that_is_no_json_is_named_when_it_is_reached(tmp_path, bad):
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_imports_that_last_are_not_searched_and_the_collector_is_as_before(collects):
+def test_frozen_imports_are_not_collected(collects):
     """Of a process of its own: what is frozen stays so."""
     code = f"""
 import gc
@@ -159,7 +160,7 @@ print(inside, gc.isenabled(), gc.get_freeze_count() - before > 1000)
     assert done.stdout == f"False {collects} True\n", done.stderr
 
 
-def test_no_answer_is_not_right_and_aliases_are():
+def test_none_is_incorrect_and_aliases_are_correct():
     task = Task("t", "?", "Oslo", "search", "w", aliases=("Christiania",))
     given = {None: False, "": False, "oslo.": True, " CHRISTIANIA ": True, "Bergen": False}
     assert {answer: is_correct(answer, task) for answer in given} == given

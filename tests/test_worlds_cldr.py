@@ -53,7 +53,7 @@ def test_size_and_kinds(world, graph):
     assert not {"European Union", "United Nations", "Eurozone"} & graph.nodes.keys()
 
 
-def test_currencies_are_babel_s(graph, places):
+def test_currencies_match_babel(graph, places):
     names = {title: code for code, title in titles(graph, "currency").items()}
     for code, place in places.items():
         now = babel.numbers.get_territory_currencies(code, TODAY, TODAY)
@@ -64,7 +64,7 @@ def test_currencies_are_babel_s(graph, places):
     assert all(ENGLISH.currencies[code] == title for title, code in names.items())
 
 
-def test_years_are_those_of_the_currencies_dates(graph, places):
+def test_years_match_the_currency_dates(graph, places):
     rows = [
         (code, *row)
         for code in places
@@ -84,7 +84,7 @@ def test_years_are_those_of_the_currencies_dates(graph, places):
     assert graph.values("Germany", "currency end year") == {"2002"}
 
 
-def test_languages_are_babel_s(graph, places):
+def test_languages_match_babel(graph, places):
     names = {title: code for code, title in titles(graph, "language").items()}
 
     def named(place, relation):
@@ -106,7 +106,7 @@ def test_languages_are_babel_s(graph, places):
         assert title.removesuffix(" (language)") == ENGLISH.languages[code]
 
 
-def test_scripts_weeks_and_zones_are_babel_s(graph, places):
+def test_scripts_weeks_and_zones_match_babel(graph, places):
     scripts = {title: code for code, title in titles(graph, "script").items()}
     for code, title in titles(graph, "language").items():
         likely = get_global("likely_subtags").get(code)
@@ -125,7 +125,7 @@ def test_scripts_weeks_and_zones_are_babel_s(graph, places):
     assert graph.values("Europe/Oslo", "clock time") == {"Central European Time"}
 
 
-def test_every_fact_reads_back_from_the_pages(world, graph):
+def test_every_fact_is_parsed_back_from_the_pages(world, graph):
     for title in graph.nodes:
         if graph.is_value(title):
             assert world.find(title) != title
@@ -139,7 +139,7 @@ def test_every_fact_reads_back_from_the_pages(world, graph):
         assert found == {r: graph.values(title, r) for r in graph.relations[title]}, title
 
 
-def test_names_are_unique_qualified_and_known_in_other_languages(world, graph):
+def test_titles_are_unique_and_have_foreign_aliases(world, graph):
     pages = [title for title in graph.nodes if not graph.is_value(title)]
     assert len({title.casefold() for title in pages}) == len(pages)
     assert graph.nodes["Nauru"].kind == "territory"
@@ -164,14 +164,14 @@ def test_names_are_unique_qualified_and_known_in_other_languages(world, graph):
     )
 
 
-def test_every_title_finds_itself_first_and_pages_name_their_source(world, graph):
+def test_title_is_first_hit_and_page_names_its_source(world, graph):
     for title in graph.kinds["territory"] + graph.kinds["language"][::9]:
         assert world.search(title, 1)[0].title == title
         assert "according to Unicode CLDR" in world.page(title).text
     assert world.search("currency Norwegian Krone official language Norwegian", 3)
 
 
-def test_relations_read_well():
+def test_relation_names_end_in_a_noun():
     """A name ends in a noun, so that "the <relation> of X" is English, and is no inverse."""
     nouns = {
         "language",
@@ -203,7 +203,7 @@ print(world.version, world.graph.version)"""
     assert len(found) == 1
 
 
-def test_built_once_and_reused(world, tmp_path, monkeypatch):
+def test_index_is_built_once(world, tmp_path, monkeypatch):
     reads, read = [], cldr.read_locale_data
     monkeypatch.setattr(cldr, "read_locale_data", lambda: reads.append(1) or read())
     path = tmp_path / "cldr.sqlite"
@@ -217,7 +217,7 @@ def test_built_once_and_reused(world, tmp_path, monkeypatch):
     assert {h.title for h in faster.search("krone")} & {h.title for h in world.search("krone")}
 
 
-def test_a_toolbox_reads_it_with_and_without_faults(world):
+def test_toolbox_with_and_without_faults(world):
     part = {"url": ["cldr:Latin script?part=2"], "goal": "languages"}
     with Toolbox(world, results=3) as toolbox, Toolbox(FaultInjector().world(world)) as other:
         text = toolbox.call("visit", part).text

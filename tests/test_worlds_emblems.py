@@ -33,7 +33,7 @@ def cut(pixels, box):
     return pixels[top : top + height, left : left + width]
 
 
-def test_an_emblem_is_a_function_of_the_title():
+def test_emblem_depends_on_the_title_only():
     assert (
         make_emblem("Norway") == Emblem("ring", "yellow", "9366") != make_emblem("Norway", salt=1)
     )
@@ -43,7 +43,7 @@ def test_an_emblem_is_a_function_of_the_title():
     assert make_emblem("Norway").caption == "a yellow ring over the number 9366"
 
 
-def test_no_two_things_look_alike_however_many_there_are():
+def test_emblems_are_unique():
     titles = [f"thing {n}" for n in range(3000)]
     found = assign_emblems(titles)
     assert len({*found.values()}) == len(titles) > len({make_emblem(title) for title in titles})
@@ -58,7 +58,7 @@ def test_shapes_and_colours_all_differ():
     assert min(apart) > 100, "pixels"
 
 
-def test_every_digit_is_read_in_every_place():
+def test_every_digit_is_read_at_every_position():
     for number in ("0123", "1234", "2345", "3456", "4567", "5678", "6789", "7890", "8901", "9012"):
         drawn = draw(Emblem("square", "grey", number))
         assert read_numbers(drawn) == number
@@ -66,7 +66,7 @@ def test_every_digit_is_read_in_every_place():
         assert read_numbers(resize(drawn, 96, 96)) == number
 
 
-def test_a_sheet_is_read_in_reading_order():
+def test_sheet_is_read_in_reading_order():
     assert find_boxes(SHEET) == sheet_boxes(5, columns=2)
     assert read_numbers(SHEET) == "0123 4567\n8901 1111\n7770"
     assert [read_numbers(cut(SHEET, box)) for box in find_boxes(SHEET)] == [*NUMBERS]
@@ -74,7 +74,7 @@ def test_a_sheet_is_read_in_reading_order():
     assert find_boxes(blank) == [] and read_numbers(blank) == ""
 
 
-def test_crops_read_what_they_hold_and_say_what_is_cut_off():
+def test_crops_read_whole_digits_and_mark_cut_ones():
     left, top, width, height = sheet_boxes(5)[1]  # of 4567
     for less in range(1, 9):
         whole = (left + less, top + less, width - 2 * less, height - less)

@@ -89,7 +89,7 @@ def test_sections_and_links_of_rst():
     assert "Indented\n    --------" in part.documents[1].text
 
 
-def test_all_types_are_pages_that_can_be_found(place):
+def test_all_file_types_are_searchable(place):
     world = load(place)
     assert world.changes.skipped == {} and len(world.changes.added) == 7
     italy = "guide/it aly.html"
@@ -113,7 +113,7 @@ def test_all_types_are_pages_that_can_be_found(place):
     ) == {"api.rst"}
 
 
-def test_long_sections_are_cut_between_lines_and_nothing_is_lost():
+def test_long_sections_are_split_at_line_ends_without_loss():
     rng = random.Random("lines-0")
     lines = ["x" * rng.randrange(1, 300) for _ in range(200)]
     part = chunk_file("a.txt", "\n".join(lines))
@@ -147,12 +147,12 @@ def test_long_sections_are_cut_between_lines_and_nothing_is_lost():
         "| a | b |\n|---|---|",
     ],
 )
-def test_a_table_that_is_not_clean_is_only_text(table):
+def test_unclean_table_is_text_only(table):
     part = chunk_file("a.md", table)
     assert facts_of(part) == set() and [d.text for d in part.documents] == [table]
 
 
-def test_a_column_never_takes_the_name_of_an_inverse():
+def test_column_name_is_never_an_inverse():
     table = "| City | capital of | x: y of |\n|--|--|--|\n| Oslo | Norway | z |"
     assert facts_of(chunk_file("a.md", table)) == {
         ("a.md: Oslo", "table", "a.md"),
@@ -174,13 +174,13 @@ def test_a_column_never_takes_the_name_of_an_inverse():
         "{}",
     ],
 )
-def test_front_matter_that_is_none_does_no_harm(front, tmp_path):
+def test_invalid_front_matter_is_text(front, tmp_path):
     (tmp_path / "a.md").write_text(f"---\n{front}\n---\n# A\n\ntext\n")
     world = load(tmp_path)
     assert world.find("a.md") and world.changes.skipped == {}
 
 
-def test_only_the_changed_file_is_read_again_and_the_result_is_that_of_a_new_build(
+def test_update_reads_only_changed_files_and_equals_a_rebuild(
     place, tmp_path, monkeypatch
 ):
     index, read = tmp_path / "index.sqlite", []
@@ -204,7 +204,7 @@ def test_only_the_changed_file_is_read_again_and_the_result_is_that_of_a_new_bui
     assert third.links("new.md") == ("guide/intro.md#set-up",)
 
 
-def test_without_permission_files_and_folders_are_named():
+def test_files_and_folders_without_permission_are_reported():
     """Root may read everything; then a fork of this process does it as another user."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -223,7 +223,7 @@ def test_without_permission_files_and_folders_are_named():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_the_folder_is_not_written_to(place, tmp_path):
+def test_folder_is_not_written_to(place, tmp_path):
     def state():
         return {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in place.rglob("*")}
 
@@ -233,7 +233,7 @@ def test_the_folder_is_not_written_to(place, tmp_path):
     assert state() == before
 
 
-def test_a_build_that_is_killed_leaves_the_old_state(place, tmp_path):
+def test_killed_build_keeps_the_old_state(place, tmp_path):
     index = tmp_path / "index.sqlite"
     before = load(place, index).version
     for i in range(3_000):
@@ -254,7 +254,7 @@ def test_a_build_that_is_killed_leaves_the_old_state(place, tmp_path):
     assert world.version == before and world.changes[:3] == ([], [], [])
 
 
-def test_the_same_folder_gives_the_same_world_under_any_hash_seed(place):
+def test_world_is_independent_of_the_hash_seed(place):
     program = (
         "import sys; from drlib.worlds import folder; w = folder.load(sys.argv[1])\n"
         "print(w.version, w.graph.version, [h.title for h in w.search('text page')])"

@@ -21,7 +21,7 @@ def place(tmp_path):
     return mixed_folder(tmp_path / "docs")
 
 
-def test_missing_and_empty_folders_and_files_name_the_remedy(tmp_path):
+def test_missing_or_empty_folder_error_contains_the_remedy(tmp_path):
     with pytest.raises(ValueError, match="no such folder; give folder:PATH"):
         load(tmp_path / "none")
     (tmp_path / "a.md").write_text("x")
@@ -83,7 +83,7 @@ def fill(place, outside):
         strange.write("x")
 
 
-def test_every_file_that_cannot_be_read_is_named_and_the_rest_goes_on(place, tmp_path, monkeypatch):
+def test_unreadable_files_are_reported_and_others_loaded(place, tmp_path, monkeypatch):
     outside = tmp_path / "secret.txt"
     outside.write_text("secret")
     monkeypatch.chdir(place)  # the name of a socket must be short
@@ -100,7 +100,7 @@ def test_every_file_that_cannot_be_read_is_named_and_the_rest_goes_on(place, tmp
     assert "secret" not in str(world.store.rows("SELECT text FROM pages"))
 
 
-def test_a_file_above_the_limit_is_skipped_without_being_read(tmp_path):
+def test_file_above_the_limit_is_not_read(tmp_path):
     (tmp_path / "small.md").write_text("small")
     with open(tmp_path / "huge.txt", "wb") as huge:
         huge.truncate(200_000_000)
@@ -114,14 +114,14 @@ def test_a_file_above_the_limit_is_skipped_without_being_read(tmp_path):
     assert peak < 20_000_000 and len(world) == 1
 
 
-def test_a_large_text_below_the_limit_is_shortened_and_says_so(tmp_path, monkeypatch):
+def test_large_text_is_shortened_with_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "MAX_TEXT", 10_000)
     (tmp_path / "a.txt").write_text("a line of text\n" * 2_000)
     texts = [text for (text,) in load(tmp_path).store.rows("SELECT text FROM pages")]
     assert sum(map(len, texts)) < 11_000 and any("19999 characters left out" in t for t in texts)
 
 
-def test_hostile_markdown_takes_no_time_to_speak_of(tmp_path):
+def test_hostile_markdown_is_parsed_quickly(tmp_path):
     for line in (
         "[",
         "[](",
@@ -143,7 +143,7 @@ def test_hostile_markdown_takes_no_time_to_speak_of(tmp_path):
             assert part.documents[0].title == f"a{suffix}"
 
 
-def test_links_in_a_circle_and_a_world_without_links(tmp_path):
+def test_cyclic_links_and_world_without_links(tmp_path):
     (tmp_path / "a.md").write_text("[b](b.md) [a](a.md)")
     (tmp_path / "b.md").write_text("[a](a.md)")
     world = load(tmp_path)

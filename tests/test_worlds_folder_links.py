@@ -32,7 +32,7 @@ def links_of(world, title):
         ("[[#Life now]]", "x/a.md#life-now"),
     ],
 )
-def test_links_that_say_a_path(link, target):
+def test_links_by_path(link, target):
     text = f"see {link} here\n\n[b]: <b c.md> 'title'\n\n## Life now\n"
     part = chunk_file("x/a.md", text)
     assert [value for _, relation, value in part.facts if relation == "link"] == [target]
@@ -49,7 +49,7 @@ def test_links_that_say_a_path(link, target):
         "[[]] [up](../../out.md)",
     ],
 )
-def test_what_is_no_link_stays_as_it_is(text):
+def test_text_that_is_no_link_is_unchanged(text):
     shown, found = resolve_links("a.md", text, find_definitions(text))
     assert shown == text and found == ()
 
@@ -84,7 +84,7 @@ NOTES = {
         ("[[Nobody]]", None),
     ],
 )
-def test_links_by_name_lead_to_the_one_page_of_that_name(link, target, tmp_path):
+def test_links_by_name(link, target, tmp_path):
     world = load(write(tmp_path, {**NOTES, "start.md": f"See {link}."}))
     found = links_of(world, "start.md")
     assert found == ({target} if target else set())
@@ -93,7 +93,7 @@ def test_links_by_name_lead_to_the_one_page_of_that_name(link, target, tmp_path)
         assert world.page(url).title == target and target in world.links("start.md")
 
 
-def test_a_page_of_mdx_begins_with_its_heading():
+def test_mdx_page_begins_with_its_heading():
     part = chunk_file(
         "a.mdx", "---\ntag: x\n---\nimport X from '@x';\nexport const y = 1;\n\n# A\n\nimport b"
     )
@@ -101,7 +101,7 @@ def test_a_page_of_mdx_begins_with_its_heading():
     assert part.documents[0].text == "A\n\nimport b"
 
 
-def test_labels_of_rst(tmp_path):
+def test_rst_labels(tmp_path):
     text = (
         ".. _lab:\n\nTop\n===\n\n.. _low one:\n\nLow\n---\n\n:ref:`the top <lab>` :ref:`low one`\n"
     )
@@ -110,7 +110,7 @@ def test_labels_of_rst(tmp_path):
     assert world.find("a.rst").startswith("a.rst") and ".. _" not in world.page("a.rst").text
 
 
-def test_a_name_means_what_it_means_now_and_only_changed_files_are_read(tmp_path, monkeypatch):
+def test_names_are_resolved_again_without_reading_unchanged_files(tmp_path, monkeypatch):
     from drlib.worlds import folder
 
     place, index, read = tmp_path / "docs", tmp_path / "index.sqlite", []
@@ -153,7 +153,7 @@ WORLD = {
 }
 
 
-def test_rows_pages_and_values_of_one_name_are_one_thing(tmp_path):
+def test_rows_pages_and_values_with_one_name_are_merged(tmp_path):
     graph = load(write(tmp_path, WORLD)).graph
     ada, london = "people/ada.md", "cities.csv: London"
     assert graph.values("machines.md: Engine One", "Inventor") == {"people/babbage.md"}
@@ -174,7 +174,7 @@ def test_rows_pages_and_values_of_one_name_are_one_thing(tmp_path):
     assert {"Ada Lovelace", "Countess of Lovelace"} <= {*graph.nodes[ada].aliases}
 
 
-def test_rows_that_contradict_each_other_stay_two_and_numbers_name_nothing(tmp_path):
+def test_contradicting_rows_stay_separate_and_numbers_name_nothing(tmp_path):
     files = {
         "2020.csv": "town,people\nOslo,700\n",
         "2021.csv": "town,people\nOslo,710\n",
@@ -191,6 +191,6 @@ def test_rows_that_contradict_each_other_stay_two_and_numbers_name_nothing(tmp_p
     )
 
 
-def test_a_name_of_two_pages_names_none(tmp_path):
+def test_ambiguous_name_refers_to_no_page(tmp_path):
     pages = {"x.md": "# Ada", "y.md": "# Ada", "z.md": "---\nby: Ada\n---\n# Z"}
     assert load(write(tmp_path, pages)).graph.values("z.md", "by") == {"Ada"}

@@ -16,7 +16,7 @@ from drlib.worlds.linking import slug
 from tests.folder_examples import facts_of, load
 
 
-def test_front_matter_is_text_as_it_stands_and_what_is_no_fact_can_be_read():
+def test_front_matter_values_are_text_and_other_lines_are_kept():
     front = "country: NO\nversion: 1.10\ncode: 0123\nstart: 12:30\nauthor:\nmore facts: x\n"
     facts = {
         ("a.md", "country", "NO"),
@@ -41,7 +41,7 @@ def test_front_matter_is_text_as_it_stands_and_what_is_no_fact_can_be_read():
     assert "zeppelin" in part.documents[0].text and ("a.md", "title", "T") in facts_of(part)
 
 
-def test_what_looks_like_structure_in_code_is_none():
+def test_code_contains_no_structure():
     code = "# no heading\n| City | Country |\n|--|--|\n| Paris | Spain |\n\n[see](b.md)"
     for fence in ("```", "~~~", "````\n```"):
         text = f"# A\n\n{fence}\n{code}\n{fence.split()[0]}\n\n[it](c.md)"
@@ -51,7 +51,7 @@ def test_what_looks_like_structure_in_code_is_none():
     assert len(chunk_file("a.md", "# A\n\n```\nx\n```\n---\n").documents) == 1  # no heading "```"
 
 
-def test_html_text_and_cells_of_notebooks_are_no_structure(tmp_path):
+def test_html_text_and_notebook_cells_contain_no_structure(tmp_path):
     table = "<p>| City | Country |<br>|--|--|<br>| Paris | Spain |</p>"
     (tmp_path / "a.html").write_text(
         f"<p># one</p><p>[x](b.html)</p><p>```</p>{table}<h1>B</h1>"
@@ -71,7 +71,7 @@ def test_html_text_and_cells_of_notebooks_are_no_structure(tmp_path):
     assert "```\n# two\n[y](b.html)" in world.page("a.html#b").text
 
 
-def test_two_tables_stay_two(tmp_path):
+def test_adjacent_tables_stay_separate(tmp_path):
     def table(*rows):
         return "<table>" + "".join(f"<tr>{''.join(row)}</tr>" for row in rows) + "</table>"
 
@@ -85,7 +85,7 @@ def test_two_tables_stay_two(tmp_path):
     assert facts_of(chunk_file("b.md", joined)) == set()  # which rows are whose cannot be known
 
 
-def test_a_link_that_takes_the_place_of_a_file_is_not_followed(tmp_path, monkeypatch):
+def test_link_that_replaces_a_file_is_not_followed(tmp_path, monkeypatch):
     docs, secret = tmp_path / "docs", tmp_path / "secret"
     docs.mkdir()
     secret.write_text("TOP SECRET")
@@ -104,7 +104,7 @@ def test_a_link_that_takes_the_place_of_a_file_is_not_followed(tmp_path, monkeyp
     assert len(world) == 1 and "not readable" in world.changes.skipped["a.md"]
 
 
-def test_folders_that_lie_too_deep_are_named(tmp_path, monkeypatch):
+def test_deeply_nested_folders_are_refused(tmp_path, monkeypatch):
     def walk(*_args, **_options):
         raise RecursionError
 
@@ -113,7 +113,7 @@ def test_folders_that_lie_too_deep_are_named(tmp_path, monkeypatch):
         load(tmp_path)
 
 
-def test_an_index_is_that_of_one_world_and_an_empty_folder_leaves_it(tmp_path):
+def test_index_belongs_to_one_world_and_survives_an_empty_folder(tmp_path):
     index, one, two = tmp_path / "index", tmp_path / "one", tmp_path / "two"
     for place in (one, two):
         place.mkdir()
@@ -133,7 +133,7 @@ def test_an_index_is_that_of_one_world_and_an_empty_folder_leaves_it(tmp_path):
     assert load(one, index).find("a.md")
 
 
-def test_slugs_are_those_of_github():
+def test_slugs_match_github():
     assert slug("Getting started!") == "getting-started"
     assert slug("C++ & `json.dumps` – Ünder") == "c--jsondumps--ünder"
     assert slug("???") == "section"

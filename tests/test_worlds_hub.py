@@ -63,7 +63,7 @@ def parquet(path, rows):
 
 
 @pytest.mark.parametrize("write", [jsonl, parquet])
-def test_wikipedia_rows_are_pages_and_titles_in_texts_are_links(tmp_path, write):
+def test_wikipedia_rows_become_pages_with_links(tmp_path, write):
     world = load_world(f"hub:{write(tmp_path / f'a.{write.__name__}', WIKI)}")
     assert len(world) == 3 and world.scheme == "hub"
     assert set(world.graph.facts) == {
@@ -90,7 +90,7 @@ def test_wikipedia_rows_are_pages_and_titles_in_texts_are_links(tmp_path, write)
     ],
     ids=["hotpot", "hotpot parquet", "2wiki", "musique", "musique parquet", "JSON"],
 )
-def test_contexts_of_questions_are_pages(tmp_path, row, write):
+def test_question_contexts_become_pages(tmp_path, row, write):
     path = write(tmp_path / f"dev.{write.__name__}", [row, row])
     world = load_world(f"hub:{path}")
     assert len(world) == 2  # the same paragraphs of a second question add nothing
@@ -100,7 +100,7 @@ def test_contexts_of_questions_are_pages(tmp_path, row, write):
     assert "q?" not in str(world.store.rows("SELECT text FROM pages"))
 
 
-def test_the_longest_title_is_the_one_that_is_mentioned():
+def test_longest_title_is_mentioned():
     titles = {"New York": 0, "York": 0, "New York City Ballet": 0, "it": 0, "U.S. Route 1": 0}
     text = "In York and new york, the New York City Ballet (New York) met; it took U.S. Route 1."
     found = ["York", "New York City Ballet", "New York", "U.S. Route 1"]
@@ -119,12 +119,12 @@ def test_the_longest_title_is_the_one_that_is_mentioned():
         {"title": 7, "text": "x"},
     ],
 )
-def test_a_known_column_with_something_else_in_it_is_an_unknown_schema(tmp_path, row):
+def test_known_column_with_wrong_contents_is_an_unknown_schema(tmp_path, row):
     with pytest.raises(ValueError, match="unknown schema: found columns"):
         load_world(f"hub:{jsonl(tmp_path / 'a.jsonl', [row])}")
 
 
-def test_json_beside_parquet_and_empty_files_are_left_out_and_no_rows_are_an_error(tmp_path):
+def test_json_beside_parquet_is_ignored_and_no_rows_raise(tmp_path):
     pq.write_table(pa.Table.from_pylist(WIKI), tmp_path / "train.parquet")
     (tmp_path / "dataset_infos.json").write_text('{"a": 1}')
     (tmp_path / "empty.jsonl").touch()
@@ -133,7 +133,7 @@ def test_json_beside_parquet_and_empty_files_are_left_out_and_no_rows_are_an_err
         load_world(f"hub:{tmp_path}", limit=0)
 
 
-def test_a_file_that_is_written_within_the_same_second_is_read_again(tmp_path):
+def test_file_rewritten_within_a_second_is_read_again(tmp_path):
     file = tmp_path / "a.jsonl"
     for title in ("Oslo", "Rome"):
         file.write_text(json.dumps({"title": title, "text": "x"}) + "\n")
@@ -141,7 +141,7 @@ def test_a_file_that_is_written_within_the_same_second_is_read_again(tmp_path):
         assert load_world(f"hub:{file}", tmp_path / "index").find(title)
 
 
-def test_a_folder_of_files_in_their_order_and_the_limit(tmp_path):
+def test_file_order_and_limit(tmp_path):
     jsonl(tmp_path / "b.jsonl", WIKI[1:])
     jsonl(tmp_path / "a.jsonl", WIKI[:1])
     (tmp_path / "README.md").write_text("no data")
@@ -153,7 +153,7 @@ def test_a_folder_of_files_in_their_order_and_the_limit(tmp_path):
     assert len(load_world("hub:wikimedia/wikipedia", data_files=files[0])) == 2
 
 
-def test_the_second_load_reads_nothing_and_a_changed_file_is_read(tmp_path, monkeypatch):
+def test_only_changed_files_are_read_again(tmp_path, monkeypatch):
     path, index, calls = jsonl(tmp_path / "a.jsonl", WIKI), tmp_path / "index.sqlite", []
     real = hub.read_pages
     monkeypatch.setattr(hub, "read_pages", lambda rows: calls.append(1) or real(rows))
@@ -166,7 +166,7 @@ def test_the_second_load_reads_nothing_and_a_changed_file_is_read(tmp_path, monk
     assert len(calls) == 3
 
 
-def test_an_unknown_schema_names_the_columns_found_and_wanted(tmp_path):
+def test_unknown_schema_lists_columns(tmp_path):
     path, index = jsonl(tmp_path / "a.jsonl", [{"prompt": "p"}]), tmp_path / "i.sqlite"
     with pytest.raises(ValueError, match=r"columns prompt: expected title and text .*context"):
         load_world(f"hub:{path}", index)
@@ -175,13 +175,13 @@ def test_an_unknown_schema_names_the_columns_found_and_wanted(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{broken", '{"title": "a", "text": \n'])
-def test_a_broken_file_is_named(tmp_path, content):
+def test_broken_file_is_named(tmp_path, content):
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(ValueError, match="a.jsonl"):
         load_world(f"hub:{tmp_path / 'a.jsonl'}")
 
 
-def test_rows_without_text_or_title_are_left_out(tmp_path):
+def test_rows_without_text_or_title_are_skipped(tmp_path):
     rows = [
         *WIKI,
         {"id": "4", "url": "", "title": None, "text": "x"},
@@ -191,7 +191,7 @@ def test_rows_without_text_or_title_are_left_out(tmp_path):
     assert len(load_world(f"hub:{jsonl(tmp_path / 'a.jsonl', rows)}")) == 3
 
 
-def test_what_is_not_there_is_named_with_the_remedy(tmp_path):
+def test_missing_data_set_error_contains_the_remedy(tmp_path):
     with pytest.raises(ValueError, match="hub:no/such-set cannot be read .*give hub:PATH"):
         load_world("hub:no/such-set")
     with pytest.raises(ValueError, match=r"no \.parquet, \.json, \.jsonl file there"):
@@ -200,7 +200,7 @@ def test_what_is_not_there_is_named_with_the_remedy(tmp_path):
         load_world("hub:x", data_files=str(tmp_path / "none.jsonl"))
 
 
-def test_the_same_rows_give_the_same_world(tmp_path):
+def test_equal_rows_give_equal_worlds(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", WIKI)
     one, two = load_world(f"hub:{path}"), load_world(f"hub:{path}")
     assert one.version == two.version and one.graph.version == two.graph.version

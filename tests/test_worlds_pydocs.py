@@ -92,7 +92,7 @@ def world():
         return load_world("pydocs")
 
 
-def test_five_thousand_facts_are_confirmed_by_execution(world):
+def test_sampled_facts_are_confirmed_by_execution(world):
     facts = world.graph.facts
     assert len(facts) > 20_000
     some = random.Random("pydocs-0").sample(facts, SAMPLE)
@@ -108,7 +108,7 @@ def test_five_thousand_facts_are_confirmed_by_execution(world):
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
-def test_a_parameter_is_no_module_and_self_is_no_fact(world):
+def test_parameters_are_no_modules_and_self_is_no_fact(world):
     graph = world.graph
     shown = {value for _, relation, value in graph.facts if relation == "parameter"}
     assert len(shown) > 1000 and "self" not in shown
@@ -119,7 +119,7 @@ def test_a_parameter_is_no_module_and_self_is_no_fact(world):
     assert graph.values("argparse.ArgumentParser.error", "parameter") == {"message"}
 
 
-def test_the_check_can_fail():
+def test_verifier_detects_false_facts():
     lies = [
         ["builtins.ValueError", "subclass", "builtins.Exception"],
         ["json.loads", "raised exception", "builtins.TypeErr"],
@@ -145,7 +145,7 @@ def test_the_check_can_fail():
     assert [fact[:3] for fact in json.loads(done.stdout.splitlines()[-1])] == lies
 
 
-def test_what_everyone_knows_is_there(world):
+def test_well_known_facts_are_included(world):
     graph = world.graph
     assert "json.decoder" in graph.values("json", "part")
     assert graph.values("json.decoder.JSONDecodeError", "subclass of") == {"builtins.ValueError"}
@@ -161,14 +161,14 @@ def test_what_everyone_knows_is_there(world):
     assert not any(fact[1].endswith(" of") for fact in graph.facts)
 
 
-def test_nothing_private_and_nothing_twice(world):
+def test_no_private_and_no_duplicate_titles(world):
     titles = [node.title for node in world.graph.nodes.values() if node.kind != "value"]
     assert len(titles) == len(world) == len({*titles})
     assert not any(part.startswith("_") for title in titles for part in title.split("."))
     assert not any(title.split(".")[0] in module.SKIP for title in titles)
 
 
-def test_pages_are_prose_and_facts(world):
+def test_pages_contain_docstring_and_facts(world):
     page = world.page("json.dumps")
     assert page.text.startswith("json.dumps is a function of json.\n\nSerialize ``obj`` to a JSON")
     facts = read_facts(page.text)
@@ -180,7 +180,7 @@ def test_pages_are_prose_and_facts(world):
     assert "textwrap" in {hit.title.split(".")[0] for hit in world.search("wrap a paragraph", 5)}
 
 
-def test_the_same_under_another_hash_seed_and_without_touching_this_process(world, monkeypatch):
+def test_independent_of_hash_seed_and_isolated_from_this_process(world, monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", "77")
     loaded = {*sys.modules}
     part = module.read_standard_library()
@@ -191,7 +191,7 @@ def test_the_same_under_another_hash_seed_and_without_touching_this_process(worl
     assert not {*sys.modules} - loaded & {"turtle", "tkinter", "antigravity"}
 
 
-def test_a_file_of_the_current_folder_is_not_taken_for_a_module(tmp_path, monkeypatch):
+def test_file_in_the_current_folder_does_not_shadow_a_module(tmp_path, monkeypatch):
     """Only the modules' names are asked for; the child is started as the reader does it."""
     for name in ("code", "zlib", "chunk"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'RUN')!r}, 'w')")
@@ -212,7 +212,7 @@ def test_a_file_of_the_current_folder_is_not_taken_for_a_module(tmp_path, monkey
     assert not (tmp_path / "RUN").exists()
 
 
-def test_it_is_read_once(tmp_path, monkeypatch):
+def test_library_is_read_once(tmp_path, monkeypatch):
     """A second load with the same Python does not read; a failing child leaves nothing."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="reading the standard library failed"):
@@ -225,6 +225,6 @@ def test_it_is_read_once(tmp_path, monkeypatch):
     assert len(load_world("pydocs", tmp_path / "index.db")) == 1
 
 
-def test_nothing_follows_the_name():
+def test_argument_in_the_name_is_refused():
     with pytest.raises(ValueError, match="pydocs"):
         load_world("pydocs:3.14")

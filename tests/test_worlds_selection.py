@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from drlib.synthesis.questions import SearchQuestions, chains
+from drlib.questions.chains import SearchQuestions, chains
 from drlib.worlds import Names, fictional_world, load_world, select
 from drlib.worlds.graph import Graph, Node
 from drlib.worlds.selection import _short_names
@@ -28,7 +28,7 @@ def cldr():
     return load_world("cldr")
 
 
-def test_a_folder_s_pages_are_called_by_their_headings_and_linked_by_name(islands):
+def test_folder_pages_are_named_by_heading_and_linked_by_name(islands):
     world = select(islands, **ALL).world
     island = world.entities["Isle Abba"]
     assert island.kind == "island"
@@ -41,14 +41,14 @@ def test_a_folder_s_pages_are_called_by_their_headings_and_linked_by_name(island
     assert world.follow("Abba Light", ["island", "capital", "mayor"])[-1] == "Mayor Abba"
 
 
-def test_what_tells_how_a_folder_is_built_and_headings_of_many_sections_are_no_knowledge(islands):
+def test_folder_structure_and_repeated_headings_are_excluded(islands):
     world = select(islands, **ALL).world
     relations = {relation for entity in world.entities.values() for relation in entity.facts}
     assert relations == {"capital", "light", "island", "mayor", "pet", "town", "height"}
     assert "History" not in world.entities
 
 
-def test_every_fact_is_the_only_value_that_the_large_world_has(cldr):
+def test_facts_are_single_valued_in_the_large_world(cldr):
     """Forward relations by their own name; backwards, by the kind of what they lead to."""
     world = select(cldr, **ALL).world
     graph = cldr.graph
@@ -73,7 +73,7 @@ def test_every_fact_is_the_only_value_that_the_large_world_has(cldr):
     assert "territory" not in world.entities["Norwegian Krone"].facts
 
 
-def test_what_does_not_fit_is_left_out_whole_and_counted(cldr):
+def test_pages_beyond_the_limits_are_omitted_and_counted(cldr):
     selection = select(cldr, pages=200, pieces=400)
     world = selection.world
     everything = select(cldr, **ALL).world
@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_left_out_whole_and_counted(cldr):
     assert {chain.hops for chain in chains(world)} == {1, 2, 3}
 
 
-def test_the_most_frequent_relations_are_kept_and_the_others_counted(cldr):
+def test_most_frequent_relations_are_kept(cldr):
     everything, few = (select(cldr, **ALL, relations=most) for most in (None, 8))
     facts = [
         (title, relation, value)
@@ -109,7 +109,7 @@ def test_the_most_frequent_relations_are_kept_and_the_others_counted(cldr):
     assert norway.items() <= few.world.entities["Norway"].facts.items()
 
 
-def test_a_selection_is_the_same_again_and_starts_chains_of_every_length(cldr):
+def test_selection_is_reproducible_with_chains_of_every_length(cldr):
     first = select(cldr, pages=300, pieces=900, seed=5).world
     assert first.version == select(cldr, pages=300, pieces=900, seed=5).world.version
     assert first.version != select(cldr, pages=300, pieces=900, seed=6).world.version
@@ -119,7 +119,7 @@ def test_a_selection_is_the_same_again_and_starts_chains_of_every_length(cldr):
 
 
 @pytest.mark.parametrize("head", ["Value", "Page", "Section"])
-def test_a_row_is_no_value_and_no_page_whatever_stands_over_its_first_column(tmp_path, head):
+def test_row_kind_is_never_reserved(tmp_path, head):
     table = [
         f"| {head} | Colour |",
         "|---|---|",
@@ -132,7 +132,7 @@ def test_a_row_is_no_value_and_no_page_whatever_stands_over_its_first_column(tmp
     assert not graph.is_value(rows[0].title)
 
 
-def test_a_world_without_facts_or_without_chains_is_refused_with_what_it_lacks(tmp_path):
+def test_world_without_facts_or_chains_is_refused(tmp_path):
     (tmp_path / "a.md").write_text("# A\n\nText.")
     with pytest.raises(ValueError, match="24 are needed.*front matter"):
         select(load_world(f"folder:{tmp_path}"), **ALL)
@@ -141,7 +141,7 @@ def test_a_world_without_facts_or_without_chains_is_refused_with_what_it_lacks(t
         select(load_world(f"folder:{tmp_path}"), **ALL)
 
 
-def test_a_small_world_is_kept_as_a_file(islands, tmp_path):
+def test_small_world_round_trip(islands, tmp_path):
     world = select(islands, **ALL).world
     world.save(tmp_path / "world.json")
     again = SmallWorld.load(tmp_path / "world.json")
@@ -154,7 +154,7 @@ def test_a_small_world_is_kept_as_a_file(islands, tmp_path):
 # ------------------------------------------------------------------------- invented worlds
 
 
-def test_invented_worlds_have_the_schema_of_the_world_at_hand_and_none_of_its_facts(islands):
+def test_fictional_worlds_share_the_schema_but_no_facts(islands):
     world = select(islands, **ALL).world
     names = Names.from_world(world)
     real = {(e.title, r, v) for e in world.entities.values() for r, v in e.facts.items()}
@@ -177,7 +177,7 @@ def test_invented_worlds_have_the_schema_of_the_world_at_hand_and_none_of_its_fa
     assert counted["town"] / counted.total() == pytest.approx(0.25, abs=0.05)
 
 
-def test_invented_numbers_have_the_form_of_real_ones(islands):
+def test_fictional_numbers_have_real_forms(islands):
     names = Names.from_world(select(islands, **ALL).world)
     heights = [
         entity.facts["height"]
@@ -189,7 +189,7 @@ def test_invented_numbers_have_the_form_of_real_ones(islands):
     assert all(height.isdigit() and len(height) == 2 for height in heights)
 
 
-def test_invented_titles_are_joined_like_the_real_ones():
+def test_fictional_titles_use_real_separators():
     dotted = [
         Entity(f"{package}.{name}", "function", {"raised exception": f"{package}.Error"})
         for package in ("json", "csv", "zlib")
@@ -217,7 +217,7 @@ class Dotted:
         self.graph = Graph([Node(title, "class") for title in titles], facts)
 
 
-def test_a_dotted_name_is_as_short_as_it_names_one_thing():
+def test_dotted_names_are_shortened_while_unique():
     world = select(Dotted(), **ALL).world
     # "Start" names 26 classes; "mida" names one
     assert world.entities["a.Start"].facts == {"base class": "mida"}
@@ -225,7 +225,7 @@ def test_a_dotted_name_is_as_short_as_it_names_one_thing():
     assert all(title.count(".") == title.endswith("Start") for title in world.entities)
 
 
-def test_a_name_that_is_the_end_of_another_stays_with_the_one_it_is():
+def test_title_that_is_a_suffix_of_another_keeps_its_name():
     titles = ["json", "my.json", "a.b", "c.a.b", "Mt. Everest", "3.14", "f.g.h"]
     short = _short_names(titles)
     assert short == {"my.json": "my.json", "a.b": "a.b", "c.a.b": "c.a.b", "f.g.h": "h"}

@@ -17,7 +17,7 @@ from drlib.worlds.store import Store
 from tests.store_examples import library, place
 
 
-def test_a_reader_keeps_its_state_and_a_new_one_sees_the_update(tmp_path):
+def test_reader_keeps_its_state_and_a_new_one_sees_the_update(tmp_path):
     path = tmp_path / "index"
     old = library({"a": place("A", ("r", "1"))}, path)
     version = old.version
@@ -54,7 +54,7 @@ def writer(path):
     return process
 
 
-def test_readers_are_not_disturbed_by_a_writer(tmp_path):
+def test_readers_are_not_affected_by_a_writer(tmp_path):
     path = tmp_path / "index"
     version = library({"a": place("A", ("r", "1"))}, path).version
     process, faults, shown = writer(path), [], set()
@@ -81,7 +81,7 @@ def test_readers_are_not_disturbed_by_a_writer(tmp_path):
     assert after.version == out.strip() != version == one.store.version
 
 
-def test_a_killed_writer_leaves_the_old_state(tmp_path):
+def test_killed_writer_leaves_the_old_state(tmp_path):
     path = tmp_path / "index"
     version = library({"a": place("A", ("r", "1"))}, path).version
     process = writer(path)
@@ -92,7 +92,7 @@ def test_a_killed_writer_leaves_the_old_state(tmp_path):
     assert world.store.rows("PRAGMA integrity_check") == [("ok",)]
 
 
-def test_processes_that_build_the_same_index_at_once_read_it_once(tmp_path):
+def test_concurrent_builds_read_the_sources_once(tmp_path):
     code = """
 import sys
 sys.path.insert(0, "tests")
@@ -108,7 +108,7 @@ print(len(changes.added), store.version)
     assert len({version for _, version in found}) == 1
 
 
-def test_a_new_file_that_another_holds_is_waited_for(tmp_path):
+def test_new_file_locked_by_another_process_is_awaited(tmp_path):
     """SQLite itself waits for readers there, and says at once that a writer has locked the file."""
     path = tmp_path / "index"
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -120,7 +120,7 @@ def test_a_new_file_that_another_holds_is_waited_for(tmp_path):
     other.close()
 
 
-def test_a_file_that_another_makes_between_two_looks_is_no_stranger_s(tmp_path, monkeypatch):
+def test_file_created_concurrently_is_accepted(tmp_path, monkeypatch):
     """Another process makes the file just then: before the change, it was taken for damaged."""
     path, connect = tmp_path / "index", sqlite3.connect
     rivals = []

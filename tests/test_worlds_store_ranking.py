@@ -39,7 +39,7 @@ def by_one_query(store, query):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_order_is_that_of_one_query_over_all_words(seed):
+def test_ranking_equals_a_single_fts_query(seed):
     store, rng = stored(pages(seed)), random.Random(seed)
     for _ in range(60):
         query = " ".join(rng.choices([*WORDS, "JSON", "emile", "nowhere"], k=rng.randint(1, 6)))
@@ -48,14 +48,14 @@ def test_the_order_is_that_of_one_query_over_all_words(seed):
             assert store.search(query, k) == expected[:k]
 
 
-def test_the_tour_s_small_world_finds_what_one_query_finds():
+def test_tour_ranking_equals_a_single_fts_query():
     world = load_world("tour")
     for entity in [*world.entities.values()][::25]:
         query = " ".join([entity.kind, *entity.facts, *entity.facts.values()])
         assert world.store.search(query, 8) == by_one_query(world.store, query)[:8]
 
 
-def test_scores_are_those_of_the_formula():
+def test_scores_match_the_bm25_formula():
     """BM25 with k1 = 1.2 and b = 0.75, a title's words four times, computed here by hand."""
     documents = [Document(f"p{i}" + " moon" * (i % 3 == 0), "moon salt " * i) for i in range(9)]
     documents += [Document(f"q{i}", "river stone") for i in range(30)]
@@ -79,7 +79,7 @@ def test_scores_are_those_of_the_formula():
     assert stored(documents).search("moon salt", 100) == best and len(best) == 9
 
 
-def test_pages_of_one_score_come_by_title_however_they_were_written():
+def test_ties_are_ordered_by_title():
     titles = ["b", "é", "B", "a", "c"]
     for seed in range(3):
         random.Random(seed).shuffle(titles)
@@ -88,7 +88,7 @@ def test_pages_of_one_score_come_by_title_however_they_were_written():
         assert store.search("moon", 9) == sorted(titles)
 
 
-def test_a_common_word_never_hides_the_page_that_all_rare_words_name():
+def test_common_words_do_not_outrank_rare_ones():
     documents = [Document(f"page {i}", "moon salt river " * 5) for i in range(500)]
     documents.append(Document("other", "moon zircon ochre " + "stone " * 200))
     store = stored(documents)
@@ -96,13 +96,13 @@ def test_a_common_word_never_hides_the_page_that_all_rare_words_name():
     assert "other" in store.search("moon salt zircon", 500)
 
 
-def test_a_title_comes_first_although_other_pages_say_it_more_often():
+def test_title_match_outranks_frequent_mentions():
     parts = {"t": Part([Document("Moon river", "x")])}
     parts |= {str(i): Part([Document(f"Moon river {i}", "moon river " * 9)]) for i in range(20)}
     assert library(parts).search("moon RIVER", 5)[0].title == "Moon river"
 
 
-def test_an_update_is_seen_page_by_page_and_only_by_who_makes_it(tmp_path):
+def test_update_is_visible_to_its_writer_only(tmp_path):
     path, parts = tmp_path / "index", {str(i): place(f"Place {i}", ("r", "salt")) for i in range(9)}
     old = library(parts, path)
     before = old.store.search("salt place", 20)
@@ -122,7 +122,7 @@ def test_an_update_is_seen_page_by_page_and_only_by_who_makes_it(tmp_path):
     assert old.store.search("salt place", 20) == before
 
 
-def test_words_that_are_dropped_from_memory_are_found_again(monkeypatch):
+def test_evicted_words_are_ranked_again(monkeypatch):
     store = stored(pages(1))
     expected = {word: by_one_query(store, word) for word in WORDS}
     monkeypatch.setattr(store_module, "MAX_RANKED", 60)

@@ -102,7 +102,7 @@ BROKEN = [
 ]
 
 
-def test_lies_and_broken_rows_are_dropped_and_counted(place, model):
+def test_unquoted_and_malformed_rows_are_dropped_and_counted(place, model):
     model.replies = lambda text: LIES + BROKEN + right(text) if "Ada" in text else []
     world = load(place, model)
     assert +world.extraction == {"kept": 2, "not quoted": len(LIES), "malformed": len(BROKEN)}
@@ -127,7 +127,7 @@ def test_lies_and_broken_rows_are_dropped_and_counted(place, model):
     ],
     ids=range(10),
 )
-def test_junk_replies_are_counted_and_the_texts_stay(place, model, junk):
+def test_junk_replies_are_counted_and_texts_are_kept(place, model, junk):
     model.replies = lambda text: junk if "Ada" in text else right(text)
     world = load(place, model)
     assert +world.extraction == {"junk": 1, "kept": 2} and world.changes.skipped == {}
@@ -143,7 +143,7 @@ def test_junk_replies_are_counted_and_the_texts_stay(place, model, junk):
         (b"x" * 2_000_000, "bytes"),
     ],
 )
-def test_an_endpoint_that_fails_is_named_and_asked_again_at_the_next_load(
+def test_failed_endpoint_is_reported_and_retried_at_the_next_load(
     place, model, tmp_path, reply, reason
 ):
     model.replies = lambda text: reply if "Ada" in text else right(text)
@@ -165,7 +165,7 @@ def test_an_endpoint_that_fails_is_named_and_asked_again_at_the_next_load(
     assert len(model.seen) == asked and third.version == again.version == load(place, model).version
 
 
-def test_a_slow_drip_ends_in_time(place, model):
+def test_slow_response_ends_at_the_deadline(place, model):
     def drip(handler):
         handler.send_response(200)
         handler.end_headers()
@@ -187,7 +187,7 @@ def test_a_slow_drip_ends_in_time(place, model):
     assert all("no complete reply within 0.5 s" in why for why in world.changes.skipped.values())
 
 
-def test_no_server_at_all_and_after_some_failures_none_is_asked(place, model):
+def test_missing_server_and_consecutive_failures_stop_requests(place, model):
     model.shutdown()
     model.server_close()
     for i in range(5):
@@ -199,7 +199,7 @@ def test_no_server_at_all_and_after_some_failures_none_is_asked(place, model):
     assert sum("failed 3 times in a row" in why for why in skipped.values()) == 4
 
 
-def test_small_files_are_asked_about_at_the_same_time_and_each_once(place, model):
+def test_small_files_are_requested_concurrently_and_once(place, model):
     """As many as there are workers; what is found is what one after the other would find."""
     for i in range(30):
         (place / f"{i:02}.txt").write_text(f"{ADA} Note {i}.")
@@ -224,7 +224,7 @@ def test_small_files_are_asked_about_at_the_same_time_and_each_once(place, model
     assert pages == {"ada.txt", *(f"{i:02}.txt" for i in range(30))}
 
 
-def test_a_server_that_refuses_is_asked_few_times(place, model):
+def test_refusing_server_gets_few_requests(place, model):
     for i in range(78):
         (place / f"{i:02}.txt").write_text(f"{ADA} Note {i}.")
     model.replies = lambda text: 401
@@ -240,7 +240,7 @@ def test_a_server_that_refuses_is_asked_few_times(place, model):
     assert len(skipped) == 80 - 5
 
 
-def test_one_changed_file_is_asked_about_again_and_nothing_else(place, model, tmp_path):
+def test_only_a_changed_file_is_requested_again(place, model, tmp_path):
     index = tmp_path / "index.sqlite"
     load(place, model, index)
     assert len(model.seen) == 2
@@ -253,13 +253,13 @@ def test_one_changed_file_is_asked_about_again_and_nothing_else(place, model, tm
     assert plain.graph is None and plain.find("ada.txt") and not plain.find("Ada Lovelace")
 
 
-def test_a_file_that_cannot_be_read_is_named_once(place, model):
+def test_unreadable_file_is_reported_once(place, model):
     (place / "binary.txt").write_bytes(b"\0")
     world = load(place, model)
     assert list(world.changes.skipped) == ["binary.txt"] and len(model.seen) == 2
 
 
-def test_every_entity_has_a_page_of_its_own_name(place, model):
+def test_every_entity_has_a_page(place, model):
     (place / "ada.txt").unlink()
     text = "# É\n\n|City|Land|\n|--|--|\n|Oslo|Norway|\n\nOslo is led by Bob."
     (place / "é.md").write_text(text)
@@ -270,7 +270,7 @@ def test_every_entity_has_a_page_of_its_own_name(place, model):
     assert read_facts(world.page("Oslo").text)["mayor"] == ["Bob"]
 
 
-def test_a_dead_endpoint_keeps_the_triples_of_unchanged_files(place, model, tmp_path):
+def test_unreachable_endpoint_keeps_existing_triples(place, model, tmp_path):
     before = load(place, model, tmp_path / "index")
     gone = {"endpoint": "http://127.0.0.1:9/v1", "model": "tiny"}
     after = load_world(f"folder:{place}", tmp_path / "index", **gone)
@@ -292,7 +292,7 @@ def test_relation_names():
         assert not found.endswith(" of") and ": " not in found and found == found.strip()
 
 
-def test_endpoint_and_model_come_together(place, model):
+def test_endpoint_requires_a_model(place, model):
     for options in ({"endpoint": model.url}, {"model": "tiny"}):
         with pytest.raises(ValueError, match="endpoint=URL .* and model=NAME .* together"):
             load_world(f"folder:{place}", **options)
@@ -312,7 +312,7 @@ load_world(f"folder:{sys.argv[1]}", sys.argv[2], endpoint=sys.argv[3], model="ti
 """
 
 
-def test_a_killed_load_asks_the_next_time_about_the_rest_alone(place, model, tmp_path):
+def test_killed_load_resumes_with_the_remaining_chunks(place, model, tmp_path):
     """By SIGKILL, once some of 62 files have their replies: the index is empty, the words stay."""
     notes_of(place, 60)
     index = tmp_path / "index"
@@ -338,7 +338,7 @@ def test_a_killed_load_asks_the_next_time_about_the_rest_alone(place, model, tmp
     assert +world.extraction == {"kept": 2 * 60 + 4}
 
 
-def test_half_a_line_of_the_kept_replies_is_asked_again(place, model, tmp_path):
+def test_incomplete_saved_reply_is_requested_again(place, model, tmp_path):
     before = load(place, model, tmp_path / "index")
     kept = tmp_path / "index.replies"
     kept.write_text(kept.read_text()[:-20])
@@ -348,7 +348,7 @@ def test_half_a_line_of_the_kept_replies_is_asked_again(place, model, tmp_path):
     assert len(model.seen) == 1 and len(kept.read_text().splitlines()) == 2
 
 
-def test_a_changed_file_costs_its_changed_chunks(place, model, tmp_path):
+def test_changed_file_requests_only_changed_chunks(place, model, tmp_path):
     sections = [f"# Part {i}\n\n{ADA} In part {i}.\n\n" for i in range(5)]
     (place / "engine.md").write_text("".join(sections))
     load(place, model, tmp_path / "index")
@@ -361,7 +361,7 @@ def test_a_changed_file_costs_its_changed_chunks(place, model, tmp_path):
     assert world.graph.values("Analytical Engine", "designer") == {"Charles Babbage"}
 
 
-def test_another_model_is_asked_itself_and_junk_is_not_kept(place, model, tmp_path):
+def test_replies_are_saved_per_model_without_junk(place, model, tmp_path):
     kept = {"replies_path": tmp_path / "said"}
     load(place, model, **kept)
     model.replies = lambda text: b"{}" if "Ada" in text else right(text)
@@ -373,7 +373,7 @@ def test_another_model_is_asked_itself_and_junk_is_not_kept(place, model, tmp_pa
     assert [row[3] for row in model.seen[4:]] == [ADA]
 
 
-def test_words_that_are_no_valid_unicode_are_kept_as_they_are(place, model, tmp_path):
+def test_lone_surrogates_survive_the_reply_file(place, model, tmp_path):
     """Half a surrogate pair, as JSON can escape it and UTF-8 cannot hold it."""
     rows = [dict(zip(triples.KEYS, row, strict=True)) for row in RIGHT["Ada"]]
     said = {"choices": [{"message": {"content": f"\ud800 {json.dumps(rows)}"}}]}
@@ -386,7 +386,7 @@ def test_words_that_are_no_valid_unicode_are_kept_as_they_are(place, model, tmp_
     assert model.seen == []
 
 
-def test_a_file_of_something_else_is_not_taken_for_replies(place, model, tmp_path):
+def test_foreign_file_is_refused_as_reply_file(place, model, tmp_path):
     (tmp_path / "said").write_text('{"question": "?"}\n')
     with pytest.raises(ValueError, match="said, line 1 is no saved reply"):
         load(place, model, replies_path=tmp_path / "said")

@@ -9,7 +9,7 @@ pytest.importorskip("trafilatura")
 from drlib.worlds import load_world
 
 
-def test_without_libzim_the_error_names_the_licence_and_the_command(monkeypatch, tmp_path):
+def test_missing_libzim_error_names_licence_and_command(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "libzim", None)
     monkeypatch.setitem(sys.modules, "libzim.reader", None)
     with pytest.raises(ImportError, match=r'pip install "drlib\[zim\]" .*GPL-3.0-or-later'):
@@ -90,7 +90,7 @@ def test_articles_links_and_redirects(file, tmp_path):
     assert world.search("Minnesota")[0].title == "Oslo (A/Oslo_2)"
 
 
-def test_built_once_and_again_for_another_file(file, tmp_path):
+def test_index_is_rebuilt_for_another_file(file, tmp_path):
     index = tmp_path / "index.sqlite"
     first = load_world(f"zim:{file}", index)
     again = load_world(f"zim:{file}", index)
@@ -105,7 +105,7 @@ def test_the_limit_counts_articles(file):
     assert len(world) == 2 and world.find("Norway") and world.find("Oslo")
 
 
-def test_what_is_no_zim_file_is_named(tmp_path):
+def test_other_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="zim:.*not a ZIM file"):
         load_world(f"zim:{tmp_path / 'none.zim'}")
     (tmp_path / "text.zim").write_text("not a zim file")
@@ -113,7 +113,7 @@ def test_what_is_no_zim_file_is_named(tmp_path):
         load_world(f"zim:{tmp_path / 'text.zim'}")
 
 
-def test_an_article_that_cannot_be_parsed_does_not_stop_the_others(file, monkeypatch):
+def test_unparsable_article_does_not_stop_the_others(file, monkeypatch):
     from drlib.worlds import zim
 
     monkeypatch.setattr(zim, "TIMEOUT_S", 1e-4)

@@ -13,8 +13,8 @@ from drlib.agents.react import ReAct
 from drlib.config import ROOT
 from drlib.files import write_atomic
 from drlib.models.local_engine import LocalEngine
+from drlib.questions.chains import Chain, search_task
 from drlib.rewards.functions import exact_match
-from drlib.synthesis.questions import Chain, search_task
 from drlib.training import grpo
 from drlib.training.gradient import Share, learn
 from drlib.training.ranks import Ranks
@@ -31,7 +31,7 @@ class Walk:
 
     def __init__(self, start: ColdStart):
         self.start = start
-        self.config = settings(rl_group=GROUP)
+        self.config = settings(rl__group=GROUP)
 
     def values(self) -> dict[str, str]:
         """Everything that the page shows, in the order of the stops."""
@@ -116,7 +116,7 @@ class Walk:
 
     def loss(self) -> dict:
         """Stop 8: the group as an update of its own, without the balance loss."""
-        config = self.config.derive(balance_coef=0.0)
+        config = self.config.derive(trainer__balance_coef=0.0)
         model = copy.deepcopy(self.start.policy).train()
         share = Share(self.trajectories, self.advantages_N, self.weights_N)
         row = learn(model, [share], config, Ranks())

@@ -14,7 +14,7 @@ set -euo pipefail
 
 RUNS=${RUNS:-runs}
 MODEL=${MODEL:-Qwen/Qwen3-30B-A3B-Thinking-2507}
-SETTINGS=(--profile gpu8 --runs "$RUNS" --set "model=$MODEL")
+SETTINGS=(--profile gpu8 --runs "$RUNS" "--model.path=$MODEL")
 
 # The development mode is what lets the trainer hand over its weights; everybody who reaches the
 # port can do the same, hence loopback only.

@@ -35,8 +35,8 @@ SERVES=${NODES[0]}
 FIRST=${NODES[1]}
 TRAIN=$(IFS=, && echo "${NODES[*]:1}")
 COUNT=$((${#NODES[@]} - 1))
-SETTINGS=(--profile gpu8 --runs "$RUNS" --set "model=$MODEL" --set "processes=$CARDS"
-  --set "engine_url=http://$SERVES:8000/v1")
+SETTINGS=(--profile gpu8 --runs "$RUNS" "--model.path=$MODEL" "--processes=$CARDS"
+  "--engine.url=http://$SERVES:8000/v1")
 
 # The development mode is what lets the trainer hand over its weights; everybody who reaches the
 # port can do the same: keep it inside the cluster.

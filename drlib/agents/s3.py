@@ -20,7 +20,7 @@ from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.rollout_state import RolloutState, Steps
 from drlib.chat.prompts import GATHER
 from drlib.chat.tool_calls import Answer, ToolCall
-from drlib.synthesis.lookups import answer_from, facts_of
+from drlib.questions.lookups import answer_from, facts_of
 from drlib.tools.toolbox import ShownPage, extract_pages
 from drlib.validation import require
 

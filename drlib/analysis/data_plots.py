@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drlib.analysis.plots import CONTROL, DOWN, UP
-from drlib.synthesis.queries import (
+from drlib.questions.queries import (
     And,
     Anything,
     Count,

@@ -17,14 +17,14 @@ from matplotlib.figure import Figure
 
 from drlib.analysis import data_plots, plots, rendering, viewer
 from drlib.analysis.plots import png_bytes
+from drlib.demonstrations.solver import Solver
+from drlib.questions.checks import effort, faults
+from drlib.questions.queries import Query, depth, evaluate_query, from_text, to_text
+from drlib.questions.upgrades import OPERATORS
+from drlib.questions.wording import render_question
 from drlib.rl.advantages import ADVANTAGES
 from drlib.rl.clips import CLIPS
 from drlib.rl.losses import LossConfig
-from drlib.synthesis.checks import effort, faults
-from drlib.synthesis.queries import Query, depth, evaluate_query, from_text, to_text
-from drlib.synthesis.solver import Solver
-from drlib.synthesis.upgrades import OPERATORS
-from drlib.synthesis.wording import render_question
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Trajectory

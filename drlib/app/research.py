@@ -295,10 +295,10 @@ def _load_tour_policy(options: AskOptions) -> ModelSetup:
     config = Config.load("laptop")
     has_memory = options.agent in WITH_MEMORY
     model, tokenizer = load_policy(MEMORY_POLICY if has_memory else TOUR_POLICY)
-    context = MERGER_TOKENS if options.agent == "heavy" else config.max_context_tokens
+    context = MERGER_TOKENS if options.agent == "heavy" else config.rollout.max_context_tokens
     engine = LocalEngine(model.eval(), max_context=context, slots=options.runs)
-    calls = MEMORY_CALLS if has_memory else config.max_calls
-    limits = Limits(calls, config.max_turn_tokens, context)
+    calls = MEMORY_CALLS if has_memory else config.rollout.max_calls
+    limits = Limits(calls, config.rollout.max_turn_tokens, context)
     return ModelSetup(engine, ChatIds(tokenizer), limits, None)
 
 

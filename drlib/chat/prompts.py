@@ -3,7 +3,7 @@
 A summary is asked for and handed on (ReSum), reports are merged (Heavy), a searcher is shown the
 first results (s3). The texts stand here and not beside the agents, because a policy that is trained
 for these agents reads them before any agent runs: the tokenizer has a piece for each of their
-lines (`PHRASES`), and `drlib.synthesis.skills` writes the samples.
+lines (`PHRASES`), and `drlib.demonstrations.skills` writes the samples.
 
 Left out: wordings in other languages.
 """

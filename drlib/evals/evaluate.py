@@ -1,7 +1,7 @@
 """Stages `evaluate_*`: held-out questions, greedy and sampled, with outcomes kept per question.
 
 Held-out questions have answers that no training question has. Every stage is asked the same ones:
-once greedily and `eval_samples` times at temperature 1, with the real tools (or, closed book, with
+once greedily and `evaluation.samples` times at temperature 1, with the real tools (or, closed book, with
 tools that find nothing). `outcomes.jsonl` keeps a line a question, `rows.json` the sums.
 """
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from drlib.agents.react import ReAct
 from drlib.config import Config
 from drlib.files import read_json_lines, write_atomic, write_json_lines
+from drlib.questions.chains import chain_questions
 from drlib.sandbox import Sandbox
-from drlib.synthesis.questions import chain_questions
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.training import stages
@@ -47,17 +47,17 @@ class Outcome:
 
 
 def held_out(world: SmallWorld, config: Config) -> list[Task]:
-    """`eval_questions` of each kind, or as many as the world has, drawn with `eval_seed`; no search
+    """`evaluation.questions` of each kind, or as many as the world has, drawn with `evaluation.seed`; no search
     question has a shortcut. With the engine also as many of several conditions, in equal parts."""
-    drawn = (config.eval_questions, config.eval_seed, "test")
+    drawn = (config.evaluation.questions, config.evaluation.seed, "test")
     python = chain_questions(world, *drawn, "python")
-    results = config.search_results
+    results = config.rollout.search_results
     search = chain_questions(world, *drawn, "search", results=results, at_least=1)
     conditions = engine_questions(world, config, "test")
     if conditions is None:
         return python + search
-    rng = random.Random(f"conditions-{config.eval_seed}")
-    share = config.eval_questions // len(conditions.skills)
+    rng = random.Random(f"conditions-{config.evaluation.seed}")
+    share = config.evaluation.questions // len(conditions.skills)
     several = []
     for skill in conditions.skills:
         pool = conditions.all(skill)
@@ -67,8 +67,8 @@ def held_out(world: SmallWorld, config: Config) -> list[Task]:
 
 def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
     """(outcomes, trajectories) of the tasks; `keys` fix each question's random streams."""
-    k = config.eval_samples
-    streams = dict(seed=config.eval_seed, keys=keys)
+    k = config.evaluation.samples
+    streams = dict(seed=config.evaluation.seed, keys=keys)
     greedy = agent.run(tasks, temperature=0.0, **streams)
     sampled = agent.run(tasks, samples=k, temperature=1.0, **streams)
     outcomes = []
@@ -126,13 +126,17 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     world = SmallWorld.load(stages.input_folder(name, "world", config, runs) / WORLD_FILE)
     asked = stages.input_folder(name, "rl" if closed else of, config, runs)
     tasks = held_out(world, config)
-    if config.rl_world_change:  # the same questions, of the world that the policy has met last
+    if (
+        config.rl.callbacks.world_change
+    ):  # the same questions, of the world that the policy has met last
         tasks, changed = perturb_worlds(tasks, {}, world)
         (world,) = changed.values()
     mine = list(range(ranks.rank, len(tasks), ranks.size))
     with (
         Sandbox() as sandbox,
-        Toolbox(world, sandbox, results=config.search_results, closed_book=closed) as toolbox,
+        Toolbox(
+            world, sandbox, results=config.rollout.search_results, closed_book=closed
+        ) as toolbox,
         opened(asked, config) as (engine, chat, system),
     ):
         agent = ReAct(engine, toolbox, chat, limits_of(config), system)

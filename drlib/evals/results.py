@@ -95,9 +95,9 @@ def origin(configs: Sequence[Config], runs: Path, names: Iterable[str]) -> dict:
         policy = stages.folder("rl" if name == "closed_book" else name, config, runs)
         policies.add(read_manifest(policy)["code"])
         questions.add(read_manifest(stages.folder(f"evaluate_{name}", config, runs))["code"])
-    seed = configs[0].eval_seed
+    seed = configs[0].evaluation.seed
     written = ""
-    if seed == Config().eval_seed:
+    if seed == Config().evaluation.seed:
         written = git("log", "--reverse", "--format=%H", f"-S{seed}", "--", "drlib/config.py")
     world = read_manifest(stages.folder("world", configs[0], runs))["metrics"]
     return {

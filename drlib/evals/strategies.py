@@ -22,8 +22,7 @@ from drlib.agents.rollout_state import COUNTS, count_costs
 from drlib.chat.template import ChatIds
 from drlib.files import write_atomic
 from drlib.models.engine import Engine
-from drlib.synthesis.questions import chain_questions
-from drlib.synthesis.trails import trail
+from drlib.questions.chains import chain_questions, trail
 from drlib.task import Task, is_correct, normalise_answer
 from drlib.tools import Toolbox
 from drlib.validation import require

@@ -52,7 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     line.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     line.add_argument("--runs", type=Path, default=ROOT / "runs")
     line.add_argument("--out", type=Path, default=AGAIN, help="default: figures/reference/again")
-    line.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     line.add_argument("--only", nargs="+", metavar="STAGE", help="keep these alone, such as rl")
     one = command(_finding, "a claim about learning against its control, for several seeds")
     one.add_argument("name", metavar="NAME", help="of drlib/lab/findings.yaml")

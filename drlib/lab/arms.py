@@ -39,7 +39,7 @@ def save_arm(
 def copy_curve(stage: str, config: Config, runs: Path, out: Path) -> None:
     """The metrics of a stage's steps, rounded, as `seedN_STAGE.jsonl`, where it took steps."""
     steps = stages.STAGES[stage].steps
-    if not steps or not getattr(config, steps):
+    if not steps or not config.get(steps):
         return
     rows = read_metrics(stages.folder(stage, config, runs))
     if not stage.startswith("rl"):

@@ -10,12 +10,12 @@ AgentFounder's rows from the memory of a world, written by a language model and 
     readings.jsonl   what another model said that answered the questions again and judged the plans
                      (--reader); without one the writer does, in calls of its own
 
-What each check is: `drlib.synthesis.crafting` and `drlib.synthesis.model_teacher`. No reply is
+What each check is: `drlib.questions.crafting` and `drlib.demonstrations.model_teacher`. No reply is
 asked for twice: an interrupted command goes on, and a larger budget goes on too. `--attempts` takes
 finished attempts (JSON lines of question, answer, prediction and messages, as Tongyi's evaluation
 writes them) and widens their decisions.
 
-Left out: training on the rows (`cpt_fas_share` and `cpt_has_share` mix in those that are made by
+Left out: training on the rows (`pretrain.first_order_share` and `pretrain.higher_order_share` mix in those that are made by
 rule).
 """
 
@@ -28,15 +28,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from drlib.demonstrations.agentfounder import KEPT, CptRow, higher_order
+from drlib.demonstrations.model_teacher import ModelTeacher
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import read_json_lines, write_atomic
 from drlib.lab.dataset import KEY, REPLIES
-from drlib.synthesis.crafting import WISHES, Crafted, counts, craft
-from drlib.synthesis.families.agentfounder import KEPT, CptRow, higher_order
-from drlib.synthesis.memory import EntityMemory
-from drlib.synthesis.model_teacher import ModelTeacher
-from drlib.synthesis.replies import Replies
-from drlib.synthesis.world_memory import memory_of_world
+from drlib.questions.crafting import WISHES, Crafted, counts, craft
+from drlib.questions.entity_memory import EntityMemory, memory_of_world
+from drlib.questions.replies import Replies
 from drlib.task import is_accepted
 from drlib.validation import require
 from drlib.worlds import load_world

@@ -1,6 +1,6 @@
 """`drlib dataset --world folder:notes -n 2000 --families all --out DIR`: questions as a data set.
 
-What is drawn and what is dropped: `drlib.synthesis.dataset`; the files: `dataset_files`. Here are
+What is drawn and what is dropped: `drlib.questions.question_set`; the files: `dataset_files`. Here are
 the command, the quality report with its figure, and the card (README.md) that says what the folder
 holds, where each question went that is not in it, and why there are fewer than were asked for. An
 interrupted run goes on with the same command; the same command gives the same bytes.
@@ -21,12 +21,12 @@ from datasets import disable_progress_bars
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import write_atomic
 from drlib.notebook.display import use_style
-from drlib.synthesis.dataset import MOST_DRAWN, Drawn, Wish, draw_dataset, task_of
-from drlib.synthesis.dataset_files import CONFIGS, VERL, write_folder
-from drlib.synthesis.draws import FAMILIES, NOT_TAKEN
-from drlib.synthesis.pass_rates import Attempt, by_heart
-from drlib.synthesis.quality import quality_report, save_report, split_overlap
-from drlib.synthesis.replies import Replies
+from drlib.questions.escalation import Attempt, by_heart
+from drlib.questions.export import CONFIGS, VERL, write_folder
+from drlib.questions.families import FAMILIES, NOT_TAKEN
+from drlib.questions.quality import quality_report, save_report, split_overlap
+from drlib.questions.question_set import MOST_DRAWN, Drawn, Wish, draw_dataset, task_of
+from drlib.questions.replies import Replies
 from drlib.validation import require
 from drlib.worlds import load_world
 

@@ -8,9 +8,9 @@ curves), and the README has both and their difference; `--out figures/reference/
 first.
 
 Each seed repeats everything, pre-training included. `--only` keeps a variation of some stages:
-`--set rl_oversample=2 --set rl_resample=sample --only rl --out figures/reference/resampling`.
+`--rl.sampling.oversample=2 --rl.sampling.resample=sample --only rl --out figures/reference/resampling`.
 
-The same line on another world: `--set world=folder:notebooks/tern`, into a folder of
+The same line on another world: `--world.name=folder:notebooks/tern`, into a folder of
 `figures/reference/worlds/`.
 
 The README's numbers stand between marker comments and are written here; a test compares them, so a

@@ -171,7 +171,10 @@ def _tried(trial: Trial, config: Config, runs: Path, question_seed: int) -> Ledg
     world = stages.input_folder("a trial", "world", config, runs) / WORLD_FILE
     world = SmallWorld.load(world)
     torch.set_num_threads(1)  # small matrices: threads would only wait for each other
-    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as tools:
+    with (
+        Sandbox() as sandbox,
+        Toolbox(world, sandbox, results=config.rollout.search_results) as tools,
+    ):
         limit = trial.context_tokens
         engine = LocalEngine(model.eval(), max_context=limit, lockstep=True)
         return attempt(trial, engine, tools, chat, world, question_seed, config.seed)

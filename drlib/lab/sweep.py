@@ -6,12 +6,12 @@
     profile: laptop                  # default
     seeds: [0, 1, 2]                 # default
     asked: [search sample]           # default; kind and decoding, the figure is of the first
-    common: {rl_steps: 25}           # settings of all arms
+    common: {rl.steps: 25}           # settings of all arms
     control: ppo                     # the arm that the others are compared with
     arms:
       ppo: {}
-      cispo: {rl_clip: cispo}
-      none: {rl_clip: none, claim: Without a clip it learns less, source: us, expected: lower}
+      cispo: {rl.loss.clip: cispo}
+      none: {rl.loss.clip: none, claim: Without a clip it learns less, source: us, expected: lower}
 
 A finding (`drlib.lab.findings`) is two arms and a sentence; here arms are many, and each may carry
 such a sentence or none. What is wrong with a file is said in one line before anything is trained:
@@ -225,7 +225,7 @@ def _config(sweep: Sweep, arm: str) -> Config:
 def _check_questions(name: str, settings: Mapping, config: Config) -> None:
     """Differences are paired by question, so whatever chooses the questions is of all arms."""
     chooses = {"questions", "search_results"}  # what one search finds is no question of two
-    if config.questions == "engine":
+    if config.questions.source == "engine":
         chooses.add("max_calls")  # what cannot be found in so many is not asked
     for key in settings:
         fault = f"arm {name!r}: {key} chooses the held-out questions, which are the same for all"
@@ -249,8 +249,8 @@ def _check_switches(sweep: Sweep, name: str, config: Config) -> None:
 def _check_asked(sweep: Sweep) -> None:
     """Kinds that the evaluation asks, and decodings that it has."""
     config = sweep.config(sweep.control, sweep.seeds[0])
-    several = ("2 conditions", "3 conditions") if config.questions == "engine" else ()
+    several = ("2 conditions", "3 conditions") if config.questions.source == "engine" else ()
     for kind, decoding in sweep.asked:
         _known([kind], ("search", "python", *several), "kind of question in asked:")
-        decodings = ("sample", "greedy", f"pass@{config.eval_samples}")
+        decodings = ("sample", "greedy", f"pass@{config.evaluation.samples}")
         _known([decoding], decodings, "decoding in asked:")

@@ -85,7 +85,7 @@ def _wants(name: str, config: Config) -> dict:
     ray = import_extra("ray")
     processes = config.processes if stages.STAGES[name].parallel else 1
     wants = {"CPU": processes}
-    if config.trainer == "trl" and ray.cluster_resources().get("GPU", 0) > 0:
+    if config.trainer.backend == "trl" and ray.cluster_resources().get("GPU", 0) > 0:
         wants["GPU"] = processes
     for kind, number in wants.items():
         most = max(int(node["Resources"].get(kind, 0)) for node in ray.nodes() if node["Alive"])

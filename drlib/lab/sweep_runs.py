@@ -167,6 +167,6 @@ def _begun(missing: Sequence[str], config: Config, runs: Path) -> str:
         final = stages.folder(name, config, runs)
         partial = final.with_name(final.name + ".partial")
         if (partial / METRICS).exists():
-            total = getattr(config, stages.STAGES[name].steps)
+            total = config.get(stages.STAGES[name].steps)
             told.append(f"{name} at step {len(read_metrics(partial))} of {total}")
     return f" ({', '.join(told)})" if told else ""

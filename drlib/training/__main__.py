@@ -1,6 +1,6 @@
 """`python -m drlib.training STAGE --profile P --set NAME=VALUE`: a stage, and what it needs.
 
-    python -m drlib.training rl --profile ci --set rl_steps=5
+    python -m drlib.training rl --profile ci --rl.steps=5
     python -m drlib.training rl --settings        what it and the stages before it read
     python -m drlib.training --list               all stages
     python -m drlib.training plan --profile gpu8  what a run needs, before it starts
@@ -14,9 +14,9 @@ import signal
 import subprocess
 import sys
 
-from drlib.config import ROLLOUTS, ROOT, SETTINGS, Config
+from drlib.config import FIELDS, ROLLOUT_STAGES, ROOT, Config, load_from_arguments, settings_table
 from drlib.training import build, stages
-from drlib.training.build import MODULE, TORCHRUN, config_from, stage_arguments
+from drlib.training.build import MODULE, TORCHRUN, stage_arguments
 from drlib.training.run import RunFolderError
 from drlib.validation import require
 
@@ -33,11 +33,11 @@ def main(argv: list[str] | None = None) -> None:
     if argv == ["--list"]:
         print(listing())
         return
-    args = parser.parse_args(argv)
+    args, settings = parser.parse_known_args(argv)
     try:
-        config = config_from(args)
+        config = load_from_arguments(args.profile, args.recipe, settings)
         if args.settings:
-            print(settings_table(args.stage, config))
+            print(settings_table(read_settings_of(args.stage, config), config))
             return
         runs = args.runs.resolve()
         missing = stages.needed(args.stage, config, runs)
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
 def require_machine(names: list[str], config: Config) -> None:
     """ValueError, before anything is built, where TRL would not have a GPU for each process of the
     stages `names` (none at all is a test's CPU), or vLLM is not here for their rollouts."""
-    if config.trainer != "trl":
+    if config.trainer.backend != "trl":
         return
     if config.processes > 1 and any(stages.STAGES[name].parallel for name in names):
         import torch  # only here: who asks for help waits for no torch
@@ -63,10 +63,10 @@ def require_machine(names: list[str], config: Config) -> None:
         gpus = torch.cuda.device_count()
         fault = gpu_fault(config.processes, gpus)
         require(gpus == 0 or not fault, fault)
-    rolled = {stages.STAGES[name].reads or name for name in names} & {*ROLLOUTS}
-    if config.teacher != "model":
+    rolled = {stages.STAGES[name].reads or name for name in names} & {*ROLLOUT_STAGES}
+    if config.demonstrations.teacher != "model":
         rolled -= {"demonstrations"}
-    if config.engine == "vllm" and rolled:
+    if config.engine.name == "vllm" and rolled:
         from drlib.training.plan_checks import vllm_fault
 
         fault = vllm_fault()
@@ -77,7 +77,7 @@ def start(name: str, config: Config, runs) -> None:
     """Build one stage in processes of its own; exits as they did where they failed."""
     stage = stages.STAGES[name]
     processes = config.processes if stage.parallel else 1
-    steps = f"{getattr(config, stage.steps)} steps, " if stage.steps else ""
+    steps = f"{config.get(stage.steps)} steps, " if stage.steps else ""
     print(f"== {name}: {steps}{processes} process{'es' * (processes > 1)}", flush=True)
     how = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
     command = [sys.executable, *how, "-m", MODULE, *stages.arguments(name, config, runs)]
@@ -103,16 +103,10 @@ def listing() -> str:
     return "\n".join(lines)
 
 
-def settings_table(name: str, config: Config) -> str:
-    """The settings that the stage's folder depends on, with value and meaning."""
-    covered = {stages.STAGES[n].reads or n for n in stages.before(name, config)}
-    lines = []
-    for field in SETTINGS:
-        if covered & {*field.metadata["stages"]}:
-            value = f"{field.name}={getattr(config, field.name)}"
-            by = ", ".join(s for s in field.metadata["stages"] if s in covered)
-            lines.append(f"{value:<36} {field.metadata['meaning']} ({by})")
-    return "\n".join(lines)
+def read_settings_of(stage: str, config: Config) -> list[str]:
+    """Return the names of the settings that a stage and its inputs read."""
+    stages_read = {stages.STAGES[name].reads or name for name in stages.before(stage, config)}
+    return [name for name, one in FIELDS.items() if stages_read & {*one.metadata["stages"]}]
 
 
 if __name__ == "__main__":

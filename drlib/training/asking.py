@@ -3,20 +3,20 @@
 Both try questions beside those that are trained on, which costs rollouts; a step's row says how
 many and of how many tokens (`probe_rollouts`, `probe_tokens`), so that runs can be compared at
 equal cost. A try has the step's weights and limits, random numbers of its own and one plain group
-of `rl_group`; whether the answers are right counts, whatever is rewarded.
+of `rl.group`; whether the answers are right counts, whatever is rewarded.
 
-- `rl_curation_every`: Tongyi DeepResearch's automatic data curation (report, section on RL data).
+- `rl.curriculum.curation_every`: Tongyi DeepResearch's automatic data curation (report, section on RL data).
   The starting policy tries the whole set; what it solves sometimes is asked. Behind every step a
   few questions of the rest are tried in turn, and at each refresh those solved sometimes take the
-  places of what the policy now always or never solves: `rl_group` times in a row, as at the start.
-- `rl_stages="three"`: rStar2-Agent's stages (arXiv 2508.20722, section 4): short contexts; long
+  places of what the policy now always or never solves: `rl.group` times in a row, as at the start.
+- `rl.curriculum.stages="three"`: rStar2-Agent's stages (arXiv 2508.20722, section 4): short contexts; long
   ones; then more calls, and only the questions that the latest policy does not solve in each of
-  `rl_group` tries, with a fresh optimizer and the policy as its own reference. Lengths and limits
-  are the paper's in proportion to `rl_steps`, `max_context_tokens` and `max_calls`. With curation
+  `rl.group` tries, with a fresh optimizer and the policy as its own reference. Lengths and limits
+  are the paper's in proportion to `rl.steps`, `rollout.max_context_tokens` and `rollout.max_calls`. With curation
   the third stage begins it anew among its questions.
 
 Left out: a process of its own for the tries (Tongyi's never interrupt the loop; here they follow a
-step's rollouts), refreshes on a reward plateau, and turns that grow (`max_turn_tokens` stays).
+step's rollouts), refreshes on a reward plateau, and turns that grow (`rollout.max_turn_tokens` stays).
 """
 
 from collections import defaultdict
@@ -45,19 +45,19 @@ class Begun(NamedTuple):
 
 
 def stages_of(config: Config) -> list[RolloutStage]:
-    """rStar2-Agent's three in proportion to `rl_steps`, at least a step each, and up to the
+    """rStar2-Agent's three in proportion to `rl.steps`, at least a step each, and up to the
     profile's limits, which the last one has whole."""
     total = sum(stage.steps for stage in RSTAR2_STAGES)
-    first, _, last = (round(config.rl_steps * stage.steps / total) for stage in RSTAR2_STAGES)
-    first = min(max(first, 1), config.rl_steps - 2)
-    last = min(max(last, 1), config.rl_steps - 1 - first)
-    lengths = (first, config.rl_steps - first - last, last)
+    first, _, last = (round(config.rl.steps * stage.steps / total) for stage in RSTAR2_STAGES)
+    first = min(max(first, 1), config.rl.steps - 2)
+    last = min(max(last, 1), config.rl.steps - 1 - first)
+    lengths = (first, config.rl.steps - first - last, last)
     whole = RSTAR2_STAGES[-1]
     return [
         stage._replace(
             steps=steps,
-            tokens=config.max_context_tokens * stage.tokens // whole.tokens,
-            turns=max(1, config.max_calls * stage.turns // whole.turns),
+            tokens=config.rollout.max_context_tokens * stage.tokens // whole.tokens,
+            turns=max(1, config.rollout.max_calls * stage.turns // whole.turns),
         )
         for stage, steps in zip(RSTAR2_STAGES, lengths)
     ]
@@ -85,14 +85,14 @@ class Asking:
         self._next = 0  # of the pool, where the tries behind the steps go on
         self._cost = {"probe_rollouts": 0.0, "probe_tokens": 0.0}  # of the running step
         self.stages: StagedCurriculum | None = None
-        if config.rl_stages == "three":
+        if config.rl.curriculum.stages == "three":
             self.stages = StagedCurriculum(stages_of(config))
             self._check_room(chat)
 
     @property
     def probes(self) -> bool:
         """Whether questions are tried beside those that are trained on."""
-        return self.config.rl_curation_every > 0 or self.stages is not None
+        return self.config.rl.curriculum.curation_every > 0 or self.stages is not None
 
     def begin(self, step: int) -> Begun:
         """The next step's limits; tries all questions where a stage or curation begins."""
@@ -104,7 +104,7 @@ class Asking:
                 self._keep_hard(self._tried(list(self.questions.pool), config, step, "stage"))
             stage, _ = self.stages.begin_step()
             reset = stage.reset
-        if self.config.rl_curation_every > 0 and self.curation is None:
+        if self.config.rl.curriculum.curation_every > 0 and self.curation is None:
             tries = self._tried(list(self.questions.pool), config, step, "start")
             self._curate({name: _rate(solved) for name, solved in tries.items()})
         return Begun(config, reset)
@@ -144,16 +144,18 @@ class Asking:
     # ---- stages
 
     def _limits(self, stage: RolloutStage) -> Config:
-        return self.config.derive(max_context_tokens=stage.tokens, max_calls=stage.turns)
+        return self.config.derive(
+            rollout__max_context_tokens=stage.tokens, rollout__max_calls=stage.turns
+        )
 
     def _check_room(self, chat: ChatIds) -> None:
         config = self.config
         shortest = self.stages.stages[0].tokens
         longest = max(len(chat.prompt(task.question)) for task, _ in self.questions.pool.values())
-        needed = max(longest + config.max_turn_tokens, config.rl_overlong_buffer)
+        needed = max(longest + config.rollout.max_turn_tokens, config.rl.reward.overlong_buffer)
         require(
             needed <= shortest,
-            f'rl_stages="three" begins with contexts of {shortest} tokens (8/12 of '
+            f'rl.curriculum.stages="three" begins with contexts of {shortest} tokens (8/12 of '
             f"max_context_tokens), and {needed} are needed: set max_context_tokens to "
             f"{-(-needed * 12 // 8)} or more",
         )
@@ -163,28 +165,28 @@ class Asking:
         solved = {name: some or [0.0] for name, some in tries.items()}
         require(
             any(min(some) < 1 for some in solved.values()),
-            f"the policy solves all of the rl_pool={len(solved)} questions every time: the third "
-            "stage has none left; raise rl_pool",
+            f"the policy solves all of the rl.curriculum.pool={len(solved)} questions every time: the third "
+            "stage has none left; raise rl.curriculum.pool",
         )
         hard = self.stages.keep_hard(solved)
         self.questions.epochs.keep(hard)
-        if self.config.rl_curation_every > 0:
+        if self.config.rl.curriculum.curation_every > 0:
             self._curate({name: _rate(tries[name]) for name in hard})
 
     # ---- curation
 
     def _curation(self, rates: dict[str, float]) -> DataCuration:
         """What a start excludes, all of a group's tries alike, also makes a question leave."""
-        window = max(2, self.config.rl_group)
-        return DataCuration(rates, window=window, every=self.config.rl_curation_every)
+        window = max(2, self.config.rl.group)
+        return DataCuration(rates, window=window, every=self.config.rl.curriculum.curation_every)
 
     def _curate(self, rates: dict[str, float]) -> None:
         """Begin among the questions of `rates`, the share of each that was solved."""
         medium = sum(0 < rate < 1 for rate in rates.values())
         require(
             medium > 0,
-            f"each of {len(rates)} questions is always or never solved in rl_group="
-            f"{self.config.rl_group} tries: rl_curation_every has none to ask; raise rl_pool",
+            f"each of {len(rates)} questions is always or never solved in rl.group="
+            f"{self.config.rl.group} tries: rl.curriculum.curation_every has none to ask; raise rl.curriculum.pool",
         )
         self.curation, self._rates, self._next = self._curation(rates), rates, 0
         self.questions.epochs.keep(self.curation.state["active"])
@@ -214,7 +216,7 @@ class Asking:
         active = {*self.curation.state["active"]}
         known = [name for name in self.questions.pool if name in self.curation.known]
         in_turn = [*known[self._next :], *known[: self._next]]
-        few = max(1, self.config.rl_questions // BACKGROUND)
+        few = max(1, self.config.rl.questions // BACKGROUND)
         some = [name for name in in_turn if name not in active][:few]
         if some:
             self._next = known.index(some[-1]) + 1
@@ -229,9 +231,9 @@ class Asking:
         ranks = self.ranks
         plain = config.derive(
             seed=step_seed(f"{config.seed}-probe-{why}", step),
-            rl_oversample=1,
-            rl_resample="none",
-            rl_adaptive_group=False,
+            rl__sampling__oversample=1,
+            rl__sampling__resample="none",
+            rl__sampling__adaptive_group=False,
         )
         tasks, worlds = self.questions.of_pool(names)
         agent = self.agent_of(config)

@@ -2,7 +2,7 @@
 
 Rejection sampling, as in Tongyi DeepResearch (report, section 3.3) and STaR before it: the model
 tries every question `attempts` times with the real tools, and the cold start trains on what
-`demonstration_filter` keeps. The pool has the token ids that were sampled, so nothing is tokenised
+`sft.filter` keeps. The pool has the token ids that were sampled, so nothing is tokenised
 again.
 
 A block of questions after the other is written, so that a stage that was killed goes on where it
@@ -15,10 +15,10 @@ import torch
 
 from drlib.agents import ReAct
 from drlib.config import Config
+from drlib.demonstrations.funnel import Funnel
+from drlib.demonstrations.oracle import Episode
 from drlib.files import append_json_line, read_json_lines, write_atomic
 from drlib.sandbox import Sandbox
-from drlib.synthesis.funnel import Funnel
-from drlib.synthesis.oracle import Episode
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training import stages
@@ -42,7 +42,7 @@ POOL = "episodes.jsonl"
 
 def demonstrate(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """`episodes.jsonl`, a line an attempt; how many there are, and how many of them are right."""
-    if config.teacher != "model":
+    if config.demonstrations.teacher != "model":
         return build_demonstrations(config, run_dir, ranks)
     run = RunFolder(run_dir, stages.settings_of("demonstrations", config), ranks)
     runs = run_dir.parents[1]
@@ -50,13 +50,13 @@ def demonstrate(config: Config, run_dir: Path, ranks: Ranks | None = None) -> di
     world = SmallWorld.load(folder / WORLD_FILE)
     where = policy_of(stages.input_folder("demonstrations", "untrained", config, runs))
     conditions = engine_questions(world, config, "train")
-    tasks = demonstration_tasks(world, config.demonstrations, config.seed, conditions)
+    tasks = demonstration_tasks(world, config.demonstrations.count, config.seed, conditions)
     chat, system = told(load_tokenizer_of(where), config)
-    model = load_model(where, getattr(torch, config.dtype)).eval()
+    model = load_model(where, getattr(torch, config.model.dtype)).eval()
     funnel = Funnel()
     with (
         Sandbox() as sandbox,
-        Toolbox(world, sandbox, results=config.search_results) as toolbox,
+        Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
         engine_of(model, where, config) as engine,
     ):
         agent = ReAct(engine, toolbox, chat, limits_of(config), system)
@@ -64,12 +64,12 @@ def demonstrate(config: Config, run_dir: Path, ranks: Ranks | None = None) -> di
             block = tasks[first : first + BLOCK]
             tried = agent.run(
                 block,
-                samples=config.attempts,
+                samples=config.demonstrations.rollouts,
                 seed=config.seed,
                 keys=range(first, first + len(block)),
             )
             for number, trajectory in enumerate(tried):
-                task = block[number // config.attempts]
+                task = block[number // config.demonstrations.rollouts]
                 episode = _episode(task, trajectory, toolbox)
                 row = pool_row(task, episode, funnel)
                 row["ids"] = trajectory.token_ids.tolist()
@@ -85,8 +85,8 @@ def _done(pool: Path, config: Config) -> int:
     if not pool.exists():
         return 0
     lines = [line for line in pool.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-    whole = len(lines) // (BLOCK * config.attempts) * BLOCK
-    write_atomic(pool, b"".join(lines[: whole * config.attempts]))
+    whole = len(lines) // (BLOCK * config.demonstrations.rollouts) * BLOCK
+    write_atomic(pool, b"".join(lines[: whole * config.demonstrations.rollouts]))
     return whole
 
 

@@ -13,12 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
-from drlib.config import ROOT, Config
+from drlib.config import ROOT, Config, load_from_arguments
 from drlib.endpoint import EndpointError
 from drlib.files import WriteError
-from drlib.registry import load_plugins
 from drlib.startup import freeze_imports
 from drlib.training import stages
 from drlib.training.run import Interrupted, NotFinite, RunFolder, RunFolderError
@@ -40,7 +37,7 @@ def build(name: str, config: Config, runs: Path, ranks: "Ranks | None" = None) -
 
     path = stages.folder(name, config, runs)
     stage = stages.STAGES[name]
-    ranks = ranks or Ranks(config.trainer)
+    ranks = ranks or Ranks(config.trainer.backend)
     with sole_builder(path, ranks) as is_there:
         if not is_there:
             build_it = stage.builder(config)
@@ -77,29 +74,22 @@ def stage_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("stage")
     parser.add_argument("--profile", default="laptop")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="default: runs/")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--recipe", default="", help="a published recipe in drlib/recipes")
     return parser
-
-
-def config_from(args: argparse.Namespace) -> Config:
-    """The settings that were typed, with their plugins imported; ValueError names what is wrong."""
-    changes = {
-        name: yaml.safe_load(value) for name, _, value in (s.partition("=") for s in args.set)
-    }
-    load_plugins(changes.get("plugins", ""))
-    return Config.load(args.profile, **changes)
 
 
 def main() -> None:
     """One stage, on the ranks that torchrun started."""
-    args = stage_arguments("build one stage whose inputs are there").parse_args()
+    parser = stage_arguments("build one stage whose inputs are finished")
+    args, settings = parser.parse_known_args()
     try:
-        config = config_from(args)  # what is misspelled is said before torch is imported
+        # before torch is imported: a misspelled setting fails at once
+        config = load_from_arguments(args.profile, args.recipe, settings)
         with freeze_imports():
             from drlib.training.ranks import Ranks
 
             stages.STAGES[args.stage].builder(config)
-        ranks = Ranks(config.trainer)
+        ranks = Ranks(config.trainer.backend)
         path = build(args.stage, config, args.runs.resolve(), ranks)
         if ranks.first:
             print(path)

@@ -16,12 +16,8 @@ from pathlib import Path
 from drlib.chat.prompts import PHRASES as MEMORY_PHRASES
 from drlib.chat.template import train_tokenizer
 from drlib.config import Config
-from drlib.files import read_json_lines, write_json_lines
-from drlib.sandbox import Sandbox
-from drlib.synthesis.conditions import CONDITIONS, DRAWN, DRAWN_AT_ONCE, ConditionQuestions
-from drlib.synthesis.engine import Wording
-from drlib.synthesis.funnel import Funnel
-from drlib.synthesis.oracle import (
+from drlib.demonstrations.funnel import Funnel
+from drlib.demonstrations.oracle import (
     AGAIN,
     COMPUTE,
     COMPUTED,
@@ -36,15 +32,28 @@ from drlib.synthesis.oracle import (
     DemonstratorFaults,
     Episode,
 )
-from drlib.synthesis.questions import (
+from drlib.demonstrations.skills import NOTHING, WEIGHED
+from drlib.files import read_json_lines, write_json_lines
+from drlib.questions.chains import (
+    END,
+    NEXT_PAGE,
     PYTHON_KINDS,
     SEARCH_WORDINGS,
+    TREASURE,
+    WORDINGS,
     SearchQuestions,
     Split,
     python_task,
+    trail,
 )
-from drlib.synthesis.skills import NOTHING, WEIGHED
-from drlib.synthesis.trails import END, NEXT_PAGE, TREASURE, WORDINGS, trail
+from drlib.questions.question_engine import (
+    CONDITIONS,
+    DRAWN,
+    DRAWN_AT_ONCE,
+    ConditionQuestions,
+    Wording,
+)
+from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training import stages
@@ -103,26 +112,26 @@ def training_world(
 ) -> tuple[SmallWorld, dict[str, int]]:
     """The world that a policy learns in, and how much of the named one it is (the stage's metrics).
 
-    A path in `config.world` is relative to the repository unless absolute; an endpoint's key is
+    A path in `config.world.name` is relative to the repository unless absolute; an endpoint's key is
     taken from the environment (`DRLIB_API_KEY`), and what its model says of the folder is kept at
     `replies_path`: a stage that was killed does not ask it again. ValueError: there is no such
     world, or it lacks what questions are made from; the message says what.
     """
     options = {}
-    if config.world_endpoint:
-        if not config.world.startswith("folder:"):
-            asked = f"not those of world={config.world!r}"
+    if config.world.endpoint:
+        if not config.world.name.startswith("folder:"):
+            asked = f"not those of world={config.world.name!r}"
             raise ValueError(f"world_endpoint reads the sentences of a folder, {asked}")
         key = os.environ.get("DRLIB_API_KEY", "")
-        options = dict(endpoint=config.world_endpoint, model=config.world_model, api_key=key)
+        options = dict(endpoint=config.world.endpoint, model=config.world.reader, api_key=key)
         options |= {"replies_path": replies_path}
     world = load_world(config.world_name, **options)
     if isinstance(world, SmallWorld):
         return world, {"pages": len(world)}
-    pieces = config.vocabulary - PIECES_NOT_OF_NAMES
-    small, candidates, left_out = select(world, config.world_pages, pieces, config.world_relations)
+    pieces = config.world.vocabulary - PIECES_NOT_OF_NAMES
+    small, candidates, left_out = select(world, config.world.pages, pieces, config.world.relations)
     counts = {"pages": len(small), "pages_with_facts": candidates, **left_out}
-    if config.world_endpoint:
+    if config.world.endpoint:
         counts |= {f"triples_{name}": n for name, n in world.extraction.items()}
     return small, counts
 
@@ -185,20 +194,20 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
     texts = world_texts(world)
     names = Names.from_world(world)
-    if config.questions == "engine":
+    if config.questions.source == "engine":
         counts |= _count_conditions(world)
-        texts += engine_texts(world, config.question_wording)
+        texts += engine_texts(world, config.questions.wording)
     texts += [title for seed in range(60) for title in fictional_world(seed, names).entities]
     phrases = (*PHRASES, f"]({world.scheme}:")
-    if config.skills == "memory":
+    if config.questions.skills == "memory":
         require(
-            config.questions == "chains",
+            config.questions.source == "chains",
             "skills=memory keeps one fact of a relation in its reports, and a question of several "
             "conditions needs two: set questions=chains",
         )
         texts += memory_texts()
         phrases += MEMORY_PHRASES
-    tokenizer = train_tokenizer(texts, config.vocabulary, names=titles, phrases=phrases)
+    tokenizer = train_tokenizer(texts, config.world.vocabulary, names=titles, phrases=phrases)
     tokenizer.save_pretrained(run.path / "tokenizer")
     world.save(run.path / WORLD_FILE)
     return run.finish({"version": world.version, **counts})
@@ -209,16 +218,16 @@ def engine_questions(
 ) -> ConditionQuestions | None:
     """What the engine asks of a side of the world, or a few questions of an invented one (`split`
     None); None where the setting `questions` has chains alone."""
-    if config.questions == "chains":
+    if config.questions.source == "chains":
         return None
     drawn = DRAWN if split else DRAWN_AT_ONCE
     return ConditionQuestions(
         world,
         split,
-        config.search_results,
-        config.max_calls,
+        config.rollout.search_results,
+        config.rollout.max_calls,
         drawn,
-        wording=config.question_wording,
+        wording=config.questions.wording,
     )
 
 
@@ -263,21 +272,24 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
     ValueError: a teacher that this trainer does not have.
     """
     require(
-        config.teacher in TEACHERS,
+        config.demonstrations.teacher in TEACHERS,
         "teacher=model is for models that can answer already: set trainer=trl and model=FOLDER",
     )
     run = RunFolder(run_dir, stages.settings_of("demonstrations", config), ranks)
     folder = stages.input_folder("demonstrations", "world", config, run_dir.parents[1])
     world = SmallWorld.load(folder / WORLD_FILE)
     conditions = engine_questions(world, config, "train")
-    n = config.demonstrations
-    mix = "memory" if config.skills == "memory" else ""
+    n = config.demonstrations.count
+    mix = "memory" if config.questions.skills == "memory" else ""
     asked = demonstration_tasks(world, n, config.seed, conditions, mix)
     tasks = [(task, None) for task in asked]
-    if config.skills == "memory":
+    if config.questions.skills == "memory":
         tasks += demonstration_trails(world, round(DEMONSTRATED_TRAILS * n), config.seed)
-    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
-        teacher = Demonstrator(TEACHERS[config.teacher], sorted(world.entities))
+    with (
+        Sandbox() as sandbox,
+        Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
+    ):
+        teacher = Demonstrator(TEACHERS[config.demonstrations.teacher], sorted(world.entities))
         funnel = Funnel()
         rows = []
         for i, (task, invented) in enumerate(tasks):
@@ -308,7 +320,7 @@ def pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:
 def read_episodes(path: Path, keep: str) -> list[dict]:
     """The pool's rows: the correct ones, those that pass the whole funnel, or all of them.
 
-    keep: as the setting `demonstration_filter`.
+    keep: as the setting `sft.filter`.
     """
     rows = read_json_lines(path / "episodes.jsonl")
     passes = {

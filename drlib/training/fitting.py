@@ -60,34 +60,38 @@ class Fit:
 
 def loads_of(config: Config) -> dict[str, Load]:
     """The micro-batches of the stages that train, by stage."""
-    trl = config.trainer == "trl"
+    trl = config.trainer.backend == "trl"
     common = Load(
-        dtype=config.dtype if trl else "float32",
-        rows=max(1, config.device_batch) if trl else MICRO_BATCH_CONTEXTS,
-        tokens=config.max_context_tokens,
-        lora_rank=config.lora_rank if trl else 0,
-        checkpointing=config.gradient_checkpointing and trl,
+        dtype=config.model.dtype if trl else "float32",
+        rows=max(1, config.trainer.device_batch) if trl else MICRO_BATCH_CONTEXTS,
+        tokens=config.rollout.max_context_tokens,
+        lora_rank=config.trainer.lora_rank if trl else 0,
+        checkpointing=config.trainer.gradient_checkpointing and trl,
         processes=max(1, config.processes),
-        fsdp=config.fsdp and trl,
+        fsdp=config.trainer.fsdp and trl,
         frugal=trl,
-        trainer=config.trainer,
+        trainer=config.trainer.backend,
     )
-    kl = config.rl_kl_coef > 0
-    several = trl and config.device_batch > 1  # a row alone has no padding (`trl_batch.live_rows`)
+    kl = config.rl.loss.kl_coef > 0
+    several = (
+        trl and config.trainer.device_batch > 1
+    )  # a row alone has no padding (`trl_batch.live_rows`)
     loads = {"rl": dataclasses.replace(common, padded=several, reference=kl)}
-    if trl and config.sft_steps + config.cpt_steps > 0:
-        loads["sft"] = dataclasses.replace(common, tokens=config.pack_tokens)
+    if trl and config.sft.steps + config.pretrain.steps > 0:
+        loads["sft"] = dataclasses.replace(common, tokens=config.trainer.pack_tokens)
     return loads
 
 
 def fit_of(config: Config, shape: Shape, device: int, engines: int = 0) -> Fit:
     """The largest step of the run on a device of so many bytes. engines: 0 for one a process."""
-    trl = config.trainer == "trl"
+    trl = config.trainer.backend == "trl"
     loads = loads_of(config)
     beside = 0
-    if config.engine == "vllm":
-        beside = int(config.engine_memory_share * device)
-    elif config.engine in ("hf", "local") and loads["rl"].fsdp:  # who generates needs all weights
+    if config.engine.name == "vllm":
+        beside = int(config.engine.memory_share * device)
+    elif (
+        config.engine.name in ("hf", "local") and loads["rl"].fsdp
+    ):  # who generates needs all weights
         beside = shape.parameters * loads["rl"].itemsize
     plans = {
         stage: (load, memory.memory_plan(shape, load, beside, memory.RESERVED if trl else 0))
@@ -96,14 +100,16 @@ def fit_of(config: Config, shape: Shape, device: int, engines: int = 0) -> Fit:
     stage = max(plans, key=lambda name: plans[name][1].total)
     load, needs = plans[stage]
     weights = shape.parameters * load.itemsize
-    if config.engine == "vllm":
+    if config.engine.name == "vllm":
         cache = beside - weights - memory.ENGINE_WORK
-    elif config.engine == "server":
+    elif config.engine.name == "server":
         cache = int(memory.SERVER_SHARE * device) - weights - memory.ENGINE_WORK
     else:  # the trainer's own weights; nothing is trained meanwhile
         held = ("weights", "reference", "optimiser", "engine", "reserved")
         cache = device - sum(needs.parts.get(name, 0) for name in held)
-    at_once = memory.rollouts_at_once(shape, load.itemsize, cache, config.max_context_tokens)
+    at_once = memory.rollouts_at_once(
+        shape, load.itemsize, cache, config.rollout.max_context_tokens
+    )
     at_once = min(at_once, rollouts_of(config))
     serving = Serving(engines or max(1, config.processes), cache, at_once, beside)
     return Fit(stage, load, needs, serving, device)
@@ -111,7 +117,7 @@ def fit_of(config: Config, shape: Shape, device: int, engines: int = 0) -> Fit:
 
 def rollouts_of(config: Config) -> int:
     """Rollouts of a step."""
-    return config.rl_questions * config.rl_group * config.rl_oversample
+    return config.rl.questions * config.rl.group * config.rl.sampling.oversample
 
 
 def remedy_of(config: Config, shape: Shape, device: int) -> dict:
@@ -125,20 +131,22 @@ def remedy_of(config: Config, shape: Shape, device: int) -> dict:
 
 def _changes(config: Config) -> Iterator[dict]:
     """Changes to try, the least costly first."""
-    lengths, length = [], config.max_context_tokens // 2
+    lengths, length = [], config.rollout.max_context_tokens // 2
     while length >= SHORTEST:
         lengths.append(_context(config, length))
         length //= 2
     engine = (
-        [{"engine_memory_share": n / 10} for n in range(1, 9)] if config.engine == "vllm" else []
+        [{"engine.memory_share": n / 10} for n in range(1, 9)]
+        if config.engine.name == "vllm"
+        else []
     )
-    if config.trainer == "local":
+    if config.trainer.backend == "local":
         yield from lengths
         return
     ladders = [
-        [] if config.gradient_checkpointing else [{"gradient_checkpointing": True}],
-        [] if config.device_batch <= 1 else [{"device_batch": 1}],
-        [] if config.lora_rank else [{"lora_rank": LORA_RANK}],
+        [] if config.trainer.gradient_checkpointing else [{"gradient_checkpointing": True}],
+        [] if config.trainer.device_batch <= 1 else [{"device_batch": 1}],
+        [] if config.trainer.lora_rank else [{"lora_rank": LORA_RANK}],
         _shardings(config),
         lengths,
         engine,
@@ -159,14 +167,16 @@ def _changes(config: Config) -> Iterator[dict]:
 def _shardings(config: Config) -> list[dict]:
     """FSDP over the processes that there are, then over more."""
     over = [{"fsdp": True, "processes": n} for n in (2, 4, 8, 16) if n > config.processes]
-    return over if config.fsdp or config.processes < 2 else [{"fsdp": True}, *over]
+    return over if config.trainer.fsdp or config.processes < 2 else [{"fsdp": True}, *over]
 
 
 def _context(config: Config, tokens: int) -> dict:
     """A shorter context, with what must be no longer than it."""
-    names = ("pack_tokens", "max_turn_tokens")
-    shorter = {name: tokens for name in names if getattr(config, name) > tokens}
-    return {"max_context_tokens": tokens} | (shorter if config.trainer == "trl" else {})
+    names = ("trainer.pack_tokens", "rollout.max_turn_tokens")
+    shorter = {name: tokens for name in names if config.get(name) > tokens}
+    return {"rollout.max_context_tokens": tokens} | (
+        shorter if config.trainer.backend == "trl" else {}
+    )
 
 
 def gib(n: float) -> str:

@@ -124,7 +124,7 @@ def learn(
     of the tokens (or sequences) that no correction drops, by their weight. The balance loss is the
     mean over the tokens that are run through the model, so its weight does not depend on how many.
 
-    kl_coef: in the place of `rl_kl_coef`, where it is steered.
+    kl_coef: in the place of `rl.loss.kl_coef`, where it is steered.
 
     Each share's gradient is summed by itself before the shares are added. So one process with two
     shares and two processes with one each reach the same bits.
@@ -200,7 +200,7 @@ def _accumulate(
             model, share.of(batch), denominator, switches, config
         )
         n = gap.numel()
-        (loss + config.balance_coef * (n / live_tokens) * balance).backward()
+        (loss + config.trainer.balance_coef * (n / live_tokens) * balance).backward()
         gap_max = max(gap_max, float(gap.max()))
         sums["loss"] += loss.item()
         sums["gap"] += gap.sum().item()
@@ -218,7 +218,7 @@ def _batches(trajectories: Sequence[Trajectory], some: Iterable[int], config: Co
     for i in some:
         of_prompt.setdefault(_prompt_ids(trajectories[i]).tobytes(), []).append(i)
     order = [i for indices in of_prompt.values() for i in indices]
-    return micro_batches(order, trajectories, config.max_context_tokens)
+    return micro_batches(order, trajectories, config.rollout.max_context_tokens)
 
 
 def _prompt_ids(trajectory: Trajectory) -> np.ndarray:
@@ -232,7 +232,7 @@ def _choosing_by_micro_batch(share: Share, switches: LossConfig, config: Config)
 
     What has no gradient is in no micro-batch, but its tokens count: they are cut in the same way.
     """
-    if switches.top_entropy == 1 or config.rl_entropy_scope != "micro":
+    if switches.top_entropy == 1 or config.rl.loss.entropy_scope != "micro":
         return share
     live = _live(share, switches)
     dead = sorted({*_weighed(share)} - {*live})
@@ -275,11 +275,11 @@ def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
         "trained_share": sums["scored"] / max(tokens, 1.0),
         "excluded_tokens": 1.0 - tokens / max(counts["sampled"], 1.0),
     }
-    if config.rl_top_entropy < 1:
+    if config.rl.loss.top_entropy < 1:
         row["learning_tokens"] = int(counts["learning"])
-    if config.rl_routing != "none":
+    if config.rl.off_policy.routing_replay != "none":
         row["rerouted"] = sums["rerouted"] / scored
-    if off_policy(config) or config.rl_kl_coef > 0:
+    if off_policy(config) or config.rl.loss.kl_coef > 0:
         row |= {name: sums[name] / scored for name in LOGGED}
         row["ess"] = row["weight_mean"] ** 2 / max(row["weight_square_mean"], 1e-30)
     return row
@@ -327,7 +327,9 @@ def _score(
     tokens = Flat.of([t.token_ids for t in chosen], prompts)
     mask_N = tokens.spread([t.generated for t in chosen], torch.bool)
     with FlatReplay(model, tokens, routes) as replay:
-        scored = score(model, tokens, mask_N, config.rl_temperature, config.rl_frugal_head)
+        scored = score(
+            model, tokens, mask_N, config.rl.temperature, config.rl.loss.chunked_logprobs
+        )
     return tokens, scored, replay.rerouted
 
 
@@ -336,8 +338,13 @@ def _layout(tokens: Flat, scored: Scored, config: Config) -> tuple[Tensor, Tenso
 
     Where no ratio, mean or correction runs over a sequence, tokens may stand alone: no padding.
     """
-    by_token = config.rl_level == config.rl_aggregate == config.rl_correction_level == "token"
-    if by_token and config.rl_correction != "geometric":
+    by_token = (
+        config.rl.loss.level
+        == config.rl.loss.aggregate
+        == config.rl.loss.correction_level
+        == "token"
+    )
+    if by_token and config.rl.loss.correction != "geometric":
         alone = torch.arange(scored.logp_M.numel())[:, None]
         return alone, torch.ones_like(alone, dtype=torch.bool)
     owner_M = tokens.spread(range(len(tokens.lengths)), torch.long)[scored.at_M]

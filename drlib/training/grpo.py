@@ -1,6 +1,6 @@
 """Stages `rl` and `rl_random_reward`: agentic GRPO, strictly on-policy, with real tools.
 
-One step: draw questions; let the policy try each of them `rl_group` times with the tools; reward
+One step: draw questions; let the policy try each of them `rl.group` times with the tools; reward
 1 for a right answer and 0 otherwise; subtract from each reward the mean of its siblings
 (leave-one-out, never divided by a standard deviation); one gradient step on the mean over *all*
 generated tokens. That is Tongyi DeepResearch's recipe (report, eq. 4-5): no KL, no entropy bonus,
@@ -10,11 +10,11 @@ the configuration (`rl_...`), all off by default; `drlib.training.gradient` has 
 
 Questions: sums, and chains of one to three look-ups in the real world (train answers) and in
 fictional ones made on the spot, so that what is learned is looking up and not the facts; with the
-setting `questions=engine` also proven questions of several conditions, with `rl_trail_share` also
-trails. Who rolls out is a setting, too (`rl_agent`): of an agent that begins several contexts each
+setting `questions=engine` also proven questions of several conditions, with `rl.curriculum.trail_share` also
+trails. Who rolls out is a setting, too (`rl.agent`): of an agent that begins several contexts each
 is a sample (`drlib.training.samples`).
 
-Left out: rollouts that run beside the update (`rl_staleness` only lets the engine's weights grow
+Left out: rollouts that run beside the update (`rl.off_policy.staleness` only lets the engine's weights grow
 old; `drlib.training.staleness` counts how old).
 """
 
@@ -33,7 +33,11 @@ from drlib.models.local_engine import LocalEngine
 from drlib.rl.advantages import ADVANTAGES, share_over_segments
 from drlib.rl.curriculum import Curriculum
 from drlib.rl.filtering import filter_rollouts
-from drlib.rl.resampling import drop_zero_variance_groups, truncate_to_multiple, replace_zero_variance_groups
+from drlib.rl.resampling import (
+    drop_zero_variance_groups,
+    replace_zero_variance_groups,
+    truncate_to_multiple,
+)
 from drlib.rl.stability import EmergencyStop
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
@@ -93,14 +97,16 @@ def advantages_of(
     rewards_N, valid_N = torch.tensor(rewards), torch.tensor(valid)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     groups_N = torch.tensor([numbers[name] for name in names])
-    advantages_N = ADVANTAGES[config.rl_advantage](rewards_N, groups_N, valid_N)[mine]
+    advantages_N = ADVANTAGES[config.rl.advantage.estimator](rewards_N, groups_N, valid_N)[mine]
     weights_N = torch.as_tensor(weights_N, dtype=torch.float32)
-    if config.rl_drop_equal:
+    if config.rl.filter.drop_equal:
         weights_N = weights_N * drop_zero_variance_groups(rewards_N, groups_N, valid_N)[mine]
-    if config.rl_duplicate:
+    if config.rl.sampling.duplicate:
         # a copy is a weight: two of a group are a weight of 2 for each of its rollouts
         generator = torch.Generator().manual_seed(step_seed(f"{config.seed}-{names[0]}", 0))
-        copies_M, _ = replace_zero_variance_groups(rewards_N, groups_N, valid_N, generator=generator)
+        copies_M, _ = replace_zero_variance_groups(
+            rewards_N, groups_N, valid_N, generator=generator
+        )
         weights_N = weights_N * torch.bincount(copies_M, minlength=len(names))[mine]
     return advantages_N, weights_N, report
 
@@ -109,7 +115,7 @@ class Step:
     """One GRPO step after another; checkpoints carry all that the next step depends on.
 
     (A policy that has forgotten how to answer gets no reward any more, and every further step
-    costs several times a healthy one: `rl_emergency_stop`.)
+    costs several times a healthy one: `rl.callbacks.emergency_stop`.)
     """
 
     def __init__(
@@ -122,8 +128,8 @@ class Step:
         questions: Questions,
     ):
         self.config, self.run, self.model, self.questions = config, run, model, questions
-        self.reference = copy.deepcopy(model) if config.rl_kl_coef > 0 else None
-        self.optimizers = Optimizers.adam(model, config.rl_lr)
+        self.reference = copy.deepcopy(model) if config.rl.loss.kl_coef > 0 else None
+        self.optimizers = Optimizers.adam(model, config.rl.lr)
         self.watch = GradientWatch()
         extra = run.resume(model, self.optimizers)
         acted_upon = (model, self.reference, self.optimizers, toolbox)
@@ -131,18 +137,18 @@ class Step:
         self.curriculum = Curriculum(SKILLS, extra.get("curriculum"))
         self.emergency = emergency_stop(config)
         self.emergency.load_state_dict(extra.get("emergency", self.emergency.state_dict()))
-        self.sampler = copy.deepcopy(model) if config.rl_staleness > 0 else model
+        self.sampler = copy.deepcopy(model) if config.rl.off_policy.staleness > 0 else model
         if extra.get("sampler"):
             self.sampler.load_state_dict(extra["sampler"])
         engine = LocalEngine(
             engine_weights(self.sampler, config),
-            max_context=config.max_context_tokens,
+            max_context=config.rollout.max_context_tokens,
             lockstep=True,
             version=extra.get("version", 0),
-            routes=config.rl_routing == "r3",
+            routes=config.rl.off_policy.routing_replay == "r3",
         )
         self._agent_of = lambda limited: create_agent(
-            config.rl_agent, engine, toolbox, chat, limits_of(limited)
+            config.rl.agent, engine, toolbox, chat, limits_of(limited)
         )
         self.agent = self._agent_of(config)
         self.asking = Asking(config, questions, run.ranks, self._agent_of, chat)
@@ -159,9 +165,9 @@ class Step:
         unanswered = metrics["overlong"] + metrics["out_of_turns"]
         reason = self.emergency.update({"unanswered": unanswered})
         metrics |= {"stopped": reason} if reason else {}
-        kept_steps = (0, self.config.rl_steps // 2, self.config.rl_steps - 1)
+        kept_steps = (0, self.config.rl.steps // 2, self.config.rl.steps - 1)
         if self.run.ranks.first and (step in kept_steps or reason):
-            kept = trajectories[: KEPT_GROUPS * self.config.rl_group]
+            kept = trajectories[: KEPT_GROUPS * self.config.rl.group]
             save_trajectories(self.run.path / f"trajectories_{step + 1:04d}.parquet", kept)
         return metrics
 
@@ -176,12 +182,12 @@ class Step:
         rolled = time.perf_counter()
         chosen = [choose(trajectories, config, step) for trajectories in kept]
         row = self._learn(chosen, step)
-        if (step + 1) % (config.rl_staleness + 1) == 0:
+        if (step + 1) % (config.rl.off_policy.staleness + 1) == 0:
             self._update_engine()
         summary, outcomes = summarise(trajectories, [t for c in chosen for t in c], ranks)
         self.curriculum.update(outcomes)
         row |= asked | self.steering.after(step, row, trajectories, outcomes, ranks)
-        if config.rl_draws > 1:
+        if config.rl.sampling.draws > 1:
             row["draws"] = draws
         row["seconds"] = round(time.perf_counter() - started, 3)
         row["rollout_seconds"] = round(rolled - started, 3)
@@ -199,19 +205,19 @@ class Step:
     def _roll_out(self, step: int, config: Config) -> tuple[list, list, int]:
         """(all rollouts by shard, those that may be trained on, how often questions were drawn).
 
-        With `rl_draws` questions are drawn again until as many groups are live as a step asks
+        With `rl.sampling.draws` questions are drawn again until as many groups are live as a step asks
         questions, and only these are kept (DAPO's dynamic sampling); of a step without any, all.
         """
         ranks = self.run.ranks
         made: list[list[Trajectory]] = [[] for _ in ranks.shards]
-        for draw in range(config.rl_draws):
+        for draw in range(config.rl.sampling.draws):
             tasks, worlds = self.questions.draw(step, self.curriculum, draw)
             for shard, rolled in zip(ranks.shards, made):
                 rolled += rollout(self.agent, tasks, worlds, config, step, shard, draw, ranks)
-            if config.rl_draws == 1:
+            if config.rl.sampling.draws == 1:
                 return made, made, 1
-            live = first_live(made, config.rl_questions, ranks)
-            if len(live) == config.rl_questions:
+            live = first_live(made, config.rl.questions, ranks)
+            if len(live) == config.rl.questions:
                 break
         kept = [[t for t in rolled if t.group_id in live] for rolled in made]
         return made, kept if live else made, draw + 1
@@ -223,7 +229,7 @@ class Step:
         self.clock.handed_over()
 
     def _learn(self, shards: list[list[Trajectory]], step: int) -> dict:
-        """`rl_minibatches` updates, each on its share of the groups; metrics of the last one.
+        """`rl.minibatches` updates, each on its share of the groups; metrics of the last one.
 
         An update without a gradient (every group dead) is not taken: Adam's momentum alone would
         move the weights, and nothing that was rolled out asked for that. Nor is one whose gradient
@@ -236,10 +242,10 @@ class Step:
         )
         shares = choosing_tokens(shares, "batch", config, ranks)
         self.model.train()
-        factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
+        factor = schedule(step, config.rl.steps, config.rl.warmup_steps, 0.5, FINAL_LR)
         factor *= self.steering.lr_scale
         row = {"updates": 0, "grad_norm": 0.0, "lr_factor": factor}
-        for part in range(config.rl_minibatches):
+        for part in range(config.rl.minibatches):
             parts = [share.of(_groups_of(share, part, config)) for share in shares]
             row |= learn(self.model, parts, config, ranks, kl_coef=self.steering.kl_coef)
             row["grad_norm"] = ranks.sum_gradients(self.model)
@@ -258,7 +264,7 @@ class Step:
     def _shares(self, shards: list[list[Trajectory]], step: int) -> tuple[list[Share], dict]:
         """(each shard with what its loss needs, the row's columns of what is left out of it)."""
         config, ranks = self.config, self.run.ranks
-        if config.rl_baseline == "samples":
+        if config.rl.advantage.baseline == "samples":
             shards = [all_contexts(shard)[0] for shard in shards]
         everything = [t for shard in shards for t in shard]
         advantages_N, weights_N, report = advantages_of(everything, config, ranks, self.clock)
@@ -271,10 +277,10 @@ class Step:
                 samples,
                 share_over_segments(advantages_N[mine], owners),
                 share_over_segments(weights_N[mine], owners),
-                old=config.rl_correction != "none",
+                old=config.rl.loss.correction != "none",
             )
             shares.append(share.of(_kept(samples, config, step)))
-        names = (*FILTERED, *LOW_QUALITY) if config.rl_pipeline else FILTERED
+        names = (*FILTERED, *LOW_QUALITY) if config.rl.filter.pipeline else FILTERED
         reasons = {f"filtered_{name}": float(report["reasons"].get(name, 0)) for name in names}
         return shares, ranks.sum(reasons | report["lost"])
 
@@ -299,10 +305,10 @@ class Step:
         return found
 
     def _routes(self, samples: list[Trajectory]) -> Routes | None:
-        """What `rl_routing` replays in the update."""
-        if self.config.rl_routing == "none":
+        """What `rl.off_policy.routing_replay` replays in the update."""
+        if self.config.rl.off_policy.routing_replay == "none":
             return None
-        if self.config.rl_routing == "r3":
+        if self.config.rl.off_policy.routing_replay == "r3":
             return engine_routes(samples)
         return chosen_routes(self.model.eval(), samples, self.config)
 
@@ -323,44 +329,49 @@ class Step:
 
 
 def _kept(samples: list[Trajectory], config: Config, step: int) -> list[int]:
-    """Which contexts are trained on: all, or as many as `rl_sample_multiple` wants."""
+    """Which contexts are trained on: all, or as many as `rl.advantage.sample_multiple` wants."""
     seed = step_seed(f"{config.seed}-{samples[0].id}-fewest", step) if samples else 0
     generator = torch.Generator().manual_seed(seed)
-    return truncate_to_multiple(len(samples), config.rl_sample_multiple, generator=generator).tolist()
+    return truncate_to_multiple(
+        len(samples), config.rl.advantage.sample_multiple, generator=generator
+    ).tolist()
 
 
 def _groups_of(share: Share, part: int, config: Config) -> list[int]:
     """Indices of the trajectories whose groups belong to mini-batch `part`."""
     names = list(dict.fromkeys(t.group_id for t in share.trajectories))
-    chosen = set(names[part :: config.rl_minibatches])
+    chosen = set(names[part :: config.rl.minibatches])
     return [i for i, t in enumerate(share.trajectories) if t.group_id in chosen]
 
 
 def emergency_stop(config: Config) -> EmergencyStop:
-    """What ends a run that has forgotten how to answer; where `rl_emergency_stop` is off, nothing
+    """What ends a run that has forgotten how to answer; where `rl.callbacks.emergency_stop` is off, nothing
     does."""
-    limits = COLLAPSE if config.rl_emergency_stop else {}
+    limits = COLLAPSE if config.rl.callbacks.emergency_stop else {}
     return EmergencyStop(limits, patience=COLLAPSED_STEPS)
 
 
 def engine_weights(model, config: Config):
-    """What the engine samples with: the policy, or a rounded copy (`rl_engine`)."""
-    if config.rl_engine == "float32":
+    """What the engine samples with: the policy, or a rounded copy (`rl.off_policy.engine_dtype`)."""
+    if config.rl.off_policy.engine_dtype == "float32":
         return model
-    return copy.deepcopy(model).to(getattr(torch, config.rl_engine))
+    return copy.deepcopy(model).to(getattr(torch, config.rl.off_policy.engine_dtype))
 
 
 def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `rl`: reinforcement learning from the cold start; returns the last metrics."""
-    name = "rl_random_reward" if config.rl_reward == "random" else "rl"
+    name = "rl_random_reward" if config.rl.reward.name == "random" else "rl"
     check_switches(config)
     require(
-        config.rl_routing == "none" or off_policy(config),
-        f'rl_routing="{config.rl_routing}" replays choices that differ: the local engine is exact, '
-        "so set rl_minibatches, rl_staleness or rl_engine too",
+        config.rl.off_policy.routing_replay == "none" or off_policy(config),
+        f'rl.off_policy.routing_replay="{config.rl.off_policy.routing_replay}" replays choices that differ: the local engine is exact, '
+        "so set rl.minibatches, rl.off_policy.staleness or rl.off_policy.engine_dtype too",
     )
     run, model, chat, world, names = begin(name, "sft", config, run_dir, ranks)
-    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
+    with (
+        Sandbox() as sandbox,
+        Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
+    ):
         step = Step(config, run, model, chat, toolbox, Questions(config, world, names))
-        metrics = run.loop(step, config.rl_steps, config.checkpoint_every, step.extra)
+        metrics = run.loop(step, config.rl.steps, config.trainer.checkpoint_every, step.extra)
     return finish(run, model, chat, metrics)

@@ -73,24 +73,24 @@ from drlib.worlds import Names, SmallWorld
 
 # Switches that this path does not have, and what they must be.
 NOT_HERE = {
-    "rl_minibatches": 1,
-    "rl_staleness": 0,
-    "rl_engine": "float32",
-    "rl_baseline": "trajectories",
-    "rl_sample_multiple": 1,
-    "rl_adaptive_group": False,
-    "rl_draws": 1,
-    "rl_duplicate": False,
-    "rl_max_age": 0,
-    "rl_repair_groups": False,
-    "rl_replay_groups": 0,
-    "rl_entropy_tokens": "top",
-    "rl_kl_target": 0.0,
-    "rl_reference_every": 0,
-    "rl_reset_patience": 0,
-    "rl_drift_factor": 1.0,
-    "rl_curation_every": 0,
-    "rl_stages": "one",
+    "rl.minibatches": 1,
+    "rl.off_policy.staleness": 0,
+    "rl.off_policy.engine_dtype": "float32",
+    "rl.advantage.baseline": "trajectories",
+    "rl.advantage.sample_multiple": 1,
+    "rl.sampling.adaptive_group": False,
+    "rl.sampling.draws": 1,
+    "rl.sampling.duplicate": False,
+    "rl.filter.max_age": 0,
+    "rl.filter.repair_groups": False,
+    "rl.off_policy.replay_groups": 0,
+    "rl.loss.entropy_tokens": "top",
+    "rl.callbacks.kl_target": 0.0,
+    "rl.callbacks.reference_every": 0,
+    "rl.callbacks.reset_patience": 0,
+    "rl.callbacks.drift_factor": 1.0,
+    "rl.curriculum.curation_every": 0,
+    "rl.curriculum.stages": "one",
 }
 STATE = "drlib.json"  # of a checkpoint, beside TRL's files
 DECAY_SHARE = 0.5  # of the steps, as in the local loop
@@ -98,10 +98,10 @@ DECAY_SHARE = 0.5  # of the steps, as in the local loop
 
 def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `rl`: reinforcement learning from the cold start; returns the last metrics."""
-    name = "rl_random_reward" if config.rl_reward == "random" else "rl"
+    name = "rl_random_reward" if config.rl.reward.name == "random" else "rl"
     _check(config)
     runs = run_dir.parents[1]
-    run = RunFolder(run_dir, stages.settings_of(name, config), ranks, config.report_to)
+    run = RunFolder(run_dir, stages.settings_of(name, config), ranks, config.trainer.report_to)
     where = _start(name, config, runs)
     tokenizer = load_tokenizer_of(where)
     chat, system = told(tokenizer, config)
@@ -109,14 +109,16 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     checkpoint = last_checkpoint(run.path / CHECKPOINTS, run)
     model = load_trained(where, checkpoint, config)
     # who generates needs all weights: of a model that is sharded another copy
-    whole = load_model(where, getattr(torch, config.dtype)) if config.fsdp else model
+    whole = load_model(where, getattr(torch, config.model.dtype)) if config.trainer.fsdp else model
     with (
         Sandbox() as sandbox,
-        Toolbox(world, sandbox, results=config.search_results) as toolbox,
-        engine_of(whole, where, config, routes=config.rl_routing == "r3") as engine,
+        Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
+        engine_of(
+            whole, where, config, routes=config.rl.off_policy.routing_replay == "r3"
+        ) as engine,
     ):
         limits = limits_of(config)
-        agent = create_agent(config.rl_agent, engine, toolbox, chat, limits, system)
+        agent = create_agent(config.rl.agent, engine, toolbox, chat, limits, system)
         rolls = RollOuts(config, run, agent, Questions(config, world, Names.from_world(world)))
         trainer = AgenticTrainer(rolls, model, tokenizer)
         if checkpoint:
@@ -128,19 +130,19 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
 def _check(config: Config) -> None:
     check_switches(config)
     for name, value in NOT_HERE.items():
-        given = getattr(config, name)
-        require(given == value, f"{name}={given!r} is not there with trainer=trl: use {value!r}")
-    ranked = config.rl_entropy_scope == "micro" and config.rl_denominator == "all"
+        given = config.get(name)
+        require(given == value, f"{name}={given!r} needs trainer.backend=local: use {value!r}")
+    ranked = config.rl.loss.entropy_scope == "micro" and config.rl.loss.denominator == "all"
     require(
-        config.rl_top_entropy == 1 or ranked,
-        "rl_top_entropy with trainer=trl is ranked in each micro-batch, and counts all tokens: "
-        "set rl_entropy_scope=micro and rl_denominator=all",
+        config.rl.loss.top_entropy == 1 or ranked,
+        "rl.loss.top_entropy with trainer.backend=trl is ranked in each micro-batch, and counts all tokens: "
+        "set rl.loss.entropy_scope=micro and rl.loss.denominator=all",
     )
 
 
 def _start(name: str, config: Config, runs: Path) -> str:
     """Where the policy that is trained lies."""
-    if config.rl_start:
+    if config.rl.start:
         return str(stages.start_folder(name, config))
     return policy_of(stages.input_folder(name, "sft", config, runs))
 
@@ -163,11 +165,11 @@ class RollOuts:
 
     def is_dead(self) -> bool:
         """Whether no group of the step has rewards that differ: there is nothing to learn from."""
-        return self.config.rl_kl_coef == 0 and self.row["live_groups"] == 0
+        return self.config.rl.loss.kl_coef == 0 and self.row["live_groups"] == 0
 
     def dataset(self) -> Dataset:
         """A prompt for every question of every step."""
-        steps, questions = self.config.rl_steps, self.config.rl_questions
+        steps, questions = self.config.rl.steps, self.config.rl.questions
         return Dataset.from_dict(
             {"prompt": [f"{step}/{q}" for step in range(steps) for q in range(questions)]}
         )
@@ -194,8 +196,8 @@ class RollOuts:
         steps, numbers = zip(*(map(int, prompt.split("/")) for prompt in prompts))
         step = steps[0]
         mine = list(dict.fromkeys(numbers))
-        whole = len(mine) * config.rl_group == len(prompts)
-        require(whole, "a process must have whole groups: let rl_questions divide by processes")
+        whole = len(mine) * config.rl.group == len(prompts)
+        require(whole, "a process must have whole groups: let rl.questions divide by processes")
         trainer.hand_over_weights()
         tasks, worlds = self.questions.draw(step, self.curriculum)
         rolled = tried(self.agent, tasks, mine, worlds, config, step)
@@ -215,14 +217,14 @@ class RollOuts:
         weights_N, in_baseline_N, _ = filter_rollouts(chosen, filter_of(config))
         weights_N = torch.as_tensor(weights_N, dtype=torch.float32)
         in_baseline_N = torch.as_tensor(in_baseline_N)
-        if config.rl_drop_equal:
+        if config.rl.filter.drop_equal:
             rewards_N = torch.tensor([t.reward or 0.0 for t in chosen])
-            groups_N = torch.arange(len(chosen)) // config.rl_group
+            groups_N = torch.arange(len(chosen)) // config.rl.group
             weights_N = weights_N * drop_zero_variance_groups(rewards_N, groups_N, in_baseline_N)
         drawn = [_one_context(t, step_seed(f"{config.seed}-{t.id}", step)) for t in chosen]
         columns = [_columns(sample, trainer.padding) for sample, _ in drawn]
         batch = {name: [row[name] for row in columns] for name in columns[0]}
-        if config.rl_routing == "r3":
+        if config.rl.off_policy.routing_replay == "r3":
             samples = [sample for sample, _ in drawn]
             batch[GIVEN] = [_routes(s, row, trainer.routing) for s, row in zip(samples, columns)]
         return batch | {
@@ -232,9 +234,9 @@ class RollOuts:
         }
 
     def _keep(self, trajectories: list[Trajectory], step: int, stopped: bool) -> None:
-        kept_steps = (0, self.config.rl_steps // 2, self.config.rl_steps - 1)
+        kept_steps = (0, self.config.rl.steps // 2, self.config.rl.steps - 1)
         if self.run.ranks.first and (step in kept_steps or stopped):
-            kept = trajectories[: KEPT_GROUPS * self.config.rl_group]
+            kept = trajectories[: KEPT_GROUPS * self.config.rl.group]
             save_trajectories(self.run.path / f"trajectories_{step + 1:04d}.parquet", kept)
 
 
@@ -303,13 +305,13 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
             GRPOConfig,
             rolls.run,
             config,
-            steps=config.rl_steps,
-            rows=config.rl_questions * config.rl_group,
-            lr=config.rl_lr,
-            num_generations=config.rl_group,
-            max_completion_length=config.max_context_tokens,
-            temperature=config.rl_temperature,
-            beta=config.rl_kl_coef,
+            steps=config.rl.steps,
+            rows=config.rl.questions * config.rl.group,
+            lr=config.rl.lr,
+            num_generations=config.rl.group,
+            max_completion_length=config.rollout.max_context_tokens,
+            temperature=config.rl.temperature,
+            beta=config.rl.loss.kl_coef,
             shuffle_dataset=False,
             remove_unused_columns=False,
             router_aux_loss_coef=balance_of(model.config._name_or_path, config),
@@ -323,9 +325,9 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
             peft_config=adapters(model, config),
             rollout_func=rolls,
             loss=loss_config(config),
-            advantages=ADVANTAGES[config.rl_advantage],
+            advantages=ADVANTAGES[config.rl.advantage.estimator],
             rollout_filter=filtered,
-            routing=config.rl_routing,
+            routing=config.rl.off_policy.routing_replay,
         )
 
     def hand_over_weights(self) -> None:
@@ -338,10 +340,12 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
         if step == 0:
             return  # it was made with them
         config, engine, ranks = self.rolls.config, self.rolls.engine, self.rolls.run.ranks
-        if config.engine == "hf" and not config.fsdp:  # it runs the very model that is trained
+        if (
+            config.engine.name == "hf" and not config.trainer.fsdp
+        ):  # it runs the very model that is trained
             engine.update_weights(engine.model)
             return
-        own = config.engine != "server"  # a server is shared: the first process teaches it
+        own = config.engine.name != "server"  # a server is shared: the first process teaches it
         model = whole_model(self, everywhere=own)
         if own or ranks.first:
             engine.update_weights(model)
@@ -352,10 +356,10 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         """The local loop's learning rate."""
         config = self.rolls.config
-        warmup = config.rl_warmup_steps
+        warmup = config.rl.warmup_steps
 
         def factor(step: int) -> float:
-            return schedule(step, config.rl_steps, warmup, DECAY_SHARE, FINAL_LR)
+            return schedule(step, config.rl.steps, warmup, DECAY_SHARE, FINAL_LR)
 
         self.lr_scheduler = LambdaLR(optimizer or self.optimizer, factor)
         return self.lr_scheduler

@@ -2,7 +2,7 @@
 
     ray start --head            on one host; on each other: ray start --address=HOST:6379
     python -m drlib.training.hosts rl --workers 16 --address auto --profile gpu8 \\
-        --runs /shared/runs --set engine_url=http://HOST:8000/v1
+        --runs /shared/runs --engine.url=http://HOST:8000/v1
 
 Ray Train starts the workers (`TorchTrainer`: ranks, process group; gloo on CPUs, NCCL beside it on
 GPUs), and each of them does what a process of torchrun does: `drlib.training.build.build`. So the
@@ -37,13 +37,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from drlib.config import Config
+from drlib.config import Config, load_from_arguments
 from drlib.endpoint import EndpointError
 from drlib.files import WriteError
 from drlib.registry import load_plugins
 from drlib.sandbox.client import import_extra
 from drlib.training import stages
-from drlib.training.build import build, config_from, stage_arguments
+from drlib.training.build import build, stage_arguments
 from drlib.training.run import Interrupted, RunFolder, RunFolderError
 from drlib.validation import require
 
@@ -168,7 +168,7 @@ def _build_here(work: dict) -> None:
     from drlib.training.ranks import Ranks  # only here: who asks for help waits for no torch
 
     config, token = work["config"], work["token"]
-    ranks = Ranks(config.trainer)
+    ranks = Ranks(config.trainer.backend)
     sees = token.exists() and token.read_text() == work["text"]
     blind = sorted({*ranks.gather([] if sees else [socket.gethostname()])})
     if blind:
@@ -206,10 +206,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes, on all hosts together")
     parser.add_argument("--address", help="of the Ray cluster, or auto (default: this host alone)")
     parser.add_argument("--restarts", type=int, default=0, help="after a worker that died")
-    args = parser.parse_args(argv)
+    args, settings = parser.parse_known_args(argv)
     how = {"workers": args.workers, "address": args.address, "restarts": args.restarts}
     try:
-        print(train_on_ray(args.stage, config_from(args), args.runs.resolve(), **how))
+        config = load_from_arguments(args.profile, args.recipe, settings)
+        print(train_on_ray(args.stage, config, args.runs.resolve(), **how))
     except (*SAID, WorkerFailed, ImportError) as fault:
         sys.exit(f"error: {fault}")
     except KeyboardInterrupt:  # before Ray listens it is the plain one

@@ -178,7 +178,7 @@ def build_stage(
             stages.arguments(name, config, runs),
             (processes or config.processes) if spec.parallel else 1,
             follow=final.with_name(final.name + ".partial") / "metrics.jsonl",
-            total=getattr(config, spec.steps) if spec.steps else None,
+            total=config.get(spec.steps) if spec.steps else None,
             desc=name,
         )
     return stages.folder(stage, config, runs)

@@ -65,12 +65,12 @@ class Told(NamedTuple):
 def told(tokenizer, config: Config) -> Told:
     """The chat of a model's tokenizer. The policy that is made here knows its tools by heart.
 
-    ValueError: its template cannot express what `model_tools` asks of it.
+    ValueError: its template cannot express what `model.tool_format` asks of it.
     """
     if is_drlib_tokenizer(tokenizer):
         return Told(ChatIds(tokenizer), None)
     tools = [TOOLS[name] for name in HAS_TOOLS]
-    if config.model_tools == "template":
+    if config.model.tool_format == "template":
         chat = TemplateIds(tokenizer, [tool.function for tool in tools])
         return Told(chat, research_prompt(today=TOLD_DAY))
     schemas = [tool.schema for tool in tools]
@@ -130,7 +130,7 @@ def load_trained(where: str, checkpoint: str | None, config: Config) -> PreTrain
     The trainer's own resuming would pass over the experts, whose weights a checkpoint holds one by
     one and the model in a block, without a word. It is right about adapters and shards.
     """
-    whole = checkpoint is not None and config.lora_rank == 0 and not config.fsdp
+    whole = checkpoint is not None and config.trainer.lora_rank == 0 and not config.trainer.fsdp
     model = load_model(checkpoint if whole else where, trained_dtype(config))
     model.config._name_or_path = where  # whence TRL takes a reference for the KL
     return model
@@ -138,7 +138,7 @@ def load_trained(where: str, checkpoint: str | None, config: Config) -> PreTrain
 
 def trained_dtype(config: Config) -> torch.dtype:
     """Of the weights that are loaded: float32 where they are trained themselves."""
-    return getattr(torch, config.dtype) if config.lora_rank else torch.float32
+    return getattr(torch, config.model.dtype) if config.trainer.lora_rank else torch.float32
 
 
 def adapters(model: PreTrainedModel, config: Config) -> LoraConfig | None:
@@ -149,7 +149,7 @@ def adapters(model: PreTrainedModel, config: Config) -> LoraConfig | None:
     `EXPERTS` are the names that PEFT knows the experts' maps by: gate and up, which are one weight
     today, so get an adapter of the rank each.
     """
-    if config.lora_rank == 0:
+    if config.trainer.lora_rank == 0:
         return None
     names = [name for name, _ in model.named_parameters()]
     experts = sorted({name for name in names if name.endswith(("gate_up_proj", "down_proj"))})
@@ -161,8 +161,8 @@ def adapters(model: PreTrainedModel, config: Config) -> LoraConfig | None:
         if isinstance(module, nn.Linear) and module is not head and not ROUTER.fullmatch(name)
     }
     return LoraConfig(
-        r=config.lora_rank,
-        lora_alpha=2 * config.lora_rank,
+        r=config.trainer.lora_rank,
+        lora_alpha=2 * config.trainer.lora_rank,
         target_modules=sorted(linear | (EXPERTS if shared else set())),
         target_parameters=[f"mlp.{name}" for name in shared] or None,
         task_type="CAUSAL_LM",
@@ -196,7 +196,7 @@ def save_whole(run: RunFolder, trainer, tokenizer, config: Config, metrics: dict
     """End a stage that has trained: the whole model saved, in `dtype`; returns `metrics`."""
     model = whole_model(trainer)
     if run.ranks.first:
-        save_policy(model, tokenizer, run.path / "policy", getattr(torch, config.dtype))
+        save_policy(model, tokenizer, run.path / "policy", getattr(torch, config.model.dtype))
         shutil.rmtree(trainer.args.output_dir)  # its checkpoints
     return run.finish(metrics)
 
@@ -217,28 +217,30 @@ def engine_of(
             vLLM is not here. WeightsDiffer: the server runs other weights.
     """
     require(
-        not routes or config.engine in REPORT_ROUTES,
-        f"rl_routing=r3 replays the routes of the sampling engine, and engine={config.engine} "
+        not routes or config.engine.name in REPORT_ROUTES,
+        f"rl.off_policy.routing_replay=r3 replays the routes of the sampling engine, and engine={config.engine.name} "
         "reports none: use engine=hf, or engine=vllm on a GPU",
     )
     longest = model.config.get_text_config().max_position_embeddings
-    context = config.max_context_tokens
-    require(context <= longest, f"max_context_tokens={context}: {where} reads {longest} at most")
-    if config.engine == "vllm":
-        options = {"dtype": config.dtype}
+    context = config.rollout.max_context_tokens
+    require(
+        context <= longest, f"rollout.max_context_tokens={context}: {where} reads {longest} at most"
+    )
+    if config.engine.name == "vllm":
+        options = {"dtype": config.model.dtype}
         if torch.cuda.is_available():
-            options["gpu_memory_utilization"] = config.engine_memory_share
-        gap = config.engine_gap
+            options["gpu_memory_utilization"] = config.engine.memory_share
+        gap = config.engine.max_mismatch
         engine = VllmEngine(model, max_context=context, max_gap=gap, routes=routes, **options)
         try:
             yield engine
         finally:
             engine.close()
-    elif config.engine == "server":
+    elif config.engine.name == "server":
         server = _server(model, where, config)
         _teach(server, model)
         yield server
-    elif config.engine == "hf":
+    elif config.engine.name == "hf":
         yield TransformersEngine(model.to(default_device()), max_context=context, routes=routes)
     else:
         kind = model.config.model_type
@@ -252,21 +254,21 @@ def opened_model(folder: Path, config: Config) -> Iterator[tuple[Engine, Any, st
     """(engine, chat, system prompt) of the policy that a finished stage left."""
     where = policy_of(folder)
     chat, system = told(load_tokenizer_of(where), config)
-    model = load_model(where, getattr(torch, config.dtype)).eval()
+    model = load_model(where, getattr(torch, config.model.dtype)).eval()
     with engine_of(model, where, config) as engine:
         yield engine, chat, system
 
 
 def _server(model: PreTrainedModel, where: str, config: Config) -> VllmServer:
-    require(bool(config.engine_url), "engine=server needs engine_url, where the vLLM server is")
-    endpoint = ChatEndpoint(config.engine_url, config.model or where, timeout_s=600.0)
-    context = config.max_context_tokens
-    return VllmServer(endpoint, where, max_context=context, max_gap=config.engine_gap)
+    require(bool(config.engine.url), "engine=server needs engine.url, where the vLLM server is")
+    endpoint = ChatEndpoint(config.engine.url, config.model.path or where, timeout_s=600.0)
+    context = config.rollout.max_context_tokens
+    return VllmServer(endpoint, where, max_context=context, max_gap=config.engine.max_mismatch)
 
 
 def _teach(server: VllmServer, model: PreTrainedModel) -> None:
     """A server begins with what it was started with, or with what it was last taught: it is taught
-    anyway, as a parity within `engine_gap` does not tell a small step from none."""
+    anyway, as a parity within `engine.max_mismatch` does not tell a small step from none."""
     ranks = Ranks("trl")
     if ranks.first:
         server.update_weights(model)
@@ -277,9 +279,9 @@ def _teach(server: VllmServer, model: PreTrainedModel) -> None:
 def begin_with(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `untrained`: whether the model is there and can be spoken to, before anything is spent
     on it; without `model` the small policy is made."""
-    if not config.model:
+    if not config.model.path:
         return build_untrained(config, run_dir, ranks or Ranks("trl"))
     run = RunFolder(run_dir, stages.settings_of("untrained", config), ranks)
-    told(load_tokenizer_of(config.model), config)
-    model = load_model(config.model, getattr(torch, config.dtype))
-    return point_to(run, config.model, {"parameters": model.num_parameters()})
+    told(load_tokenizer_of(config.model.path), config)
+    model = load_model(config.model.path, getattr(torch, config.model.dtype))
+    return point_to(run, config.model.path, {"parameters": model.num_parameters()})

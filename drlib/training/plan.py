@@ -7,7 +7,7 @@ planned as well. What is planned is the largest step of the run (`sft` or `rl`).
 
 `plan` is pure but for the paths it looks at; `render` puts its result into text. `--here` looks
 also at the machine on which it is typed (`plan_checks.here`): fewer GPUs than asked, no vLLM or
-another version, no server at `engine_url`, a disk without room for what the run writes.
+another version, no server at `engine.url`, a disk without room for what the run writes.
 """
 
 import argparse
@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drlib.config import ROOT, Config
+from drlib.config import ROOT, Config, load_from_arguments
 from drlib.files import read_json_lines
 from drlib.training import memory, shapes
-from drlib.training.build import config_from
 from drlib.training.fitting import GIB, Fit, fit_of, gib, remedy_of, rollouts_of
 from drlib.training.memory import Load, Shape
 from drlib.training.plan_checks import HUB, check, here
@@ -63,7 +62,7 @@ class Plan:
         """What stops the run, a line each; empty where it may begin."""
         if not self.fit.fault:
             return [*self.faults]
-        cure = " ".join(f"--set {name}={_typed(value)}" for name, value in self.remedy.items())
+        cure = " ".join(f"--{name}={_typed(value)}" for name, value in self.remedy.items())
         advice = f"fits with {cure}" if cure else "take a smaller model or larger devices"
         return [*self.faults, f"{self.fit.fault}; {advice}"]
 
@@ -77,19 +76,19 @@ def plan(config: Config, device_gb: float | None = None, rates: Rates | None = N
     ValueError: the model's sizes are not known, or a setting cannot be planned at all.
     """
     require(device_gb is None or device_gb > 0, f"device_gb must be above 0, got {device_gb}")
-    rates = rates or (TOUR_RATES if config.trainer == "local" else Rates())
+    rates = rates or (TOUR_RATES if config.trainer.backend == "local" else Rates())
     faults = check(config)
     shape = shapes.shape_of(config)
     device = int((device_gb or _usual_gib(config)) * GIB)
-    if config.max_context_tokens > shape.positions:
+    if config.rollout.max_context_tokens > shape.positions:
         faults.append(
-            f"max_context_tokens={config.max_context_tokens}: the model reads "
+            f"rollout.max_context_tokens={config.rollout.max_context_tokens}: the model reads "
             f"{shape.positions} tokens at most"
         )
     fit = fit_of(config, shape, device, rates.engines)
     notes = _notes(config, rates)
     cache = min(fit.serving.cache, _all_rollouts(config, shape, fit.load))
-    rates = estimated(rates, shape, fit.load, cache, config.max_context_tokens)
+    rates = estimated(rates, shape, fit.load, cache, config.rollout.max_context_tokens)
     work = workload(config, shape, rates)
     time = step_time(work, rates, engines=fit.serving.engines, learners=config.processes)
     remedy = remedy_of(config, shape, device) if fit.fault else {}
@@ -99,31 +98,31 @@ def plan(config: Config, device_gb: float | None = None, rates: Rates | None = N
 
 def _all_rollouts(config: Config, shape: Shape, load: Load) -> int:
     """Bytes of the keys and values of a step's rollouts, at their longest."""
-    tokens = rollouts_of(config) * config.max_context_tokens
+    tokens = rollouts_of(config) * config.rollout.max_context_tokens
     return tokens * shape.kv_bytes(load.itemsize)
 
 
 def workload(config: Config, shape: Shape, rates: Rates) -> Workload:
     """A step's tokens by `rates`; its new weights go to engines of other processes."""
-    context = config.max_context_tokens
+    context = config.rollout.max_context_tokens
     each = rates.generated_per_rollout or rates.generated_share * context
     generated = rollouts_of(config) * each
-    elsewhere = config.engine in ("vllm", "server")
-    push = shape.parameters * memory.ITEMSIZE[config.dtype] if elsewhere else 0
+    elsewhere = config.engine.name in ("vllm", "server")
+    push = shape.parameters * memory.ITEMSIZE[config.model.dtype] if elsewhere else 0
     return Workload(generated, generated * rates.trained_share, push)
 
 
 def disk_bytes(config: Config, shape: Shape, load: Load) -> dict[str, int]:
     """What is written, by kind: whole models of the stages, checkpoints while one runs, rollouts
     that a stage rl keeps, metrics; and a hub's model in the local cache."""
-    steps = {"cpt": config.cpt_steps, "sft": config.sft_steps, "rl": config.rl_steps}
+    steps = {"cpt": config.pretrain.steps, "sft": config.sft.steps, "rl": config.rl.steps}
     model = shape.parameters * memory.ITEMSIZE[load.dtype]
     trained = memory.trained_parameters(shape, load)
     # a checkpoint has what is trained, and its two states
     checkpoint = (1 + memory.STATES) * trained * memory.FLOAT32
-    kept = CHECKPOINTS if config.trainer == "trl" else 2
-    saved = SAVES * SAVED_GROUPS * config.rl_group * config.max_context_tokens * TOKEN_BYTES
-    hub = bool(config.model) and shapes.folder_of(config.model) is None
+    kept = CHECKPOINTS if config.trainer.backend == "trl" else 2
+    saved = SAVES * SAVED_GROUPS * config.rl.group * config.rollout.max_context_tokens * TOKEN_BYTES
+    hub = bool(config.model.path) and shapes.folder_of(config.model.path) is None
     return {
         "final models": model * sum(n > 0 for n in steps.values()),
         "checkpoints": checkpoint * kept,
@@ -137,25 +136,25 @@ def _notes(config: Config, rates: Rates) -> tuple[str, ...]:
     """What was assumed, a line each."""
     notes = []
     if rates.generate_tokens_s is None or rates.train_tokens_s is None:
-        whose = "the tour's runs" if config.trainer == "local" else "an H100's numbers"
+        whose = "the tour's runs" if config.trainer.backend == "local" else "an H100's numbers"
         notes.append(f"rates that were not given are estimated from {whose}, not measured")
     if not rates.generated_per_rollout:
         notes.append(f"a rollout is assumed to generate {rates.generated_share:.0%} of its context")
-    if config.trainer == "trl":
+    if config.trainer.backend == "trl":
         notes.append("a CUDA context and an engine's graphs are assumed to take 1 GiB each")
-    if config.trainer == "trl" and config.device_batch > 1:
+    if config.trainer.backend == "trl" and config.trainer.device_batch > 1:
         notes.append(
             "rollouts of one micro-batch are padded: sdpa makes a T x T mask in each layer; "
-            "device_batch=1 makes none"
+            "trainer.device_batch=1 makes none"
         )
-    if config.engine == "server" and not rates.engines:
+    if config.engine.name == "server" and not rates.engines:
         notes.append(f"as many engines as processes ({config.processes}): give the rate `engines`")
     return tuple(notes)
 
 
 def _usual_gib(config: Config) -> float:
     """GiB of a device where nobody says: an 80 GB card, or this machine's share of memory."""
-    if config.trainer == "trl":
+    if config.trainer.backend == "trl":
         return 80.0
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return pages / max(1, config.processes) / GIB
@@ -164,7 +163,7 @@ def _usual_gib(config: Config) -> float:
 def render(done: Plan) -> str:
     """The plan as text, errors left out."""
     config, shape, fit, time = done.config, done.shape, done.fit, done.time
-    name = config.model or "the small policy"
+    name = config.model.path or "the small policy"
     trained = memory.trained_parameters(shape, fit.load)
     kind = f"LoRA of rank {fit.load.lora_rank}" if not fit.load.full else "all of them"
     needs, serving = fit.memory, fit.serving
@@ -182,18 +181,18 @@ def render(done: Plan) -> str:
         f"{gib(needs.activations_checkpointed)} with gradient checkpointing",
         f"  logits: {gib(needs.logits_usual)} with the usual head, "
         f"{gib(needs.logits_frugal)} with the frugal one",
-        f"engine       {config.engine} x {serving.engines}: "
+        f"engine       {config.engine.name} x {serving.engines}: "
         f"{_count(shape.kv_bytes(fit.load.itemsize))}B of cache a token, "
         f"{gib(max(serving.cache, 0))} for it: {serving.at_once} full contexts at once",
-        f"step         {rollouts_of(config)} rollouts of {config.max_context_tokens} tokens at "
-        f"most: {_count(rollouts_of(config) * config.max_context_tokens)}; generated: "
+        f"step         {rollouts_of(config)} rollouts of {config.rollout.max_context_tokens} tokens at "
+        f"most: {_count(rollouts_of(config) * config.rollout.max_context_tokens)}; generated: "
         f"{_count(done.work.generated)}",
         f"seconds      generate {time.generate:.3g}, train {time.train:.3g}, "
         f"sync {time.sync:.3g}: {time.synchronous:.3g} one after the other, "
         f"{time.asynchronous:.3g} side by side",
         f"  knee at {time.knee} engines; side by side rollouts are {time.staleness} updates old, "
         f"the learner is busy {time.learner_busy:.0%}, the engines {time.engines_busy:.0%}",
-        f"  {config.rl_steps} steps: {config.rl_steps * time.synchronous / 3600:.3g} hours; rates: "
+        f"  {config.rl.steps} steps: {config.rl.steps * time.synchronous / 3600:.3g} hours; rates: "
         f"{done.rates.generate_tokens_s:.0f} tokens/s generated by an engine, "
         f"{done.rates.train_tokens_s:.0f} trained by a process",
         f"disk         {gib(sum(done.disk.values()))} in runs/ and the cache: "
@@ -231,14 +230,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command: 0 where the run may begin, 1 and a line on stderr for each thing against it."""
     parser = argparse.ArgumentParser(prog="drlib plan", description="what a run needs")
     parser.add_argument("--profile", default="laptop")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--recipe", default="", help="a published recipe in drlib/recipes")
     parser.add_argument("--device-gb", type=float, help="GiB of one device (default: 80)")
     parser.add_argument("--rates", type=Path, help="a JSON file, or a run's metrics.jsonl")
     parser.add_argument("--here", action="store_true", help="look also what this machine lacks")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="of --here: their disk")
-    args = parser.parse_args(argv)
+    args, settings = parser.parse_known_args(argv)
     try:
-        config = config_from(args)
+        config = load_from_arguments(args.profile, args.recipe, settings)
         rates = read_rates(args.rates, config.processes) if args.rates else None
         done = plan(config, args.device_gb, rates)
     except ValueError as fault:

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 import torch
 from transformers.utils import hub
 
-from drlib.config import PATHS, ROOT, Config
+from drlib.config import PATH_WORLDS, ROOT, Config
 from drlib.endpoint import MAX_REPLY, ChatEndpoint, EndpointError
 from drlib.models.vllm_engine import INSTALL_VLLM
 from drlib.models.vllm_server import REMEDY
@@ -34,8 +34,8 @@ from drlib.worlds import WORLDS
 ANSWER_S = 5.0  # that a server may be silent
 HUB = "the hub's model"  # what is written to the hub's cache, of a plan's bytes by kind
 AT_LEAST_ONE = (
-    *("processes", "device_batch", "pack_tokens", "max_context_tokens"),
-    *("rl_questions", "rl_group", "rl_oversample"),
+    *("processes", "trainer.device_batch", "trainer.pack_tokens", "rollout.max_context_tokens"),
+    *("rl.questions", "rl.group", "rl.sampling.oversample"),
 )
 
 
@@ -43,12 +43,12 @@ def check(config: Config) -> list[str]:
     """A line for each name or path that is not there, and for settings that exclude each other."""
     faults = [message for wrong, message in _trainer_rules(config) if wrong]
     faults += [message for wrong, message in _engine_rules(config) if wrong]
-    faults += [f"{name} must be at least 1" for name in AT_LEAST_ONE if getattr(config, name) < 1]
+    faults += [f"{name} must be at least 1" for name in AT_LEAST_ONE if config.get(name) < 1]
     faults += _world_faults(config)
-    start = ROOT / config.rl_start
-    if config.rl_start and not (start / WEIGHTS).exists():
-        faults.append(f"rl_start={config.rl_start!r}: there is no policy in {start}")
-    return faults + (shapes.folder_faults(config.model) if config.model else [])
+    start = ROOT / config.rl.start
+    if config.rl.start and not (start / WEIGHTS).exists():
+        faults.append(f"rl.start={config.rl.start!r}: there is no policy in {start}")
+    return faults + (shapes.folder_faults(config.model.path) if config.model.path else [])
 
 
 def here(config: Config, disk: dict[str, int], runs: Path = ROOT / "runs") -> list[str]:
@@ -58,12 +58,12 @@ def here(config: Config, disk: dict[str, int], runs: Path = ROOT / "runs") -> li
     there or not. It takes seconds, and up to ANSWER_S more for a server that says nothing.
     """
     faults = []
-    if config.trainer == "trl":
+    if config.trainer.backend == "trl":
         faults.append(gpu_fault(config.processes, torch.cuda.device_count()))
-    if config.engine == "vllm":
+    if config.engine.name == "vllm":
         faults.append(vllm_fault())
-    elif config.engine == "server" and config.engine_url:
-        faults.append(server_fault(config.engine_url, config.model))
+    elif config.engine.name == "server" and config.engine.url:
+        faults.append(server_fault(config.engine.url, config.model.path))
     return [*filter(None, faults), *_disk_faults(disk, runs)]
 
 
@@ -84,14 +84,14 @@ def vllm_fault() -> str:
 def server_fault(url: str, model: str) -> str:
     """Why the server at `url` cannot be the engine: it does not answer the question for its models,
     or has not `model` among them (where that is empty, any will do); "" where it can."""
-    what = f"engine_url={url!r}"
+    what = f"engine.url={url!r}"
     start = f"start a vLLM server there, or name another; {REMEDY}"
     try:
         address = ChatEndpoint(url, model).url + "/models"
         with urlopen(address, timeout=ANSWER_S) as reply:
             names = [each["id"] for each in json.loads(reply.read(MAX_REPLY))["data"]]
     except EndpointError as fault:  # no address
-        return f"engine_url: {fault}"
+        return f"engine.url: {fault}"
     except HTTPError as fault:
         return f"{what}: what answers there refuses its list of models (HTTP {fault.code}): {start}"
     except (OSError, HTTPException) as fault:
@@ -131,38 +131,41 @@ def _nearest(path: Path) -> Path:
 
 def _trainer_rules(config: Config) -> tuple[tuple[bool, str], ...]:
     """(whether it is broken, what to say)."""
-    local = config.trainer == "local"
+    local = config.trainer.backend == "local"
     return (
         (
-            local and config.lora_rank > 0,
-            f"lora_rank={config.lora_rank} needs trainer=trl: the local line has no PEFT",
-        ),
-        (local and config.fsdp, "fsdp=true needs trainer=trl: the local line does not shard"),
-        (
-            local and config.gradient_checkpointing,
-            "gradient_checkpointing=true needs trainer=trl: the local line keeps activations",
+            local and config.trainer.lora_rank > 0,
+            f"trainer.lora_rank={config.trainer.lora_rank} needs trainer=trl: the local line has no PEFT",
         ),
         (
-            local and config.dtype != "float32",
-            f"dtype={config.dtype} needs trainer=trl: the local line is float32",
+            local and config.trainer.fsdp,
+            "fsdp=true needs trainer=trl: the local line does not shard",
         ),
         (
-            local and config.model != "",
-            f"model={config.model!r} needs trainer=trl: the local line trains the small policy",
+            local and config.trainer.gradient_checkpointing,
+            "trainer.gradient_checkpointing=true needs trainer=trl: the local line keeps activations",
         ),
         (
-            not local and config.router_bias_rate > 0,
-            f"router_bias_rate={config.router_bias_rate} needs trainer=local: TRL's stages move no "
+            local and config.model.dtype != "float32",
+            f"dtype={config.model.dtype} needs trainer=trl: the local line is float32",
+        ),
+        (
+            local and config.model.path != "",
+            f"model={config.model.path!r} needs trainer=trl: the local line trains the small policy",
+        ),
+        (
+            not local and config.trainer.router_bias_rate > 0,
+            f"trainer.router_bias_rate={config.trainer.router_bias_rate} needs trainer=local: TRL's stages move no "
             "biases",
         ),
         (
-            not local and config.fsdp and config.processes < 2,
+            not local and config.trainer.fsdp and config.processes < 2,
             "fsdp=true shards over processes: set processes to 2 or more",
         ),
         (
-            config.max_turn_tokens > config.max_context_tokens,
-            f"max_turn_tokens={config.max_turn_tokens} is more than "
-            f"max_context_tokens={config.max_context_tokens}: a turn cannot be longer than all",
+            config.rollout.max_turn_tokens > config.rollout.max_context_tokens,
+            f"rollout.max_turn_tokens={config.rollout.max_turn_tokens} is more than "
+            f"rollout.max_context_tokens={config.rollout.max_context_tokens}: a turn cannot be longer than all",
         ),
     )
 
@@ -171,33 +174,33 @@ def _engine_rules(config: Config) -> tuple[tuple[bool, str], ...]:
     """(whether it is broken, what to say)."""
     return (
         (
-            config.engine == "local" and config.model != "",
+            config.engine.name == "local" and config.model.path != "",
             "engine=local runs the small policy alone: set engine=hf, vllm or server",
         ),
         (
-            config.engine == "server" and not config.engine_url,
-            "engine=server needs engine_url, where the vLLM server is",
+            config.engine.name == "server" and not config.engine.url,
+            "engine=server needs engine.url, where the vLLM server is",
         ),
         (
-            config.engine == "vllm" and not 0 < config.engine_memory_share < 1,
-            f"engine_memory_share={config.engine_memory_share}: an engine beside the trainer takes "
+            config.engine.name == "vllm" and not 0 < config.engine.memory_share < 1,
+            f"engine.memory_share={config.engine.memory_share}: an engine beside the trainer takes "
             "a share above 0 and below 1",
         ),
     )
 
 
 def _world_faults(config: Config) -> list[str]:
-    kind, _, rest = config.world.partition(":")
+    kind, _, rest = config.world.name.partition(":")
     pattern = next((known for known in WORLDS if known.partition(":")[0] == kind), None)
     if pattern is None or bool(rest) != (":" in pattern):
-        return [f"unknown world {config.world!r}: {suggest_name(config.world, WORLDS)}"]
+        return [f"unknown world {config.world.name!r}: {suggest_name(config.world.name, WORLDS)}"]
     if kind == "live":
         return [
-            f"world={config.world!r}: a site may change while a policy is trained on it: "
+            f"world={config.world.name!r}: a site may change while a policy is trained on it: "
             f"`drlib crawl {rest} FOLDER`, then world=folder:FOLDER"
         ]
-    if kind not in PATHS:
+    if kind not in PATH_WORLDS:
         return []
     path = Path(config.world_name.partition(":")[2])
     there = path.is_dir() if kind == "folder" else path.is_file()
-    return [] if there else [f"world={config.world!r}: there is no {path}"]
+    return [] if there else [f"world={config.world.name!r}: there is no {path}"]

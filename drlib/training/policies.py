@@ -30,7 +30,7 @@ def policy_tools(config: Config, runs: Path):
 
 def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
     """(run folder, policy of stage `before`, chat ids, world, names): how stage `name` begins."""
-    run = RunFolder(run_dir, stages.settings_of(name, config), ranks, config.report_to)
+    run = RunFolder(run_dir, stages.settings_of(name, config), ranks, config.trainer.report_to)
     runs = run_dir.parents[1]
     tokenizer, *others = policy_tools(config, runs)
     if before in stages.inputs_of(name, config):
@@ -40,7 +40,7 @@ def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | 
     model, own = load_policy(start)
     if own.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
-            f"the policy in {start} has another vocabulary than the world {config.world!r}: "
+            f"the policy in {start} has another vocabulary than the world {config.world.name!r}: "
             "start from one that was trained on this world"
         )
     return run, balanced(model, config), *others
@@ -49,14 +49,14 @@ def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | 
 @contextmanager
 def opened(folder: Path, config: Config) -> Iterator[tuple[Engine, ChatIds, str | None]]:
     """(engine, chat, system prompt) of the policy that a finished stage left in `folder`."""
-    if config.trainer == "trl":
+    if config.trainer.backend == "trl":
         from drlib.training.models import opened_model  # lazily: PEFT takes seconds
 
         with opened_model(folder, config) as speaker:
             yield speaker
         return
     model, tokenizer = load_policy(folder / "policy")
-    engine = LocalEngine(model.eval(), max_context=config.max_context_tokens, lockstep=True)
+    engine = LocalEngine(model.eval(), max_context=config.rollout.max_context_tokens, lockstep=True)
     yield engine, ChatIds(tokenizer), None
 
 

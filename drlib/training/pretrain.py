@@ -5,7 +5,7 @@ initialisation (`drlib.models.moe`): attention heads that already look for an ea
 of the current token. Wherever this kit says "from nothing" it means that; `init=plain` shows the
 ordinary initialisation, which learns no copying in the time that a laptop has.
 
-Pre-training reads invented worlds only (`drlib.synthesis.actions`): it teaches copying, reading
+Pre-training reads invented worlds only (`drlib.demonstrations.actions`): it teaches copying, reading
 and the form of tool calls, but no fact, no answer and no chain of three look-ups.
 
 `train_supervised` is the cold start's loop too: samples end to end, loss on chosen tokens, Muon and
@@ -24,10 +24,10 @@ import torch
 
 from drlib.chat.template import ChatIds
 from drlib.config import Config
+from drlib.demonstrations.actions import ActionData, Sample
+from drlib.demonstrations.agentfounder import ActionRows
+from drlib.demonstrations.skills import SkillData
 from drlib.models.moe import PolicyShape, build_policy
-from drlib.synthesis.action_rows import ActionRows
-from drlib.synthesis.actions import ActionData, Sample
-from drlib.synthesis.skills import SkillData
 from drlib.training import stages
 from drlib.training.balance import balance_experts
 from drlib.training.batches import Flat, mixed, portions, score
@@ -68,7 +68,7 @@ def train_supervised(
         drawn = [next(portions(draw(step, shard), len, limit)) for shard in ranks.shards]
         shards = [samples[ranks.part :: ranks.parts] for samples in drawn]
         counted = ranks.sum({"n": sum(sum(s.loss[1:]) for shard in shards for s in shard)})["n"]
-        sums = _accumulate(model, shards, counted, parts, config.balance_coef)
+        sums = _accumulate(model, shards, counted, parts, config.trainer.balance_coef)
         norm = ranks.sum_gradients(model)
         factor = schedule(step, steps, warmup, decay_share)
         if watch.usable(math.isfinite(norm)):
@@ -91,7 +91,7 @@ def train_supervised(
             }
         )
 
-    return run.loop(take, steps, config.checkpoint_every)
+    return run.loop(take, steps, config.trainer.checkpoint_every)
 
 
 def _accumulate(
@@ -115,17 +115,18 @@ def _accumulate(
 
 def shape_of_policy(config: Config) -> PolicyShape:
     """The small policy's sizes, as the settings say."""
-    sizes = config.pick(
-        "hidden",
-        "layers",
-        "heads",
-        "kv_heads",
-        "head_dim",
-        "experts",
-        "experts_per_token",
-        "expert_hidden",
+    model = config.model
+    return PolicyShape(
+        config.world.vocabulary,
+        hidden=model.hidden,
+        layers=model.layers,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        experts=model.experts,
+        experts_per_token=model.experts_per_token,
+        expert_hidden=model.expert_hidden,
     )
-    return PolicyShape(config.vocabulary, **sizes)
 
 
 def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
@@ -135,7 +136,7 @@ def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
     model = build_policy(
         shape_of_policy(config),
         config.seed,
-        config.init,
+        config.model.init,
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
     )
@@ -151,11 +152,11 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         model,
         config,
         lambda step, shard: draw(f"{config.seed}-{step}-{shard}"),
-        steps=config.cpt_steps,
-        batch_tokens=config.cpt_batch_tokens,
-        lrs=(config.cpt_muon_lr, config.cpt_adam_lr),
-        warmup=config.cpt_warmup_steps,
-        decay_share=config.cpt_decay_share,
+        steps=config.pretrain.steps,
+        batch_tokens=config.pretrain.batch_tokens,
+        lrs=(config.pretrain.muon_lr, config.pretrain.adam_lr),
+        warmup=config.pretrain.warmup_steps,
+        decay_share=config.pretrain.decay_share,
     )
     return finish(run, model, chat, metrics)
 
@@ -164,23 +165,25 @@ def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], It
     """key -> endless documents: the tour's, a share of them skills where the policy learns to keep
     reports and summaries, and with a share of AgentFounder's rows where it is set.
     ValueError: the shares are more than all documents."""
-    shares = config.cpt_fas_share, config.cpt_has_share
+    shares = config.pretrain.first_order_share, config.pretrain.higher_order_share
     if sum(shares) > 1:
-        raise ValueError(f"cpt_fas_share and cpt_has_share are more than all documents: {shares}")
-    conditions = None if config.questions == "chains" else config.question_wording
-    actions = ActionData(names, chat, config.search_results, conditions)
-    skills = SkillData(names, chat, config.search_results)
+        raise ValueError(
+            f"pretrain.first_order_share and pretrain.higher_order_share are more than all documents: {shares}"
+        )
+    conditions = None if config.questions.source == "chains" else config.questions.wording
+    actions = ActionData(names, chat, config.rollout.search_results, conditions)
+    skills = SkillData(names, chat, config.rollout.search_results)
 
     def with_skills(key: str) -> Iterator[Sample]:
         streams = skills.stream(key), actions.stream(key)
         return mixed(random.Random(f"skills-{key}"), streams, (SKILL_SHARE,))
 
-    of_tour = with_skills if config.skills == "memory" else actions.stream
+    of_tour = with_skills if config.questions.skills == "memory" else actions.stream
     if sum(shares) == 0:
         return of_tour
-    from_memory = config.cpt_fas_questions == "memory"
-    close = config.cpt_has_alternatives == "read"
-    rows = ActionRows(names, chat, config.search_results, from_memory, close)
+    from_memory = config.pretrain.first_order_questions == "memory"
+    close = config.pretrain.higher_order_alternatives == "read"
+    rows = ActionRows(names, chat, config.rollout.search_results, from_memory, close)
 
     def with_rows(key: str) -> Iterator[Sample]:
         streams = rows.stream(key, "fas"), rows.stream(key, "has"), of_tour(key)

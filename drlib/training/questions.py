@@ -4,9 +4,9 @@ The curriculum says which skill a question needs, half of the search questions a
 are invented on the spot, and the same seed and step draw the same questions on every process.
 
 Questions have four sources: sums (`python`), trails, the real world and fictional ones. Their
-shares are met in the mean, or without chance (`rl_mixture`, ProRL's mixture); a source's skills
-are drawn by the curriculum, or evenly (`rl_curriculum`). Every step has new questions, or with
-`rl_pool` those of a fixed set, in shuffled epochs: the same question again is what curation and
+shares are met in the mean, or without chance (`rl.curriculum.mixture`, ProRL's mixture); a source's skills
+are drawn by the curriculum, or evenly (`rl.curriculum.weighting`). Every step has new questions, or with
+`rl.curriculum.pool` those of a fixed set, in shuffled epochs: the same question again is what curation and
 stages need (`drlib.training.asking`). Left out: a mixture of the questions that curation has left
 (the shares are those of the whole set).
 """
@@ -16,10 +16,9 @@ from collections.abc import Container
 from fractions import Fraction
 
 from drlib.config import Config
+from drlib.questions.chains import MAX_MISSES, PYTHON_KINDS, SearchQuestions, python_task, trail
+from drlib.questions.question_engine import CHAINS, CONDITIONS
 from drlib.rl.curriculum import Curriculum, Epochs, TaskMixture
-from drlib.synthesis.conditions import CHAINS, CONDITIONS
-from drlib.synthesis.questions import MAX_MISSES, PYTHON_KINDS, SearchQuestions, python_task
-from drlib.synthesis.trails import trail
 from drlib.task import Task
 from drlib.training.data import engine_questions
 from drlib.validation import require
@@ -44,7 +43,11 @@ def shares_of(config: Config) -> dict[str, Fraction]:
     """Source -> its share of the questions, exactly as the settings are written; none of 0."""
     trails, sums, invented = (
         Fraction(str(share))
-        for share in (config.rl_trail_share, config.rl_python_share, config.rl_fictional_share)
+        for share in (
+            config.rl.curriculum.trail_share,
+            config.rl.curriculum.python_share,
+            config.rl.curriculum.fictional_share,
+        )
     )
     searches = (1 - trails) * (1 - sums)
     shares = {
@@ -58,34 +61,34 @@ def shares_of(config: Config) -> dict[str, Fraction]:
 
 def check_questions(config: Config) -> None:
     """ValueError for settings of what is asked that do not go together."""
-    pool, a_step = config.rl_pool, config.rl_questions
+    pool, a_step = config.rl.curriculum.pool, config.rl.questions
     require(
         pool == 0 or pool >= a_step,
-        f"rl_pool={pool} is less than a step asks: set it to rl_questions={a_step} or more",
+        f"rl.curriculum.pool={pool} is less than a step asks: set it to rl.questions={a_step} or more",
     )
     require(
-        pool > 0 or config.rl_curation_every == 0,
-        "rl_curation_every exchanges the questions of a fixed set: set rl_pool",
+        pool > 0 or config.rl.curriculum.curation_every == 0,
+        "rl.curriculum.curation_every exchanges the questions of a fixed set: set rl.curriculum.pool",
     )
-    staged = config.rl_stages != "one"
+    staged = config.rl.curriculum.stages != "one"
     require(
         pool > 0 or not staged,
-        f'rl_stages="{config.rl_stages}" ends with the hard questions of a fixed set: set rl_pool',
+        f'rl.curriculum.stages="{config.rl.curriculum.stages}" ends with the hard questions of a fixed set: set rl.curriculum.pool',
     )
     require(
-        config.rl_steps >= 3 or not staged,
-        f'rl_stages="{config.rl_stages}" needs a step for each stage: set rl_steps to 3 or more',
+        config.rl.steps >= 3 or not staged,
+        f'rl.curriculum.stages="{config.rl.curriculum.stages}" needs a step for each stage: set rl.steps to 3 or more',
     )
 
 
 class Questions:
     """Sums, and search questions of the real world (train answers) and of fictional ones made on
     the spot, so that what is learned is looking up and not the facts. Chains of one to three
-    look-ups; with the engine also questions of up to `rl_conditions` conditions; and trails.
+    look-ups; with the engine also questions of up to `rl.curriculum.conditions` conditions; and trails.
 
-    pool: with `rl_pool` the fixed set, id -> question and its invented world (None: it has none);
+    pool: with `rl.curriculum.pool` the fixed set, id -> question and its invented world (None: it has none);
     else empty. epochs: which of them are asked next; None without a pool.
-    ValueError: settings that do not go together, or there are fewer questions than `rl_pool` wants.
+    ValueError: settings that do not go together, or there are fewer questions than `rl.curriculum.pool` wants.
     """
 
     def __init__(self, config: Config, world: SmallWorld, names: Names):
@@ -94,13 +97,15 @@ class Questions:
         self.real = SearchQuestions(world, "train")
         self.skills = list(CHAINS)
         self.conditions = None
-        if config.rl_conditions > 1:
+        if config.rl.curriculum.conditions > 1:
             self.conditions = engine_questions(world, config, "train")
         if self.conditions:
-            wanted = CONDITIONS[: config.rl_conditions - 1]
+            wanted = CONDITIONS[: config.rl.curriculum.conditions - 1]
             self.skills += [skill for skill in wanted if skill in self.conditions.skills]
-        self.mixture = TaskMixture(shares_of(config)) if config.rl_mixture == "exact" else None
-        self.pool = self._collected(config.rl_pool)
+        self.mixture = (
+            TaskMixture(shares_of(config)) if config.rl.curriculum.mixture == "exact" else None
+        )
+        self.pool = self._collected(config.rl.curriculum.pool)
         self.epochs = Epochs(self.pool, config.seed) if self.pool else None
 
     def draw(
@@ -110,7 +115,7 @@ class Questions:
 
         again: how often this step has drawn already; each time gives others.
         """
-        n = self.config.rl_questions
+        n = self.config.rl.questions
         if self.epochs is not None:
             return self.of_pool(self.epochs.draw(n))
         rng = random.Random(f"rl-{self.config.seed}-{step}" + (f"-{again}" if again else ""))
@@ -146,7 +151,7 @@ class Questions:
                     break
             else:
                 raise ValueError(
-                    f"rl_pool={n}: only {len(found)} different questions were found; lower it"
+                    f"rl.curriculum.pool={n}: only {len(found)} different questions were found; lower it"
                 )
         return found
 
@@ -164,13 +169,15 @@ class Questions:
     ) -> tuple[Task, SmallWorld | None]:
         """A question and the world that was invented for it."""
         config = self.config
-        if config.rl_trail_share > 0 and _falls_to(TRAIL, config.rl_trail_share, source, rng):
-            pages = rng.randint(1, config.rl_trail_pages)
+        if config.rl.curriculum.trail_share > 0 and _falls_to(
+            TRAIL, config.rl.curriculum.trail_share, source, rng
+        ):
+            pages = rng.randint(1, config.rl.curriculum.trail_pages)
             return trail(rng.getrandbits(60), self.names, pages)
-        if _falls_to(PYTHON, config.rl_python_share, source, rng):
+        if _falls_to(PYTHON, config.rl.curriculum.python_share, source, rng):
             return python_task(rng, self._skill(sorted(PYTHON_KINDS), curriculum, rng)), None
         skill = self._skill(self.skills, curriculum, rng)
-        if _falls_to(FICTIONAL, config.rl_fictional_share, source, rng):
+        if _falls_to(FICTIONAL, config.rl.curriculum.fictional_share, source, rng):
             world = fictional_world(rng.getrandbits(60), self.names)
             return self._invented(world, skill, rng), world
         if skill in CONDITIONS:
@@ -179,7 +186,7 @@ class Questions:
 
     def _skill(self, among: list[str], curriculum: Curriculum | None, rng: random.Random) -> str:
         """As the curriculum draws; evenly without one."""
-        if curriculum is None or self.config.rl_curriculum == "none":
+        if curriculum is None or self.config.rl.curriculum.weighting == "none":
             return rng.choice(among)
         return curriculum.draw(among, rng)
 

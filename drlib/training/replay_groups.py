@@ -2,10 +2,10 @@
 
 Tongyi DeepResearch's architecture page draws an experience replay with a check of consistency and
 a re-weighting, and prints no formula; prioritised experience replay (Schaul et al., arXiv
-1511.05952) says what to draw. Here it is, with `rl_replay_groups`:
+1511.05952) says what to draw. Here it is, with `rl.off_policy.replay_groups`:
 
-- each shard keeps the groups that it has learned from, until they are `rl_replay_age` updates old
-  (or `rl_max_age`, where that is less);
+- each shard keeps the groups that it has learned from, until they are `rl.off_policy.replay_age` updates old
+  (or `rl.filter.max_age`, where that is less);
 - each step draws among them by the mean |advantage| (`drlib.rl.staleness.ReplayBuffer`), and only
   those whose world still answers as it did;
 - what is drawn joins the step's own share with the advantages and loss weights that it had, each
@@ -14,8 +14,8 @@ a re-weighting, and prints no formula; prioritised experience replay (Schaul et 
   the loss is divided by the sum of all.
 
 Tokens have their own ratio in the loss, which compares with what the engine recorded, or
-(`rl_correction`) with the policy before the update. Replayed contexts come on top of what
-`rl_sample_multiple` cuts.
+(`rl.loss.correction`) with the policy before the update. Replayed contexts come on top of what
+`rl.advantage.sample_multiple` cuts.
 
 A shard has a buffer of its own and draws from it by itself, so what is replayed does not depend on
 the number of processes (those that share a shard have the same buffer, and each trains on a part of
@@ -60,7 +60,11 @@ class Replay:
 
     def __init__(self, config: Config, ranks: Ranks, state: Sequence | None = None):
         self.config, self.ranks = config, ranks
-        limits = [limit for limit in (config.rl_replay_age, config.rl_max_age) if limit > 0]
+        limits = [
+            limit
+            for limit in (config.rl.off_policy.replay_age, config.rl.filter.max_age)
+            if limit > 0
+        ]
         self.buffers = {shard: ReplayBuffer(min(limits, default=0)) for shard in ranks.shards}
         for shard, buffer in self.buffers.items():
             for kept in state[shard] if state else ():
@@ -80,7 +84,7 @@ class Replay:
         log-probabilities under the policy before the update, "old". Columns: replayed (groups),
         replay_age (updates) and replay_weight, means over the replayed rollouts, 0 without any.
         """
-        if self.config.rl_replay_groups == 0:
+        if self.config.rl.off_policy.replay_groups == 0:
             return list(shares), {}
         found, told, learned = [], [], []
         for shard, share in zip(self.buffers, shares, strict=True):
@@ -106,7 +110,7 @@ class Replay:
             seen = {t.world_version for g in buffer.state["groups"] for t in g.rollouts}
             worlds = {name for name in seen if answers_still(name)}
         rng = random.Random(step_seed(f"{self.config.seed}-replay-{shard}", step))
-        n = self.config.rl_replay_groups // SHARDS
+        n = self.config.rl.off_policy.replay_groups // SHARDS
         drawn = buffer.draw(n, clock.now, rng, worlds=worlds)
         return drawn[self.ranks.part :: self.ranks.parts]
 
@@ -128,7 +132,7 @@ class Replay:
 
 
 def answers_still(world: str) -> bool:
-    """Whether a world's version is none of before the change (`rl_world_change`)."""
+    """Whether a world's version is none of before the change (`rl.callbacks.world_change`)."""
     return world == NO_WORLD or world.endswith(perturbed_version(""))
 
 

@@ -22,7 +22,9 @@ from drlib.worlds.perturbed import perturb_worlds
 
 
 def limits_of(config: Config) -> Limits:
-    return Limits(config.max_calls, config.max_turn_tokens, config.max_context_tokens)
+    return Limits(
+        config.rollout.max_calls, config.rollout.max_turn_tokens, config.rollout.max_context_tokens
+    )
 
 
 def rollout(
@@ -46,7 +48,7 @@ def rollout(
     mine = list(range(len(tasks))) if shard is None else list(range(shard, len(tasks), SHARDS))
     if ranks is not None:
         mine = mine[ranks.part :: ranks.parts]
-    return tried(agent, tasks, mine, worlds, config, step, draw * config.rl_questions)
+    return tried(agent, tasks, mine, worlds, config, step, draw * config.rl.questions)
 
 
 def tried(
@@ -62,15 +64,15 @@ def tried(
 
     first_key: with a question's number it fixes the group's name and random numbers in the step.
 
-    With `rl_adaptive_group` the second half of a group is made only where the rewards of the first
+    With `rl.sampling.adaptive_group` the second half of a group is made only where the rewards of the first
     half differ; the rollouts that are made are those that the whole group would have had
     (but for rounding, as fewer run beside each other).
     """
     sources = [source_of(task, worlds) for task in tasks]  # before the real world is among them
     if has_changed(config, step):
         tasks, worlds = perturb_worlds(tasks, worlds, agent.toolbox.world)
-    tries = config.rl_group * config.rl_oversample
-    half = tries // 2 if config.rl_adaptive_group else tries
+    tries = config.rl.group * config.rl.sampling.oversample
+    half = tries // 2 if config.rl.sampling.adaptive_group else tries
     judge = reward_of(config)
 
     def run(some: list[int], numbers: range) -> dict[int, list[Trajectory]]:
@@ -80,7 +82,7 @@ def tried(
             [tasks[i] for i in some],
             samples=tries,
             **some_of_them,
-            temperature=config.rl_temperature,
+            temperature=config.rl.temperature,
             seed=step_seed(config.seed, step),
             keys=[first_key + i for i in some],
             worlds=worlds,
@@ -114,8 +116,8 @@ def _chance(key: int, config: Config, step: int) -> torch.Generator:
 
 
 def has_changed(config: Config, step: int) -> bool:
-    """Whether the world is another one by now (`rl_world_change`); `step` counts from 0."""
-    return 0 < config.rl_world_change <= step
+    """Whether the world is another one by now (`rl.callbacks.world_change`); `step` counts from 0."""
+    return 0 < config.rl.callbacks.world_change <= step
 
 
 def first_live(shards: list[list[Trajectory]], want: int, ranks: Ranks) -> set[str]:
@@ -136,13 +138,15 @@ def step_seed(seed: int | str, step: int) -> int:
 
 
 def choose(trajectories: list[Trajectory], config: Config, step: int) -> list[Trajectory]:
-    """The rollouts to train on: all, or `rl_group` of each oversampled group (GRPO-RoC)."""
-    if config.rl_resample == "none":
+    """The rollouts to train on: all, or `rl.group` of each oversampled group (GRPO-RoC)."""
+    if config.rl.sampling.resample == "none":
         return trajectories
     chosen = []
     for name in dict.fromkeys(t.group_id for t in trajectories):
         group = [t for t in trajectories if t.group_id == name]
         generator = torch.Generator().manual_seed(step_seed(f"{config.seed}-{name}", step))
-        kept = resample_on_correct(group, config.rl_group, config.rl_resample, generator=generator)
+        kept = resample_on_correct(
+            group, config.rl.group, config.rl.sampling.resample, generator=generator
+        )
         chosen += [group[i] for i in kept]
     return chosen

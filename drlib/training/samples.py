@@ -4,7 +4,7 @@ The policy saw the tokens of one context only when it sampled, so a context is a
 own: a round of IterResearch (WebResearcher, arXiv 2509.13309), a segment between two summaries
 (ReSum-GRPO, 2509.13313). A rollout of one context is one sample, and nothing changes. Rewards are
 compared over rollouts and each context has its rollout's advantage, as in ReSum-GRPO; or over all
-contexts of a group's rollouts (`rl_baseline=samples`), as in WebResearcher.
+contexts of a group's rollouts (`rl.advantage.baseline=samples`), as in WebResearcher.
 
 Left out: rewards for single rounds.
 """

@@ -1,14 +1,14 @@
 """Stages `sft` and `sft_continued`: the cold start by rejection sampling, and its control.
 
 The pool's correct attempts (Tongyi DeepResearch filters the same way before RL; the setting
-`demonstration_filter` has the whole funnel, and no filter) are trained with loss on the assistant's
-tokens only (`sft_loss_on` has all tokens), mixed with some pre-training text so that copying is not
+`sft.filter` has the whole funnel, and no filter) are trained with loss on the assistant's
+tokens only (`sft.loss_on` has all tokens), mixed with some pre-training text so that copying is not
 forgotten: lists and pages, no logs of tool use, of which the pool is to be the only source (clean
 logs for ever would be the endless good demonstrations that this stage does not have).
 Three settings more come from the sources: the attempts also as rounds with a managed context
-(`sft_rounds`), two stages by length (`sft_short_tokens`; both Tongyi DeepResearch's), and tool use
-in environments that were made by rule (`sft_tool_use_share`; AgentScaler), with users of several
-turns if wanted (`sft_tool_use_users`).
+(`sft.rounds`), two stages by length (`sft.short_tokens`; both Tongyi DeepResearch's), and tool use
+in environments that were made by rule (`sft.tool_use_share`; AgentScaler), with users of several
+turns if wanted (`sft.tool_use_users`).
 `sft_continued` goes on from the cold start with the same data and rates for as many steps as
 reinforcement learning has compute: the honest question is what RL adds over *that*.
 """
@@ -22,19 +22,19 @@ from pathlib import Path
 from drlib.chat.template import ChatIds
 from drlib.chat.tool_calls import parse
 from drlib.config import Config
-from drlib.synthesis.actions import REPLAY, ActionData, Sample, episode_sample
-from drlib.synthesis.databases import Domain
-from drlib.synthesis.demonstrations import length_stages, managed
-from drlib.synthesis.families.agentscaler import (
+from drlib.demonstrations.actions import REPLAY, ActionData, Sample, episode_sample
+from drlib.demonstrations.agentscaler import (
+    Domain,
     find_domains,
     play,
+    play_with_user,
     rejection,
     sample_task,
     toy_apis,
 )
-from drlib.synthesis.oracle import Episode
-from drlib.synthesis.skills import SkillData, resumed, rounds
-from drlib.synthesis.users import play_with_user
+from drlib.demonstrations.episodes import length_stages, managed
+from drlib.demonstrations.oracle import Episode
+from drlib.demonstrations.skills import SkillData, resumed, rounds
 from drlib.task import Task
 from drlib.training import stages
 from drlib.training.batches import mixed
@@ -67,8 +67,8 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
     """Stage `sft` (or `name`); returns the last metrics."""
     run, model, chat, _, names = begin(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
     folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
-    episodes = read_episodes(folder, config.demonstration_filter)
-    steps = getattr(config, stages.STAGES[name].steps)
+    episodes = read_episodes(folder, config.sft.filter)
+    steps = config.get(stages.STAGES[name].steps)
     draw, held = mixture(name, episodes, names, chat, config)
     metrics = train_supervised(
         run,
@@ -76,8 +76,8 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
         config,
         draw,
         steps=steps,
-        batch_tokens=config.sft_batch_tokens,
-        lrs=(config.sft_muon_lr, config.sft_adam_lr),
+        batch_tokens=config.sft.batch_tokens,
+        lrs=(config.sft.muon_lr, config.sft.adam_lr),
         warmup=WARMUP_STEPS,
         decay_share=1.0,
     )
@@ -97,13 +97,13 @@ def mixture(
     system: what a model is told before each question.
     """
     pools = length_pools(episodes, chat, config, system)
-    several = config.sft_tool_use_users
-    tool_use = tool_use_samples(chat, several) if config.sft_tool_use_share > 0 else []
-    data = ActionData(names, chat, config.search_results)
-    skills = SkillData(names, chat, config.search_results)
-    learns_memory = config.skills == "memory"
+    several = config.sft.tool_use_users
+    tool_use = tool_use_samples(chat, several) if config.sft.tool_use_share > 0 else []
+    data = ActionData(names, chat, config.rollout.search_results)
+    skills = SkillData(names, chat, config.rollout.search_results)
+    learns_memory = config.questions.skills == "memory"
     contexts = memory_samples(episodes, chat) if learns_memory else []
-    steps = getattr(config, stages.STAGES[name].steps)
+    steps = config.get(stages.STAGES[name].steps)
 
     def draw(step: int, shard: int) -> Iterator[Sample]:
         key = f"{name}-{config.seed}-{step}-{shard}"
@@ -116,7 +116,7 @@ def mixture(
             shuffled(pools[is_late], key),
         )
         learned = (CONTEXT_SHARE, OTHERS_SHARE) if learns_memory else (0, 0)
-        shares = (config.sft_replay_share, config.sft_tool_use_share, *learned)
+        shares = (config.sft.replay_share, config.sft.tool_use_share, *learned)
         return mixed(random.Random(f"mix-{key}"), streams, shares)
 
     return draw, len({id(sample) for pool in pools for sample in pool})
@@ -131,22 +131,22 @@ def length_pools(
     """
     react = [_sample(episode, chat, system) for episode in episodes]
     rounds = []
-    if config.sft_rounds:
+    if config.sft.rounds:
         attempts = map(_attempt, episodes)
         rounds = [episode_sample(one, chat) for each in attempts for one in managed(each)]
-    if config.sft_loss_on == "all":
+    if config.sft.loss_on == "all":
         react, rounds = (
             [replace(sample, loss=(True,) * len(sample)) for sample in some]
             for some in (react, rounds)
         )
-    short = config.sft_short_tokens
+    short = config.sft.short_tokens
     if short == 0:
         return [react + rounds] * 2
     longest = max(map(len, react))
     early, late = length_stages(react, rounds, len, short, longest, seed=config.seed)
     if not (early and late):
         raise ValueError(
-            f"sft_short_tokens={short}: attempts have {min(map(len, react))} to {longest} tokens, "
+            f"sft.short_tokens={short}: attempts have {min(map(len, react))} to {longest} tokens, "
             "and each of the two stages needs some"
         )
     return [early, late]

@@ -1,16 +1,16 @@
 """Supervised training by TRL: stages `cpt`, `sft` and `sft_continued` of `trainer=trl`.
 
-The rows are token ids put together as a rollout would (`drlib.synthesis.actions`), never text that
+The rows are token ids put together as a rollout would (`drlib.demonstrations.actions`), never text that
 is tokenised again, with labels on what the model wrote and -100 elsewhere; TRL leaves such labels
 alone (a `completion_mask` it would silently ignore). Packing: several samples share a row, position
 ids start again at each, and no attention mask is passed, so that they do not see each other; with
 transformers' sdpa attention that holds on a CPU too (a test does), flash attention is not needed.
 
 A stage draws what the local loop would: as many samples as its steps take. They are packed and
-shuffled once, and `device_batch`, processes and accumulation share the rows of a step.
+shuffled once, and `trainer.device_batch`, processes and accumulation share the rows of a step.
 
 Tongyi DeepResearch's report (section 3.3) trains in two stages by length; in `train` a stage is a
-dataset and the length of its rows (`drlib.synthesis.demonstrations.length_stages` parts the
+dataset and the length of its rows (`drlib.demonstrations.episodes.length_stages` parts the
 samples).
 
 Left out: evaluation during training; Muon (the local loop's): TRL's optimizer is AdamW, with the
@@ -27,8 +27,8 @@ from trl import SFTConfig, SFTTrainer
 
 from drlib.chat.template import ChatIds
 from drlib.config import Config
+from drlib.demonstrations.actions import Sample, episode_sample
 from drlib.models.moe import load_policy, save_policy
-from drlib.synthesis.actions import Sample, episode_sample
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE, read_episodes
 from drlib.training.models import (
@@ -124,37 +124,37 @@ def train(
 
 
 def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
-    """Stage `cpt`: agentic continual pre-training; a real model may do without (`cpt_steps=0`)."""
+    """Stage `cpt`: agentic continual pre-training; a real model may do without (`pretrain.steps=0`)."""
     stage = _Stage("cpt", "untrained", config, run_dir, ranks)
-    if config.cpt_steps == 0:
+    if config.pretrain.steps == 0:
         return point_to(stage.run, stage.where, {})
     draw = documents(config, stage.names, stage.told.chat)
     return stage.train(
         lambda step: draw(f"{config.seed}-{step}-0"),
-        steps=config.cpt_steps,
-        tokens=config.cpt_batch_tokens,
-        lr=config.cpt_adam_lr,
-        warmup=config.cpt_warmup_steps,
+        steps=config.pretrain.steps,
+        tokens=config.pretrain.batch_tokens,
+        lr=config.pretrain.adam_lr,
+        warmup=config.pretrain.warmup_steps,
     )
 
 
 def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "sft") -> dict:
-    """Stage `sft` (or `name`): the cold start on the attempts that `demonstration_filter` keeps."""
+    """Stage `sft` (or `name`): the cold start on the attempts that `sft.filter` keeps."""
     stage = _Stage(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
     folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
-    episodes = read_episodes(folder, config.demonstration_filter)
+    episodes = read_episodes(folder, config.sft.filter)
     require(
         len(episodes) > 0,
-        f"demonstration_filter={config.demonstration_filter!r} keeps no attempt of those in "
+        f"sft.filter={config.sft.filter!r} keeps no attempt of those in "
         f"{folder}: nobody answered one of these questions; set teacher=solver, or more attempts",
     )
     chat, system = stage.told
     draw, held = mixture(name, episodes, stage.names, chat, config, system)
     return stage.train(
         lambda step: draw(step, 0),
-        steps=getattr(config, stages.STAGES[name].steps),
-        tokens=config.sft_batch_tokens,
-        lr=config.sft_adam_lr,
+        steps=config.get(stages.STAGES[name].steps),
+        tokens=config.sft.batch_tokens,
+        lr=config.sft.adam_lr,
         warmup=WARMUP_STEPS,
         metrics={"pool": held},
     )
@@ -166,7 +166,9 @@ class _Stage:
     def __init__(self, name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
         runs = run_dir.parents[1]
         self.config = config
-        self.run = RunFolder(run_dir, stages.settings_of(name, config), ranks, config.report_to)
+        self.run = RunFolder(
+            run_dir, stages.settings_of(name, config), ranks, config.trainer.report_to
+        )
         self.where = policy_of(stages.input_folder(name, before, config, runs))
         self.tokenizer = load_tokenizer_of(self.where)
         self.told = told(self.tokenizer, config)
@@ -185,10 +187,10 @@ class _Stage:
     ) -> dict:
         """draw: step -> endless samples. tokens: of a step, over all processes."""
         config = self.config
-        rows = tokens // config.pack_tokens
+        rows = tokens // config.trainer.pack_tokens
         require(rows > 0, f"a step of {tokens} tokens is less than one row: lower pack_tokens")
         samples = [sample for step in range(steps) for sample in _taken(draw(step), tokens)]
-        dataset = sft_dataset(samples, self.told.chat, config.pack_tokens)
+        dataset = sft_dataset(samples, self.told.chat, config.trainer.pack_tokens)
         args = trainer_arguments(
             SFTConfig,
             self.run,
@@ -196,7 +198,7 @@ class _Stage:
             steps=steps,
             rows=rows,
             lr=lr,
-            max_length=config.pack_tokens,
+            max_length=config.trainer.pack_tokens,
             packing=True,
             packing_strategy="bfd",
             warmup_steps=warmup,

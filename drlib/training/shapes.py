@@ -61,9 +61,9 @@ KNOWN: dict[str, dict] = {
 
 def shape_of(config: Config) -> Shape:
     """The sizes of the model that these settings train. ValueError: nobody here knows them."""
-    if config.model == "":
+    if config.model.path == "":
         return shape_from(policy_config(shape_of_policy(config)))
-    return shape_from(_configuration(config.model))
+    return shape_from(_configuration(config.model.path))
 
 
 def shape_from(configuration: PreTrainedConfig) -> Shape:

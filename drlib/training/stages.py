@@ -8,15 +8,12 @@ it (in `drlib.config`) and those of everything before it: equal settings share a
 changed setting never reuses a stale one. `register` adds a stage, from another package too.
 """
 
-import dataclasses
 import hashlib
 import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import yaml
 
 from drlib.config import ROOT, Config, declared_for
 from drlib.registry import Registry, plugin_names
@@ -54,7 +51,9 @@ class Stage:
 
     def builder(self, config: Config) -> Callable:
         """What builds it; ValueError names what is not there."""
-        where = self.trl if self.trl and config.whole().trainer == "trl" else self.build
+        where = (
+            self.trl if self.trl and config.unrestricted().trainer.backend == "trl" else self.build
+        )
         module, _, name = where.partition(":")
         try:
             return getattr(importlib.import_module(module), name)
@@ -102,7 +101,7 @@ register(
         "drlib.training.pretrain:pretrain",
         trl="drlib.training.sft_trl:pretrain",
         inputs=("untrained",),
-        steps="cpt_steps",
+        steps="pretrain.steps",
         title="after pre-training",
     )
 )
@@ -112,7 +111,7 @@ register(
         "drlib.training.sft:sft",
         trl="drlib.training.sft_trl:sft",
         inputs=("cpt", "demonstrations"),
-        steps="sft_steps",
+        steps="sft.steps",
         title="after SFT",
         colour="C2",
     )
@@ -124,7 +123,7 @@ register(
         trl="drlib.training.sft_trl:sft",
         inputs=("sft",),
         arguments={"name": "sft_continued"},
-        steps="sft_continued_steps",
+        steps="sft.continued_steps",
         title="SFT continued (RL's compute)",
         colour="C1",
     )
@@ -135,8 +134,8 @@ register(
         "drlib.training.grpo:grpo",
         trl="drlib.training.grpo_trl:grpo",
         inputs=("sft",),
-        start="rl_start",
-        steps="rl_steps",
+        start="rl.start",
+        steps="rl.steps",
         title="after RL",
         colour="C0",
     )
@@ -148,9 +147,9 @@ register(
         trl="drlib.training.grpo_trl:grpo",
         inputs=("sft",),
         reads="rl",
-        fixed={"rl_reward": "random"},
-        start="rl_start",
-        steps="rl_steps",
+        fixed={"rl.reward.name": "random"},
+        start="rl.start",
+        steps="rl.steps",
         title="RL, random reward",
         colour="0.45",
     )
@@ -170,17 +169,17 @@ for _of in ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward"
 
 def config_of(name: str, config: Config) -> Config:
     """All settings, with those that make it this stage."""
-    return config.whole().derive(**STAGES[name].fixed)
+    return config.unrestricted().derive(**STAGES[name].fixed)
 
 
 def inputs_of(name: str, config: Config) -> tuple[str, ...]:
     """The stages that `name` is made from: of a policy given by its folder, only the world's; of
     the model's own attempts, the model too."""
     stage = STAGES[name]
-    whole = config.whole()
-    if stage.start and getattr(whole, stage.start):
+    whole = config.unrestricted()
+    if stage.start and whole.get(stage.start):
         return ("world",)
-    if name == "demonstrations" and whole.teacher == "model":
+    if name == "demonstrations" and whole.demonstrations.teacher == "model":
         return (*stage.inputs, "untrained")
     return stage.inputs
 
@@ -194,14 +193,14 @@ def before(name: str, config: Config) -> list[str]:
 def readable(name: str, config: Config) -> Config:
     """The settings as the stage may read them: those that its folder's hash covers."""
     covered = before(name, config)
-    return config_of(name, config).read_by(STAGES[n].reads or n for n in covered)
+    return config_of(name, config).restrict(STAGES[n].reads or n for n in covered)
 
 
 def start_folder(name: str, config: Config) -> Path:
     """The policy's folder that a stage's `start` setting names, relative to the repository unless
     absolute; ValueError where none is there."""
     setting = STAGES[name].start
-    given = getattr(config.whole(), setting)
+    given = config.unrestricted().get(setting)
     path = ROOT / given
     if not (path / WEIGHTS).exists():
         raise ValueError(f"{setting}={given!r}: there is no policy in {path}")
@@ -212,17 +211,18 @@ def settings_of(name: str, config: Config) -> dict:
     """Everything that the stage's result depends on, inputs included."""
     inputs = {i: settings_of(i, config) for i in inputs_of(name, config)}
     stage = STAGES[name]
-    own = config_of(name, config).pick(*declared_for(stage.reads or name))
+    whole = config_of(name, config)
+    own = {setting: whole.get(setting) for setting in declared_for(stage.reads or name)}
     if own.get(stage.start):
         own[stage.start] = _hash((start_folder(name, config) / WEIGHTS).read_bytes())
-    if own.get("model"):
-        own["model_files"] = _stamp(Path(own["model"]).expanduser())
+    if own.get("model.path"):
+        own["model_files"] = _stamp(Path(own["model.path"]).expanduser())
     if name == "world":
         # A folder whose files change is another world.
-        own |= fingerprint_world(config.whole().world_name)
+        own |= fingerprint_world(config.unrestricted().world_name)
     settings = {"stage": name, "format": STAGE_FORMAT, "own": own, "inputs": inputs}
-    if config.whole().plugins:
-        settings["plugins"] = _plugins(config.whole().plugins)
+    if config.unrestricted().plugins:
+        settings["plugins"] = _plugins(config.unrestricted().plugins)
     return settings
 
 
@@ -251,7 +251,7 @@ def _hash(data: bytes) -> str:
 def folder(name: str, config: Config, runs: Path) -> Path:
     """Where the stage lies when it is complete."""
     text = json.dumps(settings_of(name, config), sort_keys=True)
-    return runs / config.whole().profile / f"{name}-{_hash(text.encode())[:10]}"
+    return runs / config.unrestricted().profile / f"{name}-{_hash(text.encode())[:10]}"
 
 
 def needed(name: str, config: Config, runs: Path) -> list[str]:
@@ -271,10 +271,11 @@ def input_folder(name: str, which: str, config: Config, runs: Path) -> Path:
 
 
 def overrides(config: Config) -> list[str]:
-    """`--set` arguments for what differs from the profile (YAML, so that 5e-05 stays a number)."""
-    base = dataclasses.asdict(Config.load(config.profile))
-    changed = {k: v for k, v in dataclasses.asdict(config).items() if base[k] != v}
-    return [f"--set={k}={yaml.safe_dump(v).splitlines()[0]}" for k, v in changed.items()]
+    """Return command-line arguments for the settings that differ from the profile."""
+    return [
+        f"--{name}={str(v).lower() if v is True or v is False else v}"
+        for name, v in config.overrides().items()
+    ]
 
 
 def arguments(name: str, config: Config, runs: Path) -> list[str]:

@@ -1,21 +1,21 @@
 """How old the rollouts of a step are, which of them are too old, and groups that lost some.
 
 The engine numbers the weights that it was handed, and that is what `Trajectory.versions` holds.
-Between two of these numbers the policy may have taken several updates (`rl_staleness`,
-`rl_minibatches`) or none (all groups were dead), so they say nothing of how far it has moved.
+Between two of these numbers the policy may have taken several updates (`rl.off_policy.staleness`,
+`rl.minibatches`) or none (all groups were dead), so they say nothing of how far it has moved.
 `Clock` knows how many updates each of them had behind it: ages are counted in updates. All updates
 of a step count from the policy at its beginning.
 
 `without_lost` is what GLM-5 does with asynchronous rollouts (arXiv 2602.15763, section 4.1). What
-is too old leaves loss and baseline (`rl_max_age`). A group that lost rollouts (to age, a fault of
+is too old leaves loss and baseline (`rl.filter.max_age`). A group that lost rollouts (to age, a fault of
 the environment, a judge that gave nothing) is filled with copies of the others where these are
-more than half, and left out otherwise (`rl_repair_groups`). A copy is a weight of 2; the baseline
+more than half, and left out otherwise (`rl.filter.repair_groups`). A copy is a weight of 2; the baseline
 is over the distinct rollouts, where GLM-5's is the mean of the filled group: a copy is no further
 evidence of how hard the question is, and would be its own sibling in a leave-one-out baseline.
 
 Left out: GLM-5's reset of the optimizer after each push of weights, and rollouts that run on while
 the weights change: the local engine takes new weights between steps only, so all rollouts of a
-step are of one age, and `rl_max_age` drops whole steps.
+step are of one age, and `rl.filter.max_age` drops whole steps.
 """
 
 from collections.abc import Sequence
@@ -36,20 +36,20 @@ from drlib.validation import require
 
 def check_staleness(config: Config) -> None:
     """ValueError for settings of older samples that would do nothing, or cannot be."""
-    older = config.rl_staleness > 0 or config.rl_replay_groups > 0
+    older = config.rl.off_policy.staleness > 0 or config.rl.off_policy.replay_groups > 0
     require(
-        config.rl_max_age == 0 or older,
-        f"rl_max_age={config.rl_max_age}: every rollout is of the policy that it trains: set "
-        "rl_staleness or rl_replay_groups too",
+        config.rl.filter.max_age == 0 or older,
+        f"rl.filter.max_age={config.rl.filter.max_age}: every rollout is of the policy that it trains: set "
+        "rl.off_policy.staleness or rl.off_policy.replay_groups too",
     )
     require(
-        config.rl_replay_groups % SHARDS == 0,
-        f"rl_replay_groups={config.rl_replay_groups}: each of {SHARDS} shards replays as many: set "
+        config.rl.off_policy.replay_groups % SHARDS == 0,
+        f"rl.off_policy.replay_groups={config.rl.off_policy.replay_groups}: each of {SHARDS} shards replays as many: set "
         f"a multiple of {SHARDS}",
     )
     require(
-        config.rl_replay_age >= 1 or config.rl_replay_groups == 0,
-        "rl_replay_age must be at least 1: what can be replayed is an update old",
+        config.rl.off_policy.replay_age >= 1 or config.rl.off_policy.replay_groups == 0,
+        "rl.off_policy.replay_age must be at least 1: what can be replayed is an update old",
     )
 
 
@@ -96,11 +96,11 @@ def without_lost(
     (rollouts), repaired_groups (filled with copies), lost_groups (left out).
     """
     columns = {}
-    if config.rl_max_age > 0:
+    if config.rl.filter.max_age > 0:
         young_N, columns["filtered_stale"] = _young(trajectories, config, clock)
         weights_N = weights_N * young_N
         in_baseline_N = in_baseline_N & young_N
-    if config.rl_repair_groups:
+    if config.rl.filter.repair_groups:
         names = [trajectory.group_id for trajectory in trajectories]
         times_N, counts = _repaired(names, in_baseline_N)
         weights_N = weights_N * times_N
@@ -112,12 +112,12 @@ def without_lost(
 def _young(
     trajectories: Sequence[Trajectory], config: Config, clock: Clock
 ) -> tuple[Tensor, float]:
-    """(bool_N: begun no more than `rl_max_age` updates ago, how many were not).
+    """(bool_N: begun no more than `rl.filter.max_age` updates ago, how many were not).
 
     Faults of the environment are counted as such, whatever their age.
     """
     stamped = [clock.stamped(trajectory) for trajectory in trajectories]
-    young = StalenessFilter(config.rl_max_age).update(stamped, clock.now)
+    young = StalenessFilter(config.rl.filter.max_age).update(stamped, clock.now)
     stale = [not keep and not has_env_fault(t) for t, keep in zip(trajectories, young)]
     return torch.tensor(young, dtype=torch.bool), float(sum(stale))
 

@@ -6,15 +6,15 @@ the checkpoint, a moved reference too. A column of metrics.jsonl says what was i
 (`kl_coef`, `reference_age`, `lr_scale`) or what happened in it (`reset`, `validation`,
 `drift_alarms`); what is decided after a step counts from the next one on.
 
-- `rl_kl_target`: the weight of the KL is doubled and halved (PPO, arXiv 1707.06347, section 4). At
+- `rl.callbacks.kl_target`: the weight of the KL is doubled and halved (PPO, arXiv 1707.06347, section 4). At
   the reference the KL is 0 whatever the weight, so at the start of a run and after each move of
   the reference the weight is halved step by step until the policy has gone somewhere.
-- `rl_reference_every`, `rl_reference_decay`: the policy becomes its own reference (TR-DPO, arXiv
+- `rl.callbacks.reference_every`, `rl.callbacks.reference_decay`: the policy becomes its own reference (TR-DPO, arXiv
   2404.09656: hard, or by a moving average). `reference_age`: steps since the last move.
-- `rl_reset_patience`: ProRL's hard reset (arXiv 2505.24864): reference = policy where there is
+- `rl.callbacks.reset_patience`: ProRL's hard reset (arXiv 2505.24864): reference = policy where there is
   one, and the optimizer's state is cleared. The schedule of the learning rate goes on, without a
   new warm-up (ProRL resets the states alone), so Adam's first step after it is a large one.
-- `rl_drift_factor`: an alarm lowers the learning rate, which then recovers (the architecture page
+- `rl.callbacks.drift_factor`: an alarm lowers the learning rate, which then recovers (the architecture page
   of Tongyi DeepResearch, drawn there without a formula).
 
 Left out: changing the rollouts after an alarm, and going back to an earlier checkpoint.
@@ -52,21 +52,30 @@ KL_COEF_RANGE = "[1e-6, 1e3]"  # in which factors of 2 lead somewhere
 
 def check_steering(config: Config) -> None:
     """ValueError for settings that would do nothing, or something else, without each other."""
-    held = config.rl_kl_coef > 0
-    if config.rl_kl_target > 0:
-        require(held, "rl_kl_target steers rl_kl_coef, whose first value it needs: set both")
-        require_within(config.rl_kl_coef, KL_COEF_RANGE, "rl_kl_coef, as rl_kl_target steers it,")
+    held = config.rl.loss.kl_coef > 0
+    if config.rl.callbacks.kl_target > 0:
+        require(
+            held,
+            "rl.callbacks.kl_target steers rl.loss.kl_coef, whose first value it needs: set both",
+        )
+        require_within(
+            config.rl.loss.kl_coef,
+            KL_COEF_RANGE,
+            "rl.loss.kl_coef, as rl.callbacks.kl_target steers it,",
+        )
     require(
-        held or config.rl_reference_every == 0,
-        "rl_reference_every moves the reference of the KL term: set rl_kl_coef too",
+        held or config.rl.callbacks.reference_every == 0,
+        "rl.callbacks.reference_every moves the reference of the KL term: set rl.loss.kl_coef too",
     )
-    require_within(config.rl_reference_decay, "[0, 1)", "rl_reference_decay")
+    require_within(config.rl.callbacks.reference_decay, "[0, 1)", "rl.callbacks.reference_decay")
     require(
-        config.rl_reference_every > 0 or config.rl_reference_decay == 0,
-        "rl_reference_decay says how rl_reference_every moves the reference: set that too",
+        config.rl.callbacks.reference_every > 0 or config.rl.callbacks.reference_decay == 0,
+        "rl.callbacks.reference_decay says how rl.callbacks.reference_every moves the reference: set that too",
     )
-    require(config.rl_validate_every >= 1, "rl_validate_every must be at least 1")
-    require_within(config.rl_drift_factor, "(0, 1]", "rl_drift_factor")
+    require(
+        config.rl.callbacks.validate_every >= 1, "rl.callbacks.validate_every must be at least 1"
+    )
+    require_within(config.rl.callbacks.drift_factor, "(0, 1]", "rl.callbacks.drift_factor")
 
 
 class Steering:
@@ -88,13 +97,13 @@ class Steering:
     ):
         self.config, self.model, self.reference = config, model, reference
         self.optimizers, self.toolbox = optimizers, toolbox
-        self.kl = KLController(config.rl_kl_coef, config.rl_kl_target or None)
-        self.period = ReferenceReset(every=config.rl_reference_every or None)
-        self.plateau = ReferenceReset(config.rl_reset_patience or None)
-        self.validation = Validation(config.rl_validate_every)
-        watched = monitors_of(config, toolbox.tools) if config.rl_drift_factor < 1 else {}
+        self.kl = KLController(config.rl.loss.kl_coef, config.rl.callbacks.kl_target or None)
+        self.period = ReferenceReset(every=config.rl.callbacks.reference_every or None)
+        self.plateau = ReferenceReset(config.rl.callbacks.reset_patience or None)
+        self.validation = Validation(config.rl.callbacks.validate_every)
+        watched = monitors_of(config, toolbox.tools) if config.rl.callbacks.drift_factor < 1 else {}
         self.detector = DriftDetector(watched)
-        self.rate = AdaptiveLearningRate(config.rl_drift_factor)
+        self.rate = AdaptiveLearningRate(config.rl.callbacks.drift_factor)
         self.age = 0  # steps that the reference has stood
         self.moved = False  # whether the reference is not the starting policy any more
         if state:
@@ -125,13 +134,13 @@ class Steering:
         reward or a share is not finite.
         """
         columns = self._steer_kl(row) | self._renew(outcomes)
-        if self.config.rl_drift_factor < 1:
+        if self.config.rl.callbacks.drift_factor < 1:
             columns |= self._watch(step, trajectories, ranks)
         return columns
 
     def _steer_kl(self, row: Mapping) -> dict[str, float]:
         """A step that trained on nothing has measured no KL: the weight stays."""
-        if self.config.rl_kl_target == 0:
+        if self.config.rl.callbacks.kl_target == 0:
             return {}
         columns = {"kl_coef": self.kl_coef}
         if row["trained_share"] > 0:
@@ -143,15 +152,18 @@ class Steering:
         columns: dict[str, float] = {}
         age, self.age = self.age, self.age + 1
         if self.period.update() is not None:
-            self._move_reference(self.config.rl_reference_decay)
-        if self.config.rl_reset_patience > 0:
+            self._move_reference(self.config.rl.callbacks.reference_decay)
+        if self.config.rl.callbacks.reset_patience > 0:
             score = self.validation.update(outcomes)
             stagnates = self.plateau.update(score) is not None
             if stagnates:
                 self.start_anew()
             columns["reset"] = float(stagnates)
             columns |= {} if score is None else {"validation": score}
-        moves = self.config.rl_reference_every > 0 or self.config.rl_reset_patience > 0
+        moves = (
+            self.config.rl.callbacks.reference_every > 0
+            or self.config.rl.callbacks.reset_patience > 0
+        )
         if moves and self.reference is not None:
             columns["reference_age"] = age
         return columns
@@ -171,7 +183,7 @@ class Steering:
         """Alarms of all ranks' rollouts; they lower the rate of the next step."""
         scale = self.lr_scale
         told = ranks.gather([_told(trajectory) for trajectory in trajectories])
-        signals = watched_signals(told, self.toolbox.tools, self.config.rl_questions)
+        signals = watched_signals(told, self.toolbox.tools, self.config.rl.questions)
         world = self.toolbox.world.version
         if has_changed(self.config, step):
             world = perturbed_version(world)
@@ -263,7 +275,7 @@ def _told(trajectory: Trajectory) -> Told:
 
 
 def monitors_of(config: Config, tools: Iterable[str]) -> dict[str, PageHinkley | HistogramShift]:
-    """Signal -> its monitor; none where `rl_drift_factor` is 1.
+    """Signal -> its monitor; none where `rl.callbacks.drift_factor` is 1.
 
     A step's shares are the surer the more questions it has, so the thresholds fall with their root;
     rollouts of one question see the same pages, so a histogram is of questions and not of calls.
@@ -274,11 +286,11 @@ def monitors_of(config: Config, tools: Iterable[str]) -> dict[str, PageHinkley |
     changed: that alarm comes 13 steps after the change. (A histogram of 200 calls, the monitor's
     default, alarms in every step.)
     """
-    if config.rl_drift_factor == 1:
+    if config.rl.callbacks.drift_factor == 1:
         return {}
-    chance = 1 / math.sqrt(config.rl_questions)
+    chance = 1 / math.sqrt(config.rl.questions)
     share = PageHinkley(SHIFT * chance, THRESHOLD * chance)
-    tries = config.rl_group * config.rl_oversample
+    tries = config.rl.group * config.rl.sampling.oversample
     window = round(QUESTIONS_A_WINDOW * tries * CALLS_A_ROLLOUT)
     return {
         "reward": share,

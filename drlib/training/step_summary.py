@@ -3,8 +3,8 @@ stands fixed before the update."""
 
 from collections import defaultdict
 
-from drlib.synthesis.conditions import CHAINS, CONDITIONS
-from drlib.synthesis.questions import PYTHON_KINDS
+from drlib.questions.chains import PYTHON_KINDS
+from drlib.questions.question_engine import CHAINS, CONDITIONS
 from drlib.training.questions import FICTIONAL, REAL, TRAIL
 from drlib.training.ranks import Ranks
 from drlib.training.samples import contexts_of

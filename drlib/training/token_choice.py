@@ -2,7 +2,7 @@
 
 The entropies are those of the policy that sampled the tokens, as the engine recorded them; in the
 recipe it is the policy that learns. They are compared over a whole batch, over an update's part of
-it (`rl_minibatches`), or over a micro-batch, as the published code does. A batch and an update are
+it (`rl.minibatches`), or over a micro-batch, as the published code does. A batch and an update are
 those of all processes, so the choice does not depend on how many there are.
 
 Two controls choose as many tokens in another way: those of the lowest entropy, and any.
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 def choosing_tokens(
     shares: "Sequence[Share]", scope: str, config: Config, ranks: Ranks
 ) -> "list[Share]":
-    """The shares with the tokens that learn, where `rl_entropy_scope` is `scope`; else as they are.
+    """The shares with the tokens that learn, where `rl.loss.entropy_scope` is `scope`; else as they are.
 
     ranks: whose tokens are compared, all of them in the scopes "batch" and "mini".
     """
-    if config.rl_top_entropy == 1 or config.rl_entropy_scope != scope:
+    if config.rl.loss.top_entropy == 1 or config.rl.loss.entropy_scope != scope:
         return list(shares)
     parts = ranks.gather_parts([_scores(share, config) for share in shares])
     flat = [score for part in parts for share in part for score in share]
     before = sum(len(share) for part in parts[: ranks.rank] for share in part)
-    chosen = chosen_tokens(flat, config.rl_top_entropy)
+    chosen = chosen_tokens(flat, config.rl.loss.top_entropy)
     found = []
     for share in shares:
         n = len(share.trajectories)
@@ -50,7 +50,7 @@ def choosing_tokens(
 
 def learning_tokens(share: "Share", config: Config) -> list[np.ndarray]:
     """The tokens that learn, chosen among this share's alone: bool [T] a trajectory."""
-    return _laid_out(share, chosen_tokens(_scores(share, config), config.rl_top_entropy))
+    return _laid_out(share, chosen_tokens(_scores(share, config), config.rl.loss.top_entropy))
 
 
 def chosen_tokens(scores: Sequence[np.ndarray], share: float) -> list[np.ndarray]:
@@ -79,9 +79,9 @@ def _scores(share: "Share", config: Config) -> list[np.ndarray]:
 def _score(trajectory: Trajectory, config: Config) -> np.ndarray:
     """What is compared: the highest are chosen."""
     entropies = trajectory.entropies[trajectory.generated]
-    if config.rl_entropy_tokens == "bottom":
+    if config.rl.loss.entropy_tokens == "bottom":
         return -entropies
-    if config.rl_entropy_tokens == "random":
+    if config.rl.loss.entropy_tokens == "random":
         key = hashlib.sha256(f"tokens-{config.seed}-{trajectory.id}".encode()).digest()
         rng = np.random.default_rng(int.from_bytes(key[:8], "little"))
         return rng.random(len(entropies), np.float32)

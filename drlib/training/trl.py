@@ -31,11 +31,11 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
 from drlib.rl.advantages import leave_one_out
-from drlib.rl.losses import merge_metrics
 from drlib.rl.losses import (
     LossConfig,
     kept_tokens,
     loss_denominator,
+    merge_metrics,
     policy_loss,
 )
 from drlib.training.frugal_head import Scored, heads_of, score_tokens

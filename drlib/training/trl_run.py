@@ -51,44 +51,44 @@ def trainer_arguments(
 
     ValueError: the rows cannot be shared evenly; sharding without a GPU or without processes.
     """
-    at_once = config.device_batch * run.ranks.size
+    at_once = config.trainer.device_batch * run.ranks.size
     require(
         rows % at_once == 0,
         f"{rows} rows a step cannot be shared by {run.ranks.size} processes with "
-        f"device_batch={config.device_batch}: give a number that divides them",
+        f"trainer.device_batch={config.trainer.device_batch}: give a number that divides them",
     )
     attend_without_cudnn()
     cuda = torch.cuda.is_available()
     options: dict[str, Any] = {
         "output_dir": str(run.path / CHECKPOINTS),
         "max_steps": steps,
-        "per_device_train_batch_size": config.device_batch,
+        "per_device_train_batch_size": config.trainer.device_batch,
         "gradient_accumulation_steps": rows // at_once,
         "learning_rate": lr,
         "adam_beta1": 0.9,
         "adam_beta2": 0.95,
         "weight_decay": 0.0,
         "max_grad_norm": 1.0,
-        "bf16": config.dtype == "bfloat16",
+        "bf16": config.model.dtype == "bfloat16",
         "use_cpu": not cuda,
-        "gradient_checkpointing": config.gradient_checkpointing,
+        "gradient_checkpointing": config.trainer.gradient_checkpointing,
         "seed": config.seed,
         "logging_steps": 1,
         "save_strategy": "steps",
-        "save_steps": config.checkpoint_every,
+        "save_steps": config.trainer.checkpoint_every,
         "save_total_limit": KEPT_CHECKPOINTS,
         "report_to": [],  # `StepLines` shows the lines, as the local loop does
         "disable_tqdm": True,
     }
-    if config.fsdp:
+    if config.trainer.fsdp:
         require(run.ranks.size > 1, "fsdp=true shards over processes: set processes to 2 or more")
         options["fsdp"] = True
         options["fsdp_config"] = {"version": 2}
-        if config.gradient_checkpointing:  # FSDP2 has its own, which gathers a layer once
+        if config.trainer.gradient_checkpointing:  # FSDP2 has its own, which gathers a layer once
             options["gradient_checkpointing"] = False
             options["fsdp_config"]["activation_checkpointing"] = True
     arguments = kind(**options, **more)
-    if config.fsdp and not cuda:
+    if config.trainer.fsdp and not cuda:
         _let_accelerate_shard_on_a_cpu(arguments)
     return arguments
 
@@ -103,7 +103,7 @@ def _let_accelerate_shard_on_a_cpu(arguments: TrainingArguments) -> None:
 def balance_of(where: str, config: Config) -> float:
     """The weight of the experts' load-balancing loss; the model at `where` has none if dense."""
     has_experts = hasattr(AutoConfig.from_pretrained(where), "num_experts")
-    return config.balance_coef if has_experts else 0.0
+    return config.trainer.balance_coef if has_experts else 0.0
 
 
 def attend_without_cudnn() -> None:

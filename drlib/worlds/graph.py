@@ -6,7 +6,7 @@ Pages show both directions under these names, so every answer of the graph can b
 node is named by its title; a *value* (a year, a code, a number) has no page.
 
 Sets are frozen and lists are sorted, so no result depends on hash order. Source and time of a fact
-are in `drlib.synthesis.memory`.
+are in `drlib.questions.entity_memory`.
 """
 
 import hashlib

@@ -93,16 +93,16 @@ def main() -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its CPU time is then this process's
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     torch.set_num_threads(1)
-    config = Config.load("laptop", eval_questions=args.questions)
+    config = Config.load("laptop", evaluation__questions=args.questions)
     model, tokenizer = load_policy(TOUR_POLICY)
     model.eval()
-    world = load_world(config.world)
+    world = load_world(config.world.name)
     tasks = held_out(world, config)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(20, 2000, rng.integers(4, 60)).tolist() for _ in range(100)]
     with ExitStack() as opened:
         url = opened.enter_context(serving(*TEACHABLE, VLLM_SERVER_DEV_MODE="1"))
-        context = config.max_context_tokens
+        context = config.rollout.max_context_tokens
         engines = {
             "local": LocalEngine(model, max_context=context),
             "hf": TransformersEngine(model, batch=64, max_context=context),
@@ -110,7 +110,7 @@ def main() -> None:
             "vllm_server": VllmServer(ChatEndpoint(url, "tour"), TOUR_POLICY, max_context=context),
         }
         sandbox = opened.enter_context(Sandbox())
-        toolbox = opened.enter_context(Toolbox(world, sandbox, results=config.search_results))
+        toolbox = opened.enter_context(Toolbox(world, sandbox, results=config.rollout.search_results))
         rows = compare(engines, model, prompts)
         for number in range(args.rounds):
             for name, engine in engines.items():

@@ -23,10 +23,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from drlib.synthesis import synthesize_questions
-from drlib.synthesis.checks import faults
-from drlib.synthesis.queries import from_text
-from drlib.synthesis.sql_engine import SqlEngine
+from drlib.questions import synthesize_questions
+from drlib.questions.checks import faults
+from drlib.questions.queries import from_text
+from drlib.questions.sql_engine import SqlEngine
 from drlib.worlds import load_world
 
 KINDS = (".md", ".rst", ".txt", ".html")

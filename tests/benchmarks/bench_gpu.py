@@ -196,7 +196,7 @@ def trained_model(config, rank: int, device: str):
     from drlib.config import Config
     from drlib.training.models import adapters, trained_dtype
 
-    settings = Config.load("gpu8", lora_rank=rank)
+    settings = Config.load("gpu8", trainer__lora_rank=rank)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=trained_dtype(settings))
         if rank:

@@ -21,12 +21,11 @@ import time
 from collections import Counter
 from statistics import quantiles
 
-from drlib.synthesis.checks import constant_edges, effort, faults, target_edges
-from drlib.synthesis.clues import known_by
-from drlib.synthesis.engine import side_of, synthesize_questions
-from drlib.synthesis.expansion import expand, explain
-from drlib.synthesis.queries import canonical, constants, depth, from_text, to_text, walk
-from drlib.synthesis.sql_engine import SqlEngine
+from drlib.questions.checks import constant_edges, effort, faults, target_edges
+from drlib.questions.expansion import expand, explain, known_by
+from drlib.questions.queries import canonical, constants, depth, from_text, to_text, walk
+from drlib.questions.question_engine import side_of, synthesize_questions
+from drlib.questions.sql_engine import SqlEngine
 from drlib.worlds import load_world
 
 FAULTS = ("not unique", "not minimal", "shortcut", "leak", "redundant", "shallow")

@@ -16,10 +16,10 @@ import json
 import statistics
 import time
 
-from drlib.synthesis.engine import synthesize_questions
-from drlib.synthesis.funnel import Funnel, seeking
-from drlib.synthesis.queries import from_text, required
-from drlib.synthesis.solver import MISTAKES, Solver
+from drlib.demonstrations.funnel import Funnel, seeking
+from drlib.demonstrations.solver import MISTAKES, Solver
+from drlib.questions.queries import from_text, required
+from drlib.questions.question_engine import synthesize_questions
 from drlib.tools import Toolbox
 from drlib.worlds import load_world
 

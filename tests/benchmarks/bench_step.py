@@ -67,7 +67,7 @@ class Ours:
     def __init__(self, tokens: int):
         self.tokens, self.model, self.number = tokens, policy().train(), 0
         context = max(map(len, prompts())) + tokens
-        self.config = Config.load("laptop", balance_coef=0.0)
+        self.config = Config.load("laptop", trainer__balance_coef=0.0)
         self.engine = LocalEngine(self.model, slots=PROMPTS * GROUP, max_context=context)
         self.optimizers = Optimizers.adam(self.model, RATE)
 

@@ -1,7 +1,7 @@
 """RaML's support-set sweep on the tour's policy: accuracy against rollouts trained on a question.
 
 A question's rollouts are the support set of its task (RaML, arXiv 2505.19815). From the tour's cold
-start, GRPO rolls out `rl_group` (8) a question as usual and computes advantages over all of them,
+start, GRPO rolls out `rl.group` (8) a question as usual and computes advantages over all of them,
 but only m random ones enter the loss (`support_set`). Arms of one seed see the same questions as
 long as their policies have learned the same skills. Every arm takes the same number of updates, so
 a smaller m also means fewer tokens a step: that is the trade the sweep looks at.
@@ -43,13 +43,13 @@ OUT = ROOT / "figures" / "reference" / "entropy" / "support.json"
 
 
 def train(model, agent, m: int, config: Config, world) -> dict:
-    """`rl_steps` GRPO steps on m rollouts a question; what was trained on."""
-    optimizers = Optimizers.adam(model, config.rl_lr)
+    """`rl.steps` GRPO steps on m rollouts a question; what was trained on."""
+    optimizers = Optimizers.adam(model, config.rl.lr)
     curriculum = Curriculum(SKILLS)
     questions = Questions(config, world, Names.from_world(world))
     ranks = Ranks()
     tokens = 0
-    for step in range(config.rl_steps):
+    for step in range(config.rl.steps):
         tasks, worlds = questions.draw(step, curriculum)
         trajectories = rollout(agent, tasks, worlds, config, step)
         advantages, weights, _ = advantages_of(trajectories, config)
@@ -58,7 +58,7 @@ def train(model, agent, m: int, config: Config, world) -> dict:
         share = Share(trajectories, advantages, weights)
         row = learn(model.train(), [share], config, ranks)
         ranks.sum_gradients(model)
-        factor = schedule(step, config.rl_steps, config.rl_warmup_steps, 0.5, FINAL_LR)
+        factor = schedule(step, config.rl.steps, config.rl.warmup_steps, 0.5, FINAL_LR)
         optimizers.step(factor)
         agent.engine.update_weights(model.eval())
         right = [(t.metadata["skill"], t.reward_parts["correct"]) for t in trajectories]
@@ -71,7 +71,7 @@ def arm(m: int, config: Config, world, toolbox) -> dict:
     """One row: train with m rollouts a question (0: not at all), then ask held-out questions."""
     started = time.process_time()
     model, tokenizer = load_policy(START)
-    engine = LocalEngine(model.eval(), max_context=config.max_context_tokens, lockstep=True)
+    engine = LocalEngine(model.eval(), max_context=config.rollout.max_context_tokens, lockstep=True)
     agent = ReAct(engine, toolbox, ChatIds(tokenizer), limits_of(config))
     row = {"m": m, "seed": config.seed} | (train(model, agent, m, config, world) if m else {})
     tasks = held_out(world, config)
@@ -96,18 +96,18 @@ def main():
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     settings = dict(
-        rl_steps=args.steps,
-        rl_questions=args.questions,
-        eval_questions=args.eval_questions,
-        eval_samples=4,
+        rl__steps=args.steps,
+        rl__questions=args.questions,
+        evaluation__questions=args.evaluation.questions,
+        evaluation__samples=4,
     )
     old = json.loads(args.out.read_text()) if args.out.exists() else {"settings": settings}
     if old["settings"] != settings:
         parser.error(f"{args.out} was made with {old['settings']}: delete it or give another --out")
     rows = old.get("rows", [])
     config = Config.load("laptop", **settings)
-    world = load_world(config.world)
-    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as toolbox:
+    world = load_world(config.world.name)
+    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox:
         for seed, m in ((seed, m) for seed in args.seeds for m in args.support):
             done = any(row["m"] == m and (m == 0 or row["seed"] == seed) for row in rows)
             if done:

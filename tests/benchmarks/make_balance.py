@@ -40,9 +40,9 @@ BATCH = 1904  # tokens, those of a shard in training
 ARMS = {
     "nothing": {"balance_coef": 0.0},
     "loss": {"balance_coef": 0.01},
-    "bias 0.0001": {"balance_coef": 0.0, "router_bias_rate": 1e-4},
-    "bias 0.001": {"balance_coef": 0.0, "router_bias_rate": 1e-3},
-    "bias 0.01": {"balance_coef": 0.0, "router_bias_rate": 1e-2},
+    "bias 0.0001": {"trainer.balance_coef": 0.0, "trainer.router_bias_rate": 1e-4},
+    "bias 0.001": {"trainer.balance_coef": 0.0, "trainer.router_bias_rate": 1e-3},
+    "bias 0.01": {"trainer.balance_coef": 0.0, "trainer.router_bias_rate": 1e-2},
 }
 
 
@@ -72,9 +72,9 @@ def measured(model, samples) -> dict:
 def one_run(arm: str, seed: int, runs: Path) -> dict:
     """One policy, pre-trained in its stage, and measured."""
     started = time.process_time()
-    config = Config.load("laptop", processes=1, seed=seed, cpt_steps=STEPS, **ARMS[arm])
+    config = Config.load("laptop", processes=1, seed=seed, pretrain__steps=STEPS, **ARMS[arm])
     model, tokenizer = load_policy(build_stage("cpt", config, runs=runs) / "policy")
-    draw = documents(config, Names.from_world(load_world(config.world)), ChatIds(tokenizer))
+    draw = documents(config, Names.from_world(load_world(config.world.name)), ChatIds(tokenizer))
     samples = [*itertools.islice(draw("held-out-balance"), HELD_OUT)]
     biases_LE = get_router_biases(model)
     largest = 0.0 if biases_LE is None else float(biases_LE.abs().max())

@@ -4,7 +4,7 @@ For each seed the tour's `cpt` policy is taken as a general base model, and goes
 
     none           straight to the cold start
     agentic        first-order and higher-order action synthesis, made on invented worlds, with
-                   replay of general text (drlib.synthesis.families.agentfounder), in two length
+                   replay of general text (drlib.demonstrations.agentfounder), in two length
                    stages
     equal_compute  as many steps at the same rates on the tour's own pre-training stream
 
@@ -37,24 +37,24 @@ import torch
 
 from drlib.chat.template import ChatIds
 from drlib.config import Config
-from drlib.files import write_atomic
-from drlib.models.moe import load_policy
-from drlib.sandbox import Sandbox
-from drlib.synthesis.action_rows import memory_of
-from drlib.synthesis.actions import REPLAY, ActionData, Sample, episode_sample
-from drlib.synthesis.families.agentfounder import (
+from drlib.demonstrations.actions import REPLAY, ActionData, Sample, episode_sample
+from drlib.demonstrations.agentfounder import (
     KEPT,
     CptRow,
     Teacher,
     context_stages,
     higher_order,
+    memory_of,
     plans,
     reasoning,
     sample_of,
     with_replay,
 )
-from drlib.synthesis.oracle import Demonstrator, DemonstratorFaults, Episode
-from drlib.synthesis.questions import SearchQuestions, python_task
+from drlib.demonstrations.oracle import Demonstrator, DemonstratorFaults, Episode
+from drlib.files import write_atomic
+from drlib.models.moe import load_policy
+from drlib.questions.chains import SearchQuestions, python_task
+from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training.batches import Flat, portions, score
 from drlib.training.data import demonstration_tasks, read_episodes
@@ -153,7 +153,7 @@ def held_out_demonstrations(world, config, toolbox, known: set[str]) -> list[lis
     """Right attempts of the tour's teacher at questions that are not in the pool."""
     rng = random.Random(f"held-out-{config.seed}")
     teacher = Demonstrator(DemonstratorFaults(), sorted(world.entities))
-    tasks = demonstration_tasks(world, config.demonstrations, 1000 + config.seed)
+    tasks = demonstration_tasks(world, config.demonstrations.count, 1000 + config.seed)
     played = [teacher.play(task, toolbox, rng) for task in tasks if task.id not in known]
     return [e.messages for e in played if e.correct]
 
@@ -212,7 +212,7 @@ def cold_start(model, steps: int, given: Material) -> tuple[list[float], list[li
         key = f"cold-{config.seed}-{step}-{shard}"
         replay = given.data.stream(key, REPLAY)
         own = shuffled(given.pool, key)
-        return with_replay(own, replay, config.sft_replay_share, random.Random(key))
+        return with_replay(own, replay, config.sft.replay_share, random.Random(key))
 
     losses = train(
         model,
@@ -220,7 +220,7 @@ def cold_start(model, steps: int, given: Material) -> tuple[list[float], list[li
         draw,
         steps=steps,
         batch_tokens=SFT_BATCH,
-        lrs=(config.sft_muon_lr, config.sft_adam_lr),
+        lrs=(config.sft.muon_lr, config.sft.adam_lr),
         warmup=WARMUP,
         decay_share=1.0,
     )
@@ -238,8 +238,11 @@ def material(seed: int, runs: Path, base: Path, world) -> Material:
     _, tokenizer = load_policy(base)
     chat = ChatIds(tokenizer)
     names = Names.from_world(world)
-    data = ActionData(names, chat, config.search_results)
-    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as tools:
+    data = ActionData(names, chat, config.rollout.search_results)
+    with (
+        Sandbox() as sandbox,
+        Toolbox(world, sandbox, results=config.rollout.search_results) as tools,
+    ):
         known = {episode["task"] for episode in episodes}
         held_out = held_out_demonstrations(world, config, tools, known)
         rows = agentic_rows(names, seed, tools)
@@ -249,7 +252,7 @@ def material(seed: int, runs: Path, base: Path, world) -> Material:
         config,
         data,
         rows,
-        pools=context_stages(kept, SHORT, config.max_context_tokens),
+        pools=context_stages(kept, SHORT, config.rollout.max_context_tokens),
         pool=[episode_sample(episode["messages"], chat) for episode in episodes],
         held_out=[episode_sample(messages, chat) for messages in held_out],
         general=[next(stream) for _ in range(HELD_OUT)],

@@ -30,12 +30,12 @@ from drlib.training.trl_batch import live_rows, sequences
 
 OUT = ROOT / "figures" / "reference" / "gpu" / "cudnn" / "batches.json"
 RECIPE = {
-    "rl_start": "figures/reference/tour/policy_sft",
-    "rl_steps": 25,
-    "trainer": "trl",
-    "device_batch": 24,
+    "rl.start": "figures/reference/tour/policy_sft",
+    "rl.steps": 25,
+    "trainer.backend": "trl",
+    "trainer.device_batch": 24,
     "processes": 1,
-    "dtype": "bfloat16",
+    "model.dtype": "bfloat16",
 }
 ATTENTION = {
     "math attention": SDPBackend.MATH,

@@ -44,9 +44,9 @@ VIEWED = 48
 
 def rollouts(model, tokenizer, config, tasks, toolbox):
     """One sampled trajectory a question, judged; without latencies, so that bytes are equal."""
-    engine = LocalEngine(model.eval(), max_context=config.max_context_tokens, lockstep=True)
+    engine = LocalEngine(model.eval(), max_context=config.rollout.max_context_tokens, lockstep=True)
     agent = ReAct(engine, toolbox, ChatIds(tokenizer), limits_of(config))
-    done = agent.run(tasks, temperature=1.0, seed=config.eval_seed)
+    done = agent.run(tasks, temperature=1.0, seed=config.evaluation.seed)
     return [
         replace(
             t,
@@ -82,7 +82,7 @@ def main():
         config = Config.load("laptop", seed=seed)
         tasks = held_out(world, config)
         before = load_policy(stages.folder("sft", config, args.runs) / "policy")[0].eval()
-        with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.search_results) as tools:
+        with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.rollout.search_results) as tools:
             for stage in STAGES:
                 model, chat = load_policy(stages.folder(stage, config, args.runs) / "policy")
                 made = rollouts(model, chat, config, tasks, tools)

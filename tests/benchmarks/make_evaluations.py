@@ -26,9 +26,9 @@ from pathlib import Path
 
 from drlib.config import ROOT
 from drlib.files import write_atomic
-from drlib.synthesis.checks import is_near
-from drlib.synthesis.engine import synthesize_questions
-from drlib.synthesis.queries import from_text
+from drlib.questions.checks import is_near
+from drlib.questions.queries import from_text
+from drlib.questions.question_engine import synthesize_questions
 from drlib.worlds import load_world
 from tests.benchmarks.bench_questions import fixed_loop
 from tests.independent_evaluator import RawFacts, look_ups, told_by

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from drlib.files import read_json_lines, write_json_lines
-from drlib.synthesis.engine import synthesize_questions
+from drlib.questions.question_engine import synthesize_questions
 from drlib.worlds import load_world
 from tests.folder_makers import MAKERS, written
 

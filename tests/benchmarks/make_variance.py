@@ -80,10 +80,10 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     start, rows = ColdStart(), []
-    usual = {"rl_questions": args.questions, "rl_group": 8, "balance_coef": 0.0}
+    usual = {"rl.questions": args.questions, "rl.group": 8, "trainer.balance_coef": 0.0}
     for seed in args.seeds:
         # over-long failures too, so that an estimator's factor is one number in a group
-        config = settings(**usual, seed=seed, rl_overlong="keep")
+        config = settings(**usual, seed=seed, rl__filter__overlong="keep")
         rows.append({"seed": seed, **measured(start, config)})
         print(rows[-1])
     start.close()

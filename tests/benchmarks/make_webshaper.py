@@ -18,15 +18,15 @@ import networkx as nx
 
 from drlib.config import ROOT
 from drlib.files import iter_json_lines, write_atomic
-from drlib.synthesis.families.webshaper import (
+from drlib.questions.joins import UNNAMED
+from drlib.questions.queries import Exists, from_text, to_text, walk
+from drlib.questions.webshaper import (
     VARIABLE,
     from_triples,
     read_loosely,
     split_rows,
     to_triples,
 )
-from drlib.synthesis.joins import UNNAMED
-from drlib.synthesis.queries import Exists, from_text, to_text, walk
 from drlib.worlds.graph import inverse
 
 OUT = ROOT / "figures" / "reference" / "data" / "webshaper.json"

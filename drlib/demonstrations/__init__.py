@@ -1,0 +1,1 @@
+"""Demonstrations and pre-training text: teachers, filters and samples."""

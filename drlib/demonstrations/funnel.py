@@ -1,0 +1,169 @@
+"""The funnel that attempts must pass before anybody learns from them.
+
+Right is not enough: an attempt must have the form, be right, have seen its answer in what a tool
+said, not repeat itself, and stay within bounds; where the graph is known, it must also have been
+worth its calls. Sources: WebDancer (arXiv 2505.22648) for the stages, WebSailor (2507.02592) for
+the bounds, WebLeaper for ISR, ISE and soft F. Left out: a model's judgement of quality.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from drlib.chat.tool_calls import END, Answer, FormatError, ToolCall, parse
+from drlib.demonstrations.episodes import assistant_turns, observations, thought_and_action
+from drlib.demonstrations.oracle import Episode
+from drlib.questions.queries import (
+    from_text,
+    required,
+)
+from drlib.questions.wording import says
+from drlib.task import normalise_answer
+from drlib.worlds.graph import Graph
+
+FUNNEL_STAGES = ("format", "correct", "grounded", "redundant", "bounds", "efficient")
+_HEADER = re.compile(r"^The useful information in .+ for user goal .*", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Funnel:
+    """Rejection of attempts in the order of `FUNNEL_STAGES`; an attempt counts at the first that
+    fails.
+
+    WebSailor's bounds are 6 calls at least and 32k tokens; `size` gives a text's tokens (a quarter
+    of its characters). The same `ngram` words may come `repeats` times in an attempt's thoughts.
+    With a graph WebLeaper's thresholds hold for tasks that have a query.
+    """
+
+    min_calls: int = 1
+    max_calls: int = 1000
+    max_tokens: int = 32_768
+    size: Callable[[str], float] = lambda text: len(text) / 4
+    ngram: int = 8
+    repeats: int = 3
+    graph: Graph | None = None
+    min_isr: float = 0.0
+    min_ise: float = 0.0
+
+    def run(self, episodes: Iterable[Episode]) -> tuple[list[Episode], dict]:
+        """What passes, and {stage: {"in", "kept", "reasons": {reason: how many}}}."""
+        judged = [(episode, self.fault(episode)) for episode in episodes]
+        report = {}
+        left = len(judged)
+        for stage in FUNNEL_STAGES:
+            reasons = Counter(wrong[1] for _, wrong in judged if wrong and wrong[0] == stage)
+            before = left
+            left -= reasons.total()
+            report[stage] = {"in": before, "kept": left, "reasons": dict(sorted(reasons.items()))}
+        return [episode for episode, wrong in judged if not wrong], report
+
+    def fault(self, episode: Episode) -> tuple[str, str] | None:
+        """The stage at which an attempt is rejected and why, or None."""
+        misfit = _misfit(episode.messages[1:])
+        if misfit:
+            return "format", misfit
+        if not episode.correct:
+            return "correct", "wrong answer"
+        if not _grounded(episode):
+            return "grounded", "answer never seen"
+        return self._redundant(episode) or self._out_of_bounds(episode) or self._wasteful(episode)
+
+    def _redundant(self, episode: Episode) -> tuple[str, str] | None:
+        calls = [
+            (call.name, json.dumps(call.arguments, sort_keys=True)) for call in _calls(episode)
+        ]
+        if len({*calls}) < len(calls):
+            return "redundant", "identical call"
+        grams: Counter[tuple[str, ...]] = Counter()
+        for turn in assistant_turns(episode):
+            thought, _ = thought_and_action(turn)
+            words = thought.split()
+            grams.update(zip(*(words[i:] for i in range(self.ngram))))
+        if max(grams.values(), default=0) > self.repeats:
+            return "redundant", "repeats itself"
+        return None
+
+    def _out_of_bounds(self, episode: Episode) -> tuple[str, str] | None:
+        calls = len(assistant_turns(episode)) - 1
+        if calls < self.min_calls:
+            return "bounds", "too few calls"
+        if calls > self.max_calls:
+            return "bounds", "too many calls"
+        if sum(self.size(message["content"]) for message in episode.messages) > self.max_tokens:
+            return "bounds", "too long"
+        return None
+
+    def _wasteful(self, episode: Episode) -> tuple[str, str] | None:
+        if self.graph is None or not episode.task.query:
+            return None
+        isr, ise = seeking(episode, required(from_text(episode.task.query), self.graph))
+        if isr < self.min_isr:
+            return "efficient", "low ISR"
+        if ise < self.min_ise:
+            return "efficient", "low ISE"
+        return None
+
+
+def _misfit(turns: list[dict]) -> str:
+    """What is wrong with the form of a conversation after its question, "" for nothing."""
+    action = None
+    for at, message in enumerate(turns):
+        is_tool = at % 2 == 1
+        if message["role"] != ("tool" if is_tool else "assistant"):
+            return "turns out of order"
+        if is_tool:
+            continue
+        action = parse(message["content"])
+        if isinstance(action, FormatError):
+            return action.reason
+        if isinstance(action, Answer) and at < len(turns) - 1:
+            return "goes on after its answer"
+        tag = "</answer>" if isinstance(action, Answer) else "</tool_call>"
+        _, said = thought_and_action(message["content"])
+        # what follows an action is invented, and would be trained on
+        if said.partition(tag)[2].strip() not in ("", END):
+            return "goes on after its action"
+    ends_with_answer = len(turns) % 2 == 1 and isinstance(action, Answer)
+    return "" if ends_with_answer else "no answer"
+
+
+def _calls(episode: Episode) -> list[ToolCall]:
+    actions = map(parse, assistant_turns(episode))
+    return [action for action in actions if isinstance(action, ToolCall)]
+
+
+def _mentions(text: str, name: str) -> bool:
+    """Whether `name` stands in a normalised text as whole words."""
+    return says(text, normalise_answer(name))
+
+
+def _grounded(episode: Episode) -> bool:
+    """Whether a tool told the answer: in a call that worked and did not itself say it.
+
+    A goal is no question to the tool and comes back in the header only, which does not count.
+    """
+    shown = observations(episode)
+    worked = [result.ok for result in episode.tool_results]
+    if not worked:  # of a chat row
+        worked = [not text.startswith("Error:") for text in shown]
+    for call, text, ok in zip(_calls(episode), shown, worked):
+        asked = " ".join(str(value) for name, value in call.arguments.items() if name != "goal")
+        was_told = _mentions(normalise_answer(_HEADER.sub("", text)), episode.answer)
+        was_asked = _mentions(normalise_answer(asked), episode.answer)
+        if ok and was_told and not was_asked:
+            return True
+    return False
+
+
+# ---------------------------------------------------------------------- how much an attempt found
+
+
+def seeking(episode: Episode, needed: set[str]) -> tuple[float, float]:
+    """(ISR, ISE) of WebLeaper: |R & O| / |R|, the share of needed entities that observations name,
+    and n / T, needed entities a call."""
+    shown = observations(episode)
+    seen = normalise_answer("\n".join(shown))
+    named = sum(_mentions(seen, title) for title in needed)
+    return named / max(len(needed), 1), len(needed) / max(len(shown), 1)

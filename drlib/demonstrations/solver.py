@@ -1,0 +1,298 @@
+"""A solver that answers by the tools alone: the proof that a question can be solved, and a teacher.
+
+`Solver` compiles a task's query to calls (search, visit, read the facts, follow them, intersect)
+and reads only what the tools return. It lists the smallest branch first; a large set is not listed
+but looked for on its candidates' pages. Its mistakes, drawn at seeded rates, are those that an
+observation shows and the next call mends.
+
+Left out: questions without a query (the tour's, see `oracle`), pages that do not list their facts.
+"""
+
+import random
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from drlib.demonstrations.oracle import Episode
+from drlib.questions.queries import (
+    And,
+    Count,
+    Diff,
+    Exists,
+    Extreme,
+    Or,
+    Proj,
+    Query,
+    Range,
+    Var,
+    bound,
+    constants,
+    depth,
+    from_text,
+    numbers,
+    subqueries,
+)
+from drlib.task import Task
+from drlib.tools.toolbox import SEPARATOR, Toolbox
+from drlib.worlds.graph import inverse
+from drlib.worlds.library import next_part, read_facts
+
+# how often an opportunity of each mistake is taken
+MISTAKES = {"query": 0.1, "page": 0.1, "empty": 0.05, "arguments": 0.05, "python": 0.3}
+REGRETS = ("That did not help.", "Not that.", "A mistake.")
+NAMES_SPELT = 8  # in a thought
+UNKNOWN = 10**6  # more than anybody reads
+# a page's address holds its title; the bound keeps a long line of brackets from taking for ever
+_LINK = re.compile(r"\[([^\n]{1,200}?)\]\(([^\s:]{1,40}:\1)\)")
+_PAGE = re.compile(r"(?:^|\n=======\n)The useful information in (.+) for user goal .*")
+
+
+class Stuck(Exception):
+    """The solver has used its calls, or cannot list a query: a value has no page to go on from."""
+
+
+class Solver:
+    """Solves tasks that have a `query`, in a world whose pages show their facts (`Library`).
+
+    Args:
+        max_calls: of one attempt. batch: queries or pages of one call, 1 to 10.
+        mistakes: kind (one of `MISTAKES`, which is a good choice) -> rate; none by default.
+    """
+
+    def __init__(
+        self,
+        toolbox: Toolbox,
+        max_calls: int = 60,
+        batch: int = 5,
+        mistakes: Mapping[str, float] | None = None,
+    ):
+        self.mistakes = dict(mistakes or {})
+        unknown = sorted(self.mistakes.keys() - MISTAKES.keys())
+        if unknown:
+            raise ValueError(f"unknown mistakes {unknown}: known are {sorted(MISTAKES)}")
+        self.toolbox = toolbox
+        self.max_calls = max_calls
+        self.batch = batch
+
+    def solve(self, task: Task, seed: int = 0) -> Episode:
+        """One attempt, the same for the same seed; without an answer where the calls did not
+        suffice. ValueError: the task has no query."""
+        if not task.query:
+            raise ValueError(f"task {task.id} has no query: use drlib.demonstrations.oracle.Oracle")
+        hand = _Hand(self, task, random.Random(f"solver-{seed}-{task.id}"))
+        try:
+            found = hand.answers(from_text(task.query))
+        except Stuck:
+            return hand.episode
+        if len(found) == 1:
+            hand.episode.finish(f"{hand.note}That is the answer.", *found)
+        return hand.episode
+
+
+class _Hand:
+    """One attempt: what was seen so far, and the next calls."""
+
+    def __init__(self, solver: Solver, task: Task, rng: random.Random):
+        self.episode = Episode(task, solver.toolbox, None)
+        self.solver = solver
+        self.rng = rng
+        self.links: dict[str, str] = {}  # title -> address, of pages that were shown
+        self.facts: dict[str, dict[str, list[str]]] = {}  # what was read, {} for no page
+        self.rest: dict[str, str] = {}  # title -> address of the next part
+        self.hits: dict[str, Iterable[str]] = {}  # query -> titles
+        self.note = ""  # what the next thought begins with
+
+    def call(self, thought: str, name: str, arguments: dict) -> str:
+        """The observation of one call; `Stuck` where it would be one too many."""
+        if len(self.episode.tool_results) >= self.solver.max_calls:
+            raise Stuck
+        text = self.episode.call(self.note + thought, name, arguments)
+        self.note = ""
+        self.links |= _LINK.findall(text)
+        return text
+
+    def slip(self, kind: str, name: str, arguments: dict) -> None:
+        """Perhaps a wrong call, which the next one mends."""
+        if self.rng.random() < self.solver.mistakes.get(kind, 0):
+            self.call("I try this.", name, arguments)
+            self.note = f"{self.rng.choice(REGRETS)} "
+
+    def search(self, queries: list[str]) -> str:
+        """The observation of a search for all of `queries`."""
+        name = queries[0]
+        self.slip("arguments", "search", {"query": name})  # a text where a list belongs
+        self.slip("query", "search", {"query": [name[: (len(name) + 1) // 2]]})
+        if not self.facts:  # not twice: an identical call is no demonstration
+            self.slip("empty", "search", {"query": [""]})
+        return self.call(f"I look for {name_list(queries)}.", "search", {"query": queries})
+
+    def visit(self, titles: list[str]) -> None:
+        """Read the next part of each page, which `self.rest` names."""
+        others = sorted(self.links.keys() - self.facts.keys())
+        if others:
+            wrong = self.links[self.rng.choice(others)]
+            self.slip("page", "visit", {"url": [wrong], "goal": name_list(titles)})
+        urls = [self.rest.pop(title) for title in titles]
+        arguments = {"url": urls, "goal": name_list(titles)}
+        text = self.call(f"I read {name_list(titles)}.", "visit", arguments)
+        _, *parts = _PAGE.split(text)  # address, page, address, page, ...
+        pages = dict(zip(parts[::2], parts[1::2]))
+        for title, url in zip(titles, urls):
+            page = pages.get(url, "")
+            for relation, values in read_facts(page).items():
+                self.facts[title].setdefault(relation, []).extend(values)
+                self.facts |= {value: {} for value in values if value not in self.links}  # no page
+            more = next_part(page)
+            if more:
+                self.rest[title] = more
+
+    def read(self, titles: Iterable[str], relation: str = "") -> dict[str, frozenset[str]]:
+        """What the pages of `titles` give for `relation`; parts are read until it is behind us."""
+        titles = sorted(titles)
+        self.find([title for title in titles if title not in self.facts])
+
+        def goes_on(title: str) -> bool:  # relations stand in order
+            return title in self.rest and relation >= max(self.facts[title], default="")
+
+        while more := [title for title in titles if goes_on(title)]:
+            for some in self.batches(more):
+                self.visit(some)
+        return {title: frozenset(self.facts[title].get(relation, ())) for title in titles}
+
+    def find(self, fresh: list[str]) -> None:
+        """Search for the pages of titles that nothing was read of; keep what there is to visit."""
+        unseen = [title for title in fresh if title not in self.links]
+        for some in self.batches(unseen):
+            shown = self.search(some).split(SEPARATOR)
+            for title, result in zip(some, shown):
+                self.hits[title] = dict(_LINK.findall(result)).keys()
+        for title in fresh:
+            self.facts[title] = {}
+            if title in self.links:
+                self.rest[title] = self.links[title]
+
+    def batches(self, titles: list[str]) -> list[list[str]]:
+        size = self.solver.batch
+        return [titles[at : at + size] for at in range(0, len(titles), size)]
+
+    def cost(self, query: Query) -> int:
+        """About how many titles must be listed, as far as the pages that were read tell."""
+        match query:
+            case Var():  # what was chosen is known by then
+                return 1
+            case str():
+                return UNKNOWN if query in self.facts and query not in self.links else 1
+            case Proj(relation, str(title)) if self.facts.get(title):
+                return len(self.facts[title].get(relation, ())) or UNKNOWN
+            case Proj(_, of):
+                return min(10 * self.cost(of), UNKNOWN)
+            case And(parts):
+                return min(map(self.cost, parts))
+        return sum(map(self.cost, subqueries(query))) or UNKNOWN  # a range alone cannot be listed
+
+    def answers(self, query: Query) -> set[str]:
+        """The answers of `query`, listed."""
+        match query:
+            case str():
+                return {query}
+            case Proj(relation, of):
+                return self.projected(relation, self.answers(of))
+            case And(parts):
+                self.read({name for p in parts if depth(p) <= 1 for name in constants(p)})
+                found = self.intersection(sorted(parts, key=self.cost))
+                self.note = f"Left: {name_list(found)}. "
+                return found
+            case Or(parts):
+                return set().union(*map(self.answers, parts))
+            case Diff(left, right):
+                found = self.answers(left)
+                return found - self.among(right, found)
+            case Extreme(relation, of, most):
+                return self.extreme(relation, self.answers(of), most)
+            case Count(of):
+                found = sorted(self.answers(of))
+                self.compute(f"len({found!r})", "+".join("1" * len(found)))
+                return {str(len(found))}
+            case Exists(name, among, of):
+                chosen = [bound(of, name, title) for title in sorted(self.answers(among))]
+                return set().union(*map(self.answers, chosen))
+        raise Stuck  # a range alone, or anything
+
+    def projected(self, relation: str, start: set[str]) -> set[str]:
+        """The values of `relation` at the members of `start`, read or searched for."""
+        found = set().union(*self.read(start, relation).values())
+        for value in sorted(start - self.links.keys()):
+            found |= self.holders(value, inverse(relation))
+        self.note = f"{name_list(start)}, {relation}: {name_list(found)}. "
+        return found
+
+    def extreme(self, relation: str, found: set[str], most: bool) -> set[str]:
+        """Those of `found` with the largest or smallest number of `relation`."""
+        shown = self.read(found, relation)
+        ranked = sorted((n, title) for title, some in shown.items() for n in numbers(some))
+        function = "max" if most else "min"
+        values = ", ".join(str(n) for n, _ in ranked)
+        self.compute(f"{function}({ranked!r})", f"{function}({values})")
+        best = ranked[-1 if most else 0][0] if ranked else None
+        return {title for n, title in ranked if n == best}
+
+    def holders(self, value: str, relation: str) -> set[str]:
+        """The pages that a search for a value without a page brought and that show it."""
+        hits = self.hits.get(value, ())
+        if not 0 < len(hits) < self.solver.toolbox.results:  # perhaps more have it
+            raise Stuck
+        return {t for t, some in self.read(hits, relation).items() if value in some}
+
+    def intersection(self, parts: list[Query]) -> set[str]:
+        """The first of `parts` that can be listed, and of its answers those of the others."""
+        first, *others = parts
+        try:
+            found = self.answers(first)
+        except Stuck:
+            if not others:
+                raise
+            found, others = self.intersection(others), [first]
+        return self.among(And(tuple(others)), found)
+
+    def among(self, query: Query, found: set[str]) -> set[str]:
+        """Those of `found` that are answers of `query`: looked for on their own pages where that is
+        less to read than listing the query."""
+        match query:
+            case And(parts):
+                for part in sorted(parts, key=self.cost):
+                    found = self.among(part, found)
+                return found
+            case Range(relation, low, high):
+                shown = self.read(found, relation).items()
+                return {t for t, some in shown if any(low <= n <= high for n in numbers(some))}
+            case Proj(relation, of) if found <= self.links.keys():
+                if self.cost(of) <= len(found - self.facts.keys()):
+                    with suppress(Stuck):
+                        return found & self.answers(query)
+                shown = self.read(found, inverse(relation))
+                right = self.among(of, set().union(*shown.values()))
+                return {title for title, some in shown.items() if some & right}
+        return found & self.answers(query)
+
+    def compute(self, program: str, expression: str) -> None:
+        """Let a tool do the sum, where there is one, unless it did."""
+        tools = self.solver.toolbox.tools
+        if "python" in tools:
+            name, given = "python", {"code": f"print({program})"}
+        elif "calculator" in tools:
+            name, given = "calculator", {"expression": expression}
+        else:
+            return
+        if given in [result.arguments for result in self.episode.tool_results]:
+            return
+        if name == "python":
+            self.slip("python", name, {"code": f"print(total({program}))"})
+        self.call("I compute it.", name, given)
+
+
+def name_list(titles: Iterable[str]) -> str:
+    """The first of `titles` in order, and how many more there are."""
+    titles = sorted(titles)
+    shown = ", ".join(titles[:NAMES_SPELT]) or "nothing"
+    more = len(titles) - NAMES_SPELT
+    return f"{shown} and {more} more" if more > 0 else shown

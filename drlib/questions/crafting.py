@@ -1,0 +1,335 @@
+"""Questions that a language model makes of a memory, in AgentFounder's styles; none is believed.
+
+AgentFounder (arXiv 2509.13310, section 3.1; Tongyi DeepResearch, arXiv 2510.24701, section 3.4.1)
+samples entities of an open-world memory, shows a model what is known of them and of what stands
+beside them, and lets it write questions. There the model is believed. Here it must say which of the
+numbered statements its answer follows from, and that is executed:
+
+    fact       a statement that it uses says the answer
+    numeric    the answer is the value of an expression whose numbers stand in what it uses
+    multi-hop  two statements are linked by something that the question does not name, and no
+               statement has the answer beside a name that the question says
+    report     there is no one answer: at least three statements are to be brought together
+
+Then a second call, which sees the question and all statements but not the answer, must come to the
+same one (or, for a report, to all of its statements). What comes of each wish has a reason, and
+nothing is lost.
+
+Left out: questions about several entities at once, styles beside these four, whether a reader
+outside the memory would know another answer (`drlib.questions.escalation` measures who solves it).
+"""
+
+import ast
+import operator
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from drlib.questions.chains import short_digest
+from drlib.questions.entity_memory import EntityMemory
+from drlib.questions.replies import Replies, prompt, read_json
+from drlib.questions.wording import says
+from drlib.task import Task, answers_match, is_accepted
+
+CRAFT = """\
+You write questions for a quiz from numbered statements. Use the statements alone, not what you
+know besides. {wish}
+Do not say the answer in the question, and do not speak of statements. Reply with JSON and nothing
+else: {{"question": "..", "answer": "..", "statements": [the numbers of those that the answer
+follows from]{more}}}"""
+WISHES = {
+    "fact": "Ask for one name, date or number that a statement says of {entity}; name {entity}.",
+    "numeric": (
+        "Ask for a number that no statement says and that follows from two or more numbers in them,"
+        ' such as a difference; name {entity}. In "expression" compute it exactly, with the numbers'
+        " as they are written and + - * / ( )."
+    ),
+    "multi-hop": (
+        "Ask for what two statements say together: begin with {entity}, which you name, go to"
+        " something that a statement links with it, which you do not name, and ask for what another"
+        " statement says of that."
+    ),
+    "report": (
+        "Ask for a short report about {entity}, named, that has to bring three or more of the"
+        ' statements together. The "answer" is "".'
+    ),
+}
+ANSWER = """\
+Answer the user's question from the statements below alone, with a name, a date or a number and
+nothing else. If they do not say it, or say more than one answer, reply UNKNOWN.
+{statements}"""
+NEEDED = """\
+Which of the numbered statements below does a report need that does what the user asks for? Reply
+with a JSON list of their numbers and nothing else.
+{statements}"""
+ABOUT_IT, BESIDE_IT = 6, 4  # statements shown, of the entity and of each that is linked with it
+LINKED = 2  # entities shown beside it
+HUB = 20  # statements of what links everything ("person"), and so nothing
+REPORT_POINTS = 3  # statements of a report, at least
+LONGEST_SUM = 200  # letters of an expression
+UNREADABLE = "it cannot be read"
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
+_OPERATIONS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+class Known(NamedTuple):
+    """A statement as it is shown: what it is told of, and by whom."""
+
+    text: str
+    entities: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+class Crafted(NamedTuple):
+    """What came of a wish for a question of this style about this entity.
+
+    known: the statements that its answer follows from. reason: why there is no question, "" where
+    there is one; detail: the same with particulars. A report has no answer.
+    """
+
+    style: str
+    entity: str
+    question: str = ""
+    answer: str = ""
+    known: tuple[Known, ...] = ()
+    reason: str = ""
+    detail: str = ""
+
+    def task(self, world: str) -> Task:
+        """As a task of this world. ValueError: there is no question, or it is a report's."""
+        if self.reason or self.style == "report":
+            raise ValueError(f"no task of one answer: {self.reason or 'it asks for a report'}")
+        digest = short_digest(f"{world}|{self.question}|{self.answer}")
+        hops = len(self.known) if self.style == "multi-hop" else 1
+        name = f"crafted-{self.style}-{digest}"
+        return Task(name, self.question, self.answer, "search", world, hops, start=self.entity)
+
+
+class _Said(NamedTuple):
+    """A model's question, read."""
+
+    question: str
+    answer: str
+    used: tuple[Known, ...]
+    expression: str
+
+
+def craft(
+    memory: EntityMemory,
+    wishes: Iterable[tuple[str, str]],
+    writer: Replies,
+    reader: Replies | None = None,
+    seed: int | str = 0,
+) -> list[Crafted]:
+    """What comes of each (entity, style), in order.
+
+    reader: the replies of the model that answers; None: the writer's, in a call of its own. seed:
+    of what is shown of the memory. ValueError: an unknown style, or an entity of which nothing is
+    known.
+    """
+    wishes = [*wishes]
+    for entity, style in wishes:
+        if style not in WISHES:
+            raise ValueError(f"unknown style {style!r}: there are {', '.join(WISHES)}")
+        if not memory.about(entity):
+            raise ValueError(f"the memory knows nothing about {entity!r}")
+
+    def one(wish: tuple[str, str]) -> Crafted:
+        entity, style = wish
+        shown = neighbourhood(memory, entity, random.Random(f"craft-{seed}-{entity}-{style}"))
+        made = _written(entity, style, shown, writer)
+        return made if made.reason else _read_again(made, shown, reader or writer)
+
+    return _only_once(writer.each(one, wishes))
+
+
+def counts(crafted: Iterable[Crafted]) -> dict[str, dict[str, int]]:
+    """Style -> how many came to what end ("kept" is one)."""
+    found: dict[str, Counter] = {}
+    for each in crafted:
+        found.setdefault(each.style, Counter())[each.reason or "kept"] += 1
+    return {style: dict(found[style].most_common()) for style in WISHES if style in found}
+
+
+def neighbourhood(memory: EntityMemory, entity: str, rng: random.Random) -> list[Known]:
+    """What is shown of an entity: some of its statements, and some of those of a few entities that
+    it shares a statement with, each once, in any order."""
+    own = memory.about(entity)
+    some = rng.sample(own, min(ABOUT_IT, len(own)))
+    beside = sorted({title for one in some for title in memory.told_of(one)} - {entity})
+    beside = [title for title in beside if len(memory.about(title)) < HUB]
+    for title in rng.sample(beside, min(LINKED, len(beside))):
+        theirs = [one for one in memory.about(title) if entity not in memory.told_of(one)]
+        some += rng.sample(theirs, min(BESIDE_IT, len(theirs)))
+    texts = dict.fromkeys(some)
+    shown = [Known(one.text, tuple(memory.told_of(one)), one.sources) for one in texts]
+    return rng.sample(shown, len(shown))
+
+
+def numbered(known: Sequence[Known]) -> str:
+    """The statements, a line each, from 1 on."""
+    return "\n".join(f"{number}. {one.text}" for number, one in enumerate(known, 1))
+
+
+# ---- the writer, and what it says
+
+
+def _written(entity: str, style: str, shown: list[Known], writer: Replies) -> Crafted:
+    more = ', "expression": ".."' if style == "numeric" else ""
+    system = CRAFT.format(wish=WISHES[style].format(entity=entity), more=more)
+    reply = writer.ask(prompt(system, numbered(shown)))
+    if reply.failed:
+        return Crafted(style, entity, reason=reply.failed)
+    try:
+        said = _read(reply.text, shown)
+    except ValueError as error:
+        return Crafted(style, entity, reason=UNREADABLE, detail=str(error))
+    reason = _fault(said, entity) or CHECKS[style](said, shown)
+    return Crafted(style, entity, said.question, said.answer, said.used, reason, reply.text)
+
+
+def _read(text: str, shown: list[Known]) -> _Said:
+    """ValueError: it is not what was asked for."""
+    found = read_json(text, dict)
+    question, answer = found.get("question"), found.get("answer", "")
+    numbers, expression = found.get("statements"), found.get("expression", "")
+    if not (isinstance(question, str) and question.strip()):
+        raise ValueError("there is no question")
+    if type(answer) in (int, float):
+        answer = str(answer)
+    if not (isinstance(answer, str) and isinstance(expression, str)):
+        raise ValueError("its answer or its expression is no text")
+    if not (isinstance(numbers, list) and numbers):
+        raise ValueError("it names no statement")
+    if not all(type(n) is int and 1 <= n <= len(shown) for n in numbers):
+        raise ValueError(f"it names statements that are not there: {numbers}")
+    used = tuple(shown[n - 1] for n in dict.fromkeys(numbers))
+    return _Said(" ".join(question.split()), answer.strip(), used, expression)
+
+
+def _fault(said: _Said, entity: str) -> str:
+    """What no style allows; "" for nothing."""
+    if not says(said.question, entity):
+        return "it does not say what it is about"
+    if said.answer and says(said.question, said.answer):
+        return "it gives its answer away"
+    if "statement" in said.question.casefold():
+        return "it speaks of statements"
+    return ""
+
+
+def _fact_fault(said: _Said, _shown: list[Known]) -> str:
+    if not said.answer or not any(says(one.text, said.answer) for one in said.used):
+        return "no statement says its answer"
+    return ""
+
+
+def _numeric_fault(said: _Said, shown: list[Known]) -> str:
+    there = {number for one in said.used for number in _numbers(one.text)}
+    try:
+        value, taken = value_of(said.expression)
+    except ValueError:
+        return "its expression cannot be computed"
+    if len(taken) < 2 or not {*taken} <= there:
+        return "its numbers are not in its statements"
+    if not answers_match(said.answer, str(value)):
+        return "its answer is not what it computes"
+    if any(says(one.text, said.answer) for one in shown):
+        return "a statement says its answer"
+    return ""
+
+
+def _multi_hop_fault(said: _Said, shown: list[Known]) -> str:
+    reason = _fact_fault(said, shown)
+    if reason:
+        return reason
+    named = {title for one in shown for title in one.entities if says(said.question, title)}
+    holds = [one for one in shown if says(one.text, said.answer)]
+    if any(says(one.text, title) for one in holds for title in named):
+        return "one statement is enough"
+    begins = [one for one in said.used if any(says(one.text, title) for title in named)]
+    ends = [one for one in said.used if one in holds]
+    if not any({*first.entities} & {*last.entities} - named for first in begins for last in ends):
+        return "nothing links its statements"
+    return ""
+
+
+def _report_fault(said: _Said, _shown: list[Known]) -> str:
+    return "" if len(said.used) >= REPORT_POINTS else "it needs too few statements"
+
+
+CHECKS: dict[str, Callable[[_Said, list[Known]], str]] = {
+    "fact": _fact_fault,
+    "numeric": _numeric_fault,
+    "multi-hop": _multi_hop_fault,
+    "report": _report_fault,
+}
+
+
+def value_of(expression: str) -> tuple[Fraction, list[Fraction]]:
+    """(what a sum comes to, the numbers in it), exactly. ValueError: it is none."""
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", expression[:LONGEST_SUM])
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        taken: list[Fraction] = []
+        return _computed(tree, taken), taken
+    except (SyntaxError, ZeroDivisionError, RecursionError, MemoryError) as error:
+        raise ValueError(f"no sum: {expression[:80]!r}") from error
+
+
+def _computed(node: ast.expr, taken: list[Fraction]) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        taken.append(Fraction(str(node.value)))
+        return taken[-1]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_computed(node.operand, taken)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        left, right = _computed(node.left, taken), _computed(node.right, taken)
+        return _OPERATIONS[type(node.op)](left, right)
+    raise ValueError(f"no sum: {ast.dump(node)[:80]}")
+
+
+def _numbers(text: str) -> list[Fraction]:
+    return [Fraction(number.replace(",", "")) for number in _NUMBER.findall(text)]
+
+
+# ---- the reader
+
+
+def _read_again(made: Crafted, shown: list[Known], reader: Replies) -> Crafted:
+    """The question where a reader who does not know the answer comes to it."""
+    wanted = NEEDED if made.style == "report" else ANSWER
+    reply = reader.ask(prompt(wanted.format(statements=numbered(shown)), made.question))
+    if reply.failed:
+        return made._replace(reason=reply.failed)
+    if made.style != "report":
+        answer = reply.text.rpartition("</think>")[2].strip()
+        right = is_accepted(answer, [made.answer])
+        reason = "" if right else "a reader comes to another answer"
+        return made._replace(reason=reason, detail=answer)
+    try:
+        needed = read_json(reply.text, list)
+    except ValueError as error:
+        return made._replace(reason="the reader's list cannot be read", detail=str(error))
+    brought = {shown[n - 1] for n in needed if type(n) is int and 1 <= n <= len(shown)}
+    reason = "" if {*made.known} <= brought else "a reader does not need its statements"
+    return made._replace(reason=reason, detail=reply.text)
+
+
+def _only_once(crafted: list[Crafted]) -> list[Crafted]:
+    """A question that came before is out."""
+    asked, found = set(), []
+    for each in crafted:
+        key = each.question.casefold()
+        again = not each.reason and key in asked
+        found.append(each._replace(reason="asked before") if again else each)
+        asked |= set() if each.reason else {key}
+    return found

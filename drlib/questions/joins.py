@@ -1,0 +1,238 @@
+"""Conditions on several unknown things as one query of the algebra.
+
+A list of conditions ("X borders ?", "X has the currency Y", "? has the currency Y") is a graph of
+variables. Where it is a tree it is a query of nested projections. Where it closes a cycle, as few
+variables as a greedy search finds are chosen by an `Exists` (a feedback vertex set: without them
+the rest is a forest), and stand as `Var` wherever they are met:
+
+    Exists("Y", Anything(), And((Proj("currency of", Var("Y")),
+                                 Proj("borders", Proj("currency of", Var("Y"))))))
+
+What is said of a constant describes it: And(("Oslo", Proj("capital", "Norway"))). What is said of
+things that nothing leads to from the target must hold all the same: an `Exists` without a name
+around the rest.
+
+Left out: the smallest set of chosen variables (finding it is NP-hard, and cycles here are few).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import networkx as nx
+
+from drlib.questions.queries import (
+    And,
+    Anything,
+    Exists,
+    Or,
+    Proj,
+    Query,
+    Range,
+    Var,
+    bound,
+    canonical,
+    rebuilt,
+)
+from drlib.worlds.graph import inverse
+
+End = Var | str | Or  # a variable, a title, or a union of both
+UNNAMED = ""  # of an Exists that only asks whether there is something
+
+
+class Condition(NamedTuple):
+    """`relation` leads from `head` to `tail`."""
+
+    head: End
+    relation: str
+    tail: End
+
+
+def joined(conditions: Sequence[Condition], target: Var) -> Query:
+    """What `target` may be where all `conditions` hold of some choice of all other variables.
+    ValueError: no condition names the target."""
+    if not any(target in _variables(condition) for condition in conditions):
+        raise ValueError(f"nothing is said of {target.name}: a row is missing")
+    return _Join(conditions, target).query()
+
+
+def _variables(condition: Condition) -> Iterator[Var]:
+    """The variables at both ends."""
+    for end in (condition.head, condition.tail):
+        members = end.parts if isinstance(end, Or) else (end,)
+        yield from (member for member in members if isinstance(member, Var))
+
+
+class _Join:
+    """Conditions on their way into a query: each is used once."""
+
+    def __init__(self, conditions: Sequence[Condition], target: Var):
+        self.target = target
+        self.unused = dict.fromkeys(conditions)  # in order; a repeated one says nothing more
+        self.shared = _shared(self.unused, target)
+        self.descriptions: dict[str, list[Condition]] = {}  # a title: the first of what is said
+
+    def query(self) -> Query:
+        of_shared, of_nothing = self._pieces_beside()
+        guards = self._describe(of_nothing)
+        asked = self.target if self.target in self.shared else self.said_of(self.target)
+        among, more = self._said_of_shared(of_shared)
+        for piece in [*guards, *more]:
+            asked = Exists(UNNAMED, self.rooted(piece), asked)
+        for variable in reversed(self.shared):
+            asked = Exists(variable.name, _all_of(among[variable]), asked)
+        return asked
+
+    def _pieces_beside(self) -> tuple[list[list[Condition]], list[list[Condition]]]:
+        """The pieces that do not lead to the target: (those of shared variables, the others)."""
+        of_shared: list[list[Condition]] = []
+        of_nothing: list[list[Condition]] = []
+        for piece in _pieces(self.unused, self.shared):
+            named = {variable for condition in piece for variable in _variables(condition)}
+            if named & {*self.shared}:
+                if self.target not in named or self.target in self.shared:
+                    of_shared.append(piece)
+            elif self.target not in named:
+                of_nothing.append(piece)
+        return of_shared, of_nothing
+
+    def _said_of_shared(
+        self, pieces: list[list[Condition]]
+    ) -> tuple[dict[Var, list[Query]], list[list[Condition]]]:
+        """(what each shared variable is chosen among, the pieces that say more of one than a single
+        condition can). A piece is said of the last of its variables: the others are chosen then."""
+        among: dict[Var, list[Query]] = {variable: [] for variable in self.shared}
+        more = []
+        for piece in pieces:
+            named = [(v, each) for each in piece for v in _variables(each) if v in among]
+            last = max((variable for variable, _ in named), key=self.shared.index)
+            saying = [condition for variable, condition in named if variable == last]
+            if len(saying) == 1 and last in (saying[0].head, saying[0].tail):
+                among[last].append(self.part(saying[0], last))
+            else:
+                more.append(piece)
+        return among, more
+
+    def _describe(self, pieces: list[list[Condition]]) -> list[list[Condition]]:
+        """Give each of `pieces` to a title that is met elsewhere; those without one are left."""
+        inside = {each for piece in pieces for each in piece}
+        met = {*_titles(each for each in self.unused if each not in inside)}
+        waiting = pieces
+        while True:
+            left = []
+            for piece in waiting:
+                first = next((c for c in piece if met & {*_titles([c])}), None)
+                if first is None:
+                    left.append(piece)
+                    continue
+                title = next(title for title in _titles([first]) if title in met)
+                self.descriptions.setdefault(title, []).append(first)
+                met |= {*_titles(piece)}
+            if len(left) == len(waiting):
+                return left
+            waiting = left
+
+    def rooted(self, piece: list[Condition]) -> Query:
+        """What `piece` says of one of its things: without an answer where it does not hold."""
+        variables = [v for each in piece for v in _variables(each) if v not in self.shared]
+        if variables:
+            return self.said_of(variables[0])
+        (condition,) = piece
+        head = condition.head
+        described = self.operand(head) if isinstance(head, str) else head
+        parts = described.parts if isinstance(described, And) else (described,)
+        return And((*parts, self.part(condition, head)))
+
+    def said_of(self, thing: Var) -> Query:
+        """All that is said of a variable, and of what only it leads to."""
+        of_it = [each for each in self.unused if thing in (each.head, each.tail)]
+        return _all_of([self.part(each, thing) for each in of_it if each in self.unused])
+
+    def part(self, condition: Condition, thing: End) -> Query:
+        """What `condition` says of `thing`, which stands at one of its ends."""
+        self.unused.pop(condition)
+        if thing == condition.head:
+            return Proj(inverse(condition.relation), self.operand(condition.tail))
+        return Proj(condition.relation, self.operand(condition.head))
+
+    def operand(self, end: End) -> Query:
+        """What stands at the other end of a condition."""
+        if isinstance(end, Var):
+            return end if end in self.shared else self.said_of(end)
+        if isinstance(end, Or):
+            return end
+        parts = [
+            self.part(condition, end)
+            for condition in self.descriptions.pop(end, ())
+            if condition in self.unused
+        ]
+        return And((end, *parts)) if parts else end
+
+
+def _all_of(parts: Sequence[Query]) -> Query:
+    if not parts:
+        return Anything()
+    return And(tuple(parts)) if len(parts) > 1 else parts[0]
+
+
+def _titles(conditions: Iterable[Condition]) -> Iterator[str]:
+    """The titles that stand alone at an end."""
+    for condition in conditions:
+        yield from (end for end in condition[::2] if isinstance(end, str))
+
+
+def _shared(conditions: Iterable[Condition], target: Var) -> list[Var]:
+    """The variables that are met again: those in unions, and of what remains of a graph without its
+    dead ends always the one with the most conditions, until no cycle is left."""
+    conditions = list(conditions)
+    mentions = Counter(v for condition in conditions for v in _variables(condition))
+    graph = nx.MultiGraph()
+    found: list[Var] = []
+    for condition in conditions:
+        if isinstance(condition.head, Var) and isinstance(condition.tail, Var):
+            graph.add_edge(condition.head, condition.tail)
+        elif isinstance(condition.head, Or) or isinstance(condition.tail, Or):
+            unions = [end for end in condition[::2] if isinstance(end, Or)]
+            found += [v for union in unions for v in union.parts if isinstance(v, Var)]
+    found = list(dict.fromkeys(found))
+    graph.remove_nodes_from(found)
+    while True:
+        while ends := [node for node, degree in graph.degree() if degree < 2]:
+            graph.remove_nodes_from(ends)
+        if not graph:
+            return found
+        choice = max(graph, key=lambda v: (v != target, graph.degree(v), mentions[v]))
+        found.append(choice)
+        graph.remove_node(choice)
+
+
+def _pieces(conditions: Iterable[Condition], shared: Sequence[Var]) -> list[list[Condition]]:
+    """The conditions that hang together by variables which are not `shared`."""
+    graph = nx.Graph()
+    conditions = list(conditions)
+    for at, condition in enumerate(conditions):
+        graph.add_node(at)
+        graph.add_edges_from((at, v) for v in _variables(condition) if v not in shared)
+    groups = nx.connected_components(graph)
+    places = [sorted(node for node in group if isinstance(node, int)) for group in groups]
+    return [[conditions[at] for at in some] for some in sorted(places)]
+
+
+def in_one_form(query: Query) -> Query:
+    """`canonical`, a range of one number as the number, and variables by their order."""
+
+    def one(part: Query) -> Query:
+        if isinstance(part, Range) and part.low == part.high:
+            return Proj(f"{part.relation} of", str(part.low))
+        return rebuilt(part, one)
+
+    return canonical(_numbered(one(query), 1))
+
+
+def _numbered(query: Query, number: int) -> Query:
+    """`query` with X1, X2, .. for the names of the choices that begin it."""
+    if not isinstance(query, Exists):
+        return query
+    name = f"X{number}"
+    rest = bound(query.of, query.name, Var(name))
+    return Exists(name, query.among, _numbered(rest, number + 1))

@@ -1,0 +1,666 @@
+"""How facts are said: for each relation of a world a few phrases that end in the thing they name.
+
+A relation joins a thing with a value: a territory with its currency. English says it from both
+ends, about one thing or about several: "uses the euro", "territories whose currency is the euro",
+"the currency used in Estonia". A `Phrase` has these forms, each with {x} where the other end
+stands. Those of `cldr` and `pydocs` are written by hand (phrases.yaml); those of any other
+relation, such as a column of somebody's table, are derived from its name and from how many values
+things have.
+
+What only a source can decide is said: CLDR calls a language widely spoken from 5% of the people
+on, so its phrase has that number, and questions begin with "According to Unicode CLDR". Names are
+said as what they are: "the Georgian language", "the Norwegian Krone", "the Cayman Islands".
+
+Articles and plurals are inflect's. Left out: languages other than English.
+
+How the columns and keys of somebody's documents are said: phrases from their names.
+
+A key of front matter or a column of a table is a noun ("team", "office manager"), a participle
+("published", "approved by", "added in") or a verb ("requires"), and is said as such: "the team of
+Ada", "published in 2019", "approved by Ada", "requiring the cache module". Nouns that many
+documents have, such as "manager" or "author", have a verb of their own in phrases.yaml (`common`),
+which takes the place of "has .. as manager".
+
+What a page is called comes from its front matter ("type: paper") or from its folder ("people"), and
+how its name is said from that: people by their names, works in quotes, all else as "the Bergen
+office". Left out: languages other than English, and irregular verbs that `VERBS` does not name.
+"""
+
+import posixpath
+import re
+from collections.abc import Mapping
+from datetime import date
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from drlib.worlds.graph import VALUE, Graph, Node, inverse
+
+# verb -> its participles, of keys that are verbs
+VERBS = {
+    "calls": ("calling", "called"),
+    "cites": ("citing", "cited"),
+    "contains": ("containing", "contained"),
+    "covers": ("covering", "covered"),
+    "describes": ("describing", "described"),
+    "extends": ("extending", "extended"),
+    "follows": ("following", "followed"),
+    "implements": ("implementing", "implemented"),
+    "imports": ("importing", "imported"),
+    "owns": ("owning", "owned"),
+    "raises": ("raising", "raised"),
+    "replaces": ("replacing", "replaced"),
+    "requires": ("requiring", "required"),
+    "supersedes": ("superseding", "superseded"),
+    "supplies": ("supplying", "supplied"),
+    "supports": ("supporting", "supported"),
+    "tests": ("testing", "tested"),
+    "uses": ("using", "used"),
+}
+# participle -> what it is in "leads", "leading" and "led", of irregular verbs
+IRREGULAR = {
+    "led": ("leads", "leading", "led"),
+    "run": ("runs", "running", "ran"),
+    "written": ("writes", "writing", "wrote"),
+    "made": ("makes", "making", "made"),
+    "built": ("builds", "building", "built"),
+    "held": ("holds", "holding", "held"),
+    "given": ("gives", "giving", "gave"),
+    "sold": ("sells", "selling", "sold"),
+    "taught": ("teaches", "teaching", "taught"),
+    "read": ("reads", "reading", "read"),
+}
+# Participles of what was done once and is over: "was approved by", not "is approved by".
+DONE = frozenset(
+    "added approved bought built created founded given introduced invented made opened published "
+    "released replaced reported written".split()
+)
+# Participles of events: once they took place they are over.
+OVER = frozenset("carried conducted performed completed".split())
+PAST = {"uses": "used", "is": "was", "draws": "drew", "belongs": "belonged"}
+# Participles of what goes on: "is held at", not "was held at".
+LASTING = frozenset("based held hosted kept located served stored".split())
+NO_PARTICIPLE = ("need", "speed", "seed", "feed", "breed", "red", "bed", "shed", "species")
+YEAR = "1[0-9]{3}|20[0-9]{2}"
+DAY = re.compile(r"(\d{4})-(\d\d)(?:-(\d\d))?")
+PERSONS = frozenset(
+    "person author maintainer employee member contributor researcher student teacher colleague "
+    "speaker".split()
+)
+WORKS = frozenset("paper article book essay report guide tutorial talk note recipe letter".split())
+OWN_NAMES = frozenset(
+    "release product company customer client vendor supplier partner country city town site".split()
+)
+TRADED = frozenset("project tool library class function".split())
+PLAIN_FOLDERS = frozenset("docs doc notes pages content src wiki about misc".split())
+TYPES = frozenset(("type", "Type", "kind"))  # relations that say what a page is, and no more
+
+
+def in_the_past(phrase: str) -> str:
+    """ "uses the method" as "used the method"; what has no past in `PAST` stays."""
+    first, _, rest = phrase.partition(" ")
+    return f"{PAST.get(first, first)} {rest}"
+
+
+def participle(relation: str) -> str:
+    """The participle that a relation's name begins with ("approved by"); "" for other names."""
+    words = relation.casefold().removeprefix("first ").removeprefix("last ").split(" ")
+    first = words[0].rpartition("-")[2]
+    if first in NO_PARTICIPLE:
+        return ""
+    return first if first in IRREGULAR or re.fullmatch("[a-z]{3,}ed", first) else ""
+
+
+def active(done: str) -> tuple[str, str, str]:
+    """ "raised" -> ("raises", "raising", "raised")."""
+    if done in IRREGULAR:
+        return IRREGULAR[done]
+    stem = done.removesuffix("ed")
+    if stem.endswith("i"):
+        return f"{stem}es", f"{stem[:-1]}ying", done
+    doubled = re.search(r"([bdgmnprt])\1$", stem)
+    if doubled:
+        return f"{stem[:-1]}s", f"{stem}ing", done
+    takes_e = re.search(r"([scgvuz]|at|ir|ar|[bdfgkpt]l|ib)$", stem)
+    takes_e = takes_e or re.search("(ss|sh|ch|x)$", stem)
+    return f"{stem}{'es' if takes_e else 's'}", f"{stem}ing", done
+
+
+def forms_by_name(
+    relation: str, whens: str, noun: str, several: bool, is_over: bool = False
+) -> dict[str, str]:
+    """The forms of a relation whose name is a participle or a verb; {} of a noun. `whens`: what its
+    values are: "year", "day", or "" for things. `noun`: what a value is called; `several`: whether
+    a thing may have more than one; `is_over`: whether things that have it are events of the past.
+    """
+    word = relation.casefold()
+    if word in VERBS:
+        return _verb(word, noun, several)
+    if word.endswith(" since") and whens:
+        return _since(word.removesuffix(" since"), whens)
+    done = participle(word)
+    if done and word.endswith(" by"):
+        return _by(word, done, noun, several, done in DONE or (is_over and done not in LASTING))
+    ends = [end for end in (" in", " at", " for", " on", " from", " with") if word.endswith(end)]
+    if done and ends:
+        return _at(word, ends[0].strip(), noun)
+    return _at_a_time(word, whens) if done and whens else {}
+
+
+def _verb(word: str, noun: str, several: bool) -> dict[str, str]:
+    """ "requires"."""
+    doing, done = VERBS[word]
+    shared = f"{_article(noun)} that is also {done} by {{x}}"
+    shared = shared if several else f"the same {noun} as {{x}}"
+    return {
+        "noun": noun,
+        "of_thing": f"{word} {{x}}",
+        "of_things": f"{doing} {{x}}",
+        "of_value": f"is {done} by {{x}}",
+        "of_values": f"{done} by {{x}}",
+        "same": f"{word} {shared}",
+        "sames": f"{doing} {shared}",
+    }
+
+
+def _since(head: str, whens: str) -> dict[str, str]:
+    """ "customer since": "has been a customer since 2019"."""
+    been = f"{_article(head)} since"
+    return {
+        "noun": whens,
+        "of_thing": f"has been {been} {{x}}",
+        "of_things": f"that has been {been} {{x}}",
+        "of_value": f"is the {whens} in which {{x}} became {_article(head)}",
+        "of_values": f"in which {{x}} became {_article(head)}",
+        "same": f"became {_article(head)} in the same {whens} as {{x}}",
+        "sames": f"that became {_article(head)} in the same {whens} as {{x}}",
+        "during": f"became {_article(head)} {{x}}",
+        "durings": f"that became {_article(head)} {{x}}",
+        "label": f"{whens} of becoming {_article(head)}",
+    }
+
+
+def _by(word: str, done: str, noun: str, several: bool, is_past: bool) -> dict[str, str]:
+    """ "approved by", "read by"."""
+    does, doing, did = active(done)
+    verb = "was" if is_past else "is"
+    who = "who" if noun in PERSONS else "that"
+    shared = f"the same {'person' if noun in PERSONS else noun} as {{x}}"
+    if several:
+        shared = f"{_article(noun)} {who} also {did if is_past else does} {{x}}"
+    return {
+        "noun": noun,
+        "of_thing": f"{verb} {word} {{x}}",
+        "of_things": f"{word} {{x}}",
+        "of_value": f"{did if is_past else does} {{x}}",
+        "of_values": f"{who} {did} {{x}}" if is_past else f"{doing} {{x}}",
+        "same": f"{verb} {word} {shared}",
+        "sames": f"{word} {shared}",
+    }
+
+
+def _at(word: str, place: str, noun: str) -> dict[str, str]:
+    """ "added in", "recorded at", "written for"."""
+    said = word.removesuffix(f" {place}")
+    be = "is" if said in LASTING else "was"
+    where = "where" if place == "at" else f"{place} which"
+    return {
+        "noun": noun,
+        "of_thing": f"{be} {word} {{x}}",
+        "of_things": f"{word} {{x}}",
+        "of_value": f"is the {noun} {where} {{x}} {be} {said}",
+        "of_values": f"{where} {{x}} {be} {said}",
+        "same": f"{be} {word} the same {noun} as {{x}}",
+        "sames": f"{word} the same {noun} as {{x}}",
+    }
+
+
+def _at_a_time(word: str, whens: str) -> dict[str, str]:
+    """ "published", "joined" of years and days."""
+    to = "on" if whens == "day" else "in"
+    was, who = ("", "who ") if word == "joined" else ("was ", "")
+    return {
+        "noun": whens,
+        "of_thing": f"{was}{word} {to} {{x}}",
+        "of_things": f"{who}{word} {to} {{x}}",
+        "of_value": f"is the {whens} {to} which {{x}} {was}{word}",
+        "of_values": f"{to} which {{x}} {was}{word}",
+        "same": f"{was}{word} {to} the same {whens} as {{x}}",
+        "sames": f"{who}{word} {to} the same {whens} as {{x}}",
+        "during": f"{was}{word} {{x}}",
+        "durings": f"{who}{word} {{x}}",
+        "label": f"{word} {whens}",
+    }
+
+
+def when(values: Mapping[str, object]) -> str:
+    """ "year" or "day" where all values are such; "" otherwise."""
+    if values and all(re.fullmatch(YEAR, value) for value in values):
+        return "year"
+    if values and all((found := DAY.fullmatch(value)) and found[3] for value in values):
+        return "day"
+    return ""
+
+
+def spoken_date(text: str) -> str:
+    """ "2019-03-04" as "4 March 2019"; what is no date stays as it is, or ""."""
+    found = DAY.fullmatch(text)
+    if not found:
+        return ""
+    try:
+        day = date(int(found[1]), int(found[2]), int(found[3] or 1))
+    except ValueError:
+        return ""
+    return f"{day.day} {day:%B %Y}" if found[3] else f"{day:%B %Y}"
+
+
+def kind_of_page(title: str, graph: Graph) -> str:
+    """What a page is: its front matter's `type`, else its folder's name in the singular; else
+    "page"."""
+    for relation in sorted(TYPES):
+        said = graph.values(title, relation)
+        if len(said) == 1:
+            (value,) = said
+            node = graph.nodes[value]
+            text = node.aliases[0] if node.aliases else value
+            if re.fullmatch("[A-Za-z][A-Za-z -]{1,30}", text):
+                return text.casefold()
+    folder = posixpath.basename(posixpath.dirname(title)).casefold()
+    words = re.sub(r"^\d+[-_. ]+", "", folder).replace("-", " ").replace("_", " ")
+    if not re.fullmatch("[a-z][a-z ]{1,30}", words) or words in PLAIN_FOLDERS:
+        return "page"
+    return _singular(words)
+
+
+@lru_cache(maxsize=4096)
+def _singular(words: str) -> str:
+    return english().singular_noun(words) or words
+
+
+def _article(noun: str) -> str:
+    return english().a(noun) if noun else ""
+
+
+@cache
+def english():
+    """inflect's engine. At its import every method is compiled once more, to check the types of its
+    arguments in each call: two seconds, and five times the work afterwards, of which nothing is
+    needed here. So the decorator that does it does nothing meanwhile."""
+    import typeguard
+
+    decorator = typeguard.typechecked
+    typeguard.typechecked = lambda checked: checked
+    try:
+        import inflect
+    finally:
+        typeguard.typechecked = decorator
+    return inflect.engine()
+
+
+def name_of_page(name: str, kind: str) -> str:
+    """What is of `kind` by its name: a person, 'the paper "..."', "the Bergen office"."""
+    if kind in PERSONS or kind in OWN_NAMES:
+        return name
+    if re.search(r"\d", name) and len(name) < 5:  # E12
+        return f"{kind} {name}"
+    if kind == "page" or kind in WORKS or len(name.split()) > 3:
+        return f'the {kind} "{name}"'
+    if kind in TRADED:
+        return f"the {kind} {name}"
+    words = name.removeprefix("The ").removeprefix("the ")
+    if words.casefold().split()[-1:] == kind.split()[-1:]:
+        return f"the {words}"
+    return f"the {words} {kind}"
+
+
+def short_name(name: str, kind: str) -> str:
+    """The name where the kind has just been said: 'whose paper is "..."', "whose office is
+    Bergen"."""
+    return f'"{name}"' if kind in WORKS else name
+
+
+class Phrase(NamedTuple):
+    """The forms of a relation; {x} is the other end of the fact.
+
+    noun: what a value is called. of_thing and of_things: what a thing does that has the value {x},
+    said of one ("uses {x}") and of any number ("whose currency is {x}"). of_value and of_values:
+    the same of the value, where {x} is the thing. same and sames: of things that have a value in
+    common with {x}. during and durings: of things whose number lies in a span ("in the 1990s").
+    along and alongs: of values of one thing, {x} being another ("shares a direct base class with
+    {x}"); "" where that is said in two clauses.
+    label: what is smallest, largest, earliest or latest ("the earliest year of introduction").
+    owned: what a value is called before "of {x}" ("the official language of Mali"); "" where a
+    clause says it ("the language spoken by .."). owner: the same of what has the value ("the
+    direct base class of ..").
+    bare: whether of_thing and of_things say what {x} is, so that its short name will do ("where
+    French is official").
+    plain: whether a person asks by it: "always", "unshared" (not by what two things have in
+    common), or "never".
+    """
+
+    noun: str
+    of_thing: str
+    of_things: str
+    of_value: str
+    of_values: str
+    same: str
+    sames: str
+    during: str
+    durings: str
+    label: str
+    along: str = ""
+    alongs: str = ""
+    owned: str = ""
+    owner: str = ""
+    bare: bool = False
+    plain: str = "always"
+
+
+@lru_cache(maxsize=1)
+def written_phrases() -> Mapping[str, Mapping[str, Phrase]]:
+    """World -> relation -> phrase: those of phrases.yaml."""
+    return {
+        world: {relation: _phrase(relation, **row) for relation, row in relations.items()}
+        for world, relations in _rows().items()
+        if world != "common"
+    }
+
+
+@lru_cache(maxsize=1)
+def _rows() -> Mapping[str, Mapping[str, Mapping]]:
+    return yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text(encoding="utf-8"))
+
+
+def _phrase(
+    relation: str,
+    noun: str,
+    of_thing: str,
+    of_things: str,
+    of_value: str,
+    of_values: str,
+    same: str | list[str],
+    label: str = "",
+    along: str | list[str] = "",
+    owned: str = "",
+    owner: str = "",
+    bare: bool = False,
+    plain: str = "always",
+) -> Phrase:
+    """A row of phrases.yaml, with what follows from it."""
+    one, many = _has(same)
+    during = f"has {with_article(relation)} {{x}}"
+    durings = f"with {with_article(relation)} {{x}}"
+    if of_thing.endswith(" in {x}"):
+        during, durings = (text.replace("in {x}", "{x}") for text in (of_thing, of_things))
+    label = label or relation
+    forms = (noun, of_thing, of_things, of_value, of_values, one, many, during, durings, label)
+    return Phrase(*forms, *(_has(along) if along else ("", "")), owned, owner, bare, plain)
+
+
+def _has(phrase: str | list[str]) -> tuple[str, str]:
+    """Of one thing and of any number: "has .." and "with ..", or the two phrases in full."""
+    if isinstance(phrase, str):
+        return f"has {phrase}", f"with {phrase}"
+    one, many = phrase
+    return one, many
+
+
+# What a question of a world goes by. Without a source nobody can say what "raises" means: by a
+# statement of its own, or through a call.
+SOURCES = {
+    "cldr": "According to Unicode CLDR",
+    "pydocs": "Going by the signatures and raise statements in Python's library",
+}
+# How a name of a kind is said; {x} is the name.
+NAMES = {
+    "currency": "the {x}",
+    "language": "the {x} language",
+    "script": "the {x}",
+    "time zone": "the time zone {x}",
+    "function": "{x}()",
+    "method": "{x}()",
+    "module": "the {x} module",
+    "page": 'the page "{x}"',
+    "section": 'the section "{x}"',
+}
+# Territories that take an article by their last word, or by their whole name.
+WITH_ARTICLE = ("Islands", "Republic", "Territory", "Territories", "States", "Kingdom", "Emirates")
+TAKE_AN_ARTICLE = (
+    "Bahamas",
+    "Caribbean Netherlands",
+    "Comoros",
+    "Gambia",
+    "Isle of Man",
+    "Maldives",
+    "Netherlands",
+    "Philippines",
+    "Seychelles",
+)
+
+
+class Phrasebook:
+    """The phrases of one world, and the words for its kinds and names."""
+
+    def __init__(self, graph: Graph, scheme: str = ""):
+        self.graph = graph
+        self._scheme = scheme
+        self.is_folder = scheme == "folder"
+        self.source = SOURCES.get(scheme, "")
+        self._written = written_phrases().get(scheme, {})
+
+    @cached_property
+    def phrases(self) -> Mapping[str, Phrase]:
+        """Relation (no inverse) -> its phrase."""
+        relations = [name for name in self.graph.adjacent if not name.endswith(" of")]
+        return {name: self._written.get(name) or self._derived(name) for name in relations}
+
+    def _derived(self, relation: str) -> Phrase:
+        """A phrase from the relation's name; verbs that its noun often has are in `common`."""
+        word = self._word(relation)
+        rows = self.graph.adjacent[relation]
+        several = max(map(len, rows.values())) > 1
+        holders = {self.kind(title) for title in rows}
+        are_persons = holders <= PERSONS
+        if several:
+            word = singular(word)
+            common = f"{with_article(word)} in common with {{x}}"
+            whose, has = f"whose {plural(word)} include {{x}}", f"has {{x}} as {with_article(word)}"
+        else:
+            common = f"the same {word} as {{x}}"
+            whose = f"whose {word} is {{x}}"
+            has = f"has {{x}} as {'their' if are_persons else 'its'} {word}"
+        whens = when(self.graph.adjacent[f"{relation} of"])
+        label = f"{word} year" if whens == "year" and "year" not in word else word
+        phrase = Phrase(
+            word,
+            has,
+            whose,
+            f"is the {word} of {{x}}",
+            f"named as {word} of {{x}}",
+            f"has {common}",
+            f"with {common}",
+            f"has {with_article(label)} {{x}}",
+            f"with {with_article(label)} {{x}}",
+            label,
+        )
+        kinds = self._kinds(frozenset(self.graph.adjacent[f"{relation} of"]))
+        if kinds == [VALUE] and not whens:
+            phrase = phrase._replace(of_thing=f"has the {word} {{x}}")
+        if kinds == [word] and self.is_folder:  # where a name says its kind
+            phrase = phrase._replace(of_thing="has {x}")
+        noun = kinds[0] if len(kinds) == 1 and kinds[0] != VALUE else word
+        is_over = self._is_over(relation)
+        by_name = forms_by_name(relation, whens, noun, several, is_over)
+        if not by_name:
+            phrase = phrase._replace(owned=phrase.noun)
+        common_rows = _rows()["common"]
+        own = common_rows.get(f"{' or '.join(sorted(holders))} {word}")
+        own = own or common_rows.get(word, {})
+        if own and not (by_name or several or "same" in own):  # "belongs to the same team as"
+            is_person = " by {x}" in own["of_thing"]
+            shared = f"the same {'person' if is_person else word} as {{x}}"
+            same, sames = (own[form].replace("{x}", shared) for form in ("of_thing", "of_things"))
+            phrase = phrase._replace(same=same, sames=sames)
+        phrase = phrase._replace(**by_name, **own)
+        if not is_over:
+            return phrase
+        return phrase._replace(of_thing=in_the_past(phrase.of_thing), same=in_the_past(phrase.same))
+
+    def _is_over(self, relation: str) -> bool:
+        """Whether all that have `relation` are events that are over, by another of their facts:
+        what was carried out was led by somebody, and is not any more."""
+        things = set(self.graph.adjacent[relation])
+        return any(
+            participle(other) in OVER and things <= set(rows)
+            for other, rows in self.graph.adjacent.items()
+            if not other.endswith(" of")
+        )
+
+    def _word(self, relation: str) -> str:
+        """A column's name as a word inside a sentence: "Harbour" as "harbour", where no other
+        relation is called so."""
+        small = relation[:1].lower() + relation[1:]
+        is_name = not relation[1:].islower() or small in self.graph.adjacent
+        return relation if is_name else small
+
+    def noun(self, titles: frozenset[str], relation: str = "") -> str:
+        """A noun for `titles`, which are what `relation` (with or without " of") leads to; where
+        there are none, for all that it leads to."""
+        titles = titles or frozenset(self.graph.adjacent.get(inverse(relation), ()))
+        kinds = self._kinds(titles)
+        if kinds and VALUE not in kinds and len(kinds) <= 2:
+            return " or ".join(kinds)
+        phrase = self.phrases.get(relation)
+        return phrase.noun if phrase else "thing"
+
+    def _kinds(self, titles: frozenset[str]) -> list[str]:
+        return sorted({self.kind(title) for title in titles})
+
+    def kind(self, title: str) -> str:
+        """What `title` is; of a page in a folder what it says or where it lies says."""
+        node = self.graph.nodes.get(title)
+        if node is None:
+            return VALUE
+        is_page = self.is_folder and node.kind == "page"
+        return kind_of_page(title, self.graph) if is_page else node.kind
+
+    def name(self, title: str) -> str:
+        """`title` with what tells its kind."""
+        node = self.graph.nodes.get(title)
+        if node is None or node.kind == VALUE:
+            is_number = title.lstrip("-").isdigit()
+            if self.is_folder and spoken_date(title):
+                return spoken_date(title)
+            return title if is_number else f'"{title.removesuffix(" (parameter)")}"'
+        if node.kind == "territory":
+            takes_it = title in TAKE_AN_ARTICLE or title.split()[-1] in WITH_ARTICLE
+            spelt = title.replace(" & ", " and ")
+            return f"the {spelt}" if takes_it else spelt
+        if node.kind == "language" and title.endswith(" (language)"):
+            title = title.removesuffix(" (language)")
+        title = title.removeprefix("builtins.")
+        shown = self._shown(title) if title in self.graph.nodes else title
+        if self.is_folder and node.kind not in NAMES.keys() - {"page"}:
+            return name_of_page(shown, self.kind(title))
+        return NAMES.get(node.kind, "{x}").format(x=shown)
+
+    def _shown(self, title: str) -> str:
+        """The short name of what has an address for its title, where nothing else is called so: of
+        a page or section its heading, of a row of a table its first cell."""
+        node = self.graph.nodes[title]
+        headings = self.graph.values(title, "heading")
+        short = ""
+        if len(headings) == 1:
+            (short,) = headings
+        elif node.aliases and title.endswith(f": {node.aliases[0]}"):
+            short = node.aliases[0]
+        return short if self._holders.get(short) == 1 else title
+
+    @cached_property
+    def _holders(self) -> dict[str, int]:
+        """Name -> how many nodes with a page have it as their title, alias or heading."""
+        found: dict[str, int] = {}
+        for node in self.graph.nodes.values():
+            if node.kind != VALUE:
+                headings = self.graph.values(node.title, "heading")
+                for name in {node.title, *node.aliases, *headings}:
+                    found[name] = found.get(name, 0) + 1
+        return found
+
+    def short(self, title: str) -> str:
+        """`title` where its kind has been said: "whose office is Bergen"; in full if that is not
+        unique."""
+        node = self.graph.nodes.get(title)
+        if node is None or not self._has_short_name(node):
+            return self.said(title)
+        short = self._short(title)
+        return short if self.titles.get(short) == title else self.said(title)
+
+    def said(self, title: str) -> str:
+        """`title` as a sentence says it, so that it means nothing else here."""
+        name = self.name(title)
+        return name if self.titles.get(name) in (title, None) else f'"{title}"'
+
+    @cached_property
+    def titles(self) -> Mapping[str, str]:
+        """What a sentence says -> the title that it means. Of two that would be said alike the
+        second is said by its whole title."""
+        found: dict[str, str] = {}
+        for title in self.graph.nodes:
+            name = self.name(title)
+            found[f'"{title}"' if name in found else name] = title
+        for title, node in self.graph.nodes.items():
+            if self._has_short_name(node):
+                found.setdefault(self._short(title), title)
+        return found
+
+    def _has_short_name(self, node: Node) -> bool:
+        return node.kind != VALUE and (self.is_folder or node.kind == "language")
+
+    def _short(self, title: str) -> str:
+        """A name where the kind has just been said."""
+        if self.is_folder:
+            return short_name(self._shown(title), self.kind(title))
+        return title.removesuffix(" (language)")
+
+    @cached_property
+    def nouns(self) -> tuple[str, ...]:
+        """All nouns that a sentence may use, longest first."""
+        kinds = sorted({self.kind(title) for title in self.graph.nodes} - {VALUE})
+        pairs = [f"{a} or {b}" for a in kinds for b in kinds if a < b]
+        values = [phrase.noun for phrase in self.phrases.values()]
+        values += [phrase.owned for phrase in self.phrases.values() if phrase.owned]
+        values += [phrase.owner for phrase in self.phrases.values() if phrase.owner]
+        return tuple(sorted({*kinds, *pairs, *values, "thing"}, key=lambda n: (-len(n), n)))
+
+
+def pronoun(noun: str) -> str:
+    """The word that joins a clause to `noun`: who or that."""
+    return "who " if noun in PERSONS else "that "
+
+
+def of_several(clause: str) -> str:
+    """`clause` about several things: "that raises {x}" -> "that raise {x}". Only a verb after
+    "that" has a number; "raising" has none."""
+    clause = re.sub(r"^that has ", "that have ", clause)
+    return re.sub(r"^that (\w+)s ", r"that \1 ", clause)
+
+
+@lru_cache(maxsize=4096)
+def with_article(noun: str) -> str:
+    """`noun` with "a" or "an" before it."""
+    return english().a(noun)
+
+
+@lru_cache(maxsize=4096)
+def singular(noun: str) -> str:
+    """`currencies` -> `currency`; a word that is no plural stays as it is."""
+    return english().singular_noun(noun) or noun
+
+
+@lru_cache(maxsize=4096)
+def plural(noun: str) -> str:
+    """`currency` -> `currencies`; of "class or exception" both."""
+    return " or ".join(english().plural_noun(word) or word for word in noun.split(" or "))

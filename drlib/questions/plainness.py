@@ -1,0 +1,385 @@
+"""Whether a question is one that a person would ask: short, of one kind of thing at a time.
+
+The engine's rules hold what a question means: one answer, no idle condition. Some that keep them
+all are still nobody's: they hang on two things that happen to share a year, compare with a thing
+that has no name ("the same product as a customer in Porto"), speak of "the courses or people" of a
+team, put a clause inside a clause inside a condition, ask by facts that only a database has
+(phrases.yaml says which), or need several sentences. In others a reader is told too much: a name
+looks like the answer or like a thing on the way, or holds what it shares with the answer, a time
+zone's name says a city, a language says its only country. Such a question is put aside and given
+only where a world has no others, those that tell too much last.
+
+Left out: whether the words are well chosen, which only a reader can say (figures/reference/data/
+readings); what everybody knows, but for the few marks of it named here.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+
+from drlib.questions.checks import PLAIN, coincidences, same_stem
+from drlib.questions.phrases import PERSONS, Phrasebook, participle
+from drlib.questions.queries import (
+    And,
+    Diff,
+    Exists,
+    Extreme,
+    Or,
+    Proj,
+    Query,
+    Range,
+    clauses,
+    constants,
+    evaluate_query,
+    shared_with,
+    walk,
+)
+from drlib.worlds.graph import VALUE, Graph, inverse
+
+MAX_WORDS = 32
+MAX_NAMES = 3
+MAX_CONDITIONS = 2
+MAX_INNER_CLAUSES = 1  # in all conditions together
+OF_TWO_SENTENCES = 2  # how strange a question is that takes another sentence
+TOLD = 3  # how much stranger a question is that tells too much
+FEW = 4  # of public facts: a condition that leaves fewer things than this is a good guess
+TELLING = frozenset(["time zone"])  # kinds whose names say another thing: Africa/Cairo
+OF_ONE_PLACE = frozenset(["language", "script", "currency"])  # often: Hebrew, Adlam
+# in a name: "(1994–2002)", "Congo - Brazzaville", "Wallis & Futuna" before "and is one where", and
+# scripts that CLDR alone calls so
+AWKWARD = re.compile(r"\(\d| - | SAR | & |^(?:Simplified|Traditional) script$")
+# "the SQL for everyone course" begins as another sentence
+UNQUOTED = re.compile(r"^the [^\"“]+ (?:and|at|for|from|in|of|to|with) [^\"“]+$")
+LONG_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]{3,}|[A-Z]{4,}")  # camel case is several
+COMMON = 0.1  # a word of so many names says nothing
+SAID_TWICE = tuple(  # one word, or one comparison
+    re.compile(pattern)
+    for pattern in (
+        r"\b(\w{5,}?)\w* by (?:an?|the) \1",  # "maintained by a maintainer"
+        r"\b(\w{5,}) whose \1\b",  # "the release whose release manager is Ada"
+        r"\b(\w{5,}) (?:that|who) has been an? \1\b",  # "a customer that has been a customer"
+        r"\b(\w{5,}) \w+ of the \w+ \1\b",  # "the office manager of the Porto office"
+        r"\b(\w{5,}) \w+ by the same \1\b",  # "a person led by the same person"
+        r"^\w+ (\w+)\b.*\bthe same \1 as\b",  # "Which person is led by the same person as Ada?"
+        r"\bthe same (\w+) as\b.*\bthe same \1 as\b",  # owned by, and approved by the same person
+    )
+)
+# one thing both over and going on: "Which experiment was led by Ada and uses the same method"
+TWO_TIMES = re.compile(r"^\S+ \S+ (?:was\b.* and uses|uses\b.* and was)\b")
+OFFICIAL = "official language"  # what schoolbooks say of a land
+ALIKE = 3  # letters with which a land and its language begin: Finland, Finnish
+UNINHABITED = frozenset(  # whose languages and currencies nobody asks about
+    "Antarctica|Bouvet Island|British Indian Ocean Territory|Clipperton Island|French Southern "
+    "Territories|Heard & McDonald Islands|South Georgia & South Sandwich Islands|"
+    "U.S. Outlying Islands".split("|")
+)
+DEPENDENCIES = {  # of states: everybody knows whose money they have
+    "Australia": "Christmas Island|Cocos (Keeling) Islands|Norfolk Island",
+    "China": "Hong Kong SAR China|Macao SAR China",
+    "Denmark": "Faroe Islands|Greenland",
+    "Finland": "Åland Islands",
+    "France": "French Guiana|French Polynesia|Guadeloupe|Martinique|Mayotte|New Caledonia|Réunion|"
+    "St. Barthélemy|St. Martin|St. Pierre & Miquelon|Wallis & Futuna",
+    "Netherlands": "Aruba|Caribbean Netherlands|Curaçao|Sint Maarten",
+    "New Zealand": "Cook Islands|Niue|Tokelau",
+    "Norway": "Svalbard & Jan Mayen",
+    "Spain": "Canary Islands|Ceuta & Melilla",
+    "United Kingdom": "Anguilla|Ascension Island|Bermuda|British Virgin Islands|Cayman Islands|"
+    "Falkland Islands|Gibraltar|Guernsey|Isle of Man|Jersey|Montserrat|Pitcairn Islands|Sark|"
+    "St. Helena|Tristan da Cunha|Turks & Caicos Islands",
+    "United States": "American Samoa|Guam|Northern Mariana Islands|Puerto Rico|U.S. Virgin Islands",
+}
+STATE_OF = {land: state for state, lands in DEPENDENCIES.items() for land in lands.split("|")}
+
+
+def strangeness(query: Query, text: str, book: Phrasebook) -> int:
+    """How much keeps a person from asking `query` in the words `text`; 0: nothing that we know."""
+    if any(isinstance(part, Exists) for part in walk(query)):
+        return OF_TWO_SENTENCES  # what is chosen has a sentence of its own
+    words = text.removeprefix(f"{book.source}, ")
+    names, answers = constants(query), evaluate_query(query, book.graph)
+    parts = [*_conditions(query)]
+    faults = (
+        len(words.split()) > MAX_WORDS,
+        " step" in words,
+        len(names) > MAX_NAMES,
+        len(parts) > MAX_CONDITIONS,
+        bool(UNINHABITED & {*names, *answers}),
+        any(AWKWARD.search(name) or UNQUOTED.search(book.name(name)) for name in names),
+        _repeats(query, book),
+        len({_relation(part) for part in parts}) < len(parts),
+        any(pattern.search(words) for pattern in SAID_TWICE),
+        TWO_TIMES.search(words) is not None,
+        any(_is_torn(part, book) for part in walk(query)),
+        any(_compares_kinds(part, answers, book) for part in parts),
+        any(_compares_methods(part, answers, book) for part in parts),
+        any(_compares_with_any(part, book) for part in walk(query)),
+        any(_is_one_of_several(part, answers, book) for part in parts),
+        any(_is_one_of_any(part, book) for part in walk(query) if part not in parts),
+        _is_idle_for_a_reader(parts, names, answers, book),
+        coincidences(query, lambda part: evaluate_query(part, book.graph)) > 0,
+        not all(_is_of_one_kind(part, book) for top in parts for part in [*walk(top)][1:]),
+    )
+    inner = sum(max(0, clauses(part) - 1) for part in parts)
+    deep = max(0, inner - MAX_INNER_CLAUSES)
+    odd = sum(_is_odd(part, book) for part in walk(query))
+    told = TOLD * _tells(query, parts, answers, book)
+    return OF_TWO_SENTENCES * (words.count(". ") + odd) + deep + sum(faults) + told
+
+
+def plain_part(graph: Graph, book: Phrasebook) -> Graph:
+    """`graph` with the facts that people ask by: what is drawn from these is seldom strange."""
+    pages = [node for node in graph.nodes.values() if node.kind != VALUE]
+    hidden = UNINHABITED | {node.title for node in pages if node.kind in TELLING}
+    facts = [
+        (thing, relation, value)
+        for thing, relation, value in graph.facts
+        if book.phrases[relation].plain != "never" and not hidden & {thing, value}
+    ]
+    return Graph([node for node in pages if node.title not in hidden], facts)
+
+
+def _conditions(query: Query) -> Iterator[Query]:
+    """What a sentence joins by "and" or excepts."""
+    if isinstance(query, And):
+        yield from query.parts
+    elif isinstance(query, Diff):
+        yield from _conditions(query.left)
+        yield from _conditions(query.right)
+    else:
+        yield query
+
+
+def _relation(query: Query) -> str:
+    """What a condition asks by, in either direction."""
+    is_fact = isinstance(query, Proj | Range | Extreme)
+    return query.relation.removesuffix(" of") if is_fact else type(query).__name__
+
+
+# ------------------------------------------------------------------------------- what is not asked
+
+
+def _is_odd(part: Query, book: Phrasebook) -> bool:
+    """Whether `part` asks by what no person asks by."""
+    if not isinstance(part, Proj | Range | Extreme):
+        return False
+    phrase = book.phrases[_relation(part)]
+    if isinstance(part, Proj) and shared_with(part) is not None:
+        return phrase.plain != "always"
+    return phrase.plain == "never"
+
+
+def _is_torn(part: Query, book: Phrasebook) -> bool:
+    """Whether a description stands in the middle of a phrase: "has the manager of Ada as its
+    lead"."""
+    if not isinstance(part, Proj) or not part.relation.endswith(" of"):
+        return False
+    phrase = book.phrases[_relation(part)]
+    other = shared_with(part)
+    form = phrase.of_thing if other is None else phrase.same
+    described = part.of if other is None else other
+    return isinstance(described, Proj) and not form.endswith("{x}")
+
+
+def _compares_kinds(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
+    """Whether a condition compares what is asked for with a thing of another kind (a person in the
+    same team as a product), or a person with one who is only described (and may be the same)."""
+    other = shared_with(part) if isinstance(part, Proj) else None
+    if other is None or not book.is_folder:
+        return False
+    kinds = {book.kind(title) for title in evaluate_query(other, book.graph)}
+    return kinds != {book.kind(title) for title in answers} or (
+        isinstance(other, Proj) and kinds <= PERSONS
+    )
+
+
+def _compares_methods(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
+    """Whether two methods are said to share a parameter's name: all of them share "self", which is
+    not meant."""
+    other = shared_with(part) if isinstance(part, Proj) else None
+    if other is None or _relation(part) != "parameter":
+        return False
+    compared = (*evaluate_query(other, book.graph), *answers)
+    return {book.kind(title) for title in compared} == {"method"}
+
+
+def _compares_with_any(part: Query, book: Phrasebook) -> bool:
+    """Whether something is said to share with one of several: "the same product as a customer in
+    Porto". Readers of questions read these twice, more than anything else."""
+    other = shared_with(part) if isinstance(part, Proj) else None
+    return isinstance(other, Proj) and len(evaluate_query(other, book.graph)) > 1
+
+
+def _is_one_of_several(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
+    """Whether "the same currency" is said of what has two."""
+    if not isinstance(part, Proj) or shared_with(part) is None:
+        return False
+    relation = _relation(part)
+    says_the = "the same" in book.phrases[relation].same
+    return says_the and any(len(book.graph.values(answer, relation)) > 1 for answer in answers)
+
+
+def _is_one_of_any(part: Query, book: Phrasebook) -> bool:
+    """Whether "the language spoken by at least 5%" says one and any number at once, or "the
+    function that raises PermissionError" says one of what is mostly several."""
+    if not isinstance(part, Proj) or len(evaluate_query(part, book.graph)) != 1:
+        return False
+    says_any = "at least" in book.phrases[_relation(part)].of_values
+    is_any = says_any and not part.relation.endswith(" of")
+    return is_any or _are_mostly_several(part.relation, book)
+
+
+@lru_cache(maxsize=1 << 10)
+def _are_mostly_several(relation: str, book: Phrasebook) -> bool:
+    """Whether more than half of what has a value of `relation` has several."""
+    counts = [len(values) for values in book.graph.adjacent.get(relation, {}).values()]
+    return 2 * sum(count > 1 for count in counts) > len(counts)
+
+
+def _repeats(query: Query, book: Phrasebook) -> bool:
+    """Whether one relation follows itself ("extended by the class extended by"), or what is ranked
+    has no noun for its rank ("the earliest released year"), or it says "or"."""
+    for part in walk(query):
+        if isinstance(part, Proj) and isinstance(part.of, Proj):
+            is_value = not part.relation.endswith(" of")
+            phrase = book.phrases[_relation(part)]
+            back_again = inverse(part.relation) if is_value and not phrase.along else ""
+            if part.of.relation in (part.relation, back_again):
+                return True
+        if isinstance(part, Or):
+            return True
+        if isinstance(part, Extreme) and participle(part.relation):
+            return True
+    return False
+
+
+def _is_of_one_kind(query: Query, book: Phrasebook) -> bool:
+    return len({book.kind(title) for title in evaluate_query(query, book.graph)}) < 2
+
+
+def _is_idle_for_a_reader(
+    parts: list[Query], names: list[str], answers: frozenset[str], book: Phrasebook
+) -> bool:
+    """Whether one condition alone leaves the answer and things that the question names: of "the
+    same currency as Sint Maarten" a reader takes Sint Maarten out."""
+    left = (evaluate_query(part, book.graph) - {*names} for part in parts)
+    return len(parts) > 1 and any(some <= answers for some in left)
+
+
+# ---------------------------------------------------------------------------- what tells too much
+
+
+def _tells(query: Query, parts: list[Query], answers: frozenset[str], book: Phrasebook) -> bool:
+    """Whether a reader who looks up nothing knows the answer or a thing on the way."""
+    names = constants(query)
+    if any(book.kind(name) in TELLING for name in names):
+        return True
+    if any(_is_alike(name, answer, book) for name in names for answer in answers):
+        return True
+    if any(_names_what_it_finds(part, book) for part in walk(query) if part not in parts):
+        return True
+    if any(_names_what_is_shared(part, answers, book) for part in parts):
+        return True
+    if any(STATE_OF.get(name) in answers for name in names):
+        return True
+    if not book.source:
+        return False
+    if any(_was_anothers_money(part) for part in walk(query)):
+        return True
+    if _tells_two_official_languages(parts, answers, book):
+        return True
+    on_the_way = _on_the_way(query, book)
+    if any(_is_alike(thing, answer, book) for thing in on_the_way for answer in answers):
+        return True
+    return any(len(evaluate_query(part, book.graph)) < FEW for part in parts)
+
+
+def _on_the_way(query: Query, book: Phrasebook) -> frozenset[str]:
+    """What the descriptions in `query` find: German, in a question whose answer is Germany."""
+    told = (part.of for part in walk(query) if isinstance(part, Proj))
+    found = (evaluate_query(of, book.graph) for of in told if isinstance(of, Proj))
+    return frozenset().union(*found)
+
+
+def _tells_two_official_languages(
+    parts: list[Query], answers: frozenset[str], book: Phrasebook
+) -> bool:
+    """Whether two conditions say an official language of the answer each: French, and Dutch, which
+    is Belgium to everybody."""
+    languages = [book.graph.values(answer, OFFICIAL) for answer in answers]
+    official = frozenset().union(*languages)
+    said = [part.of for part in parts if isinstance(part, Proj)]
+    found = [{of} if isinstance(of, str) else evaluate_query(of, book.graph) for of in said]
+    return sum(bool(official & things) for things in found) > 1
+
+
+def _was_anothers_money(part: Query) -> bool:
+    """Whether it was or is the money of a land that another has now or had: most are neighbours or
+    were one state, as Ireland and the United Kingdom, Haiti and the Dominican Republic."""
+    if not (isinstance(part, Proj) and isinstance(part.of, Proj)):
+        return False
+    relations = {part.relation.removesuffix(" of"), part.of.relation}
+    return relations == {"currency", "former currency"}
+
+
+def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
+    """Whether a description names what it describes: the official language of Samoa, the place
+    where Hebrew is spoken."""
+    if not (isinstance(part, Proj) and isinstance(part.of, str)):
+        return False
+    found = evaluate_query(part, book.graph)
+    if any(_is_alike(part.of, title, book) for title in found):
+        return True
+    if not book.source:
+        return False
+    if len(found) == 1 and book.kind(part.of) in OF_ONE_PLACE:
+        return True
+    begins = book.name(part.of).removeprefix("the ")[:ALIKE]
+    return any(book.name(title).removeprefix("the ").startswith(begins) for title in found)
+
+
+def _names_what_is_shared(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
+    """Whether a thing that is compared with the answer has what they share in its name (a function
+    waitstatus_to_exitcode, and its parameter status), or has the money of its state."""
+    other = shared_with(part) if isinstance(part, Proj) else None
+    if not isinstance(other, str):
+        return False
+    relation = _relation(part)
+    if relation == "currency" and other in STATE_OF:
+        return True
+    name = _letters(book.name(other))
+    shared = (book.graph.values(answer, relation) for answer in answers)
+    values = frozenset().union(*shared) & book.graph.values(other, relation)
+    return any(_letters(book.name(value)) in name for value in values)
+
+
+def _letters(name: str) -> str:
+    """`name` without its article, spaces and signs."""
+    return re.sub(r"\W", "", name.removeprefix("the ")).casefold()
+
+
+def _is_alike(name: str, answer: str, book: Phrasebook) -> bool:
+    """Whether two names share a word's stem (UPLOAD_LIMIT and harbor.uploads, Turkish and Turkey),
+    or stand in one package (ssl.SSLSocket and ssl.SSLError)."""
+    said = [book.name(title) for title in (name, answer)]
+    package, other = (one.removeprefix("the ").partition(".") for one in said)
+    if package[1] and package[0] == other[0] and package[0] not in _common_words(book):
+        return True
+    words, others = (_long_words(one) - _common_words(book) for one in said)
+    return any(same_stem(one, two) for one in words for two in others)
+
+
+def _long_words(name: str) -> frozenset[str]:
+    return frozenset(word.casefold() for word in LONG_WORD.findall(name.partition(" (")[0]))
+
+
+@lru_cache(maxsize=8)
+def _common_words(book: Phrasebook) -> frozenset[str]:
+    """Words of names that tell none of them: those of many, and what kinds are called."""
+    names = [book.name(title) for title, node in book.graph.nodes.items() if node.kind != VALUE]
+    counts = Counter(word for name in names for word in _long_words(name))
+    frequent = {word for word, count in counts.items() if count > COMMON * len(names)}
+    packages = Counter(name.removeprefix("the ").partition(".")[0] for name in names)
+    frequent |= {name for name, count in packages.items() if count > COMMON * len(names)}
+    return frozenset(frequent | {word for noun in book.nouns for word in noun.split()} | PLAIN)

@@ -1,0 +1,246 @@
+"""How good a set of questions is, measured by execution and not by opinion.
+
+One report with everything that a reader of a data set should ask: is each answer unique and each
+condition needed (by two engines), can the answer be guessed or read off the question, does one
+search find it, how deep and how varied are the questions, are train and test apart, and does any
+benchmark that lies on this disk contain them. Rates are shares of the questions in 0..1.
+
+Two engines say more than one only where they answer by themselves: "wrong answer", "not unique",
+"not minimal", the things on the way of "leak" and the single conditions of "shortcut". "shallow",
+"redundant", "told", "near", the words of "leak" and the edges of "shortcut" are the same code in
+both.
+
+Two texts are near duplicates when their word 8-grams have a Jaccard index of 0.7 or more; a
+question is contaminated when it shares a word 13-gram with a benchmark (8-grams for questions that
+are shorter than that, all its words below 8), the thresholds in use since GPT-3. Left out: MinHash
+(an index of 8-grams is exact and fast enough), judging naturalness by a model.
+"""
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from drlib.files import read_json_lines, write_atomic
+from drlib.questions.checks import coincidences, faults
+from drlib.questions.queries import (
+    Query,
+    canonical,
+    constants,
+    depth,
+    evaluate_query,
+    from_text,
+    subqueries,
+    to_text,
+    walk,
+)
+from drlib.questions.sql_engine import SqlEngine
+from drlib.questions.wording import says
+from drlib.task import Task, normalise_answer
+from drlib.worlds.graph import Graph
+
+# Those of `checks.faults`; "wrong answer": the query has other answers; "told": the question's text
+# says the answer.
+QUESTION_FAULTS = (
+    "not unique",
+    "not minimal",
+    "shortcut",
+    "leak",
+    "near",
+    "coincidence",
+    "redundant",
+    "shallow",
+    "wrong answer",
+    "told",
+)
+NEAR = 0.7  # Jaccard index from which on two texts are near duplicates
+LONG_NGRAM = 13  # words of an n-gram that no benchmark may share
+SHORT_NGRAM = 8  # the same for shorter questions; and words of the n-grams that are compared
+_WORD = re.compile(r"\w+")
+
+
+def quality_report(
+    tasks: Sequence[Task],
+    world,
+    *,
+    against: Sequence[Task] = (),
+    benchmarks: Iterable[Path] = (),
+    searched: int = 200,
+) -> dict:
+    """Everything about `tasks`, questions of `world` that carry their query.
+
+    Args:
+        against: the other side of the split; answers and queries that both have are counted.
+        benchmarks: local files (JSON, JSON lines, CSV or text) that must not contain a question.
+        searched: how many questions are put to the world's search as they stand.
+    Raises ValueError: no task, or one without a query; OSError: a benchmark cannot be read.
+    """
+    if not tasks or not all(task.query for task in tasks):
+        raise ValueError(
+            "a report needs questions with queries: make them with "
+            "synthesize_questions(world, n, seed)"
+        )
+    queries = [from_text(task.query) for task in tasks]
+    forms = [to_text(canonical(query)) for query in queries]
+    texts = [task.question for task in tasks]
+    by_sets = partial(evaluate_query, graph=world.graph)
+    parts = [part for query in queries for part in walk(query) if not isinstance(part, str)]
+    return {
+        "world": world.name,
+        "version": world.version,
+        "questions": len(tasks),
+        "by_sets": _fault_rates(tasks, queries, world.graph, None),
+        "by_sql": _fault_rates(tasks, queries, world.graph, SqlEngine(world.graph)),
+        "depth": _counts(depth(query) for query in queries),
+        "constants": _counts(len(constants(query)) for query in queries),
+        "coincidences": _share(coincidences(query, by_sets) > 0 for query in queries),
+        "operators": _counts(type(part).__name__ for part in parts),
+        "shapes": _spread([json.dumps(shape(query)) for query in queries]),
+        "answers": _spread([task.answer for task in tasks]),
+        "words": round(sum(len(words(text)) for text in texts) / len(texts), 1),
+        "openings": _spread([" ".join(words(text)[:3]) for text in texts]),
+        "search_finds": search_rates(tasks[:searched], world),
+        "duplicates": {
+            "queries": len(forms) - len(set(forms)),
+            "texts": len(near_duplicates(texts)),
+        },
+        "split": split_overlap(tasks, against) if against else None,
+        "contaminated": {str(path): len(contaminated(texts, path)) for path in benchmarks},
+    }
+
+
+def shape(query: Query) -> list | str:
+    """The query without its names: what kind of expression it is, parts sorted."""
+    if isinstance(query, str):
+        return ""
+    return [type(query).__name__, *sorted(map(shape, subqueries(query)), key=json.dumps)]
+
+
+def search_rates(tasks: Sequence[Task], world) -> dict[str, float]:
+    """How often the question itself, typed into the search, finds the answer's page."""
+    places = []
+    for task in tasks:
+        titles = [hit.title for hit in world.search(task.question, 5)]
+        places.append(titles.index(task.answer) + 1 if task.answer in titles else math.inf)
+    return {f"@{k}": round(sum(place <= k for place in places) / len(tasks), 4) for k in (1, 5)}
+
+
+def near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Pairs (i < j) whose word 8-grams have a Jaccard index of at least 0.7; short texts: equal."""
+    grams = [_grams(text, SHORT_NGRAM) or {text.casefold()} for text in texts]
+    holders = defaultdict(list)  # n-gram -> the texts before that have it
+    shared: Counter[tuple[int, int]] = Counter()
+    for i, some in enumerate(grams):
+        for gram in some:
+            shared.update((other, i) for other in holders[gram])
+            holders[gram].append(i)
+    return sorted(
+        (i, j)
+        for (i, j), both in shared.items()
+        if both >= NEAR * (len(grams[i]) + len(grams[j]) - both)
+    )
+
+
+def split_overlap(tasks: Sequence[Task], against: Sequence[Task]) -> dict[str, int]:
+    """How many answers (by any of their names), queries and constants of `tasks` are in `against`
+    too; constants may be."""
+    taken = {name for task in against for name in _names(task)}
+    shared = {min(_names(task)) for task in tasks if taken & _names(task)}
+    here, there = ([from_text(task.query) for task in side] for side in (tasks, against))
+    return {
+        "answers": len(shared),
+        "queries": len(_forms(here) & _forms(there)),
+        "constants": len(_constants(here) & _constants(there)),
+    }
+
+
+def _names(task: Task) -> set[str]:
+    return {normalise_answer(name) for name in (task.answer, *task.aliases)}
+
+
+def _forms(queries: Iterable[Query]) -> set[str]:
+    return {to_text(canonical(query)) for query in queries}
+
+
+def _constants(queries: Iterable[Query]) -> set[str]:
+    return {name for query in queries for name in constants(query)}
+
+
+def contaminated(texts: Sequence[str], path: str | Path) -> list[int]:
+    """The places of the `texts` that share an n-gram with the benchmark in `path`."""
+    sizes = [_size_of_gram(len(words(text))) for text in texts]
+    known: dict[int, set[str]] = {n: set() for n in sizes}
+    for line in _texts_of(Path(path)):
+        for n, grams in known.items():
+            grams |= _grams(line, n)
+    return [i for i, (text, n) in enumerate(zip(texts, sizes)) if _grams(text, n) & known[n]]
+
+
+def _size_of_gram(length: int) -> int:
+    """Words of the n-gram by which a text of that many words is looked for."""
+    return LONG_NGRAM if length >= LONG_NGRAM else max(1, min(length, SHORT_NGRAM))
+
+
+def save_report(report: dict, path: str | Path) -> Path:
+    """Write `quality_report.json`, whole or not at all."""
+    return write_atomic(path, json.dumps(report, indent=1, ensure_ascii=False))
+
+
+def words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+def _grams(text: str, n: int) -> set[str]:
+    found = words(text)
+    return {" ".join(found[i : i + n]) for i in range(len(found) - n + 1)}
+
+
+def _texts_of(path: Path) -> Iterable[str]:
+    """The texts of a benchmark file: every string of its JSON, else its lines."""
+    if path.suffix == ".jsonl":
+        return [found for row in read_json_lines(path) for found in _strings(row)]
+    text = path.read_text(encoding="utf-8-sig")
+    return [*_strings(json.loads(text))] if path.suffix == ".json" else text.splitlines()
+
+
+def _strings(value) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inside in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inside)
+
+
+def _fault_rates(
+    tasks: Sequence[Task], queries: Sequence[Query], graph: Graph, engine: SqlEngine | None
+) -> dict[str, float]:
+    """Share of the tasks with each fault; an engine of None works on sets."""
+    found = Counter(fault for query in queries for fault in faults(query, graph, engine))
+    for task, query in zip(tasks, queries, strict=True):
+        answers = engine.answers(query) if engine else evaluate_query(query, graph)
+        found["wrong answer"] += answers != {task.answer}
+        found["told"] += any(says(task.question, name) for name in (task.answer, *task.aliases))
+    return {name: round(found[name] / len(tasks), 6) for name in QUESTION_FAULTS}
+
+
+def _counts(values: Iterable) -> dict[str, int]:
+    return {str(value): n for value, n in sorted(Counter(values).items())}
+
+
+def _share(holds: Iterable[bool]) -> float:
+    found = [*holds]
+    return round(sum(found) / len(found), 4)
+
+
+def _spread(values: Sequence[str]) -> dict[str, float]:
+    """How many different values, their entropy in bits, and the largest one's share."""
+    counts = sorted(Counter(values).values(), reverse=True)
+    shares = [n / len(values) for n in counts]
+    return {
+        "different": len(counts),
+        "bits": round(-sum(p * math.log2(p) for p in shares), 3),
+        "largest_share": round(shares[0], 4),
+    }

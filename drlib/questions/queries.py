@@ -1,0 +1,487 @@
+"""The query algebra: what a question asks, as an expression that can be executed.
+
+WebShaper (arXiv 2507.15061, section 3) formalises information seeking with knowledge projections:
+R(V) is the set of things that stand in relation R to some member of V; tasks are unions and
+intersections of projections, nested. Here a query is a constant (a title) or one of the frozen
+classes below; difference, ranges, extremes and counts are added, as questions need them.
+
+    Proj("currency of", "Norwegian Krone")      the places whose currency is the krone
+    And((Proj(..), Proj(..)))                   all of them hold
+
+Such a query is a tree: what is described in two places may be two things. Conditions that close a
+cycle need the same thing twice; `Exists` names it, `Var` stands for it:
+
+    Exists("X", Proj("currency of", "Norwegian Krone"),         X has the krone: what borders
+           And((Proj("border", Var("X")), Proj("language of",   X and speaks a language of X?
+                                               Proj("language", Var("X"))))))
+
+`evaluate_query` works on sets, `drlib.questions.sql_engine` on SQLite; `to_text` writes JSON lists.
+Left out: algebra beyond order, nesting and repetition, as that R(A) or R(B) is R(A or B).
+
+How a condition nests when it is said: what `drlib.questions.sentences` asks of a query before it
+chooses words.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from drlib.worlds.graph import NOTHING, Graph, inverse
+
+
+@dataclass(frozen=True)
+class Proj:
+    """The values of `relation` at the members of `of`."""
+
+    relation: str
+    of: Query
+
+
+@dataclass(frozen=True)
+class And:
+    """What is in all of `parts`."""
+
+    parts: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class Or:
+    """What is in one of `parts`."""
+
+    parts: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What is in `left` and not in `right`."""
+
+    left: Query
+    right: Query
+
+
+@dataclass(frozen=True)
+class Range:
+    """What has a value of `relation` that is a whole number in low..high (both included)."""
+
+    relation: str
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """The member of `of` with the one largest (`most`) or smallest number of `relation`."""
+
+    relation: str
+    of: Query
+    most: bool
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many members `of` has, as a text of digits."""
+
+    of: Query
+
+
+@dataclass(frozen=True)
+class Anything:
+    """Every thing of the graph."""
+
+
+@dataclass(frozen=True)
+class Var:
+    """The one thing that the `Exists` of this name around it has chosen."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Exists:
+    """What is in `of` for one at least of `among`, for which `Var(name)` stands in `of`."""
+
+    name: str
+    among: Query
+    of: Query
+
+
+Query = str | Proj | And | Or | Diff | Range | Extreme | Count | Anything | Var | Exists
+
+_NUMBER = re.compile(r"-?[0-9]{1,18}")  # 18 digits: SQLite counts in 64 bits
+
+
+def evaluate_query(query: Query, graph: Graph) -> frozenset[str]:
+    """The answers of `query`, by set algebra. TypeError: it is no query. ValueError: a variable in
+    it has no `Exists`."""
+    kind = type(query)  # not `match`: this is the innermost loop of the question engine
+    if kind is str:
+        return frozenset((query,))
+    if kind is Proj:
+        rows = graph.adjacent.get(query.relation, {})
+        if type(query.of) is str:
+            return rows.get(query.of, NOTHING)
+        found = [rows[title] for title in evaluate_query(query.of, graph) if title in rows]
+        return found[0] if len(found) == 1 else NOTHING.union(*found)
+    if kind is And:
+        found = evaluate_query(query.parts[0], graph)
+        for part in query.parts[1:]:
+            if not found:
+                break
+            found = found & evaluate_query(part, graph)
+        return found
+    return _evaluate_rare(query, graph)
+
+
+def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
+    """What `evaluate_query` seldom meets. TypeError: it is no query."""
+    match query:
+        case Or(parts):
+            return NOTHING.union(*(evaluate_query(part, graph) for part in parts))
+        case Diff(left, right):
+            return evaluate_query(left, graph) - evaluate_query(right, graph)
+        case Range(relation, low, high):
+            return frozenset(
+                title
+                for title, values in graph.adjacent.get(relation, {}).items()
+                if any(low <= n <= high for n in numbers(values))
+            )
+        case Extreme(relation, of, most):
+            found = [
+                (n, title)
+                for title in evaluate_query(of, graph)
+                for n in numbers(graph.values(title, relation))
+            ]
+            choose = max if most else min
+            best = choose((n for n, _ in found), default=None)
+            return frozenset(title for n, title in found if n == best)
+        case Count(of):
+            return frozenset((str(len(evaluate_query(of, graph))),))
+        case Exists(name, among, of):
+            found = _for_each(of, name, evaluate_query(among, graph), graph)
+            return NOTHING.union(*found.values())
+        case Anything():
+            return frozenset(graph.nodes)
+        case Var(name):
+            raise ValueError(f"the variable {name!r} stands outside of its Exists")
+    raise TypeError(f"not a query: {query!r}")
+
+
+def _for_each(
+    query: Query, name: str, titles: Collection[str], graph: Graph
+) -> dict[str, frozenset[str]]:
+    """Those of `titles` that have any: the answers of `query` with each of them for `Var(name)`.
+    All at once: thousands may stand for it, and one part of the query leaves few for the next."""
+    kind = type(query)
+    if name not in free_variables(query):
+        found = dict.fromkeys(titles, evaluate_query(query, graph))
+    elif kind is Var:
+        found = {title: frozenset((title,)) for title in titles}
+    elif kind is Proj and type(query.of) is Var:
+        rows = graph.adjacent.get(query.relation, {})
+        found = {t: rows[t] for t in min(rows, titles, key=len) if t in rows and t in titles}
+    elif kind is Proj:
+        rows = graph.adjacent.get(query.relation, {})
+        inner = _for_each(query.of, name, titles, graph).items()
+        found = {t: NOTHING.union(*[rows[x] for x in some if x in rows]) for t, some in inner}
+    elif kind is And or kind is Diff:
+        first, *others = subqueries(query)
+        found = _for_each(first, name, titles, graph)
+        for other in others:
+            beside = _for_each(other, name, found, graph)
+            if kind is And:
+                found = {title: found[title] & some for title, some in beside.items()}
+            else:
+                found = {title: some - beside.get(title, NOTHING) for title, some in found.items()}
+            found = {title: some for title, some in found.items() if some}
+    else:
+        found = {title: evaluate_query(bound(query, name, title), graph) for title in titles}
+    return {title: some for title, some in found.items() if some}
+
+
+def bound(query: Query, name: str, value: Query) -> Query:
+    """`query` with `value` for every `Var(name)` that no `Exists` inside it binds."""
+    if type(query) is Var:
+        return value if query.name == name else query
+    if type(query) is Exists and query.name == name:
+        return replace(query, among=bound(query.among, name, value))
+    return rebuilt(query, lambda part: bound(part, name, value))
+
+
+def unfolded(query: Query) -> Query:
+    """`query` as a tree: what each variable may be stands in its place, so that it may be another
+    thing in each. It has the answers of `query`, and perhaps more."""
+    if type(query) is Exists:
+        return bound(unfolded(query.of), query.name, unfolded(query.among))
+    return rebuilt(query, unfolded)
+
+
+def free_variables(query: Query) -> frozenset[str]:
+    """The names of the variables in `query` that no `Exists` in it binds."""
+    if type(query) is Var:
+        return frozenset((query.name,))
+    if type(query) is Exists:
+        return free_variables(query.among) | free_variables(query.of) - {query.name}
+    return NOTHING.union(*map(free_variables, subqueries(query)))
+
+
+def numbers(values: Iterable[str]) -> list[int]:
+    """Those of `values` that are whole numbers of at most 18 digits."""
+    return [int(value) for value in values if is_number(value)]
+
+
+@lru_cache(maxsize=1 << 16)
+def is_number(value: str) -> bool:
+    """Whether `value` is a whole number of at most 18 digits."""
+    return _NUMBER.fullmatch(value) is not None
+
+
+def subqueries(query: Query) -> tuple[Query, ...]:
+    """The queries that stand directly inside `query`. TypeError: it is no query."""
+    kind = type(query)
+    if kind is Proj or kind is Extreme or kind is Count:
+        return (query.of,)
+    if kind is str or kind is Range or kind is Var or kind is Anything:
+        return ()
+    if kind is And or kind is Or:
+        return query.parts
+    if kind is Exists:
+        return (query.among, query.of)
+    if kind is Diff:
+        return (query.left, query.right)
+    raise TypeError(f"not a query: {query!r}")
+
+
+def rebuilt(query: Query, change: Callable[[Query], Query]) -> Query:
+    """`query` with `change` done to each query that stands directly inside it; `query` itself, this
+    very object, where that leaves all of them as they are."""
+    if type(query) is Proj:  # nearly all of them
+        of = change(query.of)
+        return query if of is query.of else Proj(query.relation, of)
+    parts = subqueries(query)
+    inside = tuple([change(part) for part in parts])
+    if all(map(operator.is_, inside, parts)):
+        return query
+    if isinstance(query, And | Or):
+        return type(query)(inside)
+    if isinstance(query, Diff):
+        return Diff(*inside)
+    if isinstance(query, Exists):
+        return Exists(query.name, *inside)
+    return replace(query, of=inside[0])
+
+
+def substitute(query: Query, old: Query, new: Query) -> Query:
+    """`query` with every `old` in it replaced by `new`."""
+    if type(query) is type(old) and query == old:
+        return new
+    if type(query) is str:  # half of all parts
+        return query
+    return rebuilt(query, lambda part: substitute(part, old, new))
+
+
+def walk(query: Query) -> Iterator[Query]:
+    """`query` and everything inside it, outermost first."""
+    waiting = [query]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        if type(part) is not str:  # half of all parts
+            waiting += reversed(subqueries(part))
+
+
+def closed_parts(query: Query) -> list[Query]:
+    """Those of `walk` that can be asked alone: no variable in them is bound outside of them."""
+    parts = list(walk(query))
+    if Exists not in map(type, parts):
+        return parts
+    return [part for part in parts if not free_variables(part)]
+
+
+def constants(query: Query) -> list[str]:
+    """The titles that the query names, from left to right."""
+    if type(query) is str:
+        return [query]
+    if type(query) is Proj:  # nearly all of them
+        return constants(query.of)
+    return [name for part in subqueries(query) for name in constants(part)]
+
+
+def depth(query: Query) -> int:
+    """The longest chain of projections down to a constant: how many look-ups follow each other."""
+    kind = type(query)
+    if kind is str:
+        return 0
+    if kind is Proj:  # nearly all others
+        return 1 + depth(query.of)
+    if kind is Exists:
+        return max(depth(query.among), depth(unfolded(query)))
+    return (kind is Range) + max(map(depth, subqueries(query)), default=0)
+
+
+def canonical(query: Query) -> Query:
+    """One form for queries that differ in the order, nesting or repetition of their parts."""
+    if type(query) is str:
+        return query
+    query = rebuilt(query, canonical)
+    if not isinstance(query, And | Or):
+        return query
+    flat: set[Query] = set()
+    for inner in query.parts:
+        same_kind = type(inner) is type(query)
+        flat.update(inner.parts if same_kind else (inner,))
+    parts = tuple(sorted(flat, key=to_text))
+    return type(query)(parts) if len(parts) > 1 else parts[0]
+
+
+# The kinds by their names in JSON, and what their fields hold (None: a query).
+_ALL = (Proj, And, Or, Diff, Range, Extreme, Count, Anything, Var, Exists)
+_KINDS = {kind.__name__.lower(): kind for kind in _ALL}
+_FIELDS = {
+    Proj: (str, None),
+    Diff: (None, None),
+    Range: (str, int, int),
+    Extreme: (str, None, bool),
+    Count: (None,),
+    Anything: (),
+    Var: (str,),
+    Exists: (str, None, None),
+}
+
+
+@lru_cache(maxsize=1 << 14)  # the parts of a query are sorted by their texts again and again
+def to_text(query: Query) -> str:
+    """As JSON: a constant is a string, all else a list of a name and what it holds."""
+    return json.dumps(_lists(query), ensure_ascii=False)
+
+
+def _lists(query: Query) -> str | list:
+    if isinstance(query, str):
+        return query
+    fields = query.parts if isinstance(query, And | Or) else vars(query).values()
+    name = type(query).__name__.lower()
+    return [name, *(field if isinstance(field, int) else _lists(field) for field in fields)]
+
+
+def from_text(text: str) -> Query:
+    """What `to_text` wrote. ValueError: it is no query; the message names what is wrong."""
+    try:
+        query = _query(json.loads(text))
+        unbound = sorted(free_variables(query))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"a query is JSON lists, and {text!r} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError("a query that is nested too deeply to be read") from error
+    if unbound:
+        raise ValueError(f"the variables {unbound} stand outside of their Exists: {text}")
+    return query
+
+
+def _query(value: object) -> Query:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        raise ValueError(f"a query is a title or a list that starts with its kind, not {value!r}")
+    name, *fields = value
+    if name not in _KINDS:
+        raise ValueError(f"unknown kind of query {name!r}: known are {sorted(_KINDS)}")
+    kind = _KINDS[name]
+    if kind in (And, Or):
+        if len(fields) < 2:
+            raise ValueError(f"{name!r} needs at least two parts, got {len(fields)}")
+        return kind(tuple(_query(field) for field in fields))
+    wanted = _FIELDS[kind]
+    if len(fields) != len(wanted):
+        raise ValueError(f"{name!r} needs {kind.__match_args__}, got {fields!r}")
+    for label, field, type_ in zip(kind.__match_args__, fields, wanted):
+        if type_ and type(field) is not type_:
+            raise ValueError(f"{label!r} of {name!r} must be {type_.__name__}, got {field!r}")
+    return kind(*(field if type_ else _query(field) for field, type_ in zip(fields, wanted)))
+
+
+def required(query: Query, graph: Graph, wanted: Iterable[str] | None = None) -> set[str]:
+    """R, the titles by which `query` is evaluated: all that lead to `wanted` (by default its
+    answers), and what a count or an extreme compares."""
+    answers = {*evaluate_query(query, graph)}
+    found = answers if wanted is None else answers & {*wanted}
+    match query:
+        case Proj(relation, of):
+            start = (
+                title
+                for title in evaluate_query(of, graph)
+                if graph.values(title, relation) & found
+            )
+            return found | required(of, graph, start)
+        case And(parts) | Or(parts):
+            return found.union(*(required(part, graph, found) for part in parts))
+        case Diff(of, _):
+            return required(of, graph, found)
+        case Extreme(_, of, _) | Count(of):
+            return found | required(of, graph)
+        case Exists(name, among, of):
+            chosen = [(title, bound(of, name, title)) for title in evaluate_query(among, graph)]
+            used = [
+                required(way, graph, found) | required(among, graph, {title})
+                for title, way in chosen
+                if found & evaluate_query(way, graph)
+            ]
+            return found.union(*used)
+    return found
+
+
+YEAR_RANKS = ("earliest", "latest")
+RANKS = ("smallest", "largest")
+
+
+def ranks_of(label: str) -> tuple[str, str]:
+    """The words for the smallest and the largest of what is compared."""
+    return YEAR_RANKS if "year" in label.split() else RANKS
+
+
+def span(low: int, high: int, one: str) -> str:
+    """The whole numbers low..high in words; `one` stands before a single number."""
+    if low == high:
+        return f"{one} {low}"
+    if 1000 <= low <= 2100 and low % 10 == 0 and high == low + 9:
+        return f"in the {low}s"
+    return f"between {low} and {high}"
+
+
+def shared_with(query: Proj) -> Query | None:
+    """Y, where `query` asks for what has a value in common with Y; else None."""
+    of = query.of
+    if isinstance(of, Proj) and query.relation == inverse(of.relation):
+        return of.of if query.relation.endswith(" of") else None
+    return None
+
+
+def goes_back(query: Proj) -> bool:
+    """Whether `query` asks for what is a value of the same thing as another is."""
+    return isinstance(query.of, Proj) and query.of.relation == inverse(query.relation)
+
+
+def is_name(query: Query) -> bool:
+    return isinstance(query, Or) and all(isinstance(part, str) for part in query.parts)
+
+
+def clauses(query: Query) -> int:
+    """How many clauses the condition `query` opens inside one another when said in full."""
+    if isinstance(query, str | Var) or is_name(query):
+        return 0
+    if isinstance(query, Range):
+        return 1
+    if isinstance(query, Proj):
+        shared = shared_with(query)
+        return 1 + clauses(query.of if shared is None else shared)
+    return 9  # said in a step
+
+
+def fits(query: Query, room: int) -> bool:
+    """Whether a noun phrase of at most `room` clauses says it."""
+    if isinstance(query, Count | Extreme):
+        return room > 0 and isinstance(query.of, Proj) and clauses(query.of) == 1
+    return isinstance(query, Proj) and clauses(query) <= room

@@ -1,0 +1,595 @@
+"""The question engine: from an answer backwards to a question that has only this answer.
+
+An answer is drawn, explained and expanded (`drlib.questions.expansion`); what comes out is made
+harder (`drlib.questions.upgrades`) and kept only when it passes every check.
+
+Questions are split by answer, so that a policy cannot learn test answers from training questions,
+and no answer may have more than `max_share` of the questions, so that none is a good guess.
+
+Why a world gives fewer questions than were asked for, and what would help.
+
+A page can be asked for when it shares two facts or more with other pages and is the only one that
+has them all. So the account goes from the pages (how many can be asked for) over the draws (what
+came of them) to the facts (which of them several pages share), and ends with what to do.
+
+Search questions of one side of a small world: chains, and the engine's with several conditions.
+
+"Which boat has the harbour of Left Glove and the hull of Third Cousin?" names two things and needs
+three searches: both are looked up, and then the one page is found that has the two facts. The
+engine (`drlib.questions.question_engine`) proves that it has one answer and that no condition is idle;
+`lookups.solves` proves that searches as short as a rollout's find it. A chain has one condition.
+
+A skill is what `Task.skill` says: h1 to h3, chains by their look-ups; c2 and c3, by their
+conditions. All of a side's questions keep to one split by answer.
+
+Left out: questions deeper than two look-ups (they do not fit a rollout), and what `lookups` leaves
+out; both are drawn again.
+"""
+
+import math
+import random
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from drlib.questions.chains import Split, short_digest, split_answers
+from drlib.questions.checks import coincidences, effort, first_fault, next_to
+from drlib.questions.expansion import Bars, can_be_asked_for, deepened, draft, is_explained
+from drlib.questions.lookups import solves
+from drlib.questions.phrases import TYPES
+from drlib.questions.plainness import MAX_CONDITIONS, plain_part, strangeness
+from drlib.questions.queries import Query, canonical, constants, depth, evaluate_query, to_text
+from drlib.questions.read_back import grammar_of, word_question
+from drlib.questions.sentences import STYLES, Style
+from drlib.questions.upgrades import OPERATORS
+from drlib.questions.wording import TEMPLATES, render_question
+from drlib.task import Task
+from drlib.worlds import SmallWorld
+from drlib.worlds.graph import VALUE, Graph, inverse
+from drlib.worlds.triples import RESERVED_RELATIONS
+
+SHOWN = 4  # reasons and relations that are named, most frequent first
+FOLDER_RELATIONS = ("link", "section", "heading")  # what every folder with headings and links has
+LONGEST_REASON = 120  # characters of why a file is left out
+RARE = 0.01  # a reason of fewer draws is not worth a word
+DRAW_OUTCOMES = {  # what may come of a draw; other keys of a tally are faults of the query
+    "no draft": "no few facts that tell the page from all others",
+    "too few look-ups": "a question of fewer look-ups than wanted",
+    "max_effort": "a question with more pages to read than max_effort",
+    "max_share": "an answer that has its share of the questions",
+    "asked before": "a question that is there already",
+    "no wording": "a query that no sentence says in one meaning",
+}
+
+
+@dataclass
+class Tally:
+    """`answers`: pages that can be asked for; `quota`: questions that one of them may have;
+    `structure_left_out`: facts of links, sections and the like that were not asked about;
+    `reasons`: why draws gave no question (a key of `DRAW_OUTCOMES`, or a fault of
+    `drlib.questions.checks`) -> how many did."""
+
+    answers: int
+    quota: int
+    reasons: Counter[str] = field(default_factory=Counter)
+    structure_left_out: int = 0
+
+
+def shortage(world, n: int, tasks: Sequence[Task], tally: Tally) -> str:
+    """The account of a call for `n` questions of `world` that gave the fewer `tasks`."""
+    graph = world.graph
+    if graph is None or not graph.facts:
+        lines = [
+            f"world {world.name!r} has no graph: it has not one fact, and nothing joins its pages, "
+            f"so it gives 0 of {n} questions."
+        ]
+    else:
+        lines = [
+            f"{world.name} gives only {len(tasks)} of {n} questions.",
+            _about_pages(graph, tally),
+            *_about_draws(tasks, tally),
+            _about_facts(graph),
+        ]
+    if tally.structure_left_out:
+        lines.append(
+            f"Of these {len(graph.facts)} facts {tally.structure_left_out} are the folder's own "
+            "(links, sections, headings, tables), and not asked about unless structure=True."
+        )
+    skipped = getattr(getattr(world, "changes", None), "skipped", None)
+    if skipped:
+        lines.append(_about_files(skipped))
+    return "\n".join([*lines, _remedies(world, tasks, tally)])
+
+
+def _about_pages(graph: Graph, tally: Tally) -> str:
+    pages = sum(not graph.is_value(title) for title in graph.nodes)
+    bare = sum(title not in graph.neighbours for title in graph.nodes)
+    text = (
+        f"Pages: {pages}, of which {tally.answers} can be asked for here (a page can, when it "
+        "shares two facts or more with others and is the only one that has them all)"
+    )
+    return f"{text}; {bare} have no fact at all." if bare else f"{text}."
+
+
+def _about_draws(tasks: Sequence[Task], tally: Tally) -> list[str]:
+    """Nothing where no page can be asked for: then nothing was drawn."""
+    lines = []
+    if tasks:
+        ((answer, times),) = Counter(task.answer for task in tasks).most_common(1)
+        lines.append(
+            f"Different answers: {len({task.answer for task in tasks})}, each of at most "
+            f"{tally.quota} questions (max_share); the most frequent, {answer!r}, of {times}."
+        )
+    total = tally.reasons.total()
+    if total:
+        named = []
+        for reason, count in tally.reasons.most_common(SHOWN):
+            outcome = DRAW_OUTCOMES.get(reason, f"a question with the fault {reason!r}")
+            if count >= RARE * total:
+                named.append(f"{outcome} ({count / total:.0%})")
+        lines.append(f"Draws that gave nothing new: {total}. They met {', '.join(named)}.")
+    return lines
+
+
+def _about_facts(graph: Graph) -> str:
+    """Facts by relation, and how many of each have a value that another page has as well."""
+    counts = Counter(relation for _, relation, _ in graph.facts)
+    named = []
+    for relation, count in counts.most_common(SHOWN):
+        holders = graph.adjacent.get(f"{relation} of", {}).values()
+        shared = sum(len(some) for some in holders if len(some) > 1)
+        named.append(f"{count} {relation} ({shared} shared)")
+    more = len(counts) - SHOWN
+    named += [f"{more} other relations"] if more > 0 else []
+    text = f"Facts, and those whose value several pages have: {', '.join(named)}."
+    kinds = {kind: len(titles) for kind, titles in graph.kinds.items() if kind != VALUE}
+    most = sorted(kinds, key=lambda kind: (-kinds[kind], kind))
+    things = [f"{kinds[kind]} {kind}" for kind in most[:SHOWN]]
+    things += [f"{len(most) - SHOWN} other kinds"] if len(most) > SHOWN else []
+    return f"{text} They are about, by kind: {', '.join(things)}. {_about_clues(graph)}"
+
+
+def _about_clues(graph: Graph) -> str:
+    """The relations that can be clues: some value of them is that of several things."""
+    counts = {
+        relation: sum(len(some) for some in holders.values() if len(some) > 1)
+        for relation, holders in graph.adjacent.items()
+    }
+    clues = sorted((r for r in counts if counts[r]), key=lambda r: (-counts[r], r))
+    if not clues:
+        return "So nothing can be asked: no two of them have a value in common."
+    named = [inverse(relation) for relation in clues[:SHOWN]]
+    more = f" and {len(clues) - SHOWN} more" if len(clues) > SHOWN else ""
+    return f"So questions can go by: {', '.join(named)}{more}."
+
+
+def _about_files(skipped: Mapping[str, str]) -> str:
+    """How many files are left out, by reason, and the first of each."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, reason in sorted(skipped.items()):
+        found[reason.split("; ")[0][:LONGEST_REASON]].append(name)
+    most = sorted(found.items(), key=lambda row: (-len(row[1]), row[0]))
+    named = [f"{len(names)} ({names[0]!r:.80}: {reason})" for reason, names in most[:SHOWN]]
+    more = [f"{len(most) - SHOWN} other reasons"] if len(most) > SHOWN else []
+    listed = ", ".join([*named, *more])
+    return f"Files left out: {len(skipped)} (world.changes.skipped says why): {listed}."
+
+
+def _remedies(world, tasks: Sequence[Task], tally: Tally) -> str:
+    """What would give more questions: other pages, other settings, or a smaller wish."""
+    todo = []
+    graph = world.graph
+    if graph is None or not graph.facts or getattr(world, "scheme", "") == "folder":
+        todo += _folder_remedies(graph)
+    knobs = [name for name in ("max_share", "max_effort") if tally.reasons[name]]
+    if tally.structure_left_out:
+        todo.append("ask about links and sections too (structure=True)")
+    if tally.answers:
+        todo.append(f"allow more: {', '.join([*knobs, 'width'])}")
+    if tasks:
+        todo.append("ask for fewer")
+    return f"What helps: {'; '.join(todo)}."
+
+
+def _folder_remedies(graph: Graph | None) -> list[str]:
+    relations = {relation for _, relation, _ in graph.facts} if graph is not None else set()
+    todo = []
+    if not relations:
+        todo.append(
+            "write the pages as Markdown, rst or HTML with links or tables, or put a csv, xlsx or "
+            "json table beside them (plain text, PDF and docx give pages without facts)"
+        )
+    elif "link" not in relations:
+        todo.append("link the pages to each other, as in [soil](soil.md)")
+    else:
+        todo.append("link more pages to each other")
+    if relations <= {*FOLDER_RELATIONS}:
+        todo.append(
+            "give them front matter (author:, year:, tags:) or tables, a row a thing, whose values "
+            "come back on several pages"
+        )
+    todo.append("let a model read facts: load_world(..., endpoint=URL, model=NAME)")
+    return todo
+
+
+# Misses in a row, at one depth, until an answer stands back there, and until it is given up (in the
+# small worlds by which policies were trained, not `strict`, none stands back).
+MISSES_AN_ANSWER = (8, 100)
+PLAIN_MISSES = (32, 400)  # the same where a question must be plain as well
+Wording = Literal["sentences", "brackets"]
+UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
+NUMBERS_IN_PLAIN = 0.2  # of the draws for plain ones, those in which equal years may come up
+ASKED: tuple[Style, ...] = ("which", "what")  # of plain ones; others where these will not do
+COINCIDENCE_SHARE = 0.05  # of the questions, those that may hang on an equal number
+
+
+class _Rules(NamedTuple):
+    """What a question must be like, and the graph that it is asked about: its facts may be some of
+    those of `whole`, by which the question is checked."""
+
+    graph: Graph
+    whole: Graph
+    width: int
+    max_effort: float
+    strict: bool
+    plain: bool
+
+
+class _Told(NamedTuple):
+    """How questions are put, and whether those that a person would ask come first."""
+
+    wording: Wording
+    plain: bool
+
+
+class _Answers:
+    """Of each depth the answers that may still give a question.
+
+    An answer that a few draws in a row miss stands back until no other is left at that depth, and
+    again when they are twice and four times as many: such answers would take most of all draws.
+    One that many miss is given up. `patience`: (few, a power of two; many).
+    """
+
+    def __init__(self, answers: list[str], shares: Mapping[int, float], patience: tuple[int, int]):
+        self.live = {hops: list(answers) for hops, share in shares.items() if share > 0}
+        self.standing_back: dict[int, list[str]] = {hops: [] for hops in self.live}
+        self.few, self.many = patience
+        self.misses: Counter[tuple[int, str]] = Counter()
+
+    def depth_left(self, wanted: int) -> int | None:
+        """The depth nearest to the `wanted` one at which an answer is left; None: none is."""
+        for hops, answers in self.live.items():
+            if not answers:
+                answers += self.standing_back[hops]
+                self.standing_back[hops] = []
+        left = [hops for hops, answers in self.live.items() if answers]
+        return min(left, key=lambda hops: (abs(hops - wanted), hops), default=None)
+
+    def missed(self, hops: int, spot: int, has_its_share: bool) -> None:
+        """A draw for the answer at `spot` gave nothing."""
+        answers = self.live[hops]
+        answer = answers[spot]
+        self.misses[hops, answer] += 1
+        misses = self.misses[hops, answer]
+        is_given_up = has_its_share or misses >= self.many
+        stands_back = misses >= self.few and misses & (misses - 1) == 0
+        if not (is_given_up or stands_back):
+            return
+        if not is_given_up:
+            self.standing_back[hops].append(answer)
+        answers[spot] = answers[-1]
+        answers.pop()
+
+
+def side_of(answer: str) -> Split:
+    """The side of the split to which questions with this answer belong, one in four to `test`."""
+    return "train" if int(short_digest(f"side of {answer.casefold()}"), 16) % 4 else "test"
+
+
+def synthesize_questions(
+    world,
+    n: int,
+    seed: int | str,
+    *,
+    depth: int = 3,
+    width: int = 3,
+    split: Split | None = None,
+    max_share: float = 0.02,
+    max_effort: float = 60,
+    hops: Mapping[int, float] | None = None,
+    asked: Collection[str] | None = None,
+    at_least: int = 0,
+    wording: Wording = "sentences",
+    structure: bool = False,
+    strict: bool = True,
+    plain: bool = False,
+) -> list[Task]:
+    """`n` verified questions of `world`, all different, or as many as it gives; the same seed gives
+    the same list. Where there are fewer, a warning says why, what the world lacks, and what to do.
+
+    Args:
+        depth: look-ups that follow each other, at most. width: conditions of the answer, at most.
+        split: one side alone (`side_of` the answer); None: both.
+        max_share: of `n`, the questions that may have the same answer (one always may).
+        max_effort: pages that a solver may have to read.
+        hops: the share of each depth, 2 and more; by default a depth's share grows with it. When
+            one depth has run out, the others take its place.
+        asked: titles that may be asked for (say, the train answers of another split); None: all.
+        at_least: fewer questions than this are no use to the caller.
+        wording: "sentences" for readers and large models, each proved to have one meaning
+            (`drlib.questions.read_back`); "brackets" are the few words that a tiny policy learns.
+        structure: ask about links, sections, headings and tables of a folder's pages as well
+            (`drlib.worlds.triples.OWN`): they join pages and say nothing of what these are about.
+        strict: no constant near the answer, no name that hints at it, few equal numbers
+            (`drlib.questions.checks.faults`); small worlds have not enough facts for that.
+        plain: of questions in sentences prefer those that a person would ask
+            (`drlib.questions.plainness`): one sentence, no "or", nothing that hangs on an equal
+            year. Others are given only where a world has too few of these.
+    ValueError: fewer than `at_least`, with what the warning would say; or impossible settings.
+    """
+    shares = hops or {d: d for d in range(2, depth + 1)}
+    if n < 1 or width < 2 or not shares or min(shares) < 2:
+        raise ValueError(
+            f"n must be at least 1, width and depths 2: {n=}, {width=}, {dict(shares)}"
+        )
+    graph = asked_about(world.graph, structure)
+    left_out = len(world.graph.facts) - len(graph.facts) if graph is not None else 0
+    if plain and graph is not None:
+        graph = plain_part(graph, grammar_of(world.graph, world.scheme).book)
+    titles = sorted(graph.nodes) if graph is not None and graph.facts else []
+    answers = [
+        title
+        for title in titles
+        if split in (None, side_of(title))
+        and (asked is None or title in asked)
+        and not graph.is_value(title)
+        and can_be_asked_for(title, graph)
+        and (not strict or is_explained(title, graph, width, max_effort < math.inf))
+    ]
+    told = _Told(wording, plain and wording == "sentences")
+    rules = _Rules(graph, world.graph, width, max_effort, strict, told.plain)
+    tally = Tally(len(answers), max(1, int(max_share * n)), structure_left_out=left_out)
+    rng = random.Random(f"engine-{split}-{seed}")
+    wanted = rng.choices(list(shares), list(shares.values()), k=n)
+    left = _Answers(answers, shares, _patience(strict, told.plain))
+    tasks = _draw_all(world, left, wanted, rng, rules, tally, told)
+    if len(tasks) < n:
+        why = shortage(world, n, tasks, tally)
+        if len(tasks) < at_least:
+            raise ValueError(f"{why}\n{at_least} questions are needed here.")
+        warnings.warn(why, stacklevel=2)
+    return tasks
+
+
+def asked_about(graph: Graph | None, structure: bool) -> Graph | None:
+    """`graph` with the facts that questions may be about."""
+    of_structure = {*RESERVED_RELATIONS, *TYPES}
+    if graph is None or structure or not any(fact[1] in RESERVED_RELATIONS for fact in graph.facts):
+        return graph
+    pages = [node for node in graph.nodes.values() if node.kind != VALUE]
+    return Graph(pages, [fact for fact in graph.facts if fact[1] not in of_structure])
+
+
+def _patience(strict: bool, plain: bool) -> tuple[int, int]:
+    """Misses until an answer stands back, and until it is given up; the same where none does."""
+    few, many = PLAIN_MISSES if plain else MISSES_AN_ANSWER
+    return (few if strict else many), many
+
+
+def _draw_all(
+    world,
+    left: _Answers,
+    wanted: list[int],
+    rng: random.Random,
+    rules: _Rules,
+    tally: Tally,
+    told: _Told,
+) -> list[Task]:
+    """A question of each of the `wanted` depths, until no answer is left. The answers that are
+    `left` are used up here; `tally` counts the draws that gave nothing."""
+    used: Counter[str] = Counter()
+    tasks: dict[str, Task] = {}
+    spare: list[tuple[int, str, Query, str, str]] = []  # that nobody would ask, if there are better
+    by_coincidence = 0
+    while len(tasks) < len(wanted):
+        hops = left.depth_left(wanted[len(tasks)])
+        if hops is None:
+            break
+        spot = rng.randrange(len(left.live[hops]))
+        answer = left.live[hops][spot]
+        query, reason = None, "max_share"
+        if used[answer] < tally.quota:
+            numbers = not rules.strict or by_coincidence < COINCIDENCE_SHARE * len(wanted)
+            if rules.plain:
+                numbers = numbers and rng.random() < NUMBERS_IN_PLAIN
+            query, reason = _draw_query(answer, rng, hops, rules, numbers)
+        coincides = query is not None and rules.strict and _coincides(query, rules.graph)
+        if coincides and not numbers:
+            query, reason = None, "coincidence"
+        text = to_text(query) if query is not None else ""
+        if query is not None and text not in tasks:
+            question = _question(query, world, rng.randrange(TEMPLATES), told)
+            strange = _strangeness(query, world, question) if told.plain and question else 0
+            if strange:
+                spare.append((strange, answer, query, text, question))
+                question, reason = "", "not plain"
+            elif not question:
+                reason = "no wording"
+            if question:
+                tasks[text] = question_task(world, answer, query, question)
+                used[answer] += 1
+                by_coincidence += coincides
+                left.misses[hops, answer] = 0
+                continue
+        tally.reasons[reason or "asked before"] += 1
+        left.missed(hops, spot, used[answer] >= tally.quota)
+    _fill(tasks, spare, world, len(wanted), used, tally.quota)
+    return list(tasks.values())
+
+
+def _fill(
+    tasks: dict[str, Task],
+    spare: list[tuple[int, str, Query, str, str]],
+    world,
+    n: int,
+    used: Counter[str],
+    quota: int,
+) -> None:
+    """Add to `tasks`, up to `n`, what is least strange of the questions that were put aside."""
+    for _, answer, query, text, question in sorted(spare, key=lambda row: row[0]):
+        if len(tasks) < n and used[answer] < quota and text not in tasks:
+            tasks[text] = question_task(world, answer, query, question)
+            used[answer] += 1
+
+
+def _strangeness(query: Query, world, question: str) -> int:
+    return strangeness(query, question, grammar_of(world.graph, world.scheme).book)
+
+
+def _coincides(query: Query, graph: Graph) -> bool:
+    return coincidences(query, lambda part: evaluate_query(part, graph)) > 0
+
+
+def _draw_query(
+    answer: str, rng: random.Random, hops: int, rules: _Rules, numbers: bool
+) -> tuple[Query | None, str]:
+    """(a verified query of `hops` look-ups for `answer`, canonical, ""), or (None, why this draw
+    found none). Not `numbers`: it is to hang on no equal number."""
+    graph, strict = rules.graph, rules.strict
+    names = [] if rules.plain else rng.sample(sorted(OPERATORS), rng.choice(UPGRADE_COUNTS))
+    listed = rules.max_effort < math.inf
+    least = max(2, hops - bool(names))
+    vague = not rules.plain
+    width = min(rules.width, MAX_CONDITIONS) if rules.plain else rules.width
+    query = draft(answer, graph, rng, least, width, strict, listed, numbers, vague)
+    if query is None:
+        return None, "no draft"
+    fault = _fault(query, graph, rules)
+    if fault:
+        return None, fault
+    bars = Bars(next_to(answer, graph), numbers=not numbers)
+    for name in [*names, "deepen"]:
+        if name == "deepen" and depth(query) == hops:
+            continue
+        if name == "deepen" and strict:
+            harder = deepened(query, graph, rng, bars)
+            fault = "" if harder is None else _fault(harder, graph, rules)
+            if fault:
+                continue
+        else:
+            harder = OPERATORS[name](query, graph, rng, strict)
+        if harder and depth(harder) <= hops and effort(harder, graph) <= rules.max_effort:
+            query = harder
+    if depth(query) != hops:
+        return None, fault or "too few look-ups"
+    if rules.whole is not graph:  # whose facts may be shorter ways, and make its pages longer
+        fault = _fault(query, rules.whole, rules)
+        if fault:
+            return None, fault
+    return canonical(query), ""
+
+
+def _fault(query: Query, graph: Graph, rules: _Rules) -> str:
+    """What is wrong with `query`; "" if nothing is."""
+    fault = first_fault(query, graph, rules.strict)
+    if not fault and effort(query, graph) > rules.max_effort:
+        return "max_effort"
+    return fault
+
+
+def _question(query: Query, world, number: int, told: _Told) -> str:
+    """`query` in words, in one of several styles; "" if no wording is proved to mean it alone."""
+    if told.wording == "brackets":
+        return render_question(query, world.graph, number)
+    grammar = grammar_of(world.graph, world.scheme)
+    styles = ASKED if told.plain else STYLES
+    return word_question(query, grammar, styles[number % len(styles)]) or ""
+
+
+def question_task(world, answer: str, query: Query, question: str) -> Task:
+    """The task that asks `question`, which says `query` and has one `answer`, a page of `world`."""
+    hops, text = depth(query), to_text(query)
+    return Task(
+        f"search-h{hops}-{short_digest(f'{world.version}|{text}')}",
+        question,
+        answer,
+        "search",
+        world.version,
+        hops,
+        aliases=world.graph.nodes[answer].aliases,
+        query=text,
+        conditions=len(constants(query)),
+    )
+
+
+CHAINS = ("h1", "h2", "h3")
+CONDITIONS = ("c2", "c3")
+DEPTH = 2  # look-ups that follow each other
+DRAWN = 1500  # questions that the engine is asked for in a whole world,
+DRAWN_AT_ONCE = 16  # and in one that is soon thrown away
+MAX_SHARE = 0.02  # of a whole world's questions may have the same answer
+MAX_EFFORT = 30  # pages
+
+
+def _side(title: str, of_value: dict[str, Split]) -> Split:
+    """The side on which `title` is an answer: that of chains, or where no chain ends, its own."""
+    return of_value.get(title) or side_of(title)
+
+
+class ConditionQuestions:
+    """The engine's questions of a world, by their conditions and answers, all of which searches of
+    `results` pages answer in `rollout.max_calls`; `drawn`: how many the engine is asked for. In either
+    `wording` they are the same questions where all can be said in sentences, as in the tour."""
+
+    def __init__(
+        self,
+        world: SmallWorld,
+        split: Split | None,
+        results: int = 2,
+        max_calls: int = 6,
+        drawn: int = DRAWN,
+        seed: int | str = 0,
+        wording: Wording = "brackets",
+    ):
+        of_value = split_answers(world) if split else {}
+        asked = {title for title in world.entities if _side(title, of_value) == split}
+        with warnings.catch_warnings():
+            # that there are fewer is no news: as many are wanted as there are
+            warnings.simplefilter("ignore")
+            found = synthesize_questions(
+                world,
+                drawn,
+                seed,
+                depth=DEPTH,
+                max_share=max(MAX_SHARE, 2 / drawn),
+                max_effort=MAX_EFFORT,
+                asked=asked if split else None,
+                wording=wording,
+                strict=False,  # in so small a world nearly all things are near each other
+                structure=True,
+            )
+        self.refused = 0  # questions that such searches do not answer
+        self._tasks: dict[str, dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
+        for task in found:
+            if task.skill in CONDITIONS and solves(task, world, results, max_calls):
+                self._tasks[task.skill][task.answer].append(task)
+            else:
+                self.refused += 1
+
+    @property
+    def skills(self) -> list[str]:
+        """Of `CONDITIONS`, those that the world has."""
+        return sorted(self._tasks)
+
+    def all(self, skill: str | None = None) -> list[Task]:
+        """All questions, or those of one skill."""
+        skills = self.skills if skill is None else [skill]
+        by_answer = [self._tasks.get(name, {}) for name in skills]
+        return [task for some in by_answer for tasks in some.values() for task in tasks]
+
+    def draw(self, skill: str, rng: random.Random) -> Task:
+        """One question: an answer, then a question for it."""
+        answer = rng.choice(sorted(self._tasks[skill]))
+        return rng.choice(self._tasks[skill][answer])

@@ -1,0 +1,455 @@
+"""A question in sentences, read back to its query: the proof that nothing was lost in the wording.
+
+The reader knows the grammar of `drlib.questions.sentences` and the phrases of the world, and
+nothing of the query. It follows every way in which a text can be read. A wording is good where all
+ways lead to one and the same query: then it is complete, and it has one meaning.
+
+Left out: sentences of others. What does not follow this grammar is no question here.
+
+The titles of a world that stand at a place of a text.
+
+A text that is read back is asked this at every place where a name may stand, and a world has ten
+thousand titles of a hundred lengths. They are looked up by their first letters and then by the
+lengths that occur among those that begin so, which are few.
+
+Left out: titles in another case or spelling: the texts are our own.
+
+A question in sentences that is proved to ask its query and nothing else.
+
+`drlib.questions.sentences` words, `drlib.questions.read_back` reads. A text is used only where all
+its readings are the query; where one style leaves two meanings, another may not.
+
+Left out: a choice among good texts: the first style that can be proved is taken.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from drlib.questions.joins import in_one_form
+from drlib.questions.phrases import Phrasebook, of_several, plural
+from drlib.questions.queries import (
+    And,
+    Count,
+    Diff,
+    Exists,
+    Extreme,
+    Or,
+    Proj,
+    Query,
+    Range,
+    Var,
+    ranks_of,
+)
+from drlib.questions.sentences import CHOSEN, FIRST, LAST, NEXT, ORDINALS, STYLES, Style, say
+from drlib.worlds.graph import Graph
+
+BEGINS = 4  # first letters by which titles are told apart
+
+
+class TitleIndex:
+    """`titles`: how each is said in texts -> the title."""
+
+    def __init__(self, titles: Mapping[str, str]):
+        self.titles = titles
+        found: dict[str, set[int]] = defaultdict(set)
+        for said in titles:
+            found[said[:BEGINS] if len(said) >= BEGINS else ""].add(len(said))
+        self._lengths = {begins: sorted(some, reverse=True) for begins, some in found.items()}
+
+    def at(self, text: str, at: int) -> Iterator[tuple[str, int]]:
+        """(title, where it ends) of all that begin `at` a place of `text` and end with a word, the
+        longest first."""
+        lengths = self._lengths.get(text[at : at + BEGINS], ())
+        for length in (*lengths, *self._lengths.get("", ())):
+            end = at + length
+            title = self.titles.get(text[at:end]) if end <= len(text) else None
+            if title is not None and not text[end : end + 1].isalnum():
+                yield title, end
+
+
+Reading = tuple[Query, int]  # what was read, and where it ends
+SPAN = re.compile(r"in the (\d+)s|between (-?\d+) and (-?\d+)|(?:in|of) (-?\d+)")
+
+
+class Form(NamedTuple):
+    """A phrase as the texts before and after {x}, and what it makes of the query for {x}."""
+
+    before: str
+    after: str
+    made: Callable[[Query], Query]
+
+
+class Found(NamedTuple):
+    """What a step found, and the noun that later sentences call it by."""
+
+    query: Query
+    noun: str
+
+
+class Grammar:
+    """The forms of a world's phrases, by their first word: made once, used for many texts."""
+
+    def __init__(self, book: Phrasebook):
+        self.book = book
+        self.verbs: dict[str, list[Form]] = defaultdict(list)
+        self.clauses: dict[str, list[Form]] = defaultdict(list)
+        self.spans: dict[bool, list[tuple[str, str, str]]] = {True: [], False: []}
+        for relation, phrase in book.phrases.items():
+            self._add(relation, phrase)
+        self.titles = TitleIndex(book.titles)
+        self.relations: dict[str, list[str]] = defaultdict(list)
+        for relation, phrase in book.phrases.items():
+            for noun, name in ((phrase.owned, relation), (phrase.owner, f"{relation} of")):
+                for form in (noun, plural(noun)) if noun else ():
+                    self.relations[form].append(name)
+        nouns = {form for noun in book.nouns for form in (noun, plural(noun))}
+        self.nouns: dict[str, list[str]] = defaultdict(list)  # with their space, the longest first
+        for noun in sorted(nouns, key=lambda noun: (-len(noun), noun)):
+            self.nouns[noun.split(" ", 1)[0]].append(f"{noun} ")
+        self.ranks = [
+            (f"with the {rank} {phrase.label} among ", relation, bool(most))
+            for relation, phrase in book.phrases.items()
+            for most, rank in enumerate(ranks_of(phrase.label))
+        ]
+
+    def _add(self, relation: str, phrase) -> None:
+        back = f"{relation} of"
+        makers = (
+            (phrase.of_thing, phrase.of_things, lambda of: Proj(back, of)),
+            (phrase.of_value, phrase.of_values, lambda of: Proj(relation, of)),
+            (phrase.same, phrase.sames, lambda of: Proj(back, Proj(relation, of))),
+            (phrase.along, phrase.alongs, lambda of: Proj(relation, Proj(back, of))),
+        )
+        for verb, clause, made in makers:
+            said = [(text, self.clauses) for text in {clause, of_several(clause)}]
+            for text, forms in ((verb, self.verbs), *said) if verb else ():
+                before, after = text.split("{x}")
+                forms[before.split(" ", 1)[0]].append(Form(before, after, made))
+        for is_verb, text in ((True, phrase.during), (False, phrase.durings)):
+            before, after = text.split("{x}")
+            self.spans[is_verb].append((relation, before, after))
+
+
+def read_question(text: str, grammar: Grammar) -> Query:
+    """The query that `text` asks, `in_one_form`. ValueError: it is not of this grammar, or can be
+    read in several ways."""
+    found = {in_one_form(query) for query in _readings(text, grammar)}
+    if len(found) != 1:
+        ways = f"can be read in {len(found)} ways" if found else "is none of ours"
+        raise ValueError(f"the question {text!r} {ways}")
+    return found.pop()
+
+
+@lru_cache(maxsize=8)
+def grammar_of(graph: Graph, scheme: str) -> Grammar:
+    """The grammar of a world, by its `graph` and `scheme`; made once."""
+    return Grammar(Phrasebook(graph, scheme))
+
+
+def _readings(text: str, grammar: Grammar) -> Iterator[Query]:
+    if grammar.book.source:
+        text = _without_source(text, grammar.book.source)
+        if not text:
+            return
+    yield from _after_steps(text, 0, grammar, [])
+
+
+def _without_source(text: str, source: str) -> str:
+    """`text` without the words of `sourced`; "" where it has none."""
+    before, after = f"{source}, ", f", {source[0].lower()}{source[1:]}."
+    if text.startswith(before):
+        text = text.removeprefix(before)
+        return text[:1].upper() + text[1:]
+    return text.replace(after, ".", 1) if after in text else ""
+
+
+def _after_steps(text: str, at: int, grammar: Grammar, found: list[Found]) -> Iterator[Query]:
+    """The readings of what is left of a question after some steps and what they found."""
+    reader = _Reader(text, grammar, found)
+    if text.startswith(CHOSEN, at):
+        start = at + len(CHOSEN)
+        chosen = Var(f"X{1 + len(found)}")
+        for noun in reader.nouns_of_step(start):
+            for among, end in reader.described(start, ("a ", "an ")):
+                if text.startswith(". ", end):
+                    more = [*found, Found(chosen, noun)]
+                    for query in _after_steps(text, end + 2, grammar, more):
+                        yield Exists(chosen.name, among, query)
+    begins = NEXT if found else FIRST
+    if text.startswith(begins, at):
+        start = at + len(begins)
+        for noun in reader.nouns_of_step(start):
+            for query, end in [*reader.described(start), *reader.operand(start)]:
+                if text.startswith(". ", end):
+                    step = Found(query, noun)
+                    yield from _after_steps(text, end + 2, grammar, [*found, step])
+    is_last = not all(isinstance(step.query, Var) for step in found)
+    if not is_last or text.startswith(LAST, at):
+        yield from reader.asked(at + (len(LAST) if is_last else 0))
+
+
+class _Reader:
+    """Reads one text; every method gives all readings that begin `at` a place."""
+
+    def __init__(self, text: str, grammar: Grammar, found: list[Found]):
+        self.text = text
+        self.grammar = grammar
+        self.found = found  # by the steps before
+        self._known: dict[tuple[str, int], list[Reading]] = {}
+
+    def asked(self, at: int) -> Iterator[Query]:
+        """What the last sentence asks; it is the rest of the text."""
+        end = len(self.text)
+        begins = self.text[at : at + 1].lower() + self.text[at + 1 :]
+
+        def rest(words: str) -> int | None:
+            return at + len(words) if begins.startswith(words) else None
+
+        for words, ending in (("how many ", " are there?"), ("what is the number of ", "?")):
+            start = rest(words)
+            for query, stop in self.group(start, "") if start is not None else ():
+                if self.text[stop:] == ending:
+                    yield Count(query)
+        for start in filter(None, (rest("what is "), rest("who is "))):
+            for query, stop in [*self.described(start), *self.operand(start)]:
+                if self.text[stop:] == "?":
+                    yield query
+        start = rest("who ")
+        for query, last in self.conditions(start, True, "") if start is not None else ():
+            if last == end - 1 and self.text[last] == "?":
+                yield query
+        for words, that in (("which ", ""), ("name the ", "that "), ("name the ", "who ")):
+            start = rest(words)
+            for stop in self._after_noun(start) if start is not None else ():
+                for query, last in self.conditions(stop, True, that):
+                    if last == end - 1 and self.text[last] in "?.":
+                        yield query
+
+    def _after_noun(self, at: int) -> list[int]:
+        """The places after each noun that stands here, and its space."""
+        nouns = self.grammar.nouns.get(self._word(at), ())
+        return [at + len(noun) for noun in nouns if self.text.startswith(noun, at)]
+
+    def _of(self, start: int, end: int) -> list[Reading]:
+        """ "harbour of the boat": a noun that is a relation's name stands from `start` to `end`."""
+        relations = self.grammar.relations.get(self.text[start : end - 1], ())
+        if not relations or not self.text.startswith("of ", end):
+            return []
+        things = self.operand(end + 3)
+        return [(Proj(relation, of), stop) for relation in relations for of, stop in things]
+
+    def nouns_of_step(self, at: int) -> list[str]:
+        """What later sentences may call the thing or things of the step that begins here."""
+        for begins in ("the ", "each ", "a ", "an "):
+            if self.text.startswith(begins, at):
+                start = at + len(begins)
+                nouns = [self.text[start : end - 1] for end in self._after_noun(start)]
+                return [plural(noun) for noun in nouns] if begins == "each " else nouns
+        return []
+
+    def described(self, at: int, articles: Sequence[str] = ("the ",)) -> list[Reading]:
+        """ "the currency used in Denmark", with all its conditions."""
+        found = []
+        for begins in articles:
+            noun = at + len(begins)
+            for start in self._after_noun(noun) if self.text.startswith(begins, at) else ():
+                found += self._of(noun, start)
+                found += self.conditions(start, False, "")
+                for that in ("that ", "who "):
+                    found += self.conditions(start, True, that)
+        return found
+
+    def conditions(self, at: int, is_verb: bool, that: str) -> list[Reading]:
+        """One condition or several, and what is excepted from them."""
+        found = []
+        waiting = [((query,), end) for query, end in self._condition(at, is_verb, that)]
+        while waiting:
+            parts, end = waiting.pop()
+            whole = And(parts) if len(parts) > 1 else parts[0]
+            found.append((whole, end))
+            found += self._excepted(whole, end, is_verb)
+            for between in (", and ", " and "):
+                if self.text.startswith(between, end):
+                    more = self._condition(end + len(between), is_verb, that)
+                    waiting += [((*parts, query), stop) for query, stop in more]
+        return found
+
+    def _excepted(self, left: Query, at: int, is_verb: bool) -> list[Reading]:
+        found = []
+        name = ", and is not " if is_verb else ", other than "
+        if self.text.startswith(name, at):
+            start = at + len(name)
+            others = [r for r in self._references(start, "") if isinstance(r[0], Var)]
+            found += [(Diff(left, query), end) for query, end in [*others, *self._names(start)]]
+        some = ", but is not one " if is_verb else ", but not one "
+        if self.text.startswith(some, at):
+            waiting = [((q,), end) for q, end in self._condition(at + len(some), False, "")]
+            while waiting:
+                parts, end = waiting.pop()
+                found.append((Diff(left, And(parts) if len(parts) > 1 else parts[0]), end))
+                if self.text.startswith(" and ", end):
+                    more = self._condition(end + 5, False, "")
+                    waiting += [((*parts, query), stop) for query, stop in more]
+        return found
+
+    def _condition(self, at: int, is_verb: bool, that: str) -> list[Reading]:
+        if not self.text.startswith(that, at):
+            return []
+        return self._remembered(f"condition {is_verb}", at + len(that), self._any_condition)
+
+    def _any_condition(self, at: int, key: str) -> list[Reading]:
+        is_verb = key.endswith("True")
+        found = self._fact(at, is_verb) + self._span(at, is_verb)
+        if self.text.startswith("either ", at):
+            waiting = [((q,), end) for q, end in self._condition(at + 7, is_verb, "")]
+            while waiting:
+                parts, end = waiting.pop()
+                if len(parts) > 1:
+                    found.append((Or(parts), end))
+                if self.text.startswith(" or ", end):
+                    more = self._condition(end + 4, is_verb, "")
+                    waiting += [((*parts, query), stop) for query, stop in more]
+        being = "is " if is_verb else "being "
+        if self.text.startswith(being, at):
+            found += self.operand(at + len(being))
+        return found
+
+    def _fact(self, at: int, is_verb: bool) -> list[Reading]:
+        forms = self.grammar.verbs if is_verb else self.grammar.clauses
+        found = []
+        for form in forms.get(self._word(at), ()):
+            if self.text.startswith(form.before, at):
+                for query, end in self.operand(at + len(form.before)):
+                    if self.text.startswith(form.after, end):
+                        found.append((form.made(query), end + len(form.after)))
+        return found
+
+    def _span(self, at: int, is_verb: bool) -> list[Reading]:
+        found = []
+        for relation, before, after in self.grammar.spans[is_verb]:
+            if not self.text.startswith(before, at):
+                continue
+            match = SPAN.match(self.text, at + len(before))
+            if match and self.text.startswith(after, match.end()):
+                decade, low, high, one = match.groups()
+                if decade:
+                    low, high = decade, int(decade) + 9
+                span = Range(relation, int(low or one), int(high or one))
+                found.append((in_one_form(span), match.end() + len(after)))
+        return found
+
+    def operand(self, at: int) -> list[Reading]:
+        """A name, names with "or", what a step found, a number of things, or what is described."""
+        return self._remembered("operand", at, self._any_operand)
+
+    def _any_operand(self, at: int, _key: str) -> list[Reading]:
+        found = self._names(at) + self._references(at, "one of ")
+        counted = "the number of "
+        if self.text.startswith(counted, at):
+            groups = self.group(at + len(counted), "")
+            found += [(Count(query), end) for query, end in groups]
+        for begins in ("the ", "a ", "an ", "each "):
+            if self.text.startswith(begins, at):
+                for start in self._after_noun(at + len(begins)):
+                    found += self._of(at + len(begins), start)
+                    found += self._condition(start, False, "")
+                    found += self._extreme(start)
+                    if begins == "each " and self.text.startswith("that is ", start):
+                        found += self._alternatives(start + len("that is "))
+        return found
+
+    def _alternatives(self, at: int) -> list[Reading]:
+        found = []
+        waiting = [((query,), end) for query, end in self.operand(at)]
+        while waiting:
+            parts, end = waiting.pop()
+            if len(parts) > 1:
+                found.append((Or(parts), end))
+            if self.text.startswith(" or ", end):
+                more = self.operand(end + 4)
+                waiting += [((*parts, query), stop) for query, stop in more]
+        return found
+
+    def _extreme(self, at: int) -> list[Reading]:
+        found = []
+        for words, relation, most in self.grammar.ranks:
+            if self.text.startswith(words, at):
+                groups = self.group(at + len(words), "the ")
+                found += [(Extreme(relation, query, most), end) for query, end in groups]
+        return found
+
+    def group(self, at: int, article: str) -> list[Reading]:
+        """All of the things that are meant: "(the) currencies used in Denmark", "those years"."""
+        found = self._names(at) + self._references(at, "")
+        if not article:
+            found += self._references(at, "", drop="the ")
+        if self.text.startswith(article, at):
+            for start in self._after_noun(at + len(article)):
+                found += self._of(at + len(article), start)
+                found += self._condition(start, False, "")
+        return found
+
+    def _names(self, at: int) -> list[Reading]:
+        """A name, or several with "or" between them."""
+        return self._remembered("names", at, self._any_names)
+
+    def _any_names(self, at: int, _key: str) -> list[Reading]:
+        found: list[Reading] = []
+        for title, end in self.grammar.titles.at(self.text, at):
+            found.append((title, end))
+            if self.text.startswith(" or ", end):
+                for other, stop in self._names(end + 4):
+                    others = other.parts if isinstance(other, Or) else (other,)
+                    found.append((Or((title, *others)), stop))
+        return found
+
+    def _references(self, at: int, one_of: str, drop: str = "") -> list[Reading]:
+        """What steps found: "that year", "one of those years", "(one of) the years of the first
+        step". In a group `one_of` is empty; `drop` is the article that it goes without."""
+        found = []
+        for number, (query, noun) in enumerate(self.found):
+            step = f"the {noun} of the {ORDINALS[number]} step"
+            by_step = (step.removeprefix(drop), f"{one_of}{step}")
+            for said in {f"that {noun}", f"{one_of}those {noun}", *by_step}:
+                end = at + len(said)
+                if self.text.startswith(said, at) and not self.text[end : end + 1].isalnum():
+                    found.append((query, end))
+        return found
+
+    def _word(self, at: int) -> str:
+        """The word that begins here, with the marks that stand at it."""
+        end = self.text.find(" ", at)
+        return self.text[at:] if end < 0 else self.text[at:end]
+
+    def _remembered(self, rule: str, at: int, read: Callable) -> list[Reading]:
+        key = (rule, at)
+        if key not in self._known:
+            self._known[key] = read(at, rule)
+        return self._known[key]
+
+
+def word_question(
+    query: Query, grammar: Grammar, style: Style, names: Mapping[Query, str] | None = None
+) -> str | None:
+    """`query` in sentences that are proved to mean it and nothing else, in `style` if that one can
+    be proved; None: no style can.
+
+    names: texts that stand for constants or unions of constants. What is proved then is the same
+    question with the titles; it is said again with these texts in their places.
+    """
+    wanted = in_one_form(query)
+    for tried in (style, *(other for other in STYLES if other != style)):
+        text = say(query, grammar.book, tried)
+        if text and _means(text, wanted, grammar):
+            return say(query, grammar.book, tried, names) if names else text
+    return None
+
+
+def _means(text: str, wanted: Query, grammar: Grammar) -> bool:
+    try:
+        return read_question(text, grammar) == wanted
+    except ValueError:  # it can be read in no way, or in several
+        return False

@@ -1,0 +1,364 @@
+"""A query as sentences that a person would say, and no brackets.
+
+What a query nests, a sentence says in relative clauses, at most two inside one another and the
+second only at the sentence's end. What does not fit is found first, in a sentence of its own, and
+named after it:
+
+    Find the languages official in Mali and written in the Latin script. Finally, which territory
+    has the same currency as Togo and officially uses one of those languages?
+
+So no clause can be attached to the wrong noun, and `drlib.questions.read_back` reads every question
+back to its query. What an `Exists` chooses has a sentence of its own too:
+
+    There is a currency introduced in 1999. Which territory uses that currency and borders a
+    territory that formerly used that currency?
+
+The words come from `drlib.questions.phrases`.
+
+Left out: the short wordings that small policies learn (`drlib.questions.wording`); choices inside
+of a condition, and among anything: no sentence says them.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from drlib.questions.joins import UNNAMED
+from drlib.questions.phrases import Phrasebook, of_several, plural, pronoun, with_article
+from drlib.questions.queries import (
+    And,
+    Anything,
+    Count,
+    Diff,
+    Exists,
+    Extreme,
+    Or,
+    Proj,
+    Query,
+    Range,
+    Var,
+    bound,
+    canonical,
+    clauses,
+    evaluate_query,
+    fits,
+    goes_back,
+    is_name,
+    ranks_of,
+    shared_with,
+    span,
+    walk,
+)
+
+Style = Literal["which", "what", "name", "steps"]
+STYLES: tuple[Style, ...] = ("which", "what", "name", "steps")
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+FIRST, NEXT, LAST, CHOSEN = "Find ", "Then find ", "Finally, ", "There is "
+MARK = "\0"  # round what stands for a step until all steps are known
+
+
+class Step(NamedTuple):
+    """What is found first, or chosen: its noun, whether it is one thing, and the sentence's noun
+    phrase."""
+
+    noun: str
+    is_one: bool
+    text: str
+    is_chosen: bool = False
+
+    def sentence(self, number: int) -> str:
+        """As the sentence of this number, from 0."""
+        lead = CHOSEN if self.is_chosen else NEXT if number else FIRST
+        return f"{lead}{self.text}."
+
+
+def say(
+    query: Query,
+    book: Phrasebook,
+    style: Style = "which",
+    names: Mapping[Query, str] | None = None,
+) -> str:
+    """`query` as a question of one to nine sentences. `steps` finds everything that is described
+    in a sentence of its own; the other styles only what would nest too deep. "" for a question of
+    more than eight steps, and for an `Exists` that no sentence says.
+
+    names: texts for constants or unions of constants that stand in for their titles
+    (`drlib.questions.websailor`); such a question cannot be read back.
+    """
+    speaker = _Speaker(book, 0 if style == "steps" else 1, names or {})
+    query = speaker.chosen(canonical(query))
+    if any(isinstance(part, Exists | Anything) for part in walk(query)):
+        return ""
+    asked = speaker.asked(query, style)
+    if len(speaker.steps) > len(ORDINALS):
+        return ""
+    sentences = [step.sentence(number) for number, step in enumerate(speaker.steps)]
+    is_last = not all(step.is_chosen for step in speaker.steps)
+    sentences.append(_led(LAST, asked) if is_last else asked)
+    if book.source:
+        sentences[0] = sourced(sentences[0], book.source)
+    return speaker.resolved(" ".join(sentences))
+
+
+def sourced(sentence: str, source: str) -> str:
+    """`sentence` with its `source` ("According to Unicode CLDR"): before a question, and at the end
+    of what is told to do, where it would hang on nothing."""
+    if sentence.startswith((FIRST, "Name ")):
+        return f"{sentence[:-1]}, {source[0].lower()}{source[1:]}."
+    return _led(f"{source}, ", sentence)
+
+
+def _led(lead: str, sentence: str) -> str:
+    """`sentence` with words before it."""
+    return f"{lead}{sentence[0].lower()}{sentence[1:]}"
+
+
+class _Speaker:
+    """Says the parts of one question; `steps` are the sentences that come first.
+
+    `spare`: how many clauses a described thing may open at the end of a sentence, beyond those that
+    it may anywhere.
+    """
+
+    def __init__(self, book: Phrasebook, spare: int, names: Mapping[Query, str]):
+        self.book = book
+        self._names = names
+        self.steps: list[Step] = []
+        self._spare = spare
+        self._found: dict[Query, int] = {}  # query -> its step
+        self._among: dict[str, Query] = {}  # what variables are chosen among
+
+    def chosen(self, query: Query) -> Query:
+        """`query` without the choices that begin it: each is a sentence now."""
+        while isinstance(query, Exists):
+            among = query.among
+            if query.name == UNNAMED or any(isinstance(p, Exists | Anything) for p in walk(among)):
+                return query
+            if isinstance(among, Proj):
+                noun, clause = self.noun_and_clause(among, 2 * self._spare)
+            else:
+                noun, clause = self.noun(among), self.which(among, is_one=True)
+            self._among[query.name] = among
+            self._found[Var(query.name)] = len(self.steps)
+            self.steps.append(Step(noun, True, f"{with_article(noun)} {clause}", is_chosen=True))
+            query = query.of
+        return query
+
+    def answers(self, query: Query) -> frozenset[str]:
+        """What `query` may be, whatever was chosen."""
+        for name, among in reversed(self._among.items()):
+            query = bound(query, name, among)
+        return evaluate_query(query, self.book.graph)
+
+    # ------------------------------------------------------------------------------ the question
+
+    def asked(self, query: Query, style: Style) -> str:
+        """The last sentence."""
+        if isinstance(query, Count):
+            group = self.group(query.of, 2 * self._spare)
+            is_found = group.startswith(MARK)  # "how many those territories" is no English
+            if style == "which" and not isinstance(query.of, str) and not is_found:
+                return f"How many {group.removeprefix('the ')} are there?"
+            return f"What is the number of {group.removeprefix('the ')}?"
+        is_person = not isinstance(query, str) and pronoun(self.noun(query)) == "who "
+        if isinstance(query, Extreme | str):
+            return f"{'Who' if is_person else 'What'} is {self.described(query)}?"
+        if style == "what" and is_person:
+            return f"Who {self.conditions(query, is_verb=True)}?"
+        if style == "what" and not isinstance(query, And | Diff):
+            return f"What is {self.described(query)}?"
+        noun = self.noun(query)
+        if style == "name":
+            return f"Name the {noun} {self.conditions(query, is_verb=True, that=pronoun(noun))}."
+        return f"Which {noun} {self.conditions(query, is_verb=True)}?"
+
+    def described(self, query: Query) -> str:
+        """A noun phrase for all that `query` is, at the end of a sentence."""
+        if isinstance(query, str | Extreme | Count):
+            return self.operand(query, 2 * self._spare)
+        if isinstance(query, Proj):
+            return "the {} {}".format(*self.noun_and_clause(query, 2 * self._spare))
+        return f"the {self.noun(query)} {self.which(query, is_one=True)}"
+
+    def which(self, query: Query, is_one: bool) -> str:
+        """The conditions of one thing, or of any number of things."""
+        several = isinstance(query, And) or (
+            isinstance(query, Diff) and isinstance(query.left, And)
+        )
+        if is_one and several:
+            return self.conditions(query, is_verb=True, that=pronoun(self.noun(query)))
+        return self.conditions(query, several=not is_one)
+
+    def noun(self, query: Query) -> str:
+        """What the answers of `query` are called."""
+        inner = query
+        while isinstance(inner, And | Diff | Extreme):
+            parts = inner.parts if isinstance(inner, And) else ()
+            inner = parts[0] if parts else inner.left if isinstance(inner, Diff) else inner.of
+        relation = inner.relation if isinstance(inner, Proj) else ""
+        return self.book.noun(self.answers(query), relation)
+
+    def conditions(
+        self, query: Query, is_verb: bool = False, that: str = "", several: bool = False
+    ) -> str:
+        """What the things of `query` fulfil, joined: the one that nests deepest comes last."""
+        excluded = None
+        if isinstance(query, Diff):
+            query, excluded = query.left, query.right
+        parts = query.parts if isinstance(query, And) else (query,)
+        parts = sorted(parts, key=lambda part: (clauses(part), self.ends_in_a_clause(part)))
+        text, said = "", ""
+        for number, part in enumerate(parts, 1):
+            is_last = number == len(parts) and excluded is None
+            room = self._spare * (2 if is_last else 1)
+            has_clause = number > 1 and (
+                clauses(parts[number - 2]) > 1 or " that " in said.removeprefix(that)
+            )
+            said = that + self.condition(part, room, is_verb, several)
+            text += said if number == 1 else f"{', and ' if has_clause else ' and '}{said}"
+        if excluded is None:
+            return text
+        if isinstance(excluded, str | Var):
+            without = "and is not" if is_verb else "other than"
+            return f"{text}, {without} {self.operand(excluded, 0)}"
+        others = excluded.parts if isinstance(excluded, And) else (excluded,)
+        said = " and ".join(self.condition(part, 0, False) for part in others)
+        return f"{text}, but {'is ' if is_verb else ''}not one {said}"
+
+    def ends_in_a_clause(self, query: Query) -> bool:
+        """Whether what follows could be said of a thing in it ("a module that X also raises")."""
+        relation = query.relation.removesuffix(" of") if isinstance(query, Proj) else ""
+        shares = relation and shared_with(query) is not None
+        return bool(shares) and " that " in self.book.phrases[relation].same
+
+    def condition(self, query: Query, room: int, is_verb: bool, several: bool = False) -> str:
+        """One condition, as a verb of one thing or a clause about any number of things; `several`:
+        a clause that follows a plural."""
+        if isinstance(query, Proj):
+            said = self.fact(query, room, is_verb)
+            return of_several(said) if several else said
+        if isinstance(query, Range):
+            return self.span(query, is_verb)
+        if (
+            isinstance(query, Or)
+            and not is_name(query)
+            and all(isinstance(part, Proj | Range) for part in query.parts)
+        ):
+            said = [self.condition(part, 0, is_verb) for part in query.parts]
+            return f"either {' or '.join(said)}"
+        return f"{'is' if is_verb else 'being'} {self.operand(query, 0)}"
+
+    def fact(self, query: Proj, room: int, is_verb: bool) -> str:
+        """What a projection says of its things."""
+        relation = query.relation.removesuffix(" of")
+        phrase = self.book.phrases[relation]
+        if relation == query.relation:
+            other = query.of.of if goes_back(query) and phrase.along else None
+            if other is not None:
+                form = phrase.along if is_verb else phrase.alongs
+                return form.format(x=self.operand(other, room))
+            form = phrase.of_value if is_verb else phrase.of_values
+            return form.format(x=self.operand(query.of, room))
+        shared = shared_with(query)
+        if shared is not None:
+            form = phrase.same if is_verb else phrase.sames
+            is_language = isinstance(shared, str) and self.book.kind(shared) == "language"
+            if is_language and not self._names:  # of languages alone, and so is what is asked for
+                return form.format(x=self.book.short(shared))
+            return form.format(x=self.operand(shared, room))
+        form = phrase.of_thing if is_verb else phrase.of_things
+        says_the_kind = form.startswith("whose ") or phrase.bare
+        if isinstance(query.of, str) and says_the_kind and not self._names:
+            return form.format(x=self.book.short(query.of))
+        return form.format(x=self.operand(query.of, room))
+
+    def span(self, query: Range, is_verb: bool) -> str:
+        phrase = self.book.phrases[query.relation]
+        form = phrase.during if is_verb else phrase.durings
+        is_dated = (
+            with_article(phrase.label) not in form and with_article(query.relation) not in form
+        )
+        return form.format(x=span(query.low, query.high, "in" if is_dated else "of"))
+
+    # ---------------------------------------------------------------------------- what is named
+
+    def said(self, title: str) -> str:
+        return self._names.get(title) or self.book.said(title)
+
+    def operand(self, query: Query, room: int) -> str:
+        """A noun phrase: a name, a description of at most `room` clauses, or what a step found."""
+        if isinstance(query, str):
+            return self.said(query)
+        if is_name(query):
+            return self._names.get(query) or " or ".join(map(self.said, query.parts))
+        if query not in self._found and fits(query, room):
+            if isinstance(query, Count):
+                return f"the number of {self.group(query.of, room).removeprefix('the ')}"
+            if isinstance(query, Extreme):
+                return self.extreme(query, room)
+            is_one = len(self.answers(query)) == 1
+            noun, clause = self.noun_and_clause(query, room - 1)
+            return f"{f'the {noun}' if is_one else with_article(noun)} {clause}"
+        return self.reference(query, "member")
+
+    def noun_and_clause(self, query: Proj, room: int, several: bool = False) -> tuple[str, str]:
+        """A noun and the one condition of what is described: ("exception", "raised by the module"),
+        or, where a noun says the relation, ("currency", "of Denmark")."""
+        phrase = self.book.phrases[query.relation.removesuffix(" of")]
+        noun = phrase.owner if query.relation.endswith(" of") else phrase.owned
+        if noun:
+            return noun, f"of {self.operand(query.of, room)}"
+        return self.noun(query), self.condition(query, room, False, several)
+
+    def group(self, query: Query, room: int) -> str:
+        """A noun phrase for all of the things of `query`, in the plural."""
+        if isinstance(query, str):
+            return self.said(query)
+        if query not in self._found and fits(query, room) and isinstance(query, Proj):
+            noun, clause = self.noun_and_clause(query, room - 1, several=True)
+            return f"the {plural(noun)} {clause}"
+        return self.reference(query, "group")
+
+    def extreme(self, query: Extreme, room: int) -> str:
+        label = self.book.phrases[query.relation].label
+        rank = ranks_of(label)[query.most]
+        group = self.group(query.of, room)
+        return f"the {self.noun(query)} with the {rank} {label} among {group}"
+
+    def reference(self, query: Query, how: str) -> str:
+        """A mark that `resolved` turns into words, once all steps are known."""
+        if query not in self._found:
+            text, is_one, noun = self._step(query)
+            self._found[query] = len(self.steps)
+            self.steps.append(Step(noun, is_one, text))
+        return f"{MARK}{self._found[query]}{how[0]}{MARK}"
+
+    def _step(self, query: Query) -> tuple[str, bool, str]:
+        is_one = len(self.answers(query)) == 1
+        noun = self.noun(query)
+        if isinstance(query, Extreme):
+            return self.extreme(query, 1), is_one, noun
+        if isinstance(query, Count):
+            return f"the number of {self.group(query.of, 1).removeprefix('the ')}", True, "number"
+        if isinstance(query, Or) and not all(isinstance(p, Proj | Range) for p in query.parts):
+            said = " or ".join(self.operand(part, 0) for part in query.parts)
+            return f"each {noun} that is {said}", False, noun
+        if isinstance(query, Proj):
+            noun, clause = self.noun_and_clause(query, 2 * self._spare, several=not is_one)
+        else:
+            clause = self.which(query, is_one)
+        return f"the {noun if is_one else plural(noun)} {clause}", is_one, noun
+
+    def resolved(self, text: str) -> str:
+        """`text` with words for what steps found: "that language", "one of those languages", or by
+        the step where two found things of one noun."""
+        nouns = [step.noun for step in self.steps]
+        for number, step in enumerate(self.steps):
+            noun = step.noun if step.is_one else plural(step.noun)
+            if nouns.count(step.noun) == 1:
+                group = f"{'that' if step.is_one else 'those'} {noun}"
+            else:
+                group = f"the {noun} of the {ORDINALS[number]} step"
+            member = group if step.is_one else f"one of {group}"
+            text = text.replace(f"{MARK}{number}m{MARK}", member)
+            text = text.replace(f"{MARK}{number}g{MARK}", group)
+        return text

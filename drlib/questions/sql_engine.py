@@ -1,0 +1,111 @@
+"""The second engine of the query algebra: a query as one SELECT of SQLite.
+
+It shares no code with `drlib.questions.queries.evaluate_query` but the putting of a title in a
+variable's place, so that one can check the other: answers that both give are answers.
+"""
+
+import json
+import sqlite3
+
+from drlib.questions.queries import (
+    And,
+    Anything,
+    Count,
+    Diff,
+    Exists,
+    Extreme,
+    Or,
+    Proj,
+    Query,
+    Range,
+    Var,
+    bound,
+    rebuilt,
+    subqueries,
+)
+from drlib.worlds.graph import Graph
+
+
+class SqlEngine:
+    """The second engine: the facts of `graph` in SQLite, a query as one SELECT.
+
+    It reads the facts alone: inverses, sets and numbers are SQLite's work and share nothing with
+    `evaluate_query` but the query.
+    """
+
+    def __init__(self, graph: Graph):
+        self._rows = sqlite3.connect(":memory:")
+        self._rows.execute(
+            "CREATE TABLE edges (relation, head, tail, number INTEGER, "
+            "PRIMARY KEY (relation, head, tail)) WITHOUT ROWID"
+        )
+        self._rows.execute("CREATE TABLE nodes (title)")
+        self._rows.executemany("INSERT INTO nodes VALUES (?)", [(title,) for title in graph.nodes])
+        for subject, relation, value in graph.facts:
+            self._add(relation, subject, value)
+            self._add(f"{relation} of", value, subject)
+
+    def _add(self, relation: str, head: str, tail: str) -> None:
+        digits = tail.removeprefix("-")
+        whole = digits.isascii() and digits.isdigit() and len(digits) <= 18
+        row = (relation, head, tail, int(tail) if whole else None)
+        self._rows.execute("INSERT INTO edges VALUES (?, ?, ?, ?)", row)
+
+    def answers(self, query: Query) -> frozenset[str]:
+        """The answers of `query`. TypeError: it is no query. ValueError: it is nested too deeply or
+        has too many parts for SQLite, or a number is beyond 64 bits; or a variable in it has no
+        `Exists`."""
+        values: list = []
+        try:
+            sql = _sql(self._chosen(query), values)
+            return frozenset(title for (title,) in self._rows.execute(sql, values))
+        except (sqlite3.Error, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"SQLite cannot answer this query ({error}): it takes about 8 levels, 500 parts "
+                "side by side and whole numbers of 64 bits; ask `evaluate_query`"
+            ) from error
+
+    def _chosen(self, query: Query) -> Query | frozenset[str]:
+        """`query` with its answers instead of each Exists: one SELECT for each that it chooses
+        among."""
+        if not isinstance(query, Exists):
+            return rebuilt(query, self._chosen)
+        found: set[str] = set()
+        for title in self.answers(query.among):
+            found |= self.answers(bound(query.of, query.name, title))
+        return frozenset(found)
+
+
+def _sql(query: Query | frozenset[str], values: list) -> str:
+    """`query` as a SELECT of one column; its parameters are added to `values` in order."""
+    edges = "SELECT DISTINCT {} FROM edges WHERE relation = ? AND "
+    if isinstance(query, str):
+        values.append(query)
+        return "SELECT ?"
+    if isinstance(query, frozenset):
+        values.append(json.dumps(sorted(query)))
+        return "SELECT value FROM json_each(?)"
+    if isinstance(query, Anything):
+        return "SELECT title FROM nodes"
+    if isinstance(query, Var):
+        raise ValueError(f"the variable {query.name!r} stands outside of its Exists")
+    if isinstance(query, And | Or | Diff):
+        word = {And: " INTERSECT ", Or: " UNION ", Diff: " EXCEPT "}[type(query)]
+        return word.join(f"SELECT * FROM ({_sql(part, values)})" for part in subqueries(query))
+    if isinstance(query, Count):
+        return f"SELECT CAST(count(*) AS TEXT) FROM ({_sql(query.of, values)})"
+    if isinstance(query, Proj):
+        values.append(query.relation)
+        return edges.format("tail") + f"head IN ({_sql(query.of, values)})"
+    if isinstance(query, Range):
+        values += [query.relation, query.low, query.high]
+        return edges.format("head") + "number BETWEEN ? AND ?"
+    if not isinstance(query, Extreme):
+        raise TypeError(f"not a query: {query!r}")
+    values.append(query.relation)
+    found = edges.format("head, number") + f"head IN ({_sql(query.of, values)})"
+    best = "max" if query.most else "min"
+    return (
+        f"WITH found AS ({found} AND number IS NOT NULL) "
+        f"SELECT head FROM found WHERE number = (SELECT {best}(number) FROM found)"
+    )

@@ -1,0 +1,163 @@
+"""WebDancer (arXiv 2505.22648, NeurIPS 2025, section 2.1): E2HQA and CRAWLQA.
+
+The paper: a full recipe in four stages. Questions are made in two ways. E2HQA replaces an entity of
+an easy question by a description of it, again and again: the answer stays, and the number of rounds
+controls the look-ups. CRAWLQA asks about pages that were crawled from a root, with questions of
+type count, multi-hop and intersection. Attempts are then rejected by form, correctness and quality,
+and train a cold start (loss on the model's own tokens) and DAPO.
+
+Taken from it: both kinds of question, with their released fields. The rejection is
+`drlib.demonstrations.episodes.Funnel`, the rows of its files `drlib.questions.export`. Reduced: a
+model writes the questions in the paper; here operators do, everything is executed, and a round of
+E2HQA costs exactly one look-up more. Missing: the model that walks through a site, and its judge of
+quality.
+"""
+
+import random
+from collections.abc import Iterator
+
+from drlib.questions.checks import answer_of, faults
+from drlib.questions.expansion import known_by
+from drlib.questions.queries import (
+    And,
+    Count,
+    Proj,
+    Query,
+    constants,
+    evaluate_query,
+    substitute,
+    walk,
+)
+from drlib.questions.wording import TEMPLATES, render_question, says
+from drlib.worlds.graph import NOTHING, VALUE, Graph, Node
+from drlib.worlds.library import next_part
+
+CLICK = "linked page"  # the relation of a crawl's graph
+CRAWL_TYPES = ("count", "multi-hop", "intersection")
+DRAWS_A_QUESTION = 1000  # of pages, for each question that is wanted
+
+
+# ---------------------------------------------------------------------------------------- E2HQA
+
+
+def look_ups(query: Query, graph: Graph) -> int:
+    """How many titles the query's projections start from: each is looked up once."""
+    steps = [part for part in walk(query) if isinstance(part, Proj)]
+    return len({title for step in steps for title in evaluate_query(step.of, graph)})
+
+
+def distances(title: str, graph: Graph) -> dict[str, int]:
+    """How many facts each node is away from `title`, by breadth-first search."""
+    found = {title: 0}
+    layer = {title}
+    steps = 0
+    while layer:
+        steps += 1
+        near = NOTHING.union(*[graph.neighbours.get(here, NOTHING) for here in layer])
+        layer = near.difference(found)  # `near - found.keys()` goes through all that was found
+        found |= dict.fromkeys(layer, steps)
+    return found
+
+
+def e2hqa(query: Query, graph: Graph, rng: random.Random, n: int) -> list[Query]:
+    """`query` and up to `n` harder ones, each made from the one before, all of one answer.
+
+    A round puts in an entity's place a projection that means it alone, from a page one fact further
+    from the answer: one look-up more, and no shorter way leads there. No name or alias of what was
+    replaced is left in the question. ValueError: `query` has not exactly one answer.
+    """
+    answer = answer_of(query, graph)
+    if answer is None:
+        raise ValueError(f"E2HQA starts from a question of one answer, not from {query!r:.80}")
+    away = distances(answer, graph)
+    made = [query]
+    hidden = [graph.nodes.get(answer, Node(answer, VALUE))]  # whose names must not be told
+    for _ in range(n):
+        before = look_ups(made[-1], graph)
+        steps = [
+            (node, new)
+            for node, new in _replacements(made[-1], graph, away)
+            if look_ups(new, graph) == before + 1
+            and not _tells(render_question(new, graph), [*hidden, node])
+        ]
+        if not steps:
+            break
+        node, new = rng.choice(steps)
+        made.append(new)
+        hidden.append(node)
+    return made
+
+
+def _replacements(query: Query, graph: Graph, away: dict[str, int]) -> Iterator[tuple[Node, Query]]:
+    """(an entity, `query` with a description in its place), for each description that means it
+    alone and starts one fact further `away` from the answer."""
+    for entity in sorted({*constants(query)} & away.keys()):
+        for told, fits in known_by(entity, graph):
+            means_it_alone = len(fits) == 1 and not graph.is_value(told.of)
+            if means_it_alone and away[told.of] == away[entity] + 1:
+                yield graph.nodes[entity], substitute(query, entity, told)
+
+
+def _tells(text: str, nodes: list[Node]) -> bool:
+    return any(says(text, name) for node in nodes for name in (node.title, *node.aliases))
+
+
+# -------------------------------------------------------------------------------------- CRAWLQA
+
+
+def crawl(world, root: str, limit: int = 1000) -> Graph:
+    """The link graph of the first `limit` pages that breadth-first clicks from `root` open."""
+    links: dict[str, list[str]] = {}
+    queue = [root]
+    for title in queue:  # grows while it is read
+        if title in links or len(links) == limit:
+            continue
+        links[title] = []
+        part: str | None = title
+        while part:  # of a long page
+            page = world.page(part)
+            links[title] += [to for to in page.links if to != title]
+            part = next_part(page.text)
+        queue += links[title]
+    nodes = [Node(title, "page") for title in dict.fromkeys(queue)]
+    return Graph(nodes, [(title, CLICK, to) for title, some in links.items() for to in some])
+
+
+def crawl_questions(graph: Graph, n: int, rng: random.Random) -> list[dict]:
+    """`n` rows {question, answer, tag, type, query} about a `crawl`; the types "count", "multi-hop"
+    and "intersection" take turns. Each is verified on the links: one answer, no condition that
+    could go, no constant that links to another. ValueError: too few."""
+    back = graph.adjacent.get(f"{CLICK} of", {})
+    shared = sorted(page for page, some in back.items() if len(some) > 1)
+    found: dict[Query, dict] = {}
+    for _ in range(DRAWS_A_QUESTION * n if shared else 0):
+        kind = CRAWL_TYPES[len(found) % len(CRAWL_TYPES)]
+        query = _crawl_query(kind, rng.choice(shared), graph, rng)
+        # links are what is asked for, so few clicks and constants beside the answer are no faults
+        if query is not None and {*faults(query, graph)} <= {"shallow", "shortcut", "near"}:
+            found[query] = {
+                "question": render_question(query, graph, rng.randrange(TEMPLATES)),
+                "answer": answer_of(query, graph),
+                "tag": "crawlqa",
+                "type": kind,
+                "query": query,
+            }
+        if len(found) == n:
+            return [*found.values()]
+    raise ValueError(f"only {len(found)} of {n} questions about these links: crawl more pages")
+
+
+def _crawl_query(kind: str, page: str, graph: Graph, rng: random.Random) -> Query | None:
+    """What one click or two from one page and one click from another have in common; None: some
+    second clicks are not known."""
+    back = graph.adjacent[f"{CLICK} of"]
+    first, second = rng.sample(sorted(back[page]), 2)
+    if kind == "multi-hop":
+        first = rng.choice(sorted(back.get(first, [first])))
+        if not graph.values(first, CLICK) <= graph.adjacent[CLICK].keys():
+            return None
+        clicks = Proj(CLICK, Proj(CLICK, first))
+    else:
+        clicks = Proj(CLICK, first)
+    both = And((clicks, Proj(CLICK, second)))
+    return Count(both) if kind == "count" else both

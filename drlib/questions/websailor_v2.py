@@ -1,0 +1,266 @@
+"""WebSailor-V2 (arXiv 2509.13305, section 3): questions from dense subgraphs with cycles.
+
+The paper: a tree of facts can be climbed from its leaves, so SailorFog-QA-V2 walks at random on a
+graph, comes back to nodes it knows so that cycles close, keeps one subgraph of each shape
+(Weisfeiler-Leman), and asks evenly about the *orbits* of its nodes, their structural roles. On top
+come kinds of uncertainty beyond obfuscation: distractors, and facts that no detour avoids
+(bridges). Training then runs in two environments, a simulated one and the real web.
+
+Taken from it: walk, shapes, orbits, cyclic questions, bridges and distractors; every step is
+deterministic and every question is a query that `drlib.questions.checks` has executed. A cycle
+through the focus is asked as two paths that meet in a node without a name ("There is a currency
+introduced in 1999. Which territory uses that currency and borders one that formerly used that
+currency?"). So no page of the cycle is given, and a solver has to find where it closes. Reduced:
+orbits are colour classes, coarser than true orbits at worst. Missing: statistics per entity, and
+the pair of environments.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from itertools import product
+
+import networkx as nx
+
+from drlib.questions.checks import faults, first_fault, is_near, leaks
+from drlib.questions.expansion import all_needed
+from drlib.questions.queries import (
+    And,
+    Diff,
+    Exists,
+    Proj,
+    Query,
+    Var,
+    constants,
+    evaluate_query,
+    substitute,
+)
+from drlib.worlds.graph import Graph, inverse
+
+EXTRA_PATHS = 200  # further facts that are tried to tell the answer from what else fits
+EXTRA_FACTS = 12  # that are tried for the node where a cycle closes
+RETURN_SHARE = 0.6  # how often the walk closes a cycle when it can
+WALKS = 200  # until a dense subgraph is given up
+STEPS_A_PAGE = 20  # of one walk, for each page that is wanted
+COLOURS = {"node_attr": "kind", "edge_attr": "relation"}
+
+
+# ------------------------------------------------------------------------------------ subgraphs
+
+
+def dense_subgraph(graph: Graph, rng: random.Random, size: int = 12, cycles: int = 3) -> nx.Graph:
+    """A connected subgraph of `size` pages with at least `cycles` independent cycles.
+
+    Nodes carry "kind", edges "relation" (all that join the two). ValueError: 200 walks found none.
+    """
+    starts = [title for title in graph.neighbours if not graph.is_value(title)]
+    for _ in range(WALKS if starts else 0):
+        found = _walked(graph, rng.choice(starts), rng, size)
+        if len(found) == size and cycle_rank(found) >= cycles:
+            nx.set_node_attributes(found, {t: graph.nodes[t].kind for t in found}, "kind")
+            return found
+    raise ValueError(f"no subgraph of {size} pages and {cycles} cycles: ask for fewer")
+
+
+def _walked(graph: Graph, here: str, rng: random.Random, size: int) -> nx.Graph:
+    """What a walk from `here` joins, up to `size` pages: it likes to come back to what it knows, or
+    to go where it soon can."""
+    found = nx.Graph()
+    for _ in range(STEPS_A_PAGE * size):
+        near = [t for t in sorted(graph.neighbours[here] - {here}) if not graph.is_value(t)]
+        known = [t for t in near if t in found]
+        back = [t for t in known if not found.has_edge(here, t)]
+        new = [t for t in near if t not in found] if len(found) < size else []
+        closing = [t for t in new if len(graph.neighbours[t] & found.nodes) > 1]
+        closes_a_cycle = rng.random() < RETURN_SHARE
+        choice = (closes_a_cycle and (back or closing)) or new or back or known
+        if not choice:
+            break
+        there = rng.choice(choice)
+        relation = "/".join(joins(*sorted((here, there)), graph))
+        found.add_edge(here, there, relation=relation)
+        here = there
+    return found
+
+
+def cycle_rank(subgraph: nx.Graph) -> int:
+    """Independent cycles of a connected graph: edges - nodes + 1."""
+    return subgraph.number_of_edges() - len(subgraph) + 1
+
+
+def joins(a: str, b: str, graph: Graph) -> list[str]:
+    """The relations that lead from `a` to `b`, inverses included."""
+    return [relation for relation in graph.relations[a] if b in graph.values(a, relation)]
+
+
+def one_of_each_shape(subgraphs: Iterable[nx.Graph]) -> list[nx.Graph]:
+    """The first subgraph of each Weisfeiler-Leman hash."""
+    shapes: dict[str, nx.Graph] = {}
+    for found in subgraphs:
+        shape = nx.weisfeiler_lehman_graph_hash(found, **COLOURS, iterations=4)
+        shapes.setdefault(shape, found)
+    return list(shapes.values())
+
+
+def orbits(subgraph: nx.Graph) -> list[list[str]]:
+    """The nodes by structural role: Weisfeiler-Leman colour, refined until it is stable."""
+    rounds = nx.weisfeiler_lehman_subgraph_hashes(subgraph, **COLOURS, iterations=len(subgraph))
+    classes: dict[str, list[str]] = {}
+    for node in sorted(subgraph):
+        colour = rounds[node][-1]
+        classes.setdefault(colour, []).append(node)
+    return sorted(classes.values())
+
+
+def focuses(subgraph: nx.Graph, n: int, rng: random.Random) -> list[str]:
+    """`n` nodes to ask about; the counts of any two orbits differ by at most one."""
+    classes = orbits(subgraph)
+    rng.shuffle(classes)
+    return [rng.choice(classes[i % len(classes)]) for i in range(n)]
+
+
+# ------------------------------------------------------------------------------------ questions
+
+
+def cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query | None:
+    """A verified query for `focus` along one of its cycles of 4 to 6 nodes, or None.
+
+    It names no node of the cycle: the one where both ways round meet is chosen (`Exists`) among the
+    things that have some fact beside the cycle in common with it.
+    """
+    rings = _rings(subgraph, focus)
+    extra = _extra_paths(focus, graph) if rings else []
+    for ring in rings:
+        meeting = ring[len(ring) // 2]
+        facts = _facts_beside(meeting, ring, graph)
+        for named, among in product(_named_questions(ring, extra, graph) if facts else (), facts):
+            query = Exists("X", among, substitute(named, meeting, Var("X")))
+            # what is chosen among is thousands of things: the cheap faults are looked for first
+            if is_near(query, focus, graph) or _tells(query, focus, graph):
+                continue
+            if evaluate_query(query, graph) == {focus} and not first_fault(query, graph):
+                return query
+    return None
+
+
+def _tells(query: Query, focus: str, graph: Graph) -> bool:
+    return any(leaks(focus, name, graph) for name in constants(query))
+
+
+def _named_questions(
+    ring: Sequence[str], extra: Sequence[tuple[Query, frozenset[str]]], graph: Graph
+) -> list[Query]:
+    """The queries along a cycle that its first node alone answers, and that name the node opposite,
+    where both ways round meet; where that node would be an answer too, it is excluded."""
+    focus, middle = ring[0], len(ring) // 2
+    one_way = _path(ring[: middle + 1], graph)
+    other_way = _path(ring[middle:][::-1], graph)
+    drafts = (
+        draft
+        for query in _enriched((one_way, other_way), extra, graph)
+        for draft in (query, Diff(query, ring[middle]))
+    )
+    return [draft for draft in drafts if evaluate_query(draft, graph) == {focus}]
+
+
+def _facts_beside(title: str, ring: Sequence[str], graph: Graph) -> list[Query]:
+    """Up to `EXTRA_FACTS` queries of one fact that `title` answers and that name a page outside of
+    the `ring`; those that most other things answer too come first."""
+    facts = [
+        Proj(inverse(relation), value)
+        for relation in graph.relations[title]
+        for value in sorted(graph.values(title, relation) - {*ring})
+        if not graph.is_value(value)  # no page lists what has a value
+    ]
+    some = random.Random(title).sample(facts, min(len(facts), EXTRA_FACTS))
+    return sorted(some, key=lambda fact: -len(evaluate_query(fact, graph)))
+
+
+def _rings(subgraph: nx.Graph, focus: str) -> list[list[str]]:
+    """The cycles of 4 to 6 nodes through `focus`, each from it and back to it in the direction that
+    sorts first; the shortest come first."""
+    found = []
+    for cycle in nx.simple_cycles(subgraph, length_bound=6):
+        if focus in cycle and len(cycle) > 3:
+            start = cycle.index(focus)
+            ring = [*cycle[start:], *cycle[:start], focus]
+            found.append(min(ring, ring[::-1]))
+    return sorted(found, key=lambda ring: (len(ring), ring))
+
+
+def bridge_question(
+    subgraph: nx.Graph, focus: str, graph: Graph
+) -> tuple[Query, tuple[str, str]] | None:
+    """(a verified query for `focus`, a bridge of `subgraph` that no solver can do without): when
+    the facts that join the bridge's two ends are gone, `focus` is no answer in the whole graph.
+    None: there is none."""
+    extra = _extra_paths(focus, graph)
+    for bridge in sorted(nx.bridges(subgraph)):
+        without = nx.restricted_view(subgraph, (), [bridge])
+        near = nx.node_connected_component(without, focus)
+        for anchor in sorted(set(subgraph) - near):
+            path = _path(nx.shortest_path(subgraph, focus, anchor), graph)
+            for query in _enriched((path,), extra, graph):
+                if (
+                    evaluate_query(query, graph) == {focus}
+                    and not faults(query, graph)
+                    and focus not in evaluate_query(query, _without_edge(graph, *bridge))
+                ):
+                    return query, bridge
+    return None
+
+
+def _without_edge(graph: Graph, a: str, b: str) -> Graph:
+    """`graph` without the facts between `a` and `b`, for `evaluate_query` alone: a new graph of
+    the other facts would be a hundred times the work."""
+    found = copy(graph)
+    found.adjacent = dict(graph.adjacent)
+    for relation, rows in graph.adjacent.items():
+        less = {
+            one: rows[one] - {other}
+            for one, other in ((a, b), (b, a))
+            if other in rows.get(one, ())
+        }
+        if less:
+            found.adjacent[relation] = rows | less
+    return found
+
+
+def _ends(fact: Sequence[str]) -> tuple[str, str]:
+    return fact[0], fact[2]
+
+
+def _path(nodes: list[str], graph: Graph) -> Query:
+    """What stands at the start of a path, whose end is named."""
+    query: Query = nodes[-1]
+    for a, b in reversed(list(zip(nodes, nodes[1:]))):
+        query = Proj(inverse(joins(a, b, graph)[0]), query)
+    return query
+
+
+def _extra_paths(focus: str, graph: Graph) -> list[tuple[Query, frozenset[str]]]:
+    """Paths of two facts from `focus`, anywhere in the graph, with their answers."""
+    near = graph.neighbours[focus]
+    paths = [
+        [focus, by, end]
+        for by in sorted(near)
+        for end in sorted(graph.neighbours[by] - near - {focus})
+    ]
+    some = random.Random(focus).sample(paths, min(len(paths), EXTRA_PATHS))
+    queries = [_path(path, graph) for path in some]
+    return [(query, evaluate_query(query, graph)) for query in queries]
+
+
+def _enriched(
+    arms: Sequence[Query], extra: Sequence[tuple[Query, frozenset[str]]], graph: Graph
+) -> Iterator[Query]:
+    """And of `arms`, and of `arms` and one of the `_extra_paths`: those of which all parts are
+    needed and that at most one other thing fits."""
+    sets = [evaluate_query(arm, graph) for arm in arms]
+    both = frozenset.intersection(*sets)
+    if len(both) < 3 and all_needed(sets, len(both)):
+        yield And(tuple(arms)) if len(arms) > 1 else arms[0]
+    for query, found in extra:
+        left = both & found
+        if len(left) < 3 and all_needed([*sets, found], len(left)):
+            yield And((*arms, query))

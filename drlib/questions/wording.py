@@ -1,0 +1,175 @@
+"""Questions in English: a query of the algebra as one sentence, in several paraphrases.
+
+Each node has its phrase, and a condition that stands inside another is in brackets wherever the
+reader could attach it to the wrong noun: no conjunct is lost, and two queries do not read the same.
+Words come from the graph: relation names ("currency", "currency of") and the kinds of nodes.
+`names` lets a caller say a part in other words (`drlib.questions.websailor`).
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from drlib.questions.queries import (
+    And,
+    Anything,
+    Count,
+    Diff,
+    Exists,
+    Extreme,
+    Or,
+    Proj,
+    Query,
+    Range,
+    Var,
+    bound,
+    evaluate_query,
+)
+from drlib.worlds.graph import VALUE, Graph
+
+FRAMES = (  # a question for one thing, a question for a number
+    ("Which {kind} is the one {which}?", "How many {kinds} {which} are there?"),
+    ("Find the {kind} {which}.", "Count the {kinds} {which}."),
+    ("What is the name of the {kind} {which}?", "What is the number of {kinds} {which}?"),
+    ("There is exactly one {kind} {which}. Name it.", "Give the number of {kinds} {which}."),
+    ("I am looking for {a_kind} {which}. Which one is it?", "How many are the {kinds} {which}?"),
+)
+TEMPLATES = len(FRAMES)
+STYLES = (  # R(x); the things whose R is x; the things whose R is something that ...
+    ("that is {a} of {x}", "that has the {r} {x}", "that has {a} {x}"),
+    ("that {x} has as {r}", "with the {r} {x}", "with {a} {x}"),  # of one thing or of many
+)
+RANKS = ("smallest", "largest")
+
+
+def render_question(
+    query: Query, graph: Graph, template: int = 0, names: Mapping[Query, str] | None = None
+) -> str:
+    """`query` as an English question. template: 0..TEMPLATES - 1 (taken modulo TEMPLATES).
+
+    names: texts for constants or unions of constants that stand in for their titles.
+    """
+    template %= TEMPLATES
+    for_a_thing, for_a_number = FRAMES[template]
+    if isinstance(query, Count):
+        style, frame, described = STYLES[1], for_a_number, query.of
+    else:
+        style, frame, described = STYLES[template % len(STYLES)], for_a_thing, query
+    writer = _Writer(graph, style, names or {})
+    kind = writer.kind(query)
+    return frame.format(
+        kind=kind, kinds=plural(kind), a_kind=article(kind), which=writer.which(described)
+    )
+
+
+class _Writer(NamedTuple):
+    graph: Graph
+    style: tuple[str, str, str]
+    names: Mapping[Query, str]
+    among: tuple[tuple[str, Query], ...] = ()  # variables and what they are chosen among
+
+    def kind(self, query: Query) -> str:
+        """The noun for the answers of `query`: their one kind, else the relation, else "thing"."""
+        for name, among in reversed(self.among):
+            query = bound(query, name, among)
+        while isinstance(query, Exists):
+            query = bound(query.of, query.name, query.among)
+        inner = query.of if isinstance(query, Count | Extreme) else query
+        nodes = [self.graph.nodes.get(title) for title in evaluate_query(inner, self.graph)]
+        kinds = {node.kind if node else VALUE for node in nodes}
+        if kinds == {VALUE} and isinstance(inner, Proj):
+            return inner.relation.removesuffix(" of")
+        return kinds.pop() if len(kinds) == 1 else "thing"
+
+    def which(self, query: Query, alone: bool = True) -> str:
+        """`query` as a clause ("that has the currency Euro"); not `alone`: others stand beside."""
+        match query:
+            case Proj():
+                return self.projection(query, alone)
+            case And(parts):
+                return " and ".join(map(self.part, parts))
+            case Or(parts):
+                return " or ".join(map(self.part, parts))
+            case Diff(left, right):
+                return f"{self.part(left)}, except any {self.part(right)}"
+            case Range(relation, low, high):
+                return f"with {article(relation)} {span(low, high)}"
+            case Extreme(relation, of, most):
+                ranks = ("earliest", "latest") if relation.endswith("year") else RANKS
+                which = self.which(of) if alone else f"({self.which(of)})"
+                return f"with the {ranks[most]} {relation} of any {self.kind(of)} {which}"
+            case Exists(name, among, of):
+                chosen = f"{article(self.kind(among))} {self.part(among, alone=True)}"
+                if not name:  # it only has to be there
+                    return f"that, as there is {chosen}, is one {self.part(of)}"
+                inside = self._replace(among=(*self.among, (name, among)))
+                return f"that, for {chosen} (call it {name}), is one {inside.part(of)}"
+            case Anything():
+                return "that is anything"
+        return f"that is {self.named(query)}"
+
+    def projection(self, query: Proj, alone: bool) -> str:
+        """What a projection says: of a named thing, or of what is described in its turn."""
+        relation = query.relation.removesuffix(" of")
+        is_backwards = query.relation.endswith(" of")
+        of_values, with_value, with_some = self.style
+        told = self.named(query.of)
+        if told:
+            form = with_value if is_backwards else of_values
+        elif is_backwards:
+            form = with_some
+            told = self.part(query.of, alone=True, brackets=not alone)
+        else:
+            form = of_values
+            goes_on = self.style is STYLES[1]  # after the description: "... has as currency"
+            clause = self.part(query.of, alone=True, brackets=not alone or goes_on)
+            told = f"{article(self.kind(query.of))} {clause}"
+        return form.format(r=relation, a=article(relation), x=told)
+
+    def part(self, query: Query, alone: bool = False, brackets: bool = False) -> str:
+        """A clause that stands beside others, or inside one; in brackets if that can be misread."""
+        text = self.which(query, alone)
+        return f"({text})" if brackets or isinstance(query, And | Or | Diff) else text
+
+    def named(self, query: Query) -> str:
+        """The text of what is named or counted, not described; "" for the rest."""
+        if isinstance(query, Or):
+            texts = [self.named(part) for part in query.parts]
+            union = " or ".join(texts) if all(texts) else ""
+            return self.names.get(query) or union
+        if isinstance(query, Count):
+            return f"(the number of {plural(self.kind(query))} {self.which(query.of)})"
+        if isinstance(query, Var):
+            return query.name
+        return self.names.get(query, query) if isinstance(query, str) else ""
+
+
+def article(noun: str) -> str:
+    """`noun` with "a" or "an" before it."""
+    before = "an" if noun[:1].lower() in tuple("aeiou") else "a"
+    return f"{before} {noun}"
+
+
+def plural(noun: str) -> str:
+    """`territory` -> `territories`, `class` -> `classes`, `script` -> `scripts`."""
+    noun = re.sub("(?<![aeiou])y$", "ie", noun)
+    return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
+
+
+def span(low: int, high: int) -> str:
+    """The whole numbers low..high in words; thirds of a decade as WebSailor names them."""
+    parts = {(0, 9): "", (0, 3): "early ", (4, 6): "mid ", (7, 9): "late "}
+    decade = low // 10 * 10
+    part = parts.get((low - decade, high - decade))
+    if part is not None and 1000 <= low <= 2100:
+        return f"in the {part}{decade}s"
+    if low == 0:
+        return f"of less than {high + 1}"
+    return f"of {low}" if low == high else f"between {low} and {high}"
+
+
+def says(text: str, name: str) -> bool:
+    """Whether `name` stands in `text` as whole words and numbers (5 not in 1.5 or -5), any case."""
+    before = r"(?<!\w)(?!(?<=\d[.,])\d|(?<=\W-)\d|(?<=^-)\d)"
+    after = r"(?!\w|(?<=\d)[.,]\d)"
+    return bool(re.search(before + re.escape(name) + after, text, re.IGNORECASE))

@@ -1,1 +1,0 @@
-"""Published recipes, one file each and named after it; what several use stands one level up."""

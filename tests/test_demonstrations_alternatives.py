@@ -1,0 +1,139 @@
+"""Alternatives to a step that only a reader tells apart: neither their form nor what was mentioned.
+
+Run: python -m pytest tests/test_demonstrations_alternatives.py
+"""
+
+import random
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from drlib.chat.template import ChatIds
+from drlib.chat.tool_calls import ToolCall, parse, render_call
+from drlib.demonstrations.agentfounder import CHOICE, CloseTeacher, Teacher, higher_order
+from drlib.demonstrations.oracle import Demonstrator, DemonstratorFaults
+from drlib.questions.chains import SearchQuestions, python_task
+from drlib.trajectory import ToolResult
+from drlib.worlds import Names, fictional_world, load_world
+from drlib.worlds.small import snippet
+from tests.agent_examples import tour_chat
+from tests.test_training_sft import documents_of
+
+chat = tour_chat
+WORLD = fictional_world("alternatives", Names.from_world(load_world("tour")), 24)
+TITLES = sorted(WORLD.entities)
+RELATIONS = {relation for entity in WORLD.entities.values() for relation in entity.facts}
+
+
+def tool(name, arguments, *, world):
+    """A search without a server: the page that is asked for; a sum always comes to 12."""
+    query = arguments.get("query")
+    if name == "python":
+        return ToolResult(name, arguments, "12", True, None)
+    if not isinstance(query, list) or query[0] not in WORLD.entities:
+        return ToolResult(name, arguments, "no such page", False, "arguments")
+    text = f"1. [{query[0]}](x)\n{snippet(WORLD.entities[query[0]])}"
+    return ToolResult(name, arguments, text, True, None)
+
+
+def decisions(faults, teacher, questions=120, n=3, sums=False):
+    """(what was read last, options, place of the real one) of each decision."""
+    rng, hand = random.Random(3), Demonstrator(faults, TITLES)
+    source = SearchQuestions(WORLD, None, max_hops=2)
+    for number in range(questions):
+        task = python_task(rng) if sums and number % 2 else source.draw(2, rng)
+        past = hand.play(task, SimpleNamespace(call=tool), rng, WORLD)
+        row = higher_order(past.messages, True, "past", teacher, n, rng)
+        read, shown = row.parts[0][1], None
+        for role, text in row.parts[1:]:
+            if shown and text.startswith(CHOICE):
+                options = [option.split(". ", 1)[1] for option in shown.splitlines()]
+                real = int(text.split("\n")[0].removeprefix(CHOICE)) - 1
+                yield f"{row.parts[0][1]}\n{read}", options, real
+            read = text if role == "tool" else read
+            shown = text if role == "given" else None
+
+
+def name_of(option):
+    query = getattr(parse(option), "arguments", {}).get("query")
+    return query[0] if isinstance(query, list) and query else None
+
+
+def found_by(rule, seen):
+    rng = random.Random(0)
+    right = 0
+    for read, options, real in seen:
+        fit = [i for i, option in enumerate(options) if rule(read, option)]
+        right += rng.choice(fit or range(len(options))) == real
+    return right / len(seen)
+
+
+def mentioned(read, option):
+    return bool(name_of(option)) and name_of(option) in read
+
+
+def test_neither_form_nor_mention_finds_the_real_step():
+    """A quarter is blind luck."""
+    flawless = DemonstratorFaults(0, 0, 0, 0, 0)
+    far, close = (
+        [*decisions(flawless, kind(TITLES, RELATIONS))] for kind in (Teacher, CloseTeacher)
+    )
+    assert len(close) == 240
+    assert found_by(mentioned, far) > 0.95  # what is wrong with the others
+    assert found_by(mentioned, close) < 0.5
+    assert found_by(lambda _, option: bool(name_of(option)), close) < 0.33
+    for read, options, _ in close:
+        shapes = {
+            re.sub(r'\["[^"]*"\]', "[]", option.partition("</think>")[2]) for option in options
+        }
+        assert shapes == {render_call("search", {"query": []})}
+        asked = {
+            (name_of(o), *re.findall("|".join(RELATIONS), o.split("</think>")[0])) for o in options
+        }
+        assert len(asked) == 4, "an option that asks for the same in other words is right too"
+        assert sum(mentioned(read, option) for option in options) >= 2
+
+
+def test_a_clumsy_step_has_clumsy_alternatives():
+    """Malformed calls and programs too: the form of each option is that of the real step."""
+    clumsy = DemonstratorFaults(0, 0, 1, 1, 0)
+    kinds = set()
+    for _, options, real in decisions(clumsy, CloseTeacher(TITLES, RELATIONS), sums=True):
+        action = parse(options[real])
+        assert isinstance(action, ToolCall)
+        forms = {type(parse(o).arguments.get("query")) for o in options}
+        assert len(forms) == 1 and {parse(o).name for o in options} == {action.name}
+        assert len({*options}) == 4
+        kinds.add((action.name, *forms))
+    assert kinds == {("search", list), ("search", str), ("python", type(None))}
+
+
+def test_other_programs_have_the_same_numbers_where_they_can():
+    teacher = CloseTeacher(TITLES, RELATIONS)
+    code = "print(128*3 + 45)"
+    step = f"<think>Compute it.</think>{render_call('python', {'code': code})}"
+    asked = [{"role": "user", "content": "What is 128*3 + 45?"}]
+    others = teacher.alternatives(asked, step, 4, random.Random(0))
+    for other in others:
+        numbers = sorted(re.findall(r"\d+", parse(other).arguments["code"]))
+        assert numbers == ["128", "3", "45"] and other != step
+    with pytest.raises(ValueError, match="found .* alternatives of 50"):
+        teacher.alternatives(asked, step, 50, random.Random(0))
+
+
+def test_the_setting_changes_the_higher_order_rows_alone(chat):
+    assert isinstance(chat, ChatIds)
+    names = Names.from_world(load_world("tour"))
+    far = documents_of(chat, names, pretrain__higher_order_share=1.0)
+    close = documents_of(
+        chat, names, pretrain__higher_order_share=1.0, pretrain__higher_order_alternatives="read"
+    )
+    assert far != close
+    usual = documents_of(chat, names, pretrain__first_order_share=1.0)
+    assert (
+        documents_of(
+            chat, names, pretrain__first_order_share=1.0, pretrain__higher_order_alternatives="read"
+        )
+        == usual
+    )

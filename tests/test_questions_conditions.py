@@ -1,0 +1,140 @@
+"""Questions of several conditions: checked fact by fact, without the engine that made them.
+
+Run: python -m pytest tests/test_questions_conditions.py
+"""
+
+import itertools
+import random
+import re
+
+import pytest
+
+from drlib.chat.template import ChatIds, train_tokenizer
+from drlib.config import Config
+from drlib.demonstrations.actions import ActionData
+from drlib.demonstrations.oracle import Oracle
+from drlib.questions.chains import SearchQuestions
+from drlib.questions.lookups import look_ups
+from drlib.questions.question_engine import CONDITIONS, ConditionQuestions
+from drlib.sandbox import Sandbox
+from drlib.tools import Toolbox
+from drlib.training import data
+from drlib.worlds import Names, fictional_world, load_world
+
+
+@pytest.fixture(scope="module")
+def world():
+    return data.training_world(Config.load("ci", world__name="folder:notebooks/tern"))[0]
+
+
+@pytest.fixture(scope="module")
+def sides(world):
+    return {split: ConditionQuestions(world, split) for split in ("train", "test")}
+
+
+def wanted_facts(task, world):
+    """The last look-up's facts, relation -> value, followed by hand through the pages."""
+    *each, last = look_ups(task)
+    assert last.is_holder
+    found = []
+    for step in each:
+        if step.is_holder:
+            facts = dict(zip(step.relations, step.titles(found)))
+            (title,) = who_has(facts, world)
+            found.append(title)
+        else:
+            found.append(world.entities[step.titles(found)[0]].facts[step.relations[0]])
+    return dict(zip(last.relations, last.titles(found)))
+
+
+def who_has(facts, world):
+    return [
+        title
+        for title, entity in world.entities.items()
+        if all(entity.facts.get(relation) == value for relation, value in facts.items())
+    ]
+
+
+def assert_needs_every_condition(task, world):
+    facts = wanted_facts(task, world)
+    assert who_has(facts, world) == [task.answer]
+    for left_out in facts:
+        fewer = {relation: value for relation, value in facts.items() if relation != left_out}
+        assert len(who_has(fewer, world)) > 1, f"{task.question} needs no {left_out}"
+
+
+def test_all_conditions_together_tell_the_answer_and_none_is_idle(world, sides):
+    for split, skill in itertools.product(sides, CONDITIONS):
+        tasks = sides[split].all(skill)
+        assert len(tasks) >= 40
+        for task in tasks:
+            assert_needs_every_condition(task, world)
+            assert task.skill == skill == f"c{task.conditions}"
+            assert task.category == f"{task.conditions} conditions"
+            assert not re.search(rf"\b{re.escape(task.answer)}\b", task.question)
+
+
+def test_invented_worlds_have_them_too(world):
+    names = Names.from_world(world)
+    for seed in range(10):
+        invented = fictional_world(seed, names)
+        tasks = ConditionQuestions(invented, None, drawn=16, seed=seed).all()
+        assert len(tasks) >= 4
+        for task in tasks:
+            assert_needs_every_condition(task, invented)
+
+
+def test_the_oracle_answers_them_with_three_searches_and_four(world, sides):
+    with Sandbox() as sandbox, Toolbox(world, sandbox, results=2) as toolbox:
+        for skill, calls in (("c2", 3), ("c3", 4)):
+            for task in sides["test"].all(skill):
+                episode = Oracle().play(task, toolbox, random.Random(0))
+                assert episode.correct and len(episode.tool_results) == calls
+
+
+def test_no_answer_is_on_both_sides_nor_of_a_chain_on_the_other(world, sides):
+    answers = {
+        split: {task.answer for task in some.all()}
+        | {a for hops in (1, 2, 3) for a in SearchQuestions(world, split).answers(hops)}
+        for split, some in sides.items()
+    }
+    assert len(answers["train"]) > 50 and len(answers["test"]) > 20
+    assert not answers["train"] & answers["test"]
+
+
+def test_the_same_seed_draws_the_same_and_no_answer_is_a_good_guess(world, sides):
+    again = ConditionQuestions(world, "train")
+    assert [task.id for task in again.all()] == [task.id for task in sides["train"].all()]
+    rng = random.Random(0)
+    drawn = [sides["train"].draw("c3", rng).answer for _ in range(400)]
+    shares = {answer: drawn.count(answer) / 400 for answer in drawn}
+    assert len(shares) >= 15 and max(shares.values()) < 0.15
+
+
+def test_both_wordings_say_the_same_questions_and_the_tokenizer_sees_the_words_of_each():
+    tour = load_world("tour")
+    for split in ("train", "test"):
+        few = ConditionQuestions(tour, split).all()
+        said = ConditionQuestions(tour, split, wording="sentences").all()
+        pairs = list(zip(said, few, strict=True))
+        assert all((a.id, a.query, a.answer) == (b.id, b.query, b.answer) for a, b in pairs)
+        assert all("(" not in a.question and "(" in b.question for a, b in pairs)
+    said, few = (" ".join(data.engine_texts(tour, how)) for how in ("sentences", "brackets"))
+    assert "According to Unicode CLDR, " in said and "According to" not in few
+
+
+def test_pre_training_shows_how_two_facts_are_searched_and_never_three_nor_an_answer(world):
+    titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
+    texts = data.world_texts(world) + data.engine_texts(world)
+    chat = ChatIds(train_tokenizer(texts, 1400, names=titles, phrases=data.PHRASES))
+    names = Names.from_world(world)
+
+    def queries(conditions):
+        documents = ActionData(names, chat, 2, conditions).stream(0)
+        texts = [chat.tokenizer.decode(next(documents).ids) for _ in range(250)]
+        assert not any("<answer>" in text for text in texts)
+        return [query for text in texts for query in re.findall(r'"query": \["(.*?)"\]', text)]
+
+    assert not any(";" in query for query in queries(None))
+    together = [query.count(";") for query in queries("brackets") if ";" in query]
+    assert len(together) > 20 and set(together) == {1}

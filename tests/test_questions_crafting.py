@@ -1,0 +1,225 @@
+"""Questions that a model makes of a memory: what is executed, what a second reader says, nothing
+lost; over real HTTP, with a scripted model that errs in each of the ways.
+
+Run: python -m pytest tests/test_questions_crafting.py
+"""
+
+import json
+import random
+import re
+from fractions import Fraction
+
+import pytest
+
+from drlib.endpoint import ChatEndpoint
+from drlib.questions.crafting import (
+    CHECKS,
+    WISHES,
+    counts,
+    craft,
+    neighbourhood,
+    numbered,
+    value_of,
+)
+from drlib.questions.entity_memory import EntityMemory
+from drlib.questions.replies import Replies
+from drlib.task import is_correct
+from tests.scripted_server import Scripted
+
+
+def memory_of_tern():
+    memory = EntityMemory()
+    memory.fact("Ottermaid", "captain", "Silvan Pookley", "ferries.md")
+    memory.fact("Ottermaid", "launch year", "1871", "ferries.md")
+    memory.fact("Grey Apology", "launch year", "1858", "ferries.md")
+    memory.fact("Silvan Pookley", "instrument", "tin whistle", "people.md")
+    memory.fact("Silvan Pookley", "birth year", "1839", "people.md")
+    memory.add("Ottermaid", "The Ottermaid cost 1,250 crowns.", "ferries.md")
+    return memory
+
+
+def numbers_of(shown, *parts):
+    """The numbers of the statements that hold these texts, from a prompt's list."""
+    lines = [line for line in shown.splitlines() if re.match(r"\d+\. ", line)]
+    return [int(line.split(".")[0]) for part in parts for line in lines if part in line]
+
+
+RIGHT = {
+    "fact": ("Who is the captain of the Ottermaid?", "Silvan Pookley", ["captain"], ""),
+    "numeric": (
+        "How old was the captain of the Ottermaid when she was launched?",
+        "32",
+        ["launch year of Ottermaid", "birth year"],
+        "1871 - 1839",
+    ),
+    "multi-hop": (
+        "Which instrument does the captain of the Ottermaid play?",
+        "tin whistle",
+        ["captain", "instrument"],
+        "",
+    ),
+    "report": ("Report on the Ottermaid.", "", ["captain", "launch year of O", "cost"], ""),
+}
+
+
+class Model:
+    """Says `RIGHT`, with `changes` of a style's fields (or what they are for a prompt); reads
+    `answers[style]` or the right one."""
+
+    def __init__(self, changes=None, answers=None):
+        self.changes, self.answers, self.read = changes or {}, answers or {}, []
+
+    def say(self, messages):
+        system, user = (message["content"] for message in messages)
+        if system.startswith("You write"):
+            style = next(s for s in WISHES if WISHES[s].format(entity="Ottermaid") in system)
+            question, answer, parts, expression = RIGHT[style]
+            made = {
+                "question": question,
+                "answer": answer,
+                "statements": numbers_of(user, *parts),
+                "expression": expression,
+            }
+            for name, value in self.changes.get(style, {}).items():
+                made[name] = value(user) if callable(value) else value
+            return f"<think>hm {{}}</think>```json\n{json.dumps(made)}\n```"
+        self.read.append(user)
+        style = next((s for s in RIGHT if RIGHT[s][0] == user), "fact")
+        if style in self.answers:
+            return self.answers[style]
+        return str(numbers_of(system, *RIGHT[style][2])) if style == "report" else RIGHT[style][1]
+
+
+def crafted(tmp_path, model, styles=tuple(WISHES), **how):
+    with Scripted(model.say) as server:
+        replies = Replies(
+            ChatEndpoint(server.url, "scripted"), tmp_path / "r.jsonl", calls=99, **how
+        )
+        found = craft(memory_of_tern(), [("Ottermaid", style) for style in styles], replies)
+        return found, server.asked
+
+
+def test_what_is_right_becomes_a_task_and_a_report_has_its_statements(tmp_path):
+    found, asked = crafted(tmp_path, Model())
+    assert [one.reason for one in found] == [""] * 4 and asked == 8
+    for one in found[:3]:
+        task = one.task("tern")
+        assert (task.question, task.start) == (RIGHT[one.style][0], "Ottermaid")
+        assert is_correct(RIGHT[one.style][1], task)
+    assert found[2].task("tern").hops == 2
+    assert len({one.task("tern").id for one in found[:3]}) == 3
+    assert {one.text for one in found[3].known} > {"The Ottermaid cost 1,250 crowns."}
+    assert found[3].known[0].sources == ("ferries.md",)
+    with pytest.raises(ValueError, match="it asks for a report"):
+        found[3].task("tern")
+
+
+def test_a_killed_run_asks_for_nothing_twice(tmp_path):
+    first, asked = crafted(tmp_path, Model())
+    again, none = crafted(tmp_path, Model())
+    assert (again, asked, none) == (first, 8, 0)
+
+
+CAPTAIN = "The captain of Ottermaid is Silvan Pookley."
+ERRORS = [
+    ("fact", {"question": ""}, "it cannot be read"),
+    ("fact", {"statements": []}, "it cannot be read"),
+    ("fact", {"statements": [99]}, "it cannot be read"),
+    ("fact", {"statements": [True]}, "it cannot be read"),
+    ("fact", {"answer": ["Silvan Pookley"]}, "it cannot be read"),
+    ("fact", {"question": "Who is the captain of the ferry?"}, "it does not say what it is about"),
+    ("fact", {"question": "Is Silvan Pookley captain of Ottermaid?"}, "it gives its answer away"),
+    ("fact", {"question": "Who is in the statement on Ottermaid?"}, "it speaks of statements"),
+    ("fact", {"answer": "Rufus Kelbrake"}, "no statement says its answer"),
+    ("fact", {"answer": ""}, "no statement says its answer"),
+    (
+        "numeric",
+        {"expression": "1871 - 1840", "answer": "31"},
+        "its numbers are not in its statements",
+    ),
+    ("numeric", {"expression": "1871", "answer": "1871"}, "its numbers are not in its statements"),
+    ("numeric", {"answer": "33"}, "its answer is not what it computes"),
+    ("numeric", {"expression": "__import__('os').getpid()"}, "its expression cannot be computed"),
+    ("numeric", {"expression": "1871 ** 1839"}, "its expression cannot be computed"),
+    ("numeric", {"expression": "1871 / (1839 - 1839)"}, "its expression cannot be computed"),
+    ("multi-hop", {"answer": "Silvan Pookley"}, "one statement is enough"),
+    (
+        "multi-hop",
+        {"question": "Which instrument does Silvan Pookley of the Ottermaid play?"},
+        "one statement is enough",
+    ),
+    ("report", {"statements": [1, 2]}, "it needs too few statements"),
+]
+
+
+@pytest.mark.parametrize(("style", "change", "reason"), ERRORS)
+def test_what_the_model_says_is_executed(tmp_path, style, change, reason):
+    model = Model({style: change})
+    (one,), asked = crafted(tmp_path, model, [style])
+    assert one.reason == reason and one.detail
+    assert asked == 1 and not model.read  # no second call for what is out
+    assert counts([one]) == {style: {reason: 1}}
+
+
+def test_nothing_links_the_statements_of_two_things(tmp_path):
+    """What the ferry cost and what a person plays: nothing is in both statements."""
+    change = {"statements": lambda user: numbers_of(user, "cost", "instrument")}
+    (one,), _ = crafted(tmp_path, Model({"multi-hop": change}), ["multi-hop"])
+    assert one.reason == "nothing links its statements"
+
+
+@pytest.mark.parametrize(
+    ("style", "answer", "reason"),
+    [
+        ("fact", "Rufus Kelbrake", "a reader comes to another answer"),
+        ("multi-hop", "UNKNOWN", "a reader comes to another answer"),
+        ("report", "[1]", "a reader does not need its statements"),
+        ("report", "all of them", "the reader's list cannot be read"),
+    ],
+)
+def test_a_second_reader_must_come_to_the_same(tmp_path, style, answer, reason):
+    (one,), asked = crafted(tmp_path, Model(answers={style: answer}), [style])
+    assert (one.reason, asked) == (reason, 2)
+
+
+def test_a_question_that_came_before_is_out_and_a_spent_budget_is_a_reason(tmp_path):
+    styles = ("fact", "fact", "multi-hop")
+    found, _ = crafted(tmp_path, Model(), styles, workers=1)
+    assert [one.reason for one in found] == ["", "asked before", ""]
+    with Scripted(Model().say) as server:
+        endpoint = ChatEndpoint(server.url, "scripted")
+        replies = Replies(endpoint, tmp_path / "few.jsonl", calls=1, workers=1)
+        found = craft(memory_of_tern(), [("Ottermaid", "fact"), ("Ottermaid", "report")], replies)
+    assert [one.reason for one in found] == ["budget: 1 calls are spent"] * 2
+
+
+def test_a_wish_that_cannot_be_is_an_error(tmp_path):
+    replies = Replies(ChatEndpoint("http://127.0.0.1:1/v1", "x"), tmp_path / "r.jsonl", calls=1)
+    with pytest.raises(ValueError, match="unknown style 'poem': there are fact, numeric"):
+        craft(memory_of_tern(), [("Ottermaid", "poem")], replies)
+    with pytest.raises(ValueError, match="knows nothing about 'Nobody'"):
+        craft(memory_of_tern(), [("Nobody", "fact")], replies)
+    assert {*CHECKS} == {*WISHES}
+
+
+def test_what_is_shown_is_the_thing_and_what_stands_beside_it():
+    memory = memory_of_tern()
+    for number in range(30):
+        memory.fact(f"boat {number}", "kind", "ferry", "boats.md")
+    memory.fact("Ottermaid", "kind", "ferry", "boats.md")
+    shown = neighbourhood(memory, "Ottermaid", random.Random(3))
+    texts = [one.text for one in shown]
+    assert CAPTAIN in texts and "The instrument of Silvan Pookley is tin whistle." in texts
+    assert not any("boat " in text for text in texts)  # that both are ferries links nothing
+    assert len(set(texts)) == len(texts)
+    assert numbered(shown[:2]) == f"1. {texts[0]}\n2. {texts[1]}"
+    assert shown == neighbourhood(memory, "Ottermaid", random.Random(3))
+    assert shown[texts.index(CAPTAIN)].entities == ("Ottermaid", "Silvan Pookley")
+
+
+def test_sums_are_exact_and_nothing_else_is_computed():
+    assert value_of("(1,250 - 50) / 7") == (Fraction(1200, 7), [1250, 50, 7])
+    assert value_of("-0.1 + 0.3")[0] == Fraction(1, 5)
+    for wrong in ("", "1 if 2 else 3", "x", "'a' * 3", "[1]", "1e999", "True + 1", "(" * 150):
+        with pytest.raises(ValueError):
+            value_of(wrong)

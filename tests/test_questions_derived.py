@@ -1,0 +1,150 @@
+"""How keys and columns of documents are said, what pages are called, what is plain."""
+
+import pytest
+import typeguard
+
+from drlib.questions.joins import in_one_form
+from drlib.questions.phrases import (
+    Phrasebook,
+    active,
+    english,
+    forms_by_name,
+    kind_of_page,
+    name_of_page,
+    spoken_date,
+)
+from drlib.questions.plainness import strangeness
+from drlib.questions.queries import And, Or, Proj, from_text
+from drlib.questions.question_engine import synthesize_questions
+from drlib.questions.read_back import grammar_of, read_question
+from drlib.questions.sentences import STYLES, say
+from drlib.worlds import load_world
+from tests.folder_makers import MAKERS, written
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return load_world(f"folder:{written(MAKERS['handbook'](1), tmp_path_factory.mktemp('book'))}")
+
+
+@pytest.mark.parametrize(
+    "relation, whens, several, form, said",
+    [
+        ("requires", "", True, "of_things", "requiring {x}"),
+        ("requires", "", True, "same", "requires a module that is also required by {x}"),
+        ("raised by", "", True, "same", "is raised by a module that also raises {x}"),
+        ("raised by", "", False, "of_value", "raises {x}"),
+        ("Approved by", "", False, "of_thing", "was approved by {x}"),
+        ("approved by", "", False, "of_values", "that approved {x}"),
+        ("added in", "", False, "of_values", "in which {x} was added"),
+        ("held at", "", False, "of_thing", "is held at {x}"),
+        ("published", "year", False, "during", "was published {x}"),
+        ("published", "day", False, "of_thing", "was published on {x}"),
+        ("joined", "year", False, "of_things", "who joined in {x}"),
+        ("customer since", "year", False, "of_thing", "has been a customer since {x}"),
+    ],
+)
+def test_verbs_and_participles_are_said_as_such(relation, whens, several, form, said):
+    assert forms_by_name(relation, whens, "module", several)[form] == said
+
+
+@pytest.mark.parametrize("relation", ["team", "speed", "office manager", "red", "author"])
+def test_a_noun_is_none(relation):
+    assert forms_by_name(relation, "", "thing", False) == {}
+
+
+def test_participles_have_their_verbs():
+    assert active("documented") == ("documents", "documenting", "documented")
+    assert active("curated")[0] == "curates" and active("tagged")[:2] == ("tags", "tagging")
+    assert active("carried")[:2] == ("carries", "carrying") and active("led")[0] == "leads"
+
+
+def test_names_say_what_they_name():
+    assert name_of_page("Ada Lund", "person") == "Ada Lund"
+    assert name_of_page("Slow tides", "paper") == 'the paper "Slow tides"'
+    assert name_of_page("Bergen", "office") == "the Bergen office"
+    assert name_of_page("Platform team", "team") == "the Platform team"
+    assert name_of_page("E12", "experiment") == "experiment E12"
+
+
+def test_dates_are_spoken_and_no_others_are_dates():
+    assert spoken_date("2019-03-04") == "4 March 2019" and spoken_date("2019-03") == "March 2019"
+    assert spoken_date("2019-13-04") == spoken_date("1.2") == ""
+
+
+def test_a_page_is_what_it_says_or_where_it_lies(world):
+    pages = [node.title for node in world.graph.nodes.values() if node.kind == "page"]
+    kinds = {title.partition("/")[0]: kind_of_page(title, world.graph) for title in pages}
+    assert kinds["people"] == "person" and kinds["policies"] == "policy"
+    assert kinds["index.md"] == "page"
+
+
+def test_links_without_quotes_and_columns_in_capitals_join_the_pages(world):
+    graph = world.graph
+    people = [title for title in graph.nodes if title.startswith("people/")]
+    assert people and all(
+        next(iter(graph.values(one, "manager"))).startswith("people/") for one in people
+    )
+    approved = graph.adjacent["approved by"]
+    assert {title.partition("/")[0].partition(":")[0] for title in approved} == {
+        "policies",
+        "vendors.md",
+    }
+    assert "Approved by" not in graph.adjacent
+
+
+def test_what_is_asked_in_plain_words_is_read_back(world):
+    tasks = synthesize_questions(world, 8, 2, plain=True)
+    grammar = grammar_of(world.graph, world.scheme)
+    for task in tasks:
+        query = from_text(task.query)
+        assert strangeness(query, task.question, grammar.book) == 0
+        for style in STYLES:
+            assert read_question(say(query, grammar.book, style), grammar) == in_one_form(query)
+
+
+def test_what_is_strange_is_counted(world):
+    book = Phrasebook(world.graph, world.scheme)
+    one, two = sorted(title for title in world.graph.nodes if title.startswith("teams/"))[:2]
+    members = Proj("team of", one)
+    assert strangeness(Proj("manager", members), "Who?", book) == 0
+    assert strangeness(And((members, Or((members, Proj("team of", two))))), "Who?", book) >= 1
+    alone = strangeness(members, "", book)
+    assert strangeness(members, "Find it. Finally, who?", book) == 2 + alone
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory):
+    folder = written(MAKERS["research notes"](1), tmp_path_factory.mktemp("notes"))
+    return Phrasebook(load_world(f"folder:{folder}").graph, "folder").phrases
+
+
+def test_what_is_over_is_said_in_the_past(notes, world):
+    assert notes["led by"].of_thing == "was led by {x}"
+    assert notes["carried out at"].of_values == "where {x} was carried out"
+    lasting = Phrasebook(world.graph, world.scheme).phrases
+    assert lasting["Organised by"].of_thing == "is organised by {x}"
+
+
+def test_two_that_have_one_in_common_share_it_by_its_verb(notes, world):
+    assert notes["journal"].same == "appeared in the same journal as {x}"
+    assert notes["curator"].same == "is curated by the same person as {x}"
+    assert notes["institute"].of_thing == "works at {x}"  # of people; of others "has .."
+    assert notes["municipality"].same == "is in the same municipality as {x}"
+    phrases = Phrasebook(world.graph, world.scheme).phrases
+    assert phrases["role"].same == "has the same role as {x}"
+    assert phrases["role"].of_thing == "has the role {x}"
+    assert phrases["Product"].of_value == "is bought by {x}" and not phrases["Product"].owned
+
+
+def test_articles_and_plurals_are_imported_without_checks_of_types():
+    """Which take two seconds; other packages keep theirs."""
+    assert english().a("hour") == "an hour" and english().plural_noun("currency") == "currencies"
+    assert english().plural_noun("") == ""  # a check of types would refuse it
+
+    @typeguard.typechecked
+    def doubled(number: int) -> int:
+        return 2 * number
+
+    with pytest.raises(typeguard.TypeCheckError):
+        doubled("two")

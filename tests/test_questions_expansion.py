@@ -1,0 +1,249 @@
+"""Explaining an answer and expanding a query: the answer never changes, every condition is needed.
+
+Run: python -m pytest tests/test_questions_expansion.py
+"""
+
+import random
+from collections import Counter
+
+import pytest
+
+from drlib.questions.checks import (
+    coincidences,
+    constant_edges,
+    effort,
+    is_far,
+    is_near,
+    leaks,
+    next_to,
+    target_edges,
+)
+from drlib.questions.expansion import (
+    Bars,
+    can_be_asked_for,
+    deepened,
+    draft,
+    expand,
+    explain,
+    layers,
+    met,
+    rivals,
+)
+from drlib.questions.queries import (
+    And,
+    Count,
+    Diff,
+    Or,
+    Proj,
+    constants,
+    depth,
+    evaluate_query,
+    is_number,
+    shared_with,
+    substitute,
+    walk,
+)
+from drlib.questions.sql_engine import SqlEngine
+from tests.shared_worlds import shared_world
+
+
+@pytest.fixture(scope="module")
+def world():
+    return shared_world("cldr")
+
+
+def starts(graph, n, seed):
+    """`n` verified-by-nothing queries of one look-up, and their answers."""
+    rng, found = random.Random(f"starts-{seed}"), []
+    titles = [t for t in sorted(graph.nodes) if can_be_asked_for(t, graph)]
+    while len(found) < n:
+        answer = rng.choice(titles)
+        query = explain(answer, graph, rng, frozenset((answer,)), 2, 3)
+        found += [(answer, query)] if query else []
+    return found
+
+
+def test_an_explanation_is_exact_and_each_condition_is_needed(world):
+    graph, rng = world.graph, random.Random(1)
+    for answer, query in starts(graph, 60, 1):
+        assert evaluate_query(query, graph) == {answer}
+        assert 2 <= len(query.parts) <= 3
+        assert all(len(evaluate_query(part, graph)) > 1 for part in query.parts)
+        banned = frozenset(constants(query))
+        other = explain(answer, graph, rng, banned, 2, 3)
+        assert other is None or not banned & set(constants(other))
+
+
+def test_layer_wise_expansion_as_in_webshaper(world):
+    """arXiv 2507.15061, section 3.3 and figure 4: n = 0..3 expansions keep the answer, the
+    shortest path from a constant to the target grows by each, and nothing becomes redundant."""
+    graph, grown = world.graph, 0
+    for i, (answer, query) in enumerate(starts(graph, 100, 2)):
+        rng = random.Random(i)
+        for n in range(1, 4):
+            nearest = min(layers(query))[0]
+            assert nearest == n
+            new = next(filter(None, (expand(query, graph, rng) for _ in range(10))), None)
+            if new is None:
+                break
+            assert (
+                evaluate_query(new, graph) == {answer} == SqlEngine(graph).answers(new)
+                if i < 3
+                else evaluate_query(new, graph) == {answer}
+            )
+            assert min(layers(new))[0] > nearest and depth(new) > depth(query)
+            assert target_edges(new) == 0 == constant_edges(new, graph)
+            query, grown = new, grown + 1
+    assert grown > 100
+
+
+def test_the_baselines_leave_shortcuts_and_redundancy(world):
+    graph, edges = world.graph, {}
+    for order in ("layer", "sequential", "random"):
+        rng, count = random.Random(order), Counter()
+        for answer, query in starts(graph, 60, 3):
+            for _ in range(2):
+                query = expand(query, graph, rng, order) or query
+            assert evaluate_query(query, graph) == {answer}
+            if depth(query) == 3 or order == "random":
+                count += Counter(target=target_edges(query), constant=constant_edges(query, graph))
+        edges[order] = count
+    assert edges["layer"]["target"] == edges["layer"]["constant"] == 0
+    assert edges["sequential"]["target"] > 20
+    assert edges["random"]["target"] > 20 and edges["random"]["constant"] > 20
+
+
+def test_a_draft_never_names_the_answer_or_a_thing_on_the_way(world):
+    graph, rng, found = world.graph, random.Random(4), 0
+    titles = [t for t in sorted(graph.nodes) if can_be_asked_for(t, graph)]
+    for answer in rng.sample(titles, 300):
+        query = draft(answer, graph, rng, 3)
+        if query is None:
+            continue
+        found += 1
+        assert evaluate_query(query, graph) == {answer} and depth(query) == 3
+        on_the_way = [
+            evaluate_query(part, graph) for part in walk(query) if not isinstance(part, str)
+        ]
+        assert not [name for name in constants(query) if {name} in on_the_way]
+        assert answer in met(query, graph) >= set(constants(query))
+        assert graph.neighbours[answer].isdisjoint(constants(query))
+    assert found > 20
+
+
+def drafts(graph, n, hops, seed, **settings):
+    """`n` drafts of `hops` look-ups, and their answers."""
+    rng, found = random.Random(f"drafts-{seed}"), []
+    titles = [t for t in sorted(graph.nodes) if can_be_asked_for(t, graph)]
+    while len(found) < n:
+        answer = rng.choice(titles)
+        query = draft(answer, graph, rng, hops, **settings)
+        found += [(answer, query)] if query else []
+    return found
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_rivals_are_what_would_bring_in_another_answer(world, hops):
+    """By brute force: every thing of the graph in the constant's place, one after the other."""
+    graph, found = world.graph, 0
+    for answer, query in drafts(graph, 12, hops, 5):
+        for name in constants(query)[:2]:
+            wrong = rivals(query, name, graph)
+            for title in [*wrong, *sorted(graph.nodes)[::7]]:
+                others = evaluate_query(substitute(query, name, title), graph) - {answer}
+                assert (title in wrong) == bool(others), (query, name, title)
+            found += len(wrong)
+    assert found > 40
+
+
+def test_rivals_in_unions_and_at_the_root_and_where_they_are_not_known(world):
+    graph = world.graph
+    krone = Proj("currency of", "Norwegian Krone")
+    speaking = Proj("widely spoken language of", "Swahili")
+    everywhere, territories = rivals(speaking, "Swahili", graph), evaluate_query(speaking, graph)
+    for title in sorted(graph.nodes):
+        values = graph.values(title, "widely spoken language of")
+        assert (title in everywhere) == (not values <= territories)
+    union = And((Proj("currency of", Or(("Norwegian Krone", "Euro"))), Proj("language of", "x")))
+    assert rivals(union, "Euro", graph) == rivals(
+        And((Proj("currency of", "Euro"), union.parts[1])), "Euro", graph
+    )
+    assert rivals(Count(krone), "Norwegian Krone", graph) is None
+    assert rivals(Diff(Proj("script of", "Latin script"), krone), "Norwegian Krone", graph) is None
+    twice = And((krone, Proj("former currency of", "Norwegian Krone")))
+    assert rivals(twice, "Norwegian Krone", graph) is None
+
+
+def test_a_stand_in_keeps_the_answer_and_every_part_of_it_is_needed(world):
+    graph, rng, of_several = world.graph, random.Random(6), 0
+    for answer, query in drafts(graph, 80, 1, 6):
+        new = expand(query, graph, rng)
+        if new is None:
+            continue
+        assert evaluate_query(new, graph) == {answer}
+        stand_ins = [part.of for part in new.parts]
+        of_several += sum(len(evaluate_query(part, graph)) > 1 for part in stand_ins)
+        for part in new.parts:
+            for less in part.of.parts if isinstance(part.of, And) else ():
+                weaker = And(tuple(other for other in part.of.parts if other is not less))
+                assert evaluate_query(substitute(new, part.of, weaker), graph) != {answer}
+    assert of_several > 20
+
+
+def test_a_query_goes_deeper_at_one_of_its_farthest_constants(world):
+    graph, rng, found = world.graph, random.Random(7), 0
+    for answer, query in drafts(graph, 120, 2, 7):
+        bars = Bars(next_to(answer, graph), numbers=True)
+        new = deepened(query, graph, rng, bars)
+        if new is None:
+            continue
+        (gone,) = set(constants(query)) - set(constants(new))
+        assert (2, gone) in layers(query) and not is_number(gone)
+        assert evaluate_query(new, graph) == {answer} and depth(new) == 3
+        assert effort(new, graph) >= effort(query, graph)
+        assert any(is_far(name, answer, graph) for name in constants(new))
+        assert not is_near(new, answer, graph)
+        hidden = met(query, graph) - set(constants(query))
+        told = set(constants(new)) - set(constants(query))
+        assert not [name for name in told for thing in hidden if leaks(thing, name, graph)]
+        found += 1
+    assert found > 40
+
+
+def test_what_the_next_expansion_replaces_may_hint(world):
+    graph, hinted = world.graph, Counter()
+    for hints in (True, False):
+        rng = random.Random(8)
+        for answer, query in drafts(graph, 150, 1, 8):
+            new = expand(query, graph, rng, bars=Bars(hints=hints))
+            if new:
+                hinted[hints] += any(leaks(answer, name, graph) for name in constants(new))
+    assert hinted[True] == 0 < hinted[False]
+
+
+def test_a_draft_without_numbers_hangs_on_no_coincidence(world):
+    graph, by_chance = world.graph, Counter()
+    for numbers in (True, False):
+        for _, query in drafts(graph, 150, 3, 9, numbers=numbers):
+            by_chance[numbers] += coincidences(query, lambda part: evaluate_query(part, graph)) > 0
+    assert by_chance[False] == 0 < by_chance[True]
+
+
+def test_a_draft_that_is_not_vague_tells_more_things_by_what_fits_them_alone(world):
+    graph, of_several = world.graph, Counter()
+    for vague in (True, False):
+        for _, query in drafts(graph, 200, 2, 10, vague=vague):
+            inner = (part.of for part in walk(query) if isinstance(part, Proj))
+            of_several[vague] += sum(len(evaluate_query(part, graph)) > 1 for part in inner)
+    assert 0 < of_several[False] < 0.8 * of_several[True]
+
+
+def test_a_draft_that_is_not_vague_compares_nothing_with_one_of_several(world):
+    graph, compared, of_several = world.graph, Counter(), Counter()
+    for vague in (True, False):
+        for _, query in drafts(graph, 200, 3, 11, vague=vague):
+            others = (shared_with(part) for part in walk(query) if isinstance(part, Proj))
+            told = [len(evaluate_query(other, graph)) for other in others if other]
+            compared[vague] += sum(map(bool, told))
+            of_several[vague] += sum(some > 1 for some in told)
+    assert of_several[True] > 10 and compared[False] > 10 and of_several[False] == 0

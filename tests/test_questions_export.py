@@ -1,0 +1,210 @@
+"""Export: the released field names, whole files or none, and their files read as ours.
+
+Their files (WebDancer, WebSailor, WebShaper) are written here with the same fields and faults.
+
+Run: python -m pytest tests/test_questions_export.py
+"""
+
+import json
+
+import pytest
+from datasets import Dataset, load_dataset
+
+from drlib.chat.tool_calls import parse
+from drlib.demonstrations import episodes as episodes_module
+from drlib.demonstrations.funnel import Funnel
+from drlib.demonstrations.oracle import Episode
+from drlib.demonstrations.solver import Solver
+from drlib.questions import export
+from drlib.questions.queries import (
+    And,
+    Count,
+    Or,
+    Proj,
+    constants,
+    evaluate_query,
+    from_text,
+    to_text,
+)
+from drlib.task import Task
+from drlib.tools import Toolbox
+from drlib.worlds.graph import Node
+from drlib.worlds.library import Library
+from drlib.worlds.store import Document, Part, Store
+
+FACTS = [
+    ("Norway", "currency", "Krone"),
+    ("Svalbard", "currency", "Krone"),
+    ("Norway", "language", "Sámi"),
+    ("Finland", "language", "Sámi"),
+    ("Finland", "currency", "Euro"),
+    ("Norway", "code", "NO"),
+]
+BOTH = And((Proj("currency of", "Krone"), Proj("language of", "Sámi")))
+
+
+@pytest.fixture(scope="module")
+def world():
+    nodes = [Node(t, "place") for t in ("Norway", "Svalbard", "Finland")]
+    nodes += [Node(t, "thing") for t in ("Krone", "Euro", "Sámi")]
+    pages, store = [Document(node.title, f"{node.title}.") for node in nodes], Store(None)
+    store.update({"all": "1"}, lambda source: Part(pages, nodes, FACTS))
+    return Library("tiny", store, "tiny")
+
+
+def task(name, query, answer, question=None):
+    question = question or f"Question {name}?"
+    return Task(name, question, answer, "search", "w", query=to_text(query) if query else "")
+
+
+TASKS = [
+    task("a", BOTH, "Norway", 'Which "place"\u2028is it – Sámi?'),
+    task("b", Count(Proj("currency of", "Krone")), "2"),
+    task("c", Proj("code", BOTH), "NO"),
+]
+
+
+def test_questions_have_the_fields_of_websailor_and_webdancer(tmp_path):
+    rows = export.questions(TASKS)
+    assert [list(row) for row in rows] == [["question", "answer"]] * 3
+    tagged = export.questions(TASKS, "e2hqa")
+    assert tagged == [row | {"tag": "e2hqa"} for row in rows]
+    data = export.write(tagged, tmp_path / "qa.jsonl")
+    assert isinstance(data, Dataset) and data.to_list() == tagged
+    assert (
+        load_dataset(
+            "json",
+            data_files=str(tmp_path / "qa.jsonl"),
+            split="train",
+            cache_dir=str(tmp_path / "c"),
+        ).to_list()
+        == tagged
+    )
+    again, unread = export.read_tasks(tmp_path / "qa.jsonl", "w")
+    assert [(t.question, t.answer, t.query, t.world) for t in again] == [
+        (t.question, t.answer, "", "w") for t in TASKS
+    ]
+    assert unread == 0 and len({t.id for t in again}) == 3
+
+
+def test_attempts_have_the_fields_of_webdancer_and_come_back(world, tmp_path):
+    toolbox = Toolbox(world)
+    episodes = [Solver(toolbox).solve(t) for t in (TASKS[0], TASKS[2])]
+    rows = episodes_module.export_attempts(episodes, toolbox.schemas, "crawlqa")
+    for row, episode in zip(rows, episodes):
+        assert list(row) == ["type", "task", "messages", "functions", "tool_calls", "answer", "tag"]
+        assert row["type"] == "chatml" and row["answer"] == episode.task.answer
+        assert [m["role"] for m in row["messages"]] == ["user", "assistant"] * (
+            len(row["messages"]) // 2
+        )
+        assert [json.loads(f)["name"] for f in row["functions"]] == ["search", "visit"]
+        made = [{"name": r.tool, "arguments": r.arguments} for r in episode.tool_results]
+        assert [json.loads(call) for call in row["tool_calls"]] == made
+    assert export.write(rows, tmp_path / "traj.jsonl").to_list() == rows
+    back = episodes_module.read_attempts(tmp_path / "traj.jsonl")
+    for one, episode in zip(back, episodes):
+        assert one.messages[1:] == episode.messages[1:] and one.correct
+        assert one.task.question == episode.task.question.strip()
+        assert Funnel().fault(one) is None
+
+
+def test_attempts_find_their_task_by_its_id(tmp_path):
+    """Two tasks share a question; an answer by an alias stays right where the task is given."""
+    twins = [
+        Task(n, "Which?", "Somali Shilling", "search", "w", aliases=(a,))
+        for n, a in (("one", "Shilling"), ("two", "Soomaali"))
+    ]
+    episodes = [Episode(twin, None, None).finish("So.", twin.aliases[0]) for twin in twins]
+    export.write(episodes_module.export_attempts(episodes, [], "x"), tmp_path / "traj.jsonl")
+    back = episodes_module.read_attempts(tmp_path / "traj.jsonl", twins)
+    assert [e.task for e in back] == twins and all(e.correct for e in back)
+    alone = episodes_module.read_attempts(tmp_path / "traj.jsonl")
+    assert not any(e.correct for e in alone) and len({e.task.id for e in alone}) == 2
+    mixed = episodes_module.read_attempts(tmp_path / "traj.jsonl", twins[1:])
+    assert [e.correct for e in mixed] == [False, True]
+
+
+def test_webshaper_rows_say_the_query_or_are_counted(world, tmp_path):
+    rows, without = export.formal_questions(TASKS, world)
+    assert without == 1 and [row["id"] for row in rows] == ["a", "c"]  # a count has no triples
+    assert list(rows[0]) == ["id", "question", "formalization", "answer", "urls"]
+    assert sorted(rows[0]["formalization"]) == [
+        ["?", "currency", "C@Krone"],
+        ["?", "language", "C@Sámi"],
+    ]
+    assert rows[0]["urls"] == ["tiny:Krone", "tiny:Norway", "tiny:Sámi"]
+    assert rows[1]["urls"] == rows[0]["urls"]  # NO is a value: it has no page
+    assert export.write(rows, tmp_path / "shaper.jsonl").to_list() == rows
+    tasks, unread = export.read_tasks(tmp_path / "shaper.jsonl")
+    assert unread == 0 and [t.hops for t in tasks] == [1, 2]
+    for old, new in zip((TASKS[0], TASKS[2]), tasks):
+        assert (new.id, new.question, new.answer) == (old.id, old.question, old.answer)
+        assert evaluate_query(from_text(new.query), world.graph) == {old.answer}
+    # a task without a query has no row either
+    assert export.formal_questions([task("d", None, "x")], world) == ([], 1)
+
+
+def test_their_files_are_read_with_their_faults(tmp_path):
+    path = tmp_path / "webshaper.jsonl"
+    triples = [["?", "plays for", "V@X"], ["V@X", "lies in", "C@Rio"], ["V@X", "is", "C@club"]]
+    wide = [["?", "plays for", "C@A", "C@2004"]]  # 75 of their 6,080 rows are not of three texts
+    mute = [["V@X", "is when it was", "C@May"]]  # one of the 500 does not say what is asked
+    rows = [
+        {"id": 7, "question": "Who?", "formalization": triples, "answer": "Pelé", "urls": []},
+        {"id": "8", "question": "When?", "formalization": wide, "answer": 1958, "urls": ["u"]},
+        {"question": "Where?", "answer": "Rio"},
+        {"question": "What?", "formalization": mute, "answer": "May"},
+    ]
+    lines = "\n\n".join(json.dumps(row) for row in rows)
+    path.write_text("\ufeff" + lines + "\n", encoding="utf-8")  # a mark, empty lines
+    tasks, unread = export.read_tasks(path, "theirs")
+    assert unread == 1 and [t.answer for t in tasks] == ["Pelé", "1958", "Rio", "May"]
+    assert [t.id for t in tasks[:2]] == ["7", "8"] and tasks[2].query == tasks[3].query == ""
+    in_a_year = {*constants(from_text(tasks[1].query))}
+    assert in_a_year == {"A", "2004"}
+    first = from_text(tasks[0].query)
+    assert tasks[0].hops == 2 and isinstance(first, Proj) and not isinstance(first.of, str | Or)
+
+    attempts = tmp_path / "traj.jsonl"
+    said = [
+        '<think>a</think><tool_call>{"name": "search", "arguments": {"query": ["x"]}}</tool_call>',
+        "<think>b</think><answer>Rio</answer>",
+    ]
+    messages = [
+        {"role": "system", "content": "You are"},
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": said[0]},
+        {"role": "user", "content": "<tool_response>\nx is in Rio\n</tool_response>"},
+        {"role": "assistant", "content": said[1]},
+    ]
+    export.write([{"type": "chatml", "task": "?", "messages": messages, "answer": "Rio"}], attempts)
+    (episode,) = episodes_module.read_attempts(attempts)
+    assert episode.correct and episode.messages[2] == {"role": "tool", "content": "x is in Rio"}
+    assert parse(episode.messages[1]["content"]).name == "search"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('{"question": "a"}', "line 1 lacks answer"),
+        ('{"question": "a", "answer": "b"}\n[1, 2]', "line 2 lacks question, answer"),
+        ('{"question": "a", "answer": "b"}\n{"question": "a", "ans', "line 2 is no JSON"),
+        ('{"question": "", "answer": 0}', "line 1 lacks question"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path, text, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        export.read_tasks(path)
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    export.write([{"question": "q", "answer": "a"}], path)
+    before = path.read_bytes()
+    with pytest.raises(TypeError):  # bytes are no JSON
+        export.write([{"question": "q", "answer": "a"}, {"question": b"q"}], path)
+    with pytest.raises(ValueError, match="no rows for .*rows.jsonl"):
+        export.write([], path)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]

@@ -1,0 +1,374 @@
+"""Conditions that close cycles, describe constants or hang on nothing, against all choices.
+
+Run: python -m pytest tests/test_questions_joins.py
+"""
+
+import math
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import matplotlib.pyplot as plt
+import pytest
+
+from drlib.analysis.data_plots import question_graph
+from drlib.demonstrations.solver import Solver
+from drlib.questions.checks import conditions, effort, faults
+from drlib.questions.joins import Condition, in_one_form, joined
+from drlib.questions.plainness import strangeness
+from drlib.questions.queries import (
+    And,
+    Anything,
+    Count,
+    Diff,
+    Exists,
+    Or,
+    Proj,
+    Range,
+    Var,
+    bound,
+    depth,
+    evaluate_query,
+    free_variables,
+    from_text,
+    required,
+    to_text,
+    unfolded,
+    walk,
+)
+from drlib.questions.question_engine import question_task
+from drlib.questions.question_set import facts_used
+from drlib.questions.read_back import grammar_of, read_question
+from drlib.questions.sentences import STYLES, say
+from drlib.questions.sql_engine import SqlEngine
+from drlib.questions.websailor_v2 import cyclic_question, dense_subgraph, focuses
+from drlib.questions.webshaper import from_triples, to_triples
+from drlib.questions.wording import render_question
+from drlib.tools import Toolbox
+from drlib.worlds.graph import Graph, Node
+from tests.shared_worlds import shared_world
+
+ASKED = Var("?")
+X, Y = Var("X"), Var("Y")
+MAP = Graph(
+    [Node(title, "land") for title in ("Alba", "Borg", "Cove", "Dun")]
+    + [Node("crown", "money"), Node("mark", "money")],
+    [
+        ("Alba", "border", "Borg"),
+        ("Borg", "border", "Cove"),
+        ("Cove", "border", "Dun"),
+        ("Alba", "money", "crown"),
+        ("Borg", "money", "mark"),
+        ("Cove", "money", "mark"),
+        ("Dun", "money", "crown"),
+        ("Dun", "border", "Dun"),
+    ],
+)
+
+
+def test_a_shared_thing_is_one_thing():
+    """Which land borders one that has the same money? As a tree the two moneys may differ."""
+    same = And((Proj("money of", X), Proj("border of", Proj("money of", X))))
+    query = Exists("X", Anything(), same)
+    assert evaluate_query(query, MAP) == {"Borg", "Dun"} == SqlEngine(MAP).answers(query)
+    assert evaluate_query(unfolded(query), MAP) == {"Alba", "Borg", "Cove", "Dun"}
+    of_crowns = Exists("X", Proj("money", "Alba"), same)
+    assert evaluate_query(of_crowns, MAP) == {"Dun"} == SqlEngine(MAP).answers(of_crowns)
+    assert depth(query) == 2 and depth(of_crowns) == 3  # the money of Alba is looked up first
+
+
+def test_a_variable_may_be_counted_and_excluded():
+    """Lands with a neighbour that has more than none other of its money: counts inside."""
+    others = Count(Proj("money of", X))
+    query = Exists("X", Proj("money", "Alba"), others)
+    assert evaluate_query(query, MAP) == {"2"} == SqlEngine(MAP).answers(query)
+    alone = Exists("X", "Alba", Diff(Proj("money of", Proj("money", X)), X))
+    assert evaluate_query(alone, MAP) == {"Dun"} == SqlEngine(MAP).answers(alone)
+
+
+def test_an_inner_name_hides_the_outer_one():
+    inner = Exists("X", Proj("border", X), Proj("money", X))
+    query = Exists("X", "Alba", inner)
+    assert evaluate_query(query, MAP) == {"mark"} == SqlEngine(MAP).answers(query)
+    assert free_variables(inner) == {"X"} and free_variables(query) == set()
+    assert bound(inner, "X", "Cove") == Exists("X", Proj("border", "Cove"), Proj("money", X))
+
+
+def test_a_variable_without_its_exists_is_named():
+    loose = And((Proj("money of", X), Proj("border", "Alba")))
+    for ask in (lambda: evaluate_query(loose, MAP), lambda: SqlEngine(MAP).answers(loose)):
+        with pytest.raises(ValueError, match="'X' stands outside of its Exists"):
+            ask()
+    with pytest.raises(ValueError, match=r"\['X'\] stand outside of their Exists"):
+        from_text(to_text(loose))
+
+
+# ------------------------------------------------------------------------- what `joined` makes
+
+
+def test_the_chosen_variables_are_few():
+    triangle = [Condition(ASKED, "r", X), Condition(X, "r", Y), Condition(Y, "r", ASKED)]
+    query = joined(triangle, ASKED)
+    assert len([part for part in walk(query) if isinstance(part, Exists)]) == 1
+    tree = joined([Condition(ASKED, "r", X), Condition(X, "s", "A"), Condition(X, "s", "B")], ASKED)
+    assert tree == Proj("r of", And((Proj("s of", "A"), Proj("s of", "B"))))
+
+
+def test_what_is_said_of_a_constant_describes_it():
+    conditions = [Condition(ASKED, "r", "A"), Condition("A", "s", X), Condition(X, "t", "B")]
+    described = And(("A", Proj("s of", Proj("t of", "B"))))
+    assert joined(conditions, ASKED) == Proj("r of", described)
+
+
+def test_what_hangs_on_nothing_must_hold_all_the_same():
+    conditions = [Condition(ASKED, "r", "A"), Condition(X, "t", "B")]
+    assert joined(conditions, ASKED) == Exists("", Proj("t of", "B"), Proj("r of", "A"))
+
+
+def test_nothing_said_of_the_target_is_an_error():
+    with pytest.raises(ValueError, match=r"nothing is said of \?"):
+        joined([Condition(X, "r", "A")], ASKED)
+
+
+def random_conditions(rng):
+    ends = [ASKED, X, Y, Var("Z"), Var("W"), "0", "1", "2", Or(("0", "3")), Or(("1", X))]
+    some = [
+        Condition(rng.choice(ends), rng.choice("rs"), rng.choice(ends))
+        for _ in range(rng.randint(1, 6))
+    ]
+    return [Condition(ASKED, rng.choice("rs"), rng.choice(ends)), *some]
+
+
+def by_brute_force(conditions, graph):
+    """The values of the target over all choices of all variables, condition by condition."""
+    members = {
+        member
+        for condition in conditions
+        for end in (condition.head, condition.tail)
+        for member in (end.parts if isinstance(end, Or) else (end,))
+    }
+    variables = sorted({m for m in members if isinstance(m, Var)} - {ASKED}, key=str)
+    facts, found = {*graph.facts}, set()
+    for target, *values in product(graph.nodes, repeat=1 + len(variables)):
+        chosen = dict(zip(variables, values)) | {ASKED: target}
+
+        def things(end, chosen=chosen):
+            some = end.parts if isinstance(end, Or) else (end,)
+            return [chosen.get(member, member) for member in some]
+
+        if all(
+            any((a, c.relation, b) in facts for a in things(c.head) for b in things(c.tail))
+            for c in conditions
+        ):
+            found.add(target)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_conditions_have_the_answers_of_all_choices(seed):
+    rng = random.Random(f"joins-{seed}")
+    cyclic = empty = 0
+    for _ in range(40):
+        titles = [str(i) for i in range(5)]
+        facts = {(rng.choice(titles), rng.choice("rs"), rng.choice(titles)) for _ in range(14)}
+        graph = Graph([Node(title, "n") for title in titles], sorted(facts))
+        conditions = random_conditions(rng)
+        query = joined(conditions, ASKED)
+        wanted = by_brute_force(conditions, graph)
+        assert evaluate_query(query, graph) == wanted, conditions
+        assert SqlEngine(graph).answers(query) == wanted
+        assert wanted <= evaluate_query(unfolded(query), graph)
+        assert from_text(to_text(query)) == query
+        rows = to_triples(query)
+        assert evaluate_query(from_triples(rows), graph) == wanted, rows
+        cyclic += any(isinstance(part, Exists) and part.name for part in walk(query))
+        empty += not wanted
+    assert cyclic > 10 and 3 < empty < 37  # both kinds of case were met
+
+
+def random_part(rng, depth):
+    """A query of any kind, in which the variables X and Y may stand."""
+    if depth == 0:
+        return rng.choice([X, X, X, Y, "0", "1"])
+    parts = [random_part(rng, depth - 1) for _ in range(2)]
+    return rng.choice(
+        [
+            Proj(rng.choice("rs"), parts[0]),
+            Proj(rng.choice("rs"), parts[0]),
+            And(tuple(parts)),
+            Or(tuple(parts)),
+            Diff(*parts),
+            Count(parts[0]),
+            Exists(rng.choice("XY"), *parts),
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_choice_has_the_answers_of_each_that_may_be_chosen(seed):
+    """Whatever stands under it: alternatives, exceptions, counts, another choice."""
+    rng = random.Random(f"each-{seed}")
+    met = Counter()
+    for _ in range(400):
+        titles = [str(i) for i in range(5)]
+        facts = {(rng.choice(titles), rng.choice("rs"), rng.choice(titles)) for _ in range(12)}
+        graph = Graph([Node(title, "n") for title in titles], sorted(facts))
+        under = random_part(rng, rng.randint(2, 4))
+        if "Y" in free_variables(under):
+            under = Exists("Y", Anything(), under)
+        among = rng.choice([Anything(), Proj("r", "2"), Or(("0", "3"))])
+        chosen = evaluate_query(among, graph)
+        each = [evaluate_query(bound(under, "X", title), graph) for title in chosen]
+        wanted = frozenset().union(*each)
+        query = Exists("X", among, under)
+        assert evaluate_query(query, graph) == wanted == SqlEngine(graph).answers(query), query
+        if "X" in free_variables(under) and 0 < len(wanted) < 5:
+            met.update(map(type, walk(under)))
+    assert all(met[kind] > 20 for kind in (And, Or, Diff, Count, Exists)), met
+
+
+def test_the_order_of_conditions_is_of_no_matter():
+    rng = random.Random("order")
+    for _ in range(60):
+        conditions = random_conditions(rng)
+        titles = [str(i) for i in range(5)]
+        facts = {(rng.choice(titles), rng.choice("rs"), rng.choice(titles)) for _ in range(14)}
+        graph = Graph([Node(title, "n") for title in titles], sorted(facts))
+        first = evaluate_query(joined(conditions, ASKED), graph)
+        rng.shuffle(conditions)
+        assert evaluate_query(joined(conditions, ASKED), graph) == first
+
+
+def test_ranges_do_not_stand_in_triples():
+    with pytest.raises(ValueError, match="cannot say"):
+        to_triples(Exists("X", Range("r", 0, 1), Proj("s", X)))
+
+
+# ------------------------------------------------- what the rest of the engine makes of a choice
+
+
+def test_a_choice_among_several_must_be_the_same_wherever_it_is_met():
+    lands = Graph(
+        [Node(t, "land") for t in "ABCDEFG"] + [Node(t, "tongue") for t in "uvw"],
+        [
+            ("A", "near", "F"),
+            ("B", "near", "F"),
+            ("A", "speaks", "u"),
+            ("B", "speaks", "v"),
+            ("C", "speaks", "u"),
+            ("C", "ally", "A"),
+            ("D", "speaks", "u"),
+            ("D", "ally", "B"),
+            ("E", "ally", "A"),
+            ("G", "speaks", "u"),
+            ("G", "ally", "C"),
+        ],
+    )
+    both = And((Proj("speaks of", Proj("speaks", X)), Proj("ally of", X)))
+    query = Exists("X", Proj("near of", "F"), both)  # as a tree D fits too
+    assert evaluate_query(query, lands) == {"C"}
+    assert evaluate_query(unfolded(query), lands) == {"C", "D"}
+    assert "not minimal" not in faults(query, lands)
+    assert "not minimal" in faults(replace(query, of=Proj("ally of", X)), lands)
+    anything = replace(query, among=Anything())
+    assert evaluate_query(anything, lands) == {"C", "G"}  # G is an ally of C
+    used = {("A", "near", "F"), ("C", "speaks", "u"), ("A", "speaks", "u"), ("C", "ally", "A")}
+    assert facts_used(query, lands) == used
+    assert required(query, lands) == {"A", "C", "F", "u"}
+    assert 0 < effort(query, lands) < math.inf
+    assert effort(replace(query, among=Anything()), lands) == math.inf
+    assert conditions(query) == (
+        Exists("X", Proj("near of", "F"), both.parts[0]),
+        Exists("X", Proj("near of", "F"), both.parts[1]),
+    )
+
+
+def test_what_is_chosen_among_must_be_needed():
+    """What lies east of some land and flies its flag is B alone: nobody has to say that it is A."""
+    line = Graph(
+        [Node(t, "land") for t in "ABCDE"],
+        [("A", "east", "B"), ("A", "east", "C"), ("A", "flag", "star"), ("B", "flag", "star")],
+    )
+    both = And((Proj("flag of", Proj("flag", X)), Proj("east", X)))
+    told = Exists("X", "A", both)
+    assert (
+        evaluate_query(told, line) == {"B"} == evaluate_query(replace(told, among=Anything()), line)
+    )
+    assert "not minimal" in faults(told, line)
+    more = Graph([*line.nodes.values()], [*line.facts, ("C", "east", "D"), ("D", "flag", "sun")])
+    needed = Graph([*more.nodes.values()], [*more.facts, ("C", "flag", "sun")])
+    assert evaluate_query(replace(told, among=Anything()), needed) == {"B", "D"}
+    assert "not minimal" not in faults(told, needed)
+
+
+@pytest.fixture(scope="module")
+def cyclic():
+    """Cyclic questions of a public world, with their answers."""
+    world, rng, found = shared_world("cldr"), random.Random("joins"), []
+    while len(found) < 6:
+        subgraph = dense_subgraph(world.graph, rng)
+        for focus in focuses(subgraph, 12, rng):
+            query = cyclic_question(subgraph, focus, world.graph)
+            if query is not None and effort(query, world.graph) <= 60:
+                found.append((focus, query))
+    return world, found
+
+
+def test_a_choice_is_said_and_read_back(cyclic):
+    world, found = cyclic
+    grammar = grammar_of(world.graph, world.scheme)
+    for _, query in found:
+        for style in STYLES:
+            text = say(query, grammar.book, style)
+            assert text.startswith(("According to Unicode CLDR, there is a", "Find ")), text
+            assert read_question(text, grammar) == in_one_form(query), text
+
+
+def test_another_name_of_the_variable_is_the_same_question(cyclic):
+    _, found = cyclic
+    for _, query in found:
+        other = Exists("other", query.among, bound(query.of, query.name, Var("other")))
+        assert other != query and in_one_form(other) == in_one_form(query)
+
+
+def test_no_sentence_says_a_choice_among_anything_or_inside(cyclic):
+    world, found = cyclic
+    grammar = grammar_of(world.graph, world.scheme)
+    _, query = found[0]
+    assert say(replace(query, among=Anything()), grammar.book) == ""
+    assert say(Count(query), grammar.book) == ""
+    assert say(Exists("", query.among, Proj("currency of", "Euro")), grammar.book) == ""
+
+
+def test_a_solver_with_search_and_visit_answers_it(cyclic):
+    world, found = cyclic
+    solver = Solver(Toolbox(world))
+    for answer, query in found:
+        text = say(query, grammar_of(world.graph, world.scheme).book)
+        episode = solver.solve(question_task(world, answer, query, text))
+        assert episode.correct, text
+
+
+def test_a_choice_is_not_plain(cyclic):
+    """It takes a sentence of its own, so it comes after all that take one."""
+    world, found = cyclic
+    grammar = grammar_of(world.graph, world.scheme)
+    for _, query in found:
+        assert strangeness(query, say(query, grammar.book), grammar.book) > 0
+
+
+def test_brackets_say_what_only_has_to_be_there():
+    guarded = Exists("", Proj("money", "Alba"), Proj("border", "Borg"))
+    text = render_question(guarded, MAP)
+    assert "as there is a money" in text and "call it" not in text
+
+
+def test_brackets_and_drawings_name_what_is_chosen(cyclic):
+    world, found = cyclic
+    for _, query in found:
+        text = render_question(query, world.graph)
+        assert "(call it X)" in text and len(re.findall(r"\bX\b", text)) >= 3, text
+        question_graph(query)
+        plt.close("all")

@@ -1,0 +1,365 @@
+"""The report: each number against a set of questions whose faults are known.
+
+Run: python -m pytest tests/test_questions_quality.py
+"""
+
+import dataclasses
+import inspect
+import json
+import re
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.colors import to_hex
+
+from drlib.analysis import data_plots
+from drlib.analysis.plots import CONTROL, png_bytes
+from drlib.analysis.widgets import QuestionPanel
+from drlib.questions import checks, quality, synthesize_questions
+from drlib.questions.quality import (
+    contaminated,
+    near_duplicates,
+    quality_report,
+    save_report,
+    search_rates,
+    shape,
+    split_overlap,
+)
+from drlib.questions.queries import (
+    And,
+    Count,
+    Diff,
+    Extreme,
+    Or,
+    Proj,
+    Range,
+    constants,
+    evaluate_query,
+    from_text,
+    to_text,
+)
+from drlib.task import Task
+from drlib.tools import Toolbox
+from tests.shared_worlds import shared_world
+
+
+@pytest.fixture(scope="module")
+def cldr():
+    return shared_world("cldr")
+
+
+@pytest.fixture(scope="module")
+def tasks(cldr):
+    return synthesize_questions(cldr, 60, 5)
+
+
+def spoiled(task, query):
+    return dataclasses.replace(task, query=to_text(query))
+
+
+def test_a_made_set_has_no_fault_by_either_engine(cldr, tasks):
+    report = quality_report(tasks, cldr)
+    assert report["questions"] == 60 and report["version"] == cldr.version
+    assert set(report["by_sets"].values()) == set(report["by_sql"].values()) == {0.0}
+    assert report["duplicates"]["queries"] == 0
+    assert sum(report["depth"].values()) == sum(report["constants"].values()) == 60
+    assert report["answers"]["different"] == len({t.answer for t in tasks})
+
+
+def test_planted_faults_are_counted_by_both_engines(cldr, tasks):
+    """One in three is made ambiguous by keeping a single condition."""
+    whole = [from_text(t.query) for t in tasks[:30]]
+    bad = [
+        spoiled(t, Proj("currency of", "Euro")) if i % 3 == 0 else t
+        for i, t in enumerate(tasks[:30])
+    ]
+    report = quality_report(bad, cldr)
+    assert report["by_sets"]["not unique"] == report["by_sql"]["not unique"] == pytest.approx(1 / 3)
+    assert report["duplicates"]["queries"] == 9 and len(whole) == 30
+
+
+def test_a_wrong_answer_and_one_that_is_told_are_counted(cldr, tasks):
+    bad = [
+        dataclasses.replace(t, answer="Wrong") if i % 3 == 0 else t
+        for i, t in enumerate(tasks[:30])
+    ]
+    report = quality_report(bad, cldr)
+    assert report["by_sets"]["wrong answer"] == report["by_sql"]["wrong answer"]
+    assert report["by_sql"]["wrong answer"] == pytest.approx(1 / 3) and not report["by_sql"]["told"]
+    told = [dataclasses.replace(t, question=f"Is it {t.answer.upper()}?") for t in tasks[:20]]
+    told[0] = dataclasses.replace(tasks[0], question="Is it Xyland?", aliases=("Xyland",))
+    told[1] = dataclasses.replace(tasks[1], question=f"Is it {tasks[1].answer}ish?")
+    report = quality_report(told, cldr)
+    assert report["by_sets"]["told"] == report["by_sql"]["told"] == 19 / 20
+    assert report["by_sets"]["wrong answer"] == 0
+
+
+def same_year(relation, title):
+    return Proj(f"{relation} of", Proj(relation, title))
+
+
+def test_questions_that_hang_on_equal_numbers_are_counted(cldr, tasks):
+    """One of them is in order, two are a fault; both count as coincidences."""
+    one = And((same_year("currency start year", "Norway"), Proj("currency of", "Euro")))
+    two = And((same_year("currency start year", "Norway"), same_year("currency end year", "Peru")))
+    plain = And((Proj("currency of", "Euro"), Proj("widely spoken language of", "Tamil")))
+    bad = [spoiled(task, q) for task, q in zip(tasks, (one, two, two, plain), strict=False)]
+    report = quality_report(bad, cldr)
+    assert report["coincidences"] == 3 / 4
+    assert report["by_sets"]["coincidence"] == report["by_sql"]["coincidence"] == 2 / 4
+
+
+def test_an_answer_that_stands_beside_a_constant_is_counted(cldr, tasks):
+    near = spoiled(tasks[0], Proj("currency of", Proj("currency", "Norway")))
+    answer = next(iter(evaluate_query(Proj("currency", "Norway"), cldr.graph)))
+    single = spoiled(tasks[1], Proj("currency", "Norway"))
+    single = dataclasses.replace(single, answer=answer)
+    report = quality_report([near, single], cldr)
+    assert report["by_sets"]["near"] == report["by_sql"]["near"] == 1 / 2
+
+
+def test_every_fault_of_the_checks_is_in_the_report():
+    found = re.findall(r'yield "([a-z ]+)"', inspect.getsource(checks))
+    assert len(found) > 8 and {*found} <= {*quality.QUESTION_FAULTS}
+
+
+def test_near_duplicates_against_brute_force():
+    long = "the quick brown fox jumps over the lazy dog near the old river bank today"
+    texts = [
+        long,
+        long + " again",
+        "short one",
+        "Short one",
+        "short two",
+        "quite another text that shares nothing with the first of them at all",
+    ]
+
+    def grams(text):
+        words = text.casefold().split()
+        return {tuple(words[i : i + 8]) for i in range(len(words) - 7)} or {text.casefold()}
+
+    brute = []
+    for i in range(len(texts)):
+        for j in range(i + 1, len(texts)):
+            a, b = grams(texts[i]), grams(texts[j])
+            if len(a & b) / len(a | b) >= 0.7:
+                brute.append((i, j))
+    assert near_duplicates(texts) == brute == [(0, 1), (2, 3)]
+
+
+def test_overlap_names_what_two_sides_share(tasks):
+    assert split_overlap(tasks[:20], tasks[20:40])["queries"] == 0
+    same = split_overlap(tasks[:20], tasks[10:20])
+    assert same["queries"] == 10
+    assert same["answers"] == len({t.answer for t in tasks[10:20]} & {t.answer for t in tasks[:20]})
+    names = [("Ivory Coast", ()), ("Côte d’Ivoire", ("ivory coast.",)), ("Mali", ("x",))]
+    one, two, other = (
+        dataclasses.replace(tasks[i], answer=a, aliases=b) for i, (a, b) in enumerate(names)
+    )
+    assert (
+        split_overlap([one], [two])["answers"] == split_overlap([two, two], [one])["answers"] == 1
+    )
+    assert split_overlap([one, two], [other])["answers"] == 0
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "txt", "csv"])
+def test_a_planted_question_is_found_in_a_benchmark(tmp_path, suffix):
+    words = "which land has a coin that was first struck in the year of the great comet".split()
+    question, file = " ".join(words).capitalize() + "?", tmp_path / f"bench.{suffix}"
+    rows = [
+        {"meta": {"n": 1}, "turns": [{"text": "nothing"}]},
+        {"turns": [{"text": f"Q: {question} A: no"}]},
+    ]
+    text = {"json": json.dumps(rows), "jsonl": "\n".join(map(json.dumps, rows)) + "\n"}
+    file.write_text(text.get(suffix, f"id,question\n1,nothing\n2,{question}\n"))
+    other = "which land has a coin that was first struck in another year, long before that?"
+    assert contaminated([question, other, "too short"], file) == [0]
+    short = "first struck in the year of the great"
+    assert contaminated([short], file) == [0]
+    tiny = ["Year of the GREAT comet?", "year of the small comet", "the of", "", "?", "great comet"]
+    assert contaminated(tiny, file) == [0, 5]  # all of their words, in this order
+
+
+def test_two_benchmarks_of_one_name_are_both_reported(tmp_path, cldr, tasks):
+    files = [tmp_path / name / "test.txt" for name in "ab"]
+    for file, text in zip(files, (tasks[0].question, "nothing")):
+        file.parent.mkdir()
+        file.write_text(text)
+    report = quality_report(tasks[:5], cldr, benchmarks=files)
+    assert report["contaminated"] == {str(files[0]): 1, str(files[1]): 0}
+
+
+def test_a_benchmark_that_is_damaged_is_an_error(tmp_path, cldr, tasks):
+    file = tmp_path / "bench.jsonl"
+    file.write_text('{"question": "half')
+    with pytest.raises(ValueError):
+        quality_report(tasks, cldr, benchmarks=[file])
+    with pytest.raises(OSError, match="absent"):
+        quality_report(tasks, cldr, benchmarks=[tmp_path / "absent.txt"])
+
+
+def test_questions_without_queries_are_refused(cldr):
+    with pytest.raises(ValueError, match="synthesize_questions"):
+        quality_report([], cldr)
+    with pytest.raises(ValueError, match="synthesize_questions"):
+        quality_report([Task("t", "q", "a", "search", "w")], cldr)
+
+
+def test_search_rates_count_places(cldr):
+    tasks = [
+        Task("a", "Norway", "Norway", "search", "w"),  # an exact title comes first
+        Task("b", "Norway", "Norwegian Krone", "search", "w"),
+        Task("c", "?!", "Norway", "search", "w"),
+    ]
+    rates = search_rates(tasks, cldr)
+    assert rates["@1"] == pytest.approx(1 / 3, abs=1e-4) and rates["@5"] >= rates["@1"]
+
+
+def test_shape_forgets_names_and_order():
+    one = And((Proj("a", "x"), Proj("b", Proj("c", "y"))))
+    two = And((Proj("d", Proj("e", "z")), Proj("f", "u")))
+    assert shape(one) == shape(two) != shape(And((Proj("a", "x"), Proj("b", "y"))))
+    assert shape(Range("since", 1, 2)) == ["Range"]
+    assert shape(Extreme("n", Or((Proj("a", "x"), Proj("a", "y"))), True)) == [
+        "Extreme",
+        ["Or", ["Proj", ""], ["Proj", ""]],
+    ]
+    assert shape(Diff(Count("x"), "y")) == ["Diff", "", ["Count", ""]]
+
+
+def test_the_report_is_written_whole_or_not_at_all(tmp_path):
+    path = save_report({"a": 1}, tmp_path / "deep" / "quality_report.json")
+    assert json.loads(path.read_text()) == {"a": 1}
+    with pytest.raises(TypeError):
+        save_report({"a": object()}, path)
+    assert json.loads(path.read_text()) == {"a": 1} and len(list(path.parent.iterdir())) == 1
+
+
+FOUND = {"effect": 0.05, "interval": [0.01, 0.09], "outcome": "reproduced"}
+
+
+def test_an_effect_stands_at_its_points_in_its_outcome_s_colour():
+    refuted = {"effect": -0.2, "interval": [-0.3, -0.1], "outcome": "refuted"}
+    unclear = {"effect": 0.0, "interval": [-0.1, 0.1], "outcome": "open"}
+    found = {"funnel": FOUND, "mask": refuted, "has": unclear}
+    ax = data_plots.findings_figure(found).axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == list(found)
+    spans = [tuple(line.get_xdata()) for line in ax.lines[1::2]]
+    assert spans == [(1.0, 9.0), (-30.0, -10.0), (-10.0, 10.0)]
+    assert [line.get_xdata()[0] for line in ax.lines[2::2]] == [5.0, -20.0, 0.0]
+    colors = [to_hex(line.get_color()) for line in ax.lines[2::2]]
+    assert len(set(colors)) == 3 and colors[2] == to_hex(data_plots.CONTROL)
+    assert [text.get_text().strip() for text in ax.texts] == [
+        "+5.0, reproduced",
+        "-20.0, refuted",
+        "+0.0, open",
+    ]
+
+
+def test_figures_are_the_same_bytes_twice(cldr, tasks):
+    reports = [quality_report(tasks, cldr), quality_report(tasks[:20], cldr)]
+    for draw in (
+        lambda: data_plots.quality_figure(reports),
+        lambda: data_plots.question_graph(from_text(tasks[0].query), tasks[0].answer),
+        lambda: data_plots.funnel_figure({"sampled": 30, "valid": 20, "kept": 5}),
+        lambda: data_plots.findings_figure({"funnel": FOUND, "mask": FOUND}),
+    ):
+        assert png_bytes(draw()) == png_bytes(draw())
+
+
+def test_depths_of_several_reports_stand_at_their_own_places(cldr, tasks):
+    reports = [quality_report(tasks[:4], cldr), quality_report(tasks[4:8], cldr)]
+    reports[0]["depth"], reports[1]["depth"] = {"3": 4}, {"2": 1, "3": 3, "10": 0}
+    ax = data_plots.quality_figure(reports).axes[1]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["2", "3", "10"]
+    heights = [[round(bar.get_height(), 3) for bar in bars] for bars in ax.containers]
+    assert heights == [[0, 1, 0], [0.25, 0.75, 0]]
+    centres = [bars[1].get_x() + bars[1].get_width() / 2 for bars in ax.containers]
+    assert centres == pytest.approx([0.8, 1.2])
+
+
+def test_a_world_keeps_its_colour_whatever_else_is_drawn_and_the_control_is_grey(cldr, tasks):
+    report = quality_report(tasks[:4], cldr)
+    names = ("mine", "pydocs", "cldr", "theirs")
+    reports = [report | {"world": name} for name in names]
+    ax = data_plots.quality_figure(reports, control=report | {"world": "cldr"}).axes[1]
+    colors = [to_hex(bars[0].get_facecolor()) for bars in ax.containers]
+    known = data_plots.WORLD_COLORS
+    assert colors[1:3] == [to_hex(known[name]) for name in ("pydocs", "cldr")]
+    assert colors[4] == to_hex(CONTROL) and len(set(colors)) == 5
+
+
+def lines_of(query):
+    """(text at the left end, label, text at the right end) of every line of a question's graph."""
+    ax = data_plots.question_graph(query, "X").axes[0]
+    places = {t.get_position(): t.get_text() for t in ax.texts}
+    found = []
+    for line in ax.lines:
+        (x, right), (y, below) = line.get_xdata(), line.get_ydata()
+        label = places[(x + 0.58, y + 0.58 * (below - y))]
+        found.append((places[x, y], label, places[right, below]))
+    plt.close(ax.figure)
+    return found
+
+
+def test_a_named_thing_is_drawn_wherever_it_stands():
+    union = Proj("p of", Or(("A", "B")))
+    assert sorted(lines_of(union)) == [(" ", "or is", "A"), (" ", "or is", "B"), ("X", "p", " ")]
+    assert lines_of(Diff(Proj("p of", "A"), "B")) == [("X", "p", "A"), ("X", "not is", "B")]
+    assert lines_of(And(("A", Proj("q of", "B")))) == [("X", "is", "A"), ("X", "q", "B")]
+    assert lines_of(Extreme("n", "A", True)) == [("X", "is", "A"), ("X", "n", "most")]
+
+
+def test_what_holds_together_under_a_choice_or_an_exception_has_a_node():
+    both, either = And((Proj("q of", "B"), Proj("r of", "C"))), Or((Proj("q of", "B"), "C"))
+    assert sorted(lines_of(Diff(Proj("p of", "A"), both))) == [
+        (" ", "q", "B"),
+        (" ", "r", "C"),
+        ("X", "not", " "),
+        ("X", "p", "A"),
+    ]
+    assert sorted(lines_of(Or((Proj("p of", "A"), both)))) == [
+        (" ", "q", "B"),
+        (" ", "r", "C"),
+        ("X", "or", " "),
+        ("X", "or p", "A"),
+    ]
+    assert sorted(lines_of(Diff("A", either))) == [
+        (" ", "or is", "C"),
+        (" ", "or q", "B"),
+        ("X", "is", "A"),
+        ("X", "not", " "),
+    ]
+
+
+def test_the_pictures_of_engine_questions_lose_no_name(tasks):
+    for task in tasks:
+        query = from_text(task.query)
+        figure = data_plots.question_graph(query, task.answer)
+        drawn = {text.get_text() for text in figure.axes[0].texts}
+        plt.close(figure)
+        assert {*constants(query)} <= drawn, task.query
+
+
+def test_the_panel_says_how_the_solver_fared(cldr, tasks):
+    spoiled_task = dataclasses.replace(tasks[0], answer="Wrong", aliases=())
+    for task, closed, said in (
+        (tasks[0], False, "right"),
+        (spoiled_task, False, "wrong"),
+        (tasks[0], True, "none"),
+    ):
+        with Toolbox(cldr, closed_book=closed) as toolbox:
+            text = QuestionPanel(cldr, [task], toolbox).text.value
+        assert re.search(rf"<td>\d+ calls, {said}</td>", text), text
+
+
+def test_a_question_is_drawn_with_all_that_it_names():
+    query = And(
+        (
+            Proj("currency of", Proj("home of", "A")),
+            Range("since", 1950, 1970),
+            Diff(Proj("p", "B"), Proj("p", "C")),
+        )
+    )
+    drawn = {text.get_text() for text in data_plots.question_graph(query, "X").axes[0].texts}
+    assert {"X", "A", "B", "C", "currency", "home", "since", "1950 to 1970", "not p of"} <= drawn

@@ -1,0 +1,244 @@
+"""The question engine: answers that never change, verified questions, splits, quotas, one output.
+
+Run: python -m pytest tests/test_questions_question_engine.py
+"""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from drlib.questions import expansion, question_engine, synthesize_questions
+from drlib.questions.checks import coincidences, effort, faults
+from drlib.questions.expansion import can_be_asked_for
+from drlib.questions.queries import (
+    canonical,
+    constants,
+    depth,
+    evaluate_query,
+    from_text,
+    to_text,
+    walk,
+)
+from drlib.questions.question_engine import side_of
+from drlib.questions.sql_engine import SqlEngine
+from drlib.worlds import Graph, Node, fictional_world, load_world
+from drlib.worlds.fictional import Names
+from tests.shared_worlds import shared_world
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def world():
+    return shared_world("cldr")
+
+
+@pytest.fixture(scope="module")
+def tasks(world):
+    return synthesize_questions(world, 400, 0, split="train")
+
+
+def test_questions_are_verified_by_two_engines(world, tasks):
+    engine = SqlEngine(world.graph)
+    for task in tasks:
+        query = from_text(task.query)
+        assert evaluate_query(query, world.graph) == {task.answer} == question_engine.answers(query)
+        assert faults(query, world.graph) == [] == faults(query, world.graph, engine)
+        assert effort(query, world.graph) <= 60
+        assert query == canonical(query)
+        assert task.hops == depth(query) and task.skill == f"c{task.conditions}"
+        assert task.conditions == len(constants(query)) > 1
+        assert task.kind == "search" and task.world == world.version
+        assert task.aliases == world.graph.nodes[task.answer].aliases
+        assert task.start == "" and task.relations == ()
+
+
+def test_few_questions_hang_on_an_equal_number(world, tasks):
+    queries = [from_text(task.query) for task in tasks]
+    by_chance = [
+        query
+        for query in queries
+        if coincidences(query, lambda part: evaluate_query(part, world.graph))
+    ]
+    assert 0 < len(by_chance) <= question_engine.COINCIDENCE_SHARE * len(tasks)
+
+
+def dropped(lists):
+    """Every query (as JSON lists) that lacks one condition, at any depth."""
+    if isinstance(lists, str):
+        return
+    kind, *fields = lists
+    if kind == "and":
+        for i in range(len(fields)):
+            rest = fields[:i] + fields[i + 1 :]
+            yield [kind, *rest] if len(rest) > 1 else rest[0]
+    if kind in ("diff", "extreme"):
+        yield fields[0] if kind == "diff" else fields[1]
+    for i, field in enumerate(fields):
+        if isinstance(field, list):
+            yield from ([kind, *fields[:i], less, *fields[i + 1 :]] for less in dropped(field))
+
+
+def test_no_condition_at_any_depth_can_go(world, tasks):
+    """By surgery on the JSON and the second engine: no code of the checks is used."""
+    engine, tried = SqlEngine(world.graph), 0
+    for task in tasks[:200]:
+        for less in dropped(json.loads(task.query)):
+            assert question_engine.answers(from_text(json.dumps(less))) != {task.answer}, task.query
+            tried += 1
+    assert tried > 400
+
+
+def test_a_set_of_answers_may_be_prescribed(world):
+    some = sorted(t for t in world.graph.nodes if can_be_asked_for(t, world.graph))[::3]
+    asked = {task.answer for task in synthesize_questions(world, 60, 1, asked=some)}
+    assert asked <= {*some} and len(asked) > 20
+
+
+def test_questions_are_different_and_no_answer_is_a_good_guess(tasks):
+    assert len(tasks) == len({t.id for t in tasks}) == len({t.query for t in tasks}) == 400
+    assert max(Counter(t.answer for t in tasks).values()) <= 8  # 2% of 400
+    hops = Counter(t.hops for t in tasks)
+    assert set(hops) == {2, 3} and 130 <= hops[2] <= 190  # 2 : 3
+
+
+def test_the_operators_all_come_to_something(world):
+    """The rarest, extremes, are some four of a thousand."""
+    tasks = synthesize_questions(world, 1500, 0)
+    operators = Counter(type(p).__name__ for t in tasks for p in walk(from_text(t.query)))
+    assert {"And", "Or", "Diff", "Extreme"} <= set(operators)
+
+
+def test_sides_share_neither_answer_nor_query(world, tasks):
+    test = synthesize_questions(world, 150, 7, split="test")
+    for part in ("answer", "query", "id"):
+        assert not {getattr(t, part) for t in tasks} & {getattr(t, part) for t in test}
+    assert {side_of(t.answer) for t in test} == {"test"}
+    assert {side_of(t.answer) for t in tasks} == {"train"}
+    sides = Counter(map(side_of, world.graph.nodes))
+    assert 0.2 < sides["test"] / len(world.graph.nodes) < 0.3
+
+
+@pytest.mark.parametrize("patience", [(1, 100), (16, 100)])
+def test_answers_that_stand_back_come_again(world, monkeypatch, patience):
+    """However soon they stand back, in the end each is asked for as often as without: more are
+    wanted than there are."""
+    some = sorted(t for t in world.graph.nodes if can_be_asked_for(t, world.graph))[::8]
+
+    def given(misses):
+        monkeypatch.setattr(question_engine, "MISSES_AN_ANSWER", misses)
+        with pytest.warns(UserWarning, match="gives only"):
+            tasks = synthesize_questions(world, 900, 5, asked=some, max_share=0.02)
+        return Counter(task.answer for task in tasks)
+
+    all_at_once, later = given((100, 100)), given(patience)
+    assert later.total() > 0.9 * all_at_once.total() > 300
+    assert len(later) > 0.9 * len(all_at_once)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone(world, monkeypatch, plain):
+    asked, deeper, widths, changed, with_numbers = set(), set(), set(), set(), []
+
+    def draft(answer, graph, rng, hops, width, strict, listed, numbers, vague):
+        asked.add(vague)
+        widths.add(width)
+        with_numbers.append(numbers)
+        return expansion.draft(answer, graph, rng, hops, width, strict, listed, numbers, vague)
+
+    def deepened(query, graph, rng, bars):
+        deeper.add(bars.vague)
+        return expansion.deepened(query, graph, rng, bars)
+
+    def operator(query, graph, rng, strict):
+        changed.add(strict)
+
+    monkeypatch.setattr(question_engine, "draft", draft)
+    monkeypatch.setattr(question_engine, "deepened", deepened)
+    monkeypatch.setattr(question_engine, "OPERATORS", {"one": operator, "two": operator})
+    hops = {2: 1} if plain else {3: 1}  # operators, and so going deeper after them, are not plain
+    assert synthesize_questions(world, 5, 1, hops=hops, plain=plain, max_share=1)
+    assert asked == {not plain} and deeper == (set() if plain else {False})
+    assert widths == {2 if plain else 3} and changed == (set() if plain else {True})
+    assert any(with_numbers) and (not plain or sum(with_numbers) < 0.4 * len(with_numbers))
+
+
+def test_same_seed_same_questions(world):
+    first, again = (synthesize_questions(world, 30, "s") for _ in range(2))
+    assert first == again != synthesize_questions(world, 30, "t")
+
+
+def test_the_shares_of_depths_and_the_work_are_what_was_asked(world):
+    deep = synthesize_questions(world, 25, 0, hops={3: 1, 4: 3}, max_effort=30, max_share=0.04)
+    assert set(Counter(t.hops for t in deep)) == {3, 4}
+    assert len({t.answer for t in deep}) == 25
+    assert all(effort(from_text(t.query), world.graph) <= 30 for t in deep)
+
+
+def test_the_output_is_the_same_under_any_hash_seed():
+    program = (
+        "from drlib.questions import synthesize_questions as f\n"
+        "from drlib.worlds import load_world\n"
+        "import hashlib\n"
+        "rows = f(load_world('cldr'), 60, 5)\n"
+        "print(hashlib.sha256(repr(rows).encode()).hexdigest())\n"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        )
+        for seed in ("0", "1", "77")
+    ]
+    digests = {process.communicate()[0].strip() for process in running}
+    assert len(digests) == 1 and len(digests.pop()) == len(hashlib.sha256().hexdigest())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_invented_world_by_brute_force(seed):
+    """Every node of a random graph is tried as the answer, by definition of the query."""
+    from tests.test_questions_queries import fulfils
+
+    rng = random.Random(f"invented-{seed}")
+    titles = [f"Thing {chr(97 + i)}{i}" for i in range(26)]
+    facts = [(rng.choice(titles), rng.choice("rst"), rng.choice(titles)) for _ in range(70)]
+    graph = Graph([Node(title, "thing") for title in titles], facts)
+    world = SimpleNamespace(graph=graph, name="invented", scheme="", version="v")
+    for task in synthesize_questions(world, 12, seed, hops={2: 1}, max_share=0.5):
+        query = from_text(task.query)
+        right = [title for title in titles if fulfils(title, query, graph)]
+        assert right == [task.answer]
+
+
+def test_the_tours_worlds_give_questions_too():
+    tour = load_world("tour")
+    for small in (tour, fictional_world(3, Names.from_world(tour))):
+        for task in synthesize_questions(small, 5, 0, hops={2: 1}, max_share=0.4):
+            assert faults(from_text(task.query), small.graph) == []
+
+
+# -------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"n": 0}, {"depth": 1}, {"width": 1}, {"hops": {1: 1.0}}], ids=str
+)
+def test_impossible_settings_are_named(wrong, world):
+    with pytest.raises(ValueError, match="at least 1"):
+        synthesize_questions(world, **{"n": 3, "seed": 0} | wrong)
+
+
+def test_ids_change_with_the_world_and_not_with_the_wording(tasks):
+    assert all(t.id.startswith(f"search-h{t.hops}-") for t in tasks)
+    assert to_text(from_text(tasks[0].query)) == tasks[0].query

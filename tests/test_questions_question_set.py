@@ -1,0 +1,401 @@
+"""Data sets: what is drawn, the evidence, the split and what is dropped, each by another way.
+
+Run: python -m pytest tests/test_questions_question_set.py
+"""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from drlib.questions import families, question_set
+from drlib.questions.checks import faults
+from drlib.questions.families import FAMILIES, draw_block
+from drlib.questions.plainness import strangeness
+from drlib.questions.queries import And, Diff, Proj, constants, evaluate_query, from_text
+from drlib.questions.question_engine import synthesize_questions
+from drlib.questions.question_set import (
+    Rests,
+    Wish,
+    assemble,
+    draw_dataset,
+    facts_used,
+    graph_split,
+    neighbourhood,
+    quote,
+)
+from drlib.questions.read_back import grammar_of, read_question
+from drlib.questions.wording import says
+from drlib.worlds import load_world
+from drlib.worlds.graph import Graph, Node
+from tests.folder_examples import guild_folder
+from tests.shared_worlds import shared_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return load_world(f"folder:{guild_folder(tmp_path_factory.mktemp('guilds') / 'notes')}")
+
+
+@pytest.fixture(scope="module")
+def wish():
+    return Wish("folder:notes", 80, seed=3, max_share=0.05)
+
+
+@pytest.fixture(scope="module")
+def cldr():
+    return shared_world("cldr")
+
+
+# -------------------------------------------------------------------------------------- draws
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_asks_what_has_one_answer(family, world):
+    block = draw_block(family, world, 8, 5, 2, 3)
+    assert len(block.questions) == 8 and block.note == ""
+    assert block == draw_block(family, world, 8, 5, 2, 3)  # whatever was drawn before
+    assert block.questions != draw_block(family, world, 8, 5, 3, 3).questions
+    for task, wording in block.questions:
+        query = from_text(task.query)
+        assert evaluate_query(query, world.graph) == {task.answer}
+        assert faults(query, world.graph) == []
+        assert not any(says(task.question, name) for name in (task.answer, *task.aliases))
+        if wording == "sentences":
+            read = read_question(task.question, grammar_of(world.graph, world.scheme))
+            assert evaluate_query(read, world.graph) == {task.answer}
+
+
+def test_few_questions_of_any_family_hang_on_an_equal_number(cldr):
+    block = draw_block("webshaper", cldr, 40, 0, 0, 3)
+    by_number = [t for t, _ in block.questions if hangs_on_a_number(from_text(t.query), cldr.graph)]
+    assert len(block.questions) == 40 and len(by_number) <= 2
+
+
+def hangs_on_a_number(query, graph):
+    """Some thing has the year that another thing has."""
+    if isinstance(query, str):
+        return False
+    if isinstance(query, Proj) and not isinstance(query.of, str):
+        found = evaluate_query(query.of, graph)
+        if any(title.lstrip("-").isdigit() for title in found):
+            return True
+    inside = getattr(query, "parts", None) or [
+        getattr(query, name) for name in ("of", "left", "right") if hasattr(query, name)
+    ]
+    return any(hangs_on_a_number(part, graph) for part in inside)
+
+
+def test_plain_questions_are_none_that_is_strange(world, cldr, monkeypatch):
+    book = grammar_of(world.graph, world.scheme).book
+    monkeypatch.setattr(families, "PLAIN_MISSES", 400)
+
+    def strange(plain: bool) -> list[bool]:
+        block = draw_block("webshaper", world, 6, 5, 0, 3, plain=plain)
+        rows = [(from_text(task.query), task.question) for task, _ in block.questions]
+        return [strangeness(query, text, book) > 0 for query, text in rows]
+
+    assert strange(plain=True) == [False] * 6
+    assert any(strange(plain=False))
+    vague = draw_block("websailor", cldr, 1, 5, 0, 2, plain=True)  # unions of initials
+    assert vague.questions == [] and "not plain" in vague.note
+
+
+def test_an_unknown_family_is_named_with_the_nearest(world):
+    with pytest.raises(ValueError, match=r"'webshapper': did you mean 'webshaper'\?"):
+        draw_block("webshapper", world, 1, 0, 0, 3)
+
+
+def test_a_world_without_shared_facts_gives_none_and_says_why(tmp_path):
+    (tmp_path / "one.md").write_text("# One\n\nAlone.\n")
+    for family in FAMILIES:
+        block = draw_block(family, load_world(f"folder:{tmp_path}"), 4, 0, 0, 3)
+        assert block.questions == [] and block.note
+
+
+# ----------------------------------------------------------------------------------- evidence
+
+FACTS = [
+    ("Ann", "guild", "Bakers"),
+    ("Bob", "guild", "Bakers"),
+    ("Ann", "home", "Alba"),
+    ("Cid", "home", "Alba"),
+    ("Bob", "home", "Brin"),
+    ("Dan", "guild", "Bakers"),
+]
+BAKERS, OF_ALBA = Proj("guild of", "Bakers"), Proj("home of", "Alba")
+
+
+def graph_of(facts):
+    return Graph(
+        [Node(end, "thing") for end in sorted({e for s, _, v in facts for e in (s, v)})], facts
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "used"),
+    [
+        (And((BAKERS, OF_ALBA)), {FACTS[0], FACTS[2]}),
+        (Diff(OF_ALBA, BAKERS), {FACTS[3], FACTS[2], FACTS[0]}),  # that Ann is a baker matters
+        (Proj("home", And((BAKERS, Proj("home of", "Brin")))), {FACTS[4], FACTS[1]}),
+    ],
+    ids=["and", "diff", "chain"],
+)
+def test_the_facts_by_which_a_question_is_answered(query, used):
+    graph = graph_of(FACTS)
+    assert facts_used(query, graph) == used
+
+
+def test_the_evidence_alone_answers_the_question(cldr):
+    """Of the 4,572 facts those of the evidence are enough, and a page shows each of them."""
+    for task in synthesize_questions(cldr, 60, "evidence", hops={2: 1, 3: 1}):
+        query = from_text(task.query)
+        used = facts_used(query, cldr.graph)
+        assert used <= set(cldr.graph.facts)
+        assert evaluate_query(query, Graph([*cldr.graph.nodes.values()], used)) == {task.answer}
+        for fact in used:
+            assert_is_shown(quote(fact, cldr), fact, cldr)
+
+
+def assert_is_shown(shown, fact, world):
+    subject, relation, value = fact
+    assert shown.quote in world.page(shown.address).text
+    other = value if shown.chunk == subject else subject
+    assert shown.chunk in (subject, value) and other in shown.quote
+    assert relation in shown.quote
+
+
+def test_pages_of_sentences_are_quoted_by_the_sentence():
+    tour = load_world("tour")
+    fact = ("Wake Island", "territory", "U.S. Outlying Islands")
+    shown = quote(fact, tour)
+    assert shown.quote == "Its territory is [U.S. Outlying Islands](cldr:U.S. Outlying Islands)."
+    assert_is_shown(shown, fact, tour)
+    assert quote(("Wake Island", "territory", "Norway"), tour) is None
+
+
+# -------------------------------------------------------------------------------------- split
+
+
+def rest(answer, *named, facts=(), names=(), around=()):
+    titles = frozenset({*named, *(end for s, _, v in facts for end in (s, v))})
+    return Rests(answer, names, frozenset(named), titles, frozenset(facts), frozenset(around))
+
+
+WAY = ("Oslo", "in", "Norway")
+RESTS = [
+    rest("Norway", "Krone", facts=[WAY], around=["Krone", "Oslo"]),
+    rest("Sweden", "Norway"),  # names the answer
+    rest("Denmark", "Krone"),  # names what stands beside it
+    rest("Oslo", "Ski"),  # asks for what stands beside it
+    rest("Peru", "Sol", facts=[WAY]),  # rests on the same fact, and so passes over the answer
+    rest("norway", "Sol", facts=[("Sol", "of", "Mars")]),  # the same answer in other letters
+    rest("Norge", "Sol", names=("Norway",)),  # another name of it
+    rest("Venus", "Moon", facts=[("Sol", "of", "Mars")]),  # rests on a fact of a test question
+    *(rest(f"Far {n}", f"There {n}") for n in range(60)),
+]
+LOST = {
+    1: "has a test answer on its way",
+    2: "names a neighbour of a test answer",
+    3: "names a neighbour of a test answer",
+    4: "has a test answer on its way",
+    7: "rests on a fact of a test question",
+}
+
+
+def test_what_leads_to_a_test_answer_is_not_in_training(monkeypatch):
+    monkeypatch.setattr(
+        question_set, "CHOICES", 1
+    )  # otherwise an answer that costs this much loses
+    lost = {}
+    for seed in range(60):
+        split = graph_split(RESTS, 0.3, seed)
+        assert sorted([*split.train, *split.test, *split.dropped]) == list(range(len(RESTS)))
+        if {0, 5, 6} & {*split.test}:
+            assert {0, 5, 6} <= {*split.test} and not LOST.keys() & {*split.train}
+            if not LOST.keys() & {*split.test}:
+                assert split.dropped == LOST
+                lost |= split.dropped
+        kept = len(split.train) + len(split.test)
+        assert 0.3 * kept <= len(split.test) <= 0.3 * kept + 3
+        assert split == graph_split(RESTS, 0.3, seed)
+    assert lost == LOST
+
+
+def test_of_the_answers_drawn_the_one_that_costs_least_is_taken():
+    for seed in range(10):
+        assert graph_split(RESTS, 0.3, seed).dropped == {}
+
+
+def test_without_a_test_share_all_is_training():
+    split = graph_split([rest("A", "B"), rest("B", "A")], 0, 0)
+    assert (split.train, split.test, split.dropped) == ([0, 1], [], {})
+    with pytest.raises(ValueError, match="test share"):
+        graph_split([], 1, 0)
+
+
+def test_a_kind_joins_nothing():
+    kinds = [(town, relation, "town") for town in ("Oslo", "Rome") for relation in ("kind", "type")]
+    graph = graph_of([*kinds, ("Oslo", "in", "Norway")])
+    assert neighbourhood("town", graph) == frozenset()
+    assert neighbourhood("Oslo", graph) == {"Norway"}
+    assert neighbourhood("Norway", graph) == {"Oslo"}
+
+
+# ----------------------------------------------------------------------------------- assembly
+
+
+@pytest.fixture(scope="module")
+def drawn(world, wish, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drawn")
+    said = []
+    return draw_dataset(wish, world, folder, said.append), folder, said
+
+
+def all_rows(drawn):
+    return [row for some in drawn[0].assembly.rows.values() for row in some]
+
+
+def test_every_row_is_what_it_says(drawn, world, wish):
+    rows = all_rows(drawn)
+    assert len(rows) == wish.n and len({row["id"] for row in rows}) == wish.n
+    assert {row["family"] for row in rows} == {*FAMILIES}
+    for row in rows:
+        query = from_text(row["query"])
+        assert evaluate_query(query, world.graph) == {row["answer"]}
+        assert row["evidence"]
+        for shown in row["evidence"]:
+            assert shown["quote"] in world.page(shown["address"]).text
+            assert tuple(shown["fact"]) in set(world.graph.facts)
+
+
+def test_no_test_answer_nor_what_stands_beside_it_is_seen_in_training(drawn, world):
+    """By the list of facts, one after the other, and not by the graph's index."""
+    train, test = drawn[0].assembly.rows["train"], drawn[0].assembly.rows["test"]
+    assert len(test) == 16 and len(train) == 64
+    seen = set()
+    passed = set()
+    used = set()
+    for row in train:
+        seen |= {row["answer"], *constants(from_text(row["query"]))}
+        facts = {tuple(shown["fact"]) for shown in row["evidence"]}
+        passed |= {end for s, _, v in facts for end in (s, v)}
+        used |= facts
+    for row in test:
+        answer = row["answer"]
+        beside = {answer}
+        for subject, relation, value in world.graph.facts:
+            if answer in (subject, value) and relation != "kind":
+                beside |= {subject, value}
+        assert not beside & seen
+        assert answer not in passed
+        assert not used & {tuple(shown["fact"]) for shown in row["evidence"]}
+
+
+def test_no_answer_has_more_than_its_share_over_all_families(drawn, wish):
+    counts = Counter(row["answer"] for row in all_rows(drawn))
+    assert wish.quota == 4 and max(counts.values()) <= 4
+    assert drawn[0].assembly.dropped.total() > 0
+
+
+def pieces_of(drawn):
+    """The rows of the piece files, by family, read as the next run would."""
+    found = {family: [] for family in FAMILIES}
+    for path in sorted((drawn[1] / "pieces").glob("*.jsonl")):
+        head, *rows = map(json.loads, path.read_text().splitlines())
+        assert [*head] == ["note"]
+        found[path.stem.rpartition("-")[0]] += rows
+    return found
+
+
+def test_a_benchmark_s_questions_are_left_out(drawn, world, wish, tmp_path):
+    pieces = pieces_of(drawn)
+    planted = [row["question"] for row in all_rows(drawn)[:3]]
+    path = tmp_path / "bench.jsonl"
+    path.write_text("".join(json.dumps({"q": f"Please: {text}"}) + "\n" for text in planted))
+    clean = assemble(pieces, replace(wish, benchmarks=(str(path),)), world.graph)
+    texts = {row["question"] for some in clean.rows.values() for row in some}
+    assert not texts & {*planted}
+    reasons = Counter(reason for _, reason in clean.dropped.elements())
+    assert reasons["in a benchmark"] >= 3
+    assert "in a benchmark" not in {reason for _, reason in drawn[0].assembly.dropped}
+
+
+def test_every_question_is_kept_or_counted_as_dropped(drawn, world, wish):
+    pieces = pieces_of(drawn)
+    made = assemble(pieces, wish, world.graph)
+    for family, rows in pieces.items():
+        kept = sum(row["family"] == family for some in made.rows.values() for row in some)
+        lost = sum(count for (name, _), count in made.dropped.items() if name == family)
+        assert kept + lost == len(rows)
+
+
+def test_doubles_are_dropped_whatever_family_they_are_of(drawn, world, wish):
+    pieces = pieces_of(drawn)
+    first = pieces["engine"][0]  # comes first of all
+    same_query = first | {"family": "webdancer", "id": "other", "question": "Who?"}
+    same_words = first | {"family": "websailor", "query": '"x"', "id": "another"}
+    pieces["webdancer"] = [same_query]
+    pieces["websailor"] = [same_words]
+    made = assemble(pieces, wish, world.graph)
+    ids = {row["id"] for some in made.rows.values() for row in some}
+    assert not ids & {"other", "another"}
+    assert made.dropped["webdancer", "asked before"] == 1
+    assert made.dropped["websailor", "asked before"] == 1
+
+
+def test_a_folder_of_another_data_set_is_left_alone(drawn, world, wish):
+    with pytest.raises(ValueError, match=r"another data set \(n was 80 and is 81\)"):
+        draw_dataset(replace(wish, n=81), world, drawn[1], print)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"n": 0}, "at least 1 question"),
+        ({"hops": 1}, "at least 2 look-ups"),
+        ({"test_share": 1.0}, "test_share must be"),
+        ({"max_share": -0.1}, "max_share must be"),
+        ({"tries": 0}, "asked at least once"),
+        ({"families": ()}, "name a family"),
+        ({"families": ("engin",)}, "did you mean 'engine'"),
+    ],
+    ids=str,
+)
+def test_an_impossible_wish_is_named(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        Wish(**{"world": "cldr", "n": 5} | wrong)
+    with pytest.raises(FileNotFoundError, match="absent.json"):
+        Wish("cldr", 5, benchmarks=("absent.json",))
+
+
+def test_a_model_that_is_named_is_asked_and_no_other(world, wish, tmp_path):
+    for asked, attempt in (("a model", None), ("", lambda tasks, n: [])):
+        with pytest.raises(ValueError, match="give both or none"):
+            draw_dataset(replace(wish, closed_book=asked), world, tmp_path, print, attempt)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_one_right_try_of_many_is_enough_to_leave_a_question_out(drawn, world, wish):
+    """And what is left out makes room: the quota counts what is kept."""
+    pieces = pieces_of(drawn)
+    ids = sorted({row["id"] for some in pieces.values() for row in some})
+    rates = {one: (0.25, 0.0, None)[place % 3] for place, one in enumerate(ids)}
+    asked = []
+
+    def measured(rows):
+        asked.extend(row["query"] for row in rows)
+        return [rates[row["id"]] for row in rows]
+
+    made = assemble(pieces, wish, world.graph, measured)
+    kept = [row for some in made.rows.values() for row in some]
+    assert kept and {rates[row["id"]] for row in kept} == {0.0}
+    assert len({*asked}) == len(asked), "doubles are not asked about"
+    lost = Counter(reason for _, reason in made.dropped.elements())
+    first = {row["query"]: row["id"] for some in pieces.values() for row in some}
+    assert lost["answered from memory"] > 0 and lost["not judged closed book"] > 0
+    of = Counter(rates[one] for one in {*first.values()})
+    assert lost["answered from memory"] <= of[0.25]
+    with pytest.raises(ValueError, match="answered none of"):
+        assemble(pieces, wish, world.graph, lambda rows: [None] * len(rows))

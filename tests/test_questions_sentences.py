@@ -1,0 +1,400 @@
+"""Questions in sentences: what they say, and that they are read back to their query."""
+
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from query_examples import any_query, small_graph, unique_queries
+
+from drlib.questions.phrases import Phrasebook, plural, with_article
+from drlib.questions.queries import (
+    And,
+    Count,
+    Diff,
+    Extreme,
+    Or,
+    Proj,
+    Range,
+    canonical,
+    constants,
+    evaluate_query,
+    from_text,
+    walk,
+)
+from drlib.questions.question_engine import synthesize_questions
+from drlib.questions.read_back import (
+    Grammar,
+    grammar_of,
+    in_one_form,
+    read_question,
+    word_question,
+)
+from drlib.questions.sentences import STYLES, say, span
+from drlib.worlds.cldr import SPOKEN_PERCENT
+from drlib.worlds.graph import Graph, Node
+from tests.shared_worlds import shared_world
+
+SMALL = Grammar(Phrasebook(small_graph()))
+
+
+@pytest.fixture(scope="module")
+def cldr():
+    return shared_world("cldr")
+
+
+@pytest.fixture(scope="module")
+def grammar(cldr):
+    return grammar_of(cldr.graph, cldr.scheme)
+
+
+def uses(money):
+    return Proj("currency of", money)
+
+
+def speaks(language):
+    return Proj("official language of", language)
+
+
+# ------------------------------------------------------------------------------------ what they say
+
+CURRENCY_OF_TOGO = Proj("currency", "Togo")
+IN_MALI = Proj("official language", "Mali")
+SAID = [
+    (
+        And((uses(CURRENCY_OF_TOGO), speaks("French"))),
+        "which",
+        "which territory has the same currency as Togo and officially uses French?",
+    ),
+    (
+        And((uses("Euro"), speaks(Proj("script of", "Cyrillic script")))),
+        "which",
+        "which territory uses the Euro and officially uses a language written in the Cyrillic"
+        " script?",
+    ),
+    (
+        And((uses("Euro"), speaks(Proj("script of", "Cyrillic script")))),
+        "what",
+        "which territory uses the Euro and officially uses a language written in the Cyrillic"
+        " script?",
+    ),
+    (
+        And((uses("Euro"), speaks(Proj("script of", "Cyrillic script")))),
+        "name",
+        "Name the territory that uses the Euro and that officially uses a language written in the"
+        " Cyrillic script, according to Unicode CLDR.",
+    ),
+    (
+        And((uses("Euro"), speaks(Proj("script of", "Cyrillic script")))),
+        "steps",
+        "Find the languages written in the Cyrillic script, according to Unicode CLDR. Finally,"
+        " which territory uses the Euro and officially uses one of those languages?",
+    ),
+    (  # a comma ends a description before the next condition
+        And((uses(Proj("currency", speaks("French"))), speaks(Proj("script of", "Latin script")))),
+        "which",
+        "which territory has the same currency as a territory whose official languages include"
+        " French, and officially uses a language written in the Latin script?",
+    ),
+    (  # two clauses inside one another stand at the end only
+        And((speaks(Proj("official language", uses(Proj("currency", "Togo")))), uses("Euro"))),
+        "which",
+        "which territory uses the Euro and has an official language in common with a territory with"
+        " the same currency as Togo?",
+    ),
+    (  # conditions of a thing on the way take a sentence of their own
+        speaks(And((Proj("official language", "Togo"), Proj("script of", "Latin script")))),
+        "which",
+        "Find the language that is official in Togo and that is written in the Latin script,"
+        " according to Unicode CLDR. Finally, which territory officially uses that language?",
+    ),
+    (
+        Proj("currency start year of", Proj("introduction year", "Jamaican Dollar")),
+        "which",
+        "which territory adopted its present currency in the year in which the Jamaican Dollar was"
+        " introduced?",
+    ),
+    (
+        And((uses("Euro"), Range("currency start year", 2000, 2009))),
+        "which",
+        "which territory uses the Euro and adopted its present currency in the 2000s?",
+    ),
+    (
+        And((uses("Euro"), Range("currency start year", 2002, 2006))),
+        "which",
+        "which territory uses the Euro and adopted its present currency between 2002 and 2006?",
+    ),
+    (
+        Diff(And((uses("Euro"), speaks("German"))), Proj("first weekday of", "Monday")),
+        "name",
+        "Name the territory that uses the Euro and that officially uses German, but is not one"
+        " where the week begins on Monday, according to Unicode CLDR.",
+    ),
+    (
+        Diff(And((uses("Euro"), speaks("German"))), "Austria"),
+        "which",
+        "which territory uses the Euro and officially uses German, and is not Austria?",
+    ),
+    (
+        And((Or((uses("Euro"), uses("US Dollar"))), speaks("Spanish"))),
+        "which",
+        "which territory officially uses Spanish and either uses the Euro or uses the US Dollar?",
+    ),
+    (
+        speaks(Or(("Danish", "Faroese"))),
+        "which",
+        "which territory officially uses the Danish language or the Faroese language?",
+    ),
+    (
+        Count(uses("Euro")),
+        "which",
+        "how many territories whose currency is the Euro are there?",
+    ),
+    (
+        Count(And((uses("Euro"), speaks("German")))),
+        "which",
+        "Find the territories whose currency is the Euro and whose official languages include"
+        " German, according to Unicode CLDR. Finally, what is the number of those territories?",
+    ),
+    (
+        uses(Extreme("introduction year", Proj("former currency", "Ukraine"), True)),
+        "which",
+        "which territory uses the currency with the latest year of introduction among the"
+        " former currencies of Ukraine?",
+    ),
+    (
+        Proj("widely spoken language", "U.S. Outlying Islands"),
+        "which",
+        "which language is spoken by at least 5% of the people of the U.S. Outlying Islands?",
+    ),
+]
+
+
+@pytest.mark.parametrize("query, style, text", SAID)
+def test_a_query_in_words_and_back(query, style, text, grammar):
+    source = "" if text[0].isupper() else "According to Unicode CLDR, "
+    assert say(query, grammar.book, style) == source + text
+    assert read_question(source + text, grammar) == canonical(query)
+
+
+def test_two_steps_of_one_noun_are_told_apart_by_their_place(grammar):
+    query = Proj(
+        "script",
+        And((Proj("official language", uses("Euro")), IN_MALI)),
+    )
+    two = And((query, Proj("script", Diff(IN_MALI, Proj("official language", "Togo")))))
+    text = say(two, grammar.book, "steps")
+    assert "the language" in text and "of the third step" in text
+    assert read_question(text, grammar) == canonical(two)
+
+
+def test_other_names_take_the_places_of_titles(grammar):
+    query = And((uses(Or(("Euro", "US Dollar"))), speaks("French")))
+    names = {Or(("Euro", "US Dollar")): "a coin of two metals", "French": "the tongue of Molière"}
+    text = say(query, grammar.book, "which", names)
+    assert text.endswith("uses a coin of two metals and officially uses the tongue of Molière?")
+
+
+def test_columns_of_a_table_get_phrases_from_their_names():
+    nodes = [Node("Ada", "person"), Node("Ben", "person"), Node("Blue", "team")]
+    facts = [
+        ("Ada", "team", "Blue"),
+        ("Ben", "team", "Blue"),
+        ("Ada", "skill", "Python"),
+        ("Ada", "skill", "Rust"),
+        ("Ben", "skill", "Python"),
+        ("Ada", "entry year", "2019"),
+    ]
+    book = Phrasebook(Graph(nodes, facts))
+    query = And((Proj("team of", Proj("team", "Ben")), Proj("skill of", "Rust")))
+    text = 'Who has the skill "Rust" and belongs to the same team as Ben?'
+    assert say(query, book, "what") == text
+    assert say(Proj("team", Proj("skill of", "Rust")), book, "what") == (
+        'What is the team of the person whose skills include "Rust"?'
+    )
+    assert say(Range("entry year", 2010, 2019), book, "what") == (
+        "Who has an entry year in the 2010s?"
+    )
+    for asked in (query, Range("entry year", 2010, 2019)):
+        assert read_question(say(asked, book, "what"), Grammar(book)) == in_one_form(asked)
+
+
+@pytest.mark.parametrize(
+    "title, said",
+    [
+        ("Norway", "Norway"),
+        ("Falkland Islands", "the Falkland Islands"),
+        ("Netherlands", "the Netherlands"),
+        ("Norwegian Krone", "the Norwegian Krone"),
+        ("Georgian", "the Georgian language"),
+        ("Cyrillic script", "the Cyrillic script"),
+        ("Europe/Oslo", "the time zone Europe/Oslo"),
+        ("1999", "1999"),
+        ("NO", '"NO"'),
+    ],
+)
+def test_names_are_said_as_what_they_are(title, said, grammar):
+    assert grammar.book.said(title) == said
+    assert grammar.book.titles[said] == title
+
+
+def test_no_two_names_are_said_alike(grammar):
+    said = Counter(map(grammar.book.said, grammar.book.graph.nodes))
+    assert said.most_common(1)[0][1] == 1
+    alike = [Node("Nauru", "language"), Node("Nauru (language)", "language")]
+    book = Phrasebook(Graph(alike, []))
+    assert [book.said(node.title) for node in alike] == ["the Nauru language", '"Nauru (language)"']
+    assert [book.titles[book.said(node.title)] for node in alike] == ["Nauru", "Nauru (language)"]
+
+
+@pytest.mark.parametrize(
+    "low, high, said",
+    [
+        (1990, 1999, "in the 1990s"),
+        (1990, 1995, "between 1990 and 1995"),
+        (1991, 1999, "between 1991 and 1999"),
+        (1990, 1990, "in 1990"),
+        (0, 9, "between 0 and 9"),
+    ],
+)
+def test_a_decade_is_a_whole_one(low, high, said):
+    assert span(low, high, "in") == said
+
+
+def test_the_share_that_is_said_is_the_one_that_the_world_was_made_with(grammar):
+    phrase = grammar.book.phrases["widely spoken language"]
+    share = f"at least {SPOKEN_PERCENT:g}% of the people"
+    forms = (phrase.of_thing, phrase.of_things, phrase.of_value, phrase.of_values, phrase.sames)
+    assert all(share in form for form in forms)
+
+
+def test_articles_and_plurals():
+    assert [with_article(noun) for noun in ("hour", "university", "exception")] == [
+        "an hour",
+        "a university",
+        "an exception",
+    ]
+    assert [plural(noun) for noun in ("currency", "class or exception", "person")] == [
+        "currencies",
+        "classes or exceptions",
+        "people",
+    ]
+
+
+# ------------------------------------------------------------------------------------ and back
+
+
+@pytest.mark.parametrize("name, n", [("cldr", 150), ("pydocs", 40)])
+def test_every_question_is_read_back_in_every_style(name, n):
+    world = shared_world(name)
+    grammar = grammar_of(world.graph, world.scheme)
+    for task in synthesize_questions(world, n, 3):
+        query = from_text(task.query)
+        assert read_question(task.question, grammar) == in_one_form(query), task.question
+        for style in STYLES:
+            assert read_question(say(query, grammar.book, style), grammar) == in_one_form(query)
+
+
+def test_small_queries_of_every_kind_are_read_back():
+    for query, _ in unique_queries(small_graph(), 40, 1, depth=3, width=3):
+        for style in STYLES:
+            assert read_question(word_question(query, SMALL, style), SMALL) == in_one_form(query)
+
+
+def test_nothing_is_ever_read_as_something_else():
+    """Of queries that nobody would ask some have no sentence; none has a wrong one."""
+    rng = random.Random(5)
+    read = Counter()
+    for _ in range(400):
+        query = canonical(any_query(small_graph(), rng, depth=rng.choice((1, 2, 3))))
+        text = word_question(query, SMALL, rng.choice(STYLES))
+        read[text is not None] += 1
+        if text:
+            assert read_question(text, SMALL) == in_one_form(query)
+    assert read[True] > 200
+
+
+def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
+    """Without one of its conditions a question reads as the query without it, or not at all."""
+    tried = 0
+    for task in synthesize_questions(cldr, 60, 4, hops={2: 1}):
+        query = from_text(task.query)
+        text = hidden = say(query, grammar.book, "which")
+        for name in map(grammar.book.said, constants(query)):  # "Svalbard and Jan Mayen" are one
+            hidden = hidden.replace(name, name.replace(" and ", " & "))
+        shorter = re.sub(r",? and [^?.]*\?$", "?", hidden).replace(" & ", " and ")
+        if shorter != text:
+            tried += 1
+            assert read_question(shorter, grammar) in [*map(in_one_form, walk(query))][1:]
+    assert tried > 20
+
+
+def test_the_page_s_example_is_a_question_of_ours_with_its_answer(cldr, grammar):
+    page = (Path(__file__).parents[1] / "docs/questions.md").read_text(encoding="utf-8")
+    ((text, answer),) = re.findall(r"(?m)^> (According to Unicode CLDR.*\?) \((.*)\)$", page)
+    assert evaluate_query(read_question(text, grammar), cldr.graph) == {answer}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Which territory uses the Euro?",  # the source is missing
+        "According to Unicode CLDR, which territory uses the Eurro?",
+        "According to Unicode CLDR, which territory uses the Euro and?",
+        "According to Unicode CLDR, which territory uses that currency?",  # found by no step
+        "According to Unicode CLDR, which territory uses the Euro, but is not one?",
+        "",
+    ],
+)
+def test_what_is_no_question_of_ours(text, grammar):
+    with pytest.raises(ValueError, match="is none of ours"):
+        read_question(text, grammar)
+
+
+def test_the_engine_words_for_readers_or_for_a_small_policy(cldr):
+    (sentences,) = synthesize_questions(cldr, 1, 0)
+    (brackets,) = synthesize_questions(cldr, 1, 0, wording="brackets")
+    assert sentences.query == brackets.query and sentences.id == brackets.id
+    assert "ccording to Unicode CLDR" in sentences.question
+    assert "(" in brackets.question and "ccording" not in brackets.question
+
+
+@pytest.mark.parametrize(
+    "relation, name, said",
+    [
+        ("subclass of", "shutil.Error", "raises the direct base class of shutil.Error?"),
+        ("subclass", "email.errors.MessageError", "raises a direct subclass of email.errors.Me"),
+    ],
+)
+def test_what_stands_above_and_below_a_class_has_a_name(relation, name, said):
+    library = shared_world("pydocs")
+    grammar = grammar_of(library.graph, library.scheme)
+    query = Proj("raised exception of", Proj(relation, name))
+    text = say(query, grammar.book)
+    assert text.startswith("Going by the signatures and raise statements in Python's library, ")
+    assert said in text and read_question(text, grammar) == canonical(query)
+
+
+@pytest.mark.parametrize("name", ["cldr", "pydocs"])
+def test_every_form_of_every_phrase_is_read_back(name):
+    world = shared_world(name)
+    grammar = grammar_of(world.graph, world.scheme)
+    for relation in grammar.book.phrases:
+        rows = world.graph.adjacent[relation]
+        thing = min(rows)
+        value, back = min(rows[thing]), f"{relation} of"
+        likes = Proj(back, Proj(relation, thing)), Proj(relation, Proj(back, value))
+        for query in (Proj(back, value), Proj(relation, thing), *likes):
+            for style in STYLES:
+                said = say(query, grammar.book, style)
+                assert read_question(said, grammar) == in_one_form(query), said
+
+
+def test_a_verb_agrees_with_its_noun():
+    library = shared_world("pydocs")
+    grammar = grammar_of(library.graph, library.scheme)
+    query = Count(Proj("raised exception of", "aifc.Error"))
+    for style in STYLES:
+        text = say(query, grammar.book, style)
+        assert "methods that raise aifc.Error" in text and read_question(text, grammar) == query

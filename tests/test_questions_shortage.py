@@ -1,0 +1,225 @@
+"""A world that gives fewer questions than were asked for: what was found comes back, and a warning
+says why there are no more, what the pages lack, and what to do.
+
+Run: python -m pytest tests/test_questions_shortage.py
+"""
+
+import json
+import math
+import posixpath
+import re
+import warnings
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from drlib.questions import synthesize_questions
+from drlib.questions.checks import faults
+from drlib.questions.queries import Proj, from_text, walk
+from drlib.worlds import Graph, Node, load_world
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+LINKS = {  # nine notes, and the notes that each of them links to
+    "index": ["garden", "workshop", "recipes", "calendar"],
+    "garden": ["soil", "plants", "tools"],
+    "soil": ["garden", "plants"],
+    "plants": ["garden", "tools", "calendar"],
+    "tools": ["workshop"],
+    "calendar": ["soil", "plants", "tools"],
+    "workshop": ["tools", "bicycle"],
+    "bicycle": ["workshop"],
+    "recipes": ["plants"],
+}
+DOCS = {  # a documentation tree as mkdocs has it
+    "index": ["install", "guide/start", "api/client"],
+    "install": ["guide/start", "faq"],
+    "faq": ["install", "guide/config", "api/errors"],
+    "guide/start": ["guide/config", "api/client", "install"],
+    "guide/config": ["api/client", "api/errors", "guide/start"],
+    "guide/advanced": ["guide/config", "api/session", "api/client"],
+    "api/client": ["api/session", "api/errors"],
+    "api/session": ["api/client", "api/errors"],
+    "api/errors": ["faq"],
+    "changelog": ["install", "api/client", "guide/advanced"],
+    "contributing": ["install", "faq"],
+    "about": ["index", "contributing"],
+}
+
+
+def write(folder, files):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def markdown(page, targets):
+    """A page with a heading, links in its text, and a section."""
+    links = [
+        f"See [{to}]({posixpath.relpath(to, posixpath.dirname(page) or '.')}.md)." for to in targets
+    ]
+    return f"# {page.title()}\n\nAbout it. {' '.join(links)}\n\n## Notes on {page}\n\nMore.\n"
+
+
+def notes(folder):
+    return write(folder, {f"{name}.md": markdown(name, to) for name, to in LINKS.items()})
+
+
+def docs_tree(folder):
+    pages = {f"docs/{name}.md": markdown(name, to) for name, to in DOCS.items()}
+    return write(folder, {"mkdocs.yml": "site_name: Toy\n", **pages})
+
+
+def plain_texts(folder):
+    texts = {"diary.txt": "2 May. The barometer fell.", "list.txt": "eggs\nmilk", "a.txt": "Hi."}
+    return write(folder, texts)
+
+
+def asked_for(folder, n=200, **options):
+    """(world, questions, what the warning said)"""
+    world = load_world(f"folder:{folder}")
+    with pytest.warns(UserWarning) as caught:
+        tasks = synthesize_questions(world, n, seed=0, depth=3, **{"structure": True} | options)
+    (warning,) = [given for given in caught if given.category is UserWarning]
+    assert warning.filename == __file__  # it points at the caller
+    return world, tasks, str(warning.message)
+
+
+def readme_snippet():
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (snippet,) = [block for block in blocks if "synthesize_questions(" in block]
+    return snippet
+
+
+def notes_with_front_matter(folder):
+    for number, path in enumerate(sorted(notes(folder).glob("*.md"))):
+        front = f"---\nauthor: Author {number % 3}\nseason: Season {number % 4}\n"
+        path.write_text(f"{front}tags: [{'ab'[number % 2]} kind]\n---\n{path.read_text()}")
+    return folder
+
+
+@pytest.mark.parametrize("structure", [False, True])
+@pytest.mark.parametrize("make", [notes, docs_tree, plain_texts])
+def test_the_readmes_snippet_runs_on_small_folders(make, structure, tmp_path, monkeypatch, capsys):
+    """As it stands, where the warning names structure=True if that would help, and with it."""
+    make(tmp_path / "notes")
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        snippet = re.sub(r"depth=3(, structure=\w+)?", f"depth=3, {structure=}", readme_snippet())
+        assert f"{structure=}" in snippet
+        exec(compile(snippet, "snippet", "exec"), {})
+    (warning,) = [w for w in caught if w.category is UserWarning]
+    found = int(re.search(r"gives (?:only )?(\d+) of 200", str(warning.message))[1])
+    assert len(capsys.readouterr().out.splitlines()) == min(found, 3)
+    advised = "structure=True" in str(warning.message)
+    assert advised == (make is not plain_texts and not structure)
+    if make is plain_texts or not structure:
+        assert found == 0
+    else:
+        assert json.loads((tmp_path / "quality_report.json").read_text())["questions"] == found
+
+
+@pytest.mark.parametrize("make, least", [(notes, 8), (docs_tree, 14)])
+def test_what_was_found_is_returned_verified(make, least, tmp_path):
+    world, tasks, said = asked_for(make(tmp_path))
+    assert len(tasks) >= least and len({task.query for task in tasks}) == len(tasks)
+    assert all(faults(from_text(task.query), world.graph) == [] for task in tasks)
+    assert f"gives only {len(tasks)} of 200 questions" in said
+    answer, most = Counter(task.answer for task in tasks).most_common(1)[0]
+    assert most <= 4 and f"at most 4 questions (max_share); the most frequent, {answer!r}" in said
+    assert re.search(r"Draws that gave nothing new: [1-9]\d*\. They met .+ \(\d+%\)", said)
+
+
+def test_depths_that_have_run_out_leave_their_place_to_others(tmp_path):
+    """Before, the first depth to run out ended it all."""
+    _, tasks, _ = asked_for(docs_tree(tmp_path), hops={2: 1, 3: 9})
+    alone = asked_for(tmp_path, hops={3: 1})[1]
+    assert {task.hops for task in tasks} == {2, 3} and {task.hops for task in alone} == {3}
+    assert len(tasks) > len(alone)
+
+
+def test_the_warning_says_what_the_folder_has_and_lacks(tmp_path):
+    _, _, said = asked_for(notes(tmp_path / "linked"))
+    assert re.search(r"Pages: \d+, of which [1-9]\d* can be asked for", said)
+    assert re.search(r"\d+ link \([1-9]\d* shared\)", said) and "18 heading (0 shared)" in said
+    assert "front matter" in said and "link more pages" in said and "max_share" in said
+
+    unlinked = {f"{name}.md": markdown(name, []) for name in LINKS}
+    _, tasks, said = asked_for(write(tmp_path / "unlinked", unlinked))
+    assert tasks == [] and "of which 0 can be asked for" in said
+    assert "link the pages to each other" in said and "max_share" not in said
+
+    _, tasks, said = asked_for(docs_tree(tmp_path / "docs"))
+    assert "Files left out: 1 (world.changes.skipped says why)" in said  # mkdocs.yml
+
+    _, tasks, said = asked_for(plain_texts(tmp_path / "texts"))
+    assert tasks == [] and "nothing joins its pages" in said and "as Markdown" in said
+    assert "endpoint=URL, model=NAME" in said
+
+
+def test_what_the_warning_advises_helps(tmp_path):
+    _, few, _ = asked_for(notes(tmp_path))
+    for number, path in enumerate(sorted(tmp_path.glob("*.md"))):
+        front = f"---\nauthor: Author {number % 3}\nseason: Season {number % 4}\n---\n"
+        path.write_text(front + path.read_text())
+    _, more, said = asked_for(tmp_path)
+    assert len(more) > len(few) and "front matter" not in said
+    _, most, _ = asked_for(tmp_path, max_share=0.1)
+    assert len(most) > len(more)
+
+
+def test_a_folders_own_structure_is_asked_about_only_where_it_is_wanted(tmp_path):
+    """Beside front matter, links are facts too: without `structure` no question is about them, but
+    by all of them no constant is near. (What an author wrote no page lists: infinite effort.)"""
+    world, tasks, said = asked_for(
+        notes_with_front_matter(tmp_path), structure=False, max_effort=math.inf
+    )
+    used = {
+        part.relation for task in tasks for part in walk(from_text(task.query)) if is_step(part)
+    }
+    assert used and used <= {"author", "author of", "season", "season of", "tags", "tags of"}
+    assert "are the folder's own" in said and "(structure=True)" in said
+    assert all(faults(from_text(task.query), world.graph) == [] for task in tasks)
+    _, with_links, said = asked_for(tmp_path)
+    used = {part.relation for t in with_links for part in walk(from_text(t.query)) if is_step(part)}
+    assert used & {"link", "link of"} and "structure=True" not in said
+
+
+def is_step(part):
+    return isinstance(part, Proj)
+
+
+def test_a_caller_that_must_have_them_gets_an_error_with_the_remedy(tmp_path):
+    world = load_world(f"folder:{notes(tmp_path)}")
+    with pytest.raises(ValueError, match=r"(?s)only \d+ of 200.*What helps: .*\n200 questions are"):
+        synthesize_questions(world, 200, 0, at_least=200, structure=True)
+    with pytest.warns(UserWarning, match="of 200"):
+        assert len(synthesize_questions(world, 200, 0, at_least=5, structure=True)) >= 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(synthesize_questions(world, 2, 0, at_least=2, structure=True)) == 2
+
+
+def test_a_world_without_a_graph_says_what_to_do():
+    for graph in (None, Graph([Node("Lonely", "page")], [])):
+        bare = SimpleNamespace(name="heap", graph=graph, scheme="", version="v")
+        message = r"(?s)'heap' has no graph.*links or tables.*endpoint="
+        with pytest.warns(UserWarning, match=message):
+            assert synthesize_questions(bare, 3, 0) == []
+        with pytest.raises(ValueError, match=message):
+            synthesize_questions(bare, 3, 0, at_least=3)
+
+
+def test_a_world_that_is_too_small_says_how_many_there_are():
+    nodes = [Node(t, "x") for t in ("Ash", "Birch", "Cedar", "Park", "Wood")]
+    facts = [("Ash", "Park"), ("Birch", "Park"), ("Birch", "Wood"), ("Cedar", "Wood")]
+    tiny = Graph(nodes, [(tree, "in", place) for tree, place in facts])
+    world = SimpleNamespace(name="tiny", graph=tiny, scheme="", version="v")
+    with pytest.raises(ValueError, match="tiny gives only 1 of 5 questions"):
+        synthesize_questions(world, 5, 0, at_least=5)
+    with pytest.raises(ValueError, match=r"(?s)only \d+ of 400 .*max_effort"):
+        synthesize_questions(load_world("tour"), 400, 0, max_effort=2, at_least=400)

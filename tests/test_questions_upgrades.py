@@ -1,0 +1,113 @@
+"""Operators and rounds: a harder question has the old answer, no fault, and costs more pages.
+
+Run: python -m pytest tests/test_questions_upgrades.py
+"""
+
+import random
+from collections import Counter
+
+import pytest
+
+from drlib.questions import synthesize_questions
+from drlib.questions.checks import effort, faults
+from drlib.questions.expansion import met
+from drlib.questions.queries import (
+    And,
+    Count,
+    Diff,
+    Extreme,
+    Or,
+    Proj,
+    Range,
+    constants,
+    evaluate_query,
+    from_text,
+    walk,
+)
+from drlib.questions.upgrades import OPERATORS, upgrade_rounds
+from drlib.worlds import Graph, Node
+from tests.shared_worlds import shared_world
+
+
+@pytest.fixture(scope="module")
+def world():
+    return shared_world("cldr")
+
+
+@pytest.fixture(scope="module")
+def tasks(world):
+    return synthesize_questions(world, 400, 0, split="train")
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_operators_raise_the_work_and_keep_the_answer(name, world, tasks):
+    graph, rng, done = world.graph, random.Random(f"op-{name}"), []
+    for task in tasks:
+        query = from_text(task.query)
+        new = OPERATORS[name](query, graph, rng)
+        if new is None:
+            continue
+        done.append((query, new))
+        assert evaluate_query(new, graph) == {task.answer}
+        assert faults(new, graph) == []
+        assert effort(query, graph) < effort(new, graph) < float("inf")
+    assert len(done) > 5
+    kinds = Counter(type(part) for pair in done for part in walk(pair[1]))
+    before = Counter(type(part) for pair in done for part in walk(pair[0]))
+    more = {"deepen": Proj, "widen": And, "abstract": Or, "difference": Diff, "compute": Extreme}
+    if name == "compute":  # the extreme thing for a name, a count for a number
+        kinds[Extreme] += kinds[Count]
+        before[Extreme] += before[Count]
+    if name in more:
+        assert kinds[more[name]] - before[more[name]] >= len(done)
+    if name == "widen":
+        assert all(len(constants(new)) > len(constants(query)) for query, new in done)
+
+
+def test_numbers_become_ranges_and_counts():
+    """Towns are told apart by how many mills they have; a year is told by its decade."""
+    rng = random.Random("town")
+    towns = [f"Town {chr(65 + i)}" for i in range(24)]
+    rivers = [f"River {i}x" for i in range(6)]
+    guilds = [f"Guild {i}y" for i in range(8)]
+    facts = [(t, "river", rng.choice(rivers)) for t in towns]
+    facts += [(t, "founded", str(rng.choice((1901, 1905, 1933, 1950)))) for t in towns]
+    facts += [(t, "mills", str(rng.randint(2, 4))) for t in towns]
+    facts += [(g, "seat", rng.choice(towns)) for g in guilds for _ in range(3)]
+    facts += [(g, "river", rng.choice(rivers)) for g in guilds]
+    nodes = [Node(t, "town") for t in towns]
+    nodes += [Node(r, "river") for r in rivers] + [Node(g, "guild") for g in guilds]
+    graph = Graph(nodes, facts)
+    query = And(
+        (
+            Proj("river", And((Proj("mills of", "3"), Proj("founded of", "1950")))),
+            Proj("river", "Guild 0y"),
+        )
+    )
+    banned = met(query, graph)
+
+    def made(name, constant):
+        return [OPERATORS[name].__wrapped__(constant, graph, rng, banned) for _ in range(40)]
+
+    assert set(made("fuzz", "1950")) == {Range("", 1950, 1959)}
+    counts = [q for q in made("compute", "3") if q is not None]
+    assert counts and all(
+        isinstance(q, Count) and evaluate_query(q, graph) == {"3"} for q in counts
+    )
+    fuzzed = OPERATORS["fuzz"].__wrapped__("40", graph, rng, frozenset())
+    low, high = fuzzed.low, fuzzed.high
+    assert 32 <= low <= 40 <= high <= 48
+
+
+def test_every_round_starts_from_the_one_before_and_costs_more(world):
+    graph, stages = world.graph, set()
+    for i, task in enumerate(synthesize_questions(world, 24, 3, depth=2)):
+        query = from_text(task.query)
+        made = list(upgrade_rounds(query, graph, random.Random(i), 2))
+        assert made == list(upgrade_rounds(query, graph, random.Random(i), 2))
+        for stage, harder in made:
+            stages.add(stage)
+            assert evaluate_query(harder, graph) == {task.answer} and faults(harder, graph) == []
+            assert effort(harder, graph) > effort(query, graph)
+            query = harder
+    assert stages >= {"knowledge expansion", "conceptual abstraction", "computational formulation"}

@@ -1,0 +1,187 @@
+"""WebDancer: E2HQA keeps the answer and costs a look-up more a round; CRAWLQA asks about links."""
+
+import random
+from collections import deque
+
+import pytest
+from query_examples import answers, small_graph, unique_queries
+
+from drlib.questions.checks import faults
+from drlib.questions.queries import And, Count, Proj, constants, depth, evaluate_query
+from drlib.questions.webdancer import crawl, crawl_questions, distances, e2hqa, look_ups
+from drlib.questions.wording import TEMPLATES, render_question, says
+from drlib.worlds import load_world
+from drlib.worlds.graph import Graph, Node
+from drlib.worlds.world import Page
+from tests.shared_worlds import shared_world
+
+SMALL = small_graph()
+
+
+@pytest.fixture(scope="module")
+def cldr():
+    return shared_world("cldr")
+
+
+# ---------------------------------------------------------------------------------------- E2HQA
+
+
+def chain(n=6):
+    """a0 <- a1 <- ... : each thing's `next` is one nearer to a0; every second has an alias."""
+    nodes = [Node(f"a{i}", "thing", (f"alias{i}",) * (i % 2)) for i in range(n)]
+    return Graph(nodes, [(f"a{i + 1}", "next", f"a{i}") for i in range(n - 1)])
+
+
+def steps_by_search(graph, start, goal):
+    """The fewest facts from `start` to `goal`, found by a search of its own."""
+    queue, seen = deque([(start, 0)]), {start}
+    while queue:
+        here, steps = queue.popleft()
+        if here == goal:
+            return steps
+        for relation in graph.relations[here]:
+            for there in graph.values(here, relation):
+                if there not in seen:
+                    seen.add(there)
+                    queue.append((there, steps + 1))
+    raise AssertionError(f"no way from {start} to {goal}")
+
+
+def test_each_round_replaces_a_name_by_a_description_of_it():
+    graph = chain()
+    made = e2hqa(Proj("next", "a1"), graph, random.Random(0), 3)
+    assert made == [
+        Proj("next", "a1"),
+        Proj("next", Proj("next", "a2")),
+        Proj("next", Proj("next", Proj("next", "a3"))),
+        Proj("next", Proj("next", Proj("next", Proj("next", "a4")))),
+    ]
+    assert len(e2hqa(Proj("next", "a1"), graph, random.Random(0), 99)) == 5  # the chain ends
+
+
+def rewritings(graph, n, seed):
+    for i, (query, answer) in enumerate(unique_queries(graph, n, seed, 1, 1)):
+        yield answer, e2hqa(query, graph, random.Random(f"e2hqa-{i}"), 4)
+
+
+def test_the_answer_stays_and_each_round_costs_one_look_up_more(cldr):
+    graph, longest = cldr.graph, 0
+    for answer, made in rewritings(graph, 120, 0):
+        longest = max(longest, len(made) - 1)
+        for n, query in enumerate(made):
+            assert evaluate_query(query, graph) == {answer} and depth(query) == n + 1
+            assert look_ups(query, graph) == n + 1
+            (start,) = constants(query)
+            if not graph.is_value(start) or n:
+                assert steps_by_search(graph, start, answer) == n + 1
+    assert longest >= 3
+
+
+def test_no_name_of_what_was_replaced_is_left_in_the_question(cldr):
+    graph = cldr.graph
+    for answer, made in rewritings(graph, 60, 1):
+        gone = [answer]
+        for before, after in zip(made, made[1:]):
+            (replaced,) = set(constants(before)) - set(constants(after))
+            gone.append(replaced)
+            for template in range(TEMPLATES):
+                text = render_question(after, graph, template)
+                for name in gone:
+                    names = (name, *graph.nodes[name].aliases)
+                    assert not any(says(text, some) for some in names), (text, name)
+
+
+def test_a_page_that_tells_the_name_by_itself_is_not_used():
+    nodes = [Node("Rin", "river"), Node("Rin Delta", "delta"), Node("Town", "town")]
+    graph = Graph(nodes, [("Rin", "town", "Town"), ("Rin Delta", "river", "Rin")])
+    assert e2hqa(Proj("town", "Rin"), graph, random.Random(0), 1) == [Proj("town", "Rin")]
+
+
+def test_several_constants_can_be_replaced():
+    query = And((Proj("river of", "Rin"), Proj("region of", "Nord")))
+    assert evaluate_query(query, SMALL) == {"Alba"} and look_ups(query, SMALL) == 2
+    for made in (e2hqa(query, SMALL, random.Random(i), 2) for i in range(5)):
+        assert [look_ups(q, SMALL) for q in made] == [2 + i for i in range(len(made))]
+        assert all(answers(q, SMALL) == {"Alba"} for q in made)
+
+
+def test_a_number_that_is_counted_has_no_page_to_start_from():
+    count = Count(Proj("river of", "Rin"))
+    assert e2hqa(count, SMALL, random.Random(0), 2) == [count]
+
+
+def test_a_question_of_two_answers_is_refused():
+    with pytest.raises(ValueError, match="one answer"):
+        e2hqa(Proj("river of", "Rin"), SMALL, random.Random(0), 1)
+
+
+def test_distances_agree_with_another_search():
+    graph = load_world("tour").graph
+    away = distances("Norway", graph)
+    rng = random.Random("away")
+    for title in rng.sample(sorted(away), 30):
+        assert steps_by_search(graph, title, "Norway") == away[title]
+
+
+# --------------------------------------------------------------------------------------- CRAWLQA
+
+
+class Web:
+    """A world of nothing but links, with a cycle and a page that links to itself."""
+
+    def __init__(self, links):
+        self._links, self.opened = links, []
+
+    def page(self, title):
+        self.opened.append(title)
+        return Page(title, f"x:{title}", f"# {title}", tuple(self._links.get(title, ())))
+
+
+LINKS = {"root": "ab", "a": "cd", "b": "de", "c": ["root"], "d": "df", "e": "f", "f": "", "z": "a"}
+
+
+def test_a_crawl_follows_links_breadth_first_and_stops():
+    web = Web(LINKS)
+    graph = crawl(web, "root")
+    assert web.opened == ["root", "a", "b", "c", "d", "e", "f"]  # each once, z is not linked
+    assert graph.values("a", "linked page") == {"c", "d"}
+    assert graph.values("d", "linked page") == {"f"}  # a link to itself is none
+    short = Web(LINKS)
+    assert len(crawl(short, "root", 2)) == 5 and short.opened == ["root", "a"]
+
+
+def test_all_parts_of_a_long_page_are_read(cldr):
+    graph = crawl(cldr, "English", 1)
+    near = {t for t in cldr.graph.neighbours["English"] if not cldr.graph.is_value(t)}
+    assert len(near) > 60 and graph.values("English", "linked page") == near
+
+
+def test_typed_questions_are_verified_on_the_links(cldr):
+    graph = crawl(cldr, "Norway")
+    made = crawl_questions(graph, 12, random.Random(0))
+    assert [row["type"] for row in made] == ["count", "multi-hop", "intersection"] * 4
+    links = {}
+    for page, _, to in graph.facts:
+        links.setdefault(page, set()).add(to)
+    for row in made:
+        question, answer, tag, kind, query = row.values()
+        assert tag == "crawlqa"
+        inner = query.of if isinstance(query, Count) else query
+        first, second = (part.of for part in inner.parts)
+        if kind == "multi-hop":
+            found = set().union(*(links[page] for page in links[first.of])) & links[second]
+            assert links[first.of] <= links.keys()  # every page on the way was opened
+        else:
+            found = links[first] & links[second]
+        assert answer == str(len(found)) if kind == "count" else {answer} == found
+        assert {*faults(query, graph)} <= {"shallow", "shortcut", "near"}
+        assert all(says(question, name) for name in constants(query))
+    assert made == crawl_questions(graph, 12, random.Random(0))
+
+
+def test_too_few_links_for_so_many_questions():
+    graph = crawl(Web(LINKS), "root")
+    with pytest.raises(ValueError, match="of 50 questions about these links"):
+        crawl_questions(graph, 50, random.Random(0))
+    with pytest.raises(ValueError, match="only 0 of 1"):
+        crawl_questions(crawl(Web({}), "alone"), 1, random.Random(0))

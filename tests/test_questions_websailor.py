@@ -1,0 +1,274 @@
+"""Fog: wider than its facts, one answer by brute force, hard to find by a search, in sentences."""
+
+import random
+from collections import Counter
+
+import pytest
+from query_examples import answers, small_graph, unique_queries
+
+from drlib.questions.checks import faults
+from drlib.questions.joins import in_one_form
+from drlib.questions.queries import (
+    And,
+    Or,
+    Proj,
+    Range,
+    canonical,
+    constants,
+    evaluate_query,
+    from_text,
+)
+from drlib.questions.question_engine import synthesize_questions
+from drlib.questions.read_back import Grammar, grammar_of, read_question, word_question
+from drlib.questions.websailor import (
+    OBFUSCATIONS,
+    Predicate,
+    band,
+    describe,
+    hard_question,
+    initials,
+    is_resolved,
+    obfuscate,
+    period,
+    rare_seeds,
+    widens,
+)
+from drlib.questions.wording import render_question, says
+from drlib.worlds import load_world
+from drlib.worlds.graph import Graph, Node
+from tests.shared_worlds import shared_world
+
+SMALL = small_graph()
+
+
+@pytest.fixture(scope="module")
+def cldr():
+    return shared_world("cldr")
+
+
+@pytest.fixture(scope="module")
+def queries(cldr):
+    return [(from_text(task.query), task.answer) for task in synthesize_questions(cldr, 200, 0)]
+
+
+def drawn(operator, fact, graph=SMALL, n=20):
+    return [operator(fact, graph, random.Random(f"draw-{i}")) for i in range(n)]
+
+
+def test_a_year_becomes_its_decade_or_a_part_of_it():
+    for year, part in ((1412, (1410, 1413)), (1417, (1417, 1419)), (1985, (1984, 1986))):
+        found = {p.query for p in drawn(period, Proj("founding year of", str(year)))}
+        start = year // 10 * 10
+        assert found == {Range("founding year", start, start + 9), Range("founding year", *part)}
+    assert drawn(period, Proj("length of", "57"), n=1) == [None]
+    assert drawn(period, Proj("founding year", "Alba"), n=1) == [None]
+
+
+@pytest.mark.parametrize(
+    "number, low, high",
+    [
+        (0, 0, 0),
+        (7, 0, 9),
+        (10, 10, 19),
+        (57, 50, 59),
+        (940, 900, 999),
+        (1999, 1000, 1999),
+    ],
+)
+def test_a_number_becomes_a_range(number, low, high):
+    (found,) = drawn(band, Proj("length of", str(number)), n=1)
+    assert found.query == Range("length", low, high) and low <= number <= high
+    assert render_question(found.query, SMALL).endswith("of less than 1?") == (number == 0)
+
+
+def test_a_name_becomes_initials_that_similar_names_share():
+    nodes = [
+        Node("Sund Hill", "town"),
+        Node("South Harbour", "town"),
+        Node("Salt House", "town"),  # nobody's home
+        Node("Sea Hut", "river"),
+        Node("Ann", "person"),
+        Node("Bo", "person"),
+        Node("Franc (1963)", "person"),
+        Node("os.path", "module"),
+    ]
+    facts = [
+        ("Ann", "home", "Sund Hill"),
+        ("Franc (1963)", "home", "South Harbour"),
+        ("Bo", "home", "os.path"),
+    ]
+    graph = Graph(nodes, facts)
+    (found,) = drawn(initials, Proj("home of", "Sund Hill"), graph, 1)
+    assert found.query == Proj("home of", Or(("South Harbour", "Sund Hill")))
+    assert found.said == 'a town with the initials "S. H."'
+    (found,) = drawn(initials, Proj("home", "Franc (1963)"), graph, 1)
+    assert found.said == 'a person with the initial "F."'  # no digit gives the year away
+    assert drawn(initials, Proj("length of", "57"), n=1) == [None]  # a number has none
+    assert drawn(initials, Proj("home of", "os.path"), graph, 1) == [None]
+
+
+def test_a_union_of_initials_is_in_one_form_so_that_a_wording_finds_its_text():
+    nodes = [Node(name, "town") for name in ("A", "A (1)", "Aa")] + [Node("Ann", "person")]
+    graph = Graph(nodes, [("Ann", "home", node.title) for node in nodes[:3]])
+    (found,) = drawn(initials, Proj("home of", "A"), graph, 1)
+    assert found.query == canonical(found.query) and len(found.query.of.parts) == 3
+
+
+def test_only_what_more_things_fit_is_fog():
+    """Another name of the same thing, or a description that fits nothing else, is none."""
+    fact = Proj("river of", "Rin")
+    same, wider = fact, Or((fact, Proj("river of", "Sava")))
+    other, narrower = Proj("river of", "Sava"), And((fact, Proj("region of", "Nord")))
+    for query, is_wider in ((same, 0), (wider, 1), (other, 0), (narrower, 0)):
+        assert widens(Predicate(fact, query, "words"), SMALL) == is_wider
+
+
+def test_initials_of_one_thing_alone_are_used_in_no_question(queries, cldr):
+    alone = Counter()
+    for i, (query, _) in enumerate(queries):
+        fuzzed = obfuscate(query, cldr.graph, random.Random(f"alone-{i}"), (initials,))
+        for _, clue in fuzzed.applied if fuzzed else ():
+            alone[isinstance(clue.query.of, str)] += 1
+    assert not alone[True] and alone[False] > 10
+
+
+def test_a_clue_that_a_search_answers_with_what_it_hides_is_none(cldr):
+    hides_norway = Proj("currency of", "Norway")
+    another_name = cldr.graph.nodes["Norway"].aliases[0]
+    clue = Predicate(hides_norway, Proj("currency of", Or(("Norway", "Sweden"))), another_name)
+    assert is_resolved(clue, cldr)
+    assert not is_resolved(clue._replace(said=cldr.graph.nodes["Sweden"].aliases[0]), cldr)
+    described = Proj("currency of", Proj("currency of", "Norwegian Krone"))
+    first = cldr.search("Which territory is the one that has the currency Norwegian Krone?", 1)
+    hides_the_first = Proj("currency of", first[0].title)
+    assert is_resolved(Predicate(hides_the_first, described), cldr)
+    year = Predicate(Proj("introduction year of", "1875"), Range("introduction year", 1870, 1879))
+    assert not is_resolved(year, cldr)
+
+
+def test_an_operator_is_not_asked_for_what_is_no_fog():
+    query = And((Proj("region of", "Sund"), Proj("founding year of", "1417")))  # Borg
+    asked = []
+
+    def refuse(clue):
+        asked.append(clue)
+        return False
+
+    assert obfuscate(query, SMALL, random.Random(0), is_fog=refuse) is None
+    assert asked and all(widens(clue, SMALL) for clue in asked)
+
+
+def test_rare_seeds_are_the_half_of_which_least_is_told():
+    nodes = [Node(name, "town") for name in "ABCDE"]
+    facts = [("A", "road", other) for other in "BCD"] + [("B", "road", "C"), ("D", "road", "E")]
+    graph = Graph(nodes, facts)  # neighbours: A 3, B 2, C 2, D 2, E 1
+    assert rare_seeds("ABCDE", graph) == ("B", "C", "D", "E")
+    assert rare_seeds("AE", graph) == ("E",)
+
+
+def test_a_description_merges_similar_things():
+    found = {p.query for p in drawn(describe, Proj("region", "Alba"))}
+    assert found == {Proj("region", Proj("river of", "Rin"))}  # Borg lies there too
+    assert drawn(describe, Proj("river", "Cove"), n=1)[0].query == Proj(
+        "river", Proj("region of", "Sund")
+    )
+
+
+def test_every_predicate_is_implied_by_its_fact(queries, cldr):
+    """2.3 (b): what satisfied the fact satisfies the predicate, for every entity."""
+    seen = set()
+    for i, (query, _) in enumerate(queries):
+        fuzzed = obfuscate(query, cldr.graph, random.Random(f"implied-{i}"))
+        for name, predicate in fuzzed.applied if fuzzed else ():
+            seen.add(name)
+            left, right = (evaluate_query(q, cldr.graph) for q in (predicate.fact, predicate.query))
+            assert left and left < right, (name, predicate)
+    assert seen == {operator.__name__ for operator in OBFUSCATIONS}
+
+
+@pytest.mark.parametrize(
+    "operator, fact",
+    [
+        (period, Proj("founding year of", "1412")),
+        (band, Proj("length of", "940")),
+        (initials, Proj("river of", "Rin")),
+        (describe, Proj("region", "Alba")),
+    ],
+)
+def test_the_predicate_is_implied_on_the_small_graph(operator, fact):
+    for found in drawn(operator, fact):
+        assert answers(fact, SMALL) <= answers(found.query, SMALL)
+
+
+def test_one_entity_satisfies_all_predicates_and_no_search_finds_it(queries, cldr):
+    """2.3 (a): by brute force over the corpus; the whole question as a search lacks the page."""
+    grammar = grammar_of(cldr.graph, cldr.scheme)
+    found, with_initials, spoken = 0, 0, Counter()
+    resolved = {}  # as a data set's draws share it
+    for i, (query, answer) in enumerate(queries):
+        rng = random.Random(f"hard-{i}")
+        question = hard_question(query, cldr, grammar, rng, resolved=resolved)
+        rng = random.Random(f"hard-{i}")
+        assert question == hard_question(query, cldr, grammar, rng)
+        if question is None:
+            continue
+        text, fuzzed = question
+        found += 1
+        assert answers(fuzzed.query, cldr.graph) == {answer}
+        assert faults(fuzzed.query, cldr.graph) == []
+        assert not says(text, answer)
+        assert all(hit.title != answer for hit in cldr.search(text, 10))
+        hidden = {clue.fact.of for _, clue in fuzzed.applied}
+        spoken.update(says(text, grammar.book.said(name)) for name in hidden - {*constants(query)})
+        assert not any(is_resolved(clue, cldr) for _, clue in fuzzed.applied)
+        with_initials += bool(fuzzed.names)
+        if fuzzed.names:
+            assert all(text.count(said) for said in fuzzed.names.values()), text
+        else:
+            assert read_question(text, grammar) == in_one_form(fuzzed.query)
+    assert found >= 20 and 5 <= with_initials < found and not spoken[True], (found, with_initials)
+    assert {*resolved.values()} == {True, False}
+
+
+def test_a_vague_wording_is_proved_with_the_names_in_it(cldr):
+    """The text with initials cannot be read; the one with names must be, or neither is used."""
+    union = Or(("French", "Fula"))
+    query = And((Proj("official language of", union), Proj("currency of", "Euro")))
+    names = {union: 'a language with the initial "F."'}
+    grammar = Grammar(grammar_of(cldr.graph, cldr.scheme).book)
+    text = word_question(query, grammar, "which", names)
+    assert names[union] in text and "French" not in text
+    grammar.verbs.clear()  # a reader that knows no verb can prove nothing
+    grammar.clauses.clear()
+    assert word_question(query, grammar, "which", names) is None
+
+
+def test_a_merge_that_would_admit_a_second_answer_is_not_made():
+    query = And((Proj("river of", "Rin"), Proj("region of", "Nord")))  # Alba
+    assert evaluate_query(query, SMALL) == {"Alba"}
+    for i in range(40):
+        fuzzed = obfuscate(query, SMALL, random.Random(f"merge-{i}"))
+        if fuzzed:
+            assert answers(fuzzed.query, SMALL) == {"Alba"}
+    # "founded in the 1410s" would admit Borg, and in the early 1410s nothing else was founded
+    query = And((Proj("river of", "Rin"), Proj("founding year of", "1412")))
+    draws = [random.Random(f"part-{i}") for i in range(20)]
+    assert not any(obfuscate(query, SMALL, rng, (period,)) for rng in draws)
+    # of the towns in Sund, Borg alone was founded in the 1410s, and Alba elsewhere was too
+    query = And((Proj("region of", "Sund"), Proj("founding year of", "1417")))
+    found = [obfuscate(query, SMALL, rng, (period,)) for rng in draws]
+    kept = {fuzzed.query.parts[1] for fuzzed in found if fuzzed}
+    assert kept == {Range("founding year", 1410, 1419)}
+
+
+def test_what_has_no_fact_to_blur_or_no_single_answer_is_left_alone():
+    assert obfuscate(Range("length", 0, 100), SMALL, random.Random(0)) is None
+    assert obfuscate(Proj("river of", "Rin"), SMALL, random.Random(0)) is None  # two answers
+
+
+def test_the_same_seed_gives_the_same_obfuscation():
+    graph = load_world("tour").graph
+    for query, _ in unique_queries(graph, 20, 1):
+        first, second = (obfuscate(query, graph, random.Random(7)) for _ in range(2))
+        assert first == second
+    assert [o.__name__ for o in OBFUSCATIONS] == ["period", "band", "initials", "describe"]

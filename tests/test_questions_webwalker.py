@@ -1,0 +1,216 @@
+"""WebWalker's protocol on its sites (2501.07572): a scripted explorer that only clicks, a critic
+that reads after every click, keeps what is useful and judges whether it suffices; at most K = 15
+actions. The agent driven by a policy comes with the other agents; here site, memory and scorer are
+held to the protocol.
+
+Run: python -m pytest tests/test_questions_webwalker.py
+"""
+
+import random
+import re
+from collections import deque
+
+import pytest
+
+from drlib.questions.webwalker import answer_from, make_site
+from drlib.questions.wording import says
+
+K = 15  # actions at most
+
+
+@pytest.fixture(scope="module", params=[0, 1, 2])
+def site(request):
+    return make_site(request.param)
+
+
+def useful(text, row):
+    """The critic's first call: the lines about a page that the question asks for."""
+    names = [path.split(">")[-1] for path in row["Info"]["Golden_Path"]]
+    return [
+        line
+        for line in text.split("\n")
+        if any(re.match(rf"{name} has \d", line) for name in names)
+    ]
+
+
+def explore(site, row, click, limit=K):
+    """(answer or None, texts seen, memory): `click(page, opened)` names the next link or stops."""
+    here, opened, memory = site.pages[site.root], [], []
+    for _ in range(limit):
+        url = click(here, opened)
+        if url is None:
+            break
+        assert url in here.links, "an explorer can only click what the page shows"
+        here = site.pages[url]
+        opened.append(url)
+        memory += useful(here.text, row)
+        if (answer := answer_from(memory, row)) is not None:  # the critic's second call
+            return answer, opened, memory
+    return None, opened, memory
+
+
+def depth_first(site):
+    """Down the first link that is new, else back to the root and down again."""
+
+    def click(page, opened):
+        seen = {site.root, *opened}
+
+        def fresh(url, above=()):  # a link that is new, or below which something is
+            return url not in seen or any(
+                fresh(to, (*above, url))
+                for to in site.pages[url].links
+                if to != site.root and to not in above
+            )
+
+        down = [to for to in page.links if to != site.root and fresh(to)]
+        if down:
+            return down[0]
+        return site.root if page.url != site.root else None
+
+    return click
+
+
+def golden(site, row):
+    """Follows the golden paths, over the root from one to the next."""
+    steps = []
+    for path in row["Info"]["Golden_Path"]:
+        steps += [""] * bool(steps) + path.removeprefix("root->").split(">")
+
+    def click(page, opened):
+        title = steps[len(opened)]
+        return next(u for u in page.links if site.pages[u].title == title) if title else site.root
+
+    return click, len(steps)
+
+
+def test_depth_first_search_answers_when_memory_holds_all_facts_and_not_before(site):
+    for row in site.rows:
+        answer, opened, memory = explore(site, row, depth_first(site), 500)
+        needed = {*row["Info"]["Source_Website"]}
+        assert answer == row["Answer"] and needed <= {*opened}
+        assert opened[-1] in needed, "it stops at the first page that suffices"
+        assert answer_from(memory[:-1], row) is None, "one fact less: the critic says no"
+        assert not any(row["Answer"] in site.pages[url].text for url in opened[:-1])
+
+
+def test_fifteen_actions_are_the_limit(site):
+    runs = [explore(site, row, depth_first(site)) for row in site.rows]
+    assert all(len(opened) <= K for _, opened, _ in runs)
+    for row, (answer, opened, _) in zip(site.rows, runs):
+        assert (answer is not None) == ({*row["Info"]["Source_Website"]} <= {*opened})
+    assert any(answer is None and len(opened) == K for answer, opened, _ in runs)
+
+
+def test_the_oracle_needs_the_golden_length(site):
+    for row, clicks in zip(site.rows, (4, 4, 9)):  # 4 down, back to the root, 4 down
+        click, length = golden(site, row)
+        answer, opened, _ = explore(site, row, click)
+        assert (answer, len(opened)) == (row["Answer"], clicks) and length == clicks
+
+
+def test_without_one_source_nobody_answers(site):
+    """The page is there and says nothing: neither explorer may claim to know."""
+    row = site.rows[2]
+    for url in row["Info"]["Source_Website"]:
+        page = site.pages[url]
+        mute = re.sub(r"has \d+ members\.", "has members.", page.text)
+        poorer = site._replace(
+            pages=site.pages | {url: type(page)(page.title, url, mute, page.links)}
+        )
+        answer, opened, _ = explore(poorer, row, depth_first(poorer), 500)
+        assert answer is None and {*opened} | {site.root} == {*site.pages}
+
+
+# -------------------------------------------------------------------------------------- sites
+
+
+def clicks(site, path):
+    """The pages of a golden path, opened by clicking the button of each name."""
+    here, opened = site.pages[site.root], []
+    for name in path.removeprefix("root->").split(">"):
+        (url,) = re.findall(rf"- \[{name}\]\((.+)\)", here.text)
+        assert url in here.links
+        here = site.pages[url]
+        opened.append(here)
+    return opened
+
+
+def test_a_site_has_forty_pages_four_deep_and_every_page_can_be_reached(site):
+    assert len(site.pages) == 40
+    away, queue = {site.root: 0}, deque([site.root])
+    while queue:
+        here = queue.popleft()
+        for url in site.pages[here].links:
+            if url not in away:
+                away[url] = away[here] + 1
+                queue.append(url)
+    assert away.keys() == site.pages.keys() and max(away.values()) == 4
+    for page in site.pages.values():
+        assert site.root in page.links and len(page.links) <= 5
+    leaves = [url for row in site.rows[:2] for url in row["Info"]["Source_Website"]]
+    assert len(set(leaves)) == 2 and all(away[url] == 4 for url in leaves)
+    assert sum(n == 4 for n in away.values()) > 2  # others are as deep
+
+
+def test_rows_have_the_released_fields(site):
+    single, _, multi = site.rows
+    for row in site.rows:
+        assert list(row) == ["Question", "Answer", "Root_Url", "Info"]
+        assert list(row["Info"]) == [
+            "Hop",
+            "Domain",
+            "Language",
+            "Difficulty_Level",
+            "Source_Website",
+            "Golden_Path",
+        ]
+        assert row["Root_Url"] == site.root and row["Info"]["Difficulty_Level"] == "hard"
+    assert single["Info"]["Hop"] == "single-source" and multi["Info"]["Hop"] == "multi-source"
+    assert multi["Info"]["Golden_Path"] == [r["Info"]["Golden_Path"][0] for r in site.rows[:2]]
+    assert int(multi["Answer"]) == sum(int(row["Answer"]) for row in site.rows[:2])
+
+
+def test_the_golden_path_leads_to_the_facts_and_no_step_before_the_last_suffices(site):
+    for row in site.rows:
+        opened = [page for path in row["Info"]["Golden_Path"] for page in clicks(site, path)]
+        assert len(opened) == 4 * len(row["Info"]["Golden_Path"])
+        assert {*row["Info"]["Source_Website"]} <= {page.url for page in opened}
+        memory = [site.pages[site.root].text, *(page.text for page in opened)]
+        assert answer_from(memory, row) == row["Answer"]
+        for n in range(len(memory)):
+            assert answer_from(memory[:n], row) is None
+
+
+def test_memory_suffices_exactly_when_it_holds_every_fact(site):
+    rng = random.Random("memory")
+    everything = sorted(site.pages)
+    for row in site.rows:
+        needed = {*row["Info"]["Source_Website"]}
+        for _ in range(50):
+            seen = rng.sample(everything, rng.randint(0, 40))
+            got = answer_from([site.pages[url].text for url in seen], row)
+            assert got == (row["Answer"] if needed <= {*seen} else None)
+        for url in needed:  # one fact removed
+            rest = [page.text for page in site.pages.values() if page.url != url]
+            assert answer_from(rest, row) is None
+
+
+def test_no_page_but_its_source_shows_an_answer(site):
+    for row in site.rows:
+        sources = row["Info"]["Source_Website"]
+        shown = [url for url, page in site.pages.items() if says(page.text, row["Answer"])]
+        assert shown == (sources if len(sources) == 1 else [])
+
+
+def test_sites_differ_by_seed_and_are_the_same_for_one():
+    assert make_site(5) == make_site(5) and make_site(5).root != make_site(6).root
+    small = make_site("small", size=9, depth=2, links=3)
+    assert len(small.pages) == 9 and small.rows[0]["Info"]["Difficulty_Level"] == "easy"
+
+
+@pytest.mark.parametrize(
+    "size, depth, links", [(8, 4, 4), (40, 5, 4), (40, 1, 4), (40, 4, 1), (40, 2, 3)]
+)
+def test_impossible_sites_are_refused(size, depth, links):
+    with pytest.raises(ValueError, match=f"{size} pages do not fit"):
+        make_site(0, size, depth, links)

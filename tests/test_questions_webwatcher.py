@@ -1,0 +1,227 @@
+"""Questions about pictures: every leak is caught, every swapped picture is dropped, with reasons.
+
+Run: python -m pytest tests/test_questions_webwatcher.py
+"""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from drlib.questions import chain_questions
+from drlib.questions.webwatcher import (
+    Visual,
+    blanked,
+    examined,
+    export,
+    looked_up,
+    quality,
+    relevance,
+    selected,
+    to_visual,
+)
+from drlib.task import Task
+from drlib.tools.pictures import Album, from_png
+from drlib.worlds import Entity, Graph, Node, SmallWorld, load_world
+from drlib.worlds.emblems import draw, find_boxes, make_sheet, read_numbers
+
+WORLD = load_world("tour")
+TASKS = chain_questions(WORLD, 120, 0)
+
+
+class Named(SmallWorld):
+    """A world whose things have other names, too."""
+
+    @property
+    def graph(self):
+        aliases = {"Côte d'Ivoire": ("Ivory Coast", "CIV"), "Peru": ("Republic of Peru",)}
+        nodes = [Node(t, e.kind, aliases.get(t, ())) for t, e in self.entities.items()]
+        facts = [(t, r, v) for t, e in self.entities.items() for r, v in e.facts.items()]
+        return Graph(nodes, facts)
+
+
+NAMED = Named(
+    [
+        Entity("Côte d'Ivoire", "territory", {"currency": "CFA Franc"}),
+        Entity("Peru", "territory", {"currency": "Sol"}),
+        Entity("Lima", "city", {"territory": "Peru"}),
+        Entity("Quechua", "language", {"script": "Latin"}),
+    ],
+    "named",
+)
+
+
+@pytest.fixture(scope="module")
+def album():
+    return Album(WORLD)
+
+
+@pytest.fixture(scope="module")
+def visuals(album):
+    """Both kinds of picture for every task."""
+    sheets, none = to_visual(TASKS, WORLD, album)
+    alone, neither = to_visual(TASKS, WORLD, album, others=0)
+    assert none == neither == [] and len(sheets) == len(alone) == len(TASKS)
+    return sheets + alone
+
+
+def asking(visual, question):
+    return replace(visual, task=replace(visual.task, question=question))
+
+
+def test_the_name_gives_way_and_nothing_else_changes(album, visuals):
+    for visual in visuals:
+        task, source = visual.task, visual.source
+        words = f"the thing numbered {visual.number} in" if visual.number else "the thing in"
+        assert task.question == source.question.replace(source.start, f"{words} the picture")
+        assert (task.answer, task.hops, task.relations) == (
+            source.answer,
+            source.hops,
+            source.relations,
+        )
+        assert task.start == "" and visual.entity == source.start
+    assert len({visual.task.id for visual in visuals}) == len(visuals)
+    again, _ = to_visual(TASKS, WORLD, Album(WORLD))
+    assert again == visuals[: len(TASKS)], "equal in another album"
+    other, _ = to_visual(TASKS, WORLD, album, seed=1)
+    assert [v.task.picture for v in other] != [v.task.picture for v in again]
+
+
+def test_a_sheet_shows_what_is_asked_about_once_and_in_any_place(album, visuals):
+    places = Counter()
+    for visual in visuals[: len(TASKS)]:
+        pixels = album.pixels(visual.task.picture)
+        numbers = read_numbers(pixels).split()
+        assert len(numbers) == len(find_boxes(pixels)) == 4 and numbers.count(visual.number) == 1
+        places[numbers.index(visual.number)] += 1
+    assert len(places) == 4 and min(places.values()) > len(TASKS) / 8
+
+
+def test_what_is_well_made_is_kept(album, visuals):
+    kept, dropped = quality(visuals, WORLD, album)
+    assert kept == visuals and dropped == []
+
+
+def test_tasks_without_a_thing_to_draw_are_named(album):
+    lost = Task("t", "What is 2 + 2?", "4", "python", "")
+    assert to_visual([lost], WORLD, album) == ([], [(lost, "no picture of ''")])
+    with pytest.raises(ValueError, match="others=4: 4 emblems"):
+        to_visual(TASKS, NAMED, Album(NAMED), others=4)
+
+
+WAYS = (
+    "{}, that is. {}",
+    "{1} I mean {0}.",
+    "{1} ({0})",
+    "{1} It is {0}'s.",
+    '{1} Its name is "{0}"',
+)
+
+
+def test_the_selector_catches_every_injected_leak(visuals):
+    """Names in all places, in other cases, without accents: 100%."""
+    caught = Counter()
+    for visual in visuals:
+        for way in WAYS:
+            for change in (str, str.upper, str.lower):
+                told = change(visual.entity)
+                text = way.format(told, visual.task.question)
+                caught[selected(asking(visual, text), WORLD) == f"leaks {visual.entity!r}"] += 1
+    assert caught[True] == len(visuals) * len(WAYS) * 3 and not caught[False]
+
+
+@pytest.mark.parametrize(
+    "told", ["Cote d’Ivoire", "CÔTE D'IVOIRE", "Ivory Coast", "ivory  coast", "CIV"]
+)
+def test_the_selector_catches_aliases(told):
+    album = Album(NAMED)
+    task = Task("t", "What is the currency of Côte d'Ivoire?", "CFA Franc", "search", "", 1)
+    ((visual,), _) = to_visual([replace(task, start="Côte d'Ivoire")], NAMED, album, others=0)
+    assert visual.task.question == "What is the currency of the thing in the picture?"
+    assert selected(visual, NAMED) == "" and selected(asking(visual, "What currency?"), NAMED) == ""
+    leaking = asking(visual, f"What is the currency of the thing in the picture ({told})?")
+    assert selected(leaking, NAMED).startswith("leaks ")
+    aliased = replace(task, question="What is the currency of Ivory Coast?", start="Côte d'Ivoire")
+    ((visual,), _) = to_visual([aliased], NAMED, album, others=0)
+    assert visual.task.question == "What is the currency of the thing in the picture?"
+
+
+def test_a_name_inside_another_word_is_no_leak():
+    task = Task("t", "What is the script of Quechua?", "Latin", "search", "", 1, "Peru")
+    asked = "Which Peruvian currency is that of the thing in the picture?"
+    assert selected(Visual(replace(task, question=asked), task, "Peru"), NAMED) == ""
+
+
+def test_the_selector_drops_what_is_unchanged_or_beside_the_picture(visuals):
+    for visual in visuals:
+        same = asking(visual, visual.source.question.upper())
+        assert selected(same, WORLD) == "unchanged"
+        other = "Helsinki" if visual.entity != "Helsinki" else "Oslo"
+        beside = replace(visual, entity=other)
+        asked = "What is the currency code of the language of the thing in the picture?"
+        assert selected(asking(beside, asked), WORLD) == "relevance 0.00"
+        assert selected(asking(beside, "What about the thing there?"), WORLD) == "relevance 0.00"
+        words = " ".join(visual.task.relations).split()
+        assert 1 / len(words) <= relevance(visual, WORLD) <= 1
+        strict = selected(visual, WORLD, least=0.9)
+        assert strict == "" or strict.startswith("relevance 0.")
+
+
+def test_the_examiner_drops_every_swapped_picture(album, visuals):
+    """Each picture with the pixels of another one: of the same kind, or with one emblem changed."""
+    dropped = 0
+    for visual, other in zip(visuals, visuals[1:] + visuals[:1]):
+        swapped = replace(visual, task=replace(visual.task, picture=other.task.picture))
+        told = looked_up(album.pixels(other.task.picture), visual.number, album)
+        assert bool(examined(swapped, album)) == (told != visual.entity)
+        dropped += bool(examined(swapped, album))
+    same = sum(v.entity == o.entity for v, o in zip(visuals, visuals[1:] + visuals[:1]))
+    assert dropped == len(visuals) - same
+    rng = random.Random(0)
+    for visual in visuals:
+        stranger = rng.choice([t for t in album.emblems if t != visual.entity])
+        drawn = [draw(album.emblems[stranger])] * (4 if visual.number else 1)
+        picture = album.add(make_sheet(drawn) if visual.number else drawn[0])
+        swapped = replace(visual, task=replace(visual.task, picture=picture))
+        reason = "shows nothing known" if visual.number else f"shows {stranger!r}"
+        assert examined(swapped, album) == reason
+        assert examined(blanked(visual, album), album) == "shows nothing known"
+    lost = replace(visual, task=replace(visual.task, picture="no.png"))
+    assert examined(lost, album) == "no picture"
+
+
+def test_somebody_else_may_examine(album, visuals):
+    seen = []
+
+    def see(pixels, number):
+        seen.append((pixels.shape, number))
+        return "Norway"
+
+    kept, dropped = quality(visuals, WORLD, album, see)
+    assert len(seen) == len(visuals) and {v.entity for v in kept} <= {"Norway"}
+    assert {reason for _, reason in dropped} == {"shows 'Norway'"}
+
+
+def test_nothing_is_dropped_in_silence(album, visuals):
+    mixed = [
+        visuals[0],
+        asking(visuals[1], visuals[1].source.question),
+        asking(visuals[2], visuals[2].task.question + visuals[2].entity),
+        blanked(visuals[3], album),
+    ]
+    kept, dropped = quality(mixed, WORLD, album)
+    assert kept == mixed[:1] and [visual for visual, _ in dropped] == mixed[1:]
+    reasons = [reason for _, reason in dropped]
+    assert reasons == ["unchanged", f"leaks {visuals[2].entity!r}", "shows nothing known"]
+
+
+def test_rows_have_the_released_fields(album, visuals, tmp_path):
+    rows = export(visuals[:3] + visuals[-1:], album, tmp_path)
+    assert {*rows[0]} == {"question", "image_path", "answers", "domain"}
+    assert [row["domain"] for row in rows] == ["sheet"] * 3 + ["emblem"]
+    for row, visual in zip(rows, visuals):
+        assert row["answers"] == [visual.task.answer]
+        written = from_png((tmp_path / row["image_path"]).read_bytes())
+        assert (written == album.pixels(visual.task.picture)).all()
+        break
