@@ -74,8 +74,8 @@ MUTANTS = [
     Mutant(
         "several agents: the tasks of one for another",
         "drlib/agents/agent_spec.py",
-        "for at, i in enumerate(mine)}",
-        "for at, i in enumerate(reversed(mine))}",
+        "for n, i in enumerate(mine)}",
+        "for n, i in enumerate(reversed(mine))}",
         ("tests/test_agents_spec.py",),
         "rollouts are judged by the answers of other questions",
     ),

@@ -146,7 +146,7 @@ def test_refused_turns_are_no_calls_and_every_step_must_follow(toolbox):
 def test_who_cannot_see_is_told_what_to_take():
     chat = ChatIds(train_tokenizer(["a"], 300))
     with Toolbox(WORLD, pictures=ALBUM) as toolbox, Toolbox(WORLD) as without:
-        with pytest.raises(ValueError, match="ApiEngine before a model that sees"):
+        with pytest.raises(ValueError, match="ApiEngine with a vision model"):
             WebWatcher(Speaker(chat, str), toolbox, chat)
         with pytest.raises(ValueError, match="give the toolbox an album"):
             WebWatcher(ScriptedEngine(str), without)
@@ -192,20 +192,20 @@ def test_pictures_travel_as_parts_and_never_in_a_tool_s_message():
 
 def test_a_context_shows_pictures_where_they_belong_and_forgets_folded_ones():
     context = MessageContext("Q")
-    context.show({"a": "url-a"})
-    assert context.feed() == [{"role": "user", "content": "Q", "pictures": ["url-a"]}]
-    with pytest.raises(ValueError, match="before its message is read"):
-        context.show({"b": "url-b"})
-    context.said(Completion(text="T"))
-    with pytest.raises(ValueError, match="what the policy reads"):
-        context.show({"b": "url-b"})
+    context.add_pictures({"a": "url-a"})
+    assert context.take_unread() == [{"role": "user", "content": "Q", "pictures": ["url-a"]}]
+    with pytest.raises(ValueError, match="before their message is read"):
+        context.add_pictures({"b": "url-b"})
+    context.add_turn(Completion(text="T"))
+    with pytest.raises(ValueError, match="a user or tool message"):
+        context.add_pictures({"b": "url-b"})
     context.observe("one")
-    context.show({"b": "url-b"})
-    context.said(Completion(text="T"))
+    context.add_pictures({"b": "url-b"})
+    context.add_turn(Completion(text="T"))
     context.observe("two")
-    context.show({"c": "url-c"})
-    folded = context.folded(1, "left out")
-    assert folded.feed(whole=True) == [
+    context.add_pictures({"c": "url-c"})
+    folded = context.fold(1, "left out")
+    assert folded.take_unread(whole=True) == [
         {"role": "user", "content": "Q", "pictures": ["url-a"]},
         {"role": "assistant", "content": "T"},
         {"role": "tool", "content": "left out"},

@@ -50,7 +50,7 @@ def test_questions_are_verified_by_two_engines(world, tasks):
     engine = SqlEngine(world.graph)
     for task in tasks:
         query = from_text(task.query)
-        assert evaluate_query(query, world.graph) == {task.answer} == question_engine.answers(query)
+        assert evaluate_query(query, world.graph) == {task.answer} == engine.answers(query)
         assert faults(query, world.graph) == [] == faults(query, world.graph, engine)
         assert effort(query, world.graph) <= 60
         assert query == canonical(query)
@@ -92,7 +92,7 @@ def test_no_condition_at_any_depth_can_go(world, tasks):
     engine, tried = SqlEngine(world.graph), 0
     for task in tasks[:200]:
         for less in dropped(json.loads(task.query)):
-            assert question_engine.answers(from_text(json.dumps(less))) != {task.answer}, task.query
+            assert engine.answers(from_text(json.dumps(less))) != {task.answer}, task.query
             tried += 1
     assert tried > 400
 

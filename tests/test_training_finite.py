@@ -132,7 +132,7 @@ def test_five_in_a_row_end_the_stage_and_say_what_to_do():
         assert watch.usable(True)
     for _ in range(MOST_SKIPPED - 1):
         watch.usable(False)
-    with pytest.raises(NotFinite, match="5 steps, one after the other .* try dtype=float32"):
+    with pytest.raises(NotFinite, match="5 steps, one after the other .* try model.dtype=float32"):
         watch.usable(False)
 
 

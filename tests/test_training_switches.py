@@ -3,14 +3,13 @@
 Run: python -m pytest tests/test_training_switches.py
 """
 
-import dataclasses
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from drlib.config import Config
+from drlib.config import FIELDS
 from drlib.questions.chains import PYTHON_KINDS
 from drlib.rl.resampling import error_penalty, format_penalty
 from drlib.training import grpo
@@ -71,7 +70,7 @@ ELSEWHERE = {
     "rl.curriculum.trail_pages",
     # tests/test_training_gradient.py
     "rl.loss.chunked_logprobs",
-    # tests/test_training_flat_routes.py; with trainer=trl tests/test_training_real.py
+    # tests/test_training_flat_routes.py; with trainer.backend=trl tests/test_training_real.py
     "rl.off_policy.routing_replay",
     # tests/test_training_rewards.py
     "rl.reward.labels",
@@ -115,7 +114,7 @@ ELSEWHERE = {
 
 
 def test_every_switch_has_its_test():
-    fields = {f.name for f in dataclasses.fields(Config) if f.name.startswith("rl_")}
+    fields = {name for name in FIELDS if name.startswith("rl.")}
     assert fields == {*ON_POLICY, *CHANGING, *ROLLING, *ELSEWHERE}
 
 
@@ -196,7 +195,7 @@ def test_the_learning_rate_falls_over_the_second_half_of_the_steps(start, batch,
 
 def test_group_mean_is_leave_one_out_made_smaller(start, batch, tmp_path):
     """(G - 1) / G times as large, so the gradient is too; Adam hides it, the norm does not."""
-    loo = learned(start, batch, tmp_path / "a", balance_coef=0.0)[1]["grad_norm"]
+    loo = learned(start, batch, tmp_path / "a", trainer__balance_coef=0.0)[1]["grad_norm"]
     mean = learned(
         start,
         batch,

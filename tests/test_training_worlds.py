@@ -249,7 +249,7 @@ def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeyp
         return [(subject, relation, value, whole) for whole, subject, relation, value in said]
 
     with model_server(replies) as model:
-        settings = {"world": f"folder:{notes}", "world_endpoint": model.url}
+        settings = {"world.name": f"folder:{notes}", "world.endpoint": model.url}
         config = Config.load("ci", **settings, world__reader="reader", world__vocabulary=1600)
         world, counts = data.training_world(config)
         for stage in ("stage", "another"):  # as if the first had been killed at its end

@@ -1,8 +1,8 @@
-"""The ground floor: its map, what every room builds on, and that it brings no model library."""
+"""Core modules (files, startup, task), light imports, and the examples in docstrings."""
 
-import ast
+import doctest
+import importlib
 import json
-import re
 import subprocess
 import sys
 import tomllib
@@ -21,21 +21,11 @@ from drlib.files import (
     write_json_lines,
 )
 from drlib.task import Task, is_accepted, is_correct
-from tests.test_layout import MODULES, ROOMS, room_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_the_map_is_a_docstring_that_names_every_room_and_nothing_but_the_version():
-    tree = ast.parse((ROOT / "drlib" / "__init__.py").read_text())
-    _, version = tree.body
-    assert ast.unparse(version) == f"__version__ = {drlib.__version__!r}"
-    names = re.findall(r"^(\w+)$", ast.get_docstring(tree), re.M)
-    assert tuple(names) == ROOMS
-    assert {*ROOMS} == {room_of(path) for path in MODULES} - {"__init__"}
-
-
-def test_the_version_is_said_once():
+def test_version_has_a_single_source():
     file = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert file["project"]["dynamic"] == ["version"] and "version" not in file["project"]
     assert file["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "drlib.__version__"}
@@ -43,7 +33,7 @@ def test_the_version_is_said_once():
     assert citation["version"] == drlib.__version__
 
 
-# A tool, a page or a record is looked at in a moment; torch alone takes seconds to import.
+# Commands that need no model start fast; importing torch alone takes seconds.
 LIGHT = (
     "drlib.files",
     "drlib.validation",
@@ -65,7 +55,7 @@ LIGHT = (
 
 
 @pytest.mark.parametrize("name", LIGHT)
-def test_the_ground_brings_no_model_library(name):
+def test_core_modules_import_no_model_library(name):
     program = (
         f"import sys, {name}\n"
         "print([m for m in ('torch', 'transformers', 'datasets', 'openai') if m in sys.modules])"
@@ -74,6 +64,24 @@ def test_the_ground_brings_no_model_library(name):
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+EXAMPLES = (
+    "drlib.registry",
+    "drlib.task",
+    "drlib.worlds",
+    "drlib.worlds.library",
+    "drlib.worlds.small",
+    "drlib.tools.calculator",
+    "drlib.tools.definitions",
+    "drlib.tools.toolbox",
+)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_in_docstrings_run(name):
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted and not result.failed
 
 
 # ---------------------------------------------------------------------------------------------
@@ -142,7 +150,7 @@ def test_invalid_json_line_is_named_when_reached(tmp_path, bad):
 
 @pytest.mark.parametrize("collects", [True, False])
 def test_frozen_imports_are_not_collected(collects):
-    """Of a process of its own: what is frozen stays so."""
+    """In its own process, because freezing cannot be undone."""
     code = f"""
 import gc
 from drlib.startup import freeze_imports

@@ -1,4 +1,4 @@
-"""Selections: which facts of a large world a small policy is asked about, and what they are called.
+"""Selections: facts and names of the small world selected from a large one.
 
 Run: python -m pytest tests/test_worlds_selection.py
 """
@@ -32,7 +32,7 @@ def test_folder_pages_are_named_by_heading_and_linked_by_name(islands):
     world = select(islands, **ALL).world
     island = world.entities["Isle Abba"]
     assert island.kind == "island"
-    # front matter, a row of the table of lights that names the island, a link in a table's cell
+    # from front matter, from a table row that names the island, from a link in a cell
     assert island.facts == {"capital": "Port Abba", "light": "Abba Light"}
     assert world.entities["Port Abba"].facts == {"island": "Isle Abba", "mayor": "Mayor Abba"}
     assert world.entities["Mayor Abba"].facts == {"pet": "cat Abba", "town": "Port Abba"}
@@ -49,7 +49,7 @@ def test_folder_structure_and_repeated_headings_are_excluded(islands):
 
 
 def test_facts_are_single_valued_in_the_large_world(cldr):
-    """Forward relations by their own name; backwards, by the kind of what they lead to."""
+    """Forward relations keep their name; inverses are named by the kind of their values."""
     world = select(cldr, **ALL).world
     graph = cldr.graph
     forward = {relation for _, relation, _ in graph.facts}
@@ -68,7 +68,7 @@ def test_facts_are_single_valued_in_the_large_world(cldr):
                 assert backwards == {value}
             assert value.casefold() not in title.casefold()
     assert world.entities["Norwegian Krone"].facts["code"] == "NOK"
-    # Paid in three places: no answer to "the territory of Norwegian Krone"
+    # three territories: "the territory of Norwegian Krone" has no single answer
     assert len(graph.values("Norwegian Krone", "currency of")) > 1
     assert "territory" not in world.entities["Norwegian Krone"].facts
 
@@ -82,7 +82,7 @@ def test_pages_beyond_the_limits_are_omitted_and_counted(cldr):
     assert selection.left_out["facts_of_rare_relations"] == 0
     for title, entity in world.entities.items():
         assert entity.facts == everything.entities[title].facts
-        for value in entity.facts.values():  # no chain ends where the selection does
+        for value in entity.facts.values():  # no chain ends at the border of the selection
             assert value in world.entities or value not in everything.entities
     assert {chain.hops for chain in chains(world)} == {1, 2, 3}
 
@@ -98,13 +98,13 @@ def test_most_frequent_relations_are_kept(cldr):
     leads_on = {r for _, r, value in facts if value in everything.world.entities}
     kept = {relation for _, relation, _ in few.world.graph.facts}
     assert len(kept) == 8 < len(uses)
-    # of the values the most frequent stay, and so do all that lead on but the rarest
+    # keeps the most frequent relations, and all linking relations except the rarest
     values = [relation for relation, _ in uses.most_common() if relation not in leads_on]
     assert {r for r in kept if r not in leads_on} < set(values[:6])
     assert {"currency", "territory", "script", "time zone"} & leads_on <= kept
     assert everything.left_out["facts_of_rare_relations"] == 0
     assert few.left_out["facts_of_rare_relations"] > 100
-    # a page keeps what it says of them, and of the others nothing
+    # pages keep facts of these relations only
     norway = {r: v for r, v in everything.world.entities["Norway"].facts.items() if r in kept}
     assert norway.items() <= few.world.entities["Norway"].facts.items()
 
@@ -137,7 +137,7 @@ def test_world_without_facts_or_chains_is_refused(tmp_path):
     with pytest.raises(ValueError, match="24 are needed.*front matter"):
         select(load_world(f"folder:{tmp_path}"), **ALL)
     (tmp_path / "b.md").write_text("---\ncolour: red\n---\n# B\n\nText.")
-    with pytest.raises(ValueError, match="1 pages with facts.*1 chains of 1 look-ups"):
+    with pytest.raises(ValueError, match="1 pages with single-valued facts.*1 chains of 1 hops"):
         select(load_world(f"folder:{tmp_path}"), **ALL)
 
 
@@ -203,7 +203,7 @@ def test_fictional_titles_use_real_separators():
 
 
 class Dotted:
-    """A world whose titles are dotted names, of classes in modules."""
+    """A world whose titles are dotted names of classes in modules."""
 
     name, scheme = "dotted", "dotted"
 

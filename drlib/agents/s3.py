@@ -1,16 +1,14 @@
-"""s3: a searcher that only gathers, before a generator that only answers and never learns.
+"""s3: a searcher that only gathers documents, and a frozen generator that only answers.
 
-The searcher begins with what a search for the question itself brings, marks what matters in each
-block of results, asks further queries, and stops. What it kept goes to a frozen generator, any
+The searcher starts with the results of a search for the question itself, marks relevant results of
+each block, sends further queries, and stops. The marked documents go to a frozen generator, a
 function of question and documents, so a searcher can be trained for a model that cannot be. Its
-worth is the *gain beyond RAG*: whether the generator is right with these documents, less whether it
-is right with the question's own results alone. Both of its answers stand in the record. Source: s3
-(arXiv 2505.14146), where a block of which nothing is marked is kept whole.
+reward is the *gain beyond RAG*: correctness with these documents minus correctness with the
+question's own results. Both answers are recorded. Source: s3 (arXiv 2505.14146); an unmarked block
+is kept whole.
 
-Inside a group of GRPO the second term is the same for all and cancels; it tells which questions are
-worth training on (those that plain RAG fails), and is the reward's sign where a group is alike.
-
-Left out: the reward that the authors' code gives in the place of the gain.
+Within a GRPO group the second term is constant and cancels; it selects the questions worth training
+on (those that plain RAG fails).
 """
 
 import re
@@ -38,58 +36,66 @@ Generate = Callable[[str, Sequence[ShownPage]], str | None]
 
 @AGENTS.register("s3")
 class S3(Agent):
-    """`Trajectory.metadata`: "queries", "documents" (addresses, as they were kept), "rag_answer"
-    (the generator's, from the question's own results; None without an own generator).
+    """Searcher with an optional frozen generator.
+
+    `Trajectory.metadata`: "queries", "documents" (addresses, in order), "rag_answer" (the
+    generator's answer from the question's own results; None without a generator).
 
     Args:
-        generate: (question, documents) -> answer, None where it has none; None for the policy
-            itself, in a context of its own.
-        rounds: queries beyond the first, at most. keep: results that a turn may mark.
+        generate: (question, documents) -> answer or None; None for the policy itself, in a context
+            of its own.
+        rounds: maximum number of queries after the first.
+        keep: maximum number of results marked per turn.
+
+    Raises:
+        ValueError: rounds or keep below 1.
     """
 
     def __init__(
         self, *how, generate: Generate | None = None, rounds: int = 3, keep: int = 3, **more
     ):
         super().__init__(*how, **more)
-        require(rounds >= 1 and keep >= 1, f"rounds={rounds} and keep={keep} start at 1")
+        require(rounds >= 1 and keep >= 1, f"rounds={rounds} and keep={keep} must be at least 1")
         self.generate = generate
         self.rounds = rounds
         self.keep = keep
 
-    def run_task(self, at: RolloutState) -> Steps:
-        question = at.task.question
-        at.notes |= {"queries": [], "documents": [], "rag_answer": None}
-        result = yield at.act(_search(question))
+    def run_task(self, state: RolloutState) -> Steps:
+        question = state.task.question
+        state.notes |= {"queries": [], "documents": [], "rag_answer": None}
+        result = yield state.act(_search(question))
         block = extract_pages(result)
         if self.generate is not None:
-            at.notes["rag_answer"] = yield at.submit(self.generate, question, block)
-        context = at.begin(
+            state.notes["rag_answer"] = yield state.submit(self.generate, question, block)
+        context = state.begin(
             GATHER.format(question=question, information=result.text, keep=self.keep)
         )
         kept: list[ShownPage] = []
         while True:
             turn = yield context
-            kept += self._marked(turn.text, block)
+            kept += self._select_marked(turn.text, block)
             query = _QUERY.search(turn.text)
             if query is None:
                 break
-            at.notes["queries"].append(query[1].strip())
-            result = yield at.act(_search(query[1].strip()))
+            state.notes["queries"].append(query[1].strip())
+            result = yield state.act(_search(query[1].strip()))
             block = extract_pages(result)
-            if len(at.notes["queries"]) == self.rounds:
-                kept += block  # nobody is asked about the last block
+            if len(state.notes["queries"]) == self.rounds:
+                kept += block  # the last block is not marked
                 break
             context.observe(result.text)
         documents = list(dict.fromkeys(kept))
-        at.notes["documents"] = [page.url for page in documents]
+        state.notes["documents"] = [page.url for page in documents]
         if self.generate is not None:
-            return (yield at.submit(self.generate, question, documents))
-        turn = yield at.begin(GENERATE.format(question=question, documents=_told(documents)))
+            return (yield state.submit(self.generate, question, documents))
+        turn = yield state.begin(
+            GENERATE.format(question=question, documents=_format_documents(documents))
+        )
         return turn.action.text if isinstance(turn.action, Answer) else None
 
-    def _marked(self, said: str, block: Sequence[ShownPage]) -> list[ShownPage]:
-        """The results of the block that a turn marks; all of them where it marks none."""
-        marks = _MARKED.search(said)
+    def _select_marked(self, text: str, block: Sequence[ShownPage]) -> list[ShownPage]:
+        """Return the results marked by a turn; all without marks."""
+        marks = _MARKED.search(text)
         if marks is None:
             return list(block)
         numbers = dict.fromkeys(int(number) for number in re.findall(r"\d{1,3}", marks[1]))
@@ -97,7 +103,7 @@ class S3(Agent):
 
 
 def answer_from_facts(question: str, documents: Sequence[ShownPage]) -> str | None:
-    """A frozen generator for chains of look-ups: it reads facts, and never guesses."""
+    """Frozen generator for multi-hop questions: it reads facts and never guesses."""
     return answer_from(question, {page.title: facts_of(page.text) for page in documents})
 
 
@@ -105,5 +111,5 @@ def _search(query: str) -> ToolCall:
     return ToolCall("search", {"query": [query]})
 
 
-def _told(documents: Sequence[ShownPage]) -> str:
+def _format_documents(documents: Sequence[ShownPage]) -> str:
     return "\n".join(f"{page.title}: {page.text}" for page in documents) or NONE

@@ -120,7 +120,7 @@ def training_world(
     options = {}
     if config.world.endpoint:
         if not config.world.name.startswith("folder:"):
-            asked = f"not those of world={config.world.name!r}"
+            asked = f"not those of world.name={config.world.name!r}"
             raise ValueError(f"world_endpoint reads the sentences of a folder, {asked}")
         key = os.environ.get("DRLIB_API_KEY", "")
         options = dict(endpoint=config.world.endpoint, model=config.world.reader, api_key=key)
@@ -182,7 +182,7 @@ def _count_conditions(world: SmallWorld) -> dict[str, int]:
             raise ValueError(
                 f"world {world.name!r} has no question of two conditions on its {split} side: a "
                 "page can be asked for when it shares two facts with other pages and is the only "
-                "one that has both. Add such pages, or train with questions=chains"
+                "one that has both. Add such pages, or train with questions.source=chains"
             )
     return counts
 
@@ -202,8 +202,8 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     if config.questions.skills == "memory":
         require(
             config.questions.source == "chains",
-            "skills=memory keeps one fact of a relation in its reports, and a question of several "
-            "conditions needs two: set questions=chains",
+            "questions.skills=memory keeps one fact of a relation in its reports, and a question of several "
+            "conditions needs two: set questions.source=chains",
         )
         texts += memory_texts()
         phrases += MEMORY_PHRASES
@@ -273,7 +273,7 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
     """
     require(
         config.demonstrations.teacher in TEACHERS,
-        "teacher=model is for models that can answer already: set trainer=trl and model=FOLDER",
+        "demonstrations.teacher=model is for models that can answer already: set trainer.backend=trl and model=FOLDER",
     )
     run = RunFolder(run_dir, stages.settings_of("demonstrations", config), ranks)
     folder = stages.input_folder("demonstrations", "world", config, run_dir.parents[1])

@@ -1,4 +1,4 @@
-"""Supervised training by TRL: stages `cpt`, `sft` and `sft_continued` of `trainer=trl`.
+"""Supervised training by TRL: stages `cpt`, `sft` and `sft_continued` of `trainer.backend=trl`.
 
 The rows are token ids put together as a rollout would (`drlib.demonstrations.actions`), never text that
 is tokenised again, with labels on what the model wrote and -100 elsewhere; TRL leaves such labels
@@ -146,7 +146,7 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
     require(
         len(episodes) > 0,
         f"sft.filter={config.sft.filter!r} keeps no attempt of those in "
-        f"{folder}: nobody answered one of these questions; set teacher=solver, or more attempts",
+        f"{folder}: nobody answered one of these questions; set demonstrations.teacher=solver, or more attempts",
     )
     chat, system = stage.told
     draw, held = mixture(name, episodes, stage.names, chat, config, system)

@@ -55,7 +55,7 @@ class Graph:
         for subject, relation, value in self.facts:
             if relation.endswith(" of"):
                 raise ValueError(
-                    f"relation {relation!r} ends in ' of', which is reserved for inverses: rename it"
+                    f"relation {relation!r}: the ending ' of' is reserved for inverses, rename it"
                 )
             if subject not in self.nodes:
                 raise ValueError(f"fact about {subject!r}, which is not a node: add a node")
