@@ -180,7 +180,7 @@ class Trajectory:
                 raise TypeError(f"{at}{name} must be {want}, got {got}")
             if len(array) != len(self):
                 raise ValueError(
-                    f"{at}{name} has {len(array)} entries for {len(self)} tokens; one each is required"
+                    f"{at}{name} has {len(array)} entries for {len(self)} tokens: pass one each"
                 )
             if name.endswith(("logprobs", "entropies")) and array[~self.generated].any():
                 raise ValueError(f"{at}{name} is not 0 at a token that was not generated")

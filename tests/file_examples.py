@@ -1,4 +1,4 @@
-"""Files of each type, made here, for the tests of what reads them."""
+"""Generated files of each type for the tests of parsers."""
 
 import io
 import json
@@ -30,7 +30,7 @@ def read(reader, name, data=None, timeout_s=30.0):
 
 
 def fault(reader, name, data=None, timeout_s=30.0):
-    """What was wrong, as the parser named it; outside it is an answer, whatever it was."""
+    """Return the fault named by the parser."""
     with pytest.raises(ToolFault) as raised:
         read(reader, name, data, timeout_s)
     assert raised.value.kind in ("refused", "not_found")
@@ -47,7 +47,7 @@ def zipped(members, **options):
 
 
 def pdf(*pages, title="A report"):
-    """A small PDF with one line of text a page, written by hand."""
+    """Create a small PDF with one line of text per page."""
     first = 4
     kids = " ".join(f"{first + 2 * i} 0 R" for i in range(len(pages)))
     bodies = [
@@ -96,7 +96,7 @@ def xlsx(rows=((1, "one"), (None, None), (2.5, None, "two"))):
 
 
 def altered(data, change):
-    """The archive `data` with `change(name, bytes)` applied to each member."""
+    """Apply `change(name, bytes)` to each member of an archive."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return zipped([(n, change(n, archive.read(n))) for n in archive.namelist()])
 
@@ -115,7 +115,7 @@ NOTEBOOK = json.dumps(
 
 
 def noise(rng, suffix):
-    """Random bytes, or a real file of the type with some bytes changed."""
+    """Return random bytes, or a real file with some bytes changed."""
     real = {
         ".pdf": pdf("a", "b"),
         ".docx": docx(paragraph("a")),

@@ -1,4 +1,4 @@
-"""Files of most types, and a folder that holds them, for the tests of folders as worlds."""
+"""Example files and folders for the tests of folders as worlds."""
 
 import json
 import random
@@ -75,7 +75,7 @@ NOTEBOOK = {
 
 
 def mixed_folder(path):
-    """A folder with a file of most types, made at `path`."""
+    """Create a folder with a file of most types."""
     guide = path / "guide"
     guide.mkdir(parents=True)
     (guide / "intro.md").write_text(INTRO)
@@ -102,7 +102,8 @@ SOUNDS = [start + end for start in STARTS for end in ENDS]
 
 def island_folder(path):
     """Thirty islands, their towns and mayors, each a page with front matter, and a table of lights;
-    chains lead from a light to a pet."""
+    chains lead from a light to a pet.
+    """
     lights = ["# Lights", "", "| Light | Island | Height |", "|---|---|---|"]
     for number, sound in enumerate(SOUNDS):
         name = sound.capitalize()
@@ -123,8 +124,9 @@ def island_folder(path):
 
 
 def guild_folder(path):
-    """Eighty people with a home, a guild, a trade and a teacher, each of which is a page with facts
-    of its own: all drawn with one seed."""
+    """Eighty people with a home, a guild, a trade and a teacher, each a page with facts; drawn with
+    one seed.
+    """
     rng = random.Random("guilds-0")
     towns = [f"Town {letter}" for letter in "ABCDEFGHIJ"]
     guilds = [f"Guild {letter}" for letter in "KLMNOPQRS"]

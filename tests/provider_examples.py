@@ -1,4 +1,4 @@
-"""Recorded replies of live providers, what they stand for, and a server that gives them."""
+"""Recorded replies of live providers, and a server that replays them."""
 
 import contextlib
 import http.server
@@ -19,7 +19,7 @@ def hit(title, url, snippet, date="", source=""):
     return dict(zip(FIELDS, (title, url, snippet, date, source), strict=True))
 
 
-# provider: (the reply as it is recorded in shape, the hits that it stands for)
+# provider -> (recorded reply, expected hits)
 RECORDED = {
     "serper": (
         {
@@ -151,7 +151,9 @@ MARKDOWN = (
 
 
 class Replay(http.server.ThreadingHTTPServer):
-    """Answers every request with `reply`: (status, headers, body), or what writes to the socket."""
+    """Server that answers every request with `reply`: (status, headers, body) or a function that
+    writes to the socket.
+    """
 
     daemon_threads = True
 

@@ -1,7 +1,7 @@
-"""The large worlds, loaded once in a process of tests; `pydocs` is read once for all of them.
+"""Large worlds, loaded once per test process; `pydocs` is read once for all processes.
 
-Reading the standard library takes five seconds, so its index lies where every process of one run
-finds it (tests/conftest.py). Nobody changes them: a test that would loads one of its own.
+Reading the standard library takes five seconds, so all processes of a run share its index
+(tests/conftest.py). Tests must not modify these worlds.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Sources of one page, and a library of them, for the tests of the store."""
+"""Example sources and libraries for the tests of the store."""
 
 from drlib.worlds import Node
 from drlib.worlds.library import Library
@@ -6,7 +6,7 @@ from drlib.worlds.store import Document, Part, Store
 
 
 def place(name, *facts, links=(), aliases=()):
-    """A source of one page."""
+    """Return a source of one page."""
     text = f"{name} is a place.\nIt has a page."
     return Part(
         [Document(name, text, links)],

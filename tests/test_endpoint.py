@@ -1,4 +1,4 @@
-"""The one client of OpenAI-compatible servers, against a server on loopback that misbehaves."""
+"""ChatEndpoint against a misbehaving loopback server."""
 
 import json
 import threading
@@ -14,13 +14,14 @@ MESSAGES = [{"role": "user", "content": "Oslo?"}]
 
 
 class Server(BaseHTTPRequestHandler):
-    """Answers as the first part of its path says; keeps what it was sent."""
+    """Server whose behaviour is selected by the first part of the path; records requests."""
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.server.seen.append((self.path, body, headers))
-        with suppress(BrokenPipeError, ConnectionResetError):  # who waits no longer hangs up
+        # a client past its deadline disconnects
+        with suppress(BrokenPipeError, ConnectionResetError):
             getattr(self, self.path.split("/")[1])()
 
     def good(self):

@@ -1,4 +1,4 @@
-"""The toolbox on a world and a sandbox: Tongyi's shapes, faults as observations, the cache.
+"""Toolbox on a world and a sandbox: Tongyi formats, faults as observations, caching.
 
 Run: python -m pytest tests/test_tools.py
 """
@@ -87,7 +87,7 @@ def test_closed_book_finds_nothing_anywhere(cldr):
 
 
 def test_calls_run_concurrently(cldr):
-    """Two calls that wait for each other can only end if they run together."""
+    """Two calls that wait for each other can only end if they run concurrently."""
     meeting = threading.Barrier(2, timeout=10)
 
     class Meeting(SmallWorld):

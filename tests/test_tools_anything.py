@@ -1,4 +1,4 @@
-"""Any call at all gives a typed result: random names, arguments and replies.
+"""Random names, arguments and replies always give a typed result.
 
 Run: python -m pytest tests/test_tools_anything.py
 """
@@ -24,7 +24,7 @@ def cldr():
 
 
 def anything(rng, depth=0):
-    """A random value: JSON mostly, at times what no JSON is."""
+    """Return a random value, mostly JSON."""
     kind = rng.randrange(12 if depth < 3 else 8)
     text = "".join(
         chr(rng.choice([rng.randrange(128), rng.randrange(0xD7FF), 0xD800]))
@@ -53,7 +53,7 @@ def anything(rng, depth=0):
 
 
 def fitting(rng, name):
-    """Arguments of the right form, with anything in them."""
+    """Return arguments of the right form with random contents."""
     texts = [str(anything(rng, 3)) for _ in range(rng.randrange(1, 3))]
     tool = next(tool for tool in TOOLS.values() if tool.name == name)
     return {p.name: texts if p.many else texts[0] for p in tool.parameters}

@@ -1,4 +1,4 @@
-"""Whose fault it is: what voids a rollout, what is the policy's own, what others may be given.
+"""Attribution of failures: environment faults, policy errors, and what may be cached.
 
 Run: python -m pytest tests/test_tools_blame.py
 """
@@ -49,7 +49,7 @@ def test_one_deadline_bounds_the_pages_of_a_call(cldr):
         urls = [f"https://{n}.org" for n in range(10)]
         pages = toolbox.call("visit", {"url": urls, "goal": ""})
         assert pages.latency_s <= 60.001 and pages.text.count("could not be accessed.") == 10
-        assert not pages.env_fault and len(given) < 10  # slow pages are what the policy chose
+        assert not pages.env_fault and len(given) < 10  # slow pages were chosen by the policy
         hits = toolbox.call("search", {"query": urls})
         assert hits.latency_s <= 60.001 and hits.env_fault and hits.error == "timeout"
 
@@ -201,7 +201,7 @@ def test_equal_names_in_two_folders_are_different_files(tmp_path):
 
 
 def test_misconfigured_service_fails_over_to_the_backup():
-    """An empty account, a wrong address, throttled engines: none of it is "No results."."""
+    """An empty account, a wrong address or throttled engines are not "No results."."""
     throttled = {"results": [], "unresponsive_engines": [["google", "too many requests"]]}
     replies = [
         (404, b""),

@@ -1,4 +1,4 @@
-"""What is kept of tool calls and for how long: equal calls, memory, the file, its damage.
+"""Caching of tool calls: equal calls, memory, the disk cache and its damage.
 
 Run: python -m pytest tests/test_tools_caches.py
 """
@@ -51,7 +51,7 @@ def test_tools_of_a_toolbox_share_one_cache(monkeypatch):
         ]
         for code in ("2", "3"):
             toolbox.call("python", {"code": code})
-        assert not toolbox.call("calculator", {"expression": "1"}).cache_hit  # put out by others
+        assert not toolbox.call("calculator", {"expression": "1"}).cache_hit  # evicted
 
 
 def test_shared_failure_is_no_cache_hit(clock):
@@ -77,7 +77,7 @@ def test_memory_cache_evicts_least_recently_used():
     assert [get(key, big)[1] for key in "ababcaac"] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert get("d", "z" * 10_000) == ("z" * 10_000, False) and not get("d")[1]
     memory = MemoryCache(size=3_000)
-    for n in range(1_000):  # what is not kept takes no room
+    for n in range(1_000):  # uncached values need no space
         assert get(str(n), "no") == ("no", False)
     assert memory._bytes == 0 and not get("a")[1] and get("a")[1]
 
@@ -145,7 +145,7 @@ def test_damaged_cache_warns_and_calls_continue(damage, tmp_path, clock):
         assert disk.get("key") is None and disk.get("more") is None
         disk.put("key", "new")
         assert chain.call(Q).value == "ok"
-    assert path.read_bytes() == damaged  # a file that is none of ours is left as it is
+    assert path.read_bytes() == damaged  # a foreign file is left unchanged
     path.unlink()
     disk.put("key", "new")
     assert disk.get("key") == "new" and DiskCache(path).get("key") == "new"

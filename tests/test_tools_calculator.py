@@ -1,4 +1,4 @@
-"""The calculator: exact where it computes, fixed texts for the rest.
+"""Calculator: exact results, and fixed texts for invalid expressions.
 
 Run: python -m pytest tests/test_tools_calculator.py
 """

@@ -1,4 +1,4 @@
-"""A site as a folder: what is asked for, what is not, and what a second run leaves alone.
+"""Crawling a site into a folder: requested addresses, limits, resumption.
 
 Run: python -m pytest tests/test_tools_crawl.py
 """
@@ -26,7 +26,7 @@ def page(*links, body=""):
 
 
 def small_site(site):
-    """A guide of four pages and a PDF; links lead out of it in every way."""
+    """Create a guide of four pages and a PDF, with all kinds of links out of it."""
     site.page("/robots.txt", b"User-agent: *\nDisallow: /guide/secret\n", "text/plain")
     out = ("/other", "http://other.test/guide/x", "secret/plan", "mailto:a@b.c", "../guide2/y")
     home = b"<title>The guide</title>" + page("tools/", "old#part", "about.html", *out)
@@ -77,7 +77,7 @@ def test_site_becomes_a_world_and_nothing_else_is_requested(site, reader, tmp_pa
     assert home.startswith("# The guide\n")
     assert "[to](tools/index.md)" in home and "[to](about.md#part)" in home
     assert f"[to](http://example.test:{site.port}/guide/secret/plan)" in home
-    assert "[a](about.html)" in (tmp_path / "out" / more).read_text()  # in a fence: no link
+    assert "[a](about.html)" in (tmp_path / "out" / more).read_text()  # inside a fence: no link
 
     world = load_world(f"folder:{tmp_path / 'out'}")
     assert ("guide/index.md", "link", "guide/tools/index.md") in world.graph.facts
@@ -93,7 +93,8 @@ def test_crawl_resumes_and_writes_only_new_files(site, reader, tmp_path):
     assert Crawl(start, out, pages=50, delay_s=0, reader=reader).run()["fetched"] == 4
     assert "/guide/" not in asked(site) and "/guide/tools/" not in asked(site)
     assert "[to](../about.md#who)" in (out / "guide/tools/index.md").read_text()
-    assert (out / "guide/tools/index.md").stat().st_mtime_ns > before  # its link is a file now
+    # the link points to a file now
+    assert (out / "guide/tools/index.md").stat().st_mtime_ns > before
     site.seen.clear()
     kept = {name: (out / name).stat().st_mtime_ns for name in files_of(out)}
     assert Crawl(start, out, delay_s=0, reader=reader).run() == {"files written": 0}
@@ -139,9 +140,7 @@ def test_crawl_delay_of_the_site_is_obeyed(site, reader, tmp_path):
     assert times[1] - times[0] >= 1
 
 
-def test_faults_are_recorded_and_transient_ones_retried(
-    site, reader, tmp_path, monkeypatch
-):
+def test_faults_are_recorded_and_transient_ones_retried(site, reader, tmp_path, monkeypatch):
     monkeypatch.setattr("drlib.tools.crawl.ATTEMPTS", 1)
     inside = f"http://inside.test:{site.port}/"
     site.page("/in", status=302, Location=inside)
@@ -194,7 +193,7 @@ def test_bad_input(site, reader, tmp_path):
         Crawl(site.page("/other"), tmp_path / "b", reader=reader)
     closed = site.page("/secret/")
     site.page("/robots.txt", b"User-agent: drlib\nDisallow: /secret/\n", "text/plain")
-    with pytest.raises(ConnectionError, match="no page was kept.*is not permitted"):
+    with pytest.raises(ConnectionError, match="was kept: .*is not permitted"):
         Crawl(closed, tmp_path / "c", delay_s=0, reader=reader).run()
 
 

@@ -1,4 +1,4 @@
-"""One definition a tool: prompts, OpenAI's format and TRL's environments say the same.
+"""Tool definitions agree between prompts, OpenAI's format and TRL's environments.
 
 Run: python -m pytest tests/test_tools_definitions.py
 """
@@ -20,7 +20,7 @@ from drlib.tools.backends import FunctionBackend
 from drlib.worlds import Entity, SmallWorld, load_world
 
 SCHEMAS = [tool.schema for tool in TOOLS.values()]
-# as the prompts of the committed runs have them
+# as in the prompts of the committed runs
 PROMPTS = [
     '{"name": "search", "description": "Search the world\'s pages. Give one or more queries.", '
     '"parameters": {"type": "object", "properties": {"query": {"type": "array", "items": '
@@ -46,7 +46,7 @@ def toolbox():
 
 
 def methods(made):
-    """The tools that TRL finds in an environment, in its way."""
+    """Return the tools that TRL finds in an environment."""
     found = inspect.getmembers(type(made), predicate=inspect.isfunction)
     names = [name for name, _ in found if name != "reset" and not name.startswith("_")]
     return [getattr(made, name) for name in names]

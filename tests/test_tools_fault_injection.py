@@ -1,4 +1,4 @@
-"""Faults on demand: what each one is, that they can be repeated, and that the toolbox bears them.
+"""Fault injection: each fault, reproducibility, and recovery by the toolbox.
 
 Run: python -m pytest tests/test_tools_fault_injection.py
 """
@@ -87,11 +87,11 @@ def test_faults_depend_on_seed_and_operation_and_not_on_threads(cldr):
     assert forward == drawn(1, list(reversed(range(40)))) != drawn(2, list(range(40)))
     kinds = [kind for row in forward for kind in row]
     assert 18 < kinds.count("server") < 54 and 6 < kinds.count("connection") < 42  # 36, 24
-    assert any(len(set(row)) > 1 for row in forward)  # the next try has its own luck
+    assert any(len(set(row)) > 1 for row in forward)  # the next attempt is drawn independently
 
 
 def test_equal_calls_get_faults_in_order_of_arrival(cldr):
-    """Of rollouts with equal calls the first to come gets the first: only the faults are fixed."""
+    """With equal calls of several rollouts only the set of faults is reproducible."""
 
     def drawn(seed):
         faults = FaultInjector(rates={"503": 0.3, "cut": 0.2}, seed=seed)
@@ -135,7 +135,7 @@ def test_invalid_faults_are_refused(rates, script, message):
 
 
 def transcript(cldr, seed, *, protected=True):
-    """What 80 rollout calls read, on eight threads, as bytes."""
+    """Return the observations of 80 rollout calls on eight threads as bytes."""
     clock = FakeClock()
     rates = {"503": 0.2, "429": 0.1, "cut": 0.1, "malformed": 0.1, "drift": 0.1, "latency": 0.1}
     faults = FaultInjector(rates, seed=seed, clock=clock)

@@ -1,4 +1,4 @@
-"""Live pages: what is read of them, and what each thing that is wrong with one is called.
+"""Live pages: supported contents, and the fault of each error.
 
 Run: python -m pytest tests/test_tools_fetch.py
 """
@@ -78,7 +78,7 @@ def test_statuses(site, reader, status, kind):
 
 
 def test_page_faults_are_answers_about_that_page_only(site, reader):
-    """401, 503, a closed port, silence, broken bytes: each an answer about that one page."""
+    """401, 503, a closed port, silence, broken bytes."""
     site.raw["/silent"] = lambda out: time.sleep(1)
     with socket.socket() as held:  # bound, not listening
         held.bind((OPEN, 0))
@@ -99,7 +99,7 @@ def test_page_faults_are_answers_about_that_page_only(site, reader):
                 assert not toolbox.call("visit", {"url": [bad[0]], "goal": ""}).cache_hit
             assert toolbox.call("visit", {"url": [good], "goal": ""}).ok
     paths = [path for _, path, _ in site.seen]
-    assert paths.count("/503") == 2 and paths.count("/401") == 6  # tried again, and not
+    assert paths.count("/503") == 2 and paths.count("/401") == 6  # retried and not retried
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Live pages: hostile addresses, names and redirects that lead to private ones.
+"""Live pages: hostile addresses, names and redirects to private networks.
 
 Run: python -m pytest tests/test_tools_fetch_addresses.py
 """
@@ -87,7 +87,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("url", HOSTILE, ids=lambda url: repr(url)[:40])
 def test_hostile_addresses_are_refused_before_connecting(url, monkeypatch):
-    """With the system's own look-up, which knows all notations of numbers."""
+    """Uses the system's name resolution, which accepts all notations of numbers."""
 
     def never(*_args, **_options):
         raise AssertionError("a connection was tried")
@@ -160,7 +160,7 @@ def test_redirects_are_followed_up_to_a_limit(site, reader):
 
 
 def test_each_hop_is_resolved_once(site, reader):
-    """DNS rebinding: the second answer is private. It must never be dialled."""
+    """DNS rebinding: the second, private answer must never be used."""
     answers = [[OPEN], [CLOSED], [CLOSED]]
     reader._resolver = lambda host: answers.pop(0)
     url = site.page("/a", b"fine", "text/plain")

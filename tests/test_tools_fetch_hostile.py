@@ -1,7 +1,7 @@
-"""Pages and servers that want to break a rollout: odd redirects, floods, random bytes.
+"""Hostile pages and servers: odd redirects, floods, random bytes.
 
-Real sockets on loopback, as in test_tools_fetch.py: 127.0.0.2 plays a public address, 127.0.0.1 at
-the same port the private one, which no redirect may reach.
+Real sockets on loopback, as in test_tools_fetch.py: 127.0.0.2 stands for a public address,
+127.0.0.1 at the same port for a private one, which no redirect may reach.
 """
 
 import gzip
@@ -25,20 +25,20 @@ ONCE = ReliabilityPolicy(attempts=1, timeout_s=5.0)
 
 
 def redirect(*places):
-    """A server's reply that names these places, in raw bytes."""
+    """Return a raw redirect to these targets."""
     lines = b"".join(b"Location: " + place + b"\r\n" for place in places)
     reply = b"HTTP/1.1 302 Found\r\n" + lines + b"Content-Length: 0\r\n\r\n"
     return lambda out: out.write(reply)
 
 
 def observe(reader, url):
-    """What `Toolbox.call` makes of a page: whatever the page does, it must not raise."""
+    """Return the observation of `Toolbox.call` for a page; it must never raise."""
     with Toolbox(None, backends={"visit": [reader]}, policies={"visit": ONCE}) as toolbox:
         return toolbox.call("visit", {"url": [url], "goal": "g"})
 
 
 def addresses(site):
-    """Of this machine, those that were visited."""
+    """Return the local addresses that received a connection."""
     return {address for address, _, _ in site.seen}
 
 
@@ -133,7 +133,7 @@ def test_redirect_without_a_host_is_refused(site, reader, place):
 
 @pytest.mark.parametrize("place", PRIVATE, ids=lambda place: repr(place)[:40])
 def test_redirects_never_reach_a_private_address(site, monkeypatch, place):
-    """With the system's own look-up of numbers in any notation."""
+    """Uses the system's name resolution, which accepts all notations of numbers."""
     real = fetch.is_public
     monkeypatch.setattr(fetch, "is_public", lambda a: a == OPEN or real(a))
     names = {"example.test": [OPEN]}
@@ -174,7 +174,7 @@ def test_ordinary_redirects_are_still_followed(site, reader):
 
 @pytest.mark.parametrize("url", ["https://.example.test:{}/", "http://scoped.test:{}/"])
 def test_names_rejected_by_tls_or_httpx(site, url):
-    """A name that TLS cannot ask for; an address with a zone, which httpx refuses to dial."""
+    """A name that TLS cannot send, and an address with a zone, which httpx refuses."""
     own = fetch.PageReader(
         allow_private=True,
         resolver=lambda host: ["fe80::1%1"] if host == "scoped.test" else [OPEN],
@@ -187,7 +187,7 @@ def test_names_rejected_by_tls_or_httpx(site, url):
 
 
 def flood(first, piece):
-    """`first`, and then `piece` as fast as it is read, until the other side has enough."""
+    """Send `first`, then `piece` as fast as it is read, until the client stops."""
 
     def write(out):
         out.write(first)
@@ -238,7 +238,7 @@ def test_floods_and_oversized_headers_end_at_the_deadline(site, reader, write, k
     began = time.monotonic()
     assert fault(reader, f"http://example.test:{site.port}/a", 1.0).kind in kinds
     assert time.monotonic() - began < 3
-    until(lambda: threading.active_count() <= before)  # the server's threads are of this process
+    until(lambda: threading.active_count() <= before)  # the server's threads run in this process
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Live pages: real sockets to servers that are slow, huge, cut, or somebody else.
+"""Live pages: real sockets to slow, oversized, interrupted or impersonating servers.
 
 Run: python -m pytest tests/test_tools_fetch_servers.py
 """
@@ -142,7 +142,7 @@ def test_tls_verifies_the_host_name_at_the_pinned_address(tmp_path, reader, monk
 
 
 def test_random_replies_return_typed_results(site, reader):
-    """Bytes in place of HTTP, bytes after a good head, and changed heads."""
+    """Bytes instead of HTTP, bytes after valid headers, and altered headers."""
     rng, kinds = random.Random(6), set()
     heads = [
         b"",

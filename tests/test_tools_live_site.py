@@ -1,4 +1,4 @@
-"""A web site as a world: fetched once, questions of its facts, kept when it answers no more.
+"""World `live`: fetched once, questions from its facts, kept pages when the site is down.
 
 Run: python -m pytest tests/test_tools_live_site.py
 """
@@ -72,7 +72,7 @@ def test_each_site_has_its_own_folder():
 
 
 def test_dataset_command_accepts_a_site(site, tmp_path, monkeypatch, capsys):
-    """`drlib dataset --world live:URL`: this machine's own network is refused, in one line."""
+    """`drlib dataset --world live:URL` refuses the local network in one line."""
     monkeypatch.setattr(live_site, "SITES_FOLDER", tmp_path / "sites")
     out = ["--out", str(tmp_path / "out"), "-n", "5"]
     assert dataset.main(["--world", f"live:{small_site(site)}", *out]) == 1
@@ -81,4 +81,4 @@ def test_dataset_command_accepts_a_site(site, tmp_path, monkeypatch, capsys):
 
 def test_training_on_a_live_site_is_refused():
     (fault,) = check(Config.load("ci", world__name="live:https://docs.example.org/"))
-    assert "`drlib crawl https://docs.example.org/ FOLDER`, then world=folder:FOLDER" in fault
+    assert "`drlib crawl https://docs.example.org/ FOLDER`, then world.name=folder:FOLDER" in fault

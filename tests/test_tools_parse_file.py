@@ -1,4 +1,4 @@
-"""parse_file: every format, encodings, names, and what is not read.
+"""parse_file: formats, encodings, names, and refused files.
 
 Run: python -m pytest tests/test_tools_parse_file.py
 """

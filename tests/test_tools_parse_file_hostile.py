@@ -1,4 +1,4 @@
-"""parse_file: hostile files of each format, parsers that misbehave, random bytes as files.
+"""parse_file: hostile files of each format, misbehaving parsers, random bytes.
 
 Run: python -m pytest tests/test_tools_parse_file_hostile.py
 """
@@ -49,7 +49,7 @@ def encrypted():
 
 
 def lying(size=10):
-    """A member that says it has `size` bytes and unpacks to 200 MB."""
+    """Return a member that declares `size` bytes and unpacks to 200 MB."""
     data = bytearray(zipped([("a.txt", b"\x41" * 200_000_000)], compresslevel=1))
     for mark, offset in ((b"PK\3\4", 22), (b"PK\1\2", 24)):
         place = data.index(mark) + offset
@@ -153,7 +153,7 @@ def test_encrypted_pdf_and_lone_surrogates():
 
 
 def bad_parser(tmp_path, body):
-    """reading.py with one reader replaced, so that the limits meet a parser that misbehaves."""
+    """Replace one reader in reading.py to test the limits with a misbehaving parser."""
     source = Path(reading.__file__).read_text()
     old = "def _pdf(data: bytes"
     assert source.count("PARSER_CPU_S = 20") == source.count(old) == 1
@@ -189,7 +189,7 @@ def test_misbehaving_parser_is_stopped(tmp_path, monkeypatch, body, timeout_s, k
 
 
 def test_random_files_return_typed_results():
-    """In this process, which is what the child runs: 10,000 files over all types."""
+    """Runs the code of the subprocess in this process: 10,000 files over all types."""
     rng, kinds = random.Random(4), set()
     suffixes = [(suffix, False) for suffix in reading.READERS]
     suffixes += [(suffix, True) for suffix in reading.OUTLINES]

@@ -1,4 +1,4 @@
-"""Pictures: names that mean pixels, and tools that go by these alone.
+"""Pictures: names that identify pixels, and the tools based on pixels only.
 
 Run: python -m pytest tests/test_tools_pictures.py
 """

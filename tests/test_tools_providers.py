@@ -1,4 +1,4 @@
-"""Live providers against a replay server on loopback: what is sent, and what each reply becomes.
+"""Live providers against a loopback replay server: requests and converted replies.
 
 Run: python -m pytest tests/test_tools_providers.py
 """
@@ -75,7 +75,7 @@ def test_the_jina_reader(server):
     server.says(b"only text")
     assert ask(server, "jina")["text"] == "only text"
     server.says(b"Title: x\n\nMarkdown Content:\n\n")
-    assert fault(server, "jina").kind == "unreadable"  # the page is empty: no fault of Jina
+    assert fault(server, "jina").kind == "unreadable"  # an empty page is no fault of Jina
     for url in ("file:///etc/passwd", "https://me:pw@a.org/", 3, "a\nb"):
         with pytest.raises(ToolFault) as raised:
             Provider("jina", server.url)({"url": url}, 5.0)
@@ -104,7 +104,7 @@ def test_invalid_settings_are_refused(server, monkeypatch):
     for name in ("searxng", "retrieve"):
         with pytest.raises(ValueError, match=f"{name} needs base_url"):
             Provider(name)
-    with pytest.raises(ValueError, match="no provider 'google'.*serper, "):
+    with pytest.raises(ValueError, match="unknown provider 'google'.*serper, "):
         Provider("google")
     for url in ("https://key@host.org", "ftp://host.org", "host.org"):
         with pytest.raises((ToolFault, ValueError), match="address"):
@@ -155,7 +155,7 @@ def test_statuses(server, name, status, kind):
         kind = {403: "refused", 404: "refused", 410: "refused", 204: "unreadable"}.get(status, kind)
     server.says(b"" if status == 204 else b'{"message": "no"}', status, Location="/elsewhere")
     assert fault(server, name).kind == kind
-    assert len(server.seen) == 1  # nothing is followed, nothing is asked again
+    assert len(server.seen) == 1  # no redirect is followed, no request is repeated
 
 
 def test_searxng_403_contains_the_remedy(server):

@@ -1,4 +1,4 @@
-"""Live providers whose replies are late, cut, huge or malformed, and keys that must not be seen.
+"""Live providers: late, cut, huge and malformed replies, and secrecy of API keys.
 
 Run: python -m pytest tests/test_tools_providers_faults.py
 """
@@ -69,7 +69,7 @@ def test_huge_bodies(server, monkeypatch):
 
 
 def broken(name):
-    """The recorded reply with one thing in it replaced by another type, one after the other."""
+    """Yield the recorded reply with one value replaced by another type."""
     good = json.dumps(RECORDED[name][0])
 
     def places(value, path=()):
@@ -170,12 +170,12 @@ def test_invalid_key_is_not_shown(server, monkeypatch):
 
 
 def answer_with(body, *_arguments, **_options):
-    """In the place of `exchange`."""
+    """Return a replacement for `exchange`."""
     return 200, {}, body
 
 
 def test_random_replies_return_typed_results(server, monkeypatch):
-    """10,000 bodies through the parsers of all providers, 1,000 of them through a socket."""
+    """10,000 bodies through all parsers, 1,000 of them through a socket."""
     rng, kinds = random.Random(8), set()
     backends = [Provider(name, server.url) for name in PROVIDERS]
     real = fetch.exchange

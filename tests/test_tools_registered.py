@@ -1,4 +1,4 @@
-"""Tools that bring their own code: offered, called, cached and faulty like the others.
+"""Registered tools with their own code: offered, called and cached like built-in ones.
 
 Run: python -m pytest tests/test_tools_registered.py
 """
@@ -14,7 +14,7 @@ GLUE = Parameter("glue", "What stands between them.")
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Registers `join`; the list of what it was asked."""
+    """Register `join`; return the list of its calls."""
     asked = []
 
     def join(words, glue):

@@ -1,6 +1,7 @@
-"""One operation behind several backends: retries, limits, breakers, fail-over.
+"""Reliability of one operation: retries, rate limits, circuit breaking, fail-over.
 
-Time is a fake clock that threads share, so waits are exact and cost nothing.
+Time is a fake clock shared by threads, so waits are exact and cost nothing.
+
 Run: python -m pytest tests/test_tools_reliability.py
 """
 
@@ -125,9 +126,7 @@ def test_backup_answer_is_marked_degraded(clock):
 
 @pytest.mark.parametrize("answer", ["not_found", "refused", []])
 @pytest.mark.parametrize("critical", [True, False])
-def test_empty_backup_answer_after_a_failed_primary_is_a_fault(
-    answer, critical, tmp_path, clock
-):
+def test_empty_backup_answer_after_a_failed_primary_is_a_fault(answer, critical, tmp_path, clock):
     policy = ReliabilityPolicy(attempts=1, breaker_failures=0, critical=critical)
     after = answer if isinstance(answer, list) else fault(answer)
     here = FunctionBackend("world", lambda arguments, timeout_s: backup(arguments, timeout_s))
@@ -161,7 +160,7 @@ def test_page_faults_open_no_breaker_and_fail_over(clock):
         assert (outcome.error, outcome.attempts) == ("unreadable", attempts)
         assert outcome.has_answer and not outcome.env_fault and not outcome.cache_hit
     assert chain.call(Q).source == "a"
-    second.after = fault("server")  # that one is down: it might have had the page
+    second.after = fault("server")  # the backend is down and might have had the page
     first.after = fault("unreadable")
     assert chain.call({"url": "2"}).env_fault
 
@@ -186,7 +185,7 @@ def test_local_source_is_called_after_the_deadline(clock):
 def test_all_backends_down_is_an_outcome(clock):
     backends = [Scripted("a", after=fault("server")), Scripted("b", after=fault("timeout"))]
     chain = ReliableOperation("search", backends, PLAIN, clock=clock)
-    for _ in range(2):  # a failure is not kept
+    for _ in range(2):  # a failure is not cached
         outcome = chain.call(Q)
         assert (outcome.value, outcome.source, outcome.error) == (None, "", "timeout")
         assert outcome.degraded and outcome.env_fault and outcome.attempts == 6
@@ -305,7 +304,7 @@ def test_earlier_call_does_not_close_the_breaker(clock):
 def test_open_breaker_is_skipped_immediately(clock):
     policy = ReliabilityPolicy(attempts=3, breaker_failures=1)
     chain = ReliableOperation("search", [Scripted("a", after=fault("server"))], policy, clock=clock)
-    outcome = chain.call({"query": "1"})  # opened in the middle: no more tries and no wait
+    outcome = chain.call({"query": "1"})  # opened during the call: no more attempts and no wait
     assert (outcome.attempts, outcome.error, clock.now) == (1, "server", 0)
     outcome = chain.call({"query": "2"})
     assert (outcome.attempts, outcome.error, outcome.env_fault) == (0, "skipped", True)
@@ -324,7 +323,7 @@ def test_rate_holds_in_any_window_with_50_threads(rate, clock):
     times = sorted(backend.times)
     assert len(times) == 50
     assert all(b - a >= 1 for a, b in zip(times, times[rate:]))
-    assert times[-1] <= 100 / rate + 1  # nor does it wait for nothing
+    assert times[-1] <= 100 / rate + 1  # no unnecessary waits
 
 
 def test_retries_count_towards_the_rate(clock):

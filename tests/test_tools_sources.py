@@ -1,4 +1,4 @@
-"""The toolbox with other sources behind its tools: live backends, policies, files, a service.
+"""Toolbox with other sources: live backends, policies, files, a sandbox service.
 
 Run: python -m pytest tests/test_tools_sources.py
 """
@@ -30,7 +30,7 @@ def test_live_hits_show_date_and_source(cldr):
             {"query": "one", "k": 5},
             {"query": "two", "k": 5},
         ]
-        assert result.attempts == 1  # none was tried twice
+        assert result.attempts == 1  # no backend was retried
         again = toolbox.call("search", {"query": ["two"]})  # another call, the same operation
         assert again.cache_hit and len(backend.calls) == 2 and result.source == "live"
 
@@ -115,7 +115,7 @@ def test_bad_page_choice_does_not_void_the_rollout(kind):
     backends[1].after = {"text": "here"}
     with Toolbox(None, backends={"visit": backends}, clock=clock) as toolbox:
         page = toolbox.call("visit", {"url": ["https://x.org"], "goal": ""})
-    assert page.ok is (kind in PAGE_FAULTS)  # another backend may get through where one is kept out
+    assert page.ok is (kind in PAGE_FAULTS)  # another backend may have access
 
 
 def test_unauthorised_key_is_an_environment_fault():

@@ -1,4 +1,4 @@
-"""The record: checked when made, written whole or not at all, read back bit for bit."""
+"""Trajectories: validation, atomic writes, bit-identical round trips."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from drlib.trajectory import (
 
 
 def record(tokens=3, **changes) -> Trajectory:
-    """A trajectory whose last token was sampled."""
+    """Create a trajectory whose last token was sampled."""
     generated = np.arange(tokens) == tokens - 1
     fields = dict(
         id="t",
@@ -89,7 +89,7 @@ def trajectories(draw):
     def integers(dtype):
         return draw(hnp.arrays(dtype, tokens))
 
-    def places(dtype, values):  # K = 2 a generated token
+    def places(dtype, values):  # K = 2 per generated token
         return np.where(generated[:, None], values, -1 if dtype is np.int32 else 0).astype(dtype)
 
     top = (
@@ -177,7 +177,8 @@ def test_equality_compares_every_field():
         value = getattr(base, field.name)
         if isinstance(value, np.ndarray):
             other = value.copy()
-            other[-1] = 1 - other[-1].astype(int)  # the last token was sampled: any value will do
+            # the last token was sampled, so any value is valid
+            other[-1] = 1 - other[-1].astype(int)
         else:
             other = {str: "x", int: 9, float: 0.5, list: [1], dict: {"a": 1}}.get(type(value))
             other = Termination.LOOP if field.name == "termination" else other
@@ -246,7 +247,7 @@ def test_truncated_damaged_missing_or_foreign_file_is_refused(tmp_path):
 
 @contextmanager
 def file_size_limit(size: int):
-    """No file of this process may grow beyond `size` bytes: a full disk, as `write` sees it."""
+    """Limit file sizes of this process to `size` bytes, which `write` reports like a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

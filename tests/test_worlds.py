@@ -1,4 +1,4 @@
-"""Worlds: true facts, stable versions, search that finds, an index that follows the data.
+"""Worlds: facts, stable versions, search, and index updates.
 
 Run: python -m pytest tests/test_worlds.py
 """
@@ -24,7 +24,7 @@ def test_facts_match_cldr(cldr):
 
 
 def test_inverse_relations_are_inverse(cldr):
-    """`territory` of a currency or language is only there when it leads back."""
+    """`territory` of a currency or language exists only if it can be inverted."""
     for entity in cldr.entities.values():
         home = entity.facts.get("territory")
         if entity.kind in ("currency", "language"):
@@ -115,5 +115,5 @@ def test_unknown_world_or_engine_lists_the_known_ones():
             load_world(name)
     with pytest.raises(ValueError, match="bm25s"):
         load_world("tour", engine="bm25s")
-    with pytest.raises(ValueError, match="fts5, bm25s"):
+    with pytest.raises(ValueError, match="fts5 or bm25s"):
         load_world("cldr", engine="lucene")

@@ -1,4 +1,4 @@
-"""The complete world `cldr`: its facts are babel's, all can be read, any hash seed gives the same.
+"""World `cldr`: facts match babel, all can be read on pages, independent of the hash seed.
 
 Run: python -m pytest tests/test_worlds_cldr.py
 """
@@ -35,7 +35,7 @@ def graph(world):
 
 @pytest.fixture(scope="module")
 def places(graph):
-    """code -> title of each territory."""
+    """Return code -> title of each territory."""
     return {
         code: title for title in graph.kinds["territory"] for code in graph.values(title, "code")
     }
@@ -172,7 +172,7 @@ def test_title_is_first_hit_and_page_names_its_source(world, graph):
 
 
 def test_relation_names_end_in_a_noun():
-    """A name ends in a noun, so that "the <relation> of X" is English, and is no inverse."""
+    """So that "the <relation> of X" is English; no name is an inverse."""
     nouns = {
         "language",
         "currency",

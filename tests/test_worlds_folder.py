@@ -1,7 +1,6 @@
-"""A folder as a world: chunks, links, tables and front matter by hand.
+"""World `folder`: chunks, links, tables and front matter.
 
-What cannot be read is in test_worlds_folder_faults.py, the triples of a model in
-test_worlds_triples.py.
+Unreadable files are in test_worlds_folder_faults.py, triples of a model in test_worlds_triples.py.
 """
 
 import os
@@ -62,7 +61,7 @@ def test_chunks_links_tables_and_front_matter_of_markdown():
     }
     assert "[usage](folder:api.rst#usage)" in part.documents[0].text
     assert "[the web](https://example.org/a.md)" in part.documents[0].text
-    # not all of the front matter became facts: it stays to be read, as a block of code
+    # front matter that is not fully converted to facts is kept as a code block
     assert "nested: {a: 1}" in part.documents[0].text
     assert "author" not in chunk_file("a.md", "---\nauthor: Ada\n---\n# A").documents[0].text
 
@@ -180,9 +179,7 @@ def test_invalid_front_matter_is_text(front, tmp_path):
     assert world.find("a.md") and world.changes.skipped == {}
 
 
-def test_update_reads_only_changed_files_and_equals_a_rebuild(
-    place, tmp_path, monkeypatch
-):
+def test_update_reads_only_changed_files_and_equals_a_rebuild(place, tmp_path, monkeypatch):
     index, read = tmp_path / "index.sqlite", []
     real = folder.chunk_file
     monkeypatch.setattr(folder, "chunk_file", lambda *args: read.append(args[0]) or real(*args))
@@ -205,7 +202,7 @@ def test_update_reads_only_changed_files_and_equals_a_rebuild(
 
 
 def test_files_and_folders_without_permission_are_reported():
-    """Root may read everything; then a fork of this process does it as another user."""
+    """Root may read everything, so a fork of this process runs as another user."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         place.chmod(0o755)

@@ -1,4 +1,4 @@
-"""A folder as a world: what may lie in it, and every file that cannot be read."""
+"""World `folder`: unusual contents and unreadable files."""
 
 import os
 import random
@@ -22,10 +22,10 @@ def place(tmp_path):
 
 
 def test_missing_or_empty_folder_error_contains_the_remedy(tmp_path):
-    with pytest.raises(ValueError, match="no such folder; give folder:PATH"):
+    with pytest.raises(ValueError, match="no such folder: pass folder:PATH"):
         load(tmp_path / "none")
     (tmp_path / "a.md").write_text("x")
-    with pytest.raises(ValueError, match="no such folder; give folder:PATH"):
+    with pytest.raises(ValueError, match="no such folder: pass folder:PATH"):
         load(tmp_path / "a.md")
     (tmp_path / "a.md").unlink()
     with pytest.raises(ValueError, match=r"add files of type .*\.md"):
@@ -35,7 +35,7 @@ def test_missing_or_empty_folder_error_contains_the_remedy(tmp_path):
         load(tmp_path)
 
 
-REASONS = {  # why a file of `fill` is left out
+REASONS = {  # reason why a file of `fill` is skipped
     "broken link.md": "links are not followed",
     "leaves.txt": "links are not followed",
     "cycle": "links are not followed",
@@ -55,7 +55,7 @@ REASONS = {  # why a file of `fill` is left out
 
 
 def fill(place, outside):
-    """Files that cannot be read, and five that can though they look odd."""
+    """Write unreadable files, and five readable ones with unusual names or contents."""
     (place / "broken link.md").symlink_to(place / "nothing.md")
     (place / "leaves.txt").symlink_to(outside)
     (place / "cycle").symlink_to(place)
@@ -86,7 +86,7 @@ def fill(place, outside):
 def test_unreadable_files_are_reported_and_others_loaded(place, tmp_path, monkeypatch):
     outside = tmp_path / "secret.txt"
     outside.write_text("secret")
-    monkeypatch.chdir(place)  # the name of a socket must be short
+    monkeypatch.chdir(place)  # socket names must be short
     fill(place, outside)
     world = load(place)
     skipped = world.changes.skipped
@@ -96,7 +96,7 @@ def test_unreadable_files_are_reported_and_others_loaded(place, tmp_path, monkey
     assert world.page("latin.txt").text == world.page("wide.md").text.split("\n")[0] == "Zürich"
     assert world.page("folder.md/inside.md") and world.page("empty.md").text == ""
     assert len(world.changes.added) == 7 + 5 and world.find("guide/intro.md")
-    assert world.page("\\udcff.md").text == "x"  # a name that is no UTF-8
+    assert world.page("\\udcff.md").text == "x"  # a name that is not UTF-8
     assert "secret" not in str(world.store.rows("SELECT text FROM pages"))
 
 
@@ -139,7 +139,8 @@ def test_hostile_markdown_is_parsed_quickly(tmp_path):
         ":doc:`",
     ):
         for suffix in (".md", ".rst"):
-            part = chunk_file(f"a{suffix}", line * (200_000 // len(line)))  # quadratic: minutes
+            # quadratic parsing would take minutes
+            part = chunk_file(f"a{suffix}", line * (200_000 // len(line)))
             assert part.documents[0].title == f"a{suffix}"
 
 

@@ -1,4 +1,4 @@
-"""A folder as a world: texts in other encodings, and files that are tables or slides."""
+"""World `folder`: text encodings, tables and slides."""
 
 import csv
 import json
@@ -34,7 +34,7 @@ def test_old_encodings_are_decoded(charset, tmp_path):
     assert decode(data) == TEXTS[charset]
     (tmp_path / "a.txt").write_bytes(data)
     (tmp_path / "b.csv").write_bytes(f"name,text\nfirst,{TEXTS[charset]!r}\n".encode(charset))
-    if not charset.startswith("utf-16"):  # a page of the web may not be in it without a mark
+    if not charset.startswith("utf-16"):  # not accepted for a web page without a mark
         (tmp_path / "c.html").write_bytes(f"<p>{TEXTS[charset]}</p>".encode(charset))
     world = load(tmp_path)
     assert world.changes.skipped == {}
@@ -44,7 +44,7 @@ def test_old_encodings_are_decoded(charset, tmp_path):
 
 def test_ambiguous_encoding_is_refused_with_the_remedy(tmp_path):
     (tmp_path / "good.md").write_text("# Good")
-    hebrew = "זהו טקסט בעברית. ירושלים היא הבירה".encode("cp1255")  # fits Cyrillic as well
+    hebrew = "זהו טקסט בעברית. ירושלים היא הבירה".encode("cp1255")  # also valid as Cyrillic
     for name in ("a.md", "a.html", "a.csv"):
         (tmp_path / name).write_bytes(hebrew)
     (tmp_path / "bytes.txt").write_bytes(bytes(range(128, 256)) * 3)
@@ -57,7 +57,7 @@ def test_ambiguous_encoding_is_refused_with_the_remedy(tmp_path):
 def test_declared_encodings_and_short_texts():
     assert decode("é and 語".encode("utf-16")) == "é and 語"
     turkish = "İstanbul Türkiye'nin en kalabalık şehridir, ığdır"
-    assert decode(turkish.encode("cp1254")) == turkish  # its letters are others in cp1252
+    assert decode(turkish.encode("cp1254")) == turkish  # these bytes are other letters in cp1252
     assert decode(b"\xef\xbb\xbfmark") == "mark" and decode("語".encode("gbk"), "gbk") == "語"
     assert decode(b"Z\xfcrich") == "Zürich" and decode(b"\xe9") == "é" and decode(b"") == ""
     with pytest.raises(ValueError, match="binary bytes"):
@@ -89,7 +89,7 @@ def test_delimiters_and_json():
 
 
 def slide(*paragraphs, rows=()):
-    """The XML of a slide: its paragraphs, and a table."""
+    """Return the XML of a slide with paragraphs and a table."""
 
     def of(words):
         return f"<a:p><a:r><a:t>{words}</a:t></a:r></a:p>"
@@ -130,7 +130,8 @@ def test_tables_of_all_types_become_entities_with_facts(tmp_path):
         ("rulers.xlsx: Umberto", "crowned", "1878"),
         ("talk.pptx: Pisa", "gulf", "x"),
     }
-    assert "x" * 200 in world.page("hills.json: Monte Mario").text  # too long for a fact, not lost
+    # too long for a fact, but kept as text
+    assert "x" * 200 in world.page("hills.json: Monte Mario").text
     assert world.search("Italy of")[0].title.startswith(("talk.pptx", "towns.csv"))
     assert world.graph.nodes["towns.csv: Oslo"].kind == "town"
     assert world.find("talk.pptx#slide-2-the-end")

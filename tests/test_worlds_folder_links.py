@@ -1,4 +1,4 @@
-"""A folder as a world: links by name, and values that name a page or a row."""
+"""World `folder`: links by name, and values that name a page or a row."""
 
 import pytest
 
@@ -80,7 +80,7 @@ NOTES = {
         ("[x](/guide/01-intro)", "guide/01-intro.md"),
         ("[x](guide/more/)", "guide/more/index.md"),
         ("[[one/same]]", "one/same.md"),
-        ("[[same]]", None),  # two of them
+        ("[[same]]", None),  # ambiguous
         ("[[Nobody]]", None),
     ],
 )
@@ -120,7 +120,7 @@ def test_names_are_resolved_again_without_reading_unchanged_files(tmp_path, monk
 
     def now():
         world = load(place, index)
-        assert world.version == load(place).version  # that of a new build
+        assert world.version == load(place).version  # equal to a new build
         del read[-len(list(place.rglob("*.md"))) :]
         return links_of(world, "a.md"), set(world.graph.values("a.md", "friend")), world.changes
 
@@ -131,7 +131,7 @@ def test_names_are_resolved_again_without_reading_unchanged_files(tmp_path, monk
     assert (links, friends) == ({"sub/Note.md"}, {"Bea"}) and read == ["sub/Note.md", "t.md"]
     assert changes[:3] == (["sub/Note.md"], ["t.md"], [])
     write(place, {"other/note.md": "y"})
-    assert now()[0] == set()  # two of them now
+    assert now()[0] == set()  # ambiguous now
     (place / "sub" / "Note.md").unlink()
     assert now()[0] == {"other/note.md"}
     assert now()[2][:3] == ([], [], [])
@@ -170,7 +170,7 @@ def test_rows_pages_and_values_with_one_name_are_merged(tmp_path):
     }
     assert graph.values("seine.csv: Paris", "same as") == {paris}
     assert graph.values("born.csv: John Doe", "city") == {paris}
-    assert graph.values(ada, "alias") == {"Countess of Lovelace"}  # its own name stays words
+    assert graph.values(ada, "alias") == {"Countess of Lovelace"}  # its own name is no link
     assert {"Ada Lovelace", "Countess of Lovelace"} <= {*graph.nodes[ada].aliases}
 
 

@@ -1,6 +1,6 @@
-"""A folder as a world: nothing but structure is structure, one index a world, links not followed.
+"""World `folder`: recognition of structure, one index per world, symbolic links.
 
-The rest of a folder is in test_worlds_folder.py.
+Other tests of folders are in test_worlds_folder.py.
 """
 
 import json
@@ -48,7 +48,8 @@ def test_code_contains_no_structure():
         part = chunk_file("a.md", text)
         assert facts_of(part) == {("a.md", "heading", "A"), ("a.md", "link", "c.md")}
         assert code in part.documents[0].text
-    assert len(chunk_file("a.md", "# A\n\n```\nx\n```\n---\n").documents) == 1  # no heading "```"
+    # "```" is no heading
+    assert len(chunk_file("a.md", "# A\n\n```\nx\n```\n---\n").documents) == 1
 
 
 def test_html_text_and_notebook_cells_contain_no_structure(tmp_path):
@@ -82,7 +83,7 @@ def test_adjacent_tables_stay_separate(tmp_path):
     named = {fact for fact in load(tmp_path).graph.facts if fact[1] != "table"}
     assert named == {("a.html: Oslo", "Country", "Norway"), ("a.html: 1861", "Ruler", "Victor")}
     joined = "|City|Country|\n|--|--|\n|Oslo|Norway|\n|Year|Ruler|\n|--|--|\n|1861|Victor|\n"
-    assert facts_of(chunk_file("b.md", joined)) == set()  # which rows are whose cannot be known
+    assert facts_of(chunk_file("b.md", joined)) == set()  # the rows cannot be assigned to a table
 
 
 def test_link_that_replaces_a_file_is_not_followed(tmp_path, monkeypatch):
@@ -108,7 +109,8 @@ def test_deeply_nested_folders_are_refused(tmp_path, monkeypatch):
     def walk(*_args, **_options):
         raise RecursionError
 
-    monkeypatch.setattr(os, "walk", walk)  # a real tree of a thousand depends on Python's version
+    # a real tree of 1,000 levels depends on the Python version
+    monkeypatch.setattr(os, "walk", walk)
     with pytest.raises(ValueError, match="nested too deeply"):
         load(tmp_path)
 
@@ -123,7 +125,7 @@ def test_index_belongs_to_one_world_and_survives_an_empty_folder(tmp_path):
         with pytest.raises(ValueError, match="one, not of .*one index_path per world"):
             load_world(other, index).search("some words")
     (one / "a.md").rename(tmp_path / "a.md")
-    with pytest.raises(ValueError, match="put files"):
+    with pytest.raises(ValueError, match="no files"):
         load(one, index)
     (one / "b.md").write_bytes(b"\0")
     with pytest.raises(ValueError, match="no pages.*b.md"):

@@ -1,4 +1,4 @@
-"""Data sets of the hub as worlds, from local files of the same schemas; nothing is downloaded."""
+"""World `hub`: local files with the schemas of hub data sets; nothing is downloaded."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_wikipedia_rows_become_pages_with_links(tmp_path, write):
     }
     text = "Oslo is the capital of Norway. OSLO, oslo.\n\nFacts"
     assert world.page("hub:Oslo").text.startswith(text)
-    assert world.links("Oslo") == ("Norway", "New Norway")  # it is mentioned there
+    assert world.links("Oslo") == ("Norway", "New Norway")  # mentioned there
     assert world.graph.nodes["Oslo"].kind == "article"
     assert world.search("village", 1)[0].title == "New Norway"
 
@@ -120,7 +120,7 @@ def test_longest_title_is_mentioned():
     ],
 )
 def test_known_column_with_wrong_contents_is_an_unknown_schema(tmp_path, row):
-    with pytest.raises(ValueError, match="unknown schema: found columns"):
+    with pytest.raises(ValueError, match="unknown schema"):
         load_world(f"hub:{jsonl(tmp_path / 'a.jsonl', [row])}")
 
 
@@ -137,7 +137,7 @@ def test_file_rewritten_within_a_second_is_read_again(tmp_path):
     file = tmp_path / "a.jsonl"
     for title in ("Oslo", "Rome"):
         file.write_text(json.dumps({"title": title, "text": "x"}) + "\n")
-        os.utime(file, ns=(10**18, 10**18))  # of one size and one time of change
+        os.utime(file, ns=(10**18, 10**18))  # equal size and modification time
         assert load_world(f"hub:{file}", tmp_path / "index").find(title)
 
 
@@ -171,7 +171,7 @@ def test_unknown_schema_lists_columns(tmp_path):
     with pytest.raises(ValueError, match=r"columns prompt: expected title and text .*context"):
         load_world(f"hub:{path}", index)
     jsonl(path, WIKI)
-    assert len(load_world(f"hub:{path}", index)) == 3  # nothing half-built is in the way
+    assert len(load_world(f"hub:{path}", index)) == 3  # no partial index remains
 
 
 @pytest.mark.parametrize("content", ["{broken", '{"title": "a", "text": \n'])
@@ -192,11 +192,11 @@ def test_rows_without_text_or_title_are_skipped(tmp_path):
 
 
 def test_missing_data_set_error_contains_the_remedy(tmp_path):
-    with pytest.raises(ValueError, match="hub:no/such-set cannot be read .*give hub:PATH"):
+    with pytest.raises(ValueError, match="hub:no/such-set cannot be read .*pass hub:PATH"):
         load_world("hub:no/such-set")
-    with pytest.raises(ValueError, match=r"no \.parquet, \.json, \.jsonl file there"):
+    with pytest.raises(ValueError, match=r"no non-empty .*parquet"):
         load_world(f"hub:{tmp_path}")
-    with pytest.raises(ValueError, match="cannot be read .*give hub:PATH"):
+    with pytest.raises(ValueError, match="cannot be read .*pass hub:PATH"):
         load_world("hub:x", data_files=str(tmp_path / "none.jsonl"))
 
 

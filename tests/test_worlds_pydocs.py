@@ -1,7 +1,7 @@
-"""The world of Python's standard library: what it says is checked by running Python.
+"""World `pydocs`: facts are verified by running Python.
 
-A child process imports the modules and confirms 5,000 sampled facts by other means than those that
-made them: issubclass, compiled code, bytecode.
+A subprocess imports the modules and confirms 5,000 sampled facts by other means than those that
+produced them: issubclass, compiled code, bytecode.
 """
 
 import json
@@ -97,7 +97,7 @@ def test_sampled_facts_are_confirmed_by_execution(world):
     assert len(facts) > 20_000
     some = random.Random("pydocs-0").sample(facts, SAMPLE)
     by_relation = {fact[1]: fact for fact in facts}
-    assert {fact[1] for fact in some} == {*by_relation}  # every relation is in the sample
+    assert {fact[1] for fact in some} == {*by_relation}  # the sample contains every relation
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CHECK],
         input=json.dumps(some),
@@ -192,7 +192,7 @@ def test_independent_of_hash_seed_and_isolated_from_this_process(world, monkeypa
 
 
 def test_file_in_the_current_folder_does_not_shadow_a_module(tmp_path, monkeypatch):
-    """Only the modules' names are asked for; the child is started as the reader does it."""
+    """Only the module names are read; the subprocess is started like the reader's."""
     for name in ("code", "zlib", "chunk"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'RUN')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
@@ -213,7 +213,7 @@ def test_file_in_the_current_folder_does_not_shadow_a_module(tmp_path, monkeypat
 
 
 def test_library_is_read_once(tmp_path, monkeypatch):
-    """A second load with the same Python does not read; a failing child leaves nothing."""
+    """A second load with the same Python reads nothing; a failing subprocess leaves nothing."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="reading the standard library failed"):
         load_world("pydocs", tmp_path / "index.db")

@@ -1,4 +1,4 @@
-"""The store and its library: pages that read back, and updates that are all or nothing.
+"""Store and library: pages that can be parsed back, and atomic updates.
 
 Run: python -m pytest tests/test_worlds_store.py
 """
@@ -74,7 +74,7 @@ def test_every_fact_is_parsed_back_from_some_part(world):
 
 
 def all_facts(world, title):
-    """relation -> values, read from all parts of a page."""
+    """Return relation -> values, parsed from all parts of a page."""
     found, url = {}, title
     while url:
         page = world.page(url)
@@ -130,7 +130,7 @@ def test_bm25s_finds_the_same_pages(world):
     for query in ("money neighbour", "call json.dumps for text", "place", "?!", "Gabun"):
         assert {h.title for h in other.search(query)} == {h.title for h in world.search(query)}
     assert other.search("call json.dumps for text", 1)[0].title == "json.dumps"
-    with pytest.raises(ValueError, match="lucene.*fts5, bm25s"):
+    with pytest.raises(ValueError, match="lucene.*fts5 or bm25s"):
         Library("test", world.store, "t", "lucene")
 
 
@@ -195,7 +195,7 @@ def test_skipped_source_is_reported_and_others_are_read():
     assert "'A' is already a page of 'a'" in changes.skipped["copy"]
     assert len(Library("test", store, "t")) == 2
     assert store.version == library({"a": parts["a"], "b": parts["b"]}).version
-    # the page that gave way comes back when the other has gone
+    # the skipped page is added when the other one is removed
     changes = store.update(dict.fromkeys(("b", "bad", "copy"), "1"), read)
     assert (changes.added, changes.removed) == (["copy"], ["a"]) and [*changes.skipped] == ["bad"]
 
@@ -244,7 +244,7 @@ def test_page_cannot_imitate_another_response(world):
 def test_index_belongs_to_one_world_and_is_never_empty(tmp_path):
     path, stamps = tmp_path / "index", {"a": "1"}
     Store(path, "one").update(stamps, lambda _: place("A"))
-    with pytest.raises(ValueError, match="index of one, not of two: give each world an index_path"):
+    with pytest.raises(ValueError, match="index of one, not of two: use one index_path"):
         Store(path, "two").update(stamps, lambda _: place("A"))
     with pytest.raises(ValueError, match="one: no pages"):
         Store(path, "one").update({}, None)
@@ -279,7 +279,7 @@ def test_locked_index_is_reported(tmp_path, monkeypatch):
 
 
 def test_facts_may_precede_and_outlive_their_page():
-    """A page's source may change while the facts about it stay; a subject may lose its page."""
+    """The source of a page may change while facts about it stay; a subject may lose its page."""
     parts = {"a": place("A", ("money", "Franc")), "b": Part([Document("Franc", "x")])}
     store = Store()
     store.update({"a": "1"}, parts.get)

@@ -1,4 +1,4 @@
-"""The store and several processes: readers keep their state, killed writers leave the old one.
+"""Store with several processes: readers keep their state, killed writers leave the old one.
 
 Run: python -m pytest tests/test_worlds_store_processes.py
 """
@@ -43,7 +43,7 @@ print(store.version, flush=True)
 
 
 def writer(path):
-    """A process that has written all but the last source of an update when this returns."""
+    """Start a process that has written all but the last source of an update on return."""
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, path],
         stdin=subprocess.PIPE,
@@ -109,7 +109,7 @@ print(len(changes.added), store.version)
 
 
 def test_new_file_locked_by_another_process_is_awaited(tmp_path):
-    """SQLite itself waits for readers there, and says at once that a writer has locked the file."""
+    """SQLite waits for readers but reports a write lock at once."""
     path = tmp_path / "index"
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
@@ -121,7 +121,7 @@ def test_new_file_locked_by_another_process_is_awaited(tmp_path):
 
 
 def test_file_created_concurrently_is_accepted(tmp_path, monkeypatch):
-    """Another process makes the file just then: before the change, it was taken for damaged."""
+    """A file that another process creates at that moment is not reported as damaged."""
     path, connect = tmp_path / "index", sqlite3.connect
     rivals = []
 
@@ -129,7 +129,7 @@ def test_file_created_concurrently_is_accepted(tmp_path, monkeypatch):
         def execute(self, sql, *values):
             if "sqlite_master" in sql and not rivals:
                 rivals.append(connect(path, 0.1, isolation_level=None))
-                with suppress(sqlite3.OperationalError):  # it waits while somebody looks
+                with suppress(sqlite3.OperationalError):  # waits while another process reads
                     rivals[0].executescript(store._schema())
                 with suppress(sqlite3.OperationalError):
                     rivals[0].execute("ROLLBACK")

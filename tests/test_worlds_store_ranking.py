@@ -1,4 +1,4 @@
-"""Search ranks as one query over all words does, bit for bit, and follows the state that is shown.
+"""Search ranking is bit-identical to one FTS query and follows the visible state.
 
 Run: python -m pytest tests/test_worlds_store_ranking.py
 """
@@ -18,7 +18,7 @@ QUERY = "SELECT title FROM pages WHERE pages MATCH ? ORDER BY bm25(pages, 4.0, 1
 
 
 def pages(seed, n=120):
-    """Pages of a few words: many of one length and one score."""
+    """Create short pages, many of equal length and score."""
     rng = random.Random(seed)
     return [
         Document(f"{rng.choice(WORDS)} {number}", " ".join(rng.choices(WORDS, k=rng.randint(1, 9))))
@@ -33,7 +33,7 @@ def stored(documents, path=None):
 
 
 def by_one_query(store, query):
-    """What SQLite ranks in one query with OR."""
+    """Return SQLite's ranking of one query with OR."""
     terms = dict.fromkeys(search_terms(query))
     return [title for (title,) in store.rows(QUERY, " OR ".join(f'"{term}"' for term in terms))]
 
@@ -56,7 +56,7 @@ def test_tour_ranking_equals_a_single_fts_query():
 
 
 def test_scores_match_the_bm25_formula():
-    """BM25 with k1 = 1.2 and b = 0.75, a title's words four times, computed here by hand."""
+    """BM25 with k1 = 1.2 and b = 0.75 and titles weighted 4x, computed by hand."""
     documents = [Document(f"p{i}" + " moon" * (i % 3 == 0), "moon salt " * i) for i in range(9)]
     documents += [Document(f"q{i}", "river stone") for i in range(30)]
     words = {d.title: (d.title.split(), d.text.split()) for d in documents}

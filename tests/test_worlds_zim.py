@@ -1,4 +1,4 @@
-"""Kiwix files as worlds, written here with libzim's own Creator."""
+"""World `zim`: Kiwix files written with libzim's Creator."""
 
 import sys
 

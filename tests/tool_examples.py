@@ -1,4 +1,4 @@
-"""A clock, a backend and an operation for the tests of tools."""
+"""A fake clock, a scripted backend and an operation for the tests of tools."""
 
 import threading
 
@@ -9,8 +9,9 @@ PLAIN = ReliabilityPolicy(breaker_failures=0)
 
 
 class FakeClock:
-    """Time that passes only while threads sleep: it jumps to the next sleeper's end when all
-    threads have been quiet for a moment. A jump too early is a thread that was slow to start."""
+    """Clock that advances only while threads sleep. It jumps to the next sleeper's end when all
+    threads have been idle for a moment; a slow thread can cause an early jump.
+    """
 
     QUIET_S = 0.004
 
@@ -40,7 +41,7 @@ class FakeClock:
 
 
 class Scripted:
-    """A backend that gives `replies` in order, then `after`; a fault's name is raised."""
+    """Backend that returns `replies` in order, then `after`; faults are raised."""
 
     def __init__(self, name, *replies, after="ok", clock=None):
         self.name, self.replies, self.after, self.clock = name, list(replies), after, clock
@@ -72,7 +73,7 @@ def hits(*titles, **more):
 
 
 def together(n, work):
-    """`work(i)` in n threads that start at the same moment; their results, in order."""
+    """Run `work(i)` in n threads started at the same moment; return results in order."""
     results, start = [None] * n, threading.Barrier(n)
 
     def run(i):

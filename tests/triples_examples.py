@@ -1,4 +1,4 @@
-"""A real server on loopback in the place of a language model that lists the facts of a text."""
+"""A loopback server in place of a language model that extracts facts."""
 
 import json
 import threading
@@ -9,8 +9,9 @@ from drlib.worlds import triples
 
 
 class Model(BaseHTTPRequestHandler):
-    """Answers `server.replies(text)`: rows, or bytes as the whole body, or a number as the status,
-    or None for no answer at all."""
+    """Server that answers with `server.replies(text)`: rows, bytes (whole body), a number (status),
+    or None (no answer).
+    """
 
     def do_POST(self):
         order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -41,7 +42,7 @@ class Model(BaseHTTPRequestHandler):
 
 @contextmanager
 def model_server(replies):
-    """A server whose model answers `replies(text)`; `seen` holds what it was asked."""
+    """Start a server whose model answers `replies(text)`; `seen` records the requests."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
     server.daemon_threads = True
     server.seen = []

@@ -1,4 +1,4 @@
-"""A web site on loopback, a reader of pages that takes it for public, and replies that drip in."""
+"""A loopback web site, a page reader that treats it as public, and slow responses."""
 
 import contextlib
 import http.server
@@ -10,11 +10,11 @@ import pytest
 from drlib.tools import fetch
 from drlib.tools.backends import ANSWERS, PAGE_FAULTS, ToolFault
 
-OPEN, CLOSED = "127.0.0.2", "127.0.0.1"  # in these tests the first plays a public address
+OPEN, CLOSED = "127.0.0.2", "127.0.0.1"  # the first stands for a public address
 
 
 class Site:
-    """A web site on 127.0.0.2 and, at the same port, the private 127.0.0.1."""
+    """Web site on 127.0.0.2 and, at the same port, on the private 127.0.0.1."""
 
     def __init__(self):
         self.seen, self.pages, self.raw = [], {}, {}
@@ -66,7 +66,7 @@ def site():
 
 @pytest.fixture
 def reader(monkeypatch):
-    """A reader for which 127.0.0.2, and nothing else here, is public."""
+    """Return a reader for which only 127.0.0.2 is public."""
     real = fetch.is_public
     monkeypatch.setattr(fetch, "is_public", lambda a: a == OPEN or real(a))
     names = {
@@ -81,7 +81,7 @@ def reader(monkeypatch):
 
 
 def fault(reader, url, timeout_s=20.0):
-    """What went wrong, as the exchange named it; outside it is an answer about the page."""
+    """Return the fault named by the exchange."""
     with pytest.raises(ToolFault) as raised:
         reader({"url": url}, timeout_s)
     outer = raised.value

@@ -61,7 +61,9 @@ class ToolFault(Exception):
 class Backend(Protocol):
     """One source of one operation."""
 
-    name: str  # becomes `ToolResult.source`
+    @property
+    def name(self) -> str:
+        """Becomes `ToolResult.source`."""
 
     def __call__(self, arguments: Mapping[str, Any], timeout_s: float) -> Any:
         """Return the value for `arguments` within `timeout_s` seconds, or raise `ToolFault`."""

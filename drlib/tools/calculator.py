@@ -8,8 +8,10 @@ are floats. A non-integer result has 15 significant digits.
 import ast
 import math
 import operator
+from collections.abc import Callable
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from typing import Any
 
 MAX_EXPRESSION_CHARS = 400
 MAX_BITS = 4096  # of numerator and denominator
@@ -96,7 +98,7 @@ def _root(value: Fraction) -> Fraction:
 
 
 # Implementation of each operator and function.
-_KNOWN = {
+_KNOWN: dict[Any, Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,

@@ -24,6 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 from urllib.robotparser import RobotFileParser
 
@@ -171,7 +172,14 @@ class Crawl:
 
     def _crawl_page(self, url: str) -> dict:
         """Fetch `url`, cache its text and return its row."""
-        row = {"url": url, "to": url, "kept": "", "title": "", "links": [], "fault": ""}
+        row: dict[str, Any] = {
+            "url": url,
+            "to": url,
+            "kept": "",
+            "title": "",
+            "links": [],
+            "fault": "",
+        }
         row["may_pass"] = False
         try:
             page = self._fetch_with_retries(url, self._is_permitted)

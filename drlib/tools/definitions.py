@@ -218,6 +218,6 @@ def _method(tool: Tool, toolbox: Any):
     lines = [f"    {p.name}: {p.description}" for p in tool.parameters]
     method.__name__ = tool.name
     method.__annotations__ = {p.name: p.type for p in tool.parameters}
-    method.__signature__ = inspect.Signature(parameters)
+    method.__dict__["__signature__"] = inspect.Signature(parameters)
     method.__doc__ = "\n".join([tool.description, "", "Args:", *lines])
     return method

@@ -97,8 +97,7 @@ class FaultInjector:
             return self._apply(world.name, {"url": url}, math.inf, lambda: world.page(url))
 
         faulty = copy.copy(world)
-        faulty.search = search
-        faulty.page = page
+        vars(faulty).update(search=search, page=page)
         return faulty
 
     def _apply(

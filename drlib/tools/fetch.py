@@ -82,7 +82,7 @@ def is_public(address: str) -> bool:
 def resolve(host: str) -> list[str]:
     """Return the addresses of a host name, or of a number in any notation."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [address[0] for _, _, _, _, address in found]
+    return [str(address[0]) for _, _, _, _, address in found]
 
 
 def web_address(text: Any, base: httpx.URL | None = None) -> httpx.URL:

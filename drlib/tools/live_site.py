@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from drlib.config import ROOT
 from drlib.tools.crawl import CACHE_FOLDER, Crawl
 from drlib.tools.fetch import PageReader
-from drlib.worlds import Library, load_world
+from drlib.worlds import World, load_world
 
 SITES_FOLDER = ROOT / "runs" / "live"
 
@@ -34,8 +34,8 @@ def load(
     delay_s: float = 1.0,
     private: bool = False,
     **options,
-) -> Library:
-    """Load the site at the address `rest` as a `Library`.
+) -> World:
+    """Load the site at the address `rest` as a world of its pages.
 
     Args:
         rest: address of the start page.

@@ -88,9 +88,11 @@ class Album:
         return name
 
     def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
         try:
             self.pixels(name)
-        except (KeyError, TypeError):
+        except KeyError:
             return False
         return True
 

@@ -384,3 +384,4 @@ class DiskCache:
         except sqlite3.Error as why:
             remedy = "continuing without it; delete the file if it is damaged"
             warnings.warn(f"tool cache {self._path}: {why}; {remedy}", stacklevel=4)
+            return None

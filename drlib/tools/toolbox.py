@@ -228,7 +228,9 @@ class Toolbox(AbstractContextManager):
         source = world.name if reads_world else tool
         if self.closed_book:
             return OperationOutcome(None, source, error="not_found")
-        arguments: dict[str, Any] = {OPERAND[tool]: operand} if tool in OPERAND else dict(operand)
+        arguments: dict[str, Any] = (
+            {OPERAND[tool]: operand} if isinstance(operand, str) else dict(operand)
+        )
         if tool in SEARCHES:
             arguments["k"] = self.results
         local_backend = None

@@ -47,11 +47,11 @@ def _load_tour(_rest: str, index_path: Path | None = None, **options) -> SmallWo
     return SmallWorld(tour.entities(), "cldr", index_path, **options)
 
 
-def _lazy_loader(place: str) -> Callable[..., Library]:
+def _lazy_loader(place: str) -> Callable[..., World]:
     """Return a loader that imports "module:function" at its first call."""
     module, _, function = place.partition(":")
 
-    def load(rest: str, index_path: Path | None = None, **options) -> Library:
+    def load(rest: str, index_path: Path | None = None, **options) -> World:
         return getattr(import_module(module), function)(rest, index_path, **options)
 
     return load
@@ -84,7 +84,7 @@ def load_world(
 
     Example:
         >>> load_world("tour").page("Norway").links
-        ('Norwegian Krone', 'Norwegian Bokmål')
+        ('Norwegian Krone', 'Swedish Krona', 'Norwegian Bokmål')
     """
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}: use {' or '.join(ENGINES)}")

@@ -60,9 +60,9 @@ def load(rest: str = "", index_path: Path | None = None) -> Library:
 
 def read_locale_data() -> Part:
     """Read all documents, nodes and facts from babel."""
-    facts = [*_currency_facts(), *_language_facts(), *_time_facts()]
+    facts: list[CldrFact] = [*_currency_facts(), *_language_facts(), *_time_facts()]
     things = {end for start, _, value in facts for end in (start, value) if isinstance(end, tuple)}
-    facts += [(thing, "code", thing[1]) for thing in things if thing[0] in TABLES_OF_NAMES]
+    facts += [(thing, "code", str(thing[1])) for thing in things if thing[0] in TABLES_OF_NAMES]
     titles: dict[Thing, str] = {}
     nodes: dict[str, Node] = {}
     # if two kinds share a name, the territory keeps it unqualified
@@ -74,7 +74,8 @@ def read_locale_data() -> Part:
         titles[thing] = title
         nodes[title] = Node(title, kind, _aliases(kind, code, title))
     named_facts = [
-        (titles[start], relation, titles.get(value, value)) for start, relation, value in facts
+        (titles[start], relation, titles[value] if isinstance(value, tuple) else value)
+        for start, relation, value in facts
     ]
     documents = [Document(node.title, _text(node)) for node in nodes.values()]
     return Part(documents, nodes.values(), named_facts)
@@ -176,16 +177,16 @@ def _name(locale: Locale, kind: str, code: str | int) -> str | None:
     if kind == "weekday":
         return locale.days["format"]["wide"][code]
     if kind == "clock time":
-        return _clock_name(locale, code)
-    return code if locale is ENGLISH else locale.time_zones.get(code, {}).get("city")
+        return _clock_name(locale, str(code))
+    return str(code) if locale is ENGLISH else locale.time_zones.get(code, {}).get("city")
 
 
 def _aliases(kind: str, code: str | int, title: str) -> tuple[str, ...]:
     names = [_name(Locale(other), kind, code) for other in OTHER_NAMES]
     if kind == "currency":
-        names.append(code)
+        names.append(str(code))
     if kind == "time zone":
-        names.append(code.split("/")[-1].replace("_", " "))
+        names.append(str(code).split("/")[-1].replace("_", " "))
     return tuple(dict.fromkeys(name for name in names if name and name != title))
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from drlib.validation import require
 
@@ -209,7 +210,7 @@ def resize(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     return pixels[rows][:, columns]
 
 
-def _runs(marked: np.ndarray) -> list[tuple[int, int]]:
+def _runs(marked: ArrayLike) -> list[tuple[int, int]]:
     """Return (begin, end) of each run of True in bool [L]."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], marked, [False]]).astype(int)))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

@@ -91,8 +91,8 @@ def load(
 
 def _without_joins(changes: Changes) -> Changes:
     """Return `changes` without the internal source that joins the files."""
-    *done, skipped = changes
-    return Changes(*([name for name in some if name != JOINS] for some in done), skipped)
+    added, updated, removed = ([name for name in some if name != JOINS] for some in changes[:3])
+    return Changes(added, updated, removed, changes.skipped)
 
 
 def fingerprint(rest: str) -> str:

@@ -11,7 +11,7 @@ longest match first. Not implemented: the questions (`drlib.evals`), and other s
 
 import json
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def load(
     *,
     config: str | None = None,
     split: str = "train",
-    data_files: str | list[str] = (),
+    data_files: str | Sequence[str] = (),
     limit: int = 20_000,
 ) -> Library:
     """Load the first `limit` rows of a data set.

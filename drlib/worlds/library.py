@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -49,6 +49,8 @@ class Library:
     Raises:
         ValueError: the engine is unknown.
     """
+
+    extraction: Counter[str]  # outcomes of extracted triples; only for worlds of folders
 
     def __init__(self, name: str, store: Store, scheme: str, engine: str = "fts5"):
         if engine not in ENGINES:

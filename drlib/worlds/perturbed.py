@@ -50,7 +50,7 @@ class PerturbedWorld(SmallWorld):
         page = self.before.page(title_or_url)
         entity = self.entities[page.title]
         sentences = [*entity.notes]
-        for relation, value in reversed(entity.facts.items()):
+        for relation, value in reversed([*entity.facts.items()]):
             shown = f"[{value}]({self.url(value)})" if value in page.links else value
             sentences.append(f"{relation.capitalize()}: {shown}.")
         text = " ".join([*sentences, f"That is {page.title}, a {entity.kind}."])
@@ -64,7 +64,7 @@ def perturbed_version(version: str) -> str:
 
 def perturbed_snippet(entity: Entity) -> str:
     """Return the facts on one line: `territory: language Norwegian; currency Norwegian Krone.`"""
-    facts = [f"{relation} {value}" for relation, value in reversed(entity.facts.items())]
+    facts = [f"{relation} {value}" for relation, value in reversed([*entity.facts.items()])]
     return f"{entity.kind}: {'; '.join(facts)}."
 
 

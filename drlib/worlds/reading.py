@@ -280,7 +280,7 @@ def _zip(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
             if info.is_dir():
                 continue
             suffix = os.path.splitext(info.filename)[1].lower()
-            reply = {"text": f"[type {suffix!r} is not read]"}
+            reply: dict = {"text": f"[type {suffix!r} is not read]"}
             if suffix in READERS:
                 reply = reply_to([suffix, "", 0, False], archive.read(info), inner)
             kind, detail = reply.get("fault", ("", ""))

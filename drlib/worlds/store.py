@@ -238,8 +238,10 @@ class Store:
                 self._begin("BEGIN")
             # this read also fixes the visible state
             reasons = dict(self.rows("SELECT source, reason FROM sources WHERE reason NOT NULL"))
-            done = ([source for source in some if source not in reasons] for some in due)
-            self.changes = Changes(*done, dict(sorted(reasons.items())))
+            added, updated, removed = (
+                [source for source in some if source not in reasons] for some in due
+            )
+            self.changes = Changes(added, updated, removed, dict(sorted(reasons.items())))
             return self.changes
 
     def _open(self) -> sqlite3.Connection:

@@ -47,7 +47,7 @@ def entities() -> tuple[Entity, ...]:
     return tuple(build_entities(rows))
 
 
-# -------------------------------------------------------------------------------- what CLDR says
+# ------------------------------------------------------------------------------------ CLDR data
 
 
 class _Money(NamedTuple):
