@@ -94,7 +94,7 @@ def test_files_and_tasks_that_are_none_of_ours(tmp_path):
     path = tmp_path / "notes.jsonl"
     path.write_text('{"a": 1}\n')
     with Scripted(lambda m: render_answer("x")) as server:
-        with pytest.raises(ValueError, match="line 1 is no answer of ours"):
+        with pytest.raises(ValueError, match="line 1 is not an answer of this program"):
             answer(server, path)
         assert path.read_text() == '{"a": 1}\n' and server.asked == 0
         with pytest.raises(ValueError, match="1 tasks have the id"), Toolbox(None) as toolbox:

@@ -50,7 +50,7 @@ def test_a_line_names_an_agent_and_its_options(named):
         ("raect", "unknown agent 'raect': did you mean 'react'"),
         ("resum:evry=2", "agent 'resum' has no option 'evry': did you mean 'every'"),
         ("resum:every", "'every' is not key=value"),
-        ("resum:summarise=nobody", "summarise is one of .'policy', 'thoughts'"),
+        ("resum:summarise=nobody", "summarise must be one of .'policy', 'thoughts'"),
         ("heavy:researcher=nobody", "unknown agent 'nobody'"),
         ("react:limits=2", "agent 'react' has no option 'limits'"),
         ("react+", "unknown agent ''"),

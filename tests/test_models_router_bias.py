@@ -250,4 +250,4 @@ def test_in_rl_they_move_with_the_update_and_the_engine_follows(start, tmp_path)
 
 def test_trl_s_stages_refuse_the_setting():
     config = settings(trainer__backend="trl", trainer__router_bias_rate=0.01)
-    assert any("trainer.router_bias_rate=0.01 needs trainer=local" in fault for fault in check(config))
+    assert any("trainer.router_bias_rate=0.01 needs trainer.backend=local" in fault for fault in check(config))

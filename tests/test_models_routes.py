@@ -143,7 +143,7 @@ class ThereAndBack(Agent):
 
 
 def rolled(start, kind, engine=None):
-    config = settings(max_calls=4)
+    config = settings(rollout__max_calls=4)
     engine = engine or TransformersEngine(
         start.policy, max_context=config.rollout.max_context_tokens, routes=True
     )
@@ -254,7 +254,7 @@ def test_a_rollout_without_a_word_has_no_record_and_any_other_needs_one(model):
 @pytest.mark.parametrize("engine", ["local", "server"])
 def test_engines_that_report_none_are_refused_before_any_step(tmp_path, engine):
     config = r3(engine__name=engine, engine__url="http://x/v1")
-    words = f"engine={engine} reports none: use engine=hf, or engine=vllm on a GPU"
+    words = f"engine={engine} reports none: use engine.name=hf, or engine.name=vllm on a GPU"
     with pytest.raises(ValueError, match=words) as refused:
         built("rl", config, tmp_path)
     assert "\n" not in str(refused.value)

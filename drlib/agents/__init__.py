@@ -1,4 +1,8 @@
-"""How a policy is driven: an agent a file, all of them generators that say whose turn it is."""
+"""Agents: generators that drive a policy, one file per published method.
+
+`agent` has the base class `Agent`, `rollout_state` the limits and the state of a rollout, `context`
+what the policy reads, `agent_spec` agents by a line of text.
+"""
 
 from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.agent_spec import create_agent

@@ -1,20 +1,16 @@
-"""What every agent is: a generator that works at one task and says whose turn it is.
+"""The base class of agents: a generator that works on one task.
 
-An agent is one method, `attempt`. It yields a `Context` when the policy is to speak and gets a
-`Turn` back; it yields a future (a tool's call, `RolloutState.act`) when something else is to answer, and
-gets its result; what it returns is the answer. So an agent reads from top to bottom, like what it
-does, while many attempts run at once: `Agent.run` hands the engine all of their contexts, and
-whichever is ready goes on.
+An agent implements one method, `run_task`. It yields a `Context` to request the policy's next
+`Turn`, or a future (a tool call, `RolloutState.act`) to get its result, and returns the answer. An
+agent therefore reads from top to bottom, while many rollouts run concurrently: `Agent.run` passes
+all of their contexts to the engine and advances whichever is ready.
 
-A context only grows: what the policy has sampled is never tokenised again. An agent that wants its
-policy to forget begins another one, and the record has them all, one behind the other
-(`Trajectory.contexts` says where each token stands): each is a sample to train on.
+A context only grows, and sampled tokens are never re-tokenised. An agent that discards history
+starts another context. The record contains all of them, concatenated (`Trajectory.contexts` has the
+context of each token), and each is a training sample.
 
-Who counts is not the agent but this module: limits of calls, turns, tokens and time end every
-agent's attempts by the same rules, with a reason of `Termination`. Where `Limits.force_answer` is
-set, the policy gets one last turn to answer in, behind all that it has read.
-
-Left out: agents that speak with two policies at once (a second one is a future).
+Limits of calls, turns, tokens and time end every agent's rollouts by the same rules, with a reason
+of `Termination`. With `Limits.force_answer` the policy gets one last turn to answer.
 """
 
 import queue
@@ -22,7 +18,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
-from drlib.agents.rollout_state import Limits, RolloutState, Steps, Watch, Work
+from drlib.agents.rollout_state import Limits, RolloutRunner, RolloutState, Steps, Watch
 from drlib.chat.template import ChatIds
 from drlib.models.engine import Engine, SamplingParams
 from drlib.registry import Registry
@@ -32,14 +28,22 @@ from drlib.trajectory import Trajectory
 from drlib.validation import require
 from drlib.worlds import World
 
-AGENTS = Registry("agent")  # name -> a subclass of Agent
+AGENTS = Registry("agent")  # name -> subclass of Agent
 
 
 class Agent(ABC):
-    """Runs tasks with an engine and a toolbox; a subclass says how, in `attempt`.
+    """Runs tasks with an engine and a toolbox; a subclass implements `run_task`.
 
-    chat: of an engine that reads ids, whose tokenizer is `chat.tokenizer`. system: what every
-    context begins with. A task from a fictional world brings its own world (see `run`).
+    Args:
+        engine: generates the policy's turns.
+        toolbox: tools and their world. A task from a fictional world brings its own world (see
+            `run`).
+        chat: token ids of the chat template, for an engine that reads ids.
+        limits: limits of each rollout.
+        system: system prompt of every context.
+
+    Raises:
+        ValueError: `chat` is missing, or the engine reads messages and has its own template.
     """
 
     def __init__(
@@ -51,9 +55,12 @@ class Agent(ABC):
         system: str | None = None,
     ):
         if engine.reads == "ids":
-            require(chat is not None, "an engine that reads ids needs `chat`, its tokenizer")
+            require(chat is not None, "an engine that reads ids needs `chat` with its tokenizer")
         else:
-            require(chat is None, "an engine that reads messages has a template: no `chat`")
+            require(
+                chat is None,
+                "an engine that reads messages applies its own template: leave `chat` out",
+            )
         self.engine = engine
         self.toolbox = toolbox
         self.chat = chat
@@ -61,9 +68,12 @@ class Agent(ABC):
         self.system = system
 
     @abstractmethod
-    def run_task(self, at: RolloutState) -> Steps:
-        """Work at `at.task`. Yields a context for the policy's next `Turn`, or a future for its
-        result; returns the answer, None where it gives up."""
+    def run_task(self, state: RolloutState) -> Steps:
+        """Work on `state.task`.
+
+        Yields a context for the policy's next `Turn`, or a future for its result. Returns the
+        answer, None without one.
+        """
 
     def run(
         self,
@@ -77,75 +87,81 @@ class Agent(ABC):
         worlds: dict[str, World] | None = None,
         watch: Watch | None = None,
     ) -> list[Trajectory]:
-        """`samples` trajectories of each task, in order (all of the first task first).
+        """Sample `samples` trajectories of each task, in order (all of the first task first).
 
         Args:
-            numbers: which of the samples to make, from 0 (None: all); each has the random stream
-                that it would have beside the others.
+            tasks: the questions.
+            samples: rollouts per task.
+            numbers: indices of the samples to run (None: all); each keeps its random stream.
             temperature: 0 is greedy.
-            keys: one number a task; with `seed` it fixes the task's random streams, whatever else
-                runs beside it.
-            worlds: other worlds by version, for tasks that do not belong to the toolbox's.
-            watch: is told of every turn, tool's result and end as they come (`Watch`), in whatever
-                thread they come.
+            seed: of the random streams.
+            keys: one number per task; with `seed` it fixes the task's random streams, independent
+                of concurrent rollouts.
+            worlds: other worlds by version, for tasks that do not belong to the toolbox's world.
+            watch: called with every turn, tool result and end (`Watch`), in any thread.
 
-        Whatever ends the run (Ctrl-C, a server that refuses) ends the attempts that still go on:
-        `watch` is told of those ends, too, before it is raised.
+        Returns:
+            The trajectories.
+
+        Raises:
+            ValueError: a wrong number of keys, or a prompt that exceeds the context.
+            BaseException: of the engine or of Ctrl-C; running rollouts are ended first, and `watch`
+                is called with their ends.
         """
         keys = list(range(len(tasks))) if keys is None else list(keys)
         if len(keys) != len(tasks):
             raise ValueError(f"{len(keys)} keys for {len(tasks)} tasks: give one key a task")
-        begun = [
-            self._begin(task, key, number, samples, seed, worlds)
+        states = [
+            self._create_state(task, key, number, samples, seed, worlds)
             for task, key in zip(tasks, keys)
             for number in (range(samples) if numbers is None else numbers)
         ]
         version = self.engine.version
-        works = [Work(self.run_task(at), at, version, watch) for at in begun]
+        runners = [RolloutRunner(self.run_task(state), state, version, watch) for state in states]
         params = SamplingParams(
             temperature=temperature,
             max_tokens=self.limits.turn_tokens,
             seed=seed,
             stop_ids=self.chat.stop_ids if self.chat else (),
         )
-        opened = [work.open() for work in works]
-        speaking = [i for i, ids in enumerate(opened) if ids is not None]
+        prompts = [runner.open() for runner in runners]
+        active = [i for i, prompt in enumerate(prompts) if prompt is not None]
         try:
             self.engine.converse(
-                [opened[i] for i in speaking],
+                [prompts[i] for i in active],
                 params,
-                lambda i, done: works[speaking[i]].respond(done),
-                keys=[works[i].at.key for i in speaking],
+                lambda i, done: runners[active[i]].respond(done),
+                keys=[runners[i].state.key for i in active],
                 context=self.limits.context_tokens,
             )
         except BaseException:
-            for work in works:
-                work.interrupt()
+            for runner in runners:
+                runner.interrupt()
             raise
-        return [work.record for work in works]
+        return [runner.record for runner in runners]
 
     def stream(self, tasks: Sequence[Task], **how) -> Iterator[Trajectory]:
-        """The trajectories of `run`, each as it ends."""
-        found: queue.Queue = queue.Queue()
+        """Yield the trajectories of `run` as they end."""
+        ended: queue.Queue = queue.Queue()
 
-        def watch(what: str, at: RolloutState, value) -> None:
-            if what == "end":
-                found.put(value)
+        def watch(event: str, state: RolloutState, value) -> None:
+            if event == "end":
+                ended.put(value)
 
         def work() -> None:
             try:
                 self.run(tasks, watch=watch, **how)
-                found.put(None)
+                ended.put(None)
             except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
-                found.put(error)
+                ended.put(error)
 
         threading.Thread(target=work, daemon=True).start()
-        while (one := found.get()) is not None:
+        while (one := ended.get()) is not None:
             if isinstance(one, BaseException):
                 raise one
             yield one
 
-    def _begin(self, task, key, number, samples, seed, worlds) -> RolloutState:
+    def _create_state(self, task, key, number, samples, seed, worlds) -> RolloutState:
         return RolloutState(
             task,
             self.limits,
@@ -159,5 +175,5 @@ class Agent(ABC):
 
 
 def rollout_id(seed: int, key: int, number: int) -> str:
-    """What the attempt, and its trajectory, is called; up to the last "-" it names the task's."""
+    """Return the id of a rollout and its trajectory; up to the last "-" it identifies the task."""
     return f"{seed}-{key}-{number}"

@@ -1,14 +1,13 @@
-"""An agent by one line of text, as settings and commands name it.
+"""Agents by one line of text, as settings and commands name them.
 
     react
     resum:summarise=policy,every=5
     heavy:n=8,merge=vote,researcher=react
     iterresearch+resum:summarise=policy
 
-Before the colon stands the registered name, behind it are keyword arguments of its class: numbers,
-`none`, words. Some of them are words for what a line cannot hold: `summarise=policy` and
-`summarise=thoughts` (ReSum's), `generate=policy` and `generate=reader` (s3's), a researcher's name
-(Heavy's). Agents joined by + share the tasks, one each in turn.
+The registered name, a colon, and keyword arguments of its class: numbers, `none`, words. Some words
+name objects: `summarise=policy` and `summarise=thoughts` (ReSum), `generate=policy` and
+`generate=reader` (s3), and a researcher's name (Heavy). Agents joined by + share the tasks in turn.
 """
 
 import inspect
@@ -28,14 +27,15 @@ from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Trajectory
 
+# option values that a text cannot hold otherwise
 WORDS = {
     "summarise": {"policy": None, "thoughts": join_thoughts},
     "generate": {"policy": None, "reader": answer_from_facts},
 }
 
 
-class Several:
-    """Agents of one engine that share the tasks: each takes every `len(agents)`-th of a run."""
+class AgentMixture:
+    """Agents of one engine that share the tasks: each takes every `len(agents)`-th task."""
 
     def __init__(self, agents: Sequence[Agent]):
         self.agents = list(agents)
@@ -43,58 +43,67 @@ class Several:
         self.toolbox = agents[0].toolbox
 
     def run(self, tasks: Sequence[Task], *, samples: int = 1, keys=None, **how) -> list[Trajectory]:
-        """As `Agent.run`, the trajectories in the order of the tasks."""
+        """Run all tasks as `Agent.run`; the trajectories are in the order of the tasks."""
         keys = list(range(len(tasks))) if keys is None else list(keys)
-        of_task = {}
+        by_task = {}
         for number, agent in enumerate(self.agents):
             mine = range(number, len(tasks), len(self.agents))
-            asked = [tasks[i] for i in mine]
-            done = agent.run(asked, samples=samples, keys=[keys[i] for i in mine], **how)
-            of_task |= {i: done[at * samples : (at + 1) * samples] for at, i in enumerate(mine)}
-        return [trajectory for i in range(len(tasks)) for trajectory in of_task[i]]
+            done = agent.run(
+                [tasks[i] for i in mine], samples=samples, keys=[keys[i] for i in mine], **how
+            )
+            by_task |= {i: done[n * samples : (n + 1) * samples] for n, i in enumerate(mine)}
+        return [trajectory for i in range(len(tasks)) for trajectory in by_task[i]]
 
 
 def create_agent(
-    line: str,
+    spec: str,
     engine: Engine,
     toolbox: Toolbox,
     chat: ChatIds | None = None,
     limits: Limits | None = None,
     system: str | None = None,
-) -> Agent | Several:
-    """The agent of `line`; ValueError for a name or an argument that there is not."""
+) -> Agent | AgentMixture:
+    """Create the agent described by `spec`.
+
+    Args:
+        spec: such as "heavy:n=8,merge=vote".
+        engine, toolbox, chat, limits, system: arguments of `Agent`.
+
+    Raises:
+        ValueError: unknown agent or option.
+    """
     how = (engine, toolbox, chat, limits, system)
-    agents = [_one(part, how) for part in line.split("+")]
-    return agents[0] if len(agents) == 1 else Several(agents)
+    agents = [_create_one(part, how) for part in spec.split("+")]
+    return agents[0] if len(agents) == 1 else AgentMixture(agents)
 
 
-def _one(line: str, how: tuple) -> Agent:
-    name, _, rest = line.partition(":")
+def _create_one(spec: str, how: tuple) -> Agent:
+    name, _, rest = spec.partition(":")
     kind = AGENTS[name]
     options = {}
     for pair in rest.split(",") if rest else ():
         key, equals, value = pair.partition("=")
         if not equals:
-            raise ValueError(f"agent {line!r}: {pair!r} is not key=value")
-        options[key] = _value(line, key, value, how)
-    known = _options_of(kind)
+            raise ValueError(f"agent {spec!r}: {pair!r} is not key=value")
+        options[key] = _parse_value(spec, key, value, how)
+    known = _option_names(kind)
     for key in options:
         if key not in known:
             raise ValueError(f"agent {name!r} has no option {key!r}: {suggest_name(key, known)}")
     return kind(*how, **options)
 
 
-def _value(line: str, key: str, value: str, how: tuple) -> Any:
+def _parse_value(spec: str, key: str, value: str, how: tuple) -> Any:
     if key in WORDS:
         if value not in WORDS[key]:
-            raise ValueError(f"agent {line!r}: {key} is one of {tuple(WORDS[key])}")
+            raise ValueError(f"agent {spec!r}: {key} must be one of {tuple(WORDS[key])}")
         return WORDS[key][value]
     if key == "researcher":
-        return _one(value, how)
+        return _create_one(value, how)
     return None if value == "none" else yaml.safe_load(value)
 
 
-def _options_of(kind: type[Agent]) -> list[str]:
-    """The keyword arguments of an agent's class that a line can give."""
+def _option_names(kind: type[Agent]) -> list[str]:
+    """Return the keyword-only arguments of an agent's class."""
     parameters = inspect.signature(kind).parameters.values()
     return [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]

@@ -1,9 +1,9 @@
-"""A file of questions, answered one after the other or many at a time, by a run that may be killed.
+"""Answer a list of questions into a JSON-lines file, concurrently and resumably.
 
-Each attempt that ends is a line of JSON at once, with the fields of Tongyi DeepResearch's files
-(`question`, `answer`, `prediction`, `termination`, `messages`), so the readers of such files take
-it. The same call goes on where a run was killed: what has a line is not asked again, but for
-attempts that the environment broke. Half a line, which a killed run may leave, is cut off.
+Each finished rollout is appended at once, with the fields of Tongyi DeepResearch's files
+(`question`, `answer`, `prediction`, `termination`, `messages`), so their readers accept it. Calling
+it again resumes: tasks with a row are skipped, except those with an environment fault. A truncated
+last line of a killed run is removed.
 """
 
 import json
@@ -18,34 +18,42 @@ from drlib.trajectory import Termination, Trajectory
 
 
 def answer_file(agent: Agent, tasks: Sequence[Task], path: str | Path, **how) -> list[dict]:
-    """Answer the tasks that have no line in `path` yet; returns the line of each task, in order.
+    """Answer the tasks that have no row in `path`; return the row of each task, in order.
 
-    how: of `Agent.run`, such as temperature; one sample a task. ValueError: two tasks of one id, or
-    a line of the file is none of ours.
+    Args:
+        agent: the agent.
+        tasks: with different ids; one sample each.
+        path: JSON-lines file, created if missing.
+        how: further arguments of `Agent.run`, such as temperature.
+
+    Raises:
+        ValueError: duplicate task ids, or a row of another format in the file.
     """
     path = Path(path)
     ids = [task.id for task in tasks]
     if len(set(ids)) < len(ids):
-        raise ValueError(f"{len(ids) - len(set(ids))} tasks have the id of another one")
-    found = _finished(path)
+        raise ValueError(
+            f"{len(ids) - len(set(ids))} tasks share an id with another one: give each task its own"
+        )
+    found = _read_finished(path)
     left = [(number, task) for number, task in enumerate(tasks) if task.id not in found]
     lock = threading.Lock()
 
-    def keep(what: str, _at, value) -> None:
-        if what == "end" and not value.metadata.get("interrupted"):
+    def save_row(event: str, _state, value) -> None:
+        if event == "end" and not value.metadata.get("interrupted"):
             with lock:
-                found[value.task_id] = row_of(value)
+                found[value.task_id] = to_row(value)
                 append_json_line(path, found[value.task_id])
 
-    # the number in the whole file is the key, so a resumed run draws what it would have drawn
-    keys, todo = [number for number, _ in left], [task for _, task in left]
-    if todo:
-        agent.run(todo, keys=keys, watch=keep, **how)
+    # keys are indices into the whole file, so a resumed run samples the same
+    keys, remaining = [number for number, _ in left], [task for _, task in left]
+    if remaining:
+        agent.run(remaining, keys=keys, watch=save_row, **how)
     return [found[ident] for ident in ids]
 
 
-def row_of(done: Trajectory) -> dict:
-    """The line of a trajectory."""
+def to_row(done: Trajectory) -> dict:
+    """Convert a trajectory to its row."""
     return {
         "task_id": done.task_id,
         "question": done.metadata["question"],
@@ -57,9 +65,8 @@ def row_of(done: Trajectory) -> dict:
     }
 
 
-def _finished(path: Path) -> dict[str, dict]:
-    """The lines of earlier runs by task, but for faults of the environment, which are dropped from
-    the file: their tasks are asked again."""
+def _read_finished(path: Path) -> dict[str, dict]:
+    """Read the rows of earlier runs by task, and remove those with an environment fault."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         return {}
@@ -72,7 +79,9 @@ def _finished(path: Path) -> dict[str, dict]:
             if row["termination"] != Termination.ENV_FAULT:
                 kept[row["task_id"]] = row
         except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{path}, line {number} is no answer of ours ({error!r})") from error
+            raise ValueError(
+                f"{path}, line {number} is not an answer of this program ({error!r})"
+            ) from error
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in kept.values()]
     if "".join(lines) != text:
         write_atomic(path, "".join(lines))

@@ -1,9 +1,9 @@
-"""What a policy reads, as an engine takes it: token ids, or messages for a server.
+"""The policy's context: token ids, or messages for a server.
 
-Both forms only grow, and both know what the engine has read already. A context of ids has every id
-made once: the policy's as they were sampled, all else when it is said. A context of messages has
-whatever tags a page or a person wrote made harmless, for a server's template would read them. And
-it may have pictures, beside its texts: the record names them, the engine gets them.
+Both forms only grow and track what the engine has read. In a context of ids every text is tokenised
+once, and sampled ids are kept. In a context of messages, tags in text from pages and users are
+escaped, because a server's template would parse them; messages may have pictures, which the record
+names and the engine receives.
 """
 
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ from drlib.chat.tool_calls import TAGS
 from drlib.models.engine import Completion
 from drlib.validation import require
 
-CHARACTERS_A_TOKEN = 4  # about, in English
-BLIND = (
-    "an engine that reads token ids sees no pictures: take one that reads messages, such as "
-    "drlib.models.api_engine.ApiEngine before a model that sees"
+CHARACTERS_PER_TOKEN = 4  # approximately, in English
+NO_PICTURES = (
+    "an engine that reads token ids cannot show pictures: use one that reads messages, such as "
+    "drlib.models.api_engine.ApiEngine with a vision model"
 )
 
 
 class Context(Protocol):
-    """What an agent does with either form.
+    """Interface of both forms.
 
-    messages: {"role", "content"} each, as a person reads them.
+    messages: {"role", "content"} each, for display and records.
     """
 
     messages: list[dict]
@@ -33,21 +33,21 @@ class Context(Protocol):
 
     def observe(self, text: str) -> None: ...
 
-    def ask(self, text: str) -> None: ...
+    def add_user(self, text: str) -> None: ...
 
-    def show(self, pictures: Mapping[str, str]) -> None: ...
+    def add_pictures(self, pictures: Mapping[str, str]) -> None: ...
 
-    def said(self, completion: Completion) -> str: ...
+    def add_turn(self, completion: Completion) -> str: ...
 
-    def feed(self, whole: bool = False) -> list: ...
+    def take_unread(self, whole: bool = False) -> list: ...
 
-    def folded(self, keep: int, note: str) -> "Context": ...
+    def fold(self, keep: int, note: str) -> "Context": ...
 
-    def spoken(self) -> list[tuple[list[int], Completion | None]]: ...
+    def recorded_parts(self) -> list[tuple[list[int], Completion | None]]: ...
 
 
 class IdContext:
-    """Of token ids: `parts`, each with the completion that it is, or None: others said it."""
+    """A context of token ids: `parts`, each with its completion, or None if not sampled."""
 
     def __init__(self, chat: ChatIds, question: str, system: str | None = None):
         self._chat = chat
@@ -56,57 +56,59 @@ class IdContext:
         self.parts: list[tuple[list[int], Completion | None]] = [
             (chat.prompt(question, system=system), None)
         ]
-        self._fed = 0  # parts that the engine has
-        self._turns: list[list[int]] = []  # what the policy said, here or before it was folded
+        self._sent = 0  # parts sent to the engine
+        self._turns: list[list[int]] = []  # sampled turns, also those before folding
 
     def __len__(self) -> int:
-        """Its tokens."""
+        """Return the number of tokens."""
         return sum(len(ids) for ids, _ in self.parts)
 
     def observe(self, text: str) -> None:
-        """The environment's answer to the turn before."""
+        """Append the environment's reply to the last turn."""
         self.messages.append({"role": "tool", "content": text})
-        self._reply(self._chat.tool_turn(text))
+        self._append(self._chat.tool_turn(text))
 
-    def ask(self, text: str) -> None:
-        """Another word of the user, also behind an observation that nobody has answered to."""
+    def add_user(self, text: str) -> None:
+        """Append a user message, also after an observation without a reply."""
         self.messages.append({"role": "user", "content": text})
         ids, done = self.parts[-1]
-        opened = self._chat.assistant_start
-        if done is None and self._fed < len(self.parts) and ids[-len(opened) :] == opened:
-            self.parts[-1] = (ids[: -len(opened)], None)
+        opening = self._chat.assistant_start
+        if done is None and self._sent < len(self.parts) and ids[-len(opening) :] == opening:
+            self.parts[-1] = (ids[: -len(opening)], None)
             self.parts.append((self._chat.user_turn(text), None))
         else:
-            self._reply(self._chat.user_turn(text))
+            self._append(self._chat.user_turn(text))
 
-    def show(self, pictures: Mapping[str, str]) -> None:
-        """ValueError: there is nobody to see them."""
-        raise ValueError(BLIND)
+    def add_pictures(self, pictures: Mapping[str, str]) -> None:
+        """Raise ValueError: token ids have no pictures."""
+        raise ValueError(NO_PICTURES)
 
-    def _reply(self, ids: list[int]) -> None:
+    def _append(self, ids: list[int]) -> None:
         end = self._chat.end_id
-        closed = self.parts[-1][0][-1:] == [end]
-        self.parts.append(([*([] if closed else [end]), *ids], None))
+        is_closed = self.parts[-1][0][-1:] == [end]
+        self.parts.append(([*([] if is_closed else [end]), *ids], None))
 
-    def said(self, completion: Completion) -> str:
-        """Take the policy's turn; returns its text."""
+    def add_turn(self, completion: Completion) -> str:
+        """Append the policy's turn and return its text."""
         text = self._chat.decode_turn(completion.token_ids)
         self.messages.append({"role": "assistant", "content": text})
         self.parts.append((completion.token_ids, completion))
         self._turns.append(completion.token_ids)
-        self._fed = len(self.parts)
+        self._sent = len(self.parts)
         return text
 
-    def feed(self, whole: bool = False) -> list[int]:
-        """The ids that the engine has not read yet; all of them where it has read another context
-        in between."""
-        new = self.parts if whole else self.parts[self._fed :]
-        self._fed = len(self.parts)
+    def take_unread(self, whole: bool = False) -> list[int]:
+        """Return the ids that the engine has not read; all with `whole`, and mark them as read."""
+        new = self.parts if whole else self.parts[self._sent :]
+        self._sent = len(self.parts)
         return [token for ids, _ in new for token in ids]
 
-    def folded(self, keep: int, note: str) -> "IdContext":
-        """Itself, or where more than `keep` observations are not `note`, another one in which the
-        older ones are; the policy's turns are the same ids, read and no longer said."""
+    def fold(self, keep: int, note: str) -> "IdContext":
+        """Replace all but the last `keep` observations by `note`, in a new context.
+
+        Returns self if nothing changes. The policy's turns keep their ids but are not sampled
+        there.
+        """
         folded = _folded(self.messages, keep, note)
         if folded == self.messages:
             return self
@@ -122,70 +124,75 @@ class IdContext:
                 new.observe(message["content"])
         return new
 
-    def spoken(self) -> list[tuple[list[int], Completion | None]]:
-        """Its parts up to the last turn of the policy: what was shown but never answered to is not
-        part of the record."""
+    def recorded_parts(self) -> list[tuple[list[int], Completion | None]]:
+        """Return the parts up to the policy's last turn; unread ones are not recorded."""
         last = max((i for i, (_, done) in enumerate(self.parts) if done is not None), default=0)
         return self.parts[: last + 1]
 
 
 class MessageContext:
-    """Of messages, for an engine that has a template of its own."""
+    """A context of messages, for an engine with its own template."""
 
     def __init__(self, question: str, system: str | None = None):
         head = [] if system is None else [{"role": "system", "content": system}]
         self.messages = [*head, {"role": "user", "content": escape_tags(question)}]
-        self._fed = 0  # messages that the engine has
-        self._counted = 0  # messages that the server has counted,
-        self._tokens = 0  # and their tokens
-        self._urls: dict[str, str] = {}  # of the pictures, by name
+        self._sent = 0  # messages sent to the engine
+        self._counted = 0  # messages counted by the server
+        self._tokens = 0  # tokens of those
+        self._urls: dict[str, str] = {}  # picture name -> data URL
 
     def __len__(self) -> int:
-        """Tokens: as the server counted when the policy last spoke, and what came since by its
-        length, new pictures left out."""
+        """Return the number of tokens: the server's count at the last turn, plus an estimate.
+
+        The estimate is by characters; new pictures are not counted.
+        """
         new = sum(len(message["content"]) for message in self.messages[self._counted :])
-        return self._tokens + new // CHARACTERS_A_TOKEN
+        return self._tokens + new // CHARACTERS_PER_TOKEN
 
     def observe(self, text: str) -> None:
-        """The environment's answer to the turn before."""
+        """Append the environment's reply to the last turn."""
         self.messages.append({"role": "tool", "content": escape_tags(text)})
 
-    def ask(self, text: str) -> None:
-        """Another word of the user."""
+    def add_user(self, text: str) -> None:
+        """Append a user message."""
         self.messages.append({"role": "user", "content": escape_tags(text)})
 
-    def show(self, pictures: Mapping[str, str]) -> None:
-        """Pictures beside the last message, which nobody has answered to: name -> data URL.
-        ValueError: it is the policy's own turn, or was read already."""
+    def add_pictures(self, pictures: Mapping[str, str]) -> None:
+        """Attach pictures (name -> data URL) to the last, unread message.
+
+        Raises:
+            ValueError: the message is the policy's turn or was read already.
+        """
         last = self.messages[-1]
-        require(last["role"] in ("user", "tool"), "a picture belongs to what the policy reads")
-        require(self._fed < len(self.messages), "a picture comes before its message is read")
+        require(
+            last["role"] in ("user", "tool"),
+            "add pictures to a user or tool message, not to the policy's turn",
+        )
+        require(self._sent < len(self.messages), "add pictures before their message is read")
         self.messages[-1] = last | {"pictures": [*last.get("pictures", ()), *pictures]}
         self._urls |= pictures
 
-    def said(self, completion: Completion) -> str:
-        """Take the policy's turn; returns its text."""
+    def add_turn(self, completion: Completion) -> str:
+        """Append the policy's turn and return its text."""
         self.messages.append({"role": "assistant", "content": completion.text})
-        self._fed = self._counted = len(self.messages)
+        self._sent = self._counted = len(self.messages)
         self._tokens = completion.prompt_tokens + completion.turn_tokens
         return completion.text
 
-    def feed(self, whole: bool = False) -> list[dict]:
-        """The messages that the engine has not read yet; all of them where it has read another
-        context in between."""
-        new = self.messages if whole else self.messages[self._fed :]
-        self._fed = len(self.messages)
+    def take_unread(self, whole: bool = False) -> list[dict]:
+        """Return the messages that the engine has not read; all with `whole`."""
+        new = self.messages if whole else self.messages[self._sent :]
+        self._sent = len(self.messages)
         return [self._with_urls(message) for message in new]
 
     def _with_urls(self, message: dict) -> dict:
-        """The message as the engine takes it: pictures as their data URLs."""
+        """Replace picture names by their data URLs."""
         if "pictures" not in message:
             return message
         return message | {"pictures": [self._urls[name] for name in message["pictures"]]}
 
-    def folded(self, keep: int, note: str) -> "MessageContext":
-        """Itself, or where more than `keep` observations are not `note`, another one in which the
-        older ones are."""
+    def fold(self, keep: int, note: str) -> "MessageContext":
+        """Replace all but the last `keep` observations by `note`, in a new context if changed."""
         folded = _folded(self.messages, keep, note)
         if folded == self.messages:
             return self
@@ -194,20 +201,20 @@ class MessageContext:
         new._urls = self._urls
         return new
 
-    def spoken(self) -> list[tuple[list[int], Completion | None]]:
-        """Nothing: its tokens are the server's."""
+    def recorded_parts(self) -> list[tuple[list[int], Completion | None]]:
+        """Return [], because the tokens are the server's."""
         return []
 
 
 def _folded(messages: list[dict], keep: int, note: str) -> list[dict]:
-    """The messages with `note` in the place of all but the last `keep` observations."""
+    """Return the messages with `note` in place of all but the last `keep` observations."""
     shown = [i for i, message in enumerate(messages) if message["role"] == "tool"]
     old = shown[: max(len(shown) - keep, 0)]
     return [{"role": "tool", "content": note} if i in old else m for i, m in enumerate(messages)]
 
 
 def escape_tags(text: str) -> str:
-    """The text with no tag of the format in it: a space breaks each."""
+    """Break every tag of the chat format in the text with a space."""
     for tag in TAGS:
         text = text.replace(tag, f"{tag[0]} {tag[1:]}")
     return text

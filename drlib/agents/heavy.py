@@ -1,11 +1,11 @@
-"""Heavy mode: several agents research the same question, and their reports become one answer.
+"""Heavy mode: several agents research the same question, and their reports are merged.
 
-Tongyi DeepResearch (arXiv 2510.24701, section 4.3) announced it and never released it. `n`
-IterResearch runs work on their own; what is merged are their last reports and answers, never their
-trajectories, which would not fit. The merger is the policy itself, reading all reports in one
-context, or a vote, which is what one would do with the answers alone: its baseline.
+Announced but not released by Tongyi DeepResearch (arXiv 2510.24701, section 4.3). `n` IterResearch
+runs work independently; their last reports and answers are merged, not their trajectories, which
+would not fit in a context. The merger is the policy itself, which reads all reports, or a majority
+vote over the answers (the baseline).
 
-A trajectory of Heavy is the merger's; what the runs have used is in its metadata.
+The trajectory of Heavy is the merger's; the usage of the runs is in its metadata.
 """
 
 from collections import Counter
@@ -23,12 +23,18 @@ from drlib.trajectory import Trajectory
 
 @AGENTS.register("heavy")
 class Heavy(Agent):
-    """`n` runs of `researcher` (the IterResearch of the same engine where it is None), merged.
+    """`n` runs of `researcher` (None: IterResearch with the same engine), merged.
 
-    merge: "policy" or "vote". shared: whether all samples of a question merge the same runs, as
-    when the merger is trained: then only what it makes of them differs between siblings.
-    merger_temperature: of the merger's turn, None for that of the runs: many runs want variety, one
-    synthesis does not.
+    Args:
+        n: runs per question.
+        merge: "policy" or "vote".
+        researcher: an agent.
+        shared: all samples of a question merge the same runs, as in training of the merger:
+            rollouts of the group then differ only in the merge.
+        merger_temperature: of the merger's turn, None for that of the runs.
+
+    Raises:
+        ValueError: n below 1 or unknown merge.
     """
 
     def __init__(
@@ -49,13 +55,13 @@ class Heavy(Agent):
         self.shared = shared
         self.merger_temperature = merger_temperature
         self.researcher = researcher or IterResearch(*how, **more)
-        self._reports: dict[str, list[Trajectory]] = {}  # by attempt, while they are merged
+        self._reports: dict[str, list[Trajectory]] = {}  # by rollout id, while they are merged
 
     def run(self, tasks: Sequence[Task], *, samples: int = 1, keys=None, **how):
-        """As `Agent.run`; each sample has `n` runs of its own, whose ends `watch` is not told."""
+        """Run the tasks as `Agent.run`; each sample has `n` runs, without end events."""
         keys = list(range(len(tasks))) if keys is None else list(keys)
         watch = how.pop("watch", None)
-        quiet = {} if watch is None else {"watch": _but_for_ends(watch)}
+        quiet = {} if watch is None else {"watch": _without_ends(watch)}
         made = self.n if self.shared else samples * self.n
         runs = self.researcher.run(tasks, samples=made, keys=keys, **quiet, **how)
         groups = [runs[at : at + self.n] for at in range(0, len(runs), self.n)]
@@ -65,7 +71,7 @@ class Heavy(Agent):
         names = [rollout_id(seed, key, number) for key in keys for number in range(samples)]
         self._reports = dict(zip(names, groups))
         if self.merge == "vote":
-            merged = [_voted(group, name) for name, group in self._reports.items()]
+            merged = [_select_by_vote(group, name) for name, group in self._reports.items()]
         else:
             if self.merger_temperature is not None:
                 how = how | {"temperature": self.merger_temperature}
@@ -75,45 +81,48 @@ class Heavy(Agent):
             watch("end", None, one)
         return merged
 
-    def run_task(self, at: RolloutState) -> Steps:
-        """The merger's only turn."""
-        turn = yield at.begin(synthesis(at.task.question, self._reports[at.name]))
+    def run_task(self, state: RolloutState) -> Steps:
+        """Request the merger's only turn."""
+        turn = yield state.begin(synthesis_prompt(state.task.question, self._reports[state.name]))
         return turn.action.text if isinstance(turn.action, Answer) else None
 
 
-def synthesis(question: str, runs: Sequence[Trajectory]) -> str:
-    """What the merger reads: the last report and the answer of each run."""
+def synthesis_prompt(question: str, runs: Sequence[Trajectory]) -> str:
+    """Build the merger's prompt: the last report and the answer of each run."""
     return merge_prompt(question, [(run.metadata.get("report", ""), run.answer) for run in runs])
 
 
 def vote(answers: Sequence[str | None]) -> str | None:
-    """The answer that most give, the first of them where several are given as often; None where
-    nobody answers."""
-    given = [answer for answer in answers if answer is not None]
-    counts = Counter(map(normalise_answer, given))
+    """Return the most frequent answer, the first of them in a tie; None without any.
+
+    >>> vote(["Oslo", "Bergen", "oslo", None])
+    'Oslo'
+    """
+    answered = [answer for answer in answers if answer is not None]
+    counts = Counter(map(normalise_answer, answered))
     best = max(counts.values(), default=0)
-    return next((a for a in given if counts[normalise_answer(a)] == best), None)
+    return next((a for a in answered if counts[normalise_answer(a)] == best), None)
 
 
-def _but_for_ends(watch: Watch) -> Watch:
-    """Tells all but ends, unless the whole run was interrupted."""
+def _without_ends(watch: Watch) -> Watch:
+    """Wrap `watch` without end events, unless the whole run was interrupted."""
 
-    def quiet(what: str, at: RolloutState, value) -> None:
-        if what != "end" or "interrupted" in at.notes:
-            watch(what, at, value)
+    def quiet(event: str, state: RolloutState, value) -> None:
+        if event != "end" or "interrupted" in state.notes:
+            watch(event, state, value)
 
     return quiet
 
 
-def _voted(runs: Sequence[Trajectory], name: str) -> Trajectory:
-    """The first run that gave the answer of the vote."""
+def _select_by_vote(runs: Sequence[Trajectory], name: str) -> Trajectory:
+    """Return the first run with the majority answer."""
     answer = vote([run.answer for run in runs])
-    chosen = next((run for run in runs if run.answer == answer), runs[0])
-    return replace(chosen, id=name, group_id=name.rsplit("-", 1)[0])
+    winner = next((run for run in runs if run.answer == answer), runs[0])
+    return replace(winner, id=name, group_id=name.rsplit("-", 1)[0])
 
 
 def _with_parts(merged: Trajectory, runs: Sequence[Trajectory], merge: str) -> Trajectory:
-    """What the runs answered and cost, beside the merger's own."""
+    """Add the runs' answers and costs to the metadata."""
     costs = [count_costs(run) for run in runs]
     parts = {"merge": merge, "answers": [run.answer for run in runs], "costs": costs}
     return replace(merged, metadata=merged.metadata | {"runs": parts})

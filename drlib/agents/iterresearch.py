@@ -1,10 +1,9 @@
-"""IterResearch: every round begins anew from a report that the policy keeps.
+"""IterResearch: every round starts a new context with a report kept by the policy.
 
-A round reads the question, the report, the last action and what came of it; it says a thought, the
-report as it stands now, and the next action. Nothing else of the rounds before comes back, so a
-round is as long after two hundred as after two, where ReAct's context grows with each; and what the
-report does not say is forgotten. Sources: Tongyi DeepResearch (arXiv 2510.24701, section 2.1) and
-WebResearcher (2509.13309, section 3).
+A round reads the question, the report, the last action and its result. It writes a thought, the
+updated report, and the next action. Earlier rounds are discarded, so a round after two hundred is
+as short as after two, where ReAct's context grows; anything missing in the report is lost. Sources:
+Tongyi DeepResearch (arXiv 2510.24701, section 2.1) and WebResearcher (2509.13309, section 3).
 """
 
 from drlib.agents.agent import AGENTS, Agent
@@ -14,18 +13,20 @@ from drlib.chat.tool_calls import Answer, extract_report, render_call, render_wo
 
 @AGENTS.register("iterresearch")
 class IterResearch(Agent):
-    """A context a round; the last report stands in `Trajectory.metadata["report"]`."""
+    """One context per round; `Trajectory.metadata["report"]` is the last report."""
 
-    def run_task(self, at: RolloutState) -> Steps:
-        at.notes["report"] = ""
+    def run_task(self, state: RolloutState) -> Steps:
+        state.notes["report"] = ""
         action, observation = "", ""
         while True:
-            state = render_workspace(at.task.question, at.notes["report"], action, observation)
-            turn = yield at.begin(state)
-            at.notes["report"] = extract_report(turn.text) or at.notes["report"]
+            workspace = render_workspace(
+                state.task.question, state.notes["report"], action, observation
+            )
+            turn = yield state.begin(workspace)
+            state.notes["report"] = extract_report(turn.text) or state.notes["report"]
             if isinstance(turn.action, Answer):
                 return turn.action.text
-            result = yield at.act(turn.action)
-            call = result.tool != "format"
-            action = render_call(result.tool, result.arguments) if call else ""
+            result = yield state.act(turn.action)
+            is_call = result.tool != "format"
+            action = render_call(result.tool, result.arguments) if is_call else ""
             observation = result.text

@@ -1,10 +1,9 @@
-"""ReAct with a managed context, as GLM-5 does it (arXiv 2602.15763, section 4.2 on search agents).
+"""ReAct with a managed context, as in GLM-5 (arXiv 2602.15763, section 4.2 on search agents).
 
-Old observations fill a context and are hardly read again. `keep_recent` folds all but the last k of
-them into one line; `discard_above` throws the whole history away when the context is longer than
-that, and begins again from the question; both together are GLM-5's hierarchical management. A
-context that has been changed is another context: what the policy said in the one before is read in
-it, and trained on there.
+Old observations fill a context and are rarely used again. `keep_recent` replaces all but the last k
+of them by one line; `discard_above` restarts from the question when the context is longer than
+that; both together are GLM-5's hierarchical management. A changed context is a new context: earlier
+turns are read in it, not sampled.
 """
 
 from drlib.agents.agent import AGENTS
@@ -15,8 +14,13 @@ OMITTED = "Tool result is omitted to save tokens."
 
 @AGENTS.register("managed")
 class ManagedReAct(ReAct):
-    """keep_recent: observations that stay, None for all. discard_above: tokens, None for no end.
-    note: what stands in the place of an observation that does not stay."""
+    """ReAct that folds or discards its history.
+
+    Args:
+        keep_recent: observations to keep, None for all.
+        discard_above: tokens of a context above which it is discarded, None for never.
+        note: replacement of an old observation.
+    """
 
     def __init__(
         self,
@@ -31,10 +35,10 @@ class ManagedReAct(ReAct):
         self.discard_above = discard_above
         self.note = note
 
-    def next_context(self, at, context):
-        """The context with its old observations folded, or one that begins again."""
+    def next_context(self, state, context):
+        """Return the context with old observations folded, or a new one."""
         yield from ()
         if self.keep_recent is not None:
-            context = at.keep(context.folded(self.keep_recent, self.note))
+            context = state.add_context(context.fold(self.keep_recent, self.note))
         too_long = self.discard_above is not None and len(context) > self.discard_above
-        return at.begin() if too_long else context
+        return state.begin() if too_long else context

@@ -1,9 +1,9 @@
 """ReAct: think, call a tool, read, repeat, answer. The agent of every rollout and evaluation.
 
 A turn is sampled up to the close of its first action; the environment writes the end of turn.
-Nothing judges what follows an answer, so a policy gradient would let it grow (seen here: rows of
-`</answer>`, which then broke the actions themselves). A format error is an observation like any
-other (Tongyi DeepResearch answers invalid JSON with a text) and counts as a failed call.
+No reward judges tokens after an answer, so a policy gradient would let them grow (observed: rows of
+`</answer>`, which then broke the actions themselves). A format error is an observation (Tongyi
+DeepResearch answers invalid JSON with a text) and counts as a failed call.
 """
 
 from collections.abc import Generator
@@ -18,27 +18,28 @@ from drlib.chat.tool_calls import Answer
 
 @AGENTS.register("react")
 class ReAct(Agent):
-    """One context that holds everything, until the answer; relatives of it change `begin` and
-    `go_on`."""
+    """One context until the answer; variants override `begin` and `next_context`."""
 
-    def run_task(self, at: RolloutState) -> Steps:
-        context = self.begin(at)
+    def run_task(self, state: RolloutState) -> Steps:
+        context = self.begin(state)
         while True:
             turn = yield context
             if isinstance(turn.action, Answer):
                 return turn.action.text
-            result = yield at.act(turn.action)
+            result = yield state.act(turn.action)
             context.observe(result.text)
-            context = yield from self.next_context(at, context)
+            context = yield from self.next_context(state, context)
 
-    def begin(self, at: RolloutState) -> Context:
-        """What the first turn reads."""
-        return at.begin()
+    def begin(self, state: RolloutState) -> Context:
+        """Return the first context."""
+        return state.begin()
 
     def next_context(
-        self, at: RolloutState, context: Context
+        self, state: RolloutState, context: Context
     ) -> Generator[Context | Future, Any, Context]:
-        """What the next turn reads: this context or another one. A generator, like `attempt`, for a
-        subclass may have to ask somebody first."""
+        """Return the context of the next turn, this or another one.
+
+        A generator like `run_task`, because a subclass may need a turn or a future first.
+        """
         yield from ()
         return context

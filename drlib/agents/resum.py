@@ -1,13 +1,10 @@
-"""ReSum: ReAct until the context is nearly full; then a summary takes the place of the history.
+"""ReSum: ReAct until the context is nearly full; then a summary replaces the history.
 
-The policy goes on from the question and the summary as if it had just begun (arXiv 2509.13313).
-K summaries make K + 1 contexts, each an episode of its own to train on, all with the trajectory's
-reward (ReSum-GRPO). Who summarises is a setting, since it decides what is remembered: any function
-of the conversation, which may ask another model, or the policy itself, in a last turn of the
-context that is left. A summariser that fails or says nothing costs the summary only: the history
-stays, and the attempt goes on as ReAct.
-
-Left out: a trained summariser.
+The policy continues from the question and the summary (arXiv 2509.13313). K summaries make K + 1
+contexts, each trained as an episode with the trajectory's reward (ReSum-GRPO). The summariser is a
+setting, because it decides what is remembered: a function of the conversation, which may call
+another model, or the policy itself in a last turn of the old context. If it fails or returns
+nothing, the history is kept and the rollout continues as ReAct.
 """
 
 import warnings
@@ -20,12 +17,14 @@ from drlib.chat.prompts import RESUME, SUMMARISE, extract_summary
 
 Summarise = Callable[[str, Sequence[dict], str], str]
 GO_ON = "Go on."
-FULL = 0.9  # of a context that is summarised
+FULL = 0.9  # share of the context at which it is summarised
 
 
 def join_thoughts(question: str, messages: Sequence[dict], before: str) -> str:
-    """The thoughts of the policy, one after the other: a summariser that loses nothing that the
-    policy has said, and all that it has not."""
+    """Summarise by concatenating the policy's thoughts.
+
+    It keeps everything that the policy wrote and nothing else.
+    """
     thoughts = [
         message["content"].partition("</think>")[0].removeprefix("<think>").strip()
         for message in messages
@@ -36,10 +35,12 @@ def join_thoughts(question: str, messages: Sequence[dict], before: str) -> str:
 
 @AGENTS.register("resum")
 class ReSum(ReAct):
-    """ReAct whose context is summarised; the last summary stands in `Trajectory.metadata`.
+    """ReAct with summaries; the last one is in `Trajectory.metadata["summary"]`.
 
-    summarise: (question, messages of the context, summary before) -> summary; None for the policy
-    itself. every: rounds after which it is summarised however short it is, None for never.
+    Args:
+        summarise: (question, messages of the context, previous summary) -> summary; None for the
+            policy itself.
+        every: rounds after which to summarise in any case, None for never.
     """
 
     def __init__(
@@ -49,35 +50,35 @@ class ReSum(ReAct):
         self.summarise = summarise
         self.every = every
 
-    def next_context(self, at, context):
-        """The context, or where a summary is due and comes, one that begins with it."""
+    def next_context(self, state, context):
+        """Return the context, or a new one that starts with a summary if one is due."""
         if not self.is_due(context):
             return context
-        question = at.task.question
-        before = at.notes.get("summary", "")
+        question = state.task.question
+        before = state.notes.get("summary", "")
         if self.summarise is None:
-            context.ask(SUMMARISE)
+            context.add_user(SUMMARISE)
             turn = yield context
             summary = extract_summary(turn.text)
             if not summary:
-                context.ask(GO_ON)
+                context.add_user(GO_ON)
         else:
-            summary = yield at.submit(self._summary, question, context.messages, before)
+            summary = yield state.submit(self._summarise, question, context.messages, before)
         if not summary:
             return context
-        at.notes["summary"] = summary
-        return at.begin(RESUME.format(question=question, summary=summary))
+        state.notes["summary"] = summary
+        return state.begin(RESUME.format(question=question, summary=summary))
 
     def is_due(self, context: Context) -> bool:
-        """Whether there is hardly room for another round."""
+        """Return True if the context has little space for another round."""
         room = self.limits.context_tokens - self.limits.turn_tokens
         rounds = sum(message["role"] == "tool" for message in context.messages)
         return len(context) >= FULL * room or (self.every is not None and rounds >= self.every)
 
-    def _summary(self, question: str, messages: Sequence[dict], before: str) -> str:
-        """What the summariser says, "" where it fails."""
+    def _summarise(self, question: str, messages: Sequence[dict], before: str) -> str:
+        """Return the summary, "" if the summariser fails."""
         try:
             return self.summarise(question, messages, before)
-        except Exception as error:  # noqa: BLE001 - somebody else's code, which may fail in any way
+        except Exception as error:  # noqa: BLE001 - user code may raise anything
             warnings.warn(f"no summary ({type(error).__name__}: {error})", stacklevel=2)
             return ""

@@ -1,4 +1,9 @@
-"""What an agent may use of one task, and what it has used: its contexts, its calls, its limits."""
+"""State of one rollout: limits, contexts, tool calls, usage, and the loop that runs the agent.
+
+`RolloutState` is the agent's interface. `RolloutRunner` connects the engine's callback to the
+agent's generator: after each turn or future it advances the generator to its next request, enforces
+the limits, and finally writes the trajectory.
+"""
 
 import json
 import time
@@ -22,14 +27,19 @@ from drlib.worlds import World
 
 @dataclass(frozen=True)
 class Limits:
-    """What one attempt may use; None is no limit.
+    """Limits of one rollout; None is no limit.
 
-    calls: of tools, format errors counted; over it, TURNS. turn_tokens, context_tokens: of a turn
-    and of a context; over them, LENGTH. turns: of the policy, in all contexts; over it, TURNS.
-    tokens: sampled in all turns, and cost: what they and what was read cost, in the currency of the
-    engine's prices; over them, LENGTH. seconds: from the first turn on; WALL_CLOCK.
-    repeats: how often the same call may follow itself; LOOP. force_answer: whether the policy gets
-    a last turn when one of these is reached, though not where a context is full.
+    Args:
+        calls: tool calls, format errors included; then TURNS.
+        turn_tokens: tokens per turn; then LENGTH.
+        context_tokens: tokens per context; then LENGTH.
+        turns: policy turns in all contexts; then TURNS.
+        tokens: sampled tokens in all turns; then LENGTH.
+        cost: in the currency of the engine's prices; then LENGTH.
+        seconds: from the first turn on; then WALL_CLOCK.
+        repeats: consecutive repetitions of one call; then LOOP.
+        force_answer: request a last turn with the answer when a limit is reached, unless a context
+            is full.
     """
 
     calls: int = 6
@@ -45,26 +55,26 @@ class Limits:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the policy said: its text and the first action in it."""
+    """The policy's turn: its text and the first action in it."""
 
     text: str
     action: ToolCall | Answer | FormatError
 
 
-_BESIDE = ThreadPoolExecutor(8, thread_name_prefix="drlib-agent")
+_BACKGROUND = ThreadPoolExecutor(8, thread_name_prefix="drlib-agent")
 
 
 class RolloutStopped(Exception):
-    """Ends an attempt without an answer; agents need not catch it."""
+    """Ends a rollout without an answer; agents need not catch it."""
 
-    def __init__(self, why: Termination):
-        super().__init__(why)
-        self.why = why
+    def __init__(self, reason: Termination):
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclass
 class RolloutState:
-    """One task while an agent works at it: what it may use, and what it has used."""
+    """One running rollout: resources the agent may use, and their usage so far."""
 
     task: Task
     limits: Limits
@@ -76,17 +86,19 @@ class RolloutState:
     key: int
     contexts: list[Context] = field(default_factory=list)
     results: list[ToolResult] = field(default_factory=list)
-    notes: dict[str, Any] = field(default_factory=dict)  # of the agent, for `Trajectory.metadata`
+    notes: dict[str, Any] = field(
+        default_factory=dict
+    )  # written by the agent, for `Trajectory.metadata`
     answer: str | None = None
     termination: Termination = Termination.LENGTH
     turns: int = 0
     tokens: int = 0  # sampled
-    read: int = 0  # tokens of all prompts, where a server counts them
+    prompt_tokens: int = 0  # as counted by a server
     cost: float = 0.0
     started: float = field(default_factory=time.monotonic)
 
     def begin(self, question: str | None = None) -> Context:
-        """A new context, which knows nothing of those before; by default of the task's question."""
+        """Start a new, empty context; by default with the task's question."""
         question = self.task.question if question is None else question
         if self.chat is None:
             context = MessageContext(question, self.system)
@@ -95,54 +107,65 @@ class RolloutState:
         self.contexts.append(context)
         return context
 
-    def keep(self, context: Context) -> Context:
-        """The context, in the record too."""
+    def add_context(self, context: Context) -> Context:
+        """Add a context to the record and return it."""
         if context not in self.contexts:
             self.contexts.append(context)
         return context
 
     def submit(self, work: Callable, *arguments) -> Future:
-        """A future of `work(*arguments)`, beside whatever else runs."""
-        return _BESIDE.submit(work, *arguments)
+        """Run `work(*arguments)` in a background thread and return its future."""
+        return _BACKGROUND.submit(work, *arguments)
 
     def count(self, done: Completion) -> None:
-        """A turn of the policy."""
+        """Count the usage of a policy turn."""
         self.turns += 1
         self.tokens += done.size
-        self.read += done.prompt_tokens
+        self.prompt_tokens += done.prompt_tokens
         self.cost += done.cost
 
     def usage(self) -> dict[str, dict]:
-        """What a server counted, for the record; of token ids the record itself tells."""
+        """Return the server's token counts for the record, {} for engines that read ids."""
         if self.chat is not None:
             return {}
         seconds = round(time.monotonic() - self.started, 3)
-        counts = {"turns": self.turns, "read_tokens": self.read, "said_tokens": self.tokens}
+        counts = {
+            "turns": self.turns,
+            "read_tokens": self.prompt_tokens,
+            "said_tokens": self.tokens,
+        }
         return {"usage": counts | {"cost": self.cost, "seconds": seconds}}
 
     def act(self, action: ToolCall | FormatError) -> Future:
-        """A future of what the environment says to the action; a format error is a failed call.
-        RolloutStopped: calls have run out, or this one was made too often."""
+        """Execute the action and return a future of its `ToolResult`.
+
+        A format error is a failed call.
+
+        Raises:
+            RolloutStopped: the limit of calls or repetitions is reached.
+        """
         if len(self.results) >= self.limits.calls:
             raise RolloutStopped(Termination.TURNS)
         if isinstance(action, ToolCall):
             self._require_progress(action)
             return self.toolbox.submit(action.name, action.arguments, world=self.world)
-        refused: Future = Future()
-        refused.set_result(ToolResult("format", {}, f"Error: {action.reason}", False, "format"))
-        return refused
+        rejected: Future = Future()
+        rejected.set_result(ToolResult("format", {}, f"Error: {action.reason}", False, "format"))
+        return rejected
 
     def _require_progress(self, action: ToolCall) -> None:
-        """LOOP when the last `repeats` calls were this one."""
-        most = self.limits.repeats
-        if most is None or len(self.results) < most:
+        """Stop with LOOP if the last `repeats` calls equal this one."""
+        repeats = self.limits.repeats
+        if repeats is None or len(self.results) < repeats:
             return
-        before = {(r.tool, json.dumps(r.arguments, sort_keys=True)) for r in self.results[-most:]}
+        before = {
+            (r.tool, json.dumps(r.arguments, sort_keys=True)) for r in self.results[-repeats:]
+        }
         if before == {(action.name, json.dumps(action.arguments, sort_keys=True))}:
             raise RolloutStopped(Termination.LOOP)
 
     def require_budget(self) -> None:
-        """RolloutStopped: no further turn may be asked for."""
+        """Raise RolloutStopped if no further turn is allowed."""
         limits = self.limits
         over = {
             Termination.TURNS: limits.turns is not None and self.turns >= limits.turns,
@@ -151,9 +174,9 @@ class RolloutState:
             Termination.WALL_CLOCK: limits.seconds is not None
             and time.monotonic() - self.started >= limits.seconds,
         }
-        for why, reached in over.items():
+        for reason, reached in over.items():
             if reached:
-                raise RolloutStopped(why)
+                raise RolloutStopped(reason)
 
 
 Steps = Generator[Context | Future, Any, str | None]
@@ -162,154 +185,156 @@ Steps = Generator[Context | Future, Any, str | None]
 LAST_CALL = "The limit is reached. Give the answer that what you know supports best."
 
 
-# what happened ("turn", "result" or "end"), the attempt, and the turn's text, the `ToolResult` or
+# callback(event, state, value): "turn" with its text, "result" with the `ToolResult`, or "end" with
 # the `Trajectory`
 Watch = Callable[[str, RolloutState, Any], None]
 
 
-class Work:
-    """One attempt while it runs: goes on with the agent until it waits for somebody."""
+class RolloutRunner:
+    """Advances an agent's generator until it waits for the engine or a future."""
 
-    def __init__(self, steps: Steps, at: RolloutState, version: int, watch: Watch | None):
+    def __init__(self, steps: Steps, state: RolloutState, version: int, watch: Watch | None):
         self.steps = steps
-        self.at = at
-        self.version = version  # of the policy
-        self.context: Context | None = None  # that the engine reads
-        self.forced: Termination | None = None  # why the turn that is asked for is the last one
+        self.state = state
+        self.version = version  # version of the policy
+        self.context: Context | None = None  # last one sent to the engine
+        self.forced: Termination | None = None  # reason of the forced last turn
         self.watch = watch
-        self.record: Trajectory | None = None  # once the attempt is over
+        self.record: Trajectory | None = None  # set when the rollout has ended
 
     def open(self) -> list | None:
-        """The first prompt; None where the attempt has ended without one."""
-        reply = self._go(None)
+        """Return the first prompt; None if the rollout has ended without one."""
+        reply = self._advance(None)
         while isinstance(reply, Future):
             reply = reply.result()
         return reply.prompt if isinstance(reply, NewContext) else reply
 
     def respond(self, done: Completion) -> list | NewContext | Future | None:
-        """What the engine does after a turn: go on behind these ids, begin anew with others, wait,
-        or nothing more."""
+        """Process a policy turn and return the reply for the engine.
+
+        Ids to append, a new context, a future of one of these, or None at the end.
+        """
         if done.finish_reason == "context" and not done.size:
-            # what was to be read did not fit, and was not
+            # the reply did not fit and was not read
             return self._end(Termination.LENGTH)
         if done.finish_reason == "fault":
-            self.at.notes["fault"] = done.fault
+            self.state.notes["fault"] = done.fault
             return self._end(Termination.ENV_FAULT)
-        text = self.context.said(done)
-        self.at.count(done)
-        self._tell("turn", text)
+        text = self.context.add_turn(done)
+        self.state.count(done)
+        self._notify("turn", text)
         turn = Turn(text, parse(text))
         if self.forced is not None:
             answered = done.finish_reason == "stop" and isinstance(turn.action, Answer)
-            self.at.answer = turn.action.text if answered else None
+            self.state.answer = turn.action.text if answered else None
             return self._end(Termination.ANSWERED if answered else self.forced)
         if done.finish_reason != "stop":
             return self._end(Termination.LENGTH)
-        return self._go(turn)
+        return self._advance(turn)
 
-    def _go(self, value) -> list | NewContext | Future | None:
-        """Hand `value` to the agent, and do what it asks for."""
+    def _advance(self, value) -> list | NewContext | Future | None:
+        """Send `value` to the agent and execute its next request."""
         try:
-            asked = self.steps.send(value)
-            if isinstance(asked, Future):
-                return _then(asked, self._take)
-            self.at.require_budget()
-            return self._speak(asked)
+            request = self.steps.send(value)
+            if isinstance(request, Future):
+                return _then(request, self._accept_result)
+            self.state.require_budget()
+            return self._request_turn(request)
         except StopIteration as finished:
-            self.at.answer = finished.value
+            self.state.answer = finished.value
             answered = finished.value is not None
             return self._end(Termination.ANSWERED if answered else Termination.TURNS)
         except RolloutStopped as stopped:
-            return self._stop(stopped.why)
+            return self._stop(stopped.reason)
 
-    def _take(self, result) -> list | NewContext | Future | None:
-        """The result of a future."""
+    def _accept_result(self, result) -> list | NewContext | Future | None:
+        """Process the result of a future."""
         if isinstance(result, ToolResult):
-            self.at.results.append(result)
-            self._tell("result", result)
+            self.state.results.append(result)
+            self._notify("result", result)
             if result.env_fault:
-                # for the reader; the policy is not asked about it
+                # recorded for analysis; the policy does not read it
                 self.context.messages.append({"role": "tool", "content": result.text})
                 return self._end(Termination.ENV_FAULT)
-        return self._go(result)
+        return self._advance(result)
 
-    def _speak(self, context: Context) -> list | NewContext:
-        """The context's new ids, or all of another one's."""
+    def _request_turn(self, context: Context) -> list | NewContext:
+        """Return the context's unread ids, or all ids of another context."""
         same = context is self.context
         self.context = context
-        ids = context.feed(whole=not same)
+        ids = context.take_unread(whole=not same)
         return ids if same else NewContext(list(ids))
 
-    def _stop(self, why: Termination) -> list | None:
-        """A limit is reached: the end, or one last turn to answer in."""
+    def _stop(self, reason: Termination) -> list | None:
+        """Stop at a limit, or request one last turn with the answer."""
         self.steps.close()
-        if self.context is None or not self.at.limits.force_answer:
-            return self._end(why)
-        self.forced = why
-        self.at.notes["forced"] = str(why)
-        self.context.ask(LAST_CALL)
-        return self._speak(self.context)
+        if self.context is None or not self.state.limits.force_answer:
+            return self._end(reason)
+        self.forced = reason
+        self.state.notes["forced"] = str(reason)
+        self.context.add_user(LAST_CALL)
+        return self._request_turn(self.context)
 
     def interrupt(self) -> None:
-        """End an attempt that still runs; its record says so."""
+        """End a running rollout; its record is marked as interrupted."""
         if self.record is None:
-            self.at.notes["interrupted"] = True
+            self.state.notes["interrupted"] = True
             self._end(Termination.WALL_CLOCK)
 
-    def _end(self, why: Termination) -> None:
-        with suppress(ValueError):  # it is at work in another thread, and ends with this turn
+    def _end(self, reason: Termination) -> None:
+        with suppress(ValueError):  # the generator is running in another thread
             self.steps.close()
-        self.at.termination = why
+        self.state.termination = reason
         self.record = self._trajectory()
-        self._tell("end", self.record)
+        self._notify("end", self.record)
 
-    def _tell(self, what: str, value) -> None:
+    def _notify(self, event: str, value) -> None:
         if self.watch is not None:
-            self.watch(what, self.at, value)
+            self.watch(event, self.state, value)
 
     def _trajectory(self) -> Trajectory:
-        """The record: all contexts that the policy has spoken in, one behind the other."""
-        at = self.at
-        spoken = [context.spoken() for context in at.contexts]
-        spoken = [parts for parts in spoken if len(parts) > 1] or spoken[:1]
+        """Build the record: all contexts with a policy turn, concatenated."""
+        state = self.state
+        recorded = [context.recorded_parts() for context in state.contexts]
+        recorded = [parts for parts in recorded if len(parts) > 1] or recorded[:1]
         version = self.version
         ids = [
-            np.concatenate([[], *(ids for ids, _ in parts)]).astype(np.int32) for parts in spoken
+            np.concatenate([[], *(ids for ids, _ in parts)]).astype(np.int32) for parts in recorded
         ]
-        segments = [_segments(at, parts) for parts in spoken if parts]
+        segments = [_segments(state, parts) for parts in recorded if parts]
         numbers = np.repeat(np.arange(len(ids)), np.array([len(some) for some in ids], int))
-        columns = _columns([part for parts in spoken for part in parts])
+        columns = _columns([part for parts in recorded for part in parts])
         return Trajectory(
-            id=at.name,
-            task_id=at.task.id,
-            group_id=at.name.rsplit("-", 1)[0],
-            world_version=at.task.world,
+            id=state.name,
+            task_id=state.task.id,
+            group_id=state.name.rsplit("-", 1)[0],
+            world_version=state.task.world,
             policy_version=version,
             segments=np.concatenate([[], *segments]).astype(np.uint8),
             versions=np.where(columns["generated"], version, 0).astype(np.int32),
-            routed_experts=_routes(spoken),
-            tool_results=at.results,
-            termination=at.termination,
-            answer=at.answer,
+            routed_experts=_routes(recorded),
+            tool_results=state.results,
+            termination=state.termination,
+            answer=state.answer,
             reward=None,
             reward_parts={},
-            messages=[message for context in at.contexts for message in context.messages],
-            metadata={"question": at.task.question, "right_answer": at.task.answer}
-            | at.usage()
-            | at.notes,
+            messages=[message for context in state.contexts for message in context.messages],
+            metadata={"question": state.task.question, "right_answer": state.task.answer}
+            | state.usage()
+            | state.notes,
             contexts=numbers.astype(np.uint16) if len(ids) > 1 else None,
             **columns,
         )
 
 
-def _segments(at: RolloutState, parts: list[tuple[list[int], Completion | None]]) -> np.ndarray:
-    """The `Segment` of each token of a context."""
+def _segments(state: RolloutState, parts: list[tuple[list[int], Completion | None]]) -> np.ndarray:
+    """Return the `Segment` of each token of a context."""
     columns = _columns(parts)
-    return at.chat.segments(columns["token_ids"], columns["generated"])
+    return state.chat.segments(columns["token_ids"], columns["generated"])
 
 
 def _columns(parts: list[tuple[list[int], Completion | None]]) -> dict[str, np.ndarray]:
-    """Token columns of parts that follow each other."""
+    """Return the token columns of consecutive parts."""
     pieces = [ids for ids, _ in parts]
     completions = [done for _, done in parts]
     ids = np.concatenate([[], *pieces]).astype(np.int32)
@@ -327,18 +352,20 @@ def _columns(parts: list[tuple[list[int], Completion | None]]) -> dict[str, np.n
     return columns
 
 
-def _routes(spoken: list[list[tuple[list[int], Completion | None]]]) -> np.ndarray | None:
-    """Experts [T, L, k] of the tokens of contexts that follow each other, NO_RECORD for tokens that
-    nothing has read (the last one of each context); None of an engine that reports none."""
-    reports = [done.routed_experts for parts in spoken for _, done in parts if done is not None]
+def _routes(recorded: list[list[tuple[list[int], Completion | None]]]) -> np.ndarray | None:
+    """Return the experts [T, L, k] of the tokens of consecutive contexts.
+
+    NO_RECORD for unread tokens (the last of each context); None if the engine reports no routes.
+    """
+    reports = [done.routed_experts for parts in recorded for _, done in parts if done is not None]
     known = [routes_TLK for routes_TLK in reports if routes_TLK is not None]
     if not known:
         return None
     found = []
-    for parts in spoken:
+    for parts in recorded:
         end = sum(len(ids) for ids, _ in parts)
         routes_TLK = np.full((end, *known[0].shape[1:]), NO_RECORD, np.uint16)
-        # backwards: of a context that was read anew, what the turn was drawn from counts
+        # backwards: if a context was read again, use the routes that the turn was sampled with
         for ids, done in reversed(parts):
             if done is not None and done.routed_experts is not None:
                 read = end - 1
@@ -348,14 +375,14 @@ def _routes(spoken: list[list[tuple[list[int], Completion | None]]]) -> np.ndarr
     return np.concatenate(found)
 
 
-def _then(future: Future, go_on) -> Future:
-    """A future of `go_on(result)`, in the thread that brings the result."""
+def _then(future: Future, function) -> Future:
+    """Return a future of `function(result)`, run in the thread that sets the result."""
     after: Future = Future()
 
     def finish(done: Future) -> None:
         try:
-            after.set_result(go_on(done.result()))
-        except BaseException as error:  # noqa: BLE001 - raised where `after` is waited for
+            after.set_result(function(done.result()))
+        except BaseException as error:  # noqa: BLE001 - raised by after.result()
             after.set_exception(error)
 
     future.add_done_callback(finish)
@@ -366,9 +393,13 @@ COUNTS = ("sampled", "processed", "longest", "contexts", "calls")
 
 
 def count_costs(trajectory: Trajectory) -> dict[str, int]:
-    """Tokens sampled; tokens processed (all that stood in its contexts, each once; of a server, as
-    it counted prompts and turns); the longest context in tokens (0 of a server's); contexts;
-    calls. Of Heavy with its researchers'."""
+    """Count the resources of a trajectory: tokens, contexts and calls.
+
+    Returns:
+        "sampled": sampled tokens; "processed": all tokens of its contexts, each counted once (of a
+        server: prompt and completion tokens as it counted them); "longest": tokens of the longest
+        context (0 for a server); "contexts"; "calls". Heavy's researchers are included.
+    """
     usage = trajectory.metadata.get("usage", {})
     lengths = [len(trajectory)]
     if trajectory.contexts is not None:
@@ -384,7 +415,7 @@ def count_costs(trajectory: Trajectory) -> dict[str, int]:
     runs = trajectory.metadata.get("runs")
     if runs is None:
         return own
-    if runs["merge"] == "vote":  # nobody merged: the trajectory is one of the runs
+    if runs["merge"] == "vote":  # the trajectory is one of the runs
         own = dict.fromkeys(COUNTS, 0)
     summed = {name: own[name] + sum(part[name] for part in runs["costs"]) for name in COUNTS}
     longest = max(own["longest"], *(part["longest"] for part in runs["costs"]))

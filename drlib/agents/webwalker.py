@@ -1,13 +1,12 @@
-"""WebWalker: an explorer clicks its way through a site, a critic reads along and says when to stop.
+"""WebWalker: an explorer clicks through a site, a critic decides when to stop.
 
-The explorer reads a page and clicks one of its links, nothing else; it never answers. After every
-click the critic keeps what is useful of the page in a memory, and when the memory has grown it
-judges whether that suffices: then its answer is the answer, at the first such step. The roles are
-two kinds of context of the same policy, or the critic is a function (`Critic`). Source: WebWalker
-(arXiv 2501.07572), explorer and critic; there, too, a click is the only action, at most 15
-(`Limits.calls`).
+The explorer reads a page and clicks one of its links; it never answers. After every click the
+critic adds useful information to a memory, and when the memory has grown it judges whether it
+suffices: its answer is then the agent's answer. The roles are two kinds of context of the same
+policy, or the critic is a function (`Critic`). Source: WebWalker (arXiv 2501.07572), explorer and
+critic; there, too, a click is the only action, at most 15 (`Limits.calls`).
 
-A task's `start` is where the walk begins, a title or a URL.
+`Task.start` is the first page, a title or a URL.
 """
 
 import json
@@ -49,19 +48,21 @@ _LINK = re.compile(r"\[[^\]\n]+\]\(([^)\s]+)\)")
 
 
 class Critic(Protocol):
-    """Somebody else's judgement, in the policy's place."""
+    """An external critic in place of the policy's own."""
 
     def useful(self, question: str, page: str) -> str:
-        """What helps to answer the question; "" where nothing does."""
+        """Return information that helps to answer the question, "" for none."""
 
     def answer(self, question: str, memory: list[str]) -> str | None:
-        """The answer, where the memory suffices for it."""
+        """Return the answer if the memory suffices, else None."""
 
 
 @AGENTS.register("webwalker")
 class WebWalker(Agent):
-    """`Trajectory.metadata`: "memory", what was kept; "clicks", the addresses; "critic_errors", how
-    often the policy's judgement could not be read (it then counts as a no).
+    """Explorer and critic.
+
+    `Trajectory.metadata`: "memory", "clicks" (addresses), "critic_errors" (number of unparsable
+    judgements, which count as a no).
 
     critic: None for the policy itself.
     """
@@ -70,86 +71,90 @@ class WebWalker(Agent):
         super().__init__(*how, **more)
         self.critic = critic
 
-    def run_task(self, at: RolloutState) -> Steps:
-        require(bool(at.task.start), f"task {at.task.id} has no `start`, where a walk begins")
-        at.notes |= {"memory": [], "clicks": [], "critic_errors": 0}
-        result = yield at.act(_click(at.task.start, at.task.question))
+    def run_task(self, state: RolloutState) -> Steps:
+        require(
+            bool(state.task.start),
+            f"task {state.task.id} has no `start` (title or URL of the first page)",
+        )
+        state.notes |= {"memory": [], "clicks": [], "critic_errors": 0}
+        result = yield state.act(_click(state.task.start, state.task.question))
         if not result.ok:
             return None
-        page, links = _with_links(at, result)
-        explorer = at.begin(EXPLORE.format(question=at.task.question, page=page))
+        page, links = _with_links(state, result)
+        explorer = state.begin(EXPLORE.format(question=state.task.question, page=page))
         while True:
             if result.ok:
-                answer = yield from self._read_along(at, result.text)
+                answer = yield from self._read_along(state, result.text)
                 if answer is not None:
                     return answer
             turn = yield explorer
-            result = yield self._clicked(at, turn, links)
+            result = yield self._click_link(state, turn, links)
             page = result.text
             if result.ok:
-                page, links = _with_links(at, result)
+                page, links = _with_links(state, result)
             explorer.observe(page)
 
-    def _clicked(self, at: RolloutState, turn: Turn, links: list[str]) -> Future:
-        """A future of what the explorer's turn brings; anything but a link of the page is a failed
-        call."""
+    def _click_link(self, state: RolloutState, turn: Turn, links: list[str]) -> Future:
+        """Return a future of the explorer's click; any other action is a failed call."""
         action = turn.action
         if not isinstance(action, ToolCall) or action.name != "visit":
-            return at.act(FormatError(NOT_A_CLICK))
+            return state.act(FormatError(NOT_A_CLICK))
         urls = action.arguments.get("url")
         url = urls if isinstance(urls, str) else next(iter(urls or ()), "")
         if url not in links:
-            return at.act(FormatError(NO_LINK.format(url=url)))
-        waiting = at.act(_click(url, at.task.question))
-        at.notes["clicks"].append(url)
+            return state.act(FormatError(NO_LINK.format(url=url)))
+        waiting = state.act(_click(url, state.task.question))
+        state.notes["clicks"].append(url)
         return waiting
 
-    def _read_along(self, at: RolloutState, page: str):
-        """The answer, where what is now known suffices."""
-        question, memory = at.task.question, at.notes["memory"]
+    def _read_along(self, state: RolloutState, page: str):
+        """Update the memory; return the answer if it suffices."""
+        question, memory = state.task.question, state.notes["memory"]
         if self.critic is None:
-            said = yield from self._ask(at, USEFUL.format(question=question, page=page))
-            useful = said.get("usefulness") is True
-            information = said.get("information") if useful else ""
+            reply = yield from self._ask(state, USEFUL.format(question=question, page=page))
+            useful = reply.get("usefulness") is True
+            information = reply.get("information") if useful else ""
         else:
-            information = yield at.submit(self.critic.useful, question, page)
+            information = yield state.submit(self.critic.useful, question, page)
         if not information or not isinstance(information, str) or information in memory:
             return None
         memory.append(information)
         if self.critic is not None:
-            return (yield at.submit(self.critic.answer, question, list(memory)))
-        known = "\n".join(f"- {one}" for one in memory)
-        said = yield from self._ask(at, JUDGE.format(question=question, memory=known))
-        answer = said.get("answer")
-        return answer if said.get("judge") is True and isinstance(answer, str) and answer else None
+            return (yield state.submit(self.critic.answer, question, list(memory)))
+        known = "\n".join(f"- {fact}" for fact in memory)
+        reply = yield from self._ask(state, JUDGE.format(question=question, memory=known))
+        answer = reply.get("answer")
+        return answer if reply.get("judge") is True and isinstance(answer, str) and answer else None
 
-    def _ask(self, at: RolloutState, question: str):
-        """The JSON object that the policy replies with; an empty one where there is none."""
-        context: Context = at.begin(question)
+    def _ask(self, state: RolloutState, question: str):
+        """Return the JSON object in the policy's reply, {} if there is none."""
+        context: Context = state.begin(question)
         turn = yield context
         start, end = turn.text.find("{"), turn.text.rfind("}")
         try:
-            said = json.loads(turn.text[start : end + 1])
+            reply = json.loads(turn.text[start : end + 1])
         except (ValueError, RecursionError):
-            said = None
-        if not isinstance(said, dict):
-            at.notes["critic_errors"] += 1
+            reply = None
+        if not isinstance(reply, dict):
+            state.notes["critic_errors"] += 1
             return {}
-        return said
+        return reply
 
 
-def _with_links(at: RolloutState, result: ToolResult) -> tuple[str, list[str]]:
-    """The page as the explorer reads it, and the addresses that it may click: those in the text,
-    and those that the page has besides (a menu), which are told behind it."""
+def _with_links(state: RolloutState, result: ToolResult) -> tuple[str, list[str]]:
+    """Return the page's text and the addresses that may be clicked.
+
+    Links outside the text (a menu) are appended to it.
+    """
     (url,) = result.arguments["url"]
     in_text = _LINK.findall(result.text)
-    world = at.world or at.toolbox.world
+    world = state.world or state.toolbox.world
     try:
-        besides = [link for link in world.links(url) if link not in in_text] if world else []
-    except KeyError:  # a live page, whose links are in its text
-        besides = []
-    more = f"\nFurther links: {', '.join(besides)}" if besides else ""
-    return result.text + more, in_text + besides
+        others = [link for link in world.links(url) if link not in in_text] if world else []
+    except KeyError:  # a live page: all links are in its text
+        others = []
+    more = f"\nFurther links: {', '.join(others)}" if others else ""
+    return result.text + more, in_text + others
 
 
 def _click(url: str, goal: str) -> ToolCall:

@@ -1,17 +1,16 @@
-"""WebWeaver: a planner gathers evidence under a growing outline, a writer writes it out.
+"""WebWeaver: a planner gathers evidence under an evolving outline, a writer writes the report.
 
-The planner searches and rewrites its outline as it learns; what a page says goes into a bank under
-an id, and only a line of it into the planner's context. The writer then takes the sections one by
-one: it reads the evidence that the outline cites there, and nothing else of what was found; for the
-next section it begins anew, so its context is as long as the draft and one section's evidence,
-however much was gathered. Source: WebWeaver (arXiv 2509.13312), planner and writer; there the
-writer fetches its evidence by a call, here the section's citations say what it gets.
+The planner searches and rewrites its outline. Pages are stored in a bank under ids, and only a
+snippet of each enters the planner's context. The writer then takes the sections one by one and
+reads only the evidence that the outline cites there. Each section starts a new context, so its
+length depends on the draft and one section's evidence, not on the total. Source: WebWeaver (arXiv
+2509.13312), planner and writer; there the writer fetches its evidence by a call, here the section's
+citations determine it.
 
-**Citations are checked, twice.** An outline that cites what is not in the bank is sent back with
-the ids. A section that cites anything but its own evidence is sent back once; what it still cites
-wrongly is taken out and counted in `Trajectory.metadata["dropped_citations"]`.
-
-Left out: summaries by another model (the first line of a page stands for it).
+**Citations are verified twice.** An outline that cites unknown ids is returned with an error. A
+section that cites anything but its own evidence is returned once; remaining wrong citations are
+removed and counted in `Trajectory.metadata["dropped_citations"]`. Pages are shortened to a snippet
+instead of being summarised by a model.
 """
 
 import re
@@ -53,9 +52,9 @@ Form: <write>the section</write>"""
 KEPT = "Outline kept. Go on: search, rewrite it, or <terminate>."
 NO_OUTLINE = "Error: there is no outline yet; write one before you terminate."
 EARLY = FormatError("this is no time for an answer; write an outline.")
-MOST_OUTLINES = 8  # a planner that only rewrites is sent to write
+MOST_OUTLINES = 8  # then the writer starts
 UNWRITTEN = "*This section could not be written.*"
-LINE = 200  # characters of a page in the planner's context
+SNIPPET = 200  # characters of a page in the planner's context
 
 _OUTLINE = re.compile("<write_outline>(.*?)</write_outline>", re.DOTALL)
 _CITATION = re.compile("<citation>(.*?)</citation>", re.DOTALL)
@@ -66,12 +65,12 @@ _CITED = re.compile(r"\[\s*id_\d+(?:\s*,\s*id_\d+)*\s*\]")
 
 @dataclass
 class Bank:
-    """What was found, by id; the same text of a page has one id however often it is found."""
+    """Evidence by id; equal pages share one id."""
 
     evidence: dict[str, ShownPage] = field(default_factory=dict)
 
     def add(self, result: ToolResult) -> list[str]:
-        """Ids of the pages that a result shows."""
+        """Add the pages of a result and return their ids."""
         ids = []
         known = {page: name for name, page in self.evidence.items()}
         for page in extract_pages(result):
@@ -81,29 +80,29 @@ class Bank:
         return ids
 
     def lines(self, ids: Sequence[str]) -> str:
-        """What the planner reads of them."""
+        """Return the planner's view of these pages."""
         shown = [(name, self.evidence[name]) for name in ids]
         return "\n".join(
-            f"<material><{name}>{page.title}: {page.text[:LINE]}</{name}></material>"
+            f"<material><{name}>{page.title}: {page.text[:SNIPPET]}</{name}></material>"
             for name, page in shown
         )
 
     def bodies(self, ids: Sequence[str]) -> str:
-        """What the writer reads of them."""
+        """Return the writer's view of these pages."""
         shown = [(name, self.evidence[name]) for name in ids]
         return "\n".join(f"[{name}] {page.title} ({page.url}): {page.text}" for name, page in shown)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A line of the outline, and the ids that it cites."""
+    """A section of the outline and the ids that it cites."""
 
     heading: str
     ids: tuple[str, ...]
 
 
 def parse_sections(outline: str) -> list[Section]:
-    """The sections of an outline, a line each."""
+    """Parse the outline, one section per line."""
     sections = []
     for line in outline.strip().splitlines():
         ids = tuple(dict.fromkeys(_ID.findall(" ".join(_CITATION.findall(line)))))
@@ -114,38 +113,38 @@ def parse_sections(outline: str) -> list[Section]:
 
 
 def unknown_ids(outline: str, bank: Bank) -> list[str]:
-    """What an outline cites and the bank does not have."""
+    """Return the ids that the outline cites and the bank does not have."""
     cited = dict.fromkeys(name for section in parse_sections(outline) for name in section.ids)
     return [name for name in cited if name not in bank.evidence]
 
 
 @AGENTS.register("webweaver")
 class WebWeaver(Agent):
-    """Its answer is a report in Markdown, with numbered sources.
+    """Planner and writer; the answer is a Markdown report with numbered sources.
 
-    `Trajectory.metadata`: "outlines", all versions; "evidence", how many pieces were gathered;
-    "dropped_citations", those of the writer that were none of its section's.
+    `Trajectory.metadata`: "outlines" (all versions), "evidence" (number of pieces),
+    "dropped_citations" (citations outside a section's own evidence).
     """
 
-    def run_task(self, at: RolloutState) -> Steps:
+    def run_task(self, state: RolloutState) -> Steps:
         bank = Bank()
-        at.notes |= {"outlines": [], "evidence": 0, "dropped_citations": 0}
-        outline = yield from self._plan(at, bank)
+        state.notes |= {"outlines": [], "evidence": 0, "dropped_citations": 0}
+        outline = yield from self._plan(state, bank)
         written: list[tuple[str, str]] = []
         for section in parse_sections(outline):
-            text = yield from self._write(at, bank, outline, section, written)
+            text = yield from self._write(state, bank, outline, section, written)
             written.append((section.heading, text))
-        return report(at.task.question, written, bank)
+        return assemble_report(state.task.question, written, bank)
 
-    def _plan(self, at: RolloutState, bank: Bank):
-        """The last outline. RolloutStopped: calls ran out before there was one."""
-        outlines = at.notes["outlines"]
-        context = at.begin(PLAN.format(question=at.task.question))
+    def _plan(self, state: RolloutState, bank: Bank):
+        """Return the last outline. RolloutStopped: calls ran out before the first one."""
+        outlines = state.notes["outlines"]
+        context = state.begin(PLAN.format(question=state.task.question))
         while len(outlines) < MOST_OUTLINES:
             turn = yield context
             found = _OUTLINE.search(turn.text)
             if found:
-                context.observe(self._keep(found[1].strip(), outlines, bank))
+                context.observe(self._accept_outline(found[1].strip(), outlines, bank))
             elif "<terminate>" in turn.text and not isinstance(turn.action, ToolCall):
                 if outlines:
                     break
@@ -153,18 +152,18 @@ class WebWeaver(Agent):
             else:
                 is_answer = isinstance(turn.action, Answer)
                 try:
-                    waiting: Future = at.act(EARLY if is_answer else turn.action)
+                    pending: Future = state.act(EARLY if is_answer else turn.action)
                 except RolloutStopped as stopped:
-                    if outlines and stopped.why is Termination.TURNS:
+                    if outlines and stopped.reason is Termination.TURNS:
                         break
                     raise
-                result = yield waiting
+                result = yield pending
                 context.observe(bank.lines(bank.add(result)) or result.text)
-                at.notes["evidence"] = len(bank.evidence)
+                state.notes["evidence"] = len(bank.evidence)
         return outlines[-1]
 
-    def _keep(self, outline: str, outlines: list[str], bank: Bank) -> str:
-        """Takes an outline; what the planner is told."""
+    def _accept_outline(self, outline: str, outlines: list[str], bank: Bank) -> str:
+        """Validate and store an outline; return the planner's observation."""
         unknown = unknown_ids(outline, bank)
         if unknown:
             return f"Error: the outline cites {', '.join(unknown)}, which nothing was found under."
@@ -173,11 +172,11 @@ class WebWeaver(Agent):
         outlines.append(outline)
         return KEPT
 
-    def _write(self, at: RolloutState, bank: Bank, outline: str, section: Section, written):
-        """The text of a section; its context ends with it."""
-        context: Context = at.begin(
+    def _write(self, state: RolloutState, bank: Bank, outline: str, section: Section, written):
+        """Write a section in its own context and return its text."""
+        context: Context = state.begin(
             WRITE.format(
-                question=at.task.question,
+                question=state.task.question,
                 outline=outline,
                 draft="\n\n".join(text for _, text in written) or "nothing",
                 heading=section.heading,
@@ -185,30 +184,30 @@ class WebWeaver(Agent):
             )
         )
         turn = yield context
-        text, wrong = _checked(turn.text, section)
+        text, wrong = _check_section(turn.text, section)
         if not text or wrong:
             cited = ", ".join(wrong)
-            context.ask(
+            context.add_user(
                 f"Error: {cited} is not evidence of this section. Write it again."
                 if wrong
                 else "Error: no <write>...</write>. Write the section."
             )
             turn = yield context
-            text, wrong = _checked(turn.text, section)
-        at.notes["dropped_citations"] += len(wrong)
-        return _without(text, wrong) or UNWRITTEN
+            text, wrong = _check_section(turn.text, section)
+        state.notes["dropped_citations"] += len(wrong)
+        return _remove_citations(text, wrong) or UNWRITTEN
 
 
-def _checked(said: str, section: Section) -> tuple[str, list[str]]:
-    """The section's text, "" where there is none, and what it cites without having it."""
-    found = _SECTION.search(said)
+def _check_section(turn: str, section: Section) -> tuple[str, list[str]]:
+    """Return the section's text, "" if missing, and its invalid citations."""
+    found = _SECTION.search(turn)
     text = found[1].strip() if found else ""
     cited = dict.fromkeys(name for marks in _CITED.findall(text) for name in _ID.findall(marks))
     return text, [name for name in cited if name not in section.ids]
 
 
-def _without(text: str, wrong: Sequence[str]) -> str:
-    """The text with these ids taken out of its citations."""
+def _remove_citations(text: str, wrong: Sequence[str]) -> str:
+    """Remove these ids from the citations of the text."""
 
     def kept(marks: re.Match) -> str:
         names = [name for name in _ID.findall(marks[0]) if name not in wrong]
@@ -217,9 +216,8 @@ def _without(text: str, wrong: Sequence[str]) -> str:
     return _CITED.sub(kept, text)
 
 
-def report(question: str, written: Sequence[tuple[str, str]], bank: Bank) -> str:
-    """The sections in Markdown; citations are numbered in the order in which they come, and the
-    sources stand at the end."""
+def assemble_report(question: str, written: Sequence[tuple[str, str]], bank: Bank) -> str:
+    """Assemble the sections as Markdown, with citations numbered by first use and sources."""
     numbers: dict[str, int] = {}
 
     def number(marks: re.Match) -> str:
@@ -229,8 +227,8 @@ def report(question: str, written: Sequence[tuple[str, str]], bank: Bank) -> str
     parts = [f"# {question}"]
     parts += [f"## {heading}\n\n{_CITED.sub(number, text)}" for heading, text in written]
     sources = [
-        f"{at}. [{bank.evidence[name].title}]({bank.evidence[name].url})"
-        for name, at in numbers.items()
+        f"{position}. [{bank.evidence[name].title}]({bank.evidence[name].url})"
+        for name, position in numbers.items()
     ]
     if sources:
         parts.append("## Sources\n\n" + "\n".join(sources))

@@ -36,11 +36,11 @@ class Conversation:
     number: int
     key: int
     ids: list[int]
-    begun: int = 0
+    context_index: int = 0
     turns: int = 0
     sampled: int = 0
-    room: int = 0
-    routed: int = 0
+    turn_limit: int = 0
+    reported: int = 0
 
 
 def random_stream(seed: int, key: int, context_index: int) -> np.random.Generator:

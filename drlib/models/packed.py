@@ -34,7 +34,7 @@ EXPERTS = "drlib_sorted"
 class Prefix:
     """Tokens that a sample reads first: the first `length` tokens of sample `owner`."""
 
-    lender: int
+    owner: int
     length: int
 
 

@@ -195,9 +195,8 @@ def _report(
 
 def _uniforms(one: Conversation, seed: int, count: int) -> np.ndarray:
     """Return the next `count` random numbers of the conversation's context."""
-    return random_stream(seed, one.key, one.context_index).random(one.sampled + count)[
-        one.sampled :
-    ]
+    stream = random_stream(seed, one.key, one.context_index)
+    return stream.random(one.sampled + count)[one.sampled :]
 
 
 def _left_padded(prompts: list[torch.Tensor], device) -> tuple[torch.Tensor, torch.Tensor]:
