@@ -157,14 +157,6 @@ MUTANTS = [
         "an agent would not have to ask for the right thing",
     ),
     Mutant(
-        "users: the user sees the calls",
-        USERS_FILE,
-        "            elif isinstance(action, Answer):\n",
-        "            elif action and (action := Answer(message['content'])):\n",
-        (f"{USERS}::test_a_model_may_be_the_user_and_sees_no_calls",),
-        "a user would know what only the agent can",
-    ),
-    Mutant(
         "users: an answer is cut when the user goes on",
         "drlib/demonstrations/actions.py",
         "        elif pieces and pieces[-1][1]:",
@@ -214,10 +206,7 @@ MUTANTS = [
         "drlib/worlds/triples.py",
         "ahead=self._answers)",
         "ahead=False)",
-        (
-            "tests/test_worlds_triples.py::"
-            "test_small_files_are_requested_concurrently_and_once",
-        ),
+        ("tests/test_worlds_triples.py::test_small_files_are_requested_concurrently_and_once",),
         "a thousand notes take a thousand replies' time",
     ),
     Mutant(
@@ -231,8 +220,8 @@ MUTANTS = [
     Mutant(
         "triples: one model's words are taken for another's",
         "drlib/worlds/triples.py",
-        "json.dumps([self.model, asked])",
-        "json.dumps([asked])",
+        "json.dumps([self.model, messages])",
+        "json.dumps([messages])",
         ("tests/test_worlds_triples.py",),
         "a better model is never asked",
     ),

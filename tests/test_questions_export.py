@@ -188,7 +188,7 @@ def test_their_files_are_read_with_their_faults(tmp_path):
     [
         ('{"question": "a"}', "line 1 lacks answer"),
         ('{"question": "a", "answer": "b"}\n[1, 2]', "line 2 lacks question, answer"),
-        ('{"question": "a", "answer": "b"}\n{"question": "a", "ans', "line 2 is no JSON"),
+        ('{"question": "a", "answer": "b"}\n{"question": "a", "ans', "line 2 is not valid JSON"),
         ('{"question": "", "answer": 0}', "line 1 lacks question"),
     ],
 )

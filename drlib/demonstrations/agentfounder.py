@@ -14,11 +14,12 @@ trajectories by actions that nobody tried. No tool is executed, so the text is c
                 at the end the decision whether it was right
 
 Taken from it: the three kinds with their released fields, rejection, two length stages and replay
-of general text; the memory is `drlib.questions.entity_memory`. Reduced: the teacher is templated and errs
+of general text; the memory is
+`drlib.questions.entity_memory`. Reduced: the teacher is templated and errs
 at a stated rate, so that rejection has work to do; loss lies on what can be predicted (`own`), not
 on questions, options, facts and responses, nor on the steps of a failed trajectory, of which only
 the decision is learned (the paper trains on all of its text). The tour's smaller stage is
-`drlib.demonstrations.actions`. Harder alternatives: `drlib.demonstrations.agentfounder`; a language model as
+`drlib.demonstrations.actions`. Harder alternatives: `CloseTeacher`; a language model as
 teacher and judge: `drlib.demonstrations.model_teacher`.
 
 Steps beside the real one that only a reader tells apart, for AgentFounder's higher-order rows.
@@ -39,10 +40,12 @@ AgentFounder's rows as a part of the line's own pre-training, made on invented w
 `fas` is first-order action synthesis (plans and refined answers that a memory of the world does not
 contradict), `has` higher-order (finished trajectories, widened by actions that nobody tried). The
 rows themselves are made in `drlib.demonstrations.agentfounder`; here they become an endless
-stream, so that the settings `pretrain.first_order_share` and `pretrain.higher_order_share` can mix them into `cpt`.
+stream, so that the settings `pretrain.first_order_share` and
+`pretrain.higher_order_share` can mix them into `cpt`.
 
 First-order rows need questions and a memory that judges. Both come from all facts of an invented
-world or, with `pretrain.first_order_questions=memory`, from what a few attempts have seen there, wrong ones too:
+world or, with `pretrain.first_order_questions=memory`, from what a few attempts have
+seen there, wrong ones too:
 the memory is told the pages that the searches found, and the questions are of what it recalls.
 Higher-order rows need steps beside the real one: of names from anywhere, which a glance at what was
 mentioned tells apart, or with `pretrain.higher_order_alternatives=read` of what has been read.

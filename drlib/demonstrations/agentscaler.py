@@ -11,7 +11,7 @@ Taken from it, in its order:
    is above tau; Louvain's communities are the domains (`find_domains`). It never sees the six
    domains of `toy_apis`, and words that several of them use ("day", "city") tempt it to mix them.
 2. A domain's schema is what its tools mention. Each tool becomes Python source over SQLite, kept in
-   `Domain.sources` and compiled (`drlib.demonstrations.agentscaler`). The source is filled into a template
+   `Domain.sources` and compiled. The source is filled into a template
    of ours: no model wrote it.
 3. A task (`sample_task`) is a directed walk from a seeded state, executed: the next tool takes a
    parameter that the last one returned. Its calls are the gold calls, the final state's hash the
@@ -428,7 +428,7 @@ def rejection(task: ToolTask, messages: Sequence[Mapping[str, str]]) -> str:
     """The first of `FILTERS` that a trajectory fails, "" when it is kept.
 
     validity: user, then calls and observations in turn, then an answer, behind which a user may go
-    on (`drlib.demonstrations.agentscaler`; a turn that does not parse is no call); no `NGRAM` words more often
+    on (`User`; a turn that does not parse is no call); no `NGRAM` words more often
     than `MAX_REPEATS` in what the assistant wrote; the observations are those of a replay.
     state: the replay ends in the gold state. A read-only task's is its first: reads alone pass.
     exact match: of read-only tasks, whose state says nothing more: the calls that worked are the

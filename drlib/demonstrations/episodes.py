@@ -1,8 +1,8 @@
 """Demonstrations: attempts of any policy as episodes, and other forms of them.
 
 A `Solver`'s attempts and those of other policies (`from_trajectories`) are `Episode`s and pass the
-same `drlib.demonstrations.funnel`. What passes can get new thoughts, be cut into context-managed rounds,
-and be sorted into two stages by length.
+same `drlib.demonstrations.funnel`. What passes can get new thoughts, be cut into
+context-managed rounds, and be sorted into two stages by length.
 
 Sources: WebSailor (arXiv 2507.02592) for new thoughts, Tongyi DeepResearch's report (2510.24701)
 for managed contexts and the length stages. Left out: OpenAI's `tool_calls`.

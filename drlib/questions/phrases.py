@@ -37,6 +37,7 @@ from typing import NamedTuple
 import yaml
 
 from drlib.worlds.graph import VALUE, Graph, Node, inverse
+from drlib.worlds.territories import TAKE_AN_ARTICLE, WITH_ARTICLE
 
 # verb -> its participles, of keys that are verbs
 VERBS = {
@@ -425,19 +426,6 @@ NAMES = {
     "page": 'the page "{x}"',
     "section": 'the section "{x}"',
 }
-# Territories that take an article by their last word, or by their whole name.
-WITH_ARTICLE = ("Islands", "Republic", "Territory", "Territories", "States", "Kingdom", "Emirates")
-TAKE_AN_ARTICLE = (
-    "Bahamas",
-    "Caribbean Netherlands",
-    "Comoros",
-    "Gambia",
-    "Isle of Man",
-    "Maldives",
-    "Netherlands",
-    "Philippines",
-    "Seychelles",
-)
 
 
 class Phrasebook:

@@ -36,6 +36,7 @@ from drlib.questions.queries import (
     walk,
 )
 from drlib.worlds.graph import VALUE, Graph, inverse
+from drlib.worlds.territories import STATE_OF, UNINHABITED
 
 MAX_WORDS = 32
 MAX_NAMES = 3
@@ -69,28 +70,6 @@ SAID_TWICE = tuple(  # one word, or one comparison
 TWO_TIMES = re.compile(r"^\S+ \S+ (?:was\b.* and uses|uses\b.* and was)\b")
 OFFICIAL = "official language"  # what schoolbooks say of a land
 ALIKE = 3  # letters with which a land and its language begin: Finland, Finnish
-UNINHABITED = frozenset(  # whose languages and currencies nobody asks about
-    "Antarctica|Bouvet Island|British Indian Ocean Territory|Clipperton Island|French Southern "
-    "Territories|Heard & McDonald Islands|South Georgia & South Sandwich Islands|"
-    "U.S. Outlying Islands".split("|")
-)
-DEPENDENCIES = {  # of states: everybody knows whose money they have
-    "Australia": "Christmas Island|Cocos (Keeling) Islands|Norfolk Island",
-    "China": "Hong Kong SAR China|Macao SAR China",
-    "Denmark": "Faroe Islands|Greenland",
-    "Finland": "Åland Islands",
-    "France": "French Guiana|French Polynesia|Guadeloupe|Martinique|Mayotte|New Caledonia|Réunion|"
-    "St. Barthélemy|St. Martin|St. Pierre & Miquelon|Wallis & Futuna",
-    "Netherlands": "Aruba|Caribbean Netherlands|Curaçao|Sint Maarten",
-    "New Zealand": "Cook Islands|Niue|Tokelau",
-    "Norway": "Svalbard & Jan Mayen",
-    "Spain": "Canary Islands|Ceuta & Melilla",
-    "United Kingdom": "Anguilla|Ascension Island|Bermuda|British Virgin Islands|Cayman Islands|"
-    "Falkland Islands|Gibraltar|Guernsey|Isle of Man|Jersey|Montserrat|Pitcairn Islands|Sark|"
-    "St. Helena|Tristan da Cunha|Turks & Caicos Islands",
-    "United States": "American Samoa|Guam|Northern Mariana Islands|Puerto Rico|U.S. Virgin Islands",
-}
-STATE_OF = {land: state for state, lands in DEPENDENCIES.items() for land in lands.split("|")}
 
 
 def strangeness(query: Query, text: str, book: Phrasebook) -> int:
