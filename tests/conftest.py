@@ -49,7 +49,7 @@ LONG = (
     "test_training_asking.py",
     "test_training_plan_memory.py",
     "test_sandbox_fuzz.py",
-    "test_sandbox_bricks.py",
+    "test_sandbox_weakened_layers.py",
     "test_training_together.py",
     "test_lab_sweep_runs.py",
     "00_tour.ipynb",

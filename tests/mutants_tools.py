@@ -293,7 +293,7 @@ SANDBOX = [
     ),
     Mutant(
         "the caller's environment is inherited",
-        "drlib/sandbox/probing.py",
+        "drlib/sandbox/selftest.py",
         '        "PATH": os.defpath,\n',
         '        **os.environ,\n        "PATH": os.defpath,\n',
         ("tests/test_sandbox_isolation.py::test_case[standard-environment]",),

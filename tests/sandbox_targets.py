@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from drlib.sandbox import Sandbox, probe, template
-from drlib.sandbox.probing import LEVELS
+from drlib.sandbox.selftest import LEVELS
 from tests.greedy_cases import ENDLESS, GREEDY
 from tests.hostile_cases import NETWORK, POWERS, PROCESSES, REPOSITORY_CANARY
 from tests.hostile_files import FILES

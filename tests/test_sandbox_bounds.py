@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from drlib.sandbox.probing import LEVELS
+from drlib.sandbox.selftest import LEVELS
 from tests.hoarding_cases import LOCKS, MEMORY, PRELUDE, SIGNALS
 from tests.hoarding_files import DESCRIPTORS, FILES, TOGETHER
 from tests.sandbox_targets import HERE, nothing_left, sandbox_at, skip_without

@@ -13,7 +13,7 @@ import pytest
 from waiting import until
 
 from drlib.sandbox import Sandbox
-from drlib.sandbox.probing import package_roots
+from drlib.sandbox.selftest import package_roots
 from tests.hostile_cases import SYS
 from tests.sandbox_targets import sandbox_at, skip_without
 

@@ -2,7 +2,7 @@
 
 The attacks of `test_sandbox_walls.py` meet all of them together, so one that is gone may go
 unnoticed there. Here each is looked at by itself, and a copy of the package without it
-(`bricks.py`) shows that the look would tell.
+(`weakened_layers.py`) shows that the look would tell.
 """
 
 import subprocess
@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from drlib.sandbox import Sandbox
-from tests.bricks import Brick, take_out
 from tests.sandbox_targets import skip_without
+from tests.weakened_layers import Weakening, copy_weakened
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -78,7 +78,7 @@ def test_no_timer_wakes_a_waiting_state(only_death_interrupts, tmp_path):
     """The signal waits as well; without the kernel's flag it cuts the wait short."""
     flags = "_NEW_LISTENER | _ONLY_DEATH_INTERRUPTS if ask"
     kept = flags if only_death_interrupts else "_NEW_LISTENER if ask"
-    take_out(Brick("seccomp.py", flags, kept, ""), tmp_path)
+    copy_weakened(Weakening("seccomp.py", flags, kept, ""), tmp_path)
     live, seconds, text = run(tmp_path, WOKEN, "print(1)").split()
     assert (live, text) == ("True", "1")
     assert (float(seconds) < 0.1) == only_death_interrupts
@@ -135,7 +135,7 @@ def test_the_keeper_reads_and_makes_no_file(locked, tmp_path):
     tmp_path.chmod(0o777)
     tries = TRIES.replace("SECRET", repr(str(secret)))
     also = () if locked else (("sessions.py", "*layers.landlock_restrict(ruleset),", ""),)
-    brick = Brick("sessions.py", "        self._lock_in()\n", tries, "", also=also)
-    take_out(brick, tmp_path / "copy")
+    weakening = Weakening("sessions.py", "        self._lock_in()\n", tries, "", also=also)
+    copy_weakened(weakening, tmp_path / "copy")
     live, _, text = run(tmp_path / "copy", "x = 1", "print(x)").split()
     assert (live, text) == (str(locked), "1")

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from drlib.sandbox import Sandbox, SandboxUnavailable, probe, template
-from drlib.sandbox.probing import LEVELS
+from drlib.sandbox.selftest import LEVELS
 from tests.hostile_cases import REPOSITORY_CANARY
 from tests.sandbox_targets import (
     BOUND,
@@ -329,13 +329,13 @@ def test_a_library_in_a_folder_with_a_colon_is_isolated_as_well(tmp_path):
     code = f"""
 import sys
 sys.path.insert(0, {str(copy.parent)!r})
-from drlib.sandbox import Sandbox, probe, probing
+from drlib.sandbox import Sandbox, probe, selftest
 with Sandbox() as sandbox:
-    print(probe().level, probing.__file__, sandbox.run("print(40 + 2)").text, sep="|")
+    print(probe().level, selftest.__file__, sandbox.run("print(40 + 2)").text, sep="|")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     words = done.stdout.strip().split("|")
-    assert words == [probe().level, str(copy / "sandbox" / "probing.py"), "42"], done.stderr
+    assert words == [probe().level, str(copy / "sandbox" / "selftest.py"), "42"], done.stderr
 
 
 def test_probe_prints_a_table():

@@ -33,7 +33,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def front(cluster):
-    from drlib.sandbox.ray import RaySandbox
+    from drlib.sandbox.ray_pool import RaySandbox
 
     with RaySandbox(batch=16, timeout_s=20.0) as made:
         yield made
@@ -65,7 +65,7 @@ def numbers(count, wait=0.0):
 def test_a_cluster_is_needed():
     import ray
 
-    from drlib.sandbox.ray import RaySandbox
+    from drlib.sandbox.ray_pool import RaySandbox
 
     if not ray.is_initialized():
         with pytest.raises(RuntimeError, match=r"ray\.init"):

@@ -9,7 +9,7 @@ away.
 The races are against a keeper that copies and empties folders by path and stops processes by
 signals, and were won against it (6 to 39 times in 40) before there was another.
 `test_sandbox_cleanup.py` has such copying and emptying as a control, which is led out;
-`test_sandbox_bricks.py` takes out walls that there are.
+`test_sandbox_weakened_layers.py` takes out walls that there are.
 """
 
 import os

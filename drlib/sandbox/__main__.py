@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from drlib.sandbox.probing import LEVELS, probe
+from drlib.sandbox.selftest import LEVELS, probe
 
 # Of a service, by the argument of `service.serve` that they are.
 SERVE_DEFAULTS = {

@@ -3,7 +3,7 @@
 `python alone.py MODULE ARGUMENT`, by path. The modules of the template process import each other
 by their usual names through two empty packages, which are taken away again before `main` runs:
 generated code that is forked from there finds no drlib. (`sys.path` is no way: it is split at a
-":", and `ray.py` in this folder would hide the package of that name.)
+":", and modules of this folder could hide packages of the same name.)
 """
 
 import importlib

@@ -6,6 +6,7 @@ import importlib.machinery
 import os
 import sys
 
+PACKAGES = ("numpy", "sympy", "mpmath")  # importable in addition to the standard library
 _INSTALLED = ("site-packages", "dist-packages")  # folders inside the standard library
 
 

@@ -22,9 +22,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
-from drlib.sandbox import probing
-from drlib.sandbox.probing import LEVELS, Probe
+from drlib.sandbox import selftest
+from drlib.sandbox.packages import PACKAGES
 from drlib.sandbox.result import SandboxResult
+from drlib.sandbox.selftest import LEVELS, Probe
 from drlib.sandbox.template import Session
 from drlib.sandbox.workers import Job, Workers
 
@@ -157,7 +158,7 @@ class Sandbox(Runner):
         _check_number("long_s", long_s, 0.01)
         if queue_timeout_s is not None:
             _check_number("queue_timeout_s", queue_timeout_s, 0.01)
-        found = found or probing.probe()
+        found = found or selftest.probe()
         found.need(min_level)
         self.isolation = found.level
         if self.isolation == "weak":
@@ -168,8 +169,8 @@ class Sandbox(Runner):
             "output_chars": output_chars,
             "layers": [layer.name for layer in found.layers if layer.ok],
             "drop": found.drop,
-            "packages": probing.PACKAGES,
-            "roots": probing.package_roots(),
+            "packages": PACKAGES,
+            "roots": selftest.package_roots(),
             "queue_timeout_s": queue_timeout_s,
             "long_s": long_s,
         }

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 from drlib.sandbox import cleanup
-from drlib.sandbox.probing import START_SECONDS, clean_environment, command_alone, scratch
+from drlib.sandbox.selftest import START_SECONDS, clean_environment, command_alone, scratch
 
 Late = Callable[[], None]  # called where a reply takes long
 

@@ -1,6 +1,6 @@
 """Try every layer for real: each in a forked child that uses it and checks what it forbids.
 
-`probing.probe` runs this module through `alone.py` in a clean process; the result goes to stdout as
+`selftest.probe` runs this module through `alone.py` in a clean process; the result is printed as
 JSON. A kernel that has a call is no proof that a container lets it through or that it forbids
 anything, so nothing is concluded from versions alone.
 """

@@ -25,8 +25,8 @@ from typing import Any
 
 import psutil
 
-from drlib.sandbox.probing import HEAVY, WARM_UP_HEAVY, WARM_UP_LIGHT, SandboxUnavailable
 from drlib.sandbox.result import SandboxResult, stream_text
+from drlib.sandbox.selftest import HEAVY, WARM_UP_HEAVY, WARM_UP_LIGHT, SandboxUnavailable
 from drlib.sandbox.template import Session, Template, TemplateDied, call_files
 
 _NAMES_HEAVY = re.compile("|".join(HEAVY))  # a guess: either template gives the same output

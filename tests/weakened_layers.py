@@ -1,11 +1,11 @@
-"""Walls of the sandbox with a brick taken out: attacks must succeed there, or they prove nothing.
+"""Weakened copies of the sandbox, on which attacks must succeed: negative controls.
 
-`BRICKS` names textual changes of one file each. `win` copies the package into a folder, makes the
-change (the old text must be there exactly once) and runs an attack on the copy in a process of its
-own. An attack is "KIND: NAME": a "call" of `sandbox_targets.CASES`, a "session" of
-`session_attacks.py`, `session_spoilers.py` or `session_breakers.py`, or a "hoard" of
-`hoarding_cases.py`. As a script this file is that process:
-`python bricks.py PACKAGE_FOLDER KIND:NAME LEVEL ROUNDS` prints {"won": ..., "rounds": ...} and how.
+`WEAKENINGS` lists textual changes of one file each. `run_attack` copies the package, applies one
+change (the old text must occur exactly once) and attacks the copy in a separate process. An attack
+is "KIND: NAME": a "call" of `sandbox_targets.CASES`, a "session" of `session_attacks.py`,
+`session_spoilers.py` or `session_breakers.py`, or a "hoard" of `hoarding_cases.py`.
+`python weakened_layers.py PACKAGE_FOLDER KIND:NAME LEVEL ROUNDS` prints {"won": ..., "rounds": ...,
+"how": ...}.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECONDS = 300.0  # for all rounds of one attack
 
 
 @dataclass(frozen=True)
-class Brick:
+class Weakening:
     """In `file` of drlib/sandbox, `new` in place of `old` lets `attack` succeed at `level`."""
 
     file: str
@@ -34,67 +34,67 @@ class Brick:
     new: str
     attack: str
     level: str = "strong"
-    also: tuple[tuple[str, str, str], ...] = ()  # (file, old, new): what would hold all the same
+    also: tuple[tuple[str, str, str], ...] = ()  # (file, old, new) of other layers
 
 
-BRICKS = {
-    "Landlock": Brick(
+WEAKENINGS = {
+    "Landlock": Weakening(
         "confinement.py",
         "restrict = layers.landlock_restrict(ruleset)",
         "restrict = []",
         "call: read a file",
         "standard",
     ),
-    "no open file in a state": Brick(
+    "no open file in a state": Weakening(
         "bounds.py",
         'numbers = sorted(os.listdir(f"/proc/{pid}/fd"))',
         'numbers = ["0", "1", "2"]',
         "session: a pipe",
     ),
-    "no mapped file in a state": Brick(
+    "no mapped file in a state": Weakening(
         "bounds.py",
         "if not mapped_files(pid) <= mapped:",
         "if False:",
         "session: a mapped output",
     ),
-    "no file in the folder of a session": Brick(
+    "no file in the folder of a session": Weakening(
         "bounds.py",
         "return self._look() == self._as_new",
         "return True",
         "session: a new file",
     ),
-    "no anonymous memory that is shared": Brick(
+    "no anonymous memory that is shared": Weakening(
         "seccomp.py",
         "(9, 222): [_when(3, 0x0, 0x1, 0x20, mask=0x21)],",
         "(9, 222): [_when(3, 0x0, 0x1, 0x20, 0x21, mask=0x21)],",
         "hoard: shared memory of which a page stays mapped",
     ),
-    "no huge pages": Brick(
+    "no huge pages": Weakening(
         "confinement.py",
         "layers.take(layers.NO_HUGE_PAGES)",
         "",
         "hoard: huge pages of which a small one stays mapped",
         also=(("seccomp.py", "(28, 233): [_when(2, 0, 1,", "(28, 233): [_when(2, 14, 0, 1,"),),
     ),
-    "locks that do nothing": Brick(
+    "locks that do nothing": Weakening(
         "seccomp.py",
         "yield _FCNTL, _if_argument(1, _SET_LOCK, _RET_DONE)",
         "yield _FCNTL, _if_argument(1, _SET_LOCK, _RET_ALLOW)",
         "hoard: record locks",
     ),
-    "one table of descriptors": Brick(
+    "one table of descriptors": Weakening(
         "seccomp.py",
         "(436, 436): [_when(2, 0, 4)],",
         "(436, 436): [_when(2, 0, 2, 4)],",
         "hoard: socket pairs in tables of their own",
     ),
-    "no splice": Brick(
+    "no splice": Weakening(
         "syscalls.txt",
         "sendfile:40:71",
         "sendfile:40:71 splice:275:76",
         "hoard: pages of shortened files in sockets",
     ),
-    "files without a name are counted": Brick(
+    "files without a name are counted": Weakening(
         "bounds.py",
         "room = WORK_BYTES - nameless_bytes(pid, folder)",
         "room = WORK_BYTES",
@@ -104,15 +104,15 @@ BRICKS = {
 }
 
 
-def take_out(brick: Brick, folder: Path) -> None:
-    """A copy of the package in `folder`, without this brick."""
+def copy_weakened(weakening: Weakening, folder: Path) -> None:
+    """Copy the package into `folder` with this weakening applied."""
     source = ROOT / "drlib"
     copy = folder / "drlib"
     shutil.copytree(
         source / "sandbox", copy / "sandbox", ignore=shutil.ignore_patterns("__pycache__")
     )
     shutil.copy(source / "__init__.py", copy)
-    for name, old, new in ((brick.file, brick.old, brick.new), *brick.also):
+    for name, old, new in ((weakening.file, weakening.old, weakening.new), *weakening.also):
         path = copy / "sandbox" / name
         text = path.read_text()
         count = text.count(old)
@@ -121,13 +121,13 @@ def take_out(brick: Brick, folder: Path) -> None:
         path.write_text(text.replace(old, new))
 
 
-def win(brick: Brick, rounds: int = ROUNDS) -> dict:
-    """How often its attack succeeded with the brick taken out; ends with the first success."""
+def run_attack(weakening: Weakening, rounds: int = ROUNDS) -> dict:
+    """Attack the weakened copy; return the number of successes, stopping at the first."""
     with tempfile.TemporaryDirectory() as folder:
-        take_out(brick, Path(folder))
+        copy_weakened(weakening, Path(folder))
         # Whoever loses root's rights must still be able to read the copy.
         subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
-        command = [sys.executable, __file__, folder, brick.attack, brick.level, str(rounds)]
+        command = [sys.executable, __file__, folder, weakening.attack, weakening.level, str(rounds)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=SECONDS, cwd=folder, check=False
         )

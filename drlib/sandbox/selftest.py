@@ -17,6 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from drlib.sandbox.packages import PACKAGES
+
 LEVELS = ("none", "weak", "standard", "strong")
 LEFT_OPEN = {  # SECURITY.md says more
     "none": "everything",
@@ -24,7 +26,6 @@ LEFT_OPEN = {  # SECURITY.md says more
     "standard": "names, sizes and links of files (stat, readlink), process numbers; timing",
     "strong": "what can be told from the load on the machine",
 }
-PACKAGES = ("numpy", "sympy", "mpmath")  # what code may import beyond the standard library
 HEAVY = (*PACKAGES, "decimal", "fractions", "statistics")
 # Run once in each template: what is not imported here would be imported again in every call. The
 # light one forks four times as fast; the heavy one serves code that names one of HEAVY.
