@@ -176,8 +176,8 @@ class ChatEndpoint:
 def _refusal(error) -> EndpointError:
     """Convert an APIStatusError, with its status and the server's message."""
     response = error.response
-    said = error.body.get("message") if isinstance(error.body, dict) else None
-    words = f": {said[:300]}" if isinstance(said, str) and said else ""
+    reason = error.body.get("message") if isinstance(error.body, dict) else None
+    words = f": {reason[:300]}" if isinstance(reason, str) and reason else ""
     try:
         wait_s = float(response.headers.get("retry-after", 0))
     except ValueError:  # a date

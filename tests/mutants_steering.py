@@ -2,7 +2,7 @@
 
 from tests.mutants import Mutant
 
-STEERING = "tests/test_training_steering.py"
+STEERING = "tests/test_training_callbacks.py"
 DRIFT = "tests/test_training_drift.py"
 
 MUTANTS = [

@@ -25,8 +25,8 @@ class ParseFile:
         name = arguments.get("file")
         try:
             path = (self._folder / name).resolve()
-            asked = Path(name)
-            outside = asked.is_absolute() or ".." in asked.parts
+            relative = Path(name)
+            outside = relative.is_absolute() or ".." in relative.parts
             if outside or not path.is_relative_to(self._folder):
                 raise ToolFault("refused", f"{name!r:.200} is outside the folder of files")
             if not path.is_file():

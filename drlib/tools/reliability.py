@@ -171,9 +171,8 @@ class ReliableOperation:
             guarded_backends.append(_GuardedBackend(local, free, self._clock))
         attempts = 0  # attempts over all backends
         error = "skipped"  # kind of the last fault
-        is_down = (
-            not guarded_backends
-        )  # True if an earlier source failed and might have had the value
+        # True if an earlier source failed and might have had the value
+        is_down = not guarded_backends
         empty_outcome = None  # outcome of the first source without a value
         for place, guarded in enumerate(guarded_backends):
             if empty_outcome is not None and guarded.backend is not local:

@@ -121,8 +121,8 @@ class Toolbox(AbstractContextManager):
         self._local = _local_sources(world, sandbox, calculator)
         known = _with_pictures(pictures)
         self._local |= {name: tool.answer for name, tool in known.items() if tool.run is not None}
-        there = {*self._local, *backends}
-        self.tools = {name: tool for name, tool in known.items() if name in there}
+        available = {*self._local, *backends}
+        self.tools = {name: tool for name, tool in known.items() if name in available}
         for name in {**backends, **policies}:
             if name not in self.tools:
                 raise ValueError(
@@ -133,15 +133,15 @@ class Toolbox(AbstractContextManager):
         disk = DiskCache(cache) if cache else None
         self._operations: dict[str, ReliableOperation] = {}
         for name in self.tools:
-            usual = ReliabilityPolicy() if name in backends else SINGLE_ATTEMPT
-            alone = name not in backends and name not in policies
-            kept = name in backends and name != "parse_file"
+            default_policy = ReliabilityPolicy() if name in backends else SINGLE_ATTEMPT
+            is_only_source = name not in backends and name not in policies
+            use_disk = name in backends and name != "parse_file"
             self._operations[name] = ReliableOperation(
                 name,
                 backends.get(name, ()),
-                policies.get(name, usual),
-                check=partial(_check_value, name, alone),
-                disk=disk if kept else None,
+                policies.get(name, default_policy),
+                check=partial(_check_value, name, is_only_source),
+                disk=disk if use_disk else None,
                 memory=memory,
                 clock=clock,
             )
@@ -362,16 +362,16 @@ def _python(sandbox: Sandbox, code: str) -> dict:
     }
 
 
-def _check_value(tool: str, alone: bool, value: Any) -> Any:
+def _check_value(tool: str, is_only_source: bool, value: Any) -> Any:
     """Convert a backend's value to the form that `_observation` reads, or raise ToolFault.
 
-    If our sandbox is the only source (`alone`), its own fault text is the observation.
+    If our sandbox is the only source (`is_only_source`), its own fault text is the observation.
     """
     match value:
         case list() if tool in SEARCHES:
             return [_normalise_hit(hit) for hit in value]
         case {"text": str(text)} if tool not in SEARCHES:
-            if value.get("env_fault") and not alone:
+            if value.get("env_fault") and not is_only_source:
                 raise ToolFault("server", text)
             if isinstance(value.get("status", ""), str):
                 return value

@@ -1,8 +1,10 @@
 """Worlds: searchable document collections with an optional knowledge graph.
 
-world = load_world("tour")
-world.search("Norway")[0].title   # "Norway"
-world.page("Norway").text         # readable text with links
+    world = load_world("tour")
+    world.search("Norway")[0].title  # "Norway"
+    world.page("Norway").text  # English text with links
+
+`WORLDS` contains the loaders by name.
 """
 
 from collections.abc import Callable

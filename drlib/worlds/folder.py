@@ -126,19 +126,19 @@ def _files(folder: Path) -> dict[str, tuple[str, Path]]:
         found.setdefault(_source(folder, path), (VERSION, path))
 
     for root, folders, files in os.walk(folder, onerror=cannot_be_listed):
-        closed = [
+        skipped_folders = [
             name
             for name in folders
             if name.startswith(".") or os.path.islink(os.path.join(root, name))
         ]
-        folders[:] = [name for name in folders if name not in closed]
+        folders[:] = [name for name in folders if name not in skipped_folders]
         for name in files:
             with suppress(FileNotFoundError):  # deleted in the meantime
                 path = Path(root, name)
                 state = path.lstat()
                 times = (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
                 found[_source(folder, path)] = f"{VERSION} {times}", path
-        for name in closed:
+        for name in skipped_folders:
             found[_source(folder, Path(root, name))] = NOT_ENTERED, Path(root, name)
     return found
 

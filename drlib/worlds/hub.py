@@ -56,8 +56,8 @@ def load(
         if not files:
             suffixes = ", ".join(SUFFIXES)
             raise ValueError(f"hub:{rest}: no non-empty {suffixes} file found")
-    there = [Path(file).stat() for file in files if Path(file).exists()]
-    states = [(state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in there]
+    existing = [Path(file).stat() for file in files if Path(file).exists()]
+    states = [(state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in existing]
     store = Store(index_path, f"hub:{path.resolve() if path.exists() else rest}")
     stamp = json.dumps([1, config, split, limit, files, states])
     store.update({rest: stamp}, lambda _: read_pages(_rows(rest, config, split, files, limit)))
@@ -126,14 +126,14 @@ def _mentioned(text: str, titles: Container[str]) -> list[str]:
     """Return the capitalised titles of at most `MAX_TITLE_WORDS` words in `text`, in order."""
     words = list(TITLE_WORD.finditer(text))
     found: dict[str, None] = {}
-    past = 0  # end of the last match
+    end = 0  # end of the last match
     for number, word in enumerate(words):
         start = word.start()
-        if start < past or word[0][0].islower():
+        if start < end or word[0][0].islower():
             continue
         ends = [last.end() for last in reversed(words[number : number + MAX_TITLE_WORDS])]
         name = next((text[start:end] for end in ends if text[start:end] in titles), "")
         if name:
             found[name] = None
-            past = start + len(name)
+            end = start + len(name)
     return list(found)

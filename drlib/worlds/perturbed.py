@@ -27,7 +27,7 @@ class PerturbedWorld(SmallWorld):
 
     def __init__(self, world: SmallWorld):
         super().__init__(world.entities.values(), world.name, scheme=world.scheme)
-        self.before = world
+        self.original = world
         self.version = perturbed_version(world.version)
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
@@ -36,7 +36,7 @@ class PerturbedWorld(SmallWorld):
         Raises:
             ValueError: k < 1.
         """
-        hits = self.before.search(query, k)
+        hits = self.original.search(query, k)
         return [
             Hit(h.title, h.url, perturbed_snippet(self.entities[h.title])) for h in reversed(hits)
         ]
@@ -47,7 +47,7 @@ class PerturbedWorld(SmallWorld):
         Raises:
             KeyError: no such page; the message names it.
         """
-        page = self.before.page(title_or_url)
+        page = self.original.page(title_or_url)
         entity = self.entities[page.title]
         sentences = [*entity.notes]
         for relation, value in reversed([*entity.facts.items()]):
@@ -69,20 +69,20 @@ def perturbed_snippet(entity: Entity) -> str:
 
 
 def perturb_worlds(
-    tasks: list[Task], worlds: dict[str, SmallWorld], usual: SmallWorld
+    tasks: list[Task], worlds: dict[str, SmallWorld], default_world: SmallWorld
 ) -> tuple[list[Task], dict[str, SmallWorld]]:
     """Move tasks into perturbed worlds.
 
     Args:
         tasks: questions; a task without a world (arithmetic) is unchanged.
         worlds: worlds by version.
-        usual: the world of all other search tasks.
+        default_world: the world of all other search tasks.
 
     Returns:
         The moved tasks, and the perturbed worlds by version.
     """
     changed = {version: PerturbedWorld(world) for version, world in worlds.items()}
-    changed.setdefault(usual.version, PerturbedWorld(usual))
+    changed.setdefault(default_world.version, PerturbedWorld(default_world))
     moved = [
         replace(task, world=changed[task.world].version) if task.world in changed else task
         for task in tasks

@@ -203,13 +203,15 @@ class StandardLibrary:
                 if name not in self.modules or name == module.__name__:
                     continue
                 bound = alias.asname or (alias.name if base else alias.name.partition(".")[0])
-                held = vars(module).get(bound)
+                bound_value = vars(module).get(bound)
                 # a branch that was not taken may bind something else
                 if name == base:
-                    is_held = held is not None and held is vars(self.modules[name]).get(alias.name)
+                    is_bound = bound_value is not None and bound_value is vars(
+                        self.modules[name]
+                    ).get(alias.name)
                 else:
-                    is_held = inspect.ismodule(held)
-                if is_held:
+                    is_bound = inspect.ismodule(bound_value)
+                if is_bound:
                     yield name
 
     def _raises(self, function) -> Iterator[str]:

@@ -122,7 +122,7 @@ class TripleExtractor:
 
     def _triples(self, source: str, queue: "_ChunkQueue") -> Part:
         """Return the quoted triples of a file and where each entity is mentioned."""
-        if self._failed >= MAX_FAILED_FILES and source not in queue.asked:
+        if self._failed >= MAX_FAILED_FILES and source not in queue.requests:
             raise Skip(f"not requested: {self.url} failed {MAX_FAILED_FILES} times in a row")
         try:
             replies = queue.replies(source, ahead=self._answers)
@@ -151,11 +151,11 @@ class TripleExtractor:
         Raises:
             EndpointError: no reply.
         """
-        asked = [{"role": "system", "content": PROMPT}, {"role": "user", "content": text}]
-        digest = hashlib.sha256(json.dumps([self.model, asked]).encode()).hexdigest()
+        messages = [{"role": "system", "content": PROMPT}, {"role": "user", "content": text}]
+        digest = hashlib.sha256(json.dumps([self.model, messages]).encode()).hexdigest()
         words = self._replies.words.get(digest)
         if words is None:
-            words = self._chat.ask(asked, temperature=0)
+            words = self._chat.ask(messages, temperature=0)
             if words is not None:
                 self._replies.keep(digest, words)
         try:
@@ -211,7 +211,7 @@ class _ChunkQueue:
 
     def __init__(self, ask: Callable[[str], object], read: Callable[[str], Part]):
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="drlib-triples")
-        self.asked: dict[str, list[tuple[Document, Future]] | Skip] = {}
+        self.requests: dict[str, list[tuple[Document, Future]] | Skip] = {}
         self._request = ask
         self._read = read
         self._waiting: deque[str] = deque()  # not yet requested, in order
@@ -231,22 +231,24 @@ class _ChunkQueue:
             Skip: the file cannot be read.
             EndpointError: no reply.
         """
-        while source not in self.asked:
+        while source not in self.requests:
             self._begin(self._waiting.popleft())
-        while ahead and self._waiting and len(self.asked) <= AHEAD:
+        while ahead and self._waiting and len(self.requests) <= AHEAD:
             self._begin(self._waiting.popleft())
-        asked = self.asked.pop(source)
-        if isinstance(asked, Skip):
-            raise asked
-        return [(document, reply.result()) for document, reply in asked]
+        requests = self.requests.pop(source)
+        if isinstance(requests, Skip):
+            raise requests
+        return [(document, reply.result()) for document, reply in requests]
 
     def _begin(self, source: str) -> None:
         try:
             documents = list(self._read(source.removeprefix(SOURCE)).documents)
         except Skip as skip:
-            self.asked[source] = skip
+            self.requests[source] = skip
             return
-        self.asked[source] = [(one, self.pool.submit(self._request, one.text)) for one in documents]
+        self.requests[source] = [
+            (one, self.pool.submit(self._request, one.text)) for one in documents
+        ]
 
 
 def _is_triple(parts: list) -> bool:
