@@ -107,10 +107,10 @@ FAULTS = {
     "no key": (dict(key="right"), (), "HTTP 401 Unauthorized: no such key"),
     "wrong model": ({}, ("--model", "other"), "no model 'other'"),
     "always down": (dict(faults=lambda n: "500"), (), "HTTP 500 Internal Server Error: not now, 3"),
-    "question too long": (dict(say=lambda m: None), (), "its context, or the tokens it may say"),
+    "question too long": (dict(say=lambda m: None), (), "the limit of context or generated tokens"),
     "no world": ({}, ("--world", "atlantis"), "unknown world 'atlantis'"),
     "no answer": (dict(say=lambda m: LOOK), (), "the agent repeated the same tool call"),
-    "model alone": ({}, ("--endpoint", ""), "give both --endpoint and --model"),
+    "model alone": ({}, ("--endpoint", ""), "--endpoint and --model must be given together"),
 }
 
 

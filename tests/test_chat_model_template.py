@@ -108,10 +108,10 @@ def test_tags_that_are_tokens_end_a_turn_and_others_do_not():
 @pytest.mark.parametrize(
     ("name", "how", "words"),
     [
-        ("llama3_1", {"tools": [SEARCH]}, "other than <tool_call>"),
-        ("phi3", {"tools": [SEARCH]}, r"leaves tools out \(search\): give the tools in the system"),
-        ("phi3", {}, "does not say what a tool says once.*tool_role='user'"),
-        ("gemma", {}, "refuses the turns user, assistant, tool: .*alternate.*tool_role='user'"),
+        ("llama3_1", {"tools": [SEARCH]}, "another format than <tool_call>"),
+        ("phi3", {"tools": [SEARCH]}, r"drops tools \(search\): list the tools in the system"),
+        ("phi3", {}, "does not render the content of a tool turn once.*tool_role='user'"),
+        ("gemma", {}, "rejects the roles user, assistant, tool: .*alternate.*tool_role='user'"),
         ("gemma", {"tool_role": "Tool"}, "tool or user"),
     ],
 )

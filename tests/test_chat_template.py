@@ -129,12 +129,12 @@ def test_digits_stand_alone_and_unknown_characters_become_bytes(chat):
 
 
 def test_training_refuses_what_cannot_work():
-    with pytest.raises(ValueError, match="do not fit into a vocabulary of 280"):
+    with pytest.raises(ValueError, match="more than vocab_size=280"):
         train_tokenizer(TEXTS, 280, names=NAMES, phrases=PHRASES)
-    with pytest.raises(ValueError, match="the texts give only [0-9]+ pieces"):
+    with pytest.raises(ValueError, match="exceeds the [0-9]+ pieces"):
         train_tokenizer(TEXTS, 5000)
     for bad in ("", "a<think>", "<0x41>"):
-        with pytest.raises(ValueError, match="leave it out"):
+        with pytest.raises(ValueError, match="remove it"):
             train_tokenizer(TEXTS, SIZE, phrases=[bad])
 
 
@@ -150,7 +150,7 @@ def test_plain_transformers_loads_it_beside_a_checkpoint(tokenizer, tmp_path):
 
 
 def test_loading_says_what_is_wrong(tokenizer, tmp_path):
-    with pytest.raises(FileNotFoundError, match="tokenizer.json is missing; make one with"):
+    with pytest.raises(FileNotFoundError, match="tokenizer.json is missing; create one with"):
         load_tokenizer(tmp_path)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     tokenizer.save_pretrained(whole)

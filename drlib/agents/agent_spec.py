@@ -28,7 +28,7 @@ from drlib.tools import Toolbox
 from drlib.trajectory import Trajectory
 
 # option values that a text cannot hold otherwise
-WORDS = {
+WORDS: dict[str, dict[str, Any]] = {
     "summarise": {"policy": None, "thoughts": join_thoughts},
     "generate": {"policy": None, "reader": answer_from_facts},
 }

@@ -135,7 +135,10 @@ class MessageContext:
 
     def __init__(self, question: str, system: str | None = None):
         head = [] if system is None else [{"role": "system", "content": system}]
-        self.messages = [*head, {"role": "user", "content": escape_tags(question)}]
+        self.messages: list[dict] = [
+            *head,
+            {"role": "user", "content": escape_tags(question)},
+        ]
         self._sent = 0  # messages sent to the engine
         self._counted = 0  # messages counted by the server
         self._tokens = 0  # tokens of those

@@ -11,6 +11,7 @@ The trajectory of Heavy is the merger's; the usage of the runs is in its metadat
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from drlib.agents.agent import AGENTS, Agent, rollout_id
 from drlib.agents.iterresearch import IterResearch
@@ -61,7 +62,7 @@ class Heavy(Agent):
         """Run the tasks as `Agent.run`; each sample has `n` runs, without end events."""
         keys = list(range(len(tasks))) if keys is None else list(keys)
         watch = how.pop("watch", None)
-        quiet = {} if watch is None else {"watch": _without_ends(watch)}
+        quiet: dict[str, Any] = {} if watch is None else {"watch": _without_ends(watch)}
         made = self.n if self.shared else samples * self.n
         runs = self.researcher.run(tasks, samples=made, keys=keys, **quiet, **how)
         groups = [runs[at : at + self.n] for at in range(0, len(runs), self.n)]

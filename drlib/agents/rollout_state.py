@@ -265,7 +265,7 @@ class RolloutRunner:
         ids = context.take_unread(whole=not same)
         return ids if same else NewContext(list(ids))
 
-    def _stop(self, reason: Termination) -> list | None:
+    def _stop(self, reason: Termination) -> list | NewContext | None:
         """Stop at a limit, or request one last turn with the answer."""
         self.steps.close()
         if self.context is None or not self.state.limits.force_answer:
@@ -281,12 +281,14 @@ class RolloutRunner:
             self.state.notes["interrupted"] = True
             self._end(Termination.WALL_CLOCK)
 
-    def _end(self, reason: Termination) -> None:
+    def _end(self, reason: Termination) -> list | None:
+        """Write the record and return None, the engine's signal to stop."""
         with suppress(ValueError):  # the generator is running in another thread
             self.steps.close()
         self.state.termination = reason
         self.record = self._trajectory()
         self._notify("end", self.record)
+        return None
 
     def _notify(self, event: str, value) -> None:
         if self.watch is not None:

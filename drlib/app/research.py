@@ -205,14 +205,15 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
         raise AskError(str(error)) from None
     sandbox = stack.enter_context(Sandbox(workers=1))
     named = options.endpoint or options.folder
-    results = RESULTS if named else Config.load("laptop").search_results
+    results = RESULTS if named else Config.load("laptop").rollout.search_results
     toolbox = stack.enter_context(Toolbox(world, sandbox, results=results, backends=backends))
     setup = _load_model(options, toolbox, stack)
-    more = {
+    by_agent: dict[str, dict[str, Any]] = {
         "heavy": {"n": options.runs},
         "resum": {"summarise": None},  # the model writes its own summaries
         "s3": {} if named else {"generate": answer_from_facts},
-    }.get(options.agent, {})
+    }
+    more = by_agent.get(options.agent, {})
     return make(setup.engine, toolbox, setup.chat, setup.limits, setup.system, **more)
 
 

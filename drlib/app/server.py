@@ -104,8 +104,8 @@ class AskServer:
         self.app.post("/ask", dependencies=guarded)(self.ask)
         self.app.post("/stop", dependencies=guarded)(self.stop)
 
-    async def check(self, request: fastapi.Request) -> None:
-        """Before a question: the token; without one, who may ask at all."""
+    async def check(self, request: fastapi.Request) -> None:  # type: ignore[name-defined]
+        """Check the token of a request; without one, check that the request is local."""
         if not self.token:
             check_local(request.headers, TOKEN)
             return
@@ -125,7 +125,7 @@ class AskServer:
         }
         return fastapi.Response(text, media_type="text/html", headers=headers)
 
-    async def ask(self, request: fastapi.Request):
+    async def ask(self, request: fastapi.Request):  # type: ignore[name-defined]
         """Research a question and stream its events (POST /ask)."""
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
             raise Refusal(415, "a question is application/json")

@@ -1,1 +1,1 @@
-"""Chat templates, tool-call format and parser, token segments and prompts."""
+"""Chat templates, tool-call format and parser, token segments, and prompts."""

@@ -1,18 +1,15 @@
-"""The chat of any model as token ids, by the template of its own tokenizer.
+"""Conversations as token ids by the chat template of any tokenizer.
 
-`ChatIds` (drlib.chat.template) is the chat of a tokenizer that drlib made: its tags are special tokens. A
-real model brings its own template and its own tags, which may be no special tokens at all. Here its
-template is rendered once with a mark in the place of what is said; what stands around the marks is
-what the model expects around a question, a tool's response, a user's further word. Those texts
-become ids once, and what is said goes between them as plain text, so nothing in a page becomes a
-tag.
+`ChatIds` (drlib.chat.template) is for drlib's tokenizer, whose tags are special tokens. A real
+model has its own template and tags, which may be ordinary text. Its template is rendered once with
+marks in place of the content. The text around the marks is encoded once, and content is inserted as
+plain text, so nothing in a page becomes a tag.
 
-Contexts only grow, as everywhere here. A template that would rewrite what was said (Qwen3's cuts
-the thoughts of earlier turns) is not asked to: the policy's turns stay the ids it sampled.
+Contexts only grow. A template that would rewrite earlier turns (Qwen3's removes old thoughts) is
+not applied to them: the policy's turns stay the sampled ids.
 
-What a template cannot express is refused, with the reason: a system prompt, tools, a tool's
-response, or calls in a form that `drlib.chat.tool_calls` does not read.
-Left out: slow tokenizers, images.
+Templates without support for a system prompt, tools, tool responses, or the `<tool_call>` format
+are rejected with the cause. Slow tokenizers are not supported.
 """
 
 import json
@@ -30,26 +27,27 @@ from drlib.trajectory import Segment
 from drlib.validation import require
 
 MARKS = ("7f3QUESTION9c1", "7f3TURN9c1", "7f3SAID9c1")
-IN_TEXT = "give the tools in the system prompt instead (drlib.chat.prompts.research_prompt)"
+IN_TEXT = "list the tools in the system prompt instead (drlib.chat.prompts.research_prompt)"
 CLOSERS = ("</tool_call>", "</answer>")
 
 
 def is_drlib_tokenizer(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether drlib made the tokenizer: its policy has learned tools and form by heart."""
+    """Return True if drlib made the tokenizer: its policy knows tools and format."""
     return tokenizer.chat_template == CHAT_TEMPLATE
 
 
 class TemplateIds:
-    """Token ids of the parts of a conversation; the same methods as `ChatIds`.
+    """Token ids of the parts of a conversation; same methods as `ChatIds`.
 
     Args:
-        tools: functions (`Tool.function`) that every prompt tells of, by the template.
-        tool_role: "user" where the template knows no tool: a response is then what a user says,
+        tokenizer: a fast tokenizer with a chat template.
+        tools: schemas (`Tool.function`), listed in every prompt by the template.
+        tool_role: "user" if the template has no tool role: a response is then a user message
             between `<tool_response>` tags.
         options: of the template, such as `enable_thinking=False` for Qwen3's.
 
     Raises:
-        ValueError: no template, no fast tokenizer, or a template that cannot express a tool's
+        ValueError: no template, no fast tokenizer, or a template that cannot render a tool's
             response or the tools.
     """
 
@@ -64,39 +62,41 @@ class TemplateIds:
         name = tokenizer.name_or_path or "hand"
         self._name = f"the chat template of the tokenizer at {name}"
         require(bool(tokenizer.chat_template), f"the tokenizer at {name} has no chat template")
-        require(tokenizer.is_fast, f"the tokenizer at {name} is a slow one: load it as a fast one")
-        require(tool_role in ("tool", "user"), f"tool_role={tool_role!r}: tool or user")
+        require(tokenizer.is_fast, f"the tokenizer at {name} is slow: load a fast one")
+        require(tool_role in ("tool", "user"), f"tool_role={tool_role!r} must be tool or user")
         self.tokenizer = tokenizer
         self._tool_role = tool_role
         self._options = options
         self._tools = list(tools)
         self._plain = _without_added_tokens(tokenizer)
         self._require_tools()
-        says = {role: self._says(role) for role in {"user", tool_role}}
-        self.end_id = says["user"][0][0]
+        turns = {role: self._encode_turn(role) for role in {"user", tool_role}}
+        self.end_id = turns["user"][0][0]
         added = tokenizer.added_tokens_decoder
-        of_its_own = self.end_id in added and all(
-            before[0] == self.end_id and self.end_id in behind for before, behind in says.values()
+        is_special = self.end_id in added and all(
+            before[0] == self.end_id and self.end_id in behind for before, behind in turns.values()
         )
-        require(of_its_own, f"{self._name} ends a turn without a token of its own")
-        # what stands before and behind what is said; the turn before has its own end
-        self._around_ids = {role: (before[1:], behind) for role, (before, behind) in says.items()}
-        behind = says["user"][1]
+        require(is_special, f"{self._name} ends a turn without a special token")
+        # ids before and after the content; the preceding turn has its own end token
+        self._around_ids = {role: (before[1:], behind) for role, (before, behind) in turns.items()}
+        behind = turns["user"][1]
         self.assistant_start = behind[behind.index(self.end_id) + 1 :]
         whole = {str(token): at for at, token in added.items()}
         stops = [self.end_id, tokenizer.eos_token_id, *(whole.get(tag) for tag in CLOSERS)]
         self.stop_ids = tuple(dict.fromkeys(at for at in stops if at is not None))
 
-    def _says(self, role: str) -> tuple[list[int], list[int]]:
-        """Ids before and behind what a user or a tool says: from the end of the assistant's turn to
-        where its next one is sampled."""
+    def _encode_turn(self, role: str) -> tuple[list[int], list[int]]:
+        """Return the ids before and after the content of a user or tool turn.
+
+        From the end of the assistant's turn to the start of its next one.
+        """
         question, turn, said = MARKS
         messages = [
             {"role": "user", "content": question},
             {"role": "assistant", "content": turn},
             {"role": role, "content": said},
         ]
-        what = f"what a {role} says"
+        what = f"the content of a {role} turn"
         try:
             text = self._render(messages).partition(turn)[2]
             before, behind = self._around(text, said, what)
@@ -106,29 +106,30 @@ class TemplateIds:
         return self.encode(before), self.encode(behind)
 
     def plain(self, text: str) -> list[int]:
-        """Ids of text that is not trusted: no tag in it becomes a token."""
+        """Encode untrusted text: no tag becomes a token."""
         text = text.encode("utf-8", "replace").decode("utf-8")
         return self._plain.encode(text, add_special_tokens=False).ids
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the template's or the policy's text: its tags are tokens where it has them."""
+        """Encode the template's or the policy's text: its tags are tokens if it has them."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def prompt(self, question: str, *, system: str | None = None) -> list[int]:
-        """Everything before the first sampled token. `system` is trusted text.
+        """Encode everything before the first sampled token; `system` is trusted.
 
-        ValueError: the template has no place for a system prompt.
+        Raises:
+            ValueError: the template drops the system prompt.
         """
         said = MARKS[2]
         head = [] if system is None else [{"role": "system", "content": system}]
         text = self._render([*head, {"role": "user", "content": said}])
         shown = system is None or system.strip() in text
-        require(shown, f"{self._name} leaves a system prompt out: say it in the question")
+        require(shown, f"{self._name} drops the system prompt: put it in the question")
         before, behind = self._around(text, said, "a question")
         return [*self.encode(before), *self.plain(question), *self.encode(behind)]
 
     def tool_turn(self, observation: str) -> list[int]:
-        """An observation, up to where the next turn is sampled."""
+        """Encode an observation, up to the next assistant turn."""
         before, behind = self._around_ids[self._tool_role]
         opens, closes = ("<tool_response>\n", "\n</tool_response>")
         if self._tool_role == "user":
@@ -136,21 +137,23 @@ class TemplateIds:
         return [*before, *self.plain(observation), *behind]
 
     def user_turn(self, text: str) -> list[int]:
-        """What a user says, up to where the next turn is sampled."""
+        """Encode a user message, up to the next assistant turn."""
         before, behind = self._around_ids["user"]
         return [*before, *self.plain(text), *behind]
 
     def decode_turn(self, ids: Iterable[int]) -> str:
-        """The text of a sampled turn, tags included, without the token that closed it."""
+        """Decode a sampled turn, tags included, without its closing token."""
         ids = [int(i) for i in ids]
         while ids and ids[-1] in (self.end_id, self.tokenizer.eos_token_id):
             ids.pop()
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def segments(self, ids: Sequence[int], generated: Sequence[bool]) -> np.ndarray:
-        """The `Segment` of each token, uint8[T]. generated: bool[T], what the policy sampled."""
+    def segments(
+        self, ids: Sequence[int] | np.ndarray, generated: Sequence[bool] | np.ndarray
+    ) -> np.ndarray:
+        """Return the `Segment` of each token, uint8[T]; generated: bool[T], sampled tokens."""
         texts = token_texts(self.tokenizer, ids)
-        # a question or a page may spell the marker of a turn; it is one where it is a token
+        # a question or page may contain the text of a turn marker; only the token is a marker
         spelled = ~np.isin(ids, list(self.tokenizer.added_tokens_decoder))
         texts[spelled] = [text.replace("|", "\N{BROKEN BAR}") for text in texts[spelled]]
         segments = segment_texts(texts, np.asarray(generated, bool))
@@ -168,11 +171,11 @@ class TemplateIds:
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
-            raise ValueError(f"{self._name} refuses the turns {roles}: {error}") from None
+            raise ValueError(f"{self._name} rejects the roles {roles}: {error}") from None
 
     def _around(self, text: str, said: str, what: str) -> tuple[str, str]:
-        """What stands before and behind the mark `said`."""
-        require(text.count(said) == 1, f"{self._name} does not say {what} once, as it was said")
+        """Split the text at the mark `said`."""
+        require(text.count(said) == 1, f"{self._name} does not render {what} once and unchanged")
         before, _, behind = text.partition(said)
         return before, behind
 
@@ -181,12 +184,14 @@ class TemplateIds:
             return
         text = self._render([{"role": "user", "content": MARKS[0]}])
         missing = [t["function"]["name"] for t in self._tools if t["function"]["name"] not in text]
-        require(not missing, f"{self._name} leaves tools out ({', '.join(missing)}): {IN_TEXT}")
+        require(not missing, f"{self._name} drops tools ({', '.join(missing)}): {IN_TEXT}")
         readable = "<tool_call>" in text
-        require(readable, f"{self._name} wants calls in a form other than <tool_call>: {IN_TEXT}")
+        require(
+            readable, f"{self._name} expects calls in another format than <tool_call>: {IN_TEXT}"
+        )
 
 
 def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    """The tokenizer as it reads text in which nothing is a tag, special token or not."""
+    """Return a copy of the tokenizer that reads no text as a tag."""
     plan = json.loads(tokenizer.backend_tokenizer.to_str())
     return Tokenizer.from_str(json.dumps(plan | {"added_tokens": []}))

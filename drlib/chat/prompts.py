@@ -1,11 +1,12 @@
-"""What an agent says to its policy where a context begins or ends otherwise than by a question.
+"""Prompts of agents: system prompt, summaries (ReSum), merging (Heavy), gathering (s3).
 
-A summary is asked for and handed on (ReSum), reports are merged (Heavy), a searcher is shown the
-first results (s3). The texts stand here and not beside the agents, because a policy that is trained
-for these agents reads them before any agent runs: the tokenizer has a piece for each of their
-lines (`PHRASES`), and `drlib.demonstrations.skills` writes the samples.
+They are here and not with the agents, because a policy trained for these agents reads them before
+any agent runs: the tokenizer has a piece for each constant part (`PHRASES`), and the pre-training
+samples contain them.
 
-Left out: wordings in other languages.
+The system prompt has the structure of Tongyi DeepResearch (inference/prompt.py of its repository:
+task, answer tags, tools as JSON lines, call format, date last) in our own words. The tour's policy
+has learned it and gets no system prompt.
 """
 
 import datetime
@@ -37,8 +38,8 @@ In each turn mark the results that matter, by their numbers, at most {keep}: \
 <important_info>[1, 3]</important_info>. Then ask for more, <query>a search query</query>, or end: \
 <search_complete>"""
 
-# What a tokenizer may keep whole: every line of these texts, and of a context-managed round
-# (`drlib.chat.tool_calls.workspace`), that is the same each time.
+# Constant parts of these texts and of a context-managed round
+# (`drlib.chat.tool_calls.render_workspace`); the tokenizer may keep each as one piece.
 PHRASES = (
     "\nSummary of the work so far: ",
     SUMMARISE,
@@ -68,13 +69,13 @@ _SUMMARY = re.compile("<summary>(.*?)</summary>", re.DOTALL)
 
 
 def extract_summary(text: str) -> str:
-    """The summary in a turn, "" where it has none."""
+    """Return the summary in a turn, "" without one."""
     found = _SUMMARY.search(text)
     return found[1].strip() if found else ""
 
 
 def merge_prompt(question: str, runs: Sequence[tuple[str, str | None]]) -> str:
-    """What a merger reads of `runs`, the report and the answer of each."""
+    """Build the merger's prompt from the (report, answer) of each run."""
     reports = [
         REPORT.format(number=number, report=report or "empty", answer=answer or "none")
         for number, (report, answer) in enumerate(runs, 1)
@@ -102,7 +103,7 @@ Wait for the response, which comes inside <tool_response></tool_response>; never
 
 
 def research_prompt(tools: Iterable[dict] = (), today: datetime.date | None = None) -> str:
-    """The system prompt; `tools`: schemas to be told as text, none where the server tells them."""
+    """Build the system prompt; `tools`: schemas listed as text, none if passed natively."""
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     parts = [HEAD, *([TOOLS.format(tools=lines)] if lines else [])]
     today = today or datetime.date.today()

@@ -1,7 +1,7 @@
-"""What each token of somebody else's rollout is part of, by the texts of the tokens.
+"""Token segments: the part of a rollout (prompt, thought, call, response, answer) of each token.
 
-Our own tokenizer has the tags as tokens (`chat.segment_tokens`); others spell them, so they are
-looked for in the text. Templates that mark nobody are read by who was sampled and by the messages.
+`segment_tokens` is for drlib's tokenizer, whose tags are special tokens. `segment_texts` finds tags
+in the text of any tokenizer's tokens, and `mark_user_turns` corrects templates without role marks.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from drlib.validation import require
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_SPEAKS = {"assistant": Segment.THINK, "tool": Segment.TOOL_RESPONSE}
+_ROLE_SEGMENTS = {"assistant": Segment.THINK, "tool": Segment.TOOL_RESPONSE}
 
 
 def mark_segments(size: int, marks: Iterable[tuple[int, int, str, str | None]]) -> np.ndarray:
-    """The `Segment` of each of `size` places, tokens or characters, uint8.
+    """Return the `Segment` of each of `size` positions, tokens or characters, uint8.
 
-    marks: (start, end, mark, role) in order. A mark is a tag or one of PAD, START and END; that of
-    START reaches over the role's name.
+    Marks are TEMPLATE, and text between tags has the segment of its tag. Outside tags, an
+    assistant's text is THINK, a tool's TOOL_RESPONSE, other roles' PROMPT. As in `parse`, no tag
+    opens inside an open tag, and only assistants think, call, answer and report.
 
-    Marks are TEMPLATE; what stands between tags is what they say. Outside tags, an assistant's text
-    is THINK, a tool's TOOL_RESPONSE, everybody else's PROMPT. As in `parse`, nothing opens inside
-    an open tag, and only assistants think, call, answer and report.
+    marks: (start, end, mark, role) in order. A mark is a tag or one of PAD, START and END; START
+        includes the role's name.
     """
     segments = np.full(size, Segment.TEMPLATE, np.uint8)
     outside, opened, at = Segment.PROMPT, "", 0
@@ -38,7 +38,9 @@ def mark_segments(size: int, marks: Iterable[tuple[int, int, str, str | None]]) 
         segments[at:start] = Segment[opened.upper()] if opened else outside
         at, name = end, mark.strip("<>")
         if mark in (START, END, PAD):
-            outside = _SPEAKS.get(role, Segment.PROMPT) if mark == START else Segment.TEMPLATE
+            outside = (
+                _ROLE_SEGMENTS.get(role, Segment.PROMPT) if mark == START else Segment.TEMPLATE
+            )
             opened = ""
         elif opened:
             opened = "" if name == f"/{opened}" else opened
@@ -47,8 +49,10 @@ def mark_segments(size: int, marks: Iterable[tuple[int, int, str, str | None]]) 
     return segments
 
 
-def segment_tokens(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """The `Segment` of each token, uint8[T], by `mark_segments`; tags are the special tokens."""
+def segment_tokens(
+    token_ids: Sequence[int] | np.ndarray, tokenizer: PreTrainedTokenizerFast
+) -> np.ndarray:
+    """Return the `Segment` of each token, uint8[T]; tags are special tokens."""
     ids = np.asarray(token_ids)
     tags = {tokenizer.convert_tokens_to_ids(tag): tag for tag in TAGS}
     headers = {role: tokenizer.encode(role, add_special_tokens=False) for role in ROLES}
@@ -67,28 +71,29 @@ _MARK = re.compile(
 )
 
 
-def segment_texts(texts: Sequence[str], generated: np.ndarray) -> np.ndarray:
-    """The `Segment` of each token by its text, uint8[T].
+def segment_texts(texts: Sequence[str] | np.ndarray, generated: np.ndarray) -> np.ndarray:
+    """Return the `Segment` of each token by its text, uint8[T]; rules as in `mark_segments`.
 
-    Marks are TEMPLATE, and what a tag of an assistant encloses is what the tag says. Outside tags
-    an assistant's text is THINK, a tool's TOOL_RESPONSE, everybody else's PROMPT.
-    texts: T pieces of the whole text; a token belongs where its first character does.
-    generated: bool[T], who speaks in a text without ChatML's markers: what was sampled counts as
-    the assistant's, what stands before as the user's, what stands between as a tool's.
+    Args:
+        texts: T pieces of the text; a token belongs to the segment of its first character.
+        generated: bool[T]. In a text without ChatML's markers it gives the roles: sampled tokens
+            are the assistant's, those before them the user's, those in between a tool's.
     """
     text = "".join(texts)
-    starts = np.cumsum([0, *map(len, texts)])  # of each token in the text, and the end
+    starts = np.cumsum([0, *map(len, texts)])  # character offset of each token, and the end
     marks = [(*m.span(), m[1] or m[0], m[2]) for m in _MARK.finditer(text)]
     if START not in text:
-        marks += _speakers(generated, starts)
+        marks += _speaker_marks(generated, starts)
         marks.sort(key=lambda mark: mark[:2])
-    by_character = mark_segments(len(text) + 1, marks)  # + 1: the last token may be empty
+    by_character = mark_segments(len(text) + 1, marks)  # + 1, as the last token may be empty
     return by_character[starts[:-1]]
 
 
-def _speakers(generated: np.ndarray, starts: np.ndarray) -> list[tuple[int, int, str, str]]:
-    """Marks where who speaks changes: by who was sampled."""
-    before_first = [not sampled for sampled in generated[:1]]  # the first token is a change
+def _speaker_marks(generated: np.ndarray, starts: np.ndarray) -> list[tuple[int, int, str, str]]:
+    """Return marks where the role changes, by sampled tokens."""
+    before_first = [
+        not sampled for sampled in generated[:1]
+    ]  # so that the first token counts as a change
     marks = []
     for t in np.flatnonzero(np.diff(generated, prepend=before_first)):
         if generated[t]:
@@ -100,19 +105,22 @@ def _speakers(generated: np.ndarray, starts: np.ndarray) -> list[tuple[int, int,
 
 
 def token_texts(tokenizer, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The text of each token, an object array; pieces add up to the decoded text.
+    """Return the text of each token, an object array whose pieces join to the decoded text.
 
-    Each is decoded behind another token, because many tokenizers drop a leading space at the start.
-    A token that is part of a character shows U+FFFD, and so does an id that the tokenizer does not
-    have (models are padded, and may sample one). ValueError where those are more than 1 in 100.
+    Each is decoded after another token, because many tokenizers drop a leading space at the start.
+    Part of a character gives U+FFFD, and so does an unknown id (models are padded and may sample
+    one).
+
+    Raises:
+        ValueError: more than 1% of the ids are unknown.
     """
     unique, place, counts = np.unique(np.asarray(ids), return_inverse=True, return_counts=True)
     known = (unique >= 0) & (unique < len(tokenizer))
     odd, total = counts[~known].sum(), counts.sum()
     require(
         odd <= 0.01 * total,
-        f"{odd} of {total} ids are none of the tokenizer's "
-        f"{len(tokenizer)}: another one made the trajectories",
+        f"{odd} of {total} ids are not among the tokenizer's "
+        f"{len(tokenizer)}: the trajectories were sampled with another tokenizer",
     )
     anchor = tokenizer.encode("a", add_special_tokens=False)
     before = tokenizer.decode(anchor)
@@ -123,8 +131,8 @@ def token_texts(tokenizer, ids: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def mark_user_turns(segments: np.ndarray, generated: np.ndarray, messages: list[dict]) -> None:
-    """What persons said between assistants' turns becomes PROMPT, whatever the template is."""
-    by_tools: list[bool] = []  # of each gap between two assistants' turns
+    """Mark user turns between assistant turns as PROMPT, for any template."""
+    by_tools: list[bool] = []  # per gap between two assistant turns
     first = [message["role"] for message in messages].index("assistant")
     for message in messages[first:]:
         if message["role"] == "assistant":
@@ -132,15 +140,15 @@ def mark_user_turns(segments: np.ndarray, generated: np.ndarray, messages: list[
         elif message["role"] == "tool" or "<tool_response>" in message["content"]:
             by_tools[-1] = True
     between = find_gaps(generated)
-    if len(by_tools) - 1 == len(between):  # else a turn has no tokens: leave what the texts say
+    if len(by_tools) - 1 == len(between):  # else a turn has no tokens: keep the segments
         for (start, end), by_tool in zip(between, by_tools):
             if not by_tool:
                 segments[start:end] = Segment.PROMPT
 
 
 def find_gaps(generated: np.ndarray) -> list[tuple[int, int]]:
-    """(start, end) of each run of other tokens between two sampled ones."""
+    """Return (start, end) of each run of other tokens between two sampled ones."""
     change = np.diff(generated.astype(np.int8), prepend=0)
     starts = np.flatnonzero(change < 0)
-    ends = np.flatnonzero(change > 0)[1:]  # the first begins the first sampled run
+    ends = np.flatnonzero(change > 0)[1:]  # the first one starts the first sampled run
     return list(zip(starts.tolist(), ends.tolist()))

@@ -1,11 +1,10 @@
-"""Text and token ids of a conversation: tokenizer, THE chat template of all stages, segments.
+"""Tokenizer and chat template of all stages, and conversations as token ids.
 
-Tokenizer: Unigram with one score for all pieces (the fewest pieces win) and byte fallback, so any
-text survives. A space belongs to the word *before* it and nothing is normalised: a name that is
-followed by punctuation is the same ids wherever it stands, and a small policy can copy it.
+Tokenizer: Unigram with equal scores (the fewest pieces win) and byte fallback, so any text
+survives. A space belongs to the word *before* it and nothing is normalised: a name followed by
+punctuation has the same ids everywhere, so a small policy can copy it.
 Injection: text of users and tools must not become tags. `ChatIds` encodes it as plain text. The
 Jinja template cannot (one string holds both): use `apply_chat_template` for trusted text only.
-Left out: OpenAI's `tool_calls` field, images.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from drlib.chat.segments import segment_tokens
 from drlib.chat.tool_calls import END, PAD, ROLES, START, TAGS
 
-if TYPE_CHECKING:  # else imported in the functions that need it: it brings torch, which is slow
+if TYPE_CHECKING:  # imported lazily, because it imports torch, which is slow
     from transformers import PreTrainedTokenizerFast
 
-SUBWORDS = 260  # pieces for words that are not in the vocabulary as a whole
-_REMEDY = "make one with drlib.chat.template.train_tokenizer(...).save_pretrained(folder)"
-# A backslash at the end of a line joins it with the next: other breaks would end up in the text.
+SUBWORDS = 260  # pieces for words that are not in the vocabulary
+_REMEDY = "create one with drlib.chat.template.train_tokenizer(...).save_pretrained(folder)"
+# A backslash joins a line with the next; other line breaks would be part of the rendered text.
 _TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 CHAT_TEMPLATE = _TEMPLATE_FILE.read_text(encoding="utf-8").replace("\\\n", "").rstrip()
 
@@ -41,17 +40,22 @@ def train_tokenizer(
     names: Iterable[str] = (),
     phrases: Iterable[str] = (),
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer with exactly `vocab_size` pieces; the same arguments give the same bytes.
+    """Train a tokenizer with exactly `vocab_size` pieces; the same arguments give the same bytes.
 
-    texts: what the common words and the subwords are counted in. names: each word of each becomes
-    one piece, in the form it has inside the name. phrases: strings kept whole, one piece each (the
-    longest match wins). ValueError when they do not fit, or texts hold too few pieces.
+    Args:
+        texts: source of common words and subwords.
+        vocab_size: number of pieces.
+        names: each word of each becomes one piece, in the form it has inside the name.
+        phrases: strings kept as one piece each (the longest match wins).
+
+    Raises:
+        ValueError: the pieces exceed the vocabulary, or the texts have too few.
     """
     phrases = sorted({*phrases, *ROLES}, key=lambda p: (-len(p), p))
     for phrase in phrases:
         if not phrase or any(tag in phrase for tag in TAGS) or re.search(r"<0x..>", phrase):
-            raise ValueError(f"phrase {phrase!r} is empty or holds a tag; leave it out")
-    # text is cut into phrases, words with the space after them, single digits and marks
+            raise ValueError(f"phrase {phrase!r} is empty or contains a tag: remove it")
+    # split text into phrases, words with the space after them, single digits and marks
     exact = "".join("".join(rf"\x{{{ord(c):x}}}" for c in phrase) + "|" for phrase in phrases)
     rest = r"[\p{L}\p{M}]+ ?|\p{N}|[^\p{L}\p{M}\p{N}\s] ?|\n|\s"
     splitter = pre_tokenizers.Split(Regex(exact + rest), "isolated")
@@ -63,33 +67,33 @@ def train_tokenizer(
     pieces = dict.fromkeys((*TAGS, *bytes_, *phrases, *name_words))
     if len(pieces) > vocab_size:
         raise ValueError(
-            f"tags, bytes, phrases and names are {len(pieces)} pieces and do not fit "
-            f"into a vocabulary of {vocab_size}: raise it or drop names"
+            f"tags, bytes, phrases and names need {len(pieces)} pieces, more than vocab_size="
+            f"{vocab_size}: raise it or drop names"
         )
     lexicon = {*words, *name_words} - {*phrases}
-    # first of words that are no pieces yet; where texts are short, of all
+    # first of words that are not pieces yet; of all words if the texts are short
     subwords = chain(_subwords(sorted(lexicon - {*pieces})), _subwords(sorted(lexicon)))
     by_count = sorted(words, key=lambda w: (-words[w], w))
     for candidates, size in (
         (subwords, min(len(pieces) + SUBWORDS, vocab_size)),
         ((w for w in by_count if words[w] > 1), vocab_size),
-        (subwords, vocab_size),  # a word seen once says less than a part of many
+        (subwords, vocab_size),  # parts of many words before words seen once
         (iter(by_count), vocab_size),
     ):
         while len(pieces) < size and (piece := next(candidates, None)):
             pieces[piece] = None
     if len(pieces) < vocab_size:
         raise ValueError(
-            f"the texts give only {len(pieces)} pieces for a vocabulary of "
-            f"{vocab_size}: lower it or pass more texts"
+            f"vocab_size={vocab_size} exceeds the {len(pieces)} pieces that these texts support: "
+            "lower it or pass more texts"
         )
     return _build(pieces, splitter)
 
 
 def _subwords(words: Sequence[str]) -> Iterator[str]:
-    """Pieces of different words, the most useful first: characters, then strings of two and three.
+    """Yield pieces of different words, the most frequent first: characters, then pairs and triples.
 
-    Not the library's trainers: their ties depend on the order of a hash map.
+    The library's trainers are not used, because their ties depend on the order of a hash map.
     """
     yield from ("\n", *map(chr, range(32, 127)))
     letters = Counter(c for word in words for c in set(word))
@@ -101,7 +105,7 @@ def _subwords(words: Sequence[str]) -> Iterator[str]:
 def _build(pieces: Iterable[str], splitter) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
-    # one score for all: the fewest pieces win; byte pieces (and so unknown characters) last
+    # equal scores, so the fewest pieces win; byte pieces (and so unknown characters) last
     scores = [(piece, -20.0 if re.fullmatch(r"<0x..>", piece) else -1.0) for piece in pieces]
     tokenizer = Tokenizer(models.Unigram(scores, unk_id=0, byte_fallback=True))
     tokenizer.pre_tokenizer = splitter
@@ -117,8 +121,12 @@ def _build(pieces: Iterable[str], splitter) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
-    """The tokenizer in the folder `path`: FileNotFoundError without a `tokenizer.json`; ValueError
-    when it is damaged, lacks tags or has no chat template."""
+    """Load a drlib tokenizer from a folder.
+
+    Raises:
+        FileNotFoundError: no `tokenizer.json`.
+        ValueError: damaged, or without tags or chat template.
+    """
     from transformers import AutoTokenizer
 
     file = Path(path) / "tokenizer.json"
@@ -136,12 +144,12 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
 
 
 def load_any_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of any model, in its folder: nothing is asked of its tags."""
+    """Load any model's tokenizer from its folder, without checking tags."""
     from transformers import AutoTokenizer
 
     remedy = f"no tokenizer at {path}: give the folder of the model"
-    if not Path(path).is_dir():  # transformers would look for a model of that name elsewhere
-        raise ValueError(f"{remedy} (there is no such folder)")
+    if not Path(path).is_dir():  # transformers would search the hub for that name
+        raise ValueError(f"{remedy} (the folder does not exist)")
     try:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError) as error:
@@ -159,16 +167,20 @@ def _require_tags(tokenizer: PreTrainedTokenizerFast, where: str) -> None:
 
 
 class ChatIds:
-    """Token ids of the parts of a conversation, as rollouts and training put them together.
+    """Token ids of the parts of a conversation, as used in rollouts and training.
 
-    For text without tags the ids are those of `apply_chat_template`. Lone surrogates become "?".
-    `assistant_start` is the generation prompt, `end_id` closes a turn, `stop_ids` end sampling.
+    For text without tags the ids equal those of `apply_chat_template`. Lone surrogates become "?".
+
+    Attributes:
+        assistant_start: the generation prompt.
+        end_id: closes a turn.
+        stop_ids: end sampling.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
         _require_tags(tokenizer, tokenizer.name_or_path or "hand")
         self.tokenizer = tokenizer
-        # a second backend: switching one back and forth would race between threads
+        # a second backend, because switching one between modes would race between threads
         self._plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._plain.encode_special_tokens = True
         self._ids = {tag: tokenizer.convert_tokens_to_ids(tag) for tag in TAGS}
@@ -177,18 +189,18 @@ class ChatIds:
         self.assistant_start = [self._ids[START], *self.plain("assistant\n")]
 
     def plain(self, text: str) -> list[int]:
-        """Ids of text that is not trusted: no tag in it becomes a special token."""
+        """Encode untrusted text: no tag becomes a special token."""
         text = text.encode("utf-8", "replace").decode("utf-8")
         return self._plain.encode(text, add_special_tokens=False).ids
 
     def encode(self, text: str) -> list[int]:
-        """Ids of our own or the policy's text: its tags are special tokens."""
+        """Encode trusted text or the policy's: tags are special tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def prompt(
         self, question: str, tools: Sequence[dict] | None = None, system: str | None = None
     ) -> list[int]:
-        """Everything before the first sampled token. `system` and `tools` are trusted text."""
+        """Encode everything before the first sampled token; `system` and `tools` are trusted."""
         head = [] if system is None else [{"role": "system", "content": system}]
         text = self.tokenizer.apply_chat_template(
             [*head, {"role": "user", "content": ""}], tools=tools, tokenize=False
@@ -196,21 +208,23 @@ class ChatIds:
         return self.encode(text) + self.user_turn(question)
 
     def tool_turn(self, observation: str) -> list[int]:
-        """An observation as a user turn, up to where the next assistant turn is sampled."""
+        """Encode an observation as a user turn, up to the next assistant turn."""
         opens, closes = self._ids["<tool_response>"], self._ids["</tool_response>"]
         return self.user_turn("", [opens, *self.plain(observation), closes])
 
     def user_turn(self, text: str, more: Sequence[int] = ()) -> list[int]:
-        """What a user says (`more`: ids after it), up to where the next turn is sampled."""
+        """Encode a user message (`more`: ids after it), up to the next assistant turn."""
         said = [*self.plain("user\n" + text), *more, self.end_id]
         return [self._ids[START], *said, *self.assistant_start]
 
-    def segments(self, ids: Sequence[int], generated: Sequence[bool]) -> np.ndarray:
-        """The `Segment` of each token, uint8[T]: its tags tell, whoever wrote it."""
+    def segments(
+        self, ids: Sequence[int] | np.ndarray, generated: Sequence[bool] | np.ndarray
+    ) -> np.ndarray:
+        """Return the `Segment` of each token, uint8[T], by the tags."""
         return segment_tokens(ids, self.tokenizer)
 
     def decode_turn(self, ids: Iterable[int]) -> str:
-        """The text of a sampled turn, tags included, without the token that closed it."""
+        """Decode a sampled turn, tags included, without its closing token."""
         ids = [int(i) for i in ids]
         ids = ids[:-1] if ids[-1:] == [self.end_id] else ids
         return self.tokenizer.decode(ids, skip_special_tokens=False)

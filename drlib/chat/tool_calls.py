@@ -1,12 +1,12 @@
-"""The format of a turn: how a tool call and an answer are written, and the strict parser of both.
+"""The format of a turn: tool calls and answers, with a strict parser.
 
-All stages share one format, that of Qwen/Hermes and Tongyi DeepResearch (report, appendix A)
-without its blank lines: `<think>..</think><tool_call>{json}</tool_call>` or
-`<think>..</think><answer>..</answer>`; an observation is a user turn with a `<tool_response>`.
+All stages share the format of Qwen/Hermes and Tongyi DeepResearch (report, appendix A) without its
+blank lines: `<think>..</think><tool_call>{json}</tool_call>` or
+`<think>..</think><answer>..</answer>`; an observation is a user turn with a `<tool_response>`. A
+turn has one action.
 
-JSON is read before names are looked at (upstream greps the call for "python" and so runs searches
-as code); what is refused becomes the next observation, with one of `FORMAT_REASONS`.
-Left out: several calls in a turn.
+JSON is parsed before names are examined (upstream greps the call for "python" and so runs searches
+as code). A rejected turn's observation is one of `FORMAT_REASONS`.
 """
 
 import json
@@ -31,7 +31,7 @@ TAGS = (
     "</answer>",
 )
 ROLES = ("system\n", "user\n", "assistant\n")  # follow START
-MAX_DEPTH = 32  # of the JSON in a call
+MAX_DEPTH = 32  # of a call's JSON
 
 _NO_ACTION = "no tool call or answer."
 _OPEN_THINK = "think is not closed."
@@ -61,14 +61,14 @@ FORMAT_REASONS = (
     _MARKER,
     _NOT_UNICODE,
 )
-# What a policy that imagines the world writes in its own turn, and why `parse` refuses it.
+# Tags that a policy may write into its own turn, inventing observations, and the format errors.
 FOREIGN_TAGS = ("<tool_response>", "</tool_response>", START)
 FOREIGN_REASONS = (_TOOL_RESPONSE, _MARKER)
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A well-formed call; whether the tool exists is the toolbox's business."""
+    """A well-formed call; the toolbox checks that the tool exists."""
 
     name: str
     arguments: dict[str, Any]
@@ -76,14 +76,14 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Answer:
-    """What ends a rollout; never empty."""
+    """The end of a rollout; never empty."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class FormatError:
-    """`reason` is one of `FORMAT_REASONS`."""
+    """A rejected turn; `reason` is one of `FORMAT_REASONS`."""
 
     reason: str
 
@@ -94,12 +94,17 @@ _OPEN = {"<think>": _OPEN_THINK, "<tool_call>": _OPEN_CALL, "<answer>": _OPEN_AN
 
 
 def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
-    """The first action of an assistant turn, or why there is none. Never raises; bytes are UTF-8.
+    """Return the first action of an assistant turn, or a FormatError. Never raises.
 
-    Thoughts are skipped, tags and all; a turn that closes a thought it never opened began inside
-    one (templates that open it in the prompt do that). What follows the first action does not
-    count, but a tool response or chat marker anywhere spoils the turn: the policy imagined the
-    world.
+    Thoughts are skipped with their tags; a turn that closes an unopened thought started inside one
+    (templates may open it in the prompt). Text after the first action is ignored, but a tool
+    response or chat marker anywhere rejects the turn, because the policy invented an observation.
+
+    Args:
+        text: the turn; bytes are UTF-8.
+
+    >>> parse("<think>done</think><answer>Oslo</answer>")
+    Answer(text='Oslo')
     """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -126,8 +131,10 @@ def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
 
 
 def render_workspace(question: str, report: str, action: str, observation: str) -> str:
-    """What a context-managed round reads (Tongyi DeepResearch, section 1; WebResearcher): question,
-    report, last action and observation, and nothing else of what was."""
+    """Render the prompt of a context-managed round: question, report, last action and observation.
+
+    Tongyi DeepResearch, section 1; WebResearcher.
+    """
     return (
         f"Question: {question}\nReport: {report or 'empty'}\n"
         f"Last action: {action or 'none'}\nLast observation: {observation or 'none'}"
@@ -135,20 +142,22 @@ def render_workspace(question: str, report: str, action: str, observation: str) 
 
 
 def extract_report(text: str) -> str:
-    """The report of a context-managed turn, "" where it has none."""
+    """Return the report of a context-managed turn, "" without one."""
     found = _REPORT.search(text)
     return found[1].strip() if found else ""
 
 
 def truncate_after_action(text: str) -> str:
-    """The turn up to the close of its first action; all of it where it has none."""
+    """Return the turn up to the end of its first action; all of it without one."""
     tag, closes = _action_in(text)
     return text[: closes + len(f"</{tag[0][1:]}")] if tag and closes >= 0 else text
 
 
 def _action_in(text: str) -> tuple[re.Match | None, int]:
-    """The opening tag of the first action, thoughts skipped, and where its closing tag stands; that
-    of a thought which is not closed, and -1; None and -1 where there is no action."""
+    """Return the opening tag of the first action and the position of its closing tag.
+
+    (tag of the thought, -1) for an unclosed thought; (None, -1) without an action.
+    """
     at = _after_open_thought(text)
     while tag := _TAG.search(text, at):
         at = text.find("</" + tag[0][1:], tag.end())
@@ -158,7 +167,7 @@ def _action_in(text: str) -> tuple[re.Match | None, int]:
 
 
 def _after_open_thought(text: str) -> int:
-    """Where a turn's own text begins: behind a thought that the prompt opened, or at the start."""
+    """Return the end of a thought that was opened in the prompt, else 0."""
     opens = text.find("<think>")
     closes = text.find("</think>")
     began_inside = closes >= 0 and not 0 <= opens < closes
@@ -167,10 +176,10 @@ def _after_open_thought(text: str) -> int:
 
 def _parse_call(body: str) -> ToolCall | FormatError:
     call, end = _JSON.raw_decode(body)
-    # what Python reads as JSON but a tool would choke on; each of these is a ValueError too
-    text = json.dumps(call, ensure_ascii=False, allow_nan=False, indent=1)  # NaN, infinite
-    text.encode("utf-8")  # a lone surrogate, written as an escape
-    # a depth of our own: where Python's recursion ends depends on the caller's stack
+    # reject JSON that Python accepts but tools may not; each raises ValueError too
+    text = json.dumps(call, ensure_ascii=False, allow_nan=False, indent=1)  # NaN and infinity
+    text.encode("utf-8")  # lone surrogates
+    # explicit depth limit: Python's recursion limit depends on the caller's stack
     if max(len(line) - len(line.lstrip(" ")) for line in text.split("\n")) >= MAX_DEPTH:
         raise ValueError("nested too deeply")
     if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
@@ -181,7 +190,7 @@ def _parse_call(body: str) -> ToolCall | FormatError:
     if not isinstance(arguments, dict):
         return FormatError(_BAD_ARGUMENTS)
     rest = body[end:].strip()
-    if rest.startswith("<code>"):  # Tongyi's form: arguments {}, then the program itself
+    if rest.startswith("<code>"):  # Tongyi's form: arguments {}, then the program
         code = rest.removeprefix("<code>").removesuffix("</code>").strip("\r\n")
         python = name in ("PythonInterpreter", "python") and not arguments
         if not (python and rest.endswith("</code>") and code.strip()):
@@ -202,10 +211,11 @@ _JSON = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def render_call(name: str, arguments: dict[str, Any]) -> str:
-    """`<tool_call>{"name": .., "arguments": ..}</tool_call>`; `parse` gives the same back."""
+    """Render `<tool_call>{"name": .., "arguments": ..}</tool_call>`, the inverse of `parse`."""
     body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
     return f"<tool_call>{body}</tool_call>"
 
 
 def render_answer(text: str) -> str:
+    """Render `<answer>..</answer>`."""
     return f"<answer>{text}</answer>"

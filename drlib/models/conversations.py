@@ -75,8 +75,8 @@ def validate_requests(
     context = max_context if context is None else context
     has_context = 2 <= context <= max_context
     require(has_context, f"context={context} must be in [2, max_context={max_context}]")
-    prompts = [list(map(int, prompt)) for prompt in prompts]
-    for i, prompt in enumerate(prompts):
+    checked = [list(map(int, prompt)) for prompt in prompts]
+    for i, prompt in enumerate(checked):
         require(
             0 < len(prompt) < context,
             f"prompt {i} has {len(prompt)} tokens: give at least one, and "
@@ -87,7 +87,7 @@ def validate_requests(
     if len(keys) != len(prompts) or any(not 0 <= key < 2**64 for key in keys):
         raise ValueError(f"{len(keys)} keys for {len(prompts)} prompts: one each in [0, 2**64)")
     check_ids(params.stop_ids, vocab_size, "stop_ids")
-    return prompts, keys, context
+    return checked, keys, context
 
 
 class TurnwiseEngine(Engine):

@@ -318,7 +318,8 @@ class _Run:
         for i in np.flatnonzero(stop | full | long).tolist():
             row, reason = int(rows[i]), "stop" if stop[i] else "length" if long[i] else "context"
             turn = slice(int(self.turn_start[row]), int(self.length[row]))
-            completion = Completion(*(array[row, turn].tolist() for array in arrays), reason)
+            ids, logprobs, entropies = (array[row, turn].tolist() for array in arrays)
+            completion = Completion(ids, logprobs, entropies, reason)
             if self.decoder.routes:
                 read = int(self.length[row]) - 1  # the last token has not been read yet
                 completion.routed_experts = self.routes[row, int(self.reported[row]) : read].copy()

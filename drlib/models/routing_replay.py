@@ -22,6 +22,7 @@ padding.
 Routers with sigmoid scores or expert groups are not supported.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -70,6 +71,10 @@ class _Hooks(ExitStack):
             enter, route = partial(self._enter, i), partial(self._route, i)
             self.enter_context(layer.register_forward_pre_hook(enter, with_kwargs=True))
             self.enter_context(router.register_forward_hook(route))
+
+    @abstractmethod
+    def _route(self, i: int, router, args, output):
+        """Process the output of the router of sparse layer `i`."""
 
     def _begin(self, stack, args, kwargs):
         self.number += 1

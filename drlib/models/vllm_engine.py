@@ -23,6 +23,7 @@ import tempfile
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,12 +50,12 @@ INSTALL_VLLM = (
     "once and use its environment `.venv-vllm`"
 )
 NO_ROUTES = (
-    "routes=True: vLLM on a CPU records no experts: sample on a GPU, or with engine=hf "
+    "routes=True: vLLM on a CPU records no experts: sample on a GPU, or with engine.name=hf "
     "(drlib.models.transformers_engine.TransformersEngine)"
 )
 NO_BIASES = (
-    "vLLM does not support router biases (drlib.models.router_bias): sample with engine=local or "
-    "engine=hf"
+    "vLLM does not support router biases (drlib.models.router_bias): sample with "
+    "engine.name=local or engine.name=hf"
 )
 
 
@@ -64,6 +65,9 @@ class WeightsDiffer(ValueError):
 
 class WeightSync:
     """Methods added to vLLM's worker (its `worker_extension_cls`)."""
+
+    model_runner: Any  # attributes of the worker
+    device: Any
 
     def reload_from(self, path: str) -> int:
         """Load the weights in the folder `path`; return the number of repacked layers."""

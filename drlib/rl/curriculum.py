@@ -215,7 +215,7 @@ class StagedCurriculum(StateMachine):
     """
 
     def __init__(self, stages: Sequence[RolloutStage] = RSTAR2_STAGES):
-        usable = stages and min(min(s.steps, s.tokens, s.turns) for s in stages) >= 1
+        usable = len(stages) > 0 and min(min(s.steps, s.tokens, s.turns) for s in stages) >= 1
         require(usable, f"each stage needs at least 1 step, token and turn, got {stages}")
         self.stages = tuple(stages)
         self.plan = [at for at, stage in enumerate(stages) for _ in range(stage.steps)]
@@ -274,7 +274,9 @@ class TaskMixture(StateMachine):
 
     def __init__(self, weights: Mapping[str, float]):
         bad = [kind for kind, weight in weights.items() if not 0 < weight < float("inf")]
-        require(weights and not bad, f"weights must be positive and finite, got {dict(weights)}")
+        require(
+            bool(weights) and not bad, f"weights must be positive and finite, got {dict(weights)}"
+        )
         self.weights = dict(weights)
         self.state = dict.fromkeys(weights, 0)  # number of draws per kind
 

@@ -105,6 +105,9 @@ class Evidence:
     replayed: bool | None = None  # re-running its actions gave the same result
 
 
+Label = Literal["positive", "negative", "excluded", "high", "low", "drop"]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The decision about one trajectory.
@@ -117,7 +120,7 @@ class Verdict:
         reasons: causes of exclusion, such as "overlong", "env_fault", "unjudged", "hallucination".
     """
 
-    label: Literal["positive", "negative", "excluded", "high", "low", "drop"]
+    label: Label
     loss_weight: float
     in_baseline: bool
     reasons: tuple[str, ...] = ()
@@ -136,7 +139,7 @@ def classify(
         ValueError: an enabled check lacks its evidence.
     """
     config = config or FilterConfig()
-    drop = "drop" if config.pipeline else "excluded"
+    drop: Label = "drop" if config.pipeline else "excluded"
 
     # not judged
     reasons = ("env_fault",) if has_env_fault(trajectory) else ()
@@ -208,7 +211,7 @@ def _report(trajectories: Sequence[Trajectory], verdicts: list[Verdict], by_labe
     lost = sum(n for n, verdict in zip(tokens, verdicts) if not verdict.loss_weight)
     judged = [t.reward for t in trajectories if t.reward is not None and not has_env_fault(t)]
     kept = [t.reward for t, v in zip(trajectories, verdicts) if v.loss_weight]
-    report = {
+    report: dict[str, Any] = {
         "labels": _counts(verdict.label for verdict in verdicts),
         "reasons": _counts(reason for verdict in verdicts for reason in verdict.reasons),
         "excluded_tokens": lost / max(sum(tokens), 1),

@@ -389,7 +389,7 @@ def merge_metrics(parts: Sequence[dict[str, float]]) -> dict[str, float]:
     Raises:
         ValueError: an empty list, or dicts with different keys.
     """
-    alike = parts and all(part.keys() == parts[0].keys() for part in parts)
+    alike = len(parts) > 0 and all(part.keys() == parts[0].keys() for part in parts)
     require(alike, "merge_metrics needs at least one dict, all with the same keys")
     tokens = sum(part["tokens"] for part in parts)
     counted = [part for part in parts if part["tokens"] > 0] or list(parts[:1])

@@ -15,7 +15,7 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 
@@ -150,7 +150,7 @@ def rollout_signals(
     """
     sound = [t for t in trajectories if not has_env_fault(t)]
     calls = [result for t in trajectories for result in t.tool_results]
-    signals = {
+    signals: dict[str, float | list[float] | None] = {
         "reward": _mean(t.reward for t in sound if t.reward is not None),
         "unanswered": _mean(t.answer is None for t in sound),
         "format_errors": _mean(t.termination == Termination.FORMAT for t in sound),
@@ -257,14 +257,14 @@ class HistogramShift(StateMachine):
             state["current"] = []
         return alarm
 
-    def _histograms(self) -> list[list[int]]:
+    def _histograms(self) -> tuple[list[int], list[int]]:
         """Count the values of each window per bin; an edge is a bin between two others."""
         edges = sorted(set(statistics.quantiles(self.state["reference"], n=self.bins)))
         histograms = []
         for window in (self.state["reference"], self.state["current"]):
             bins = [bisect_left(edges, value) + bisect_right(edges, value) for value in window]
             histograms.append([bins.count(k) for k in range(2 * len(edges) + 1)])
-        return histograms
+        return histograms[0], histograms[1]
 
 
 class Alarm(NamedTuple):
@@ -318,7 +318,8 @@ class DriftDetector(StateMachine):
                 state["averages"][name] = self.memory * old + (1 - self.memory) * new
         alarms = []
         for name in sorted(self.monitors):
-            kind = None if signals[name] is None else self.monitors[name].update(signals[name])
+            monitor: Any = self.monitors[name]
+            kind = None if signals[name] is None else monitor.update(signals[name])
             if kind:
                 alarms.append(Alarm(state["step"], name, kind))
         for name, version in sorted((identity or {}).items()):

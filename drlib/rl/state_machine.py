@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import field
+from typing import Any
 
 from drlib.validation import check_fields, require
 
@@ -17,6 +18,8 @@ class StateMachine:
 
     Settings are not part of the state: restore into an object built with the same settings.
     """
+
+    state: dict[str, Any]
 
     def __post_init__(self):
         check_fields(self)
