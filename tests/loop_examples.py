@@ -18,9 +18,9 @@ from drlib.models.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import data, grpo, stages
-from drlib.training.questions import Questions
-from drlib.training.ranks import Ranks, gradients
-from drlib.training.run import RunFolder
+from drlib.training.question_scheduler import Questions
+from drlib.training.distributed import Ranks, gradients
+from drlib.training.run_folder import RunFolder
 from drlib.trajectory import with_reward
 from drlib.worlds import Names, load_world
 

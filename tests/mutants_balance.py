@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         "bias: the balance loss knows none",
-        "drlib/training/batches.py",
+        "drlib/training/packing.py",
         "balance_loss(router_logits, k, get_router_biases(model), batch.times())",
         "balance_loss(router_logits, k, None, batch.times())",
         (f"{BIAS}::test_the_balance_loss_counts_the_experts_that_a_bias_chose",),

@@ -2,8 +2,8 @@
 
 from tests.mutants import Mutant
 
-BATCHES = "tests/test_training_batches.py"
-GRADIENT = "tests/test_training_gradient.py"
+BATCHES = "tests/test_training_packing.py"
+GRADIENT = "tests/test_training_learner.py"
 
 MUTANTS = [
     Mutant(
@@ -40,7 +40,7 @@ MUTANTS = [
     ),
     Mutant(
         "frugal head: forgets the temperature",
-        "drlib/training/batches.py",
+        "drlib/training/packing.py",
         "token_logprobs(hidden_MH, head.weight, ids_M, temperature=temperature)",
         "token_logprobs(hidden_MH, head.weight, ids_M)",
         (BATCHES,),
@@ -48,7 +48,7 @@ MUTANTS = [
     ),
     Mutant(
         "frugal head: the setting is not read",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         "config.rl.temperature, config.rl.loss.chunked_logprobs)",
         "config.rl.temperature)",
         (GRADIENT,),
@@ -56,7 +56,7 @@ MUTANTS = [
     ),
     Mutant(
         "flat pass: a sample's first token is scored",
-        "drlib/training/batches.py",
+        "drlib/training/packing.py",
         "            scored_N[start] = False\n",
         "            pass\n",
         (BATCHES,),
@@ -96,7 +96,7 @@ MUTANTS = [
     ),
     Mutant(
         "one prompt: the token behind it is predicted from another rollout's end",
-        "drlib/training/batches.py",
+        "drlib/training/packing.py",
         "            before_N[start] = starts[prefix.owner] + prefix.length - 1\n",
         "            pass\n",
         (BATCHES,),
@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     Mutant(
         "one prompt: the balance loss counts it once",
-        "drlib/training/batches.py",
+        "drlib/training/packing.py",
         "get_router_biases(model), batch.times())",
         "get_router_biases(model), None)",
         (BATCHES,),
@@ -112,7 +112,7 @@ MUTANTS = [
     ),
     Mutant(
         "one prompt: any of its length is taken for it",
-        "drlib/training/batches.py",
+        "drlib/training/packing.py",
         "lenders.setdefault(ids_T[:n].numpy().tobytes(), i)",
         "lenders.setdefault(bytes(n), i)",
         (BATCHES,),
@@ -120,7 +120,7 @@ MUTANTS = [
     ),
     Mutant(
         "one prompt: micro-batches count it for each",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         "if prompt_ids.tobytes() in prompts else whole",
         "if False else whole",
         (GRADIENT,),

@@ -2,9 +2,9 @@
 
 from tests.mutants import Mutant
 
-LOOP = "tests/test_training_loop.py"
+LOOP = "tests/test_training_grpo.py"
 SWITCHES = "tests/test_training_switches.py"
-GRADIENT = "tests/test_training_gradient.py"
+GRADIENT = "tests/test_training_learner.py"
 STAGES = "tests/test_training_stages.py"
 LOSSES = "tests/test_rl_losses.py"
 ADVANTAGES = "tests/test_rl_advantages.py"
@@ -163,7 +163,7 @@ MUTANTS = [
     ),
     Mutant(
         "gradient: of the last share only",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         "total = own if total is None else [a + b for a, b in zip(total, own)]",
         "total = own",
         (f"{STAGES}::test_two_processes_give_the_bits_of_one",),
@@ -171,7 +171,7 @@ MUTANTS = [
     ),
     Mutant(
         "gradient: a rank dropped",
-        "drlib/training/ranks.py",
+        "drlib/training/distributed.py",
         "    dist.all_reduce(flat)\n",
         "",
         (f"{STAGES}::test_two_processes_give_the_bits_of_one",),
@@ -179,7 +179,7 @@ MUTANTS = [
     ),
     Mutant(
         "gradient: divided by the live tokens",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         'per = "tokens" if',
         'per = "live" if',
         (f"{GRADIENT}::test_packed_micro_batches_give_the_gradient_of_the_padded_whole",),
@@ -187,7 +187,7 @@ MUTANTS = [
     ),
     Mutant(
         "gradient: filtered tokens are counted",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         '"tokens": float(sum(weights[i] * counted[i] for i in weighed)),',
         '"tokens": float(sum(counted)),',
         (f"{GRADIENT}::test_dropping_equal_groups_takes_their_tokens_out_of_the_count",),
@@ -195,7 +195,7 @@ MUTANTS = [
     ),
     Mutant(
         "gradient: balance by the share of live tokens",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         "(n / live_tokens)",
         "(n / denominator)",
         (f"{LOOP}::test_the_balance_loss_weighs_the_same_however_many_tokens_are_live",),
@@ -203,7 +203,7 @@ MUTANTS = [
     ),
     Mutant(
         "mask: shifted by one",
-        "drlib/training/batches.py",
+        "drlib/training/packing.py",
         "hidden_NH[before_N[at_M]]",
         "hidden_NH[at_M]",
         (f"{GRADIENT}::test_recorded_log_probabilities_are_the_engine_s_and_lie_where_tokens_lie",),
@@ -211,7 +211,7 @@ MUTANTS = [
     ),
     Mutant(
         "mask: observations too",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         "mask_N = tokens.spread([t.generated for t in chosen], torch.bool)",
         "mask_N = tokens.spread([t.turns >= 0 for t in chosen], torch.bool)",
         (GRADIENT,),
@@ -219,7 +219,7 @@ MUTANTS = [
     ),
     Mutant(
         "temperature: the trainer forgets it",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         "scored = score(model, tokens, mask_N, config.rl.temperature, config.rl.loss.chunked_logprobs)",
         "scored = score(model, tokens, mask_N, 1.0, config.rl.loss.chunked_logprobs)",
         (f"{SWITCHES}::test_a_switch_of_the_rollouts_changes_them_and_is_learned_from",),
@@ -357,7 +357,7 @@ MUTANTS = [
     ),
     Mutant(
         "resume: the optimizer begins anew",
-        "drlib/training/run.py",
+        "drlib/training/run_folder.py",
         '            optimizers.load_state_dict(state["optimizers"])\n',
         "",
         (f"{LOOP}::test_a_resumed_run_reaches_the_same_bits",),

@@ -1,10 +1,10 @@
-"""The faults of what is asked: drlib/training/questions.py and asking.py (see `tests.mutants`)."""
+"""The faults of what is asked: drlib/training/question_scheduler.py and asking.py (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
 QUESTIONS = "tests/test_training_questions.py"
-ASKING = "tests/test_training_asking.py"
-LOOP = "tests/test_training_loop.py"
+ASKING = "tests/test_training_question_scheduling.py"
+LOOP = "tests/test_training_grpo.py"
 EXCHANGE = f"{ASKING}::test_curation_exchanges_what_is_settled_for_what_has_become_medium"
 STAGES = f"{ASKING}::test_the_loop_s_stages_have_their_limits_and_the_last_one_starts_anew"
 TWO = f"{ASKING}::test_two_processes_ask_and_try_what_one_does"
@@ -13,7 +13,7 @@ MUTANTS = [
     # ------------------------------------------------------------ sources and kinds
     Mutant(
         "questions: the curriculum although there is none",
-        "drlib/training/questions.py",
+        "drlib/training/question_scheduler.py",
         'if curriculum is None or self.config.rl.curriculum.weighting == "none":',
         "if curriculum is None:",
         (f"{QUESTIONS}::test_without_a_curriculum_every_kind_is_drawn_evenly",),
@@ -21,7 +21,7 @@ MUTANTS = [
     ),
     Mutant(
         "questions: a mixture by chance",
-        "drlib/training/questions.py",
+        "drlib/training/question_scheduler.py",
         "        if self.mixture is None:\n            return [None] * n\n",
         "        if n:\n            return [None] * n\n",
         (f"{QUESTIONS}::test_an_exact_mixture_meets_its_shares_in_every_ten_questions",),
@@ -29,7 +29,7 @@ MUTANTS = [
     ),
     Mutant(
         "questions: sources in a fixed order",
-        "drlib/training/questions.py",
+        "drlib/training/question_scheduler.py",
         "        rng.shuffle(sources)\n",
         "        sources.sort()\n",
         (f"{QUESTIONS}::test_an_exact_mixture_meets_its_shares_in_every_ten_questions",),
@@ -37,7 +37,7 @@ MUTANTS = [
     ),
     Mutant(
         "questions: trails beside the other shares",
-        "drlib/training/questions.py",
+        "drlib/training/question_scheduler.py",
         "PYTHON: (1 - trails) * sums,",
         "PYTHON: sums,",
         (f"{QUESTIONS}::test_the_shares_are_those_of_the_settings_as_written",),
@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "questions: the worlds of sources exchanged",
-        "drlib/training/questions.py",
+        "drlib/training/question_scheduler.py",
         "return FICTIONAL if task.world in worlds else REAL",
         "return REAL if task.world in worlds else FICTIONAL",
         (f"{ASKING}::test_the_loop_learns_from_an_exact_mixture_and_says_how_each_source_does",),
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         "questions: a second draw repeats the first",
-        "drlib/training/questions.py",
+        "drlib/training/question_scheduler.py",
         '(f"-{again}" if again else "")',
         '""',
         (f"{QUESTIONS}::test_a_second_draw_of_a_step_has_other_questions",),
@@ -62,7 +62,7 @@ MUTANTS = [
     # ------------------------------------------------------------ a fixed set
     Mutant(
         "pool: the same question twice",
-        "drlib/training/questions.py",
+        "drlib/training/question_scheduler.py",
         "                if task.id not in found:\n",
         "                if task:\n",
         (f"{QUESTIONS}::test_a_pool_has_kinds_evenly_and_different_questions_only",),

@@ -70,7 +70,7 @@ MUTANTS = [
     ),
     Mutant(
         "real: adapters are thrown away",
-        "drlib/training/models.py",
+        "drlib/training/model_setup.py",
         "return copy.deepcopy(model).merge_and_unload() if _has_adapters(model) else model",
         "return copy.deepcopy(model).unload() if _has_adapters(model) else model",
         (f"{REAL}::test_every_stage_leaves_its_result",),
@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     Mutant(
         "real: a resumed run forgets the experts",
-        "drlib/training/models.py",
+        "drlib/training/model_setup.py",
         "load_model(checkpoint if whole else where, trained_dtype(config))",
         "load_model(where, trained_dtype(config))",
         (KILLED,),
@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     Mutant(
         "real: adapters move the router",
-        "drlib/training/models.py",
+        "drlib/training/model_setup.py",
         "target_modules=sorted(linear | (EXPERTS if shared else set())),",
         'target_modules="all-linear",',
         (f"{REAL}::test_adapters_reach_the_experts_and_leave_the_router_and_the_head_alone",),
@@ -172,7 +172,7 @@ MUTANTS = [
     ),
     Mutant(
         "real: evaluated on the CPU of a GPU's machine",
-        "drlib/training/models.py",
+        "drlib/training/model_setup.py",
         "yield TransformersEngine(model.to(default_device()), max",
         "yield TransformersEngine(model, max",
         ("tests/test_training_devices.py::test_an_engine_computes_where_the_process_does",),

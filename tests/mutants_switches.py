@@ -5,7 +5,7 @@ from tests.mutants import Mutant
 REWARDS = "tests/test_training_rewards.py"
 TOKENS = "tests/test_training_tokens.py"
 SWITCHES = "tests/test_training_switches.py"
-GRADIENT = "tests/test_training_gradient.py"
+GRADIENT = "tests/test_training_learner.py"
 ROUTES = "tests/test_training_flat_routes.py"
 
 MUTANTS = [
@@ -107,7 +107,7 @@ MUTANTS = [
     ),
     Mutant(
         "weights: not in the loss",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         "weights_B=laid_out(share.weights_N.tolist())[:, 0],",
         "weights_B=None,",
         (TOKENS,),
@@ -115,7 +115,7 @@ MUTANTS = [
     ),
     Mutant(
         "weights: not in the denominator",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         '"tokens": float(sum(weights[i] * counted[i] for i in weighed)),',
         '"tokens": float(sum(counted[i] for i in weighed)),',
         (TOKENS,),
@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         "top entropy: what was dropped is counted",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         "learning_BT=None if share.learning is None else padded(share.learning),",
         "learning_BT=padded([t.generated for t in share.trajectories]),",
         (TOKENS,),
@@ -195,7 +195,7 @@ MUTANTS = [
     ),
     Mutant(
         "correction: of the token in the loss, of the sequence in the count",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         "config.rl.loss.level == config.rl.loss.aggregate == config.rl.loss.correction_level",
         "config.rl.loss.level == config.rl.loss.aggregate",
         (f"{GRADIENT}::test_a_correction_s_level_is_that_of_the_padded_whole",),
@@ -227,7 +227,7 @@ MUTANTS = [
     ),
     Mutant(
         "local routes: of another rollout",
-        "drlib/training/gradient.py",
+        "drlib/training/learner.py",
         "None if self.routes is None else [self.routes[i] for i in some],",
         "None if self.routes is None else self.routes[: len(some)],",
         (ROUTES,),

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from drlib.config import Config
 from drlib.training import build, stages
-from drlib.training.ranks import Ranks
+from drlib.training.distributed import Ranks
 from tests.template_examples import random_model
 
 MINIATURE = {
@@ -51,7 +51,7 @@ def miniature(folder: Path, kind: str, **changes) -> Config:
     where = folder / kind
     if not where.exists():
         random_model(where, kind)
-    return Config.load("gpu1", **{**MINIATURE, "model": str(where), **changes})
+    return Config.load("gpu1", **{**MINIATURE, "model.path": str(where), **changes})
 
 
 def built(stage: str, config: Config, runs: Path) -> Path:

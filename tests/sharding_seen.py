@@ -1,8 +1,8 @@
 """A plugin of a test: notes in the run folder what kind of tensor the trained weights are."""
 
-from drlib.training import models, sft_trl
+from drlib.training import model_setup, sft_trl
 
-save = models.save_whole
+save = model_setup.save_whole
 
 
 def save_and_say(run, trainer, *others):

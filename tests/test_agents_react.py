@@ -17,7 +17,7 @@ from drlib.models.moe import PolicyShape, build_policy
 from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
-from drlib.training.batches import Flat, score
+from drlib.training.packing import Flat, score
 from drlib.training.data import PHRASES, world_texts
 from drlib.trajectory import Segment, Termination
 from drlib.worlds import Entity, SmallWorld, load_world

@@ -45,7 +45,7 @@ def test_a_bar_is_as_long_as_the_memory_and_says_whether_it_is_too_much(ax, larg
 
 def test_a_part_of_memory_has_a_colour(large):
     parts = set()
-    for changes in ({}, {"rl.loss.kl_coef": 0.1}, {"engine": "vllm"}):
+    for changes in ({}, {"rl.loss.kl_coef": 0.1}, {"engine.name": "vllm"}):
         parts |= set(plan(large.derive(**changes)).fit.memory.parts)
     assert parts <= set(scaling_plots.PARTS)
 
@@ -103,7 +103,7 @@ def test_the_panel_draws_the_plan_that_is_asked_for(large):
 
     def drawn(cards, rank):
         asked.append((cards, rank))
-        changes = {"processes": cards, "fsdp": cards > 1, "lora_rank": rank}
+        changes = {"processes": cards, "trainer.fsdp": cards > 1, "trainer.lora_rank": rank}
         return scaling_plots.planned(plan(large.derive(**changes)))
 
     choices = {"cards": (1, 2, 4, 8), "rank": (0, 32)}

@@ -5,12 +5,11 @@ Run: python -m pytest tests/test_config.py
 
 import pytest
 
-from drlib.config import Config
-from drlib.profiles import PROFILES
+from drlib.config import Config, profile_names
 
 
 def test_profiles_differ_from_the_default_only_in_known_names():
-    for profile in PROFILES:
+    for profile in profile_names():
         assert Config.load(profile).profile == profile
     assert Config.load("ci").rl.steps < Config.load("laptop").rl.steps
 
@@ -24,7 +23,7 @@ def test_profiles_differ_from_the_default_only_in_known_names():
         ({"rl.steps": True}, "must be int, got bool"),
         ({"rl.steps": -1}, "negative"),
         ({"rl.curriculum.python_share": 1.5}, "share in 0..1"),
-        ({"init": "zeros"}, "one of"),
+        ({"model.init": "zeros"}, "one of"),
     ],
 )
 def test_wrong_values_are_named(changes, message):

@@ -14,8 +14,8 @@ from drlib.config import Config
 from drlib.evals.evaluate import Outcome, rows_of
 from drlib.evals.metrics import difference_interval, share_interval
 from drlib.evals.results import Results, origin
-from drlib.training import run, stages
-from drlib.training.ranks import Ranks
+from drlib.training import run_folder, stages
+from drlib.training.distributed import Ranks
 
 
 def outcome(task, kind, hops, greedy, samples, calls=4, errors=1):
@@ -159,13 +159,13 @@ def history(tmp_path, monkeypatch):
         return git("rev-parse", "HEAD")
 
     git("init", "-q")
-    monkeypatch.setattr(run, "ROOT", checkout)
+    monkeypatch.setattr(run_folder, "ROOT", checkout)
     return commit
 
 
 def finish(names, config, runs, **metrics):
     for name in names:
-        run.RunFolder(
+        run_folder.RunFolder(
             stages.folder(name, config, runs), stages.settings_of(name, config), Ranks()
         ).finish(metrics)
 
@@ -197,7 +197,7 @@ def test_what_was_made_from_changed_files_says_so_and_a_seed_by_hand_has_no_comm
 ):
     commit = history("evaluation.seed = 5")
     config = Config(evaluation__seed=7)
-    (run.ROOT / "drlib" / "config.py").write_text("not committed")
+    (run_folder.ROOT / "drlib" / "config.py").write_text("not committed")
     finish(["world", "rl", "evaluate_rl"], config, tmp_path)
     made = origin([config], tmp_path, ["rl"])
     assert made["recipe"] == [f"{commit}-dirty"] == made["evaluation"]

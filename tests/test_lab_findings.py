@@ -139,7 +139,7 @@ def test_both_arms_are_trained_asked_and_written_down(tmp_path):
     found = json.loads(path.read_text())
     assert found["command"] == "python -m drlib.lab finding wide --profile ci --seeds 0"
     assert found["accuracy"] == [0, 0] and found["outcome"] == "open" and found["n"] == 3
-    assert found["setting"] == {"hidden": 64} and found["control"] == {"hidden": 32}
+    assert found["setting"] == {"model.hidden": 64} and found["control"] == {"model.hidden": 32}
     for arm in ARMS:
         kept = load_trajectories(tmp_path / "out" / "wide" / arm / "seed0_greedy.parquet")
         assert kept and not any(one.answer for one in kept)

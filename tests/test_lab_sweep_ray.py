@@ -13,7 +13,7 @@ from drlib import cli
 from drlib.lab import sweep_ray
 from drlib.lab.sweep import load_sweep
 from drlib.training import hosts, stages
-from drlib.training.run import MANIFEST, RunFolder, read_metrics
+from drlib.training.run_folder import MANIFEST, RunFolder, read_metrics
 from tests.loop_examples import build_stages
 from tests.ray_cluster import two_nodes
 from tests.sweep_examples import write_sweep

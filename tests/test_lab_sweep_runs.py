@@ -19,7 +19,7 @@ from drlib.files import read_json_lines
 from drlib.lab.sweep import Sweep, load_sweep
 from drlib.lab.sweep_runs import listing
 from drlib.training import stages
-from drlib.training.run import MANIFEST, METRICS, RunFolder, read_metrics
+from drlib.training.run_folder import MANIFEST, METRICS, RunFolder, read_metrics
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import build_stages
 from tests.sweep_examples import write_sweep

@@ -24,10 +24,10 @@ from drlib.models.router_bias import (
 from drlib.models.routing_replay import record_routes, replay_routes
 from drlib.models.transformers_engine import TransformersEngine
 from drlib.training import pretrain
-from drlib.training.batches import Flat, balance_loss, score
+from drlib.training.packing import Flat, balance_loss, score
 from drlib.training.plan_checks import check
-from drlib.training.ranks import Ranks
-from drlib.training.run import read_metrics
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import read_metrics
 from tests.loop_examples import build_stages, build_world, cold_start, settings
 from tests.policy_examples import SMALL, real_model
 

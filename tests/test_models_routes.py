@@ -19,10 +19,10 @@ from drlib.models.moe import load_policy
 from drlib.models.routing_replay import record_routes
 from drlib.models.transformers_engine import TransformersEngine
 from drlib.models.vllm_engine import _sparse_layers
-from drlib.training import grpo_trl, models
+from drlib.training import grpo_trl, model_setup
 from drlib.training.grpo import limits_of
 from drlib.training.routing import Routing
-from drlib.training.run import read_metrics
+from drlib.training.run_folder import read_metrics
 from drlib.training.samples import contexts_of
 from drlib.trajectory import NO_RECORD, load_trajectories
 from tests.engine_examples import small_model
@@ -210,7 +210,7 @@ def test_the_stage_replays_what_the_engine_chose(tmp_path, monkeypatch):
     assert row["live_groups"] > 0 and row["grad_norm"] > 0
     assert row["mismatch/max_logp_gap"] < 1e-4 and abs(row["mismatch/kl"]) < 1e-6
     assert row["moe/rerouted"] < 0.002
-    monkeypatch.setattr(models, "TransformersEngine", Shifted)
+    monkeypatch.setattr(model_setup, "TransformersEngine", Shifted)
     wrong = step_with(r3(), tmp_path / "wrong")
     assert wrong["mismatch/max_logp_gap"] > 0.1 and wrong["moe/rerouted"] > 0.1
     assert abs(wrong["grad_norm"] - row["grad_norm"]) > 1e-2 * row["grad_norm"]

@@ -18,7 +18,7 @@ from drlib.models.routing_replay import (
     replay_routes,
     router_entropy,
 )
-from drlib.training.batches import Flat, score
+from drlib.training.packing import Flat, score
 from tests.policy_examples import SMALL
 
 

@@ -29,7 +29,7 @@ from drlib.questions.chains import chain_questions, split_answers
 from drlib.sandbox import Sandbox
 from drlib.task import is_correct
 from drlib.tools import Toolbox
-from drlib.training.batches import Flat, score
+from drlib.training.packing import Flat, score
 from drlib.training.grpo import COLLAPSE
 from drlib.worlds import load_world
 

@@ -14,8 +14,8 @@ from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
 from drlib.training import pretrain, sft, stages
 from drlib.training.pretrain import documents
-from drlib.training.ranks import Ranks
-from drlib.training.run import RunFolder
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import RunFolder
 from drlib.training.sft import memory_samples
 from drlib.worlds import Names
 from tests.loop_examples import ColdStart, build_stages, flat, settings
@@ -95,7 +95,7 @@ def test_a_searcher_is_rewarded_for_what_it_adds_to_plain_retrieval(start, tmp_p
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """World, tokenizer, pool and first weights of the memory line, small."""
-    config = settings(**SHORT, skills="memory", demonstrations=40, teacher="solver")
+    config = settings(**SHORT, questions__skills="memory", demonstrations__count=40, demonstrations__teacher="solver")
     runs = tmp_path_factory.mktemp("runs")
     return config, runs, build_stages(BEFORE, config, runs)
 
@@ -172,7 +172,7 @@ def test_what_the_cold_start_draws_shows_every_skill_by_its_share(built, monkeyp
 
 
 def test_without_the_setting_no_stage_draws_a_skill(tmp_path, monkeypatch):
-    config = settings(**SHORT, demonstrations=40, teacher="solver")
+    config = settings(**SHORT, demonstrations__count=40, demonstrations__teacher="solver")
     build_stages(BEFORE, config, tmp_path)
     for stage in STAGES:
         shares, _ = shares_drawn(stage, config, tmp_path, monkeypatch)
@@ -192,7 +192,7 @@ def test_pre_training_has_the_skills_only_where_they_are_asked_for(built, start)
 
 
 def test_questions_of_several_conditions_and_memory_are_refused_together(tmp_path):
-    config = settings(skills="memory", questions="engine", world="folder:notebooks/tern")
-    with pytest.raises(ValueError, match="set questions=chains"):
+    config = settings(questions__skills="memory", questions__source="engine", world__name="folder:notebooks/tern")
+    with pytest.raises(ValueError, match="set questions.source=chains"):
         build_stages(("world",), config, tmp_path)
     assert not RunFolder.complete(stages.folder("world", config, tmp_path))

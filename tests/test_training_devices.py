@@ -12,23 +12,23 @@ import torch
 from drlib.config import ROOT, Config
 from drlib.models import moe
 from drlib.models.transformers_engine import TransformersEngine
-from drlib.training import models
+from drlib.training import model_setup
 
 TOUR_SFT = str(ROOT / "figures/reference/tour/policy_sft")
 
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    for module in (moe, models):
+    for module in (moe, model_setup):
         monkeypatch.setattr(module, "default_device", lambda: torch.device("meta"))
 
 
 @pytest.mark.parametrize("engine", ["hf", "local"])
 def test_an_engine_computes_where_the_process_does(elsewhere, engine):
-    model = models.load_model(TOUR_SFT, torch.float32)
+    model = model_setup.load_model(TOUR_SFT, torch.float32)
     assert model.device.type == "cpu"
     config = Config.load("laptop", trainer__backend="trl", engine__name=engine)
-    with models.engine_of(model, TOUR_SFT, config) as made:
+    with model_setup.engine_of(model, TOUR_SFT, config) as made:
         assert model.device.type == "meta", "it is the model that is trained, not a copy"
         there = made.model.device if engine == "hf" else made._decoder.cache.device
         assert there.type == "meta"

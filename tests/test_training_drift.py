@@ -14,7 +14,7 @@ import torch
 from drlib.config import ROOT
 from drlib.evals.evaluate import read_outcomes
 from drlib.rl.stability import Alarm, PageHinkley
-from drlib.training.ranks import Ranks
+from drlib.training.distributed import Ranks
 from drlib.training.steering import Told, is_worse, monitors_of, watched_signals
 from drlib.trajectory import Termination, ToolResult, load_trajectories
 from drlib.worlds.perturbed import PerturbedWorld, perturb_worlds

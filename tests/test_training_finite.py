@@ -17,8 +17,8 @@ from drlib.config import ROOT
 from drlib.demonstrations.actions import Sample
 from drlib.training import build, grpo_trl, pretrain
 from drlib.training.optim import MOST_SKIPPED, SKIPPED, GradientWatch
-from drlib.training.ranks import Ranks
-from drlib.training.run import NotFinite, RunFolder, read_metrics
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import NotFinite, RunFolder, read_metrics
 from drlib.training.sft_trl import IGNORED, sft_dataset, trainer_of
 from drlib.training.trl_run import attend_without_cudnn, gradient_is_finite
 from tests.loop_examples import a_batch, cold_start, flat, settings

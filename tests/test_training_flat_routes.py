@@ -14,9 +14,9 @@ import torch
 from drlib.models.engine import SamplingParams
 from drlib.models.local_engine import LocalEngine
 from drlib.training.flat_routes import FlatReplay, engine_routes
-from drlib.training.gradient import Share, chosen_routes, learn, record
+from drlib.training.learner import Share, chosen_routes, learn, record
 from drlib.training.grpo import advantages_of, grpo
-from drlib.training.ranks import Ranks
+from drlib.training.distributed import Ranks
 from drlib.trajectory import NO_RECORD
 from tests.engine_examples import small_model
 from tests.loop_examples import a_batch, cold_start, flat, learned, settings

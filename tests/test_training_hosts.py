@@ -18,7 +18,7 @@ from waiting import until
 
 from drlib.config import ROOT, Config
 from drlib.training import build, hosts, stages
-from drlib.training.run import CHECKPOINT, RunFolder, RunFolderError, read_manifest, read_metrics
+from drlib.training.run_folder import CHECKPOINT, RunFolder, RunFolderError, read_manifest, read_metrics
 from tests.loop_examples import build_stages
 from tests.ray_cluster import gone, two_nodes
 

@@ -243,15 +243,15 @@ def test_the_largest_step_is_planned():
 @pytest.mark.parametrize(
     ("profile", "changes", "gib", "remedy"),
     [
-        ("gpu1", {"gradient_checkpointing": False}, 80, {"gradient_checkpointing": True}),
-        ("gpu1", {"device_batch": 16}, 80, {"device_batch": 1}),
-        ("gpu1", {"model": "Qwen/Qwen3-8B", "lora_rank": 0}, 80, {"lora_rank": 32}),
-        ("gpu8", {"fsdp": False}, 80, {"fsdp": True}),
+        ("gpu1", {"trainer.gradient_checkpointing": False}, 80, {"trainer.gradient_checkpointing": True}),
+        ("gpu1", {"trainer.device_batch": 16}, 80, {"trainer.device_batch": 1}),
+        ("gpu1", {"model.path": "Qwen/Qwen3-8B", "trainer.lora_rank": 0}, 80, {"trainer.lora_rank": 32}),
+        ("gpu8", {"trainer.fsdp": False}, 80, {"trainer.fsdp": True}),
         ("gpu8", {"processes": 2}, 40, None),
-        ("gpu1", {"max_context_tokens": 32_768}, 22, {"fsdp": True}),
-        ("gpu1", {"max_context_tokens": 32_768}, 18, {"max_context_tokens": 16_384}),
+        ("gpu1", {"rollout.max_context_tokens": 32_768}, 22, {"trainer.fsdp": True}),
+        ("gpu1", {"rollout.max_context_tokens": 32_768}, 18, {"rollout.max_context_tokens": 16_384}),
         ("gpu1", {"engine.memory_share": 0.05}, 80, {"engine.memory_share": 0.1}),
-        ("gpu1", {"lora_rank": 0, "gradient_checkpointing": False, "device_batch": 8}, 48, None),
+        ("gpu1", {"trainer.lora_rank": 0, "trainer.gradient_checkpointing": False, "trainer.device_batch": 8}, 48, None),
     ],
 )
 def test_what_does_not_fit_comes_with_a_setting_that_does(profile, changes, gib, remedy):
@@ -280,20 +280,20 @@ def test_the_small_policy_s_context_is_that_of_the_policy_that_is_made():
 
 
 REFUSED = {
-    "trainer.lora_rank=8 needs trainer=trl": {"lora_rank": 8},
-    "fsdp=true needs trainer=trl": {"fsdp": True},
-    "trainer.gradient_checkpointing=true needs trainer=trl": {"gradient_checkpointing": True},
-    "dtype=bfloat16 needs trainer=trl": {"dtype": "bfloat16"},
-    "needs trainer=trl: the local line trains the small": {"model": "x/y", "engine": "hf"},
-    "fsdp=true shards over processes": {"trainer": "trl", "fsdp": True, "processes": 1},
-    "rollout.max_turn_tokens=500 is more than": {"max_turn_tokens": 500},
-    "engine=local runs the small policy alone": {"trainer": "trl", "model": "x/y"},
-    "engine=server needs engine.url": {"engine": "server"},
+    "trainer.lora_rank=8 needs trainer.backend=trl": {"trainer.lora_rank": 8},
+    "trainer.fsdp=true needs trainer.backend=trl": {"trainer.fsdp": True},
+    "trainer.gradient_checkpointing=true needs trainer.backend=trl": {"trainer.gradient_checkpointing": True},
+    "model.dtype=bfloat16 needs trainer.backend=trl": {"model.dtype": "bfloat16"},
+    "needs trainer.backend=trl: the local line trains the small": {"model.path": "x/y", "engine.name": "hf"},
+    "trainer.fsdp=true shards over processes": {"trainer.backend": "trl", "trainer.fsdp": True, "processes": 1},
+    "rollout.max_turn_tokens=500 is more than": {"rollout.max_turn_tokens": 500},
+    "engine.name=local runs the small policy alone": {"trainer.backend": "trl", "model.path": "x/y"},
+    "engine.name=server needs engine.url": {"engine.name": "server"},
     "engine.memory_share=0.0": {"engine.name": "vllm", "engine.memory_share": 0.0},
-    "device_batch must be at least 1": {"device_batch": 0},
-    "unknown world 'tuor': did you mean 'tour'": {"world": "tuor"},
-    "world='folder:no/such': there is no": {"world": "folder:no/such"},
-    "world='zim:no.zim': there is no": {"world": "zim:no.zim"},
+    "device_batch must be at least 1": {"trainer.device_batch": 0},
+    "unknown world 'tuor': did you mean 'tour'": {"world.name": "tuor"},
+    "world.name='folder:no/such': there is no": {"world.name": "folder:no/such"},
+    "world.name='zim:no.zim': there is no": {"world.name": "zim:no.zim"},
     "rl.start='no/such': there is no policy in": {"rl.start": "no/such"},
 }
 

@@ -24,7 +24,7 @@ from drlib.models.vllm_engine import VllmEngine
 from drlib.training import plan_checks, stages
 from drlib.training.plan import main, plan
 from drlib.training.plan_checks import HUB, here, server_fault, vllm_fault
-from drlib.training.ranks import gpu_fault
+from drlib.training.distributed import gpu_fault
 from tests.real_examples import miniature
 
 MODEL = "Qwen/Qwen3-30B-A3B-Thinking-2507"  # of the profile gpu8
@@ -120,7 +120,7 @@ def test_a_server_is_asked_for_its_models(tmp_path):
         settings = Config.load("gpu8", engine__url=url)
         lacks = [line for line in here(settings, {}, tmp_path) if "engine.url" in line]
         assert lacks == []
-        assert f"the server has ['{MODEL}'], and not model='x/y'" in server_fault(url, "x/y")
+        assert f"the server has ['{MODEL}'], and not model.path='x/y'" in server_fault(url, "x/y")
     with server(body=serving("anything")) as url:
         assert server_fault(url, "") == "", "the small policy has no name"
     (line,) = [x for x in here(settings, {}, tmp_path) if "engine.url" in x]
@@ -181,7 +181,7 @@ def test_the_command(capsys, tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_nothing_is_trained_for_rollouts_that_cannot_come(tmp_path):
     """SFT needs no engine here, and would run for hours before RL says that there is none."""
-    config = miniature(tmp_path, "qwen3", engine="vllm", teacher="solver")
+    config = miniature(tmp_path, "qwen3", engine__name="vllm", demonstrations__teacher="solver")
     arguments = stages.arguments("rl", config, tmp_path / "runs")
     command = [sys.executable, "-m", "drlib.training", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

@@ -42,7 +42,7 @@ from drlib.training.memory import (
     trained_parameters,
     working_bytes,
 )
-from drlib.training.models import adapters
+from drlib.training.model_setup import adapters
 from drlib.training.shapes import shape_from
 
 RANK, TOKENS = 4, 128

@@ -19,10 +19,10 @@ from drlib.files import read_json_lines
 from drlib.models.moe import load_policy
 from drlib.notebook import execution
 from drlib.training import grpo, stages
-from drlib.training.models import adapters, load_model, policy_of
+from drlib.training.model_setup import adapters, load_model, policy_of
 from drlib.training.optim import schedule
-from drlib.training.questions import Questions
-from drlib.training.run import read_manifest, read_metrics
+from drlib.training.question_scheduler import Questions
+from drlib.training.run_folder import read_manifest, read_metrics
 from drlib.training.step_time import measured_rates, work_of_row
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import ColdStart, settings
@@ -98,7 +98,7 @@ def test_the_model_that_comes_out_answers(line, capsys):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"lora_rank": 0, "gradient_checkpointing": True},
+        {"trainer.lora_rank": 0, "trainer.gradient_checkpointing": True},
         {
             "pretrain.steps": 2,
             "pretrain.batch_tokens": 4096,
@@ -124,8 +124,8 @@ def test_other_settings(place, changes):
 
 def test_adapters_reach_the_experts_and_leave_the_router_and_the_head_alone(place):
     model = load_model(miniature(place, "qwen3_moe").model, torch.float32)
-    assert adapters(model, miniature(place, "qwen3_moe", lora_rank=0)) is None
-    made = get_peft_model(model, adapters(model, miniature(place, "qwen3_moe", lora_rank=2)))
+    assert adapters(model, miniature(place, "qwen3_moe", trainer__lora_rank=0)) is None
+    made = get_peft_model(model, adapters(model, miniature(place, "qwen3_moe", trainer__lora_rank=2)))
     found = {
         name.split("layers.0.")[1].split(".lora_")[0]
         for name, weight in made.named_parameters()
@@ -141,7 +141,7 @@ def test_adapters_reach_the_experts_and_leave_the_router_and_the_head_alone(plac
 def test_own_documents_become_an_agent(place, tmp_path):
     """A folder of pages through the whole line, and the model that comes out."""
     shutil.copytree(ROOT / "notebooks" / "tern", tmp_path / "my notes")
-    config = miniature(place, "qwen3", world=f"folder:{tmp_path / 'my notes'}")
+    config = miniature(place, "qwen3", world__name=f"folder:{tmp_path / 'my notes'}")
     folder = built("evaluate_rl", config, tmp_path / "runs")
     assert read_manifest(folder)["metrics"]["questions"] >= 2 * config.evaluation.questions
     pool = read_json_lines(
@@ -181,14 +181,14 @@ def pool(place):
     config = miniature(
         place,
         "qwen3",
-        model=str(ROOT / TOUR_SFT),
-        teacher="model",
-        attempts=2,
-        demonstrations=20,
-        max_turn_tokens=72,
-        max_context_tokens=448,
-        max_calls=6,
-        lora_rank=0,
+        model__path=str(ROOT / TOUR_SFT),
+        demonstrations__teacher="model",
+        demonstrations__rollouts=2,
+        demonstrations__count=20,
+        rollout__max_turn_tokens=72,
+        rollout__max_context_tokens=448,
+        rollout__max_calls=6,
+        trainer__lora_rank=0,
     )
     return config, built("demonstrations", config, place / "runs")
 
@@ -228,8 +228,8 @@ def test_a_killed_stage_goes_on(pool, place, tmp_path):
 
 
 def test_a_pool_without_a_right_attempt_is_one_clear_line(place):
-    config = miniature(place, "qwen3", teacher="model", attempts=1, demonstrations=2)
-    with pytest.raises(ValueError, match="keeps no attempt of those.*teacher=solver"):
+    config = miniature(place, "qwen3", demonstrations__teacher="model", demonstrations__rollouts=1, demonstrations__count=2)
+    with pytest.raises(ValueError, match="keeps no attempt of those.*demonstrations.teacher=solver"):
         built("sft", config, place / "runs")
 
 
@@ -325,14 +325,14 @@ def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rl.minibatches": 2}, "rl.minibatches=2 is not there with trainer=trl"),
+        ({"rl.minibatches": 2}, "rl.minibatches=2 is not there with trainer.backend=trl"),
         ({"rl.off_policy.staleness": 1}, "rl.off_policy.staleness=1 is not there"),
-        ({"max_context_tokens": 100_000}, "rollout.max_context_tokens=100000"),
-        ({"device_batch": 5}, "cannot be shared by 1 processes with trainer.device_batch=5"),
+        ({"rollout.max_context_tokens": 100_000}, "rollout.max_context_tokens=100000"),
+        ({"trainer.device_batch": 5}, "cannot be shared by 1 processes with trainer.device_batch=5"),
         ({"rl.off_policy.routing_replay": "r2", "trainer.backend": "local"}, "the local engine is exact"),
         ({"rl.off_policy.routing_replay": "r3"}, "routed_experts|routes"),
-        ({"fsdp": True}, "fsdp=true shards over processes"),
-        ({"engine": "server"}, "engine=server needs engine.url"),
+        ({"trainer.fsdp": True}, "trainer.fsdp=true shards over processes"),
+        ({"engine.name": "server"}, "engine.name=server needs engine.url"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(tmp_path, changes, words):

@@ -17,7 +17,7 @@ import pytest
 from drlib.config import ROOT, Config
 from drlib.training import stages
 from drlib.training.build import MODULE, TORCHRUN
-from drlib.training.run import read_manifest, read_metrics
+from drlib.training.run_folder import read_manifest, read_metrics
 from tests.loop_examples import settings
 from tests.real_examples import built, gap, miniature, weights
 from tests.stage_processes import build_stage, start_stage
@@ -96,7 +96,7 @@ def require_same_steps(folder, other):
 @pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "adapters"])
 def test_sharded_over_two_processes_it_is_the_same(place, tmp_path, rank):
     """FSDP2 by accelerate, on gloo: no process holds all weights, and the step is the same."""
-    config = prepared(place, processes=1, lora_rank=rank)
+    config = prepared(place, processes=1, trainer__lora_rank=rank)
     sft, rl = built("sft", config, place / "runs"), built(RL, config, place / "runs")
     sharded = config.derive(processes=2, trainer__fsdp=True, plugins="tests.sharding_seen")
     for name in ("world", "untrained", "cpt", "demonstrations"):
@@ -110,7 +110,7 @@ def test_sharded_over_two_processes_it_is_the_same(place, tmp_path, rank):
 
 @pytest.mark.parametrize(
     ("stage", "changes"),
-    [("sft", {}), (RL, {}), (RL, {"engine": "local", "lora_rank": 0})],
+    [("sft", {}), (RL, {}), (RL, {"engine.name": "local", "trainer.lora_rank": 0})],
     ids=["sft", "rl", "rl, an engine that must be taught again"],
 )
 def test_killed_and_started_again_it_reaches_the_same_weights(place, tmp_path, stage, changes):
@@ -167,7 +167,7 @@ def test_a_checkpoint_that_a_kill_cut_short_is_not_resumed_from(alone, tmp_path)
     ("engine", "words"),
     [
         ({"engine.name": "server", "engine.url": "http://127.0.0.1:9/v1"}, "127.0.0.1:9"),
-        ({"engine": "vllm"}, "vLLM is not installed"),
+        ({"engine.name": "vllm"}, "vLLM is not installed"),
     ],
     ids=["a server", "vLLM"],
 )

@@ -11,8 +11,8 @@ import torch
 
 from drlib.endpoint import EndpointError
 from drlib.training import stages
-from drlib.training.models import load_model, opened_model, policy_of
-from drlib.training.run import read_metrics
+from drlib.training.model_setup import load_model, opened_model, policy_of
+from drlib.training.run_folder import read_metrics
 from drlib.trajectory import load_trajectories
 from tests.real_examples import built, gap, miniature, weights
 from tests.vllm_examples import TEACHABLE, serving
@@ -43,7 +43,7 @@ def require_sampled_by(record, where):
 @pytest.mark.parametrize("kind", ["qwen3_moe", "llama"])
 def test_the_line_with_vllm_in_this_process(place, kind):
     """Adapters are merged before vLLM gets the weights, and it is looked whether it has them."""
-    config = miniature(place, kind, engine="vllm")
+    config = miniature(place, kind, engine__name="vllm")
     runs = place / "runs"
     folder = built("evaluate_rl", config, runs)
     rl, sft = stages.folder("rl", config, runs), stages.folder("sft", config, runs)
@@ -57,7 +57,7 @@ def test_the_line_with_vllm_in_this_process(place, kind):
 
 def test_the_line_with_a_server(place):
     """It starts with the model of the beginning, and is taught the cold start and every step."""
-    config = miniature(place, "qwen3", engine="server")
+    config = miniature(place, "qwen3", engine__name="server")
     runs = place / "runs"
     built("sft", config, runs)
     started = {"VLLM_SERVER_DEV_MODE": "1"}
@@ -73,7 +73,7 @@ def test_the_line_with_a_server(place):
 
 
 def test_a_server_that_cannot_be_taught_is_one_line(place):
-    config = miniature(place, "qwen3", engine="server")
+    config = miniature(place, "qwen3", engine__name="server")
     runs = place / "runs"
     built("sft", config, runs)
     with serving(model=config.model.path, name=config.model.path) as url:

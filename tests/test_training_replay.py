@@ -14,12 +14,12 @@ import torch
 
 from drlib.rl.staleness import TrainedGroup
 from drlib.training import stages
-from drlib.training.batches import Flat, score
-from drlib.training.gradient import learn, record
-from drlib.training.ranks import Ranks
+from drlib.training.packing import Flat, score
+from drlib.training.learner import learn, record
+from drlib.training.distributed import Ranks
 from drlib.training.replay_groups import Replay, answers_still, plain, restored
 from drlib.training.rollouts import step_seed
-from drlib.training.run import read_metrics
+from drlib.training.run_folder import read_metrics
 from drlib.training.switches import check_switches
 from drlib.trajectory import Termination, with_reward
 from drlib.worlds.perturbed import perturbed_version

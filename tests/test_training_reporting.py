@@ -17,7 +17,7 @@ import torch
 from drlib.config import ROOT, Config
 from drlib.training import stages
 from drlib.training.reporting import numbers
-from drlib.training.run import Interrupted, RunFolder, read_metrics
+from drlib.training.run_folder import Interrupted, RunFolder, read_metrics
 from tests.loop_examples import build_stages
 
 EVERY = 2
@@ -145,7 +145,7 @@ def test_a_missing_package_is_refused_before_the_first_step(runs, package):
         text=True,
         timeout=300,
     )
-    remedy = f"pip install {package}, or set report_to=none"
+    remedy = f"pip install {package}, or set trainer.report_to=none"
     said = f"error: report_to='{package}' needs the package {package}, which is not installed: "
     assert (done.returncode, done.stderr) == (1, f"{said}{remedy}\n")
     assert not stages.folder("cpt", Config.load("ci", pretrain__steps=3), runs).exists()

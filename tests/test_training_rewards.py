@@ -13,7 +13,7 @@ from drlib.rewards.controls import majority_wrong_answer, shuffle_rewards
 from drlib.rl.resampling import drop_zero_variance_groups
 from drlib.task import Task, normalise_answer
 from drlib.training.grpo import advantages_of
-from drlib.training.ranks import Ranks
+from drlib.training.distributed import Ranks
 from drlib.training.rewarding import filter_of, judged, reward_of, rewarded
 from drlib.training.rollouts import first_live, rollout
 from drlib.trajectory import Termination, with_reward

@@ -13,7 +13,7 @@ import torch
 from drlib.questions.chains import NEXT_PAGE
 from drlib.rl.resampling import truncate_to_multiple
 from drlib.training import grpo
-from drlib.training.questions import SKILLS, Questions
+from drlib.training.question_scheduler import SKILLS, Questions
 from drlib.training.samples import all_contexts, contexts_of
 from drlib.training.switches import check_switches
 from drlib.worlds import Names

@@ -20,8 +20,8 @@ from drlib.config import Config
 from drlib.evals.evaluate import held_out, read_outcomes
 from drlib.files import WriteError, write_atomic
 from drlib.training import build, grpo, stages
-from drlib.training.ranks import Ranks
-from drlib.training.run import RunFolder, RunFolderError, read_metrics
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import RunFolder, RunFolderError, read_metrics
 from drlib.worlds import load_world
 from tests import loop_examples
 from tests.stage_processes import build_stage, start_stage

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from drlib.training import grpo
-from drlib.training.gradient import Share, learn
-from drlib.training.ranks import Ranks
+from drlib.training.learner import Share, learn
+from drlib.training.distributed import Ranks
 from drlib.training.staleness import Clock, without_lost
 from drlib.training.switches import check_switches
 from drlib.trajectory import Termination, with_reward

@@ -68,7 +68,7 @@ ELSEWHERE = {
     "rl.advantage.sample_multiple",
     "rl.curriculum.trail_share",
     "rl.curriculum.trail_pages",
-    # tests/test_training_gradient.py
+    # tests/test_training_learner.py
     "rl.loss.chunked_logprobs",
     # tests/test_training_flat_routes.py; with trainer.backend=trl tests/test_training_real.py
     "rl.off_policy.routing_replay",
@@ -91,7 +91,7 @@ ELSEWHERE = {
     "rl.curriculum.pool",
     "rl.curriculum.curation_every",
     "rl.curriculum.stages",
-    # tests/test_training_steering.py
+    # tests/test_training_callbacks.py
     "rl.callbacks.kl_target",
     "rl.callbacks.reference_every",
     "rl.callbacks.reference_decay",

@@ -5,7 +5,7 @@ import sys
 
 from drlib.config import ROOT, Config
 from drlib.training import build, data
-from drlib.training.ranks import Ranks
+from drlib.training.distributed import Ranks
 
 # A program that says it is there and builds a slow stage, whose builder must find nobody's work.
 PROGRAM = """
@@ -13,8 +13,8 @@ import sys, time
 from pathlib import Path
 from drlib.config import Config
 from drlib.training import build, data
-from drlib.training.ranks import Ranks
-from drlib.training.run import RunFolder
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import RunFolder
 
 runs, name = Path(sys.argv[1]), sys.argv[2]
 

@@ -13,9 +13,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from drlib.rl.losses import policy_loss
-from drlib.training.gradient import Share, learn
+from drlib.training.learner import Share, learn
 from drlib.training.grpo import advantages_of
-from drlib.training.ranks import Ranks
+from drlib.training.distributed import Ranks
 from drlib.training.switches import check_switches, loss_config
 from drlib.training.token_choice import choosing_tokens, chosen_tokens
 from tests.loop_examples import a_batch, cold_start, learned, settings
@@ -175,17 +175,17 @@ def test_bottom_and_top_are_the_two_parts_of_all_tokens(start, batch):
 
 def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
     """Cut into many micro-batches, each chooses its own; what is dead counts as well."""
-    from drlib.training import gradient
+    from drlib.training import learner
 
     monkeypatch.setattr(gradient, "MICRO_BATCH_CONTEXTS", 1)
     config = settings(**USUAL, rl__loss__top_entropy=0.2, rl__loss__entropy_scope="micro")
     share = share_of(batch[0], config)
     live = share.advantages_N != 0
     assert live.any() and not live.all()
-    found = gradient._choosing_by_micro_batch(share, loss_config(config), config)
+    found = learner._choosing_by_micro_batch(share, loss_config(config), config)
     total = 0
     for some in (live.nonzero().flatten().tolist(), (~live).nonzero().flatten().tolist()):
-        for one in gradient._batches(share.trajectories, some, config):
+        for one in learner._batches(share.trajectories, some, config):
             n = sum(int(share.trajectories[i].generated.sum()) for i in one)
             assert sum(int(found.learning[i].sum()) for i in one) == math.ceil(0.2 * n)
             total += 1

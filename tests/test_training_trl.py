@@ -13,9 +13,9 @@ from drlib.config import Config
 from drlib.models.moe import load_policy
 from drlib.rl import advantages as estimators
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
-from drlib.training.gradient import Share, learn
+from drlib.training.learner import Share, learn
 from drlib.training.grpo import advantages_of
-from drlib.training.ranks import Ranks
+from drlib.training.distributed import Ranks
 from drlib.training.switches import loss_config
 from drlib.trajectory import Segment, Termination, Trajectory
 from tests.trl_examples import (

@@ -20,9 +20,9 @@ from drlib.questions.chains import chain_questions
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
-from drlib.training import data, questions, stages
-from drlib.training.ranks import Ranks
-from drlib.training.run import RunFolder, read_manifest
+from drlib.training import data, question_scheduler, stages
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import RunFolder, read_manifest
 from drlib.worlds import Names, SmallWorld, load_world, select
 from tests.folder_examples import island_folder
 from tests.loop_examples import build_stages
@@ -75,8 +75,8 @@ def test_every_stage_runs_on_a_user_s_folder_and_asks_about_it(line, folder):
     right = Counter((row["kind"], row["correct"]) for row in asked)
     assert right["search", True] > 5
     # and RL and the evaluation ask about it
-    drawn, invented = questions.Questions(config, world, Names.from_world(world)).draw(
-        0, Curriculum(questions.SKILLS)
+    drawn, invented = question_scheduler.Questions(config, world, Names.from_world(world)).draw(
+        0, Curriculum(question_scheduler.SKILLS)
     )
     searches = [task for task in drawn if task.kind == "search"]
     assert {task.world for task in searches} <= {world.version, *invented}
@@ -188,10 +188,10 @@ def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
     train = {task.id for task in data.engine_questions(world, config, "train").all()}
 
     def drawn(most):
-        source = questions.Questions(
+        source = question_scheduler.Questions(
             config.derive(rl__curriculum__conditions=most), world, Names.from_world(world)
         )
-        tasks, invented = source.draw(0, Curriculum(questions.SKILLS))
+        tasks, invented = source.draw(0, Curriculum(question_scheduler.SKILLS))
         several = [task for task in tasks if task.conditions > 1]
         assert {task.world for task in several} <= {world.version, *invented}
         if most > 1:
@@ -205,9 +205,9 @@ def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
 def test_a_policy_that_masters_two_conditions_is_asked_for_three():
     config = Config.load("ci", world__name=TERN, questions__source="engine", rl__questions=60)
     world, _ = data.training_world(config)
-    source = questions.Questions(config, world, Names.from_world(world))
-    mastered = dict.fromkeys(questions.SKILLS, 1.0) | {"c3": 0.5}
-    tasks, _ = source.draw(0, Curriculum(questions.SKILLS, mastered))
+    source = question_scheduler.Questions(config, world, Names.from_world(world))
+    mastered = dict.fromkeys(question_scheduler.SKILLS, 1.0) | {"c3": 0.5}
+    tasks, _ = source.draw(0, Curriculum(question_scheduler.SKILLS, mastered))
     # an invented world that has none of three gives one of two
     real = [task for task in tasks if task.world == world.version]
     several = Counter(task.conditions for task in real)

@@ -16,8 +16,8 @@ from drlib.models.local_engine import LocalEngine
 from drlib.questions.chains import Chain, search_task
 from drlib.rewards.functions import exact_match
 from drlib.training import grpo
-from drlib.training.gradient import Share, learn
-from drlib.training.ranks import Ranks
+from drlib.training.learner import Share, learn
+from drlib.training.distributed import Ranks
 from tests.loop_examples import ColdStart, settings
 
 PAGE, TEXT = ROOT / "docs" / "trace.md", Path(__file__).with_name("trace_walk.md")

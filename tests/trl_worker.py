@@ -15,7 +15,7 @@ from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_apply_ac, fsdp2_prepare_model
 from torch.nn.parallel import DistributedDataParallel
 
-from drlib.training.ranks import leave_at_once
+from drlib.training.distributed import leave_at_once
 from tests.test_training_trl_moe import GROUP, MOVED, REWARDS, Engine, inputs
 from tests.trl_examples import move_routers, trainer
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drlib.training.batches import portions
+from drlib.training.packing import portions
 from drlib.trajectory import Segment, Trajectory
 from drlib.validation import require
 

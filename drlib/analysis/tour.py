@@ -18,7 +18,7 @@ from drlib.evals.metrics import Interval, rate_interval, relative_rate_interval
 from drlib.evals.results import CONTROLS, EVALUATED, Results, gather, titles
 from drlib.files import read_json_lines
 from drlib.training import stages
-from drlib.training.run import METRICS, RunFolder, read_metrics
+from drlib.training.run_folder import METRICS, RunFolder, read_metrics
 from drlib.trajectory import Trajectory, load_trajectories
 from drlib.validation import require
 

@@ -21,8 +21,8 @@ from drlib.training import stages
 from drlib.training.data import WORLD_FILE, engine_questions
 from drlib.training.grpo import limits_of
 from drlib.training.policies import opened
-from drlib.training.ranks import Ranks
-from drlib.training.run import RunFolder
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import RunFolder
 from drlib.trajectory import save_trajectories
 from drlib.worlds import SmallWorld
 from drlib.worlds.perturbed import perturb_worlds

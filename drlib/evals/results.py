@@ -24,7 +24,7 @@ from drlib.evals.metrics import Interval, difference_interval, share_interval, w
 from drlib.files import write_atomic
 from drlib.training import stages
 from drlib.training.data import read_episodes
-from drlib.training.run import git, read_manifest
+from drlib.training.run_folder import git, read_manifest
 from drlib.validation import require
 
 EVALUATED = ("untrained", "sft", "sft_continued", "rl", "closed_book", "rl_random_reward")

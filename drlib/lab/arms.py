@@ -12,7 +12,7 @@ from drlib.config import Config
 from drlib.evals.results import gather
 from drlib.files import write_json_lines
 from drlib.training import stages
-from drlib.training.run import read_metrics
+from drlib.training.run_folder import read_metrics
 
 THIN = 10  # supervised curves keep every tenth step
 

@@ -23,7 +23,7 @@ from drlib.lab.arms import save_arm
 from drlib.lab.sweep import Sweep
 from drlib.training import stages
 from drlib.training.launch import LaunchError, build_stage
-from drlib.training.run import METRICS, RunFolder, RunFolderError, read_metrics
+from drlib.training.run_folder import METRICS, RunFolder, RunFolderError, read_metrics
 
 RESULTS, RUNS = "results", "runs.json"
 # the last line of a traceback, or what a stage says of settings that it cannot use

@@ -17,7 +17,7 @@ import sys
 from drlib.config import FIELDS, ROLLOUT_STAGES, ROOT, Config, load_from_arguments, settings_table
 from drlib.training import build, stages
 from drlib.training.build import MODULE, TORCHRUN, stage_arguments
-from drlib.training.run import RunFolderError
+from drlib.training.run_folder import RunFolderError
 from drlib.validation import require
 
 
@@ -58,7 +58,7 @@ def require_machine(names: list[str], config: Config) -> None:
     if config.processes > 1 and any(stages.STAGES[name].parallel for name in names):
         import torch  # only here: who asks for help waits for no torch
 
-        from drlib.training.ranks import gpu_fault
+        from drlib.training.distributed import gpu_fault
 
         gpus = torch.cuda.device_count()
         fault = gpu_fault(config.processes, gpus)

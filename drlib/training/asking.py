@@ -27,8 +27,8 @@ from drlib.agents import Agent
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.rl.curriculum import RSTAR2_STAGES, DataCuration, RolloutStage, StagedCurriculum
-from drlib.training.questions import Questions
-from drlib.training.ranks import Ranks
+from drlib.training.question_scheduler import Questions
+from drlib.training.distributed import Ranks
 from drlib.training.rollouts import rollout, step_seed
 from drlib.trajectory import Trajectory
 from drlib.validation import require

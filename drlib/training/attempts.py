@@ -30,9 +30,9 @@ from drlib.training.data import (
     pool_row,
 )
 from drlib.training.grpo import limits_of
-from drlib.training.models import engine_of, load_model, load_tokenizer_of, policy_of, told
-from drlib.training.ranks import Ranks
-from drlib.training.run import RunFolder
+from drlib.training.model_setup import engine_of, load_model, load_tokenizer_of, policy_of, told
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import RunFolder
 from drlib.trajectory import Trajectory
 from drlib.worlds import SmallWorld
 

@@ -13,7 +13,7 @@ from drlib.models.router_bias import (
     pop_expert_load,
     update_router_biases,
 )
-from drlib.training.ranks import all_sum
+from drlib.training.distributed import all_sum
 
 
 def balanced(model, config: Config):

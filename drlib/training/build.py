@@ -18,10 +18,10 @@ from drlib.endpoint import EndpointError
 from drlib.files import WriteError
 from drlib.startup import freeze_imports
 from drlib.training import stages
-from drlib.training.run import Interrupted, NotFinite, RunFolder, RunFolderError
+from drlib.training.run_folder import Interrupted, NotFinite, RunFolder, RunFolderError
 
 if TYPE_CHECKING:
-    from drlib.training.ranks import Ranks
+    from drlib.training.distributed import Ranks
 
 MODULE = "drlib.training.build"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
@@ -33,7 +33,7 @@ def build(name: str, config: Config, runs: Path, ranks: "Ranks | None" = None) -
     Raises ValueError and RunFolderError for what cannot be built, naming it; AttributeError where
     the stage reads a setting that is not declared for it.
     """
-    from drlib.training.ranks import Ranks  # only here: who asks for help waits for no torch
+    from drlib.training.distributed import Ranks  # only here: who asks for help waits for no torch
 
     path = stages.folder(name, config, runs)
     stage = stages.STAGES[name]
@@ -86,7 +86,7 @@ def main() -> None:
         # before torch is imported: a misspelled setting fails at once
         config = load_from_arguments(args.profile, args.recipe, settings)
         with freeze_imports():
-            from drlib.training.ranks import Ranks
+            from drlib.training.distributed import Ranks
 
             stages.STAGES[args.stage].builder(config)
         ranks = Ranks(config.trainer.backend)

@@ -57,7 +57,7 @@ from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training import stages
-from drlib.training.run import RunFolder
+from drlib.training.run_folder import RunFolder
 from drlib.validation import require
 from drlib.worlds import Names, SmallWorld, fictional_world, load_world, select
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from drlib.config import Config
 from drlib.training import memory
-from drlib.training.gradient import MICRO_BATCH_CONTEXTS
+from drlib.training.learner import MICRO_BATCH_CONTEXTS
 from drlib.training.memory import Load, MemoryPlan, Shape
 from drlib.training.plan_checks import check
 
@@ -144,9 +144,9 @@ def _changes(config: Config) -> Iterator[dict]:
         yield from lengths
         return
     ladders = [
-        [] if config.trainer.gradient_checkpointing else [{"gradient_checkpointing": True}],
-        [] if config.trainer.device_batch <= 1 else [{"device_batch": 1}],
-        [] if config.trainer.lora_rank else [{"lora_rank": LORA_RANK}],
+        [] if config.trainer.gradient_checkpointing else [{"trainer.gradient_checkpointing": True}],
+        [] if config.trainer.device_batch <= 1 else [{"trainer.device_batch": 1}],
+        [] if config.trainer.lora_rank else [{"trainer.lora_rank": LORA_RANK}],
         _shardings(config),
         lengths,
         engine,
@@ -166,8 +166,8 @@ def _changes(config: Config) -> Iterator[dict]:
 
 def _shardings(config: Config) -> list[dict]:
     """FSDP over the processes that there are, then over more."""
-    over = [{"fsdp": True, "processes": n} for n in (2, 4, 8, 16) if n > config.processes]
-    return over if config.trainer.fsdp or config.processes < 2 else [{"fsdp": True}, *over]
+    over = [{"trainer.fsdp": True, "processes": n} for n in (2, 4, 8, 16) if n > config.processes]
+    return over if config.trainer.fsdp or config.processes < 2 else [{"trainer.fsdp": True}, *over]
 
 
 def _context(config: Config, tokens: int) -> dict:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from drlib.models.routing_replay import agreement, record_routes, replay_routes
-from drlib.training.batches import Flat
+from drlib.training.packing import Flat
 from drlib.trajectory import NO_RECORD, Trajectory
 from drlib.validation import require
 

@@ -6,11 +6,11 @@ One step: draw questions; let the policy try each of them `rl.group` times with 
 generated tokens. That is Tongyi DeepResearch's recipe (report, eq. 4-5): no KL, no entropy bonus,
 no format reward, no dynamic sampling. Because every batch is used once, with the weights that
 sampled it, the ratio is 1 and clipping does nothing. The relatives of the recipe are switches of
-the configuration (`rl_...`), all off by default; `drlib.training.gradient` has the update itself.
+the configuration (`rl_...`), all off by default; `drlib.training.learner` has the update itself.
 
 Questions: sums, and chains of one to three look-ups in the real world (train answers) and in
 fictional ones made on the spot, so that what is learned is looking up and not the facts; with the
-setting `questions=engine` also proven questions of several conditions, with `rl.curriculum.trail_share` also
+setting `questions.source=engine` also proven questions of several conditions, with `rl.curriculum.trail_share` also
 trails. Who rolls out is a setting, too (`rl.agent`): of an agent that begins several contexts each
 is a sample (`drlib.training.samples`).
 
@@ -44,15 +44,15 @@ from drlib.tools import Toolbox
 from drlib.training.asking import Asking, Begun
 from drlib.training.balance import balance_experts
 from drlib.training.flat_routes import Routes, engine_routes
-from drlib.training.gradient import Recorded, Share, chosen_routes, learn, record
+from drlib.training.learner import Recorded, Share, chosen_routes, learn, record
 from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
 from drlib.training.policies import begin, finish
-from drlib.training.questions import SKILLS, Questions
-from drlib.training.ranks import Ranks
+from drlib.training.question_scheduler import SKILLS, Questions
+from drlib.training.distributed import Ranks
 from drlib.training.replay_groups import Replay
 from drlib.training.rewarding import filter_of
 from drlib.training.rollouts import choose, first_live, limits_of, rollout, step_seed
-from drlib.training.run import RunFolder
+from drlib.training.run_folder import RunFolder
 from drlib.training.samples import all_contexts
 from drlib.training.staleness import Clock, without_lost
 from drlib.training.steering import Steering

@@ -1,4 +1,4 @@
-"""Stages `rl` and `rl_random_reward` of `trainer=trl`: our agents' rollouts in TRL's trainer.
+"""Stages `rl` and `rl_random_reward` of `trainer.backend=trl`: our agents' rollouts in TRL's trainer.
 
 What is asked, who rolls out, what is rewarded, left out and compared are the local loop's own
 functions (`drlib.training.grpo`); TRL and accelerate have the model, the processes, FSDP2, PEFT
@@ -38,7 +38,7 @@ from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE
 from drlib.training.grpo import FINAL_LR, KEPT_GROUPS, emergency_stop
-from drlib.training.models import (
+from drlib.training.model_setup import (
     adapters,
     engine_of,
     load_model,
@@ -50,12 +50,12 @@ from drlib.training.models import (
     whole_model,
 )
 from drlib.training.optim import schedule
-from drlib.training.questions import SKILLS, Questions
-from drlib.training.ranks import Ranks
+from drlib.training.question_scheduler import SKILLS, Questions
+from drlib.training.distributed import Ranks
 from drlib.training.rewarding import filter_of
 from drlib.training.rollouts import choose, limits_of, step_seed, tried
 from drlib.training.routing import GIVEN, Routing
-from drlib.training.run import RunFolder
+from drlib.training.run_folder import RunFolder
 from drlib.training.samples import contexts_of
 from drlib.training.step_summary import summarise
 from drlib.training.switches import check_switches, loss_config

@@ -9,7 +9,7 @@ GPUs), and each of them does what a process of torchrun does: `drlib.training.bu
 stage, its folder and its weights are the same, and its inputs must be there already (as they are
 after `python -m drlib.training`). Without an address the workers start on this host.
 
-A stage of `trainer=trl` needs nothing else there. Ray sets RANK, WORLD_SIZE, LOCAL_RANK and
+A stage of `trainer.backend=trl` needs nothing else there. Ray sets RANK, WORLD_SIZE, LOCAL_RANK and
 ACCELERATE_TORCH_DEVICE, by which accelerate finds the same processes and a device for each, and it
 takes the process group that is there; what `accelerate launch` would say besides (precision, FSDP2)
 the stage says itself. On two nodes of CPUs weights and metrics are torchrun's to the bit. Ray runs
@@ -44,7 +44,7 @@ from drlib.registry import load_plugins
 from drlib.sandbox.client import import_extra
 from drlib.training import stages
 from drlib.training.build import build, stage_arguments
-from drlib.training.run import Interrupted, RunFolder, RunFolderError
+from drlib.training.run_folder import Interrupted, RunFolder, RunFolderError
 from drlib.validation import require
 
 # faults whose messages say what to do
@@ -165,7 +165,7 @@ def _fit(work: dict, workers: int, restarts: int, scratch: str) -> None:
 
 def _build_here(work: dict) -> None:
     """What each worker does. RunFolderError: some do not see what the driver wrote."""
-    from drlib.training.ranks import Ranks  # only here: who asks for help waits for no torch
+    from drlib.training.distributed import Ranks  # only here: who asks for help waits for no torch
 
     config, token = work["config"], work["token"]
     ranks = Ranks(config.trainer.backend)

@@ -3,7 +3,7 @@
 Nothing is loaded and nothing is measured here: a `Shape` has the sizes of the model, a `Load` what
 the step does with it, and every part is a sum that a test compares with what torch allocates.
 
-- **Weights, gradients, optimiser.** What is trained is float32 (`drlib.training.models`: whole
+- **Weights, gradients, optimiser.** What is trained is float32 (`drlib.training.model_setup`: whole
   models are loaded so, and PEFT makes adapters so whatever the base is), and so are its gradient
   and AdamW's two states. Under LoRA the base is held in `dtype`.
 - **Activations** are what the backward pass keeps of each layer of transformers 5.17 (sdpa

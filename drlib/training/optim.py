@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drlib.training.ranks import all_sum
-from drlib.training.run import NotFinite
+from drlib.training.distributed import all_sum
+from drlib.training.run_folder import NotFinite
 
 SKIPPED = "the gradient is not finite"  # under "skipped" in the line of a step
 MOST_SKIPPED = 5  # steps, one after the other
@@ -123,7 +123,7 @@ class GradientWatch:
         if self.skipped == MOST_SKIPPED:
             raise NotFinite(
                 f"{SKIPPED} in {MOST_SKIPPED} steps, one after the other (none was taken; the last "
-                "checkpoint is sound): try dtype=float32, a lower learning rate or another loss"
+                "checkpoint is sound): try model.dtype=float32, a lower learning rate or another loss"
             )
         return is_finite
 

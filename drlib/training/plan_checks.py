@@ -27,7 +27,7 @@ from drlib.models.vllm_engine import INSTALL_VLLM
 from drlib.models.vllm_server import REMEDY
 from drlib.registry import suggest_name
 from drlib.training import shapes
-from drlib.training.ranks import gpu_fault
+from drlib.training.distributed import gpu_fault
 from drlib.training.stages import WEIGHTS
 from drlib.worlds import WORLDS
 
@@ -135,32 +135,32 @@ def _trainer_rules(config: Config) -> tuple[tuple[bool, str], ...]:
     return (
         (
             local and config.trainer.lora_rank > 0,
-            f"trainer.lora_rank={config.trainer.lora_rank} needs trainer=trl: the local line has no PEFT",
+            f"trainer.lora_rank={config.trainer.lora_rank} needs trainer.backend=trl: the local line has no PEFT",
         ),
         (
             local and config.trainer.fsdp,
-            "fsdp=true needs trainer=trl: the local line does not shard",
+            "trainer.fsdp=true needs trainer.backend=trl: the local line does not shard",
         ),
         (
             local and config.trainer.gradient_checkpointing,
-            "trainer.gradient_checkpointing=true needs trainer=trl: the local line keeps activations",
+            "trainer.gradient_checkpointing=true needs trainer.backend=trl: the local line keeps activations",
         ),
         (
             local and config.model.dtype != "float32",
-            f"dtype={config.model.dtype} needs trainer=trl: the local line is float32",
+            f"dtype={config.model.dtype} needs trainer.backend=trl: the local line is float32",
         ),
         (
             local and config.model.path != "",
-            f"model={config.model.path!r} needs trainer=trl: the local line trains the small policy",
+            f"model.path={config.model.path!r} needs trainer.backend=trl: the local line trains the small policy",
         ),
         (
             not local and config.trainer.router_bias_rate > 0,
-            f"trainer.router_bias_rate={config.trainer.router_bias_rate} needs trainer=local: TRL's stages move no "
+            f"trainer.router_bias_rate={config.trainer.router_bias_rate} needs trainer.backend=local: TRL's stages move no "
             "biases",
         ),
         (
             not local and config.trainer.fsdp and config.processes < 2,
-            "fsdp=true shards over processes: set processes to 2 or more",
+            "trainer.fsdp=true shards over processes: set processes to 2 or more",
         ),
         (
             config.rollout.max_turn_tokens > config.rollout.max_context_tokens,
@@ -175,11 +175,11 @@ def _engine_rules(config: Config) -> tuple[tuple[bool, str], ...]:
     return (
         (
             config.engine.name == "local" and config.model.path != "",
-            "engine=local runs the small policy alone: set engine=hf, vllm or server",
+            "engine.name=local runs the small policy alone: set engine.name=hf, vllm or server",
         ),
         (
             config.engine.name == "server" and not config.engine.url,
-            "engine=server needs engine.url, where the vLLM server is",
+            "engine.name=server needs engine.url, where the vLLM server is",
         ),
         (
             config.engine.name == "vllm" and not 0 < config.engine.memory_share < 1,
@@ -196,11 +196,11 @@ def _world_faults(config: Config) -> list[str]:
         return [f"unknown world {config.world.name!r}: {suggest_name(config.world.name, WORLDS)}"]
     if kind == "live":
         return [
-            f"world={config.world.name!r}: a site may change while a policy is trained on it: "
-            f"`drlib crawl {rest} FOLDER`, then world=folder:FOLDER"
+            f"world.name={config.world.name!r}: a site may change while a policy is trained on it: "
+            f"`drlib crawl {rest} FOLDER`, then world.name=folder:FOLDER"
         ]
     if kind not in PATH_WORLDS:
         return []
     path = Path(config.world_name.partition(":")[2])
     there = path.is_dir() if kind == "folder" else path.is_file()
-    return [] if there else [f"world={config.world.name!r}: there is no {path}"]
+    return [] if there else [f"world.name={config.world.name!r}: there is no {path}"]

@@ -15,8 +15,8 @@ from drlib.models.moe import load_policy, save_policy
 from drlib.training import stages
 from drlib.training.balance import balanced
 from drlib.training.data import WORLD_FILE
-from drlib.training.ranks import Ranks
-from drlib.training.run import RunFolder
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import RunFolder
 from drlib.worlds import Names, SmallWorld
 
 
@@ -50,7 +50,7 @@ def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | 
 def opened(folder: Path, config: Config) -> Iterator[tuple[Engine, ChatIds, str | None]]:
     """(engine, chat, system prompt) of the policy that a finished stage left in `folder`."""
     if config.trainer.backend == "trl":
-        from drlib.training.models import opened_model  # lazily: PEFT takes seconds
+        from drlib.training.model_setup import opened_model  # lazily: PEFT takes seconds
 
         with opened_model(folder, config) as speaker:
             yield speaker

@@ -30,11 +30,11 @@ from drlib.demonstrations.skills import SkillData
 from drlib.models.moe import PolicyShape, build_policy
 from drlib.training import stages
 from drlib.training.balance import balance_experts
-from drlib.training.batches import Flat, mixed, portions, score
+from drlib.training.packing import Flat, mixed, portions, score
 from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
 from drlib.training.policies import begin, finish, policy_tools
-from drlib.training.ranks import SHARDS, Ranks
-from drlib.training.run import RunFolder
+from drlib.training.distributed import SHARDS, Ranks
+from drlib.training.run_folder import RunFolder
 from drlib.worlds import Names
 
 SKILL_SHARE = 0.35  # of the samples, where the policy learns to keep reports and summaries

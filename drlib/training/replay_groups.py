@@ -38,8 +38,8 @@ from torch import Tensor
 
 from drlib.config import Config
 from drlib.rl.staleness import ReplayBuffer, TrainedGroup, age, replay_weights
-from drlib.training.gradient import Share
-from drlib.training.ranks import SHARDS, Ranks
+from drlib.training.learner import Share
+from drlib.training.distributed import SHARDS, Ranks
 from drlib.training.rollouts import has_changed, step_seed
 from drlib.training.staleness import Clock
 from drlib.trajectory import Termination, Trajectory

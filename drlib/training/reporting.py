@@ -26,8 +26,8 @@ def require_package(report_to: str) -> None:
     """ValueError with the remedy where the package that shows the metrics is not installed."""
     require(
         report_to == "none" or importlib.util.find_spec(report_to) is not None,
-        f"report_to={report_to!r} needs the package {report_to}, which is not installed: "
-        f"pip install {report_to}, or set report_to=none",
+        f"trainer.report_to={report_to!r} needs the package {report_to}, which is not installed: "
+        f"pip install {report_to}, or set trainer.report_to=none",
     )
 
 

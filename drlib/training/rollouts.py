@@ -13,8 +13,8 @@ from drlib.agents import Agent, Limits
 from drlib.config import Config
 from drlib.rl.resampling import resample_on_correct
 from drlib.task import Task
-from drlib.training.questions import source_of
-from drlib.training.ranks import SHARDS, Ranks
+from drlib.training.question_scheduler import source_of
+from drlib.training.distributed import SHARDS, Ranks
 from drlib.training.rewarding import judged, reward_of, rewarded
 from drlib.trajectory import Trajectory
 from drlib.worlds import SmallWorld

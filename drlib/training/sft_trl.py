@@ -31,7 +31,7 @@ from drlib.demonstrations.actions import Sample, episode_sample
 from drlib.models.moe import load_policy, save_policy
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE, read_episodes
-from drlib.training.models import (
+from drlib.training.model_setup import (
     adapters,
     load_tokenizer_of,
     load_trained,
@@ -41,8 +41,8 @@ from drlib.training.models import (
     told,
 )
 from drlib.training.pretrain import documents
-from drlib.training.ranks import Ranks
-from drlib.training.run import RunFolder
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import RunFolder
 from drlib.training.sft import WARMUP_STEPS, mixture
 from drlib.training.trl_run import (
     attend_without_cudnn,

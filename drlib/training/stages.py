@@ -17,7 +17,7 @@ from pathlib import Path
 
 from drlib.config import ROOT, Config, declared_for
 from drlib.registry import Registry, plugin_names
-from drlib.training.run import RunFolder, RunFolderError
+from drlib.training.run_folder import RunFolder, RunFolderError
 from drlib.worlds import fingerprint_world
 
 STAGE_FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
@@ -33,7 +33,7 @@ class Stage:
     for it ("" for its own). fixed: settings that make it this stage, such as the control's reward.
     start: the setting that, where it is given, names a policy to begin with instead of `inputs`.
     steps: the setting that says how many steps its progress bar has. title, colour: in tables and
-    figures. trl: what builds it where `trainer=trl`, if that is another function.
+    figures. trl: what builds it where `trainer.backend=trl`, if that is another function.
     """
 
     name: str
@@ -79,7 +79,7 @@ register(
     Stage(
         "untrained",
         "drlib.training.pretrain:build_untrained",
-        trl="drlib.training.models:begin_with",
+        trl="drlib.training.model_setup:begin_with",
         inputs=("world",),
         parallel=False,
         title="untrained",

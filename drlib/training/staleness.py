@@ -29,7 +29,7 @@ from drlib.config import Config
 from drlib.rewards.functions import has_env_fault
 from drlib.rl.staleness import StalenessFilter, repair_groups
 from drlib.rl.state_machine import StateMachine, initial_state
-from drlib.training.ranks import SHARDS
+from drlib.training.distributed import SHARDS
 from drlib.trajectory import Trajectory
 from drlib.validation import require
 

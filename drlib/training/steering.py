@@ -41,7 +41,7 @@ from drlib.rl.stability import (
 from drlib.rl.state_machine import StateMachine, initial_state
 from drlib.tools import Toolbox
 from drlib.training.optim import Optimizers
-from drlib.training.ranks import Ranks
+from drlib.training.distributed import Ranks
 from drlib.training.rollouts import has_changed
 from drlib.trajectory import Termination, ToolResult, Trajectory
 from drlib.validation import AtLeastOne, require, require_within

@@ -20,11 +20,11 @@ import torch
 
 from drlib.config import Config
 from drlib.rl.divergences import top_entropy_mask
-from drlib.training.ranks import Ranks
+from drlib.training.distributed import Ranks
 from drlib.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from drlib.training.gradient import Share
+    from drlib.training.learner import Share
 
 
 def choosing_tokens(

@@ -194,7 +194,7 @@ def trained_model(config, rank: int, device: str):
     from transformers import AutoModelForCausalLM
 
     from drlib.config import Config
-    from drlib.training.models import adapters, trained_dtype
+    from drlib.training.model_setup import adapters, trained_dtype
 
     settings = Config.load("gpu8", trainer__lora_rank=rank)
     with torch.device(device):

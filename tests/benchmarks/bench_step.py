@@ -39,10 +39,10 @@ from drlib.models.engine import SamplingParams
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import PolicyShape, build_policy, load_policy
 from drlib.rl.advantages import leave_one_out
-from drlib.training.batches import Flat, balance_loss, score
-from drlib.training.gradient import Share, learn
+from drlib.training.packing import Flat, balance_loss, score
+from drlib.training.learner import Share, learn
 from drlib.training.optim import Optimizers
-from drlib.training.ranks import Ranks
+from drlib.training.distributed import Ranks
 from drlib.trajectory import Segment, Termination, Trajectory, load_trajectories
 
 PROMPTS, GROUP, PAD, EOS, RATE = 16, 8, 0, 1, 1e-4

@@ -30,11 +30,11 @@ from drlib.models.moe import load_policy
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
-from drlib.training.gradient import Share, learn
+from drlib.training.learner import Share, learn
 from drlib.training.grpo import FINAL_LR, advantages_of, limits_of, rollout
 from drlib.training.optim import Optimizers, schedule
-from drlib.training.questions import SKILLS, Questions
-from drlib.training.ranks import Ranks
+from drlib.training.question_scheduler import SKILLS, Questions
+from drlib.training.distributed import Ranks
 from drlib.worlds import Names, load_world
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -29,7 +29,7 @@ from drlib.files import write_atomic
 from drlib.models.moe import load_policy
 from drlib.models.router_bias import get_router_biases, max_violation
 from drlib.models.routing_replay import expert_load, record_routes
-from drlib.training.batches import Flat, portions, score
+from drlib.training.packing import Flat, portions, score
 from drlib.training.launch import build_stage
 from drlib.training.pretrain import documents
 from drlib.worlds import Names, load_world

@@ -56,11 +56,11 @@ from drlib.models.moe import load_policy
 from drlib.questions.chains import SearchQuestions, python_task
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
-from drlib.training.batches import Flat, portions, score
+from drlib.training.packing import Flat, portions, score
 from drlib.training.data import demonstration_tasks, read_episodes
 from drlib.training.launch import build_stage
 from drlib.training.pretrain import train_supervised
-from drlib.training.run import RunFolder, read_metrics
+from drlib.training.run_folder import RunFolder, read_metrics
 from drlib.training.sft import shuffled
 from drlib.worlds import Names, fictional_world, load_world
 

@@ -24,8 +24,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from drlib.config import ROOT, Config
 from drlib.files import write_atomic
 from drlib.training import build, grpo_trl, stages
-from drlib.training.ranks import Ranks
-from drlib.training.run import code_version
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import code_version
 from drlib.training.trl_batch import live_rows, sequences
 
 OUT = ROOT / "figures" / "reference" / "gpu" / "cudnn" / "batches.json"

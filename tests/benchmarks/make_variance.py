@@ -24,8 +24,8 @@ import torch
 from drlib.config import ROOT
 from drlib.files import write_atomic
 from drlib.rl.advantages import ADVANTAGES
-from drlib.training.gradient import Share, learn
-from drlib.training.ranks import Ranks
+from drlib.training.learner import Share, learn
+from drlib.training.distributed import Ranks
 from tests.loop_examples import ColdStart, gradient_of, settings
 
 OUT = ROOT / "figures" / "reference" / "variance.json"

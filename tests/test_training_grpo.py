@@ -1,6 +1,6 @@
 """The RL loop where it has a gradient: every step learns, nothing else moves it, and it resumes.
 
-Run: python -m pytest tests/test_training_loop.py
+Run: python -m pytest tests/test_training_grpo.py
 """
 
 import copy
@@ -14,10 +14,10 @@ import torch
 
 from drlib.config import Config
 from drlib.training import grpo, stages
-from drlib.training.batches import Flat, score
-from drlib.training.gradient import Share, learn, micro_batches, record
-from drlib.training.ranks import Ranks
-from drlib.training.run import read_metrics
+from drlib.training.packing import Flat, score
+from drlib.training.learner import Share, learn, micro_batches, record
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import read_metrics
 from drlib.trajectory import load_trajectories, with_reward
 from tests.loop_examples import (
     a_batch,
@@ -190,7 +190,7 @@ def live_and_dead(batch):
 
 def test_the_balance_loss_weighs_the_same_however_many_tokens_are_live(start, batch):
     live, dead = live_and_dead(batch)
-    on, off = settings(balance_coef=0.5), settings(balance_coef=0.0)
+    on, off = settings(trainer__balance_coef=0.5), settings(trainer__balance_coef=0.0)
     by_hand = 0.5 * balance_gradient(start.policy, live)
     for shards in ([live], [live + dead]):
         found = gradient(start.policy, shards, on)

@@ -26,7 +26,7 @@ from drlib.files import append_json_line, read_json_lines, write_atomic
 from drlib.training.reporting import Reporter, require_package
 
 if TYPE_CHECKING:
-    from drlib.training.ranks import Ranks
+    from drlib.training.distributed import Ranks
 
 MANIFEST, METRICS, CHECKPOINT = "manifest.json", "metrics.jsonl", "checkpoint.pt"
 
@@ -61,7 +61,7 @@ class RunFolder:
     ):
         require_package(report_to)
         if ranks is None:
-            from drlib.training.ranks import Ranks
+            from drlib.training.distributed import Ranks
 
             ranks = Ranks()
         self.final, self.settings, self.ranks, self.report_to = final, settings, ranks, report_to

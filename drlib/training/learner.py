@@ -23,9 +23,9 @@ from torch.nn.utils.rnn import pad_sequence
 from drlib.config import Config
 from drlib.models.routing_replay import record_routes
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
-from drlib.training.batches import Flat, Scored, score
+from drlib.training.packing import Flat, Scored, score
 from drlib.training.flat_routes import FlatReplay, Routes, of_samples, prompts_in_common
-from drlib.training.ranks import Ranks, gradients
+from drlib.training.distributed import Ranks, gradients
 from drlib.training.switches import loss_config, off_policy
 from drlib.training.token_choice import choosing_tokens, learning_tokens
 from drlib.trajectory import Trajectory

@@ -1,6 +1,6 @@
 """Curation and stages of a fixed set: scripted outcomes, and the real loop with each setting.
 
-Run: python -m pytest tests/test_training_asking.py
+Run: python -m pytest tests/test_training_question_scheduling.py
 """
 
 from collections import Counter
@@ -12,10 +12,10 @@ import torch
 from drlib.rl.curriculum import RSTAR2_STAGES, Curriculum
 from drlib.training import stages
 from drlib.training.asking import Asking, stages_of
-from drlib.training.questions import SKILLS, Questions
-from drlib.training.ranks import Ranks
+from drlib.training.question_scheduler import SKILLS, Questions
+from drlib.training.distributed import Ranks
 from drlib.training.rollouts import rollout
-from drlib.training.run import read_metrics
+from drlib.training.run_folder import read_metrics
 from drlib.worlds import Names
 from tests.loop_examples import after_a_kill, build_world, cold_start, flat, settings
 from tests.rl_examples import a_trajectory, changed

@@ -2,7 +2,7 @@
 
 Real rollouts of a small untrained policy with real tools; rewards are set by hand.
 
-Run: python -m pytest tests/test_training_gradient.py
+Run: python -m pytest tests/test_training_learner.py
 """
 
 import copy
@@ -26,12 +26,12 @@ from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training.data import PHRASES, world_texts
-from drlib.training.gradient import Share, learn, micro_batches, record
+from drlib.training.learner import Share, learn, micro_batches, record
 from drlib.training.grpo import Step, advantages_of, choose, emergency_stop, engine_weights
 from drlib.training.optim import Optimizers
-from drlib.training.questions import Questions
-from drlib.training.ranks import Ranks
-from drlib.training.run import Interrupted, RunFolder
+from drlib.training.question_scheduler import Questions
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import Interrupted, RunFolder
 from drlib.training.switches import check_switches, loss_config
 from drlib.trajectory import with_reward
 from drlib.worlds import Names, load_world

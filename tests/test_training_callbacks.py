@@ -2,7 +2,7 @@
 
 Drift has a file of its own: tests/test_training_drift.py.
 
-Run: python -m pytest tests/test_training_steering.py
+Run: python -m pytest tests/test_training_callbacks.py
 """
 
 import copy
@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from drlib.training import stages
-from drlib.training.ranks import Ranks
-from drlib.training.run import read_metrics
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import read_metrics
 from drlib.training.steering import Validation, check_steering
 from tests.loop_examples import a_batch, build_world, cold_start, flat, learned, settings
 from tests.stage_processes import build_stage

@@ -1,6 +1,6 @@
 """Samples end to end score as each does alone, and have its gradient; so do those of one prompt.
 
-Run: python -m pytest tests/test_training_batches.py
+Run: python -m pytest tests/test_training_packing.py
 """
 
 import copy
@@ -10,7 +10,7 @@ import torch
 
 from drlib.models.moe import build_policy
 from drlib.models.packed import ATTENTION, EXPERTS, Prefix, packed_forward
-from drlib.training.batches import Flat, balance_loss, score
+from drlib.training.packing import Flat, balance_loss, score
 from drlib.training.optim import Muon, Optimizers, orthogonalise, schedule, split_parameters
 from tests.policy_examples import small
 

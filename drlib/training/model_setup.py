@@ -1,6 +1,6 @@
 """A real model in the stages: where it comes from, what it is told, who generates with it, LoRA.
 
-`trainer=trl` trains any causal language model of transformers: the one that `model` names, a folder
+`trainer.backend=trl` trains any causal language model of transformers: the one that `model` names, a folder
 or a hub's id, or the small policy where that is empty. Every stage leaves a whole model behind, a
 Hugging Face folder; where it changed nothing, a note where the model lies (`policy.json`), because
 sixty gigabytes are not copied for nothing.
@@ -44,8 +44,8 @@ from drlib.models.vllm_server import VllmServer
 from drlib.tools import TOOLS
 from drlib.training import stages
 from drlib.training.pretrain import build_untrained
-from drlib.training.ranks import Ranks
-from drlib.training.run import RunFolder
+from drlib.training.distributed import Ranks
+from drlib.training.run_folder import RunFolder
 from drlib.validation import require
 
 TOLD_DAY = datetime.date(2026, 1, 1)  # in a prompt that is trained on: it must not change
@@ -219,7 +219,7 @@ def engine_of(
     require(
         not routes or config.engine.name in REPORT_ROUTES,
         f"rl.off_policy.routing_replay=r3 replays the routes of the sampling engine, and engine={config.engine.name} "
-        "reports none: use engine=hf, or engine=vllm on a GPU",
+        "reports none: use engine.name=hf, or engine.name=vllm on a GPU",
     )
     longest = model.config.get_text_config().max_position_embeddings
     context = config.rollout.max_context_tokens
@@ -245,7 +245,7 @@ def engine_of(
     else:
         kind = model.config.model_type
         ours = kind == "qwen3_moe"
-        require(ours, f"engine=local cannot run a {kind}: set engine=hf, vllm or server")
+        require(ours, f"engine.name=local cannot run a {kind}: set engine.name=hf, vllm or server")
         yield LocalEngine(model.to(default_device()), max_context=context, lockstep=True)
 
 
@@ -260,7 +260,7 @@ def opened_model(folder: Path, config: Config) -> Iterator[tuple[Engine, Any, st
 
 
 def _server(model: PreTrainedModel, where: str, config: Config) -> VllmServer:
-    require(bool(config.engine.url), "engine=server needs engine.url, where the vLLM server is")
+    require(bool(config.engine.url), "engine.name=server needs engine.url, where the vLLM server is")
     endpoint = ChatEndpoint(config.engine.url, config.model.path or where, timeout_s=600.0)
     context = config.rollout.max_context_tokens
     return VllmServer(endpoint, where, max_context=context, max_gap=config.engine.max_mismatch)
