@@ -1,7 +1,6 @@
-"""What tests of agents share: the tour's world, tools and tokenizer, and engines that say what a
-test wants, so that every branch of an agent is met.
+"""Fixtures of agent tests: the tour's world, tools and tokenizer, and scripted engines.
 
-A test module takes the fixtures under shorter names, such as `chat = tour_chat`.
+A test module aliases the fixtures, such as `chat = tour_chat`.
 """
 
 from concurrent.futures import Future
@@ -22,7 +21,7 @@ def tour_world():
 
 @pytest.fixture(scope="session")
 def tour_chat():
-    """The ids of the committed policy after SFT."""
+    """Return the chat ids of the committed policy after SFT."""
     return ChatIds(load_tokenizer(ROOT / "figures/reference/tour/policy_sft"))
 
 
@@ -33,7 +32,7 @@ def tour_toolbox():
 
 
 class Lines:
-    """Says the given lines, a turn each; `None` is a turn that ran into the token limit."""
+    """Returns the given turns; `None` is a turn that reached the token limit."""
 
     version = 3
     reads = "ids"
@@ -60,8 +59,8 @@ class Lines:
 class Speaker:
     """An engine of ids whose model is a function `say(text of the context) -> turn`.
 
-    `read`: the texts that it was given, in order; a context of more than `context` tokens is cut as
-    the local engine cuts it.
+    `read`: its inputs, in order. A context of more than `context` tokens ends as in the local
+    engine.
     """
 
     version = 1

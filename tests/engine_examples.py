@@ -1,4 +1,4 @@
-"""A small random model and an engine that samples from it, for the tests of the engine."""
+"""A small random model and an engine for tests."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
-"""Hostile code as data: what never ends, and what takes all it can get (see `hostile_cases.py`).
+"""Hostile programs that never end or exhaust resources (see `hostile_cases.py`).
 
-Nothing here reaches out, so nothing here is part of the negative control.
+None of them accesses anything outside, so they are not part of the negative control.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ MUTANTS = [
         ROUTER,
         "router.bias_E -= rate * excess_E.sign()",
         "router.bias_E += rate * excess_E.sign()",
-        (f"{BIAS}::test_moving_them_evens_out_the_load",),
+        (f"{BIAS}::test_bias_updates_balance_the_load",),
         "all tokens would end in the same experts",
     ),
     Mutant(
@@ -20,7 +20,7 @@ MUTANTS = [
         ROUTER,
         "return logits_NE, compute_gates(self, logits_NE, experts_NK), experts_NK",
         "return logits_NE, compute_gates(self, logits_NE + self.bias_E, experts_NK), experts_NK",
-        (f"{BIAS}::test_a_bias_chooses_and_no_gate_knows_it",),
+        (f"{BIAS}::test_bias_affects_selection_but_not_gates",),
         "the bias would disturb the gradient, which it is there to leave alone",
     ),
     Mutant(
@@ -28,7 +28,7 @@ MUTANTS = [
         ROUTER,
         "        if self.training and torch.is_grad_enabled():\n",
         "        if True:\n",
-        (f"{BIAS}::test_the_tokens_of_passes_that_train_are_counted_and_no_others",),
+        (f"{BIAS}::test_only_training_passes_count_as_load",),
         "evaluations and old policies would move the policy",
     ),
     Mutant(
@@ -36,7 +36,7 @@ MUTANTS = [
         ROUTER,
         "        router.load_E = None\n    return torch.stack(loads)",
         "    return torch.stack(loads)",
-        (f"{BIAS}::test_the_tokens_of_passes_that_train_are_counted_and_no_others",),
+        (f"{BIAS}::test_only_training_passes_count_as_load",),
         "the biases would follow all tokens since the beginning",
     ),
     Mutant(
@@ -52,7 +52,7 @@ MUTANTS = [
         "drlib/models/compiled_decoder.py",
         'w.get("router_bias", self.no_bias_E).numpy()',
         "self.no_bias_E.numpy()",
-        (f"{BIAS}::test_an_engine_samples_with_the_biases_that_it_was_given_last",),
+        (f"{BIAS}::test_engine_samples_with_the_latest_biases",),
         "rollouts would be of another policy than the one that learns",
     ),
     Mutant(
@@ -60,7 +60,7 @@ MUTANTS = [
         "drlib/models/moe.py",
         "architecture = RouterBiasForCausalLM if is_biased else Qwen3MoeForCausalLM",
         "architecture = Qwen3MoeForCausalLM",
-        (f"{BIAS}::test_a_folder_keeps_the_biases_and_nobody_reads_it_without_them",),
+        (f"{BIAS}::test_checkpoint_keeps_biases_and_others_refuse_it",),
         "a stage would send tokens elsewhere than the one before it",
     ),
     Mutant(
@@ -68,7 +68,7 @@ MUTANTS = [
         "drlib/training/packing.py",
         "balance_loss(router_logits, k, get_router_biases(model), batch.times())",
         "balance_loss(router_logits, k, None, batch.times())",
-        (f"{BIAS}::test_the_balance_loss_counts_the_experts_that_a_bias_chose",),
+        (f"{BIAS}::test_balance_loss_counts_biased_selections",),
         "the loss would be of a load that nobody has",
     ),
     Mutant(
@@ -76,7 +76,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         "                row |= balance_experts(self.model, config)\n",
         "",
-        (f"{BIAS}::test_in_rl_they_move_with_the_update_and_the_engine_follows",),
+        (f"{BIAS}::test_rl_updates_biases_and_the_engine",),
         "the setting would do nothing in RL",
     ),
 ]

@@ -189,7 +189,7 @@ MUTANTS = [
         "    if not has_thought and not has_more:\n",
         "    if not has_more:\n",
         (
-            "tests/test_models_api_engine.py::test_a_thought_that_was_cut_and_a_refusal_are_what_was_said",
+            "tests/test_models_api_engine.py::test_truncated_thought_and_refusal_become_text",
         ),
         "an attempt that thought too long is not judged",
     ),

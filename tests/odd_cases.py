@@ -1,7 +1,7 @@
-"""Hostile code as data: what looks odd, confuses or forges, and code that must simply work.
+"""Unusual, confusing or forging programs, and programs that must work (see `hostile_cases.py`).
 
-See `hostile_cases.py`. Nothing here reaches out, so nothing here is part of the negative control,
-apart from secrets that the environment or the memory of the process could hold.
+None accesses anything outside, so they are not part of the negative control, except secrets in the
+environment or the memory of the process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small policies that several tests ask: our MoE in one small shape, and foreign architectures."""
+"""Small policies for tests: the MoE in one small shape, and other architectures."""
 
 from dataclasses import replace
 
@@ -29,12 +29,12 @@ SMALL = PolicyShape(
 
 
 def small(**changes) -> PolicyShape:
-    """The small shape with other sizes, such as layers=3."""
+    """Return the small shape with other sizes, such as layers=3."""
     return replace(SMALL, **changes)
 
 
 def real_model(name):
-    """A fresh model of 64 tokens: "moe", "gpt2", "window" (of attention) or "llama"."""
+    """Build a model with 64 tokens: "moe", "gpt2", "window" (sliding attention) or "llama"."""
     if name == "moe":  # its output matrix is the embedding
         return build_policy(SMALL, seed=3, init="plain").eval()
     sizes = dict(vocab_size=64, max_position_embeddings=128)

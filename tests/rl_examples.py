@@ -1,4 +1,4 @@
-"""Hand-made rollouts, and batches of log-probabilities, that several tests of `rl` share."""
+"""Synthetic rollouts and batches of log-probabilities for tests of `rl`."""
 
 import dataclasses
 
@@ -73,7 +73,7 @@ def a_format_error(reason="think is not closed."):
 
 
 def a_batch(seed=0, sequences=6, tokens=7, shift=0.3):
-    """Random off-policy batch: logp (leaf), behaviour, advantages, mask with ragged lengths."""
+    """Return a random off-policy batch: logp (leaf), behaviour, advantages, ragged mask."""
     rng = torch.Generator().manual_seed(seed)
     behaviour_BT = -torch.rand(sequences, tokens, generator=rng, dtype=torch.float64) * 3
     noise_BT = torch.randn(sequences, tokens, generator=rng, dtype=torch.float64)
@@ -90,12 +90,12 @@ def gradient(logp_BT, *args, **kwargs):
 
 
 def logs(*rows):
-    """log of each number, [B, T]."""
+    """Return the logarithms, [B, T]."""
     return torch.tensor(rows, dtype=F64).log()
 
 
 def two_policies(seed, actions=6):
-    """Logits of a policy (leaf), its log-probabilities, and another policy's."""
+    """Return a policy's logits (leaf), its log-probabilities, and another policy's."""
     rng = torch.Generator().manual_seed(seed)
     logits_V = torch.randn(actions, generator=rng, dtype=F64).requires_grad_()
     other_V = torch.randn(actions, generator=rng, dtype=F64).log_softmax(0)

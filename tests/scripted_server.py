@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server on loopback whose model is a function, and which can misbehave.
+"""A loopback OpenAI-compatible server whose model is a function, with injectable faults.
 
-`Scripted(say)`: `say(messages) -> text` is the model. `faults(number) -> str | None` says what goes
-wrong with the request of that number: "429", "500", "cut", "junk", "late", None for nothing.
+`Scripted(say)`: `say(messages) -> text` is the model. `faults(number) -> str | None` is the fault
+of the request of that number: "429", "500", "cut", "junk", "late", or None.
 """
 
 import json
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handles one request."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # the body would wait 40 ms for the word that the head has come
@@ -94,7 +94,7 @@ class Scripted(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
     def handle_error(self, request, client_address):
-        """A client that hangs up is no news."""
+        """Ignore clients that disconnect."""
 
     def __enter__(self):
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""A file of questions: every answer kept at once, nothing asked twice, also after a kill.
+"""answer_file: rows are appended at once, and a killed run resumes without repetition.
 
 Run: python -m pytest tests/test_agents_batch_answers.py
 """
@@ -49,7 +49,7 @@ def answer(server, path, **how):
         return answer_file(ReAct(engine, toolbox), TASKS, path)
 
 
-def test_every_task_has_its_line_and_is_asked_once(tmp_path):
+def test_every_task_has_one_row_and_one_rollout(tmp_path):
     path = tmp_path / "deep" / "iter1.jsonl"
     with Scripted(lambda m: render_answer(number_of(m))) as server:
         rows = answer(server, path)
@@ -59,7 +59,7 @@ def test_every_task_has_its_line_and_is_asked_once(tmp_path):
     assert set(rows[0]) >= {"question", "answer", "prediction", "termination", "messages"}
 
 
-def test_a_killed_run_goes_on(tmp_path):
+def test_killed_run_resumes(tmp_path):
     path = tmp_path / "iter1.jsonl"
     with Scripted(lambda m: render_answer(number_of(m)), delay_s=0.15) as server:
         server.keep = True
@@ -79,7 +79,7 @@ def test_a_killed_run_goes_on(tmp_path):
     assert len(read_json_lines(path)) == 12
 
 
-def test_what_the_environment_broke_is_asked_again(tmp_path):
+def test_environment_faults_are_repeated(tmp_path):
     path = tmp_path / "iter1.jsonl"
     with Scripted(lambda m: render_answer("x"), lambda n: "500" if n < 3 else None) as server:
         broken = answer(server, path, concurrency=1, attempts=3)
@@ -90,7 +90,7 @@ def test_what_the_environment_broke_is_asked_again(tmp_path):
     assert len(read_json_lines(path)) == 12
 
 
-def test_files_and_tasks_that_are_none_of_ours(tmp_path):
+def test_foreign_files_and_duplicate_ids_are_rejected(tmp_path):
     path = tmp_path / "notes.jsonl"
     path.write_text('{"a": 1}\n')
     with Scripted(lambda m: render_answer("x")) as server:

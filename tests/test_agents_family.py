@@ -1,6 +1,7 @@
-"""IterResearch, Heavy, ReSum and managed contexts: what a policy reads, and what is recorded.
+"""IterResearch, Heavy, ReSum and managed contexts: prompts and records.
 
-The policy is a function of the text that it reads, so whatever it knows stands in its context.
+The policy is a function of the text that it reads, so all of its knowledge is in its context.
+
 
 Run: python -m pytest tests/test_agents_family.py
 """
@@ -49,9 +50,9 @@ def toolbox():
 
 
 def walker(text, report=False):
-    """Looks up one town after the other and adds their taxes, as far as its context knows them.
+    """Visit one town after the other and add their taxes, as far as the context shows them.
 
-    What it has read it says in its thought (`Town 3 100` is: before Town 3 it was 100 in all).
+    The running total is in its thought (`Town 3 100`: the sum before Town 3 is 100).
     """
     known = re.findall(r"Town (\d+) pays after (\d+)\.", text.replace(" .", "."))
     town, total = max(((int(t), int(s)) for t, s in known), default=(0, 0))
@@ -75,9 +76,9 @@ def run(agent):
     return done
 
 
-def test_an_agent_of_one_s_own_is_one_generator(chat, toolbox):
+def test_custom_agent_is_one_generator(chat, toolbox):
     class Twice(Agent):
-        """Answers, and reads its answer again before it stands by it."""
+        """Answers, and reviews its answer in a second context."""
 
         def run_task(self, at):
             first = yield at.begin()
@@ -91,7 +92,7 @@ def test_an_agent_of_one_s_own_is_one_generator(chat, toolbox):
     assert done.contexts.max() == 1 and done.turns.tolist() == sorted(done.turns.tolist())
 
 
-def test_an_agent_that_never_asks_its_policy_has_a_record_too(chat, toolbox):
+def test_agent_without_a_turn_has_a_record(chat, toolbox):
     class Silent(Agent):
         def run_task(self, at):
             found = yield at.submit(lambda: "by heart")
@@ -102,7 +103,7 @@ def test_an_agent_that_never_asks_its_policy_has_a_record_too(chat, toolbox):
     assert (done.answer, len(done), engine.read) == ("by heart", 0, [])
 
 
-def test_iter_research_reads_its_report_and_nothing_else_of_what_was(chat, toolbox, tmp_path):
+def test_iter_research_reads_only_its_report(chat, toolbox, tmp_path):
     engine = Speaker(chat, reporter)
     done = run(IterResearch(engine, toolbox, chat, WIDE))
     assert (done.answer, done.termination) == (TOTAL, Termination.ANSWERED)
@@ -124,7 +125,7 @@ def test_iter_research_reads_its_report_and_nothing_else_of_what_was(chat, toolb
     assert load_trajectories(tmp_path / "t.parquet") == [done]
 
 
-def test_what_a_report_forgets_is_forgotten(chat, toolbox):
+def test_facts_missing_in_the_report_are_lost(chat, toolbox):
     def forgetful(text):
         return re.sub("<report>.*</report>", "<report>I work.</report>", reporter(text))
 
@@ -133,7 +134,7 @@ def test_what_a_report_forgets_is_forgotten(chat, toolbox):
     assert done.termination is Termination.TURNS and done.answer is None
 
 
-def test_two_hundred_rounds_fit_where_react_s_context_overflows(chat, toolbox):
+def test_iter_research_fits_where_react_overflows(chat, toolbox):
     def endless(text):
         n = len(re.findall("Town", text))
         call = render_call("search", {"query": [f"Town {n % LONG}"]})
@@ -149,7 +150,7 @@ def test_two_hundred_rounds_fit_where_react_s_context_overflows(chat, toolbox):
 
 
 @pytest.mark.parametrize("window", [700, 1000])
-def test_resum_finishes_the_long_task_in_a_window_that_react_does_not(chat, toolbox, window):
+def test_resum_finishes_where_react_overflows(chat, toolbox, window):
     limits = Limits(calls=60, turn_tokens=120, context_tokens=window)
     whole = run(ReAct(Speaker(chat, walker), toolbox, chat, limits))
     assert whole.termination is Termination.LENGTH and whole.answer is None
@@ -170,8 +171,8 @@ def test_resum_finishes_the_long_task_in_a_window_that_react_does_not(chat, tool
     assert towns == list(range(LONG + 1)), "the segments' turns are the whole trajectory's"
 
 
-def test_resum_s_policy_may_write_its_own_summaries(chat, toolbox):
-    """In a last turn of the context that is left, behind the observation that filled it."""
+def test_resum_policy_writes_its_own_summaries(chat, toolbox):
+    """In a last turn of the old context, after the observation that filled it."""
     limits = Limits(calls=60, turn_tokens=120, context_tokens=1500)
 
     def say(text):
@@ -192,7 +193,7 @@ def test_resum_s_policy_may_write_its_own_summaries(chat, toolbox):
     assert done.metadata["summary"] == written[-1].removeprefix("<summary>")[: -len("</summary>")]
 
 
-def test_a_policy_that_writes_no_summary_goes_on(chat, toolbox):
+def test_missing_summary_keeps_the_history(chat, toolbox):
     def say(text):
         last = text[text.rfind("user") :]
         return "Why?" if SUMMARISE in last else walker(text)
@@ -204,7 +205,7 @@ def test_a_policy_that_writes_no_summary_goes_on(chat, toolbox):
 
 
 @pytest.mark.parametrize("broken", ["raises", "is empty"])
-def test_a_summariser_that_fails_leaves_react(chat, toolbox, broken):
+def test_failing_summariser_falls_back_to_react(chat, toolbox, broken):
     def nobody(question, messages, before):
         if broken == "raises":
             raise ConnectionError("gone")
@@ -218,7 +219,7 @@ def test_a_summariser_that_fails_leaves_react(chat, toolbox, broken):
     assert done.contexts is None
 
 
-def test_older_observations_are_folded_and_the_policy_s_turns_stay(chat, toolbox):
+def test_old_observations_are_folded_and_turns_kept(chat, toolbox):
     engine = Speaker(chat, walker)
     done = run(ManagedReAct(engine, toolbox, chat, WIDE, keep_recent=3))
     assert done.answer == TOTAL
@@ -234,7 +235,7 @@ def test_older_observations_are_folded_and_the_policy_s_turns_stay(chat, toolbox
     assert said.count("pays after") == LONG + 1
 
 
-def test_a_history_that_is_too_long_is_thrown_away(chat, toolbox):
+def test_long_history_is_discarded(chat, toolbox):
     few = Limits(calls=20, turn_tokens=200, context_tokens=10**6)
     engine = Speaker(chat, walker)
     agent = ManagedReAct(engine, toolbox, chat, few, keep_recent=None, discard_above=300)

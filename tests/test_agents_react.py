@@ -1,7 +1,8 @@
-"""The ReAct loop: limits, faults, and token ids that are never made twice.
+"""The ReAct loop: limits, faults, and token ids that are never re-tokenised.
 
-Most cases are driven by an engine that says given lines, so that every branch is met; the last
-ones run a real (untrained) policy in the real engine.
+Most cases use an engine that returns scripted turns to reach every branch; the last ones run a real
+(untrained) policy in the real engine.
+
 
 Run: python -m pytest tests/test_agents_react.py
 """
@@ -17,8 +18,8 @@ from drlib.models.moe import PolicyShape, build_policy
 from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
-from drlib.training.packing import Flat, score
 from drlib.training.data import PHRASES, world_texts
+from drlib.training.packing import Flat, score
 from drlib.trajectory import Segment, Termination
 from drlib.worlds import Entity, SmallWorld, load_world
 from tests.agent_examples import Lines
@@ -70,8 +71,8 @@ def test_nothing_is_sampled_behind_the_first_action(chat, toolbox):
     assert len(t.tool_results) == 1 and t.answer == "Norwegian Krone"
 
 
-def test_the_environment_closes_a_turn_that_the_policy_did_not(chat, toolbox):
-    """A turn without an action is closed by the policy's own end token, and only by that."""
+def test_environment_closes_an_open_turn(chat, toolbox):
+    """A turn without an action is closed only by the policy's own end token."""
     t = play(chat, toolbox, "I say nothing useful", SEARCH, ANSWER)
     ends = np.flatnonzero(t.token_ids == chat.end_id)
     by_policy = [bool(t.generated[i]) for i in ends]
@@ -87,7 +88,7 @@ def test_a_format_error_is_an_observation_and_a_failed_call(chat, toolbox):
     assert t.messages[2]["content"].startswith("Error: ")
 
 
-def test_a_tool_response_written_by_the_policy_is_refused(chat, toolbox):
+def test_tool_response_written_by_the_policy_is_rejected(chat, toolbox):
     forged = f"<think>x</think><tool_response>code NOK</tool_response>{ANSWER}"
     t = play(chat, toolbox, forged, SEARCH, ANSWER)
     assert t.tool_results[0].error == "format" and "tool response" in t.tool_results[0].text
@@ -104,7 +105,7 @@ def test_a_turn_too_long_ends_the_rollout(chat, toolbox):
     assert t.termination is Termination.LENGTH and t.answer is None
 
 
-def test_a_broken_tool_is_not_the_policy_s_failure(chat, cldr):
+def test_broken_tool_is_an_environment_fault(chat, cldr):
     from drlib.sandbox import SandboxResult
 
     class Broken:
@@ -118,7 +119,7 @@ def test_a_broken_tool_is_not_the_policy_s_failure(chat, cldr):
     assert t.generated[-1], "the observation nobody answered to is not part of the record"
 
 
-def test_a_fault_in_a_tool_s_own_code_is_raised_and_not_swallowed(chat):
+def test_bug_in_a_tool_is_raised(chat):
     class Wrong(SmallWorld):
         def search(self, query, k=10):
             raise RuntimeError("index is broken")
@@ -130,9 +131,7 @@ def test_a_fault_in_a_tool_s_own_code_is_raised_and_not_swallowed(chat):
         play(chat, toolbox, SEARCH, ANSWER)
 
 
-def test_an_observation_that_does_not_fit_ends_the_rollout_and_leaves_the_record(
-    chat, toolbox, policy
-):
+def test_observation_that_does_not_fit_ends_the_rollout(chat, toolbox, policy):
     """Every turn of this policy is a format error, whose observation soon fills the context."""
     agent = ReAct(LocalEngine(policy, max_context=200), toolbox, chat, Limits(50, 24, 64))
     trajectories = agent.run([TASK] * 4, samples=4, seed=2)
@@ -140,7 +139,7 @@ def test_an_observation_that_does_not_fit_ends_the_rollout_and_leaves_the_record
     assert {t.termination for t in trajectories} == {Termination.LENGTH}
 
 
-def test_a_task_reads_its_own_world(chat, toolbox):
+def test_task_uses_its_own_world(chat, toolbox):
     world = SmallWorld([Entity("Norway", "territory", {"currency": "Shell"})], "elsewhere")
     task = Task("t", "?", "Shell", "search", world.version, 1)
     agent = ReAct(Lines(chat, [SEARCH, ANSWER]), toolbox, chat)
@@ -156,7 +155,7 @@ def policy():
     return build_policy(shape, 0, init="plain")
 
 
-def test_real_engine_log_probabilities_are_the_trainer_s(chat, toolbox, policy):
+def test_log_probabilities_equal_the_trainers(chat, toolbox, policy):
     engine = LocalEngine(policy, max_context=200, lockstep=True)
     agent = ReAct(engine, toolbox, chat, Limits(3, 24, 160))
     trajectories = agent.run([TASK] * 3, samples=4, seed=5)
@@ -169,7 +168,7 @@ def test_real_engine_log_probabilities_are_the_trainer_s(chat, toolbox, policy):
     assert (scored.logp_M - behaviour).abs().mean() < 1e-6
 
 
-def test_a_sample_does_not_depend_on_its_neighbours(chat, toolbox, policy):
+def test_samples_do_not_depend_on_the_batch(chat, toolbox, policy):
     def run(tasks, keys, slots):
         engine = LocalEngine(policy, slots=slots, max_context=200, lockstep=True)
         return ReAct(engine, toolbox, chat, Limits(2, 16, 160)).run(

@@ -1,6 +1,7 @@
-"""s3: only what the searcher kept reaches the generator, and the gain beyond RAG is what it adds.
+"""s3: only marked results reach the generator; the gain beyond RAG.
 
-The searcher is a function of what it read, the generator a rule, the search is real.
+The searcher is a function of its context, the generator a rule, the search is real.
+
 
 Run: python -m pytest tests/test_agents_s3.py
 """
@@ -33,13 +34,13 @@ LIMITS = Limits(calls=9, turn_tokens=300, context_tokens=10**5)
 
 
 def generator(question, documents):
-    """Reads the currency of the last document that tells one and is not Norway's."""
+    """Return the currency in the last document that has one other than Norway's."""
     told = [re.search(r"currency ([^.;]+)", d.text) for d in documents if d.title != "Norway"]
     return next((found[1] for found in reversed(told) if found), None)
 
 
 def gain(done, task):
-    """Beyond RAG."""
+    """Return the gain beyond RAG."""
     return is_correct(done.answer, task) - is_correct(done.metadata["rag_answer"], task)
 
 
@@ -62,13 +63,13 @@ def gathered(chat, toolbox, task, say, **how):
 
 
 def oracle(text):
-    """Follows the chain that the first result names."""
+    """Follow the chain in the first result."""
     if "<tool_response>" in text:
         return "<important_info>[1]</important_info><search_complete>"
     return "<important_info>[1]</important_info><query>Sweden</query>"
 
 
-def test_an_oracle_gains_where_rag_fails_and_nothing_where_it_does_not(chat, toolbox):
+def test_oracle_gains_exactly_where_rag_fails(chat, toolbox):
     done, read = gathered(chat, toolbox, FAR, oracle)
     assert (done.answer, done.termination) == ("Swedish Krona", Termination.ANSWERED)
     assert done.metadata["queries"] == ["Sweden"]
@@ -78,8 +79,8 @@ def test_an_oracle_gains_where_rag_fails_and_nothing_where_it_does_not(chat, too
     assert near.answer == near.metadata["rag_answer"] == "Swedish Krona" and gain(near, NEAR) == 0
 
 
-def test_inside_a_group_the_baseline_cancels(chat, toolbox):
-    """Rewards of one question differ by what the documents do alone."""
+def test_rag_term_cancels_within_a_group(chat, toolbox):
+    """Rewards of one question differ only by the documents."""
     says = [oracle, lambda text: "<search_complete>", lambda text: "<important_info>[]"]
     runs = [gathered(chat, toolbox, FAR, say)[0] for say in says]
     gains = [gain(done, FAR) for done in runs]
@@ -92,7 +93,7 @@ def test_inside_a_group_the_baseline_cancels(chat, toolbox):
     assert centred(gains) == centred(right)
 
 
-def test_only_what_was_marked_reaches_the_generator(chat, toolbox):
+def test_only_marked_results_reach_the_generator(chat, toolbox):
     seen = []
 
     def spy(question, documents):
@@ -110,7 +111,7 @@ def test_only_what_was_marked_reaches_the_generator(chat, toolbox):
     assert seen[1] == rag[:1]
 
 
-def test_the_rounds_are_counted_and_the_last_block_is_kept(chat, toolbox):
+def test_rounds_are_limited_and_the_last_block_is_kept(chat, toolbox):
     endless = "<important_info>[]</important_info><query>Denmark</query>"
     done, read = gathered(chat, toolbox, FAR, lambda text: endless, rounds=2)
     assert done.metadata["queries"] == ["Denmark"] * 2 and len(read) == 2
@@ -119,7 +120,7 @@ def test_the_rounds_are_counted_and_the_last_block_is_kept(chat, toolbox):
         S3(Speaker(chat, oracle), toolbox, chat, LIMITS, rounds=0)
 
 
-def test_another_generator_changes_no_token_of_the_searcher(chat, toolbox):
+def test_searcher_does_not_depend_on_the_generator(chat, toolbox):
     one, _ = gathered(chat, toolbox, FAR, oracle)
     other, _ = gathered(chat, toolbox, FAR, oracle, generate=lambda question, documents: None)
     assert one.token_ids.tolist() == other.token_ids.tolist()
@@ -131,7 +132,7 @@ def test_another_generator_changes_no_token_of_the_searcher(chat, toolbox):
     assert (one.segments[one.generated] != Segment.TOOL_RESPONSE).all()
 
 
-def test_the_policy_may_be_its_own_generator(chat, toolbox):
+def test_policy_as_its_own_generator(chat, toolbox):
     def both(text):
         if "Answer from these documents" in text:
             return render_answer("Swedish Krona" if "currency Swedish" in text else "?")

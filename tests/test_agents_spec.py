@@ -27,7 +27,7 @@ def named(chat, toolbox):
     return make
 
 
-def test_a_line_names_an_agent_and_its_options(named):
+def test_spec_names_an_agent_and_its_options(named):
     assert type(named("react")) is ReAct and type(named("iterresearch")) is IterResearch
     kept = named("managed:keep_recent=2,discard_above=300")
     assert type(kept) is ManagedReAct and (kept.keep_recent, kept.discard_above) == (2, 300)
@@ -35,7 +35,8 @@ def test_a_line_names_an_agent_and_its_options(named):
     assert named("resum:summarise=policy,every=4").summarise is None
     assert named("resum:summarise=policy,every=4").every == 4
     assert (
-        type(named("resum")) is ReSum and named("resum:summarise=thoughts").summarise is join_thoughts
+        type(named("resum")) is ReSum
+        and named("resum:summarise=thoughts").summarise is join_thoughts
     )
     assert type(named("s3:generate=reader")) is S3
     assert named("s3:generate=reader").generate is answer_from_facts
@@ -56,7 +57,7 @@ def test_a_line_names_an_agent_and_its_options(named):
         ("react+", "unknown agent ''"),
     ],
 )
-def test_a_line_that_names_nothing_is_refused_with_the_reason(named, line, reason):
+def test_invalid_specs_are_rejected_with_the_reason(named, line, reason):
     with pytest.raises(ValueError, match=reason):
         named(line)
 

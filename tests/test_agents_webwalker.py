@@ -1,7 +1,8 @@
-"""WebWalker on made sites: it clicks links only, remembers, and stops when what it knows suffices.
+"""WebWalker on synthetic sites: clicks only, memory, and stopping.
 
-Explorer and critic are functions of what they read; the site, its rows and its critic are those of
-`drlib.questions.webwalker`, the tool is the real one.
+Explorer and critic are functions of their context; site, rows and critic come from
+`drlib.questions.webwalker`, the tool is real.
+
 
 Run: python -m pytest tests/test_agents_webwalker.py
 """
@@ -32,7 +33,7 @@ TOLD = re.compile(r"^\w+ has \d+ members\.$", re.MULTILINE)
 
 
 class ExactCritic:
-    """Keeps the line about members; answers when it has those that were asked for."""
+    """Keeps lines about members; answers when it has the requested ones."""
 
     def __init__(self, row, forgets=""):
         self.row, self.forgets, self.asked = row, forgets, []
@@ -47,7 +48,7 @@ class ExactCritic:
 
 
 def urls_of(row):
-    """The clicks along the golden paths of a row, the way back to the root between them."""
+    """Return the clicks along the golden paths of a row, back through the root in between."""
     clicks = []
     for source in row["Info"]["Source_Website"]:
         parts = source.removeprefix(SITE.root).split("/")
@@ -100,7 +101,7 @@ def walk(chat, toolbox, row, say, critic=None, limits=CLICKS):
 
 
 @pytest.mark.parametrize("row", [SINGLE, BOTH], ids=["one source", "two sources"])
-def test_an_oracle_takes_the_golden_path_and_the_critic_stops_it_there(chat, toolbox, row):
+def test_oracle_follows_the_golden_path_until_the_critic_stops(chat, toolbox, row):
     critic = ExactCritic(row)
     done, _ = walk(chat, toolbox, row, Oracle(row), critic)
     assert (done.answer, done.termination) == (row["Answer"], Termination.ANSWERED)
@@ -112,7 +113,7 @@ def test_an_oracle_takes_the_golden_path_and_the_critic_stops_it_there(chat, too
     )
 
 
-def test_what_is_known_already_is_not_judged_again(chat, toolbox):
+def test_known_information_is_not_judged_again(chat, toolbox):
     critic = ExactCritic(BOTH)
     first = urls_of(SINGLE)
     todo = iter([*first, SITE.root, *first, SITE.root, *first])
@@ -123,7 +124,7 @@ def test_what_is_known_already_is_not_judged_again(chat, toolbox):
     assert len(memory) == len(set(memory)) == len(first) == len(critic.asked)
 
 
-def test_without_one_of_the_two_facts_it_does_not_answer(chat, toolbox):
+def test_no_answer_with_one_fact_missing(chat, toolbox):
     leaf = BOTH["Info"]["Golden_Path"][0].split(">")[-1]
 
     oracle = Oracle(BOTH)
@@ -137,14 +138,14 @@ def test_without_one_of_the_two_facts_it_does_not_answer(chat, toolbox):
 
 
 def links_in(text):
-    """Of the page that the explorer is on."""
+    """Return the links of the explorer's current page."""
     page = text.split("<tool_response>")[-1]
     besides = page.partition("Further links: ")[2].partition("<")[0].split(", ")
     return [*re.findall(r"\]\(([^)\s]+)\)", page), *filter(None, map(str.strip, besides))]
 
 
 def wanderer(seed):
-    """Mostly clicks what it has not clicked yet, by the seed in another order."""
+    """Click mostly unvisited links, in an order that depends on the seed."""
 
     def say(text):
         clicked = re.findall(r'"url": \["([^"]+)"\]', text)
@@ -155,8 +156,8 @@ def wanderer(seed):
     return say
 
 
-def test_a_walk_answers_just_when_it_came_by_what_was_asked(chat, toolbox):
-    """Whatever the explorer does; and it never says the answer itself."""
+def test_walk_answers_exactly_when_it_saw_the_facts(chat, toolbox):
+    """For any explorer; the explorer itself never answers."""
     ends = set()
     for seed in range(4):
         for row in SITE.rows:
@@ -179,7 +180,7 @@ def test_a_walk_answers_just_when_it_came_by_what_was_asked(chat, toolbox):
         ("Hm.", "click a link of this page"),
     ],
 )
-def test_anything_but_a_click_is_refused(chat, toolbox, said, told):
+def test_only_clicks_are_accepted(chat, toolbox, said, told):
     limits = Limits(calls=3, turn_tokens=200, context_tokens=10**5)
     done, read = walk(chat, toolbox, SINGLE, lambda text: said, ExactCritic(SINGLE), limits)
     assert done.termination is Termination.TURNS and done.metadata["clicks"] == []
@@ -188,7 +189,7 @@ def test_anything_but_a_click_is_refused(chat, toolbox, said, told):
 
 
 class BothRoles:
-    """A policy that explores, and judges as it was told to."""
+    """A policy that explores and judges."""
 
     def __init__(self, row, broken=False):
         self.oracle, self.row, self.broken = Oracle(row), row, broken
@@ -207,8 +208,8 @@ class BothRoles:
         return self.oracle(text)
 
 
-def test_the_policy_is_explorer_and_critic_in_turns(chat, toolbox):
-    """Its contexts change to and fro; the explorer's goes on where it stood, as it was sampled."""
+def test_policy_alternates_between_explorer_and_critic(chat, toolbox):
+    """The explorer's context continues with its sampled ids."""
     done, read = walk(chat, toolbox, BOTH, BothRoles(BOTH))
     assert (done.answer, done.metadata["critic_errors"]) == (BOTH["Answer"], 0)
     explorer = [text for text in read if "You walk through a site" in text]
@@ -225,7 +226,7 @@ def test_the_policy_is_explorer_and_critic_in_turns(chat, toolbox):
     assert (done.segments[done.generated] != Segment.TOOL_RESPONSE).all()
 
 
-def test_a_judgement_that_cannot_be_read_is_a_no_and_is_counted(chat, toolbox):
+def test_unparsable_judgement_counts_as_no(chat, toolbox):
     both = BothRoles(SINGLE, broken=True)
 
     def endless(text):
@@ -239,7 +240,7 @@ def test_a_judgement_that_cannot_be_read_is_a_no_and_is_counted(chat, toolbox):
     assert done.metadata["memory"] == []
 
 
-def test_it_walks_over_a_server_too(toolbox):
+def test_webwalker_runs_over_a_server(toolbox):
     both = BothRoles(BOTH)
     with Scripted(lambda messages: both("\n".join(m["content"] for m in messages))) as server:
         server.keep = True
@@ -251,7 +252,7 @@ def test_it_walks_over_a_server_too(toolbox):
     assert [len(one) for one in walked] == [1 + 2 * n for n in range(len(urls_of(BOTH)))]
 
 
-def test_a_walk_needs_a_beginning(chat, toolbox):
+def test_walk_needs_a_start(chat, toolbox):
     engine = Speaker(chat, lambda text: "")
     agent = WebWalker(engine, toolbox, chat, CLICKS)
     with pytest.raises(ValueError, match="no `start`"):

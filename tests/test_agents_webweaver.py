@@ -1,6 +1,7 @@
-"""WebWeaver: what is cited exists, the writer reads one section's evidence, the report says whence.
+"""WebWeaver: valid citations, per-section evidence, and sources in the report.
 
-The planner and the writer are one function of what they read; the tools and the world are real.
+Planner and writer are one function of their context; tools and world are real.
+
 
 Run: python -m pytest tests/test_agents_webweaver.py
 """
@@ -49,7 +50,7 @@ def search(name):
 
 
 def written(text):
-    """A section with a statement from each piece of evidence that stands in the prompt."""
+    """Write a section with a statement from each piece of evidence in the prompt."""
     evidence = re.findall(r"^\[(id_\d+)\] (\w+) \(", text.rpartition("rests on, as in")[2], re.M)
     said = " ".join(f"In {title} one pays with the krone [{name}]." for name, title in evidence)
     return f"<write>{said or 'Nothing was found.'}</write>"
@@ -67,7 +68,7 @@ PLAN = [
 
 
 class Weaver:
-    """Says `plan` turn by turn, and writes what it is asked to."""
+    """Returns `plan` turn by turn, and writes sections."""
 
     def __init__(self, plan=PLAN, write=written):
         self.plan, self.write, self.said = list(plan), write, 0
@@ -112,7 +113,7 @@ def test_a_report_with_a_source_for_every_statement(chat, toolbox):
     assert len(done.tool_results) == 4 and set(done.contexts.tolist()) == {0, 1, 2}
 
 
-def test_the_planner_reads_lines_and_the_writer_one_section_s_evidence(chat, toolbox):
+def test_planner_reads_snippets_and_writer_one_sections_evidence(chat, toolbox):
     _, read = weave(chat, toolbox, Weaver())
     bodies = {name: facts["currency"].strip() for name, facts in FACTS.items()}
     planned, first, second = read[-3], read[-2], read[-1]
@@ -132,7 +133,7 @@ def done_without_evidence(text, bodies):
     return text
 
 
-def test_an_outline_that_cites_nothing_found_is_sent_back(chat, toolbox):
+def test_outline_with_unknown_citations_is_rejected(chat, toolbox):
     wrong = outline(("West", "id_1, id_7"), ("East", "id_9"))
     plan = ["<terminate>", search("Norway"), wrong, "<write_outline> </write_outline>", *PLAN[1:]]
     done, read = weave(chat, toolbox, Weaver(plan))
@@ -155,7 +156,7 @@ def test_deleting_evidence_makes_its_citations_wrong():
     assert unknown_ids(plan, bank) == ["id_2"]
 
 
-def test_a_section_that_cites_another_s_evidence_is_sent_back_once_and_then_cleaned(chat, toolbox):
+def test_wrong_citations_are_rejected_once_then_removed(chat, toolbox):
     stubborn = "<write>Krone [id_1, id_3] and krona [id_3], or so.</write>"
 
     def mends(text):
@@ -169,13 +170,13 @@ def test_a_section_that_cites_another_s_evidence_is_sent_back_once_and_then_clea
     assert done.metadata["dropped_citations"] == 0 and "In Norway one pays" in done.answer
 
 
-def test_a_section_that_is_never_written_says_so(chat, toolbox):
+def test_unwritten_section_is_marked(chat, toolbox):
     done, read = weave(chat, toolbox, Weaver(write=lambda text: "Hm."))
     assert "no <write>...</write>" in "".join(read) and done.answer.count(UNWRITTEN) == 2
     assert "## Sources" not in done.answer
 
 
-def test_when_calls_run_out_what_there_is_is_written(chat, toolbox):
+def test_report_is_written_when_calls_run_out(chat, toolbox):
     endless = [search("Norway"), PLAN[1], search("Sweden")]
     limits = Limits(calls=3, turn_tokens=400, context_tokens=10**5)
     done, _ = weave(chat, toolbox, Weaver(endless), limits)
@@ -187,12 +188,12 @@ def test_when_calls_run_out_what_there_is_is_written(chat, toolbox):
     assert done.termination is Termination.TURNS and "no time for an answer" in read[-1]
 
 
-def test_a_planner_that_only_rewrites_is_sent_to_write(chat, toolbox):
+def test_number_of_outlines_is_limited(chat, toolbox):
     done, _ = weave(chat, toolbox, Weaver([search("Norway"), PLAN[1]]))
     assert len(done.metadata["outlines"]) == MOST_OUTLINES and done.answer.startswith("# ")
 
 
-def test_it_works_on_messages_of_a_server_and_answers_ask(tmp_path, capsys):
+def test_webweaver_runs_over_a_server_and_in_ask(tmp_path, capsys):
     from drlib.app.__main__ import main
 
     say = Weaver()

@@ -1,6 +1,7 @@
-"""`python -m drlib.app`: a question, its answer with sources, and one line for whatever goes wrong.
+"""`python -m drlib.app`: an answer with sources, and one line for every failure.
 
-The policy is the tour's, or a scripted one behind a real server on loopback.
+The policy is the tour's, or a scripted one behind a real loopback server.
+
 
 Run: python -m pytest tests/test_app.py
 """
@@ -42,7 +43,7 @@ def researcher(messages):
 
 
 def told(capsys, *arguments):
-    """(exit status, stdout, stderr) of the command."""
+    """Run the command and return (exit status, stdout, stderr)."""
     status = main([*map(str, arguments)])
     out, err = capsys.readouterr()
     return status, out, err
@@ -52,7 +53,7 @@ def of(server):
     return ("--endpoint", server.url, "--model", server.model)
 
 
-def test_the_tour_s_policy_answers_with_its_source_and_its_cost(capsys, tmp_path):
+def test_tour_policy_answers_with_source_and_cost(capsys, tmp_path):
     saved = tmp_path / "asked.parquet"
     status, out, err = told(capsys, NORWAY, "--save", saved)
     assert status == 0 and err == ""
@@ -65,14 +66,14 @@ def test_the_tour_s_policy_answers_with_its_source_and_its_cost(capsys, tmp_path
 
 
 @pytest.mark.parametrize("agent", ["iterresearch", "heavy", "resum", "s3"])
-def test_agents_that_forget_have_a_policy_that_was_taught_to_write_things_down(capsys, agent):
+def test_memory_agents_use_the_memory_policy(capsys, agent):
     status, out, err = told(capsys, NORWAY, "--agent", agent)
     assert status == 0 and err == ""
     assert "Answer  Norwegian Krone" in out
 
 
 @pytest.mark.parametrize("agent", ["react", "iterresearch", "heavy", "resum", "managed"])
-def test_every_agent_asks_a_server(capsys, agent):
+def test_every_agent_runs_over_a_server(capsys, agent):
     def say(messages):
         text = messages[-1]["content"]
         if "researchers have worked" in text:
@@ -87,7 +88,7 @@ def test_every_agent_asks_a_server(capsys, agent):
     assert server.asked == (2 * 4 + 1 if agent == "heavy" else 2)
 
 
-def test_tokens_are_counted_and_paid_for(capsys):
+def test_tokens_and_cost_are_counted(capsys):
     with Scripted(researcher) as server:
         server.keep = True
         status, out, _ = told(capsys, NORWAY, *of(server), "--prices", 1000, 2000)
@@ -115,7 +116,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_goes_wrong_is_one_line_and_no_success(capsys, name):
+def test_failures_are_one_line_and_status_one(capsys, name):
     how, arguments, words = FAULTS[name]
     with Scripted(**{"say": researcher, **how}) as server:
         status, out, err = told(capsys, NORWAY, *of(server), "--quiet", *arguments)
@@ -123,14 +124,14 @@ def test_what_goes_wrong_is_one_line_and_no_success(capsys, name):
     assert err.startswith("drlib.app: ") and err.count("\n") == 1
 
 
-def test_nobody_there(capsys):
+def test_unreachable_server(capsys):
     with Scripted(researcher) as server:
         gone = of(server)
     status, _, err = told(capsys, NORWAY, "--quiet", *gone)
     assert status == 1 and "Connect" in err and gone[1] in err
 
 
-def test_only_a_file_that_was_written_is_named(capsys, tmp_path):
+def test_only_a_written_file_is_named(capsys, tmp_path):
     saved = tmp_path / "asked.parquet"
     status, _, err = told(capsys, NORWAY, "--world", "atlantis", "--save", saved)
     assert status == 1 and "what was done" not in err and not saved.exists()
@@ -146,7 +147,7 @@ def test_only_a_file_that_was_written_is_named(capsys, tmp_path):
     assert [r.tool for r in kept.tool_results] == ["search"] and kept.metadata["interrupted"]
 
 
-def test_a_tool_that_never_works_is_named(capsys, monkeypatch):
+def test_broken_tool_is_named(capsys, monkeypatch):
     broken = ToolResult("search", {}, "Error: unavailable.", False, "server", env_fault=True)
     monkeypatch.setattr("drlib.tools.Toolbox.call", lambda *_, **__: broken)
     with Scripted(researcher) as server:
@@ -154,7 +155,7 @@ def test_a_tool_that_never_works_is_named(capsys, monkeypatch):
     assert status == 1 and "the tool search failed: Error: unavailable." in err
 
 
-def test_what_was_done_before_ctrl_c_is_saved(tmp_path):
+def test_trajectory_before_ctrl_c_is_saved(tmp_path):
     saved = tmp_path / "asked.parquet"
 
     def say(messages):
@@ -202,7 +203,7 @@ def test_text_of_pages_and_models_is_printed_as_text():
     assert "\x1b[2J" not in out and "\x07" not in out and plain("a\tb\n") == "a\tb\n"
 
 
-def test_sources_with_the_answer_in_them_come_first():
+def test_sources_that_contain_the_answer_come_first():
     with Scripted(researcher) as server:
         setup = AskOptions(endpoint=server.url, model=server.model)
         done = ask(NORWAY, setup)
@@ -220,14 +221,14 @@ def test_sources_with_the_answer_in_them_come_first():
 
 
 def test_a_model_in_a_folder_needs_no_server(capsys):
-    """The tour's own, through transformers: the same answer as by the local engine."""
+    """The tour's policy through transformers gives the local engine's answer."""
     status, out, err = told(capsys, NORWAY, "--folder", TOUR_POLICY, "--quiet")
     assert (status, out, err) == (0, "Norwegian Krone\n", "")
 
 
 @pytest.mark.parametrize("told_how", [[], ["--native-tools"]])
-def test_a_foreign_model_in_a_folder_is_told_by_its_own_template(capsys, tmp_path, told_how):
-    """It has learned nothing and answers nothing, and says why; what it read is its template's."""
+def test_foreign_model_uses_its_own_template(capsys, tmp_path, told_how):
+    """The untrained model gives no answer and the cause; its prompt uses its own template."""
     folder, saved = foreign_model(tmp_path / "model"), tmp_path / "asked.parquet"
     capsys.readouterr()
     how = ["--folder", folder, "--turn-tokens", 8, "--calls", 1, "--save", saved, *told_how]
@@ -247,19 +248,19 @@ def test_a_foreign_model_in_a_folder_is_told_by_its_own_template(capsys, tmp_pat
         (["--folder", TOUR_POLICY, "--engine", "mlx"], "unknown engine 'mlx'"),
     ],
 )
-def test_no_such_model_is_one_line(capsys, how, words):
+def test_missing_model_is_one_line(capsys, how, words):
     status, out, err = told(capsys, NORWAY, *how)
     assert (status, out) == (1, "") and words in err and err.count("\n") == 1
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-def test_vllm_where_it_is_not_installed_is_one_line(capsys):
+def test_missing_vllm_is_one_line(capsys):
     status, _, err = told(capsys, NORWAY, "--folder", TOUR_POLICY, "--engine", "vllm")
     assert status == 1 and "vLLM is not installed" in err and err.count("\n") == 1
 
 
-def test_live_search_takes_the_place_of_the_world(capsys):
-    """A search server of one's own on loopback, in the shape that is recorded of the real one."""
+def test_live_search_replaces_the_world(capsys):
+    """A loopback search server that replays a recorded response."""
     reply, hits = RECORDED["searxng"]
     read = []
 
@@ -285,13 +286,13 @@ def test_live_search_takes_the_place_of_the_world(capsys):
         (["--search", "altavista", "--folder", TOUR_POLICY], "no provider 'altavista'"),
     ],
 )
-def test_live_search_that_cannot_be_is_one_line(capsys, monkeypatch, how, words):
+def test_invalid_live_search_is_one_line(capsys, monkeypatch, how, words):
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
     status, out, err = told(capsys, NORWAY, *how)
     assert (status, out) == (1, "") and words in err and err.count("\n") == 1
 
 
-def test_resum_s_model_writes_its_own_summary(capsys):
+def test_resum_model_writes_its_own_summary(capsys):
     def model(messages):
         if messages[-1]["content"] == SUMMARISE:
             return "<summary>It is the Norwegian Krone.</summary>"
@@ -304,7 +305,7 @@ def test_resum_s_model_writes_its_own_summary(capsys):
         assert told(capsys, NORWAY, *of(server), *how) == (0, "Norwegian Krone\n", "")
 
 
-def test_a_walk_begins_where_it_is_told_to(capsys):
+def test_walk_starts_at_the_given_page(capsys):
     def model(messages):
         last = messages[-1]["content"]
         if "Is there anything on it" in last:

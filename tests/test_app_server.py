@@ -1,6 +1,7 @@
-"""`drlib ask --serve`: the real process on loopback, asked over HTTP and by a real browser.
+"""`drlib ask --serve`: the real process on loopback, over HTTP and in a real browser.
 
-The model is a function behind a scripted server, so that it can be slow and say what it likes.
+The model is a function behind a scripted server, so it can be slow or return anything.
+
 
 Run: python -m pytest tests/test_app_server.py
 """
@@ -38,13 +39,13 @@ def researcher(messages):
 
 
 def ctrl_c_is_heard():
-    """A background job ignores it, and so would its children."""
+    """Restore SIGINT, which background jobs and their children ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def served(model, *options, token=""):
-    """The page's address and process, with the model behind it."""
+    """Return the page's address and process, with the model behind it."""
     command = [sys.executable, "-m", "drlib.app", "--serve", "--port", "0", *options]
     command += ["--endpoint", model.url, "--model", model.model]
     variables = {**os.environ, TOKEN: token}
@@ -78,7 +79,7 @@ def url(model):
 
 @pytest.fixture
 def plain_model(model):
-    """The shared model as it was; a test may make it slow or rude."""
+    """Return the shared model in its initial state; a test may make it slow."""
     yield model
     model.say, model.delay_s = researcher, 0.0
 
@@ -96,7 +97,7 @@ def asked(url, question=NORWAY, **headers):
     return reply.status_code, [json.loads(line) for line in reply.text.splitlines()]
 
 
-def test_a_question_over_http_comes_line_by_line(url):
+def test_question_streams_line_by_line(url):
     status, lines = asked(url)
     assert status == 200
     assert [line.get("head") for line in lines[:-1]] == ["thinks", "search", "reads", "thinks"]
@@ -119,7 +120,7 @@ def test_a_question_over_http_comes_line_by_line(url):
         (json.dumps({"question": "x" * (LONGEST + 1)}), {}, 422, "more than"),
     ],
 )
-def test_what_is_no_question_of_this_page_is_refused(url, model, body, headers, status, words):
+def test_foreign_requests_are_rejected(url, model, body, headers, status, words):
     before = model.asked
     headers = {"Content-Type": "application/json"} | headers
     reply = httpx.post(f"{url}ask", content=body, headers=headers)
@@ -145,7 +146,7 @@ def test_one_question_at_a_time_and_stop_ends_it(url, plain_model):
     until(lambda: httpx.post(f"{url}stop").json() == {"stopping": False})
 
 
-def test_who_goes_away_stops_the_question(url, plain_model):
+def test_disconnect_cancels_the_question(url, plain_model):
     plain_model.say = lambda messages: LOOK
     plain_model.delay_s, plain_model.most = 0.5, 0
     with httpx.stream("POST", f"{url}ask", json={"question": NORWAY}) as reply:
@@ -164,8 +165,8 @@ def test_a_failure_is_a_line(url, plain_model):
     assert "no answer: the limit of context" in asked(url)[1][-1]["error"]
 
 
-def test_who_has_read_the_reply_may_ask_again(monkeypatch):
-    """Also where the thread of the work takes its time to end."""
+def test_next_question_is_accepted_after_the_stream(monkeypatch):
+    """Also if the worker thread ends late."""
 
     def ends_late(question):
         question._tell({"answer": "yes"})
@@ -183,7 +184,7 @@ def test_who_has_read_the_reply_may_ask_again(monkeypatch):
     assert [reply.status_code for reply in asyncio.run(ask_twice())] == [200, 200]
 
 
-def test_a_token_lets_in_who_has_it(model, capsys):
+def test_token_is_required(model, capsys):
     with served(model, token="secret") as (url, process):
         page, _, token = url.partition("#")
         assert token == "secret" and httpx.get(page).status_code == 200
@@ -213,7 +214,7 @@ def test_the_page_shows_the_work_and_the_answer(url, tab, tmp_path):
     assert not tab.errors and all(address.startswith((url, "about:")) for address in tab.requests)
 
 
-def test_what_a_model_or_a_page_says_never_becomes_markup(url, plain_model, tab):
+def test_text_never_becomes_markup(url, plain_model, tab):
     def rude(messages):
         if "<tool_response>" in messages[-1]["content"]:
             return f"<think>{EVIL}</think>{render_answer(EVIL)}"

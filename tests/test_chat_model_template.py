@@ -1,4 +1,4 @@
-"""The chat of a real model by its own template: the templates that TRL ships, tags that are text.
+"""TemplateIds with the chat templates that TRL ships, and tags as plain text.
 
 Run: python -m pytest tests/test_chat_model_template.py
 """
@@ -61,8 +61,8 @@ def test_the_ids_are_those_of_the_template(name):
 
 
 @pytest.mark.parametrize("name", READABLE)
-def test_a_page_cannot_speak_for_anybody(name):
-    """Neither the special tokens nor the tags that are tokens but not special ones."""
+def test_pages_cannot_inject_roles(name):
+    """Neither special tokens nor tags that are ordinary added tokens."""
     tokenizer = tokenizer_of(name)
     chat = TemplateIds(tokenizer)
     added = set(tokenizer.added_tokens_decoder)
@@ -73,7 +73,7 @@ def test_a_page_cannot_speak_for_anybody(name):
 
 
 @pytest.mark.parametrize("name", [*READABLE, "llama3_1"])
-def test_an_agent_runs_and_its_record_says_who_spoke(name):
+def test_agent_runs_and_its_record_has_roles(name):
     chat = TemplateIds(tokenizer_of(name), [SEARCH] if name in READABLE else [])
     look = "<think>Look.</think>" + render_call("search", {"query": ["Norway"]})
 
@@ -115,7 +115,7 @@ def test_tags_that_are_tokens_end_a_turn_and_others_do_not():
         ("gemma", {"tool_role": "Tool"}, "tool or user"),
     ],
 )
-def test_what_a_template_cannot_express_is_refused_with_the_reason(name, how, words):
+def test_unsupported_templates_are_rejected_with_the_reason(name, how, words):
     with pytest.raises(ValueError, match=words):
         TemplateIds(tokenizer_of(name), **how)
 
@@ -132,7 +132,7 @@ def test_a_template_without_tools_gets_responses_from_the_user(name):
         assert "You research." in chat.tokenizer.decode(chat.prompt("x", system="You research."))
 
 
-def test_a_tokenizer_that_drlib_made_is_known_and_one_without_a_template_refused():
+def test_drlib_tokenizer_is_recognised():
     assert is_drlib_tokenizer(train_tokenizer(["words and tools"], 320))
     theirs = tokenizer_of("qwen3")
     assert not is_drlib_tokenizer(theirs)

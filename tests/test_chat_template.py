@@ -1,4 +1,4 @@
-"""The chat format: a lossless tokenizer, a template that only ever appends."""
+"""The chat format: a lossless tokenizer and an append-only template."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def template_ids(tokenizer, messages, **options):
 # the tokenizer
 
 
-def test_vocabulary_has_the_asked_size_and_each_tag_is_one_special_token(tokenizer):
+def test_vocabulary_size_and_special_tokens(tokenizer):
     assert len(tokenizer) == SIZE
     for tag in TAGS:
         ids = tokenizer.encode(tag, add_special_tokens=False)
@@ -92,7 +92,7 @@ def test_any_text_survives_trusted_encoding(chat, text):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_the_same_ids_in_page_question_query_and_answer(chat, name):
+def test_name_has_the_same_ids_everywhere(chat, name):
     ids = chat.encode(name)
     # a piece for each word or mark, with the space after it
     assert (
@@ -123,12 +123,12 @@ def test_a_phrase_is_one_token_and_the_longest_one_wins():
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode(long + short)) == [long, short]
 
 
-def test_digits_stand_alone_and_unknown_characters_become_bytes(chat):
+def test_digits_are_separate_and_unknown_characters_become_bytes(chat):
     words = chat.tokenizer.convert_ids_to_tokens(chat.encode("x = 2026 語"))
     assert words[-8:] == ["2", "0", "2", "6", " ", "<0xE8>", "<0xAA>", "<0x9E>"]
 
 
-def test_training_refuses_what_cannot_work():
+def test_training_rejects_impossible_vocabularies():
     with pytest.raises(ValueError, match="more than vocab_size=280"):
         train_tokenizer(TEXTS, 280, names=NAMES, phrases=PHRASES)
     with pytest.raises(ValueError, match="exceeds the [0-9]+ pieces"):
@@ -141,7 +141,7 @@ def test_training_refuses_what_cannot_work():
 # the folder
 
 
-def test_plain_transformers_loads_it_beside_a_checkpoint(tokenizer, tmp_path):
+def test_plain_transformers_loads_the_tokenizer(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     Qwen3MoeConfig(vocab_size=SIZE).save_pretrained(tmp_path)  # its type must not choose ours
     for loaded in (AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)):
@@ -149,7 +149,7 @@ def test_plain_transformers_loads_it_beside_a_checkpoint(tokenizer, tmp_path):
         assert (loaded.eos_token_id, loaded.pad_token_id) == (2, 0)
 
 
-def test_loading_says_what_is_wrong(tokenizer, tmp_path):
+def test_loading_names_the_problem(tokenizer, tmp_path):
     with pytest.raises(FileNotFoundError, match="tokenizer.json is missing; create one with"):
         load_tokenizer(tmp_path)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -206,7 +206,7 @@ def test_tools_are_listed_once_after_the_system_text(tokenizer):
     assert line and tail.startswith("\n</tools>") and text.count("Be brief.") == 1
 
 
-def test_the_assistant_mask_is_what_the_assistant_wrote(tokenizer):
+def test_assistant_mask_covers_the_assistants_text(tokenizer):
     out = tokenizer.apply_chat_template(
         CONVERSATION, return_dict=True, return_assistant_tokens_mask=True
     )
@@ -227,7 +227,7 @@ def test_template_refuses_unknown_roles_and_content_that_is_no_text(tokenizer):
 
 @pytest.mark.parametrize("tools", [None, [SEARCH_TOOL]])
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_ids_put_together_by_hand_are_those_of_the_template(chat, tools, system):
+def test_chat_ids_equal_the_template(chat, tools, system):
     ids = chat.prompt(CONVERSATION[0]["content"], tools=tools, system=system)
     for message in CONVERSATION[1:]:
         text = message["content"]

@@ -1,4 +1,4 @@
-"""The parser of turns: what is an action, what is refused and why, and that it never raises."""
+"""The turn parser: actions, format errors, and totality."""
 
 import json
 
@@ -202,6 +202,6 @@ JSON = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(WORDS.filter(str.strip), st.dictionaries(WORDS, JSON, max_size=3), WORDS)
-def test_what_is_rendered_is_parsed_back(name, arguments, thought):
+def test_render_and_parse_are_inverse(name, arguments, thought):
     text = f"<think>{thought}</think>{render_call(name, arguments)}"
     assert parse(text) == ToolCall(name, arguments)

@@ -1,4 +1,4 @@
-"""An engine behind a server: every branch of a server's behaviour, on a real one on loopback.
+"""ApiEngine against a real loopback server, for every kind of server behaviour.
 
 Run: python -m pytest tests/test_models_api_engine.py
 """
@@ -32,7 +32,7 @@ def task(number=0):
 
 
 def researcher(messages):
-    """Looks once, reads, answers what it has read."""
+    """Searches once, reads, and answers with what it read."""
     last = messages[-1]["content"]
     if last.startswith("<tool_response>"):
         return f"<think>Read.</think>{render_answer('Krone' if 'currency Krone' in last else '?')}"
@@ -51,7 +51,7 @@ def toolbox():
         yield toolbox
 
 
-def test_react_asks_a_server_reads_the_tool_and_answers(toolbox, tmp_path):
+def test_react_runs_over_a_server(toolbox, tmp_path):
     with Scripted(researcher) as server:
         server.keep = True
         engine = engine_of(server, prices=(1.0, 10.0))
@@ -78,7 +78,7 @@ def test_react_asks_a_server_reads_the_tool_and_answers(toolbox, tmp_path):
     assert load_trajectories(tmp_path / "t.parquet") == [done]
 
 
-def test_a_server_that_calls_tools_itself_is_spoken_to_in_its_own_way(toolbox):
+def test_native_tool_calls_are_converted(toolbox):
     def native(messages):
         if messages[-1]["role"] == "tool":
             assert messages[-1]["tool_call_id"] == messages[-2]["tool_calls"][0]["id"]
@@ -98,7 +98,7 @@ def test_a_server_that_calls_tools_itself_is_spoken_to_in_its_own_way(toolbox):
     assert server.bodies[0]["tools"] == tools
 
 
-def test_a_call_that_a_limit_left_unanswered_is_sent_as_text():
+def test_call_without_response_is_sent_as_text():
     said = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": LOOK},
@@ -112,14 +112,14 @@ def test_a_call_that_a_limit_left_unanswered_is_sent_as_text():
     assert sent[3] == {"role": "assistant", "content": LOOK}
 
 
-def test_a_call_whose_arguments_are_no_json_is_a_format_error():
+def test_call_with_invalid_json_is_a_format_error():
     call = {"function": {"name": "search", "arguments": "{query"}}
     assert message_text({"content": None, "tool_calls": [call]}) == "<tool_call>{query</tool_call>"
     with pytest.raises(TypeError, match="no content"):
         message_text({"content": None})
 
 
-def test_a_thought_that_was_cut_and_a_refusal_are_what_was_said(toolbox):
+def test_truncated_thought_and_refusal_become_text(toolbox):
     assert message_text({"content": None, "reasoning": " I need "}) == "<think>I need"
     assert message_text({"content": "", "reasoning": "Done."}) == "<think>Done.</think>"
     assert message_text({"content": None, "refusal": "I cannot."}) == "I cannot."
@@ -129,8 +129,8 @@ def test_a_thought_that_was_cut_and_a_refusal_are_what_was_said(toolbox):
     assert done.messages[-1]["content"] == "<think>I need" and not done.answer
 
 
-def test_what_a_model_says_behind_its_first_action_is_not_kept(toolbox):
-    """It could not know yet: two calls at once, or a call with its answer."""
+def test_text_after_the_first_action_is_dropped(toolbox):
+    """Covers two calls at once, and a call followed by an answer."""
 
     def hasty(messages):
         if len(messages) == 1:
@@ -157,20 +157,20 @@ def test_tags_of_a_page_do_not_reach_the_server(toolbox):
 
 
 @pytest.mark.parametrize("fault", ["429", "500", "cut", "junk", "late"])
-def test_what_goes_wrong_once_is_tried_again(toolbox, fault):
+def test_transient_errors_are_retried(toolbox, fault):
     with Scripted(researcher, lambda n: fault if n == 0 else None, late_s=4.0) as server:
         (done,) = ReAct(engine_of(server, timeout_s=2.0), toolbox).run([task()])
     assert done.answer == "Krone" and server.asked == 3
 
 
-def test_a_turn_that_never_comes_is_a_fault_of_the_environment(toolbox):
+def test_exhausted_retries_are_an_environment_fault(toolbox):
     with Scripted(researcher, lambda n: "500") as server:
         (done,) = ReAct(engine_of(server, attempts=3), toolbox).run([task()])
     assert done.termination is Termination.ENV_FAULT and server.asked == 3
     assert "HTTP 500" in done.metadata["fault"] and "3 times" in done.metadata["fault"]
 
 
-def test_what_no_second_try_would_mend_is_raised_at_once(toolbox):
+def test_permanent_errors_are_raised_at_once(toolbox):
     with Scripted(researcher, key="right") as server:
         with pytest.raises(EndpointError, match="HTTP 401 Unauthorized: no such key"):
             ReAct(engine_of(server, api_key="wrong"), toolbox).run([task()])
@@ -181,7 +181,7 @@ def test_what_no_second_try_would_mend_is_raised_at_once(toolbox):
         engine_of(server).update_weights(None)
 
 
-def test_a_summary_is_due_before_the_server_has_counted_the_page(toolbox):
+def test_summary_is_due_before_the_server_counts_the_page(toolbox):
     page = "The krone is the currency. " * 40
     world = SmallWorld([Entity("Norway", "territory", {"currency": page})], "long")
 
@@ -198,7 +198,7 @@ def test_a_summary_is_due_before_the_server_has_counted_the_page(toolbox):
     assert done.metadata["summary"] == "Look."
 
 
-def test_a_context_that_the_server_finds_too_long_ends_the_attempt(toolbox):
+def test_context_rejected_by_the_server_ends_the_rollout(toolbox):
     with Scripted(lambda m: None if len(m) > 2 else LOOK) as server:
         (done,) = ReAct(engine_of(server), toolbox).run([task()])
     assert done.termination is Termination.LENGTH and len(done.tool_results) == 1
@@ -216,7 +216,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_every_limit_ends_an_attempt_with_its_reason(toolbox, name):
+def test_every_limit_ends_a_rollout_with_its_reason(toolbox, name):
     limits, why, asked = LIMITS[name]
     with Scripted(lambda m: LOOK, delay_s=0.02) as server:
         engine = engine_of(server, prices=(1.0, 1.0))
@@ -230,8 +230,8 @@ def test_every_limit_ends_an_attempt_with_its_reason(toolbox, name):
 
 
 @pytest.mark.parametrize(("limit", "asked"), [({"calls": 2}, 4), ({"calls": 9, "turns": 1}, 2)])
-def test_the_last_turn_answers_behind_all_that_was_read(toolbox, limit, asked):
-    """Also where the page came after the last turn that the limit allows."""
+def test_forced_last_turn_answers_after_the_full_context(toolbox, limit, asked):
+    """Also when the page arrived after the last regular turn."""
 
     def stubborn(messages):
         last = messages[-1]["content"]
@@ -250,8 +250,8 @@ def test_the_last_turn_answers_behind_all_that_was_read(toolbox, limit, asked):
     assert (done.answer, done.termination) == (None, Termination.TURNS)
 
 
-def test_hundreds_of_tasks_through_a_server_that_fails_end_once_each(toolbox):
-    """Any request may be refused, cut, late or malformed; some attempts end in a fault."""
+def test_many_tasks_over_a_failing_server_end_once_each(toolbox):
+    """Any request may be rejected, truncated, late or malformed; some rollouts end in a fault."""
     rng = random.Random(5)
     kinds = [None] * 30 + ["429", "500", "cut", "junk"] * 2 + ["late"]
     script = [rng.choice(kinds) for _ in range(20_000)]
@@ -279,7 +279,7 @@ def test_hundreds_of_tasks_through_a_server_that_fails_end_once_each(toolbox):
     assert server.most > 8
 
 
-def test_trajectories_come_as_they_end(toolbox):
+def test_stream_yields_trajectories_as_they_end(toolbox):
     first_may_go = threading.Event()
 
     def say(messages):
@@ -297,12 +297,12 @@ def test_trajectories_come_as_they_end(toolbox):
     assert gone.termination is Termination.ENV_FAULT and "Connect" in gone.metadata["fault"]
 
 
-def test_what_ends_a_run_ends_the_stream(toolbox):
+def test_errors_of_a_run_end_the_stream(toolbox):
     with Scripted(researcher, key="right") as server, pytest.raises(EndpointError, match="401"):
         list(ReAct(engine_of(server), toolbox).stream([task()]))
 
 
-def test_no_more_conversations_run_at_a_time_than_were_asked_for(toolbox):
+def test_concurrency_is_limited(toolbox):
     with Scripted(researcher, delay_s=0.03) as server:
         found = ReAct(engine_of(server, concurrency=3), toolbox).run([task(n) for n in range(12)])
     assert server.most == 3 and all(done.answer == "Krone" for done in found)

@@ -1,4 +1,4 @@
-"""The head without an N x V tensor: against float64, against itself, and its memory."""
+"""Chunked log-probabilities against float64, against each other, and their peak memory."""
 
 import json
 import math
@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def case(dtype=torch.float32, seed=0, n=N, device="cpu"):
-    """hidden, weight (leaves), ids, and two incoming gradients; logits of deviation about 4."""
+    """Return hidden, weight (leaves), ids, and two incoming gradients; logits of deviation about
+    4.
+    """
     g = torch.Generator().manual_seed(seed)
     hidden = torch.randn(n, H, generator=g)
     weight = torch.randn(V, H, generator=g) * 0.8
@@ -31,7 +33,7 @@ def case(dtype=torch.float32, seed=0, n=N, device="cpu"):
 
 
 def plain(hidden, weight, ids, temperature=1.0, dtype=torch.float64):
-    """The definition, in float64 by default: (leaves, logp, entropy)."""
+    """Reference in float64 by default: (leaves, logp, entropy)."""
     h, w = (x.detach().to(dtype).requires_grad_() for x in (hidden, weight))
     log_p = ((h @ w.t()).double() / temperature).log_softmax(1)
     entropy = -(log_p.exp() * log_p).sum(1)
@@ -65,7 +67,7 @@ def test_values_and_both_gradients_against_float64(temperature, chunk):
         assert all(relative(x, y) < bound for x, y in zip(ours, exact, strict=True))
 
 
-def test_numbers_made_by_hand():
+def test_values_by_hand():
     # Logits (0, log 3) at T=1: p = (1/4, 3/4); the entropy is log 4 - 3/4 log 3.
     weight = torch.tensor([[1.0], [3.0]]).log()
     hidden = torch.ones(1, 1, requires_grad=True)
@@ -158,7 +160,7 @@ def test_a_nearly_certain_bfloat16_token_keeps_its_gradient():
 
 
 @pytest.mark.parametrize("trained", ["hidden", "weight", "neither", "no_grad"])
-def test_only_wanted_gradients_are_made(trained):
+def test_only_required_gradients_are_computed(trained):
     hidden, weight, ids, a, b = case()
     whole = gradients((a * token_logprobs(hidden, weight, ids)[0]).sum(), (hidden, weight))
     hidden.requires_grad_(trained in ("hidden", "no_grad"))

@@ -1,4 +1,4 @@
-"""The compiled loops, each against plain numpy, and the two decoders against each other.
+"""Each compiled kernel against plain numpy, and both decoders against each other.
 
 Run: python -m pytest tests/test_models_kernels.py
 """
@@ -49,7 +49,7 @@ def loaded(array, index, out):
 # ---- numbers
 
 
-def test_the_exponential_is_right_to_the_last_bits_and_ends_in_zero():
+def test_exponential_accuracy_and_underflow():
     x = -np.geomspace(1e-9, 87, 200_001).astype(np.float32)
     x[0] = 0
     found = np.empty_like(x)
@@ -62,7 +62,7 @@ def test_the_exponential_is_right_to_the_last_bits_and_ends_in_zero():
     assert ends[:3].tolist() == [0, 0, 0] and np.isnan(ends[3])
 
 
-def test_lanes_are_the_numbers_from_the_index_on():
+def test_load_and_store_use_the_index():
     array, out = numbers(50), np.zeros(LANES, np.float32)
     loaded(array, 7, out)
     assert np.array_equal(out, array[7 : 7 + LANES])
@@ -71,13 +71,13 @@ def test_lanes_are_the_numbers_from_the_index_on():
             loaded(strided, 0, out)
 
 
-def test_what_has_no_file_is_compiled_without_being_kept():
+def test_function_without_a_file_is_compiled_without_cache():
     namespace = {}
     exec("def twice(x):\n    return 2 * x", namespace)  # numba has no place to keep its code
     assert kernels.jit(namespace["twice"])(21) == 42
 
 
-def test_norms_are_those_over_the_root_of_the_width():
+def test_normalise_divides_by_the_root_of_the_width():
     x, found = numbers(5, 24), np.empty((5, 24), np.float32)
     x[3] = 0
     kernels.normalise(x, np.float32(24e-6), found)
@@ -89,8 +89,8 @@ def test_norms_are_those_over_the_root_of_the_width():
 
 
 @pytest.mark.parametrize("dim, n_kv, group", [(16, 2, 4), (4, 1, 1), (24, 3, 2), (40, 1, 3)])
-def test_attention_reads_a_row_up_to_the_position_and_nothing_behind(dim, n_kv, group):
-    """Lengths on both sides of every block's end; what lies behind them is no number at all."""
+def test_attention_stops_at_the_position(dim, n_kv, group):
+    """Lengths around every block boundary; values after the length are NaN."""
     lengths = [1, 2, LANES - 1, LANES, LANES + 1, 3 * LANES, 3 * LANES + 1]
     rows, context = len(lengths) + 1, 4 * LANES
     k, v = numbers(2, rows, n_kv, context, dim)
@@ -116,7 +116,7 @@ def test_attention_reads_a_row_up_to_the_position_and_nothing_behind(dim, n_kv, 
     assert np.allclose(found, expected.reshape(found.shape), atol=2e-6)
 
 
-def test_queries_and_keys_are_normed_and_turned_and_keys_and_values_kept():
+def test_rotate_normalises_rotates_and_caches():
     dim, n_heads, n_kv, rows, context = 8, 4, 2, 3, 2 * LANES
     line = numbers(2, (n_heads + 2 * n_kv) * dim)
     gain, angle = numbers(n_heads + n_kv, dim, seed=1), numbers(context, dim // 2, seed=2)
@@ -163,7 +163,7 @@ def test_routes_are_the_best_experts_and_copies_are_sorted_by_expert(biased):
     assert np.array_equal(copies[place], np.repeat(h[:, None], k, axis=1))
 
 
-def test_the_gate_is_silu_times_up_times_the_share_and_experts_are_added():
+def test_gate_and_combine_by_hand():
     gate_up, share = numbers(6, 20), np.abs(numbers(6, seed=1))
     gate_up[0, :10] = [0, -0.0, 1e-9, -1e-9, 20, -20, 90, -90, 300, -300]
     inner = np.empty((6, 10), np.float32)
@@ -195,7 +195,7 @@ def drawn(logits, uniforms, temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.7])
 @pytest.mark.parametrize("vocabulary", [40, 64, 70, 1000])  # blocks of 64: less, one, more
-def test_a_draw_is_torchs(temperature, vocabulary):
+def test_draw_equals_torch(temperature, vocabulary):
     n = 3000
     logits = 4 * numbers(n, vocabulary)
     uniforms = np.random.default_rng(1).random(n)
@@ -210,7 +210,7 @@ def test_a_draw_is_torchs(temperature, vocabulary):
     assert np.allclose(entropies, -(exact.exp() * exact).sum(-1), rtol=1e-6, atol=1e-6)
 
 
-def test_a_draw_at_the_ends_takes_tokens_of_positive_probability():
+def test_draw_at_the_ends_selects_positive_probability():
     logits = np.full((4, 130), -300, np.float32)
     logits[:, 70:73] = [0.0, 1.0, 2.0]
     uniforms = np.array([0.0, 0.5, np.nextafter(1.0, 0.0), 1.0])
@@ -222,12 +222,12 @@ def test_a_draw_at_the_ends_takes_tokens_of_positive_probability():
 # ---- the decoders
 
 
-def test_a_model_on_the_cpu_gets_the_compiled_one(model):
+def test_cpu_model_uses_the_compiled_decoder(model):
     assert type(create_decoder(model, 2, 32)) is CompiledDecoder
 
 
-def test_every_loop_is_made_once_and_for_all_calls(model):
-    """A second kind of arguments would be seconds of compilation in the middle of a run."""
+def test_every_kernel_is_compiled_once(model):
+    """A second signature would cost seconds of compilation during a run."""
     made = [kernels.normalise, kernels.rotate, kernels.attend, kernels.route]
     made += [kernels.gate, kernels.combine, kernels.draw]
     compile_kernels()
@@ -239,14 +239,14 @@ def test_every_loop_is_made_once_and_for_all_calls(model):
     assert [len(loop.signatures) for loop in made] == [1] * len(made)
 
 
-def test_who_samples_nothing_does_not_wait_for_the_compiler():
+def test_numba_is_imported_lazily():
     asked = "import sys, drlib.training.grpo, drlib.evals.evaluate, drlib.app; "
     asked += "sys.exit(int(bool({'numba', 'llvmlite'} & set(sys.modules))))"
     assert subprocess.run([sys.executable, "-c", asked], cwd=ROOT, timeout=120).returncode == 0
 
 
 @pytest.mark.parametrize("slots", [3, 48])
-def test_both_decoders_make_the_same_engine(model, slots, monkeypatch):
+def test_both_decoders_give_the_same_engine(model, slots, monkeypatch):
     """Turns, parked rows, copies and moves; ids, log-probabilities, entropies and routes."""
     prompts = make_prompts(20, seed=4) * 2
     params = SamplingParams(max_tokens=12, stop_ids=(1, 2, 3, 4), seed=8)
@@ -287,8 +287,8 @@ def test_heads_of_any_width_decode_as_the_trainer_does(head_dim, heads, kv_heads
             torch.testing.assert_close(found_NV, expected_NTV[:, t], atol=1e-5, rtol=1e-4)
 
 
-def test_a_policy_that_is_no_number_says_so_and_leaves_nothing_behind(model):
-    """Weights that training has lost give NaN, ids of the vocabulary, and an engine that works."""
+def test_nan_weights_give_nan_and_a_usable_engine(model):
+    """Diverged weights give NaN, ids of the vocabulary, and an engine that still works."""
     lost = copy.deepcopy(model)
     with torch.no_grad():
         lost.model.layers[1].self_attn.v_proj.weight[0, 0] = torch.nan

@@ -1,6 +1,6 @@
-"""The local engine: parity with the trainer's forward, request-owned randomness, turns, bad input.
+"""LocalEngine: parity with the trainer, per-request randomness, turns and errors.
 
-All with a small random model and ids only; no tokenizer.
+All with a small random model on ids, without a tokenizer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make_prompts(n, seed=0, low=3, high=30):
 
 
 class Recorder:
-    """An environment: answers `turns - 1` times with ids drawn from (request, turn)."""
+    """Environment that replies `turns - 1` times with ids drawn from (request, turn)."""
 
     def __init__(self, prompts, turns=3, pool=None):
         self.ids = [list(p) for p in prompts]
@@ -56,7 +56,7 @@ class Recorder:
 
 
 def trainer_view(model, ids):
-    """Log-probs [T-1, V] of each next token, by the trainer's forward over the whole sequence."""
+    """Return log-probs [T-1, V] of each next token by the trainer's forward pass."""
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
 
@@ -115,7 +115,7 @@ def test_samples_do_not_depend_on_slots_order_subset_or_futures(model, engine):
     assert [c.token_ids for c in subset] == [first[i].token_ids for i in chosen]
 
 
-def test_keys_and_seeds_choose_the_random_stream(engine):
+def test_keys_and_seeds_select_the_random_stream(engine):
     prompt = make_prompts(1)[0]
 
     def draw(seed, keys):
@@ -139,7 +139,7 @@ def test_greedy_is_the_argmax_and_reports_the_temperature_one_distribution(model
 
 
 def brute_force(logits, temperature, top_p):
-    """The sampling distribution in plain Python floats."""
+    """Return the sampling distribution in plain Python floats."""
     scaled = [x / temperature for x in logits]
     weights = [np.exp(x - max(scaled)) for x in scaled]
     probs = [w / sum(weights) for w in weights]
@@ -214,7 +214,7 @@ def test_finish_reasons(engine):
     assert reasons == [("context", free.token_ids[:5])]
 
 
-def test_a_stop_sequence_does_not_reach_back_into_the_environments_tokens(engine):
+def test_stop_sequence_matches_sampled_tokens_only(engine):
     first = engine.generate([[5, 6]], SamplingParams(max_tokens=1, seed=3))[0].token_ids[0]
     params = SamplingParams(max_tokens=3, stop_sequences=((6, first),), seed=3)
     assert engine.generate([[5, 6]], params)[0].finish_reason == "length"
@@ -243,7 +243,7 @@ def test_a_reply_that_leaves_room_for_one_token_is_used(engine):
     assert [(len(c.token_ids), c.finish_reason) for c in seen] == [(4, "length"), (1, "context")]
 
 
-def test_other_requests_go_on_while_a_tool_runs(engine):
+def test_other_requests_continue_while_a_tool_runs(engine):
     release, order = threading.Event(), []
 
     def slow_tool():
@@ -277,7 +277,7 @@ def test_tools_of_all_rows_run_at_the_same_time(engine):
         )
 
 
-def test_in_lockstep_the_timing_of_tools_leaves_no_trace_in_any_bit(model):
+def test_lockstep_is_bit_identical_for_any_tool_timing(model):
     prompts = make_prompts(20, seed=21)
     params = SamplingParams(max_tokens=9, stop_ids=(1, 2, 3), seed=6)
     engine = LocalEngine(model, slots=6, max_context=200, lockstep=True)
@@ -336,8 +336,8 @@ def test_update_weights_changes_completions_and_version(model):
         engine.update_weights(build_policy(PolicyShape(vocab_size=300), seed=0, init="plain"))
 
 
-def test_hidden_states_near_zero_are_normed_as_the_trainer_s(model):
-    """So short that the norm's epsilon is most of them; and of nothing at all."""
+def test_hidden_states_near_zero_are_normalised_as_in_the_trainer(model):
+    """So small that the norm's epsilon dominates; and exactly zero."""
     short = copy.deepcopy(model)
     with torch.no_grad():
         short.model.embed_tokens.weight.mul_(1e-3)

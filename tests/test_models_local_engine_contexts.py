@@ -1,4 +1,4 @@
-"""The local engine when the environment has it forget: a context begun anew is a first one.
+"""LocalEngine with environments that replace the context.
 
 Run: python -m pytest tests/test_models_local_engine_contexts.py
 """
@@ -19,7 +19,7 @@ ROUNDS = 4  # contexts of a request
 
 
 class Forgetful(Recorder):
-    """Begins a new context after every other turn; each is recorded as a request of its own."""
+    """Starts a new context after every other turn; each is recorded as a separate request."""
 
     def __init__(self, prompts, pool=None):
         self.seeds = make_prompts(len(prompts) * ROUNDS, seed=9)
@@ -48,7 +48,7 @@ class Forgetful(Recorder):
 
 @pytest.mark.parametrize("slots", [3, 48])
 @pytest.mark.parametrize("waits", [False, True])
-def test_every_context_has_the_trainer_s_log_probabilities(model, slots, waits):
+def test_log_probabilities_of_every_context_equal_the_trainers(model, slots, waits):
     prompts = make_prompts(10)
     with ThreadPoolExecutor(4) as pool:
         recorder = Forgetful(prompts, pool if waits else None)
@@ -60,8 +60,8 @@ def test_every_context_has_the_trainer_s_log_probabilities(model, slots, waits):
     assert len(logp_error) > 500 and logp_error.max() < 2e-4 and entropy_error.max() < 2e-4
 
 
-def test_contexts_begun_behind_an_equal_prompt_share_nothing_with_it(model):
-    """Equal prompts are read once and copied; what comes after each is another prompt."""
+def test_contexts_with_an_equal_prompt_are_independent(model):
+    """Equal prompts are fed once and copied; the continuations differ."""
     recorder = Forgetful([[7, 8, 9, 10]] * 10)
     LocalEngine(model, slots=4, max_context=200).converse(
         [[7, 8, 9, 10]] * 10, SamplingParams(max_tokens=12, seed=4), recorder
@@ -70,7 +70,7 @@ def test_contexts_begun_behind_an_equal_prompt_share_nothing_with_it(model):
     assert len(logp_error) > 500 and logp_error.max() < 2e-4
 
 
-def test_a_sample_does_not_depend_on_who_else_begins_anew(model):
+def test_samples_do_not_depend_on_other_new_contexts(model):
     def run(prompts, slots, keys):
         recorder = Forgetful(prompts)
         LocalEngine(model, slots=slots, max_context=200).converse(
@@ -85,7 +85,7 @@ def test_a_sample_does_not_depend_on_who_else_begins_anew(model):
 
 
 def said_again(model, engine=None, **how):
-    """What is said in one context that is begun three times."""
+    """Return the turns of one context that is started three times."""
     said = []
 
     def again(i, completion):
@@ -98,12 +98,12 @@ def said_again(model, engine=None, **how):
     return said
 
 
-def test_the_same_context_again_is_sampled_with_other_random_numbers(model):
+def test_repeated_context_has_other_random_numbers(model):
     assert len(set(said_again(model))) == 3
     assert len(set(said_again(model, temperature=0))) == 1
 
 
-def test_more_tokens_than_a_context_holds_may_be_said_over_several(model):
+def test_contexts_together_may_exceed_the_limit_of_one(model):
     said = []
 
     def again(i, completion):
@@ -118,7 +118,7 @@ def test_more_tokens_than_a_context_holds_may_be_said_over_several(model):
 
 
 @pytest.mark.parametrize("ids", [[], [1] * 60, [9999]])
-def test_a_context_that_cannot_begin(engine, ids):
+def test_new_context_that_does_not_fit(engine, ids):
     reasons = []
 
     def respond(i, completion):

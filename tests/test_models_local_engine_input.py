@@ -1,4 +1,4 @@
-"""What the engine refuses, and how it names it."""
+"""Input validation of LocalEngine."""
 
 import pytest
 
@@ -52,5 +52,5 @@ def test_bad_engine_arguments_are_named(model, engine):
         engine.generate([[1]], SamplingParams(stop_ids=(4000,)))
 
 
-def test_no_prompts_is_no_work(engine):
+def test_no_prompts_return_nothing(engine):
     assert engine.generate([], SamplingParams()) == []

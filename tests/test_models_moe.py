@@ -1,4 +1,4 @@
-"""The policy model: its shape, its two initialisations, checkpoints that are whole or absent."""
+"""The MoE policy: shape, initialisations, and atomic checkpoints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_default_shape_is_the_measured_one():
 
 
 @pytest.mark.parametrize("init", ["induction", "plain"])
-def test_the_seed_alone_decides_the_weights(init):
+def test_weights_depend_on_the_seed_only(init):
     torch.manual_seed(5)
     a = build_policy(SMALL, seed=3, init=init)
     after = torch.rand(1)
@@ -88,7 +88,7 @@ def attention_maps(model, ids):
 
 
 @pytest.mark.parametrize("kv_heads, head_dim", [(2, 16), (4, 16), (2, 32)])
-def test_layer_zero_looks_at_the_previous_token(kv_heads, head_dim):
+def test_layer_zero_attends_to_the_previous_token(kv_heads, head_dim):
     model = build_policy(PolicyShape(kv_heads=kv_heads, head_dim=head_dim), seed=0)
     ids = torch.randint(0, 2048, (2, 120), generator=torch.Generator().manual_seed(1))
     first = attention_maps(model, ids)[0]
@@ -97,7 +97,7 @@ def test_layer_zero_looks_at_the_previous_token(kv_heads, head_dim):
     assert (first.argmax(-1)[..., 1:] == torch.arange(119)).float().mean() > 0.99
 
 
-def test_layer_one_looks_behind_the_earlier_occurrence():
+def test_layer_one_attends_after_the_earlier_occurrence():
     model = build_policy(PolicyShape(), seed=0)
     half = torch.randint(0, 2048, (4, 60), generator=torch.Generator().manual_seed(2))
     second = attention_maps(model, half.repeat(1, 2))[1]
@@ -112,7 +112,7 @@ ADAM = ("embed_tokens.weight", "mlp.gate.weight")
 
 
 def orthogonalised(gradient):
-    """Newton-Schulz of Muon, batched over experts: the update that the recipe trains with."""
+    """Newton-Schulz of Muon, batched over experts: the update of the training recipe."""
     x = gradient / (gradient.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
@@ -129,8 +129,8 @@ def copy_loss(model, generator, rows=8, half=32):
 
 
 @pytest.mark.parametrize("init, low, high", [("induction", 0.0, 1.0), ("plain", 5.5, 7.0)])
-def test_copying_is_learned_in_a_few_steps_only_from_the_structured_start(init, low, high):
-    """30 steps of 512 tokens, 32 random ones repeated at a time; ln V = 6.2 is chance."""
+def test_copying_is_learned_fast_from_the_structured_init_only(init, low, high):
+    """30 steps of 512 tokens: repeated sequences of 32 random tokens; ln V = 6.2 is chance."""
     model = build_policy(PolicyShape(vocab_size=512, layers=3), seed=0, init=init)
     generator = torch.Generator().manual_seed(7)
     named = dict(model.named_parameters())
@@ -163,7 +163,7 @@ def saved(model, tmp_path):
     return save_policy(model, make_tokenizer(), tmp_path / "policy")
 
 
-def test_a_checkpoint_gives_back_the_same_model_and_tokenizer(model, saved):
+def test_checkpoint_restores_model_and_tokenizer(model, saved):
     loaded, tokenizer = load_policy(saved)
     assert torch.equal(flat(loaded), flat(model))
     assert loaded.config._experts_implementation == "grouped_mm"
@@ -223,8 +223,8 @@ def test_missing_folder_files_and_weights_are_named(model, saved, tmp_path):
         load_policy(saved)
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_and_no_scraps(saved):
-    """RLIMIT_FSIZE in a process of its own: the limit cannot be lifted again."""
+def test_full_disk_keeps_the_old_checkpoint(saved):
+    """RLIMIT_FSIZE in a separate process, because the limit cannot be raised again."""
     code = f"""
         import resource, sys
         from drlib.models.moe import PolicyShape, build_policy, save_policy
@@ -246,7 +246,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_scraps(saved):
     assert [p.name for p in saved.parent.iterdir()] == ["policy"]
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(model, tmp_path):
+def test_folder_that_cannot_be_created_is_an_error(model, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError):
         save_policy(model, None, tmp_path / "file" / "policy")

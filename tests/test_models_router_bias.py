@@ -1,4 +1,4 @@
-"""Experts balanced by biases: the choice and its gates, the engine, the folder, the loops.
+"""Router biases: selection and gates, engine, checkpoint, training loops.
 
 Run: python -m pytest tests/test_models_router_bias.py
 """
@@ -24,9 +24,9 @@ from drlib.models.router_bias import (
 from drlib.models.routing_replay import record_routes, replay_routes
 from drlib.models.transformers_engine import TransformersEngine
 from drlib.training import pretrain
+from drlib.training.distributed import Ranks
 from drlib.training.packing import Flat, balance_loss, score
 from drlib.training.plan_checks import check
-from drlib.training.distributed import Ranks
 from drlib.training.run_folder import read_metrics
 from tests.loop_examples import build_stages, build_world, cold_start, settings
 from tests.policy_examples import SMALL, real_model
@@ -35,7 +35,7 @@ start = cold_start
 
 
 def plain(std=0.3, seed=0):
-    """A policy whose routers prefer some experts."""
+    """Return a policy whose routers prefer some experts."""
     model = build_policy(SMALL, seed=seed, init="plain").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -45,7 +45,7 @@ def plain(std=0.3, seed=0):
 
 
 def biased(scale=0.2, **changes):
-    """The same with biases that move many tokens."""
+    """Return the same policy with biases that move many tokens."""
     model = add_router_bias(plain(**changes))
     generator = torch.Generator().manual_seed(1)
     for layer in model.model.layers:
@@ -65,7 +65,7 @@ def logits(model, ids):
 # ---------------------------------------------------------------- the router
 
 
-def test_biases_of_zero_or_common_to_all_experts_change_nothing():
+def test_zero_or_equal_biases_change_nothing():
     model, ids = plain(), some_ids()
     same = add_router_bias(model)
     assert torch.equal(logits(same, ids), logits(model, ids))
@@ -76,8 +76,8 @@ def test_biases_of_zero_or_common_to_all_experts_change_nothing():
     assert add_router_bias(same) is same
 
 
-def test_a_bias_chooses_and_no_gate_knows_it():
-    """By hand: probabilities .4 .3 .2 .1, and +.25 for the last: it is chosen beside the first."""
+def test_bias_affects_selection_but_not_gates():
+    """Probabilities .4 .3 .2 .1, and +.25 for the last: it is selected with the first."""
     router = add_router_bias(plain()).model.layers[0].mlp.gate
     router.weight.data.zero_()
     router.weight.data[:4, 0] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
@@ -90,7 +90,7 @@ def test_a_bias_chooses_and_no_gate_knows_it():
     assert gates[0].tolist() == pytest.approx([0.8, 0.2])
 
 
-def test_gradients_reach_the_router_through_the_chosen_gates_alone():
+def test_router_gradients_come_from_selected_gates_only():
     model, ids = biased().train(), some_ids()
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     routers = [layer.mlp.gate for layer in model.model.layers]
@@ -98,7 +98,7 @@ def test_gradients_reach_the_router_through_the_chosen_gates_alone():
     assert not any(router.bias_E.requires_grad for router in routers)
 
 
-def test_what_was_recorded_is_replayed_bit_for_bit():
+def test_recorded_routes_replay_bit_identically():
     model, ids = biased(), some_ids()
     with record_routes(model) as recorder:
         native = logits(model, ids)
@@ -115,7 +115,7 @@ def test_other_models_have_no_biases():
 # ---------------------------------------------------------------- the load
 
 
-def test_the_tokens_of_passes_that_train_are_counted_and_no_others():
+def test_only_training_passes_count_as_load():
     model, ids = biased(), some_ids()
     logits(model, ids)
     model(input_ids=ids, use_cache=False)  # an evaluation that could have a gradient
@@ -133,7 +133,7 @@ def test_the_tokens_of_passes_that_train_are_counted_and_no_others():
     assert pop_expert_load(model).sum() == 0  # asked once
 
 
-def test_moves_by_hand_and_other_shapes():
+def test_bias_updates_by_hand_and_wrong_shapes():
     model = add_router_bias(plain())
     load = torch.tensor([[8, 4, 4, 0, 4, 4, 4, 4], [1, 1, 1, 1, 1, 1, 1, 1]])
     update_router_biases(model, load, rate=0.5)
@@ -144,7 +144,7 @@ def test_moves_by_hand_and_other_shapes():
         update_router_biases(model, load[:1], rate=0.5)
 
 
-def test_moving_them_evens_out_the_load():
+def test_bias_updates_balance_the_load():
     model, ids = add_router_bias(plain()).train(), some_ids(batch=4, tokens=24)
     uneven = []
     for _ in range(40):
@@ -155,7 +155,7 @@ def test_moving_them_evens_out_the_load():
     assert uneven[-1] < uneven[0] / 2
 
 
-def test_the_balance_loss_counts_the_experts_that_a_bias_chose():
+def test_balance_loss_counts_biased_selections():
     """Two tokens, both at .75 and .25; the bias sends them to the second expert."""
     logits_NE = torch.log(torch.tensor([[0.75, 0.25], [0.75, 0.25]]))
     bias_LE = torch.tensor([[0.0, 0.6]])
@@ -173,7 +173,7 @@ def test_the_balance_loss_counts_the_experts_that_a_bias_chose():
 
 
 @pytest.mark.parametrize("room", [LocalEngine, TransformersEngine])
-def test_an_engine_samples_with_the_biases_that_it_was_given_last(room):
+def test_engine_samples_with_the_latest_biases(room):
     model = add_router_bias(plain())
     engine = room(model, max_context=64)
     prompts = [list(range(9)), list(range(20, 32)), *([i] * 5 for i in range(1, 40))]
@@ -195,7 +195,7 @@ def test_an_engine_samples_with_the_biases_that_it_was_given_last(room):
     assert largest_gap() < 1e-5
 
 
-def test_a_folder_keeps_the_biases_and_nobody_reads_it_without_them(tmp_path):
+def test_checkpoint_keeps_biases_and_others_refuse_it(tmp_path):
     model, ids = biased(), some_ids()
     folder = save_policy(model, None, tmp_path / "policy")
     again, _ = load_policy(folder)
@@ -211,7 +211,7 @@ def test_a_folder_keeps_the_biases_and_nobody_reads_it_without_them(tmp_path):
 # ---------------------------------------------------------------- in the loops
 
 
-def test_pre_training_moves_them_and_the_next_stage_goes_on_from_there(tmp_path):
+def test_pretraining_updates_biases_for_the_next_stage(tmp_path):
     config = settings(trainer__router_bias_rate=0.01, trainer__balance_coef=0.0, pretrain__steps=4)
     folders = build_stages(("world", "untrained", "cpt"), config, tmp_path)
     rows = read_metrics(folders["cpt"])
@@ -225,21 +225,21 @@ def test_pre_training_moves_them_and_the_next_stage_goes_on_from_there(tmp_path)
     assert torch.equal(get_router_biases(model), moved)
 
 
-def test_a_rate_of_zero_leaves_them_and_no_metric(tmp_path):
+def test_zero_rate_keeps_biases_and_logs_nothing(tmp_path):
     config = settings(pretrain__steps=2)
     folders = build_stages(("world", "untrained", "cpt"), config, tmp_path)
     assert not any("max_violation" in row for row in read_metrics(folders["cpt"]))
     assert get_router_biases(load_policy(folders["cpt"] / "policy")[0]) is None
 
 
-def test_in_rl_they_move_with_the_update_and_the_engine_follows(start, tmp_path):
+def test_rl_updates_biases_and_the_engine(start, tmp_path):
     build_world(tmp_path)
     config = settings(rl__lr=1e-3, trainer__router_bias_rate=0.05)
     step = start.step(config, tmp_path / "run", add_router_bias(start.policy))
     moved = 0
     for number in range(3):
         before = get_router_biases(step.model).clone()
-        row, _ = step.take(number)
+        row, _ = step.step(number)
         change = (get_router_biases(step.model) - before).abs()
         assert ("max_violation" in row) == (row["updates"] == 1) == bool(change.max() > 0)
         assert change.max() <= 0.05 + 1e-6
@@ -248,6 +248,9 @@ def test_in_rl_they_move_with_the_update_and_the_engine_follows(start, tmp_path)
     assert moved >= 2
 
 
-def test_trl_s_stages_refuse_the_setting():
+def test_trl_stages_reject_router_biases():
     config = settings(trainer__backend="trl", trainer__router_bias_rate=0.01)
-    assert any("trainer.router_bias_rate=0.01 needs trainer.backend=local" in fault for fault in check(config))
+    assert any(
+        "trainer.router_bias_rate=0.01 needs trainer.backend=local" in fault
+        for fault in check(config)
+    )

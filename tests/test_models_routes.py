@@ -1,4 +1,4 @@
-"""Routes of experts from the sampling engine to the trainer: engines, agents, the stage with r3.
+"""Expert routes from the engine to the trainer: engines, agents, the stage with r3.
 
 Run: python -m pytest tests/test_models_routes.py
 """
@@ -20,10 +20,9 @@ from drlib.models.routing_replay import record_routes
 from drlib.models.transformers_engine import TransformersEngine
 from drlib.models.vllm_engine import _sparse_layers
 from drlib.training import grpo_trl, model_setup
-from drlib.training.grpo import limits_of
+from drlib.training.rollouts import contexts_of, limits_of
 from drlib.training.routing import Routing
 from drlib.training.run_folder import read_metrics
-from drlib.training.samples import contexts_of
 from drlib.trajectory import NO_RECORD, load_trajectories
 from tests.engine_examples import small_model
 from tests.loop_examples import ColdStart, settings
@@ -38,7 +37,7 @@ MEMORY = "figures/reference/agents/policy"  # knows reports and summaries
 
 
 class Routed(Recorder):
-    """Keeps the routes of each request's turns, too."""
+    """Records the routes of each request's turns too."""
 
     def __call__(self, i, completion):
         self.__dict__.setdefault("routes", {}).setdefault(i, []).append(completion.routed_experts)
@@ -46,18 +45,20 @@ class Routed(Recorder):
 
 
 class RoutedForgetful(Forgetful, Routed):
-    """The same of contexts begun anew."""
+    """As `Routed`, with new contexts."""
 
 
 def plain(model, ids):
-    """The experts [T, L, k] of one forward pass over `ids` alone."""
+    """Return the experts [T, L, k] of one forward pass over `ids` alone."""
     with torch.no_grad(), record_routes(model) as recorder:
         model(input_ids=torch.tensor([list(map(int, ids))]))
     return recorder.passes[0].transpose(0, 1).numpy()
 
 
 def require_own_routes(model, ids, routes_TLK):
-    """They are the model's own, token for token, best first; of the last token there are none."""
+    """Check that routes equal the model's own, token by token, best first; the last token has
+    none.
+    """
     assert routes_TLK.dtype == np.uint16
     assert np.array_equal(routes_TLK, plain(model, ids)[: len(ids) - 1])
 
@@ -66,8 +67,8 @@ def require_own_routes(model, ids, routes_TLK):
 
 
 @pytest.mark.parametrize("batch", [1, 5])
-def test_routes_of_several_turns_are_those_of_one_pass_over_all_tokens(model, batch):
-    """Conversations of different lengths in a batch, turns that end at different places."""
+def test_routes_of_turns_equal_those_of_one_pass(model, batch):
+    """Conversations of different lengths in a batch, with turns that end at different positions."""
     prompts = make_prompts(8)
     params = SamplingParams(max_tokens=15, stop_ids=(1, 2, 3), stop_sequences=((9,),), seed=5)
     engine = TransformersEngine(model, batch=batch, max_context=200, routes=True)
@@ -81,7 +82,7 @@ def test_routes_of_several_turns_are_those_of_one_pass_over_all_tokens(model, ba
         require_own_routes(model, ids, np.concatenate(recorder.routes[i]))
 
 
-def test_routes_of_contexts_begun_anew_begin_anew(model):
+def test_routes_restart_with_a_new_context(model):
     prompts = make_prompts(3)
     recorder = RoutedForgetful(prompts)
     engine = TransformersEngine(model, max_context=200, routes=True)
@@ -91,7 +92,7 @@ def test_routes_of_contexts_begun_anew_begin_anew(model):
         require_own_routes(model, ids, np.concatenate(recorder.routes[i]))
 
 
-def test_reporting_changes_no_turn_and_leaves_no_hook_behind(model):
+def test_reporting_routes_has_no_side_effect(model):
     prompts, params = make_prompts(4), SamplingParams(max_tokens=10, seed=2)
     silent = TransformersEngine(model).generate(prompts, params)
     routed = TransformersEngine(model, routes=True).generate(prompts, params)
@@ -108,7 +109,7 @@ def test_a_dense_model_has_no_routes(tmp_path):
     assert "\n" not in str(refused.value)
 
 
-def test_of_vllm_s_layers_those_with_experts_are_taken(tmp_path):
+def test_sparse_layers_of_vllm_are_selected(tmp_path):
     """vLLM reports every layer, dense ones as zeros; the trainer's routers are the sparse ones."""
     sizes = dict(hidden_size=16, num_hidden_layers=6, num_attention_heads=2, vocab_size=32)
     experts = dict(num_experts=4, moe_intermediate_size=8, decoder_sparse_step=2)
@@ -132,7 +133,7 @@ def start():
 
 
 class ThereAndBack(Agent):
-    """Speaks in a context, in another one, and in the first one again."""
+    """Samples in a context, in another one, and in the first one again."""
 
     def run_task(self, at):
         first = at.begin()
@@ -164,13 +165,13 @@ def test_a_record_has_the_routes_of_every_context(start, kind):
         require_own_routes(start.policy, part.token_ids, part.routed_experts[:-1])
 
 
-def test_an_engine_that_reports_none_leaves_none(start):
+def test_engine_without_routes_records_none(start):
     config = settings()
     silent = TransformersEngine(start.policy, max_context=config.rollout.max_context_tokens)
     assert {record.routed_experts is None for record in rolled(start, "react", silent)} == {True}
 
 
-def test_what_a_turn_was_drawn_from_counts_though_its_context_was_read_anew():
+def test_routes_of_the_sampling_pass_win_after_a_reread():
     def said(ids, routes):
         told = np.array(routes, np.uint16)[:, None, None]
         return ids, Completion(ids, routed_experts=told)
@@ -184,7 +185,7 @@ def test_what_a_turn_was_drawn_from_counts_though_its_context_was_read_anew():
 
 
 class Shifted(TransformersEngine):
-    """An engine that reports each token's experts at the token after it."""
+    """An engine that reports each token's experts one token late."""
 
     def _step(self):
         for one, done in super()._step():
@@ -193,7 +194,7 @@ class Shifted(TransformersEngine):
 
 
 def r3(**changes):
-    """Replay on the tour's policy, whose rewards are random: that every gradient lives."""
+    """Replay with the tour's policy and random rewards, so that every gradient is non-zero."""
     how = {"trainer.backend": "trl", "engine.name": "hf", "rl.off_policy.routing_replay": "r3"}
     small = {"rl.steps": 1, "rl.questions": 1, "rl.group": 3, "rl.lr": 1e-2}
     lives = {"rl.reward.name": "random", "rl.filter.overlong": "keep"}
@@ -205,7 +206,7 @@ def step_with(config, folder):
     return row
 
 
-def test_the_stage_replays_what_the_engine_chose(tmp_path, monkeypatch):
+def test_stage_replays_the_engines_routes(tmp_path, monkeypatch):
     row = step_with(r3(), tmp_path / "right")
     assert row["live_groups"] > 0 and row["grad_norm"] > 0
     assert row["mismatch/max_logp_gap"] < 1e-4 and abs(row["mismatch/kl"]) < 1e-6
@@ -217,8 +218,14 @@ def test_the_stage_replays_what_the_engine_chose(tmp_path, monkeypatch):
 
 
 def test_with_adapters_and_several_contexts(tmp_path):
-    """The engine's weights carry the adapters; of a rollout one context is drawn."""
-    config = r3(rl__start=MEMORY, rl__agent="iterresearch", rollout__max_calls=3, trainer__lora_rank=4, rl__steps=2)
+    """The engine's weights include the adapters; one context of a rollout is drawn."""
+    config = r3(
+        rl__start=MEMORY,
+        rl__agent="iterresearch",
+        rollout__max_calls=3,
+        trainer__lora_rank=4,
+        rl__steps=2,
+    )
     folder = built("rl", config, tmp_path)
     first, second = read_metrics(folder)
     assert first["grad_norm"] > 0 and max(first["contexts"], second["contexts"]) > 1
@@ -241,7 +248,7 @@ def test_routes_are_those_of_the_tokens_in_trl_s_row(model):
     assert (grpo_trl._routes(told, row, replayed) == routes_TLK[:5]).all()
 
 
-def test_a_rollout_without_a_word_has_no_record_and_any_other_needs_one(model):
+def test_only_empty_rollouts_may_lack_routes(model):
     replayed = Routing(model, "r3")
     told = a_trajectory(tokens=2)
     with pytest.raises(ValueError, match="reported no routes"):
@@ -252,7 +259,7 @@ def test_a_rollout_without_a_word_has_no_record_and_any_other_needs_one(model):
 
 
 @pytest.mark.parametrize("engine", ["local", "server"])
-def test_engines_that_report_none_are_refused_before_any_step(tmp_path, engine):
+def test_engines_without_routes_are_rejected_before_training(tmp_path, engine):
     config = r3(engine__name=engine, engine__url="http://x/v1")
     words = f"engine={engine} reports none: use engine.name=hf, or engine.name=vllm on a GPU"
     with pytest.raises(ValueError, match=words) as refused:

@@ -63,7 +63,7 @@ def n_hooks(model):
 # ---------------------------------------------------------------- replay
 
 
-def test_a_models_own_routes_give_its_own_logits_and_gradients_bit_for_bit():
+def test_replaying_own_routes_is_bit_identical():
     model, ids = policy(), some_ids()
     model.config.output_router_logits = True  # the library's own capture hooks stay usable
     native = model(input_ids=ids, use_cache=False)
@@ -81,7 +81,7 @@ def test_a_models_own_routes_give_its_own_logits_and_gradients_bit_for_bit():
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-5, atol=1e-9)
 
 
-def test_tokens_go_where_the_record_says_and_the_router_still_learns():
+def test_tokens_follow_the_record_and_the_router_learns():
     model, ids = policy(), some_ids()
     routes = recorded(model, ids)
     set_routers(model, seed=99)  # the policy has moved on
@@ -112,7 +112,7 @@ def test_the_gates_are_current_probabilities_renormalised_over_the_recorded_expe
     assert torch.equal(chosen_NK[1], best)
 
 
-def test_r3_takes_at_least_half_of_the_largest_gap_to_a_bf16_rollout_engine():
+def test_r3_halves_the_largest_gap_to_a_bf16_engine():
     shape = PolicyShape(
         vocab_size=128,
         hidden=64,
@@ -189,7 +189,7 @@ def test_a_checkpointed_backward_outside_the_context_is_refused():
         logits(model, ids)
 
 
-def test_samples_end_to_end_replay_the_routes_of_sequences_recorded_alone():
+def test_packed_samples_replay_separately_recorded_routes():
     model = policy()
     samples = [some_ids(n, 1, n)[0].tolist() for n in (20, 9, 31, 5)]
     with torch.no_grad(), record_routes(model) as recorder:
@@ -243,7 +243,7 @@ def test_cached_generation_is_recorded_step_by_step_and_replayed_in_one_pass():
         (lambda e: torch.where(e == e.max(), -1, e), "or all -1 .no record"),
     ],
 )
-def test_routes_that_do_not_fit_are_named_and_the_hooks_leave(change, message):
+def test_invalid_routes_are_named_and_hooks_removed(change, message):
     model, ids = policy(), some_ids()
     routes = recorded(model, ids)
     before, native = n_hooks(model), logits(model, ids)
@@ -275,7 +275,7 @@ def test_models_without_experts_are_named():
             pass
 
 
-def test_a_broken_pass_is_not_recorded_and_leaves_nothing_behind():
+def test_failed_pass_is_not_recorded():
     model, ids = policy(), some_ids()
     broken = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -304,7 +304,7 @@ def test_statistics_by_hand():
         agreement(routes, torch.zeros(1, 3, 1, dtype=torch.long))
 
 
-def test_router_entropy_is_log_e_when_undecided_and_falls_when_sharp():
+def test_router_entropy_of_uniform_and_sharp_routers():
     def entropy(model):
         with torch.no_grad():
             out = model(input_ids=some_ids(), use_cache=False, output_router_logits=True)

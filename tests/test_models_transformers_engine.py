@@ -1,4 +1,4 @@
-"""Transformers' own generation as an engine: it says what the local engine says, token for token.
+"""TransformersEngine gives the same turns as LocalEngine, token by token.
 
 Run: python -m pytest tests/test_models_transformers_engine.py
 """
@@ -43,7 +43,7 @@ def test_the_same_turns_as_the_local_engine(model, how):
         assert len(logp_error) > 200 and max(logp_error.max(), entropy_error.max()) < 1e-4
 
 
-def test_contexts_begun_anew_and_a_narrow_one_are_the_local_engine_s_too(model):
+def test_new_and_narrow_contexts_equal_the_local_engine(model):
     prompts = make_prompts(6)
     params = SamplingParams(max_tokens=12, seed=4, stop_sequences=((9, 9), (3,)))
     local, ours = (
@@ -58,7 +58,7 @@ def test_contexts_begun_anew_and_a_narrow_one_are_the_local_engine_s_too(model):
     assert said_again(model, ours) == said_again(model)
 
 
-def test_it_goes_on_while_tools_run_and_order_and_batches_change_nothing(model):
+def test_turns_do_not_depend_on_tools_order_or_batches(model):
     prompts = make_prompts(10, seed=7)
     params = SamplingParams(max_tokens=8, seed=1)
     base = ids_of(TransformersEngine(model), prompts, params)
@@ -74,7 +74,7 @@ def test_it_goes_on_while_tools_run_and_order_and_batches_change_nothing(model):
     ]
 
 
-def test_weights_are_taken_from_a_model_of_the_same_shape(model, tmp_path):
+def test_weights_are_copied_from_a_model_of_the_same_shape(model, tmp_path):
     save_policy(model, None, tmp_path / "policy")
     engine = TransformersEngine(tmp_path / "policy", max_context=100)
     prompts, params = make_prompts(4), SamplingParams(max_tokens=10, seed=2)
@@ -92,8 +92,8 @@ def test_weights_are_taken_from_a_model_of_the_same_shape(model, tmp_path):
     assert after == [c.token_ids for c in TransformersEngine(other).generate(prompts, params)]
 
 
-def test_any_other_model_and_none_of_its_own_settings(tmp_path):
-    """A dense Llama, whose generation settings would end turns and press repetitions down."""
+def test_other_models_without_their_generation_settings(tmp_path):
+    """A dense Llama whose generation settings would end turns and penalise repetitions."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=V,
@@ -141,7 +141,7 @@ def test_bad_input_is_refused_before_anything_runs(model, prompts, how, words):
         TransformersEngine(model, max_context=200).converse(prompts, SamplingParams(), print, **how)
 
 
-def test_a_fault_in_the_environment_ends_the_call_and_leaves_the_engine_usable(model):
+def test_environment_error_keeps_the_engine_usable(model):
     engine = TransformersEngine(model, batch=2, max_context=100)
 
     def broken(i, completion):

@@ -1,7 +1,7 @@
-"""Real vLLM, in this process and as a server on loopback, against the local engine and the trainer.
+"""Real vLLM, in process and as a loopback server, against the local engine and the trainer.
 
-It is skipped where vLLM is not installed: `make test-vllm` installs it on a CPU, beside the kit's
-environment, and runs this file.
+Skipped if vLLM is not installed: `make test-vllm` installs it on a CPU in a separate environment
+and runs this file.
 
 Run: make test-vllm
 """
@@ -28,7 +28,7 @@ from drlib.models.vllm_server import VllmServer
 from drlib.sandbox import Sandbox
 from drlib.task import is_correct
 from drlib.tools import Toolbox
-from drlib.training.grpo import limits_of
+from drlib.training.rollouts import limits_of
 from drlib.worlds import load_world
 from tests.test_models_local_engine import Recorder, trainer_view
 from tests.test_models_local_engine_contexts import said_again
@@ -47,7 +47,7 @@ def tour_policy():
 
 
 def other_weights(seed):
-    """The tour's policy with noise on every weight, the tied head and the experts among them."""
+    """Return the tour's policy with noise on every weight, including tied head and experts."""
     model, _ = tour_policy()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def prompts_of(count, seed=0, size=60):
 
 @pytest.fixture(scope="module")
 def offline():
-    """(engine, the weights that it began with); each test leaves it with these."""
+    """Return (engine, its initial weights); each test restores these."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -89,7 +89,7 @@ def endpoint_of(url, model="tour"):
 
 
 def gaps(model, prompts, completions):
-    """What log-probabilities are off the trainer's forward, at temperature 1, one a token."""
+    """Return the differences of log-probabilities to the trainer's forward pass, one per token."""
     found = []
     for prompt, done in zip(prompts, completions):
         logp_TV = trainer_view(model, [*prompt, *done.token_ids])[len(prompt) - 1 :]
@@ -99,7 +99,7 @@ def gaps(model, prompts, completions):
 
 
 def greedy_as_the_local_engine(engine, model, prompts):
-    """How many turns are the same."""
+    """Count the turns that equal the local engine's."""
     local = LocalEngine(model, max_context=CONTEXT).generate(prompts, GREEDY)
     ours = engine.generate(prompts, GREEDY)
     assert gaps(model, prompts, ours).max() < 1e-4
@@ -110,7 +110,7 @@ def greedy_as_the_local_engine(engine, model, prompts):
 
 
 def take_three_updates(engine, first):
-    """100 greedy prompts and 40 sampled ones, with the first weights and after three updates."""
+    """Run 100 greedy and 40 sampled prompts before and after three weight updates."""
     # long ones first: their keys and values are cached, and must not outlive the weights
     prompts = prompts_of(30, seed=1, size=400) + prompts_of(70)
     cold_start = load_policy(TOUR_POLICY.with_name("policy_sft"))[0].eval()
@@ -130,12 +130,12 @@ def take_three_updates(engine, first):
         print(name, same, gap)
 
 
-def test_greedy_and_sampled_turns_are_the_trainer_s_also_after_three_updates(offline):
+def test_turns_equal_the_trainers_after_three_updates(offline):
     take_three_updates(*offline)
 
 
 def test_new_weights_wait_for_conversations_to_end(offline):
-    """Keys and values of the old weights would stay in the cache, and nobody would be told."""
+    """Keys and values of the old weights would stay in the cache without an error."""
     from vllm import SamplingParams as VllmParams
 
     engine, model = offline
@@ -151,8 +151,8 @@ def test_new_weights_wait_for_conversations_to_end(offline):
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_log_probabilities_are_of_what_was_drawn_from(offline, how):
-    """Draws of one token behind one prompt: as often as the local engine's distribution says."""
+def test_log_probabilities_are_of_the_sampling_distribution(offline, how):
+    """Frequencies of one token after one prompt follow the local engine's distribution."""
     engine, model = offline
     prompt, count = prompts_of(1, seed=4)[0], 3000
     params = SamplingParams(max_tokens=1, seed=1, **HOW[how])
@@ -169,7 +169,7 @@ def test_log_probabilities_are_of_what_was_drawn_from(offline, how):
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_conversations_go_on_behind_what_the_environment_says(offline, waits):
+def test_conversations_continue_after_replies(offline, waits):
     engine, model = offline
     prompts = prompts_of(12, seed=2, size=30)
     params = SamplingParams(max_tokens=12, stop_ids=tuple(range(20, 300)), seed=4)
@@ -184,7 +184,7 @@ def test_conversations_go_on_behind_what_the_environment_says(offline, waits):
             assert logp is None or abs(logp_TV[t - 1, ids[t]].item() - logp) < 1e-4
 
 
-def test_a_request_s_samples_are_its_own(offline):
+def test_samples_depend_on_the_request_only(offline):
     engine, _ = offline
     prompts, params = prompts_of(10, seed=5), SamplingParams(max_tokens=15, seed=3)
     whole = [c.token_ids for c in engine.generate(prompts, params)]
@@ -214,7 +214,7 @@ def test_stop_sequences_and_full_contexts_end_turns_as_in_the_local_engine(offli
     assert not engine._engine.has_unfinished_requests()
 
 
-def test_an_exception_of_the_environment_leaves_the_engine_usable(offline):
+def test_environment_exception_keeps_the_engine_usable(offline):
     engine, _ = offline
 
     def broken(i, completion):
@@ -230,7 +230,7 @@ def test_an_exception_of_the_environment_leaves_the_engine_usable(offline):
 
 @pytest.mark.parametrize("left_out", ["experts", "head"])
 def test_a_corrupted_reload_is_refused(offline, monkeypatch, left_out):
-    """vLLM's own reload says that it went well."""
+    """vLLM's own reload reports success."""
     engine, first = offline
     whole, model = WeightSync._pack, other_weights(3)
 
@@ -257,16 +257,17 @@ def test_a_corrupted_reload_is_refused(offline, monkeypatch, left_out):
     assert engine.require_parity(first) < 1e-4
 
 
-def test_heads_that_vllm_does_not_know_are_refused_before_it_starts():
+def test_unsupported_heads_are_rejected_before_the_start():
     shape = PolicyShape(vocab_size=64, hidden=32, layers=2, heads=2, head_dim=16)
     with pytest.raises(ValueError, match="heads of 16 coordinates"):
         VllmEngine(build_policy(shape, seed=0))
 
 
 @pytest.mark.parametrize("environment", [Routed, RoutedForgetful])
-def test_routes_of_vllm_s_own_record_stand_where_their_tokens_stand(offline, environment):
-    """Prefixes that are cached, turns that vLLM ends and turns that we end, other weights: the
-    bookkeeping is vLLM's, the experts are the model's own (`reporting`)."""
+def test_vllm_routes_belong_to_their_tokens(offline, environment):
+    """Cached prefixes, turns ended by vLLM and by drlib, other weights: the bookkeeping is vLLM's,
+    the experts are the model's own (`reporting`).
+    """
     engine, first = offline
     prompts = prompts_of(12, seed=2, size=300)  # a block of vLLM's cache has 128 tokens here
     prompts += prompts[:4]
@@ -292,8 +293,10 @@ def test_routes_of_vllm_s_own_record_stand_where_their_tokens_stand(offline, env
     assert {done.routed_experts is None for done in engine.generate(prompts, params)} == {True}
 
 
-def test_a_cpu_records_no_routes_and_says_so_before_vllm_starts():
-    with pytest.raises(ValueError, match="vLLM on a CPU records no experts.*engine.name=hf") as refused:
+def test_routes_on_a_cpu_are_rejected_before_the_start():
+    with pytest.raises(
+        ValueError, match="vLLM on a CPU records no experts.*engine.name=hf"
+    ) as refused:
         VllmEngine(TOUR_POLICY, routes=True)
     assert "\n" not in str(refused.value)
     # should a later vLLM do it, the refusal can go
@@ -301,13 +304,13 @@ def test_a_cpu_records_no_routes_and_says_so_before_vllm_starts():
         VllmEngine(TOUR_POLICY, enable_return_routed_experts=True)
 
 
-def test_a_server_speaks_the_same_ids_also_after_three_updates(server):
+def test_server_returns_the_same_ids_after_three_updates(server):
     model, _ = tour_policy()
     assert server.require_parity(model) < 1e-4
     take_three_updates(server, model)
 
 
-def test_a_server_s_conversations_and_seeds(server):
+def test_server_conversations_and_seeds(server):
     prompts = prompts_of(12, seed=2, size=30)
     params = SamplingParams(max_tokens=12, stop_ids=tuple(range(20, 300)), seed=4)
     with ThreadPoolExecutor(3) as pool:
@@ -325,7 +328,10 @@ def test_react_over_a_server_answers_as_well_as_over_the_local_engine(server):
     world = load_world(config.world.name)
     tasks = held_out(world, config)
     right = {}
-    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox:
+    with (
+        Sandbox() as sandbox,
+        Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
+    ):
         local = LocalEngine(model, max_context=CONTEXT)
         for name, engine in (("local", local), ("server", server)):
             agent = ReAct(engine, toolbox, ChatIds(tokenizer), limits_of(config))
@@ -336,7 +342,7 @@ def test_react_over_a_server_answers_as_well_as_over_the_local_engine(server):
     assert low <= high2 and low2 <= high and right["server"] > 0.3 * len(tasks)
 
 
-def test_ask_by_a_server_s_ids_and_by_its_messages(url, capsys):
+def test_ask_over_a_server_by_ids_and_messages(url, capsys):
     named = ["--endpoint", url, "--model", "tour"]
     asked = ["What is the currency of Norway?", *named]
     assert main([*asked, "--folder", str(TOUR_POLICY), "--quiet"]) == 0
@@ -347,14 +353,14 @@ def test_ask_by_a_server_s_ids_and_by_its_messages(url, capsys):
     assert err.startswith("drlib.app: no answer: its context") and err.count("\n") == 1
 
 
-def test_ask_by_vllm_in_this_process(offline, capsys):
-    """`offline` is asked for because it has set vLLM up for this process."""
+def test_ask_with_vllm_in_process(offline, capsys):
+    """Requests `offline`, because it has initialised vLLM for this process."""
     how = ["--folder", str(TOUR_POLICY), "--engine", "vllm", "--context-tokens", "400", "--quiet"]
     assert main(["What is the currency of Norway?", *how]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Norwegian Krone"
 
 
-def test_a_wrong_name_and_a_server_that_takes_no_weights(url):
+def test_wrong_model_name_and_server_without_updates(url):
     with pytest.raises(EndpointError, match="HTTP 404"):
         VllmServer(endpoint_of(url, "other"), TOUR_POLICY).generate([[1, 2]], GREEDY)
     with serving() as closed:

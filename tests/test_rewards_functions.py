@@ -1,4 +1,4 @@
-"""Rewards with more terms than the answer: form, gain over plain RAG, DAPO's penalty for length."""
+"""Rewards with a format term, gain beyond RAG, and DAPO's length penalty."""
 
 import itertools
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_format_and_answer_as_webwatcher_has_it():
             make_reward("format_and_answer", weight=weight)
 
 
-def test_gain_beyond_rag_is_what_the_documents_add():
+def test_gain_beyond_rag_by_hand():
     reward = make_reward("gain_beyond_rag")
     for answer, plain, gain in (
         ("12", "13", 1),

@@ -1,4 +1,4 @@
-"""Advantages against hand-computed numbers, brute force and identities."""
+"""Advantages against values by hand, brute force and identities."""
 
 import math
 
@@ -93,7 +93,7 @@ def test_order_and_group_numbers_do_not_matter(estimate):
     torch.testing.assert_close(shuffled, estimate(rewards_N, groups_N)[order])
 
 
-def test_an_invalid_member_is_in_nobodys_baseline():
+def test_invalid_member_is_in_no_baseline():
     rewards_N = torch.tensor([1.0, 0.0, 0.0, float("nan")])
     valid_N = torch.tensor([True, True, True, False])
     result = leave_one_out(rewards_N, [0, 0, 0, 0], valid_N)
@@ -144,7 +144,7 @@ def test_segments_have_the_advantage_of_their_trajectory():
         ([True], "holds integers"),
     ],
 )
-def test_segments_of_no_trajectory_are_named(index, message):
+def test_segments_without_trajectory_are_named(index, message):
     with pytest.raises(ValueError, match=message):
         share_over_segments([1.0, -1.0], index)
     with pytest.raises(ValueError, match=r"got \[1, 2\] and \[3\]"):

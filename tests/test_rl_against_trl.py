@@ -1,7 +1,7 @@
-"""Our losses and advantages against TRL 1.16's own trainers, on one tiny Qwen3-MoE and one batch.
+"""Losses and advantages against the trainers of TRL 1.16, on one tiny Qwen3-MoE and one batch.
 
-TRL's methods are called, nothing of them is restated: `GRPOTrainer.compute_loss` for every option
-that both libraries have, `RLOOTrainer`'s scored batch for the leave-one-out baseline.
+TRL's methods are called, not re-implemented: `GRPOTrainer.compute_loss` for every option that both
+libraries have, and the scored batch of `RLOOTrainer` for the leave-one-out baseline.
 """
 
 import math
@@ -51,7 +51,7 @@ CASES = {  # TRL's options, ours for the same loss
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A folder with the tiny policy and a tokenizer of 64 words; a path is all that TRL needs."""
+    """Return a folder with the tiny policy and a tokenizer of 64 words, for TRL."""
     folder = tmp_path_factory.mktemp("policy") / "tiny"
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(64)}, unk_token="t0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -86,7 +86,7 @@ def trainer(
 
 
 def a_batch(model, mask_counts=(6, 6, 5, 6)):
-    """TRL's inputs: ragged completions with tool tokens in them, off-policy old log-probs."""
+    """Return TRL's inputs: ragged completions with tool tokens, off-policy old log-probs."""
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(3, 64, (ROWS, PROMPT + COMPLETION), generator=rng)
     prompt_mask = torch.ones(ROWS, PROMPT, dtype=torch.long)
@@ -111,7 +111,7 @@ def a_batch(model, mask_counts=(6, 6, 5, 6)):
 
 
 def score(model, ids, prompt_mask, completion_mask):
-    """Log-probabilities and entropies of the completions from the plain logits, [B, T] each."""
+    """Return log-probabilities and entropies [B, T] of the completions from plain logits."""
     mask = torch.cat([prompt_mask, completion_mask], dim=1)
     logits = model(input_ids=ids, attention_mask=mask).logits[:, PROMPT - 1 : -1]
     logp_BTV = logits.log_softmax(-1)
@@ -193,7 +193,7 @@ def test_accumulated_micro_batches_equal_trls(checkpoint, tmp_path):
 
 
 def scored(kind, arguments, rewards, checkpoint, tmp_path, **settings):
-    """The advantages that a TRL trainer gives to rollouts with these rewards."""
+    """Return a TRL trainer's advantages for rollouts with these rewards."""
     made = trainer(
         kind,
         arguments,

@@ -1,4 +1,4 @@
-"""The curricula with scripted solve rates: who enters and leaves, when, and after a kill."""
+"""Curricula with scripted solve rates: refreshes, stages and resumption."""
 
 import json
 import math
@@ -19,12 +19,12 @@ from drlib.rl.curriculum import (
 
 
 def after_a_kill(machine, fresh):
-    """`fresh` with the state of `machine`, by way of JSON as a checkpoint stores it."""
+    """Load the state of `machine` into `fresh` through JSON, as in a checkpoint."""
     fresh.load_state_dict(json.loads(json.dumps(machine.state_dict())))
     return fresh
 
 
-def test_the_tours_curriculum_draws_what_it_always_drew():
+def test_tour_curriculum_draws_are_unchanged():
     curriculum = Curriculum(["a", "b", "c"])
     curriculum.update([("a", 1.0), ("a", 1.0), ("b", 0.0), ("b", 1.0)])
     assert curriculum.rates == pytest.approx({"a": 0.51, "b": 0.36, "c": 0.3})
@@ -43,14 +43,14 @@ def test_curation_starts_with_the_questions_of_medium_difficulty():
     assert curation.state["active"] == ["m1", "m2", "m3"]
 
 
-def test_without_a_period_a_refresh_is_only_asked_for():
+def test_refresh_on_request_without_a_period():
     for curation in (DataCuration(RATES), DataCuration(RATES, every=None)):
         curation.observe([("m1", 1.0)] * 8)
         assert not any(curation.end_step() for _ in range(1000))
         assert curation.end_step(ask=True).mastered == ("m1",)
 
 
-def test_a_refresh_happens_on_its_step_and_exchanges_what_is_settled():
+def test_refresh_on_schedule_exchanges_settled_questions():
     curation = DataCuration(RATES, window=2, every=3)
     curation.observe([("m1", 1), ("m1", 1), ("m2", 0), ("m2", 0), ("m3", 1), ("m3", 0)])
     curation.probe({"easy": 0.875, "hard": 0.5})
@@ -71,7 +71,7 @@ def test_one_lucky_group_is_not_mastery():
     assert curation.end_step() == Refresh(("m1",), (), ())
 
 
-def test_a_plateau_seen_outside_triggers_and_fills_the_set_up():
+def test_plateau_triggers_a_refresh():
     curation = DataCuration(RATES, window=2)
     curation.observe([("m1", 1), ("m1", 1), ("m2", 0), ("m2", 1), ("m3", 1), ("m3", 1)])
     assert curation.end_step() is None
@@ -105,7 +105,7 @@ def solve_rate(skill, difficulty):
 
 
 def scripted_run(curation, rng, start, stop, log):
-    """A policy whose skill rises; the pool is probed every fifth step with its checkpoint."""
+    """Run a policy with rising skill; its checkpoint probes the pool every fifth step."""
     difficulty = {q: int(q[1:]) / 10 for q in curation.known}
     for step in range(start, stop):
         skill = 1 + step / 20
@@ -143,7 +143,7 @@ def test_the_active_set_follows_the_policys_skill():
     assert any(refresh for refresh, _ in log)
 
 
-def test_a_killed_curation_goes_on_to_the_same_questions():
+def test_resumed_curation_draws_the_same_questions():
     whole, rng, log = curation_of_a_hundred(), random.Random(3), []
     scripted_run(whole, rng, 0, 30, log)
     resumed, again, logs = after_a_kill(whole, curation_of_a_hundred()), random.Random(), []
@@ -231,7 +231,7 @@ def test_a_mixture_meets_its_weights_exactly():
     assert TaskMixture({"a": 0.5, "b": 0.25, "c": 0.25}).draw(4) == ["a", "b", "c", "a"]
 
 
-def test_a_mixture_depends_on_nothing_but_what_was_drawn():
+def test_mixture_depends_on_the_counts_only():
     mixture = TaskMixture(PRORL)
     whole = TaskMixture(PRORL).draw(60)
     assert mixture.draw(7) + mixture.draw(0) + mixture.draw(13) == whole[:20]

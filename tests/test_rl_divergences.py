@@ -86,7 +86,7 @@ def test_kl_of_wrong_input_is_named():
 
 
 def corrected(kind, **settings):
-    """Weights of one sequence of ratios 0.25, 0.8, 1, 1.25, 4 and a masked 1000."""
+    """Return the weights of one sequence of ratios 0.25, 0.8, 1, 1.25, 4 and a masked 1000."""
     old_BT = logs([0.25, 0.8, 1.0, 1.25, 4.0, 1000.0])
     mask_BT = torch.tensor([[True] * 5 + [False]])
     weights = importance_correction(old_BT, torch.zeros_like(old_BT), mask_BT, kind, **settings)
@@ -211,7 +211,7 @@ def test_the_share_is_the_decimal_that_was_written():
     assert top_entropy_mask(torch.zeros(0, 4), torch.zeros(0, 4).bool(), 0.2).shape == (0, 4)
 
 
-def test_what_stands_outside_the_mask_is_never_chosen():
+def test_tokens_outside_the_mask_are_never_selected():
     entropies_BT = torch.tensor([[math.nan, 1.0, math.inf, 0.5]])
     mask_BT = torch.tensor([[False, True, False, True]])
     for scope in ("batch", "sequence"):

@@ -1,4 +1,4 @@
-"""Drift detection: Page-Hinkley and PSI by hand, by definition, and on seeded noise with shifts."""
+"""Page-Hinkley and PSI by hand, by definition, and on seeded noise with shifts."""
 
 import math
 
@@ -23,7 +23,7 @@ def decisions(machine, inputs):
 
 
 def restated(values, delta, threshold, warmup):
-    """Page-Hinkley from its definition, each time from the whole stretch since the last alarm."""
+    """Page-Hinkley from its definition, over the values since the last alarm."""
     out, since = [], 0
     for t in range(1, len(values) + 1):
         stretch = values[since:t]
@@ -101,7 +101,7 @@ def test_psi_is_symmetric_and_not_negative(counts):
     assert psi(a, a) == 0
 
 
-def test_psi_of_equal_distributions_is_about_what_its_docstring_says():
+def test_psi_of_equal_distributions():
     rng = np.random.default_rng(0)
     draws = [
         psi(rng.multinomial(200, [0.2] * 5), rng.multinomial(200, [0.2] * 5), 0)
@@ -110,7 +110,7 @@ def test_psi_of_equal_distributions_is_about_what_its_docstring_says():
     assert np.mean(draws) == pytest.approx(4 * 2 / 200, rel=0.1)
 
 
-def test_a_change_of_shape_that_leaves_the_mean_is_seen_once():
+def test_change_of_shape_with_equal_mean_is_detected_once():
     rng = np.random.default_rng(3)
     before, after = rng.normal(0, 1, 600).tolist(), rng.normal(0, 3, 400).tolist()
     monitor = HistogramShift(above=0.25)

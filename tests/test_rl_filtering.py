@@ -1,4 +1,4 @@
-"""Rewards and the filter: a decision table of hand-made trajectories, and what follows from it."""
+"""Rewards and filtering: a decision table of synthetic trajectories, and its effects."""
 
 import dataclasses
 import sys
@@ -30,7 +30,7 @@ ANSWERED, LENGTH, TURNS = Termination.ANSWERED, Termination.LENGTH, Termination.
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_reward_that_is_no_number_is_an_error_and_not_a_failure(reward):
+def test_nan_reward_is_an_error(reward):
     with pytest.raises(ValueError, match="None: not judged"):
         classify(changed(a_trajectory(), reward=reward))
 
@@ -122,7 +122,7 @@ def test_an_empty_batch_has_an_empty_report():
 
 
 def gradient_of(group, config):
-    """Filter, advantages and loss in the order of a training step; d loss / d logp."""
+    """Return d loss / d logp after filter, advantages and loss, as in a training step."""
     weights_N, in_baseline_N, _ = filter_rollouts(group, config)
     rewards_N = torch.tensor([float("nan") if t.reward is None else t.reward for t in group])
     advantages_N = leave_one_out(rewards_N, [0] * len(group), in_baseline_N)
@@ -134,7 +134,7 @@ def gradient_of(group, config):
     return logp_BT.grad
 
 
-def test_an_overlong_failure_counts_for_the_others_but_learns_nothing():
+def test_overlong_failure_enters_the_baseline_only():
     grad = gradient_of(a_group(), FilterConfig())
     # rewards 1, 0, fault, 0: the success is 1 above the mean of two failures; 5 tokens in the loss
     assert grad[0, 1:3].tolist() == pytest.approx([-1 / 5] * 2)
@@ -146,13 +146,13 @@ def test_an_overlong_failure_counts_for_the_others_but_learns_nothing():
     assert without[1, 1:4].tolist() == pytest.approx([1 / 5] * 3)
 
 
-def test_a_group_of_nothing_but_faults_is_harmless():
+def test_group_with_only_faults_is_harmless():
     grad = gradient_of([a_trajectory(Termination.ENV_FAULT, None, None)] * 3, FilterConfig())
     assert grad.abs().max() == 0
 
 
 def imagined(how, **settings):
-    """A rollout whose policy wrote the world's part, as one of the three signs shows it."""
+    """Return a rollout with an invented observation, shown by one of the three signs."""
     trajectory = a_trajectory(**settings)
     if how == "refused":
         refused = a_format_error("policy wrote a tool response.")
@@ -183,7 +183,7 @@ def test_a_right_answer_after_an_imagined_observation_is_never_reinforced(how):
     assert apart[0].abs().max() == 0 and apart[2, 1] == pytest.approx(-1 / 3)
 
 
-def test_what_is_looked_for_is_what_the_agent_says():
+def test_format_reasons_are_those_of_the_agent():
     assert set(FOREIGN_REASONS) <= set(FORMAT_REASONS)
     observed = changed(a_trajectory(), messages=[{"role": "tool", "content": "<tool_response>"}])
     given = a_trajectory()
@@ -191,14 +191,14 @@ def test_what_is_looked_for_is_what_the_agent_says():
     assert not has_hallucination(observed) and not has_hallucination(given)
 
 
-def test_a_group_that_is_dropped_whole_is_harmless():
+def test_dropped_group_is_harmless():
     group = [imagined("text", reward=1.0), a_trajectory(LENGTH, None), a_trajectory(LENGTH, None)]
     for baseline in ("all", "kept"):
         config = FilterConfig(pipeline=Pipeline(), baseline=baseline)
         assert gradient_of(group, config).abs().max() == 0
 
 
-def test_drop_equal_groups():
+def test_drop_zero_variance_groups():
     rewards_N = torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0])
     groups_N = torch.tensor([7, 7, 7, 2, 2, 3, 4, 4])
     expected = [False, False, False, True, True, False, True, True]

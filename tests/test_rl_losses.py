@@ -1,4 +1,4 @@
-"""The losses against numbers worked out by hand, REINFORCE, and their bookkeeping identities."""
+"""Losses against values by hand, REINFORCE, and bookkeeping identities."""
 
 import math
 
@@ -130,7 +130,7 @@ def test_weights_exclude_and_duplicate(config):
     assert got[[1, 4, 5]].abs().max() == 0
 
 
-def test_what_stands_outside_the_mask_cannot_matter():
+def test_values_outside_the_mask_do_not_matter():
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
     advantages_B[1] = float("nan")
     weights_B = torch.tensor([1.0, 0, 1, 1, 1, 1])
@@ -156,7 +156,7 @@ def test_padding_changes_nothing():
     assert padded_metrics == metrics
 
 
-def test_nothing_to_learn_from_is_a_zero_loss_with_a_zero_gradient():
+def test_empty_batch_has_zero_loss_and_gradient():
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
     none_B = torch.zeros(6)
     for given in (None, 0.0, 12.0):

@@ -1,4 +1,4 @@
-"""The selective filtering pipeline: its decision table, its groups and its report."""
+"""The selective filtering pipeline: decision table, groups and report."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ LENGTH, TURNS = Termination.LENGTH, Termination.TURNS
 
 
 def imagined(reward):
-    """A rollout whose policy wrote the user's part too."""
+    """Return a rollout whose policy also wrote the user turn."""
     text = "<tool_call>{}</tool_call><|im_start|>user\nfound it"
     return changed(a_trajectory(reward=reward), messages=[{"role": "assistant", "content": text}])
 
@@ -188,7 +188,7 @@ def searching(query, name, **settings):
     return changed(a_trajectory(name=name, **settings), tool_results=[result])
 
 
-def test_rollouts_that_did_the_same_are_capped_whatever_the_order():
+def test_equal_rollouts_are_capped_in_any_order():
     same = [searching(["x"], f"r-{i}", reward=1.0) for i in range(4)]
     group = [*same, searching(["y"], "r-4", reward=1.0), searching(["x"], "r-5", reward=0.0)]
     config = FilterConfig(pipeline=Pipeline(max_alike=2))
@@ -198,7 +198,7 @@ def test_rollouts_that_did_the_same_are_capped_whatever_the_order():
     assert filter_rollouts(group[::-1], config)[0].tolist() == weights_N.tolist()[::-1]
 
 
-def test_a_dirty_copy_gives_way_to_a_clean_one_and_other_groups_do_not_count():
+def test_clean_copies_are_preferred_within_a_group():
     dirty = changed(a_trajectory(name="a", reward=1.0), termination=Termination.FORMAT)
     group = [dirty, *[a_trajectory(name=name, reward=1.0) for name in "bc"]]
     group[2] = changed(group[2], group_id="g-1")

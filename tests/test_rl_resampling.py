@@ -1,4 +1,4 @@
-"""Resample-on-correct, live groups and their copies: quotas of every split, draws, gradients."""
+"""Resample-on-correct and zero-variance groups: quotas, draws, gradients."""
 
 import numpy as np
 import pytest
@@ -104,7 +104,7 @@ def test_format_penalty(turns, penalty):
 
 @pytest.mark.parametrize("mode", ["sample", "sort"])
 @pytest.mark.parametrize("keep", range(1, 9))
-def test_exactly_keep_come_back_for_every_split(keep, mode):
+def test_exactly_keep_rollouts_for_every_split(keep, mode):
     for negatives in range(2 * keep + 1):
         positives = 2 * keep - negatives
         rewards = [0.0] * negatives + [1.0] * positives
@@ -141,7 +141,7 @@ def test_quotas_by_hand(negatives, positives, keep, quotas):
 
 
 def inclusion(group, keep, draws, **settings):
-    """How often each rollout is kept."""
+    """Count how often each rollout is kept."""
     generator, counts = seeded(1), np.zeros(len(group))
     for _ in range(draws):
         counts[resample_on_correct(group, keep, generator=generator, **settings)] += 1
@@ -149,7 +149,7 @@ def inclusion(group, keep, draws, **settings):
 
 
 @pytest.mark.parametrize("mode", ["sample", "sort"])
-def test_failures_are_kept_uniformly_whatever_their_penalty_and_place(mode):
+def test_failures_are_kept_uniformly(mode):
     group = [with_errors(i % 3, 2, 0.0) for i in range(8)] + [with_errors(0, 1)] * 8
     draws = 1000
     counts = inclusion(group, 8, draws, mode=mode)[:8]
@@ -160,7 +160,7 @@ def test_failures_are_kept_uniformly_whatever_their_penalty_and_place(mode):
     assert statistic < 24.3  # P = 0.001
 
 
-def test_successes_are_kept_the_more_the_cleaner():
+def test_cleaner_successes_are_kept_more_often():
     group = [with_errors(errors, 4) for errors in (0, 1, 2, 3, 4)] + [with_errors(1, 1, 0.0)] * 5
     counts = inclusion(group, 5, 1000, epsilon=0.2)[:5]
     assert (np.diff(counts) < 0).all()
@@ -190,7 +190,7 @@ def test_the_same_seed_keeps_the_same_rollouts():
     assert first == again != other
 
 
-def test_spoilt_and_unjudged_rollouts_are_kept_only_when_nothing_else_is_left():
+def test_unjudged_rollouts_are_kept_last():
     spoilt = a_trajectory(1.0, [a_call(env_fault=True)])
     unjudged = a_trajectory(None)
     group = [spoilt, unjudged, *[with_errors(0, 1, float(i % 2)) for i in range(4)]]
@@ -239,7 +239,7 @@ def live_groups():
     return [g for g, values in pairs.items() if len(values) == 2]
 
 
-def test_filling_copies_live_groups_into_dead_slots():
+def test_zero_variance_groups_are_replaced_by_copies():
     indices_M, groups_M = replace_zero_variance_groups(REWARDS, GROUPS, generator=seeded())
     rewards_M = torch.tensor(REWARDS)[indices_M]
     assert drop_zero_variance_groups(rewards_M, groups_M).all()
@@ -257,7 +257,7 @@ def test_filling_copies_live_groups_into_dead_slots():
     assert len(chosen) > 1
 
 
-def test_filling_equals_weighting_the_live_groups():
+def test_replacement_equals_weighting():
     indices_M, groups_M = replace_zero_variance_groups(REWARDS, GROUPS, generator=seeded(5))
     logp_N = torch.linspace(-2, -1, 16, dtype=torch.float64, requires_grad=True)
     filled_M = leave_one_out(torch.tensor(REWARDS, dtype=torch.float64)[indices_M], groups_M)
@@ -268,13 +268,13 @@ def test_filling_equals_weighting_the_live_groups():
     assert torch.equal(filled, weighted)
 
 
-def test_a_batch_without_a_live_group_fills_to_nothing():
+def test_batch_without_reward_variance_is_empty():
     for rewards, groups in (([1.0, 1.0, 0.0], [0, 0, 1]), ([], [])):
         indices_M, groups_M = replace_zero_variance_groups(rewards, groups)
         assert indices_M.tolist() == groups_M.tolist() == []
 
 
-def test_members_not_valid_make_no_group_live_but_come_along():
+def test_invalid_members_do_not_count_but_are_copied():
     rewards, groups = [1.0, 1.0, float("nan"), 1.0, 0.0, float("nan")], [0, 0, 0, 1, 1, 1]
     valid = [True, True, False, True, True, False]
     indices_M, groups_M = replace_zero_variance_groups(rewards, groups, valid)

@@ -1,4 +1,4 @@
-"""The stabilisers on scripted metrics: hand-computed decisions, restated rules, resumed runs."""
+"""Stability components on scripted metrics: decisions by hand, and resumption."""
 
 import copy
 import json
@@ -39,14 +39,16 @@ def test_the_kl_coefficient_stays_in_its_range():
 
 
 def kl_of_the_best_policy(coef):
-    """KL(pi* || ref) of the maximiser of E[r] - coef KL, pi* in proportion to ref exp(r / coef)."""
+    """KL(pi* || ref) of the maximiser of E[r] - coef KL, with pi* proportional to ref exp(r /
+    coef).
+    """
     reference, reward = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.0, 1.0, 0.5])
     policy = torch.softmax(reference.log() + reward / coef, -1)
     return float((policy * (policy / reference).log()).sum())
 
 
 @pytest.mark.parametrize("start", [5.0, 0.02])
-def test_the_controller_leads_a_policy_to_its_target(start):
+def test_controller_converges_to_its_target(start):
     control, coef = KLController(coef=start, target=0.1), start
     for _ in range(500):
         coef = control.update(kl_of_the_best_policy(coef))
@@ -100,7 +102,7 @@ def trained(seed=0, steps=3):
     return model, optimizer, x
 
 
-def test_right_after_a_reset_kl_is_zero_and_adam_has_forgotten():
+def test_reset_clears_kl_and_adam_state():
     policy, optimizer, x = trained()
     reference = Tiny()
     before = copy.deepcopy(policy.state_dict())
@@ -139,7 +141,7 @@ def test_after_a_reset_adam_steps_like_a_new_one_and_kl_pulls_to_the_new_referen
 
 
 def ema(reference, policy, decay):
-    """A one-tensor reference after `sync_reference`."""
+    """Return a one-tensor reference after `sync_reference`."""
     old, new = nn.ParameterList([reference.clone()]), nn.ParameterList([policy.clone()])
     sync_reference(old, new, decay=decay)
     return old[0].detach()
@@ -165,7 +167,7 @@ def test_a_soft_update_keeps_the_optimizer_and_mixes_the_weights():
     assert reference.seen == 7 and len(optimizer.state) == 2
 
 
-def test_models_that_do_not_match_are_refused_before_anything_changes():
+def test_mismatching_models_are_rejected_unchanged():
     policy, optimizer, _ = trained()
     with pytest.raises(ValueError, match="shapes"):
         sync_reference(nn.Linear(4, 6), policy, optimizer)
@@ -313,7 +315,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("machine", "settings", "words"), BAD)
-def test_settings_without_sense_are_refused(machine, settings, words):
+def test_invalid_settings_are_rejected(machine, settings, words):
     with pytest.raises(ValueError, match=words):
         machine(**settings)
 

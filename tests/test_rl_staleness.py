@@ -1,4 +1,4 @@
-"""Stale samples: what is dropped, GLM-5's group repair as a truth table, replay and its weights."""
+"""Stale samples: age filter, GLM-5's group repair as a truth table, replay and weights."""
 
 import math
 import random
@@ -21,7 +21,7 @@ from drlib.trajectory import Segment, Termination, Trajectory
 
 
 def a_rollout(versions=(0,), world="w", fault=False, group="g", name="r"):
-    """A prompt token of version -1, which no policy sampled, then a token of each version."""
+    """Return a rollout: a prompt token of version -1, then one sampled token per version."""
     n = len(versions) + 1
     generated = np.arange(n) > 0
     return Trajectory(
@@ -73,7 +73,7 @@ def test_the_filter_table(rollout, max_age, expected):
     assert StalenessFilter(max_age).update([rollout], 10, {"w", "v"}) == [expected]
 
 
-def test_the_filter_judges_each_rollout_and_asks_for_no_world_where_none_is_given():
+def test_filter_per_rollout_without_worlds():
     batch = [a_rollout([5]), a_rollout([3]), a_rollout([5], fault=True), a_rollout([5], world="v")]
     assert StalenessFilter(1).update(batch, 5, {"w"}) == [True, False, False, False]
     assert StalenessFilter(1).update([a_rollout([7], world="any")], 7) == [True]
@@ -105,7 +105,7 @@ def test_the_repair_table(size, flags, expected):
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=5), max_size=6), st.randoms())
 @settings(max_examples=100)
-def test_repaired_batches_hold_whole_groups_of_valid_samples(flags, rng):
+def test_repaired_batches_have_full_valid_groups(flags, rng):
     samples = [(g, valid) for g, group in enumerate(flags) for valid in group]
     rng.shuffle(samples)
     groups, valid = [g for g, _ in samples], [v for _, v in samples]
@@ -143,7 +143,7 @@ def names_of(drawn):
     return [group.rollouts[0].group_id for group, _ in drawn]
 
 
-def test_only_groups_of_the_recent_policy_and_this_world_come_back():
+def test_only_recent_groups_of_this_world_are_drawn():
     buffer = filled()
     buffer.add(a_group("moved", 5, world="old"))
     buffer.add(a_group("broken", 5, fault=True))
@@ -206,7 +206,7 @@ def test_the_same_buffer_draws_the_same_groups():
     assert whole.state == resumed.state
 
 
-def test_a_group_says_what_it_was_trained_with():
+def test_trained_group_validates_its_fields():
     group = a_group("g", 0, priority=0.5)
     assert group.priority == 0.5
     with pytest.raises(ValueError, match="one group"):
@@ -245,7 +245,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("ages_N", "log_ratio_N", "kwargs", "words"), BAD)
-def test_bad_weights_are_refused(ages_N, log_ratio_N, kwargs, words):
+def test_invalid_weights_are_rejected(ages_N, log_ratio_N, kwargs, words):
     with pytest.raises(ValueError, match=words):
         replay_weights(ages_N, log_ratio_N, **kwargs)
 

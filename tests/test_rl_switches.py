@@ -1,4 +1,4 @@
-"""Every switch of `policy_loss`: gradient tables, identities by enumeration, and all combined."""
+"""All options of `policy_loss`: gradient tables, identities by enumeration, combinations."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_the_gradient_by_ratio_and_sign(ratio, ppo, double_sided, cispo, advanta
             assert metrics[f"{side}_positive"] == (lost and advantage > 0)
 
 
-def test_double_sided_without_the_stop_gradient_has_the_wrong_sign():
+def test_double_sided_needs_the_stop_gradient():
     logp_11 = torch.tensor([[-3.0]], requires_grad=True)  # a token of probability 0.05
     (logp_11.exp() / math.exp(-3.1) * logp_11).sum().backward()  # as printed, eq. 3: f(r) A log pi
     ratio = math.exp(0.1)
@@ -65,7 +65,7 @@ def test_a_sequence_ratio_has_gspos_gradient():
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-def test_a_token_that_a_switch_drops_gets_no_gradient_of_the_sequence_s_ratio(clip):
+def test_dropped_tokens_get_no_sequence_gradient(clip):
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
     for aggregate in ("token", "sequence"):
         config = LossConfig(clip, aggregate, 0.9, 9.0, level="sequence", top_entropy=0.4)
@@ -104,7 +104,7 @@ def test_clipping_favours_likely_actions_even_when_the_reward_is_a_coin():
         torch.testing.assert_close(found, wanted)
 
 
-def test_with_old_log_probs_clipping_and_correction_are_apart():
+def test_old_log_probs_separate_clipping_and_correction():
     behaviour_BT = torch.tensor([[1.0, 1.0, 1.0, 1.0]]).double().log()
     old_BT = torch.tensor([[1.5, 3.0, 0.4, 1.0]]).double().log()  # old / behaviour
     logp_BT = old_BT + torch.tensor([[1.1, 1.1, 1.1, 2.0]]).double().log()
@@ -152,7 +152,7 @@ def test_only_the_tokens_of_highest_entropy_learn(scope):
     torch.testing.assert_close(found["kept"], everything * chosen_BT * scale)
 
 
-def test_advantages_may_be_given_per_token():
+def test_advantages_per_token():
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
     for clip in CLIPS:
         each = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, LossConfig(clip))
@@ -163,7 +163,7 @@ def test_advantages_may_be_given_per_token():
     torch.testing.assert_close(gradient(*row, LossConfig(clip)).reshape(6, 7), each)
 
 
-def test_resums_segments_share_an_advantage_and_are_counted():
+def test_resum_segments_share_an_advantage():
     advantages_S = share_over_segments(leave_one_out([1.0, 0.0], [0, 0]), [0, 0, 0, 1])
     logp_ST, mask_ST = torch.zeros(4, 2), torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1]]).bool()
     config = LossConfig(aggregate="sequence")
@@ -194,7 +194,7 @@ SWITCHES = st.fixed_dictionaries(
 
 @given(SWITCHES, st.integers(0, 10**6))
 @settings(max_examples=120)
-def test_any_switches_survive_splits_padding_and_junk(chosen, seed):
+def test_any_options_survive_splits_padding_and_junk(chosen, seed):
     if chosen["clip"] == "double_sided":
         chosen["correction"] = "none"
     if chosen["aggregate"] == "constant":

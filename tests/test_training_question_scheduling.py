@@ -11,10 +11,10 @@ import torch
 
 from drlib.rl.curriculum import RSTAR2_STAGES, Curriculum
 from drlib.training import stages
-from drlib.training.asking import Asking, stages_of
-from drlib.training.question_scheduler import SKILLS, Questions
 from drlib.training.distributed import Ranks
-from drlib.training.rollouts import rollout
+from drlib.training.question_scheduler import SKILLS, Questions
+from drlib.training.question_selection import QuestionSelection, stages_of
+from drlib.training.rollouts import sample_rollouts
 from drlib.training.run_folder import read_metrics
 from drlib.worlds import Names
 from tests.loop_examples import after_a_kill, build_world, cold_start, flat, settings
@@ -59,7 +59,7 @@ def scripted(start, rights=(), **changes):
     config = settings(rl__questions=8, rl__group=4, rl__curriculum__pool=16, rl__curriculum__python_share=1.0, **changes)
     questions = Questions(config, start.world, Names.from_world(start.world))
     agent = Scripted(dict(zip(questions.pool, rights)))
-    return Asking(config, questions, Ranks(), agent.under, start.chat), agent
+    return QuestionSelection(config, questions, Ranks(), agent.under, start.chat), agent
 
 
 def take(asking, agent, step):
@@ -67,7 +67,7 @@ def take(asking, agent, step):
     begun = asking.begin(step)
     tasks, worlds = asking.questions.draw(step, Curriculum(SKILLS))
     agent.under(begun.config)
-    shards = [rollout(agent, tasks, worlds, begun.config, step, shard) for shard in (0, 1)]
+    shards = [sample_rollouts(agent, tasks, worlds, begun.config, step, shard) for shard in (0, 1)]
     row = asking.end(step, begun, [t for shard in shards for t in shard])
     return [task.id for task in tasks], begun, row
 
@@ -112,7 +112,7 @@ def test_what_nobody_could_judge_is_no_outcome(start):
     begun = asking.begin(0)
     tasks, worlds = asking.questions.of_pool(pool[8:10])
     agent.right = dict.fromkeys(pool, 4)
-    made = rollout(agent, tasks, worlds, begun.config, 0)
+    made = sample_rollouts(agent, tasks, worlds, begun.config, 0)
     unjudged = [replace(t, reward=None) if t.task_id == pool[8] else t for t in made]
     agent.right = dict(zip(pool, HALF)) | {pool[0]: 2}
     assert asking.end(0, begun, unjudged)["mastered"] == 1
@@ -126,7 +126,7 @@ def test_questions_that_are_all_settled_have_a_remedy(start):
         asking.begin(0)
 
 
-def test_a_killed_curation_goes_on_to_the_same_questions(start):
+def test_resumed_curation_draws_the_same_questions(start):
     changes = {"rl.curriculum.curation_every": 2, "rl.curriculum.stages": "three", "rl.steps": 8}
     asking, agent = scripted(start, HALF, **changes)
     pool = list(asking.questions.pool)
@@ -220,7 +220,7 @@ def test_the_loop_learns_from_an_exact_mixture_and_says_how_each_source_does(sta
     step = start.step(settings(**switches), tmp_path / "run")
     updates = 0
     for number in range(2):
-        row, trajectories = step.take(number)
+        row, trajectories = step.step(number)
         updates += row["updates"]
         # an independent look: the world of a rollout, and how often it was right
         worlds = {"python": "python", start.world.version: "real"}
@@ -234,10 +234,10 @@ def test_the_loop_learns_from_an_exact_mixture_and_says_how_each_source_does(sta
 
 def test_the_loop_asks_a_pool_again_under_other_names(start, tmp_path):
     step = start.step(settings(rl__curriculum__pool=8, rl__steps=3), tmp_path / "run")
-    rows, tries = zip(*(step.take(number) for number in range(3)))
+    rows, tries = zip(*(step.step(number) for number in range(3)))
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert {frozenset(t.task_id for t in some) for some in tries} == {
-        frozenset(step.questions.pool)
+        frozenset(step.scheduler.pool)
     }
     everything = [t for some in tries for t in some]
     assert len({t.id for t in everything}) == len(everything) == 3 * 8 * 6
@@ -250,13 +250,13 @@ def test_the_loop_asks_only_what_its_start_solves_sometimes(start, tmp_path):
     step = start.step(config, tmp_path / "run")
     rows = []
     for number in range(3):
-        row, trajectories = step.take(number)
+        row, trajectories = step.step(number)
         rows.append(row)
         if number == 0:  # no refresh yet
-            among = {*step.asking.curation.state["active"]}
+            among = {*step.callbacks.parts["question_selection"].curation.state["active"]}
             assert {t.task_id for t in trajectories} <= among
-    rates = step.asking.state_dict()["rates"]
-    assert {*rates} == {*step.questions.pool}
+    rates = step.callbacks.parts["question_selection"].state_dict()["rates"]
+    assert {*rates} == {*step.scheduler.pool}
     first = [name for name, rate in rates.items() if 0 < rate < 1]
     assert 2 <= len(first) < 16 and rows[0]["asked_among"] == len(first)
     assert [row["probe_rollouts"] for row in rows] == [16 * 6 + 6, 6, 6]
@@ -271,7 +271,7 @@ def test_the_loop_s_stages_have_their_limits_and_the_last_one_starts_anew(start,
     rows, longest, most = [], [], []
     for number in range(3):
         before = flat(step.model)
-        row, trajectories = step.take(number)
+        row, trajectories = step.step(number)
         rows.append(row)
         longest.append(max(len(t) for t in trajectories))
         most.append(max(len(t.tool_results) for t in trajectories))
@@ -279,9 +279,9 @@ def test_the_loop_s_stages_have_their_limits_and_the_last_one_starts_anew(start,
     assert most[0] <= 4 and most[1] <= 4 and most[2] <= 6
     # the reference is the policy with which the last stage began, the optimizer has one update
     assert all(row["updates"] == 1 for row in rows)
-    assert torch.equal(flat(step.reference), before)
+    assert torch.equal(flat(step.learner.reference), before)
     assert rows[0]["kl"] < 1e-6 < 1e-5 < rows[1]["kl"] and rows[2]["kl"] < 1e-6
-    taken = {float(of["step"]) for of in step.optimizers.state_dict()["adam"]["state"].values()}
+    taken = {float(of["step"]) for of in step.learner.optimizers.state_dict()["adam"]["state"].values()}
     assert taken == {1.0}
 
 

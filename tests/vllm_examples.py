@@ -1,5 +1,5 @@
-"""A real vLLM server on loopback with the tour's policy, for tests and the benchmark of engines;
-and what vLLM's GPU runner does to report routes, for an engine on a CPU.
+"""A real loopback vLLM server with the tour's policy, for tests and the engine benchmark,
+and an emulation of vLLM's GPU runner that reports routes on a CPU.
 """
 
 import os
@@ -22,7 +22,7 @@ TEACHABLE = ("--worker-extension-cls", "drlib.models.vllm_engine.WeightSync")
 
 @contextmanager
 def serving(*options, model=TOUR_POLICY, name="tour", **environment):
-    """A model, the tour's policy where none is named, behind a vLLM server; yields its base URL."""
+    """Run a vLLM server for a model (default: the tour's policy) and yield its base URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -67,8 +67,10 @@ def _wait_for(url, server, lines):
 
 @contextmanager
 def reporting(engine, sparse):
-    """A silent `VllmEngine` in this process reports routes inside: all is vLLM's own (scheduler,
-    store beside the prefix cache, outputs) but the runner of a step, which it has for GPUs only.
+    """Let an in-process `VllmEngine` report routes inside the context.
+
+    Everything is vLLM's own (scheduler, store, outputs) except the model runner, which exists for
+    GPUs only.
 
     sparse: the engine's layers with experts.
     """
@@ -99,7 +101,7 @@ def reporting(engine, sparse):
 
 
 class _Step:
-    """The runner's two calls of a step, with the experts that its routers chose."""
+    """The runner's two calls of a step, with the experts selected by its routers."""
 
     def __init__(self, runner, connector):
         self.runner, self.connector = runner, connector
