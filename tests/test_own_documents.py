@@ -137,7 +137,7 @@ FOLDERS = {
     spreadsheets: (5, ""),
     mixed_encodings: (0, "save it as UTF-8"),
     pdfs: (0, "PDF and docx give pages without facts"),
-    scans: (0, "no pages in it.*(a picture|run OCR)"),
+    scans: (0, "no pages.*(a picture|run OCR)"),
 }
 
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from drlib.registry import Registry, suggest_name
-from drlib.worlds import tour
+from drlib.worlds import tour_world
 from drlib.worlds.fictional import Names, fictional_world
 from drlib.worlds.graph import Graph, Node
 from drlib.worlds.library import ENGINES, Library, read_facts
@@ -46,7 +46,7 @@ WORLDS = Registry("world")
 
 @WORLDS.register("tour")
 def _load_tour(_rest: str, index_path: Path | None = None, **options) -> SmallWorld:
-    return SmallWorld(tour.entities(), "cldr", index_path, **options)
+    return SmallWorld(tour_world.entities(), "cldr", index_path, **options)
 
 
 def _lazy_loader(place: str) -> Callable[..., World]:

@@ -23,7 +23,7 @@ from babel.core import get_global
 from drlib.worlds.graph import Node
 from drlib.worlds.library import Library
 from drlib.worlds.store import Document, Part, Store
-from drlib.worlds.tour import NOT_COUNTRIES, TODAY
+from drlib.worlds.tour_world import NOT_COUNTRIES, TODAY
 
 SPOKEN_PERCENT = 5.0
 OTHER_NAMES = ("ar", "de", "es", "fr", "ru", "zh")  # locales whose names are aliases
