@@ -1,29 +1,61 @@
-"""Settings: a typo never runs with a default.
+"""Configuration: nested settings, profiles, recipes, overrides and restricted views.
 
 Run: python -m pytest tests/test_config.py
 """
 
+import dataclasses
+
 import pytest
+import yaml
 
-from drlib.config import Config, profile_names
+from drlib.config import (
+    FIELDS,
+    ROOT,
+    Config,
+    declared_for,
+    flatten_settings,
+    load_from_arguments,
+    parse_overrides,
+    profile_names,
+    read_settings,
+)
+from drlib.training.stages import overrides
 
 
-def test_profiles_differ_from_the_default_only_in_known_names():
+def test_every_profile_loads_and_sets_only_known_settings():
     for profile in profile_names():
-        assert Config.load(profile).profile == profile
+        config = Config.load(profile)
+        assert config.profile == profile
+        for name, value in read_settings("profiles", profile).items():
+            assert config.get(name) == value
     assert Config.load("ci").rl.steps < Config.load("laptop").rl.steps
+
+
+@pytest.mark.parametrize("recipe", profile_names("recipes"))
+def test_every_recipe_loads_is_short_and_has_a_citation(recipe):
+    from drlib.training.switches import check_switches
+
+    text = (ROOT / "drlib" / "recipes" / f"{recipe}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# ") and len(text.splitlines()) <= 20
+    config = Config.load("laptop", recipe)
+    for name, value in flatten_settings(yaml.safe_load(text)).items():
+        assert config.get(name) == value
+    check_switches(config)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rl_stepz": 3}, "did you mean 'rl.steps'"),
+        ({"rl.stepz": 3}, "unknown setting 'rl.stepz': did you mean 'rl.steps'"),
+        ({"clip": "none"}, "did you mean 'rl.loss.clip'"),
         ({"rl.steps": "3"}, "'rl.steps' must be int, got str"),
         ({"rl.steps": 3.5}, "must be int"),
         ({"rl.steps": True}, "must be int, got bool"),
         ({"rl.steps": -1}, "negative"),
         ({"rl.curriculum.python_share": 1.5}, "share in 0..1"),
         ({"model.init": "zeros"}, "one of"),
+        ({"rl.loss.clip": "soft"}, "'rl.loss.clip' must be one of"),
+        ({"rl.lr": "fast"}, "'rl.lr' must be float"),
     ],
 )
 def test_wrong_values_are_named(changes, message):
@@ -31,10 +63,57 @@ def test_wrong_values_are_named(changes, message):
         Config.load("ci", **changes)
 
 
-def test_unknown_profile_names_the_nearest():
+def test_unknown_profiles_and_recipes_name_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'laptop'"):
         Config.load("latop")
+    with pytest.raises(ValueError, match="unknown recipe 'dappo': did you mean 'dapo'"):
+        Config.load("ci", "dappo")
 
 
-def test_whole_numbers_are_fine_where_a_fraction_is_asked():
-    assert Config.load("ci", rl__lr=1).rl.lr == 1.0
+def test_overrides_win_over_the_recipe_and_the_recipe_over_the_profile():
+    assert Config.load("ci").rl.loss.clip == "ppo"
+    assert Config.load("ci", "cispo").rl.loss.clip == "cispo"
+    config = Config.load("ci", "cispo", rl__loss__clip="none", **{"rl.lr": "2e-4"})
+    assert (config.rl.loss.clip, config.rl.lr, config.rl.steps) == ("none", 2e-4, 3)
+    assert config.rl.minibatches == 2  # from the recipe
+
+
+def test_derive_changes_only_what_it_names():
+    config = Config.load("ci")
+    changed = config.derive(rl__lr=1, sft__steps=9)
+    assert changed.rl.lr == 1.0 and type(changed.rl.lr) is float
+    differing = {n for n in FIELDS if changed.get(n) != config.get(n)}
+    assert differing == {"rl.lr", "sft.steps"}
+    assert dataclasses.replace(config) == config and config.overrides() == {}
+    assert changed.overrides() == {"rl.lr": 1.0, "sft.steps": 9}
+
+
+def test_a_configuration_survives_the_command_line():
+    """A stage gets its settings as arguments: every type must come back unchanged."""
+    config = Config.load(
+        "ci", "rstar2", rl__lr=2e-7, trainer__fsdp=True, world__name="folder:my notes", plugins="a.b"
+    )
+    config = config.derive(plugins="")
+    assert load_from_arguments("ci", "", overrides(config)) == config
+
+
+def test_the_command_line_parses_typed_values():
+    parsed = parse_overrides(["--rl.lr", "2e-4", "--rl.loss.clip=cispo", "--trainer.fsdp", "true"])
+    assert parsed == {"rl.lr": 2e-4, "rl.loss.clip": "cispo", "trainer.fsdp": True}
+    with pytest.raises(ValueError, match="did you mean 'rl.steps'"):
+        parse_overrides(["--rl.stepz", "3"])
+    with pytest.raises(ValueError, match=r"rl\.steps"):
+        parse_overrides(["--rl.steps", "many"])
+
+
+def test_a_restricted_view_reads_only_what_its_stages_declare():
+    config = Config.load("ci")
+    view = config.restrict(["cpt"])
+    for name in FIELDS:
+        stages = FIELDS[name].metadata["stages"]
+        if not stages or name in declared_for("cpt"):
+            assert view.get(name) == config.get(name)
+        else:
+            with pytest.raises(AttributeError, match="Declare the stage in drlib/config.py"):
+                view.get(name)
+    assert view.unrestricted() == config and view.derive(rl__lr=0.5).rl.lr == 0.5
