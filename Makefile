@@ -64,7 +64,7 @@ $(STAMP):
 
 run: $(STAMP)
 	@$(ALONE) echo "== the tour, laptop profile (notebooks/00_tour.ipynb); stop with Ctrl-C, run again to resume"; \
-	exec $(PY) -m drlib.lab run 00 -f notebooks/params/laptop.yaml
+	exec $(PY) -m drlib.cli run 00 --profile laptop
 
 lab: $(STAMP)
 	@$(ALONE) echo "== JupyterLab on notebooks/; Ctrl-C twice stops it"; \
@@ -135,7 +135,7 @@ mutants: $(STAMP)
 
 reference: $(STAMP)
 	@$(ALONE) echo "== the reference run: five seeds of all stages with controls (an hour)"; \
-	exec $(PY) -m drlib.lab reference
+	exec $(PY) -m drlib.cli experiment reference
 
 clean:
 	@echo "== removing .venv, .venv-vllm, runs and caches"; \

@@ -15,7 +15,7 @@ def small_model():
     torch.set_num_threads(1)
     policy = build_policy(SHAPE, seed=1, init="plain").eval()
     generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():  # larger weights than at the start: distributions with some shape
+    with torch.no_grad():  # larger weights than at initialisation, for non-uniform distributions
         for name, weight in policy.named_parameters():
             scale = 0.3 if "norm" in name else 0.05
             weight.add_(torch.randn(weight.shape, generator=generator) * scale)

@@ -18,9 +18,13 @@ from drlib.models.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import data, grpo, stages
-from drlib.training.question_scheduler import Questions
+from drlib.training.batch import RolloutBatch, prepare_batch, truncate_batch
+from drlib.training.callbacks import StepState
 from drlib.training.distributed import Ranks, gradients
+from drlib.training.question_scheduler import Questions
+from drlib.training.rollouts import collect_rollouts, sample_rollouts
 from drlib.training.run_folder import RunFolder
+from drlib.training.step_summary import summarise
 from drlib.trajectory import with_reward
 from drlib.worlds import Names, load_world
 
@@ -54,12 +58,12 @@ class ColdStart:
         self.toolbox.close()
         self.sandbox.close()
 
-    def step(self, config: Config, folder: Path, policy=None) -> grpo.Step:
+    def step(self, config: Config, folder: Path, policy=None) -> grpo.GRPOTrainer:
         """The loop, about to take its first step (or the one after the folder's checkpoint)."""
         run = RunFolder(folder, {}, Ranks())
         model = copy.deepcopy(policy or self.policy)
         questions = Questions(config, self.world, Names.from_world(self.world))
-        return grpo.Step(config, run, model, self.chat, self.toolbox, questions)
+        return grpo.GRPOTrainer(config, run, model, self.chat, self.toolbox, questions)
 
 
 def build_world(runs: Path) -> None:
@@ -108,10 +112,54 @@ def live_groups(trajectories) -> list[str]:
     return [name for name, different in rewards.items() if len(different) > 1]
 
 
+def prepare(trainer, shards, number: int):
+    """Return (samples per shard with their log-probabilities, metrics) of judged rollouts."""
+    config = trainer.config
+    batch = prepare_batch(shards, config, number, trainer.ranks, trainer.clock)
+    parts = [trainer.learner.record(part) for part in batch.parts]
+    return truncate_batch(parts, config, number), batch.metrics
+
+
+def record_part(trainer, *batch):
+    """Return a batch with its log-probabilities under the policy before the update."""
+    return trainer.learner.record(RolloutBatch(*batch), old=True)
+
+
+def train_on(trainer, shards, number: int) -> dict:
+    """Take the update of a step on given rollouts; return its metrics."""
+    state = StepState(number, trainer.config)
+    state.batch, state.metrics = prepare(trainer, shards, number)
+    trainer.callbacks.on_batch(trainer, state)
+    state.metrics |= trainer.learner.update(state.batch, number)
+    trainer.clock.add_updates(state.metrics["updates"])
+    return state.metrics
+
+
+def end_step(trainer, number: int, row: dict, trajectories, outcomes=()) -> dict:
+    """Return the metrics that callbacks add at the end of a step with these results."""
+    state = StepState(number, trainer.config, metrics={"overlong": 0, "out_of_turns": 0, **row})
+    state.rollouts, state.outcomes = list(trajectories), list(outcomes)
+    before = {*state.metrics}
+    trainer.callbacks.on_step_end(trainer, state)
+    return {name: value for name, value in state.metrics.items() if name not in before}
+
+
+def collect(trainer, number: int):
+    """Return the rollouts of a step: (all by shard, trainable ones by shard, draws)."""
+    return collect_rollouts(
+        trainer.agent,
+        trainer.scheduler,
+        trainer.curriculum,
+        trainer.config,
+        number,
+        trainer.ranks,
+    )
+
+
 def learned(start: ColdStart, shards, folder: Path, **changes) -> tuple[torch.Tensor, dict]:
     """(weights, metrics) after one update on `shards`, from the cold start."""
     step = start.step(settings(**changes), folder)
-    row = step._learn(shards, 0)
+    row = train_on(step, shards, 0)
     return flat(step.model), row
 
 
@@ -128,7 +176,7 @@ def a_batch(start, tmp_path_factory):
     """One step's rollouts, shard by shard; some groups live, some rollouts over-long."""
     config = settings()
     step = start.step(config, tmp_path_factory.mktemp("runs") / "batch")
-    tasks, worlds = step.questions.draw(1, step.curriculum)
-    shards = [grpo.rollout(step.agent, tasks, worlds, config, 1, shard) for shard in (0, 1)]
-    assert grpo.summarise(shards[0] + shards[1], [], Ranks())[0]["live_groups"] >= 0.25
+    tasks, worlds = step.scheduler.draw(1, step.curriculum)
+    shards = [sample_rollouts(step.agent, tasks, worlds, config, 1, shard) for shard in (0, 1)]
+    assert summarise(shards[0] + shards[1], [], Ranks())[0]["live_groups"] >= 0.25
     return shards

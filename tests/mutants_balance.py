@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         "bias: RL does not move it",
-        "drlib/training/grpo.py",
+        "drlib/training/learner.py",
         "                row |= balance_experts(self.model, config)\n",
         "",
         (f"{BIAS}::test_rl_updates_biases_and_the_engine",),

@@ -9,7 +9,7 @@ STRATEGIES = "tests/test_evals_strategies.py"
 MUTANTS = [
     Mutant(
         "contexts: a sample reads those before it",
-        "drlib/training/samples.py",
+        "drlib/training/rollouts.py",
         "inside_T = trajectory.contexts == number",
         "inside_T = trajectory.contexts <= number",
         (SAMPLES,),
@@ -17,7 +17,7 @@ MUTANTS = [
     ),
     Mutant(
         "contexts: the advantage of another rollout",
-        "drlib/training/grpo.py",
+        "drlib/training/batch.py",
         "share_over_segments(advantages_N[mine], owners),",
         "share_over_segments(advantages_N[mine], owners[::-1]),",
         (SAMPLES,),
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         "contexts: the baseline over samples is one over rollouts",
-        "drlib/training/grpo.py",
+        "drlib/training/batch.py",
         'if config.rl.advantage.baseline == "samples":',
         "if False:",
         (SAMPLES,),
@@ -74,8 +74,8 @@ MUTANTS = [
     Mutant(
         "several agents: the tasks of one for another",
         "drlib/agents/agent_spec.py",
-        "for n, i in enumerate(mine)}",
-        "for n, i in enumerate(reversed(mine))}",
+        "for n, i in enumerate(indices)",
+        "for n, i in enumerate(reversed(indices))",
         ("tests/test_agents_spec.py",),
         "rollouts are judged by the answers of other questions",
     ),

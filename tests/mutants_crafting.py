@@ -186,8 +186,8 @@ MUTANTS = [
     Mutant(
         "api: a thought without an end is a fault of the server",
         "drlib/models/api_engine.py",
-        "    if not has_thought and not has_more:\n",
-        "    if not has_more:\n",
+        "    if not has_thought and not has_content:\n",
+        "    if not has_content:\n",
         (
             "tests/test_models_api_engine.py::test_truncated_thought_and_refusal_become_text",
         ),

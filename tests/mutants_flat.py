@@ -49,8 +49,8 @@ MUTANTS = [
     Mutant(
         "frugal head: the setting is not read",
         "drlib/training/learner.py",
-        "config.rl.temperature, config.rl.loss.chunked_logprobs)",
-        "config.rl.temperature)",
+        "config.rl.temperature, config.rl.loss.chunked_logprobs",
+        "config.rl.temperature, False",
         (GRADIENT,),
         "the setting would save no memory",
     ),

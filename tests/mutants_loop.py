@@ -17,7 +17,7 @@ MUTANTS = [
     # ------------------------------------------------------------ advantages and rewards
     Mutant(
         "advantage: sign",
-        "drlib/training/grpo.py",
+        "drlib/training/batch.py",
         "share_over_segments(advantages_N[mine], owners),",
         "share_over_segments(-advantages_N[mine], owners),",
         (f"{LOOP}::test_an_update_raises_what_did_better_than_its_siblings",),
@@ -25,15 +25,15 @@ MUTANTS = [
     ),
     Mutant(
         "advantage: of the other shard",
-        "drlib/training/grpo.py",
-        "            before += len(shard)\n            samples, owners",
-        "            samples, owners",
+        "drlib/training/batch.py",
+        "        before += len(shard)\n        samples, owners",
+        "        samples, owners",
         (f"{LOOP}::test_each_share_holds_the_advantages_of_its_own_rollouts",),
         "rollouts are pushed by other rollouts' rewards",
     ),
     Mutant(
         "advantage: wrong group",
-        "drlib/training/grpo.py",
+        "drlib/training/batch.py",
         "groups_N = torch.tensor([numbers[name] for name in names])",
         "groups_N = torch.tensor([number % 2 for number, _ in enumerate(names)])",
         (f"{LOOP}::test_rewards_reach_the_rollouts_that_earned_them",),
@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     Mutant(
         "advantage: rewards of one rank",
-        "drlib/training/grpo.py",
+        "drlib/training/batch.py",
         "    parts = ranks.gather_parts(own)\n",
         "    parts = [own] * ranks.size\n",
         (f"{STAGES}::test_two_processes_give_the_bits_of_one",),
@@ -88,7 +88,7 @@ MUTANTS = [
     # ------------------------------------------------------------ the filter and the choice
     Mutant(
         "filter: ignored",
-        "drlib/training/grpo.py",
+        "drlib/training/batch.py",
         "filter_rollouts(trajectories, filter_of(config))",
         'filter_rollouts(trajectories, filter_of(config.derive(rl.filter.overlong="keep")))',
         (f"{SWITCHES}::test_a_switch_changes_the_weights",),
@@ -112,9 +112,9 @@ MUTANTS = [
     ),
     Mutant(
         "resampling: of the reversed group",
-        "drlib/training/rollouts.py",
-        "        chosen += [group[i] for i in kept]",
-        "        chosen += [group[-1 - i] for i in kept]",
+        "drlib/training/batch.py",
+        "        selected += [group[i] for i in kept]",
+        "        selected += [group[-1 - i] for i in kept]",
         (f"{SWITCHES}::test_resampling_keeps_the_cleanest_successes_of_every_group",),
         "the kept rollouts are others than those chosen",
     ),
@@ -139,7 +139,7 @@ MUTANTS = [
     # ------------------------------------------------------------ the update
     Mutant(
         "update: dropped",
-        "drlib/training/grpo.py",
+        "drlib/training/learner.py",
         "                self.optimizers.step(factor)\n",
         "",
         (f"{LOOP}::test_the_engine_samples_with_the_weights_of_the_last_update",),
@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         "update: taken without a gradient",
-        "drlib/training/grpo.py",
+        "drlib/training/learner.py",
         'if row["trained_share"] == 0:',
         "if False:",
         (f"{LOOP}::test_a_step_whose_groups_are_all_dead_moves_nothing",),
@@ -155,9 +155,9 @@ MUTANTS = [
     ),
     Mutant(
         "update: every mini-batch has all groups",
-        "drlib/training/grpo.py",
-        "chosen = set(names[part :: config.rl.minibatches])",
-        "chosen = set(names)",
+        "drlib/training/batch.py",
+        "selected = set(names[part :: config.rl.minibatches])",
+        "selected = set(names)",
         (f"{GRADIENT}", f"{LOOP}::test_a_mini_batch_without_any_group_changes_nothing"),
         "a batch is used several times over",
     ),
@@ -220,8 +220,8 @@ MUTANTS = [
     Mutant(
         "temperature: the trainer forgets it",
         "drlib/training/learner.py",
-        "scored = score(model, tokens, mask_N, config.rl.temperature, config.rl.loss.chunked_logprobs)",
-        "scored = score(model, tokens, mask_N, 1.0, config.rl.loss.chunked_logprobs)",
+        "model, tokens, mask_N, config.rl.temperature, config.rl.loss",
+        "model, tokens, mask_N, 1.0, config.rl.loss",
         (f"{SWITCHES}::test_a_switch_of_the_rollouts_changes_them_and_is_learned_from",),
         "the ratio is of two different distributions",
     ),
@@ -251,7 +251,7 @@ MUTANTS = [
     ),
     Mutant(
         "KL: the reference is the policy itself",
-        "drlib/training/grpo.py",
+        "drlib/training/learner.py",
         "self.reference = copy.deepcopy(model) if config.rl.loss.kl_coef > 0 else None",
         "self.reference = model if config.rl.loss.kl_coef > 0 else None",
         (f"{SWITCHES}::test_kl_is_measured_against_the_cold_start_and_holds_the_policy_near_it",),
@@ -341,8 +341,8 @@ MUTANTS = [
     Mutant(
         "agent: observations count as generated",
         "drlib/agents/rollout_state.py",
-        "sampled = np.array([done is not None for done in completions], bool)",
-        "sampled = np.array([True for done in completions], bool)",
+        "sampled = np.array([completion is not None for completion in completions], bool)",
+        "sampled = np.array([True for _ in completions], bool)",
         (REACT,),
         "the loss mask covers what the tools said",
     ),
@@ -373,7 +373,7 @@ MUTANTS = [
     ),
     Mutant(
         "loop: a gradient of NaN is taken",
-        "drlib/training/grpo.py",
+        "drlib/training/learner.py",
         'if self.watch.usable(math.isfinite(row["grad_norm"])):',
         "if self.watch.usable(True):",
         ("tests/test_training_finite.py::test_the_local_loop_leaves_such_a_step_out",),

@@ -86,7 +86,7 @@ MUTANTS = [
     ),
     Mutant(
         "epochs: begun anew after a kill",
-        "drlib/training/grpo.py",
+        "drlib/training/grpo_trl.py",
         '"questions": self.questions.state_dict(),',
         '"questions": {},',
         (f"{LOOP}::test_a_resumed_run_reaches_the_same_bits[curation and stages]",),
@@ -95,7 +95,7 @@ MUTANTS = [
     # ------------------------------------------------------------ curation
     Mutant(
         "curation: what is left is asked on",
-        "drlib/training/asking.py",
+        "drlib/training/question_selection.py",
         '        self.questions.epochs.keep(self.curation.state["active"])\n        return {',
         "        return {",
         (EXCHANGE,),
@@ -103,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         "curation: the step is not observed",
-        "drlib/training/asking.py",
+        "drlib/training/question_selection.py",
         "        self.curation.observe((name, solved) for name, _, solved in outcomes)\n",
         "",
         (EXCHANGE,),
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "curation: tries what is asked anyway",
-        "drlib/training/asking.py",
+        "drlib/training/question_selection.py",
         "[name for name in in_turn if name not in active][:few]",
         "[name for name in in_turn if name in active][:few]",
         (EXCHANGE,),
@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         "curation: the tries behind the steps start anew",
-        "drlib/training/asking.py",
+        "drlib/training/question_selection.py",
         "            self._next = known.index(some[-1]) + 1\n",
         "            self._next = 0\n",
         (EXCHANGE,),
@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         "curation: tries with the step's own random numbers",
-        "drlib/training/asking.py",
+        "drlib/training/question_selection.py",
         '            seed=step_seed(f"{config.seed}-probe-{why}", step),\n',
         "",
         (EXCHANGE,),
@@ -135,7 +135,7 @@ MUTANTS = [
     ),
     Mutant(
         "curation: a fault counts as an answer",
-        "drlib/training/asking.py",
+        "drlib/training/question_selection.py",
         "return trajectory.reward is not None",
         "return True",
         (f"{ASKING}::test_what_nobody_could_judge_is_no_outcome",),
@@ -143,7 +143,7 @@ MUTANTS = [
     ),
     Mutant(
         "curation: outcomes of one process",
-        "drlib/training/asking.py",
+        "drlib/training/question_selection.py",
         "outcomes = sorted(self.ranks.gather(own))",
         "outcomes = sorted(own)",
         (TWO,),
@@ -151,7 +151,7 @@ MUTANTS = [
     ),
     Mutant(
         "curation: tries of one process",
-        "drlib/training/asking.py",
+        "drlib/training/question_selection.py",
         "for name, right in ranks.gather(\n            [",
         "for name, right in list(\n            [",
         (TWO,),
@@ -159,7 +159,7 @@ MUTANTS = [
     ),
     Mutant(
         "curation: the cost of one process",
-        "drlib/training/asking.py",
+        "drlib/training/question_selection.py",
         "for name, n in ranks.sum(cost).items()",
         "for name, n in cost.items()",
         (TWO,),
@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant(
         "curation: begun anew after a kill",
         "drlib/training/grpo.py",
-        '            self.asking.load_state_dict(extra["asking"])\n',
+        '            self.callbacks.load_state_dict(extra["callbacks"])\n',
         "",
         (f"{LOOP}::test_a_resumed_run_reaches_the_same_bits[curation and stages]",),
         "a resumed run begins its stages and its curation again",
@@ -177,22 +177,22 @@ MUTANTS = [
     Mutant(
         "stages: the limits stay",
         "drlib/training/grpo.py",
-        "            self.agent = self._agent_of(begun.config)\n",
+        "            self.agent = self.build_agent(state.config)\n",
         "            pass\n",
         (STAGES,),
         "the first stage's contexts are as long as the last one's",
     ),
     Mutant(
         "stages: no fresh start",
-        "drlib/training/grpo.py",
-        "            self.steering.start_anew()\n",
+        "drlib/training/question_selection.py",
+        "            trainer.learner.restart()\n",
         "            pass\n",
         (STAGES,),
         "the last stage has the momentum and the reference of the ones before",
     ),
     Mutant(
         "stages: easy questions, too",
-        "drlib/training/asking.py",
+        "drlib/training/question_selection.py",
         "        self.questions.epochs.keep(hard)\n",
         "",
         (f"{ASKING}::test_the_third_stage_asks_what_is_not_always_solved_and_starts_anew",),
@@ -200,7 +200,7 @@ MUTANTS = [
     ),
     Mutant(
         "stages: tried under the limits before",
-        "drlib/training/asking.py",
+        "drlib/training/question_selection.py",
         'self._keep_hard(self._tried(list(self.questions.pool), config, step, "stage"))',
         "self._keep_hard(self._tried(list(self.questions.pool), self.config.derive("
         'rollout.max_calls=1), step, "stage"))',

@@ -9,7 +9,7 @@ STALENESS = "tests/test_rl_staleness.py"
 MUTANTS = [
     Mutant(
         "max age: an update more",
-        "drlib/training/staleness.py",
+        "drlib/training/batch.py",
         "StalenessFilter(config.rl.filter.max_age)",
         "StalenessFilter(config.rl.filter.max_age + 1)",
         (f"{LOOP}::test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since",),
@@ -17,7 +17,7 @@ MUTANTS = [
     ),
     Mutant(
         "max age: the sign",
-        "drlib/training/staleness.py",
+        "drlib/training/batch.py",
         "return torch.tensor(young, dtype=torch.bool), float(sum(stale))",
         "return ~torch.tensor(young, dtype=torch.bool), float(sum(stale))",
         (f"{LOOP}::test_stale_rollouts_leave_loss_and_baseline",),
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         "max age: stale siblings stay in the baseline",
-        "drlib/training/staleness.py",
+        "drlib/training/batch.py",
         "        in_baseline_N = in_baseline_N & young_N\n",
         "",
         (f"{LOOP}::test_stale_rollouts_leave_loss_and_baseline",),
@@ -42,8 +42,8 @@ MUTANTS = [
     Mutant(
         "age: of steps",
         "drlib/training/grpo.py",
-        'self.clock.updated(row["updates"])',
-        "self.clock.updated(1)",
+        'self.clock.add_updates(state.metrics["updates"])',
+        "self.clock.add_updates(1)",
         (f"{LOOP}::test_a_step_without_an_update_makes_nothing_older",),
         "steps that moved nothing would age what was rolled out",
     ),
@@ -57,7 +57,7 @@ MUTANTS = [
     ),
     Mutant(
         "repair: groups that lost too much train on",
-        "drlib/training/staleness.py",
+        "drlib/training/batch.py",
         "weights_N = weights_N * times_N",
         "weights_N = weights_N * times_N.clamp(min=1)",
         (f"{LOOP}::test_a_group_that_lost_less_than_half_is_filled_and_another_left_out",),
@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         "repair: without copies",
-        "drlib/training/staleness.py",
+        "drlib/training/batch.py",
         "            times_N[mine[at]] += 1\n",
         "            times_N[mine[at]] = 1\n",
         (f"{LOOP}::test_a_group_that_lost_less_than_half_is_filled_and_another_left_out",),
@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         "repair: left-out groups have advantages",
-        "drlib/training/staleness.py",
+        "drlib/training/batch.py",
         "        in_baseline_N = in_baseline_N & (times_N > 0)\n",
         "",
         (f"{LOOP}::test_a_group_that_lost_less_than_half_is_filled_and_another_left_out",),
@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     Mutant(
         "replay: advantages reversed",
-        "drlib/training/replay_groups.py",
+        "drlib/training/group_replay.py",
         "torch.tensor([a for group, _ in drawn for a in group.advantages])",
         "torch.tensor([-a for group, _ in drawn for a in group.advantages])",
         (f"{REPLAY}::test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities",),
@@ -100,7 +100,7 @@ MUTANTS = [
     ),
     Mutant(
         "replay: weights without age, ratio and chance",
-        "drlib/training/replay_groups.py",
+        "drlib/training/group_replay.py",
         "replace(share, weights_N=weights_N * factors_N)",
         "replace(share, weights_N=weights_N)",
         (f"{REPLAY}::test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities",),
@@ -108,7 +108,7 @@ MUTANTS = [
     ),
     Mutant(
         "replay: ratio upside down",
-        "drlib/training/replay_groups.py",
+        "drlib/training/group_replay.py",
         "float((now - t.logprobs)[t.generated].mean())",
         "float((t.logprobs - now)[t.generated].mean())",
         (f"{REPLAY}::test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities",),
@@ -140,7 +140,7 @@ MUTANTS = [
     ),
     Mutant(
         "replay: of any age",
-        "drlib/training/replay_groups.py",
+        "drlib/training/group_replay.py",
         "ReplayBuffer(min(limits, default=0))",
         "ReplayBuffer(99)",
         (f"{REPLAY}::test_steps_replay_what_earlier_ones_learned_from",),
@@ -148,7 +148,7 @@ MUTANTS = [
     ),
     Mutant(
         "replay: across a change of the world",
-        "drlib/training/replay_groups.py",
+        "drlib/training/group_replay.py",
         "        if has_changed(self.config, step):\n",
         "        if False:\n",
         (f"{REPLAY}::test_nothing_is_replayed_once_its_world_has_changed",),
@@ -157,14 +157,14 @@ MUTANTS = [
     Mutant(
         "replay: forgotten by the checkpoint",
         "drlib/training/grpo.py",
-        '            "replay": self.replay.state_dict(),\n',
+        '            "callbacks": self.callbacks.state_dict(),\n',
         "",
         (f"{REPLAY}::test_a_killed_run_replays_the_same_groups",),
         "a resumed run would reach other weights",
     ),
     Mutant(
         "replay: the step's own groups at once",
-        "drlib/training/replay_groups.py",
+        "drlib/training/group_replay.py",
         "            drawn = self._drawn(shard, step, clock)\n",
         "            self._keep([(shard, group) for group in trained_groups(share, clock)])\n"
         "            drawn = self._drawn(shard, step, clock)\n",
@@ -173,7 +173,7 @@ MUTANTS = [
     ),
     Mutant(
         "replay: one shard's checkpoint for both",
-        "drlib/training/replay_groups.py",
+        "drlib/training/group_replay.py",
         "return [groups[shard] for shard in range(SHARDS)]",
         "return [groups[min(groups)] for shard in range(SHARDS)]",
         (f"{REPLAY}::test_a_killed_run_replays_the_same_groups",),

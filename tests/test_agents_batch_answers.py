@@ -69,7 +69,7 @@ def test_killed_run_resumes(tmp_path):
         child.send_signal(signal.SIGKILL)
         child.wait()
         with path.open("a") as file:
-            file.write('{"task_id": "t1')  # half a line
+            file.write('{"task_id": "t1')  # a truncated line
         before = {row["task_id"] for row in map(json.loads, path.read_text().splitlines()[:-1])}
         rows = answer(server, path)
     asked = Counter(number_of(body["messages"]) for body in server.bodies)

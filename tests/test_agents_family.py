@@ -27,7 +27,7 @@ from drlib.trajectory import Termination, load_trajectories, save_trajectories
 from drlib.worlds import Entity, SmallWorld
 from tests.agent_examples import Speaker, tour_chat
 
-LONG = 40  # look-ups of the long task
+LONG = 40  # hops of the long task
 CHAIN = SmallWorld(
     [
         Entity(f"Town {n}", "town", {"next": f"Town {n + 1}", "tax": str(100 + n)})
@@ -115,7 +115,7 @@ def test_iter_research_reads_only_its_report(chat, toolbox, tmp_path):
         assert text.count("tax") == 1 and "<think>" not in text
     sizes = [len(chat.encode(text)) for text in engine.read]
     assert max(sizes[2:]) - min(sizes[2:]) < 12, "as long after forty rounds as after two"
-    # the record: a context a round, each with its prompt, all that was sampled once
+    # the record: one context per round with its prompt, every sampled token once
     assert done.contexts.max() == LONG and done.metadata["report"].startswith(f"Town {LONG}")
     for number in (0, 7, LONG):
         ids = done.token_ids[done.contexts == number]
@@ -230,7 +230,7 @@ def test_old_observations_are_folded_and_turns_kept(chat, toolbox):
     plain = Speaker(chat, walker)
     run(ReAct(plain, toolbox, chat, WIDE))
     assert len(engine.read[-1]) < len(plain.read[-1])
-    # every turn is said, and so trained, once
+    # every turn is sampled, and so trained, once
     said = chat.tokenizer.decode(done.token_ids[done.generated], skip_special_tokens=False)
     assert said.count("pays after") == LONG + 1
 

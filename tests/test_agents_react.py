@@ -116,7 +116,7 @@ def test_broken_tool_is_an_environment_fault(chat, cldr):
     with Toolbox(cldr, Broken()) as toolbox:
         t = play(chat, toolbox, code, ANSWER)
     assert t.termination is Termination.ENV_FAULT and t.answer is None
-    assert t.generated[-1], "the observation nobody answered to is not part of the record"
+    assert t.generated[-1], "the unread observation is not part of the record"
 
 
 def test_bug_in_a_tool_is_raised(chat):

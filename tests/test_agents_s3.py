@@ -28,8 +28,8 @@ WORLD = SmallWorld(
     ],
     "atlas",
 )
-FAR = Task("far", "Norway neighbour", "Swedish Krona", "search", "a")  # two look-ups
-NEAR = Task("near", "Sweden", "Swedish Krona", "search", "a")  # its own results hold it
+FAR = Task("far", "Norway neighbour", "Swedish Krona", "search", "a")  # two hops
+NEAR = Task("near", "Sweden", "Swedish Krona", "search", "a")  # its own results contain it
 LIMITS = Limits(calls=9, turn_tokens=300, context_tokens=10**5)
 
 
@@ -125,7 +125,7 @@ def test_searcher_does_not_depend_on_the_generator(chat, toolbox):
     other, _ = gathered(chat, toolbox, FAR, oracle, generate=lambda question, documents: None)
     assert one.token_ids.tolist() == other.token_ids.tolist()
     assert (other.answer, other.termination) == (None, Termination.TURNS)
-    # what was retrieved is read, not said
+    # retrieved text is read, not sampled
     found = chat.tokenizer.decode(one.token_ids[~one.generated])
     assert "currency Swedish Krona" in found
     assert "Krona" not in chat.tokenizer.decode(one.token_ids[one.generated])

@@ -64,7 +64,7 @@ def test_vision_is_right_and_blank_pictures_give_chance(toolbox):
     assert share_right(done, visuals) == 1.0
     assert all("image_search" in [r.tool for r in one.tool_results] for one in done)
     blind, _ = watched(toolbox, [blanked(visual, ALBUM) for visual in visuals])
-    # who always said the answer that comes most often
+    # accuracy of always giving the most frequent answer
     chance = max(Counter(visual.task.answer for visual in visuals).values()) / len(visuals)
     assert chance < 0.15
     assert share_right(blind, visuals) <= chance + 0.05

@@ -33,7 +33,7 @@ from tests.agent_examples import Speaker
 from tests.scripted_server import Scripted
 
 COUNTRIES = ("Norway", "Sweden", "Denmark")
-# long, so that what the writer reads shows in its length
+# long, so that the evidence dominates the prompt length
 FACTS = {name: {"currency": f"{name}krone " + f"of {name} " * 60} for name in COUNTRIES}
 WORLD = SmallWorld([Entity(name, "territory", facts) for name, facts in FACTS.items()], "atlas")
 QUESTION = "What do the Nordic countries pay with?"
@@ -108,7 +108,7 @@ def test_a_report_with_a_source_for_every_statement(chat, toolbox):
     )
     first, last = done.metadata["outlines"]
     assert first != last and len(parse_sections(last)) == 2
-    # Norway was found twice, and is one piece of evidence
+    # Norway was found twice but is one piece of evidence
     assert done.metadata["evidence"] == 3 and done.metadata["dropped_citations"] == 0
     assert len(done.tool_results) == 4 and set(done.contexts.tolist()) == {0, 1, 2}
 
@@ -121,7 +121,7 @@ def test_planner_reads_snippets_and_writer_one_sections_evidence(chat, toolbox):
     assert not any(body in planned for body in bodies.values())
     assert [name for name in COUNTRIES if bodies[name] in first] == ["Norway"]
     assert [name for name in COUNTRIES if bodies[name] in second] == ["Sweden", "Denmark"]
-    # what was written so far stays, what it was written from does not
+    # the draft is kept, its evidence is not
     assert "In Norway one pays with the krone [id_1]." in second
     most = max(len(bodies["Norway"]), len(bodies["Sweden"]) + len(bodies["Denmark"]))
     assert len(second) < most + len(done_without_evidence(second, bodies)) + 1
@@ -194,7 +194,7 @@ def test_number_of_outlines_is_limited(chat, toolbox):
 
 
 def test_webweaver_runs_over_a_server_and_in_ask(tmp_path, capsys):
-    from drlib.app.__main__ import main
+    from drlib.cli.ask import main
 
     say = Weaver()
     with Scripted(lambda messages: say("\n".join(m["content"] for m in messages))) as server:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from drlib.analysis import entropy_plots, reflection
-from drlib.analysis.__main__ import main
+from drlib.cli.report import main
 from drlib.analysis.entropy import high_entropy_overlap, summary
 from drlib.analysis.report import report
 from drlib.analysis.token_table import token_statistics
@@ -31,7 +31,7 @@ def text_of(path):
 
 
 def terminal(*arguments):
-    command = [sys.executable, "-m", "drlib.analysis", *map(str, arguments)]
+    command = [sys.executable, "-m", "drlib.cli", "report", *map(str, arguments)]
     clean = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
     return subprocess.run(command, capture_output=True, text=True, env=clean)
 

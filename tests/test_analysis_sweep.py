@@ -122,5 +122,5 @@ def test_the_committed_figure_of_all_sweeps_is_of_the_files_as_they_are(tmp_path
     again = tmp_path / "effects.png"
     again.write_bytes(sweep_plots.drawn(sweep_plots.effects_figure(reference_sweeps())))
     kept, made = plt.imread(EFFECTS), plt.imread(again)
-    assert kept.shape == made.shape, "run python -m drlib.lab table"
-    assert (np.abs(kept - made) > 0.1).sum() < 10, "run python -m drlib.lab table"
+    assert kept.shape == made.shape, "run drlib experiment pages"
+    assert (np.abs(kept - made) > 0.1).sum() < 10, "run drlib experiment pages"

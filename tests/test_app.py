@@ -1,4 +1,4 @@
-"""`python -m drlib.app`: an answer with sources, and one line for every failure.
+"""`drlib ask`: an answer with sources, and one line for every failure.
 
 The policy is the tour's, or a scripted one behind a real loopback server.
 
@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from drlib.app import AskOptions, ask
-from drlib.app.__main__ import main
+from drlib.cli.ask import main
 from drlib.app.research import TOUR_POLICY, AskError
 from drlib.app.terminal import Trace, plain
 from drlib.chat.prompts import SUMMARISE
@@ -42,7 +42,7 @@ def researcher(messages):
     return LOOK
 
 
-def told(capsys, *arguments):
+def run_ask(capsys, *arguments):
     """Run the command and return (exit status, stdout, stderr)."""
     status = main([*map(str, arguments)])
     out, err = capsys.readouterr()
@@ -55,7 +55,7 @@ def of(server):
 
 def test_tour_policy_answers_with_source_and_cost(capsys, tmp_path):
     saved = tmp_path / "asked.parquet"
-    status, out, err = told(capsys, NORWAY, "--save", saved)
+    status, out, err = run_ask(capsys, NORWAY, "--save", saved)
     assert status == 0 and err == ""
     answer = next(line for line in out.splitlines() if line.startswith("Answer"))
     assert answer.split("  ")[1] == "Norwegian Krone"
@@ -67,7 +67,7 @@ def test_tour_policy_answers_with_source_and_cost(capsys, tmp_path):
 
 @pytest.mark.parametrize("agent", ["iterresearch", "heavy", "resum", "s3"])
 def test_memory_agents_use_the_memory_policy(capsys, agent):
-    status, out, err = told(capsys, NORWAY, "--agent", agent)
+    status, out, err = run_ask(capsys, NORWAY, "--agent", agent)
     assert status == 0 and err == ""
     assert "Answer  Norwegian Krone" in out
 
@@ -83,7 +83,7 @@ def test_every_agent_runs_over_a_server(capsys, agent):
         return "<report>Krone.</report>" + render_answer("Norwegian Krone")
 
     with Scripted(say) as server:
-        status, out, err = told(capsys, NORWAY, "--agent", agent, "--quiet", *of(server))
+        status, out, err = run_ask(capsys, NORWAY, "--agent", agent, "--quiet", *of(server))
     assert (status, out, err) == (0, "Norwegian Krone\n", "")
     assert server.asked == (2 * 4 + 1 if agent == "heavy" else 2)
 
@@ -91,7 +91,7 @@ def test_every_agent_runs_over_a_server(capsys, agent):
 def test_tokens_and_cost_are_counted(capsys):
     with Scripted(researcher) as server:
         server.keep = True
-        status, out, _ = told(capsys, NORWAY, *of(server), "--prices", 1000, 2000)
+        status, out, _ = run_ask(capsys, NORWAY, *of(server), "--prices", 1000, 2000)
     assert status == 0 and " cost" in out and "2 turns, 1 calls" in out
     head = server.bodies[0]["messages"][0]
     assert head["role"] == "system" and '"name": "search"' in head["content"]
@@ -100,7 +100,7 @@ def test_tokens_and_cost_are_counted(capsys):
 def test_a_key_comes_from_the_environment_and_is_not_shown(capsys, monkeypatch):
     monkeypatch.setenv("DRLIB_API_KEY", "very-secret")
     with Scripted(researcher, key="very-secret") as server:
-        status, out, err = told(capsys, NORWAY, *of(server))
+        status, out, err = run_ask(capsys, NORWAY, *of(server))
     assert status == 0 and "very-secret" not in out + err
 
 
@@ -119,7 +119,7 @@ FAULTS = {
 def test_failures_are_one_line_and_status_one(capsys, name):
     how, arguments, words = FAULTS[name]
     with Scripted(**{"say": researcher, **how}) as server:
-        status, out, err = told(capsys, NORWAY, *of(server), "--quiet", *arguments)
+        status, out, err = run_ask(capsys, NORWAY, *of(server), "--quiet", *arguments)
     assert (status, out) == (1, "") and words in err
     assert err.startswith("drlib.app: ") and err.count("\n") == 1
 
@@ -127,21 +127,21 @@ def test_failures_are_one_line_and_status_one(capsys, name):
 def test_unreachable_server(capsys):
     with Scripted(researcher) as server:
         gone = of(server)
-    status, _, err = told(capsys, NORWAY, "--quiet", *gone)
+    status, _, err = run_ask(capsys, NORWAY, "--quiet", *gone)
     assert status == 1 and "Connect" in err and gone[1] in err
 
 
 def test_only_a_written_file_is_named(capsys, tmp_path):
     saved = tmp_path / "asked.parquet"
-    status, _, err = told(capsys, NORWAY, "--world", "atlantis", "--save", saved)
+    status, _, err = run_ask(capsys, NORWAY, "--world", "atlantis", "--save", saved)
     assert status == 1 and "what was done" not in err and not saved.exists()
 
-    def revoked(messages):  # the first turn is answered, then the key is no good any more
+    def revoked(messages):  # the key is revoked after the first turn
         server.key = "another"
         return researcher(messages)
 
     with Scripted(revoked) as server:
-        status, _, err = told(capsys, NORWAY, *of(server), "--quiet", "--save", saved)
+        status, _, err = run_ask(capsys, NORWAY, *of(server), "--quiet", "--save", saved)
     assert status == 1 and "HTTP 401" in err and f"the trajectory so far is in {saved}" in err
     (kept,) = load_trajectories(saved)
     assert [r.tool for r in kept.tool_results] == ["search"] and kept.metadata["interrupted"]
@@ -151,7 +151,7 @@ def test_broken_tool_is_named(capsys, monkeypatch):
     broken = ToolResult("search", {}, "Error: unavailable.", False, "server", env_fault=True)
     monkeypatch.setattr("drlib.tools.Toolbox.call", lambda *_, **__: broken)
     with Scripted(researcher) as server:
-        status, _, err = told(capsys, NORWAY, *of(server), "--quiet")
+        status, _, err = run_ask(capsys, NORWAY, *of(server), "--quiet")
     assert status == 1 and "the tool search failed: Error: unavailable." in err
 
 
@@ -164,14 +164,14 @@ def test_trajectory_before_ctrl_c_is_saved(tmp_path):
         return researcher(messages[:2])
 
     with Scripted(say) as server:
-        command = [sys.executable, "-m", "drlib.app", NORWAY, *of(server), "--save", str(saved)]
+        command = [sys.executable, "-m", "drlib.cli", "ask", NORWAY, *of(server), "--save", str(saved)]
         child = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            # a background job, as tests may be run, is started with Ctrl-C ignored
+            # background jobs start with SIGINT ignored
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         for line in child.stdout:
@@ -222,7 +222,7 @@ def test_sources_that_contain_the_answer_come_first():
 
 def test_a_model_in_a_folder_needs_no_server(capsys):
     """The tour's policy through transformers gives the local engine's answer."""
-    status, out, err = told(capsys, NORWAY, "--folder", TOUR_POLICY, "--quiet")
+    status, out, err = run_ask(capsys, NORWAY, "--folder", TOUR_POLICY, "--quiet")
     assert (status, out, err) == (0, "Norwegian Krone\n", "")
 
 
@@ -232,7 +232,7 @@ def test_foreign_model_uses_its_own_template(capsys, tmp_path, told_how):
     folder, saved = foreign_model(tmp_path / "model"), tmp_path / "asked.parquet"
     capsys.readouterr()
     how = ["--folder", folder, "--turn-tokens", 8, "--calls", 1, "--save", saved, *told_how]
-    status, _, err = told(capsys, NORWAY, *how)
+    status, _, err = run_ask(capsys, NORWAY, *how)
     assert status == 1 and err.startswith("drlib.app: no answer: ") and err.count("\n") == 1
     (kept,) = load_trajectories(saved)
     read = load_any_tokenizer(folder).decode(kept.token_ids[~kept.generated])
@@ -249,13 +249,13 @@ def test_foreign_model_uses_its_own_template(capsys, tmp_path, told_how):
     ],
 )
 def test_missing_model_is_one_line(capsys, how, words):
-    status, out, err = told(capsys, NORWAY, *how)
+    status, out, err = run_ask(capsys, NORWAY, *how)
     assert (status, out) == (1, "") and words in err and err.count("\n") == 1
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_missing_vllm_is_one_line(capsys):
-    status, _, err = told(capsys, NORWAY, "--folder", TOUR_POLICY, "--engine", "vllm")
+    status, _, err = run_ask(capsys, NORWAY, "--folder", TOUR_POLICY, "--engine", "vllm")
     assert status == 1 and "vLLM is not installed" in err and err.count("\n") == 1
 
 
@@ -271,7 +271,7 @@ def test_live_search_replaces_the_world(capsys):
     with Replay() as web, Scripted(model) as server:
         web.says(reply)
         how = [*of(server), "--search", f"searxng={web.url}"]
-        status, out, err = told(capsys, NORWAY, *how)
+        status, out, err = run_ask(capsys, NORWAY, *how)
         web.shutdown()
     assert (status, err) == (0, "") and hits[0]["url"] in out and hits[0]["title"] in read[-1]
     assert "cldr:" not in out
@@ -288,7 +288,7 @@ def test_live_search_replaces_the_world(capsys):
 )
 def test_invalid_live_search_is_one_line(capsys, monkeypatch, how, words):
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
-    status, out, err = told(capsys, NORWAY, *how)
+    status, out, err = run_ask(capsys, NORWAY, *how)
     assert (status, out) == (1, "") and words in err and err.count("\n") == 1
 
 
@@ -302,7 +302,7 @@ def test_resum_model_writes_its_own_summary(capsys):
 
     with Scripted(model) as server:
         how = ["--agent", "resum", "--turn-tokens", 50, "--context-tokens", 600, "--quiet"]
-        assert told(capsys, NORWAY, *of(server), *how) == (0, "Norwegian Krone\n", "")
+        assert run_ask(capsys, NORWAY, *of(server), *how) == (0, "Norwegian Krone\n", "")
 
 
 def test_walk_starts_at_the_given_page(capsys):
@@ -314,8 +314,8 @@ def test_walk_starts_at_the_given_page(capsys):
 
     with Scripted(model) as server:
         how = [*of(server), "--agent", "webwalker", "--quiet"]
-        walked = told(capsys, NORWAY, *how, "--start", "cldr:Norway")
+        walked = run_ask(capsys, NORWAY, *how, "--start", "cldr:Norway")
         assert walked == (0, "Norwegian Krone\n", "") and server.asked == 2
-        status, _, err = told(capsys, NORWAY, *how)
+        status, _, err = run_ask(capsys, NORWAY, *how)
         assert status == 1 and "needs --start" in err and err.count("\n") == 1
-        assert told(capsys, NORWAY, *of(server), "--start", "cldr:Norway")[0] == 1
+        assert run_ask(capsys, NORWAY, *of(server), "--start", "cldr:Norway")[0] == 1

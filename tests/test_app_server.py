@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from drlib.app import server
-from drlib.app.__main__ import main
+from drlib.cli.ask import main
 from drlib.app.server import LONGEST, TOKEN
 from drlib.chat.tool_calls import render_answer, render_call
 from tests import browser as driver
@@ -46,7 +46,7 @@ def ctrl_c_is_heard():
 @contextmanager
 def served(model, *options, token=""):
     """Return the page's address and process, with the model behind it."""
-    command = [sys.executable, "-m", "drlib.app", "--serve", "--port", "0", *options]
+    command = [sys.executable, "-m", "drlib.cli", "ask", "--serve", "--port", "0", *options]
     command += ["--endpoint", model.url, "--model", model.model]
     variables = {**os.environ, TOKEN: token}
     process = subprocess.Popen(
@@ -151,7 +151,7 @@ def test_disconnect_cancels_the_question(url, plain_model):
     plain_model.delay_s, plain_model.most = 0.5, 0
     with httpx.stream("POST", f"{url}ask", json={"question": NORWAY}) as reply:
         assert next(reply.iter_lines())
-    # the next one begins when nobody is at work any more, not when the page is gone
+    # the next question starts when the worker has ended, not when the client disconnects
     before = plain_model.asked
     plain_model.say = researcher
     ends = []
@@ -161,7 +161,7 @@ def test_disconnect_cancels_the_question(url, plain_model):
 
 
 def test_a_failure_is_a_line(url, plain_model):
-    plain_model.say = lambda messages: None  # too long a context
+    plain_model.say = lambda messages: None  # exceeds the context
     assert "no answer: the limit of context" in asked(url)[1][-1]["error"]
 
 

@@ -143,7 +143,9 @@ def test_training_rejects_impossible_vocabularies():
 
 def test_plain_transformers_loads_the_tokenizer(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
-    Qwen3MoeConfig(vocab_size=SIZE).save_pretrained(tmp_path)  # its type must not choose ours
+    Qwen3MoeConfig(vocab_size=SIZE).save_pretrained(
+        tmp_path
+    )  # its model type must not select another tokenizer
     for loaded in (AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)):
         assert template_ids(loaded, CONVERSATION) == template_ids(tokenizer, CONVERSATION)
         assert (loaded.eos_token_id, loaded.pad_token_id) == (2, 0)

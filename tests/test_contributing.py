@@ -69,7 +69,7 @@ def test_what_is_registered_outside_the_package_works_like_its_own(recipe, check
 
 def test_a_registered_stage_is_built_after_what_it_needs(tmp_path):
     written(tmp_path, "my_stages")
-    command = ["-m", "drlib.training", "pages", "--profile=ci", f"--runs={tmp_path / 'runs'}"]
+    command = ["-m", "drlib.cli", "train", "pages", "--profile=ci", f"--runs={tmp_path / 'runs'}"]
     command += ["--plugins=my_stages"]
     out = run(tmp_path, *command, path=[tmp_path])
     assert [line.split()[1] for line in out.splitlines() if "==" in line] == ["world:", "pages:"]

@@ -14,7 +14,7 @@ from drlib.demonstrations.agentfounder import CHOICE, DECISION, KEPT, higher_ord
 from drlib.demonstrations.model_teacher import BY_HEART, ModelTeacher
 from drlib.endpoint import ChatEndpoint
 from drlib.files import read_json_lines
-from drlib.lab import craft as craft_command
+from drlib.cli import craft as craft_command
 from drlib.questions.replies import Replies
 from drlib.task import Task
 from drlib.tools import Toolbox

@@ -27,7 +27,7 @@ from drlib.questions.chains import chain_questions, trail
 from drlib.questions.lookups import answer_from, facts_of
 from drlib.task import is_correct
 from drlib.tools import Toolbox
-from drlib.training.samples import contexts_of
+from drlib.training.rollouts import contexts_of
 from drlib.worlds import Names
 from drlib.worlds.small import snippet
 from tests.agent_examples import Lines, tour_chat, tour_toolbox, tour_world

@@ -20,7 +20,7 @@ from drlib.agents import Limits, ReAct
 from drlib.demonstrations.model_teacher import ModelTeacher
 from drlib.endpoint import ChatEndpoint
 from drlib.files import read_json_lines
-from drlib.lab import craft as craft_command
+from drlib.cli import craft as craft_command
 from drlib.models.api_engine import ApiEngine
 from drlib.questions.chains import chain_questions
 from drlib.questions.crafting import WISHES, craft

@@ -192,7 +192,7 @@ def test_the_command_trains_asks_and_writes_down(tmp_path):
     made = measure("ci", [3], runs, out, tmp_path / "found", plan)
     assert [path.name for path in made] == ["seed3.json", "x.json"]
     head, by_trial = read_ledgers(out)
-    assert head["command"] == "python -m drlib.lab strategies --profile ci --seeds 3"
+    assert head["command"] == "drlib experiment run strategies --profile ci --seeds 3"
     assert [some[0].seed for some in by_trial.values()] == [3, 3]
     assert [len(row) for row in by_trial["two"][0].right] == [2, 2, 2]
     found = json.loads(made[1].read_text())

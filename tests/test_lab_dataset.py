@@ -17,7 +17,7 @@ import yaml
 from datasets import load_dataset, load_from_disk
 from PIL import Image
 
-from drlib.lab.dataset import main
+from drlib.cli.dataset import main
 from drlib.questions.export import read_tasks
 from drlib.questions.queries import evaluate_query, from_text
 from drlib.worlds import load_world
@@ -57,7 +57,7 @@ def rows_of(folder, side):
 
 def test_a_killed_run_goes_on_and_gives_the_same_bytes(made, notes, tmp_path):
     out = tmp_path / "set"
-    command = [sys.executable, "-m", "drlib.lab.dataset", *arguments(notes, out)]
+    command = [sys.executable, "-m", "drlib.cli", "dataset", *arguments(notes, out)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "77"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     first = out / "pieces" / "engine-0000.jsonl"

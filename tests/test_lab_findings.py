@@ -137,7 +137,7 @@ def test_both_arms_are_trained_asked_and_written_down(tmp_path):
         build_stages(names, claim.config(arm, "ci", 0), runs)
     path = measure("wide", "ci", [0], runs, tmp_path / "out", table)
     found = json.loads(path.read_text())
-    assert found["command"] == "python -m drlib.lab finding wide --profile ci --seeds 0"
+    assert found["command"] == "drlib experiment run wide --profile ci --seeds 0"
     assert found["accuracy"] == [0, 0] and found["outcome"] == "open" and found["n"] == 3
     assert found["setting"] == {"model.hidden": 64} and found["control"] == {"model.hidden": 32}
     for arm in ARMS:
@@ -170,7 +170,7 @@ def test_the_table_of_claims_says_where_each_comes_from():
 
 def test_the_page_of_findings_is_drawn_from_the_committed_files():
     assert FINDINGS_PAGE.read_text(encoding="utf-8") == findings_page(), (
-        "run: python -m drlib.lab table"
+        "run: drlib experiment pages"
     )
 
 
@@ -190,10 +190,10 @@ def test_an_arm_of_a_sweep_that_claims_something_is_a_row_beside_the_findings(tm
     ]
     folder = tmp_path / "sweeps" / "some"
     folder.mkdir(parents=True)
-    found = {"control": "usual", "command": "drlib sweep some", "arms": arms}
+    found = {"control": "usual", "command": "drlib experiment run some", "arms": arms}
     (folder / "sweep.json").write_text(json.dumps(found))
     rows = findings_block(tmp_path / "none", tmp_path / "sweeps").splitlines()[2:]
     assert rows == [
         "| Less is less | nobody | 25.0, 37.5 (search, sample, n=7, 2 seeds) "
-        "| -12.5 [-20.0, -5.0] | **reproduced** | `drlib sweep some` |"
+        "| -12.5 [-20.0, -5.0] | **reproduced** | `drlib experiment run some` |"
     ]

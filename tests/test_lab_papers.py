@@ -33,7 +33,7 @@ def in_test(name: str, test: str) -> bool:
 
 def test_the_page_is_drawn_from_the_table():
     assert papers.PAPERS_PAGE.read_text(encoding="utf-8") == papers.papers_page(), (
-        "run: python -m drlib.lab papers"
+        "run: drlib experiment pages"
     )
 
 

@@ -88,4 +88,4 @@ def test_a_readme_without_markers_or_a_missing_run_is_an_error(tmp_path):
 def test_the_committed_readme_says_what_the_reference_run_gave():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for name, block in reference.readme_blocks().items():
-        assert reference.with_block(text, block, name) == text, "run `python -m drlib.lab table`"
+        assert reference.with_block(text, block, name) == text, "run `drlib experiment pages`"

@@ -14,7 +14,6 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from drlib.config import Config
 from drlib.lab import papers
 from tests import names
 from tests.conftest import ALONE
@@ -387,13 +386,6 @@ def test_ci_does_what_a_person_types():
     assert [s["run"] for s in job["steps"] if "run" in s] == ["bash .ci/run"]
     (python,) = [s["with"]["python-version"] for s in job["steps"] if "python" in s.get("uses", "")]
     assert python == "3.11" and job["runs-on"].startswith("ubuntu")
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "notebooks" / "params").glob("*.yaml")), ids=lambda p: p.stem
-)
-def test_parameter_files_are_known_settings_of_their_own_profile(path):
-    assert Config.load(**yaml.safe_load(path.read_text())).profile == path.stem
 
 
 def test_the_tests_run_on_one_thread_offline_and_with_inline_figures():

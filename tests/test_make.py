@@ -79,10 +79,10 @@ def test_a_failed_install_leaves_no_stamp_and_the_next_call_tries_again(clone):
     folder, make = clone
     (folder / "offline").touch()
     assert make("run").returncode != 0
-    assert stamps(folder) == [] and not any("drlib.notebook" in call for call in calls(folder))
+    assert stamps(folder) == [] and not any("drlib.cli" in call for call in calls(folder))
     (folder / "offline").unlink()
     assert make("run").returncode == 0
-    assert calls(folder)[-1] == "-m drlib.lab run 00 -f notebooks/params/laptop.yaml"
+    assert calls(folder)[-1] == "-m drlib.cli run 00 --profile laptop"
 
 
 @pytest.mark.parametrize("release", ["3, 10, 14", "3, 11, 2", "3, 11, 4", "3, 12, 5", "4, 11, 5"])

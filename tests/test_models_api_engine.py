@@ -125,7 +125,7 @@ def test_truncated_thought_and_refusal_become_text(toolbox):
     assert message_text({"content": None, "refusal": "I cannot."}) == "I cannot."
     with Scripted(lambda messages: {"content": None, "reasoning": "I need"}) as server:
         (done,) = ReAct(engine_of(server), toolbox, limits=Limits(calls=0)).run([task()])
-        assert server.asked == 1  # a fault would be tried again
+        assert server.asked == 1  # a fault would be retried
     assert done.messages[-1]["content"] == "<think>I need" and not done.answer
 
 

@@ -26,7 +26,7 @@ def case(dtype=torch.float32, seed=0, n=N, device="cpu"):
     hidden = torch.randn(n, H, generator=g)
     weight = torch.randn(V, H, generator=g) * 0.8
     ids = torch.randint(0, V, (n,), generator=g)
-    ids[: min(n, 3)] = (hidden[:3] @ weight.t()).argmax(1)  # some tokens are the likely ones
+    ids[: min(n, 3)] = (hidden[:3] @ weight.t()).argmax(1)  # some ids are the most likely tokens
     a, b = torch.randn(2, n, generator=g).to(device)
     leaves = (x.to(device=device, dtype=dtype).requires_grad_() for x in (hidden, weight))
     return *leaves, ids.to(device), a, b
@@ -100,7 +100,7 @@ def test_fused_equals_the_recomputed_loss(temperature, chunk):
 @settings(max_examples=25)
 @given(rows=st.integers(1, 80), columns=st.integers(1, 1100), seed=st.integers(0, 99))
 def test_the_tile_changes_rounding_only(rows, columns, seed):
-    columns = max(columns, 40)  # narrower tiles are right and slow
+    columns = max(columns, 40)  # narrower tiles are correct but slow
     hidden, weight, ids, a, b = case(seed=seed, n=20)
     results = []
     for chunk in (None, (rows, columns)):
@@ -295,13 +295,13 @@ print(run(2048, 60_000) / 1024)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc: peak memory unread")
 @pytest.mark.parametrize("form, bound_mb", [("recompute", 60), ("fused", 230), ("naive", None)])
 def test_peak_memory_stays_far_below_one_matrix_of_logits(form, bound_mb):
-    # N x V float32 is 469 MB here; the ordinary chain holds two at once.
+    # N x V float32 is 469 MB here; the ordinary chain holds two.
     done = subprocess.run(
         [sys.executable, "-c", MEMORY, form], cwd=ROOT, capture_output=True, text=True, check=True
     )
     peak = json.loads(done.stdout)
     if bound_mb is None:
-        assert peak > 900  # the measurement sees what it must see
+        assert peak > 900  # control: the measurement detects the peak
     else:
         assert peak < bound_mb
 

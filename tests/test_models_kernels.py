@@ -34,7 +34,7 @@ def numbers(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-# Not kept on the disk, where they would outlive a change of what they call.
+# Without the on-disk cache, which would not notice changes of called functions.
 @njit
 def exp_of(x_N, out_N):
     for i in range(len(x_N)):
@@ -73,7 +73,7 @@ def test_load_and_store_use_the_index():
 
 def test_function_without_a_file_is_compiled_without_cache():
     namespace = {}
-    exec("def twice(x):\n    return 2 * x", namespace)  # numba has no place to keep its code
+    exec("def twice(x):\n    return 2 * x", namespace)  # numba cannot cache it without a file
     assert kernels.jit(namespace["twice"])(21) == 42
 
 
@@ -95,7 +95,9 @@ def test_attention_stops_at_the_position(dim, n_kv, group):
     rows, context = len(lengths) + 1, 4 * LANES
     k, v = numbers(2, rows, n_kv, context, dim)
     query = numbers(len(lengths), n_kv * group, dim, seed=1)
-    row_T = np.arange(len(lengths))[::-1].copy()  # row 0 is the last token's, one row nobody's
+    row_T = np.arange(len(lengths))[
+        ::-1
+    ].copy()  # row 0 belongs to the last token, one row is unused
     width = -(-dim // LANES) * LANES
     values = np.full((rows, n_kv, context, width), np.nan, np.float32)
     keys = np.full((rows, n_kv, context // LANES, dim, LANES), np.nan, np.float32)
@@ -110,7 +112,7 @@ def test_attention_stops_at_the_position(dim, n_kv, group):
                 weights = np.exp(scores - scores.max())
                 expected[t, g] = weights / weights.sum() @ v[row, head, :length]
     found = np.empty((len(lengths), n_kv * group * dim), np.float32)
-    # behind the queries lie keys and values in the same line
+    # keys and values follow the queries in the same row
     line = np.concatenate([query.reshape(len(lengths), -1), numbers(len(lengths), 8)], axis=1)
     kernels.attend(line, row_T, np.array(lengths) - 1, keys, values, found)
     assert np.allclose(found, expected.reshape(found.shape), atol=2e-6)
@@ -183,7 +185,7 @@ def test_gate_and_combine_by_hand():
     assert np.allclose(normed, total / np.sqrt((total**2).sum(1, keepdims=True) + 1e-5), atol=1e-6)
 
 
-# ---- the draw
+# ---- sampling
 
 
 def drawn(logits, uniforms, temperature):

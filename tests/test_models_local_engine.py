@@ -76,7 +76,7 @@ def compare_with_trainer(model, recorder):
 
 @pytest.mark.parametrize("slots", [3, 48])
 def test_logprobs_equal_the_trainers_over_several_turns(model, slots):
-    prompts = make_prompts(20) * 2  # each prompt twice: one is fed, the other copied
+    prompts = make_prompts(20) * 2  # each prompt twice: fed once, then copied
     recorder = Recorder(prompts)
     params = SamplingParams(max_tokens=15, stop_ids=(1, 2, 3, 4), seed=5)
     LocalEngine(model, slots=slots, max_context=200).converse(prompts, params, recorder)
@@ -257,7 +257,7 @@ def test_other_requests_continue_while_a_tool_runs(engine):
             if i == 0 and order.count(0) == 1:
                 return pool.submit(slow_tool)
             if order.count(1) == 3 and i == 1:
-                release.set()  # only now does the tool of request 0 come back
+                release.set()  # only now the tool of request 0 returns
             return [4] if i == 1 and order.count(1) < 3 else None
 
         engine.converse([[1], [2]], SamplingParams(max_tokens=3), respond)
@@ -265,7 +265,7 @@ def test_other_requests_continue_while_a_tool_runs(engine):
 
 
 def test_tools_of_all_rows_run_at_the_same_time(engine):
-    barrier = threading.Barrier(8, timeout=30)  # broken unless eight tools are inside at once
+    barrier = threading.Barrier(8, timeout=30)  # breaks unless eight tools run at once
 
     def tool():
         barrier.wait()
@@ -330,7 +330,7 @@ def test_update_weights_changes_completions_and_version(model):
     fresh = LocalEngine(other, slots=4, max_context=64).generate([[1, 2, 3]], params)[0]
     assert after == fresh
     with torch.no_grad():
-        other.lm_head.weight.zero_()  # the engine holds copies: a training step must not leak in
+        other.lm_head.weight.zero_()  # the engine holds copies: a training step must not affect it
     assert engine.generate([[1, 2, 3]], params)[0] == fresh
     with pytest.raises(ValueError, match="differs in vocab_size"):
         engine.update_weights(build_policy(PolicyShape(vocab_size=300), seed=0, init="plain"))

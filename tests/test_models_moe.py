@@ -35,7 +35,7 @@ def test_the_default_shape_is_the_measured_one():
     total = sum(p.numel() for p in model.parameters())
     per_expert = 3 * 128 * 64
     assert total == 1_217_792
-    assert total - 4 * 6 * per_expert == 627_968  # two of eight experts at work
+    assert total - 4 * 6 * per_expert == 627_968  # two of eight experts are active
     config = model.config
     assert config.tie_word_embeddings and config.norm_topk_prob and not config.output_router_logits
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -51,7 +51,7 @@ def test_weights_depend_on_the_seed_only(init):
     a = build_policy(SMALL, seed=3, init=init)
     after = torch.rand(1)
     torch.manual_seed(5)
-    assert torch.equal(after, torch.rand(1))  # torch's own stream was left alone
+    assert torch.equal(after, torch.rand(1))  # torch's global RNG is unchanged
     assert torch.equal(flat(a), flat(build_policy(SMALL, seed=3, init=init)))
     assert not torch.equal(flat(a), flat(build_policy(SMALL, seed=4, init=init)))
 
@@ -168,7 +168,7 @@ def test_checkpoint_restores_model_and_tokenizer(model, saved):
     assert torch.equal(flat(loaded), flat(model))
     assert loaded.config._experts_implementation == "grouped_mm"
     assert tokenizer.convert_tokens_to_ids("t42") == 42
-    assert [p.name for p in saved.parent.iterdir()] == ["policy"]  # no scratch folder is left
+    assert [p.name for p in saved.parent.iterdir()] == ["policy"]  # no temporary folder remains
 
 
 def test_plain_transformers_loads_a_checkpoint(model, saved):

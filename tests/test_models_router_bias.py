@@ -121,7 +121,7 @@ def test_only_training_passes_count_as_load():
     model(input_ids=ids, use_cache=False)  # an evaluation that could have a gradient
     assert pop_expert_load(model).sum() == 0
     model.train()
-    logits(model, ids)  # a training model that only scores
+    logits(model, ids)  # a model in training mode without gradients
     assert pop_expert_load(model).sum() == 0
     with record_routes(model) as recorder:
         model(input_ids=ids, use_cache=False)
@@ -130,7 +130,7 @@ def test_only_training_passes_count_as_load():
     assert load.sum(1).tolist() == [2 * (3 + 1) * 12] * 2  # two experts a token
     chosen = torch.cat(recorder.passes, dim=1).long()
     assert load.tolist() == [torch.bincount(x.flatten(), minlength=8).tolist() for x in chosen]
-    assert pop_expert_load(model).sum() == 0  # asked once
+    assert pop_expert_load(model).sum() == 0  # reset by the first call
 
 
 def test_bias_updates_by_hand_and_wrong_shapes():
@@ -169,7 +169,7 @@ def test_balance_loss_counts_biased_selections():
     assert scored.balance != balance_loss(of_layers, 2)
 
 
-# ---------------------------------------------------------------- who samples, and the folder
+# ---------------------------------------------------------------- engines and checkpoints
 
 
 @pytest.mark.parametrize("room", [LocalEngine, TransformersEngine])
@@ -208,7 +208,7 @@ def test_checkpoint_keeps_biases_and_others_refuse_it(tmp_path):
     assert alone.returncode != 0 and "qwen3_moe_router_bias" in alone.stderr
 
 
-# ---------------------------------------------------------------- in the loops
+# ---------------------------------------------------------------- training stages
 
 
 def test_pretraining_updates_biases_for_the_next_stage(tmp_path):

@@ -33,7 +33,7 @@ from tests.test_models_local_engine import Recorder, make_prompts
 from tests.test_models_local_engine_contexts import ROUNDS, Forgetful
 
 model = small_model
-MEMORY = "figures/reference/agents/policy"  # knows reports and summaries
+MEMORY = "figures/reference/agents/policy"  # trained on reports and summaries
 
 
 class Routed(Recorder):

@@ -84,7 +84,7 @@ def test_replaying_own_routes_is_bit_identical():
 def test_tokens_follow_the_record_and_the_router_learns():
     model, ids = policy(), some_ids()
     routes = recorded(model, ids)
-    set_routers(model, seed=99)  # the policy has moved on
+    set_routers(model, seed=99)  # the policy has changed
     moved = recorded(model, ids)
     assert (agreement(routes, moved) < 0.6).all()
     with replay_routes(model, routes), record_routes(model) as recorder:
@@ -151,7 +151,7 @@ def test_gradient_checkpointing_recomputes_each_open_pass_with_its_own_routes(re
     routes = [recorded(model, ids) for ids in batches]
     set_routers(model, seed=99)
 
-    def losses():  # both passes are open when the first backward begins
+    def losses():  # both passes precede the first backward
         return [logits(model, ids).square().mean() for ids in batches]
 
     with replay_routes(model, routes):
@@ -163,7 +163,7 @@ def test_gradient_checkpointing_recomputes_each_open_pass_with_its_own_routes(re
         first, second = losses()
         second.backward()
         first.backward()
-    assert len(recorder.passes) == 2  # recomputation is no new pass
+    assert len(recorder.passes) == 2  # recomputation is not a new pass
     found = gradients(model)
     assert found.keys() == wanted.keys()
     for name, gradient in found.items():
@@ -183,7 +183,7 @@ def test_a_checkpointed_backward_outside_the_context_is_refused():
             loss.backward()
     with record_routes(model) as recorder:
         loss = logits(model, ids).mean()
-    loss.backward()  # a record needs no context any more
+    loss.backward()  # a record does not need its context
     assert torch.equal(recorder.passes[0], routes)
     with torch.no_grad(), replay_routes(model, routes):  # nothing to recompute: fine
         logits(model, ids)
@@ -200,7 +200,7 @@ def test_packed_samples_replay_separately_recorded_routes():
     routes[:, :3] = -1  # no record
     set_routers(model, seed=99)
     with torch.no_grad(), replay_routes(model, routes), record_routes(model) as replayed:
-        score(model, batch, torch.ones(len(batch.ids_N), dtype=torch.bool))  # as the loop does
+        score(model, batch, torch.ones(len(batch.ids_N), dtype=torch.bool))  # as in training
     (seen,) = replayed.passes
     assert torch.equal(seen[:, 3:].int(), routes[:, 3:].int())
     assert (agreement(routes, seen) == 1).all() and (seen[:, :3] >= 0).all()
@@ -262,7 +262,7 @@ def test_passes_and_routes_must_be_equally_many():
             with replay_routes(model, routes), record_routes(model) as recorder:
                 logits(model, ids)
                 logits(model, ids)
-        assert len(recorder.passes) == 1  # the refused pass is none
+        assert len(recorder.passes) == 1  # the rejected pass is not recorded
         with pytest.raises(RuntimeError, match="2 routes for 1 forward passes"):
             with replay_routes(model, [routes, routes]):
                 logits(model, ids)
@@ -293,7 +293,7 @@ def test_statistics_by_hand():
     load = expert_load(routes, 4)
     torch.testing.assert_close(load, torch.tensor([[2, 3, 1, 0]]) / 6)
     real_N = torch.tensor([True, True, False, True])
-    without = routes.masked_fill(~real_N[:, None], -1)  # as the module's docstring says
+    without = routes.masked_fill(~real_N[:, None], -1)  # as described in the module's docstring
     assert expert_load(without, 4).tolist() == [[0.5, 0.5, 0.0, 0.0]]
     other = torch.tensor([[[1, 0], [1, 3], [2, 1], [0, 1]]])
     assert agreement(routes, other).item() == pytest.approx(2 / 3)  # sets, and known in both

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from drlib.agents import ReAct
-from drlib.app.__main__ import main
+from drlib.cli.ask import main
 from drlib.app.research import TOUR_POLICY
 from drlib.chat.template import ChatIds
 from drlib.config import Config
@@ -111,7 +111,7 @@ def greedy_as_the_local_engine(engine, model, prompts):
 
 def take_three_updates(engine, first):
     """Run 100 greedy and 40 sampled prompts before and after three weight updates."""
-    # long ones first: their keys and values are cached, and must not outlive the weights
+    # long ones first: their cached keys and values must be dropped with the weights
     prompts = prompts_of(30, seed=1, size=400) + prompts_of(70)
     cold_start = load_policy(TOUR_POLICY.with_name("policy_sft"))[0].eval()
     updates = {"first": None, "sft": cold_start, "noise": other_weights(2), "again": first}
@@ -122,7 +122,7 @@ def take_three_updates(engine, first):
             assert engine.version == before + 1
         model = model or first
         same = greedy_as_the_local_engine(engine, model, prompts)
-        # with weights of noise two experts may be as good, and rounding chooses between them
+        # with random weights two experts may tie, and rounding decides
         assert same == 100 or (name == "noise" and same > 95), (name, same)
         params = SamplingParams(max_tokens=30, seed=7)
         gap = gaps(model, prompts[:40], engine.generate(prompts[:40], params)).max()
@@ -280,7 +280,7 @@ def test_vllm_routes_belong_to_their_tokens(offline, environment):
         for model in (first, other_weights(2)):
             if model is not first:
                 engine.update_weights(model)
-            for _ in range(2):  # the second time out of the prefix cache
+            for _ in range(2):  # the second time from the prefix cache
                 recorder = environment(prompts)
                 engine.converse(prompts, params, recorder)
                 assert {"stop", "length"} <= set(sum(recorder.reasons, []))
@@ -299,7 +299,7 @@ def test_routes_on_a_cpu_are_rejected_before_the_start():
     ) as refused:
         VllmEngine(TOUR_POLICY, routes=True)
     assert "\n" not in str(refused.value)
-    # should a later vLLM do it, the refusal can go
+    # once vLLM supports it, remove the error
     with pytest.raises(ValueError, match="requires Model Runner V2"):
         VllmEngine(TOUR_POLICY, enable_return_routed_experts=True)
 
@@ -347,7 +347,7 @@ def test_ask_over_a_server_by_ids_and_messages(url, capsys):
     asked = ["What is the currency of Norway?", *named]
     assert main([*asked, "--folder", str(TOUR_POLICY), "--quiet"]) == 0
     assert capsys.readouterr().out == "Norwegian Krone\n"
-    # the small policy's context does not hold what a real model is told: one line says so
+    # a real model's prompt exceeds the small policy's context: a one-line error
     assert main([*asked, "--turn-tokens", "50"]) == 1
     out, err = capsys.readouterr()
     assert err.startswith("drlib.app: no answer: its context") and err.count("\n") == 1

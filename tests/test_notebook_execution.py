@@ -13,14 +13,11 @@ import time
 import nbformat
 import psutil
 import pytest
-import yaml
 from nbformat.v4 import new_code_cell
 
-from drlib.config import ROOT, Config
-from drlib.lab.__main__ import _parser, main
-from drlib.lab.reference import _command
+from drlib import cli
+from drlib.config import ROOT
 from drlib.notebook import execution, rules
-from drlib.notebook.display import AGAIN, REFERENCE
 from drlib.startup import GC_THRESHOLDS
 from drlib.training import launch as launching
 from tests.notebook_programs import (
@@ -156,41 +153,17 @@ def test_the_command_line_names_what_is_wrong(tmp_path, capsys, folder):
     typo.write_text("profile: ci\nstep: 3\n")
     broken.write_text("profile: [ci\n")
     for argv, message in [
-        (["run", "99"], "no notebook '99' in notebooks/: there are 07_small"),
+        (["run", "99"], "no notebook '99' in notebooks/; available: 07_small"),
         (["run", "07", "-p", "profil", "ci"], "did you mean 'profile'"),
         (["run", "07", "-p", "profile", "lapto"], "unknown profile 'lapto': did you mean 'laptop'"),
         (["run", "07", "-f", str(typo)], "unknown parameter 'step'"),
         (["run", "07", "-f", str(broken)], "broken.yaml is not YAML"),
         (["run", "07", "-f", str(tmp_path / "none.yaml")], "cannot read the parameter file"),
-        (["check", "42"], "no notebook '42'"),
+        (["notebooks", "check", "42"], "no notebook '42'"),
         (["run", ""], "no notebook ''"),
-        (["reference", "--only", "rl"], "--only need an --out"),
-        (["reference", "--seed=3", "--out", "figures/reference/tour"], "need an --out"),
-        (["reference", "--set", "rl.loss.clip", "--out", str(tmp_path)], "'rl.loss.clip' must be"),
-        (["reference", "--only", "rl_randm", "--out", str(tmp_path)], "unknown stage"),
     ]:
-        assert main(argv) == 1
+        assert cli.main(argv) == 1
         assert message in capsys.readouterr().err
-
-
-def test_a_variation_names_the_command_that_makes_it():
-    config = Config.load("laptop", rl__sampling__oversample=2, rl__sampling__resample="sample", rl__loss__kl_coef=5e-5)
-    command = _command(config, [0, 2], ROOT / "figures/reference/other", ["rl"])
-    args = _parser().parse_args(command.split()[3:])
-    assert (args.profile, args.seeds, args.only) == ("laptop", [0, 2], ["rl"])
-    assert str(args.out) == "figures/reference/other"
-    changes = dict(pair.split("=") for pair in args.set)
-    assert {name: yaml.safe_load(value) for name, value in changes.items()} == {
-        "rl.sampling.oversample": 2,
-        "rl.sampling.resample": "sample",
-        "rl.loss.kl_coef": 5e-5,
-    }
-    recipe = _command(Config.load("laptop"), [0], AGAIN, None)
-    assert recipe.endswith("--profile laptop --seeds 0")
-    assert (
-        _command(Config.load("laptop"), [0], REFERENCE, None)
-        == f"{recipe} --out figures/reference/tour"
-    )
 
 
 def test_refresh_twice_gives_the_same_bytes(folder):
@@ -225,7 +198,7 @@ def test_ctrl_c_in_a_run_stops_the_notebook_and_its_program(folder, program, tmp
     nbformat.write(notebook, path)
     code = (
         "import pathlib, sys\nfrom drlib.notebook import execution\n"
-        "from drlib.lab.__main__ import main\n"
+        "from drlib.cli import main\n"
         f"execution.FOLDER = pathlib.Path({str(folder)!r})\n"
         f"sys.exit(main(['run', '07', '-o', {str(tmp_path / '07.ipynb')!r}]))\n"
     )

@@ -7,13 +7,12 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from drlib.config import ROOT, Config
+from drlib.config import ROOT, Config, profile_names
 from drlib.notebook import execution
-from drlib.notebook.execution import check_parameters, find, normalised, read, read_parameters
+from drlib.notebook.execution import check_parameters, find, normalised, read
 from drlib.notebook.rules import HEADINGS, problems
 
 COMMITTED = find(None, solutions=True)
-PARAMETERS = sorted((ROOT / "notebooks" / "params").glob("*.yaml"))
 
 
 def name(path):
@@ -26,22 +25,22 @@ def test_committed_notebooks_obey_the_rules(path):
 
 
 @pytest.mark.parametrize("path", find(None), ids=name)
-def test_every_parameter_file_fits_every_notebook(path):
-    for file in PARAMETERS:
-        values = check_parameters(read(path), read_parameters(file))
-        assert values["profile"] == file.stem
-    assert check_parameters(read(path), {})["profile"] == "ci"  # nbval cannot pass another one
+def test_every_notebook_takes_a_profile_and_a_seed(path):
+    for profile in profile_names():
+        values = check_parameters(read(path), {"profile": profile, "seed": 3})
+        assert (values["profile"], values["seed"]) == (profile, 3)
+    assert check_parameters(read(path), {})["profile"] == "ci"  # nbval cannot inject parameters
 
 
-# What is passed beside the profile. The tour is told its profile's own number of steps: then nbval,
-# which runs it too, finds every stage built; another seed would take ten processes of their own.
-PASSED = {"00": {"rl.steps": Config.load("ci").rl.steps}, "05": {"seed": 1}}
+# Parameters passed in addition to the profile. The tour gets its profile's own number of steps, so
+# that nbval, which runs it too, finds every stage built.
+PASSED = {"00": {"rl_steps": Config.load("ci").rl.steps}, "05": {"seed": 1}}
 
 
 @pytest.mark.parametrize("number", sorted({p.stem[:2] for p in COMMITTED} & {*PASSED}))
 def test_notebook_runs_through_papermill_with_parameters(number, tmp_path):
     output = tmp_path / "copy.ipynb"
-    parameters = read_parameters(ROOT / "notebooks" / "params" / "ci.yaml") | PASSED[number]
+    parameters = {"profile": "ci", "seed": 0} | PASSED[number]
     execution.run(number, parameters, output)
     copy = nbformat.read(output, 4)
     assert copy.metadata.papermill.parameters == parameters

@@ -29,8 +29,8 @@ from drlib.questions.chains import chain_questions, split_answers
 from drlib.sandbox import Sandbox
 from drlib.task import is_correct
 from drlib.tools import Toolbox
+from drlib.training.callbacks import COLLAPSE
 from drlib.training.packing import Flat, score
-from drlib.training.grpo import COLLAPSE
 from drlib.worlds import load_world
 
 TOUR = Path(__file__).resolve().parents[1] / "figures" / "reference" / "tour"

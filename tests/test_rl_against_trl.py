@@ -23,7 +23,7 @@ SHAPE = PolicyShape(
 )
 ROWS, PROMPT, COMPLETION = 4, 3, 6
 GRPO = dict(loss_type="grpo")
-CASES = {  # TRL's options, ours for the same loss
+CASES = {  # TRL's options and the equivalent LossConfig
     "grpo": (GRPO, dict(aggregate="sequence")),
     "dapo": (dict(loss_type="dapo"), dict()),
     "bnpo": (dict(loss_type="bnpo"), dict()),
@@ -157,9 +157,9 @@ def test_loss_and_gradients_equal_trls(name, checkpoint, tmp_path):
     found, gradient, metrics = ours(grpo.model, inputs, LossConfig(**settings))
     assert found == pytest.approx(loss.item(), abs=1e-6)
     torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6)
-    assert expected.abs().max() > 1e-3  # there is something to be equal to
+    assert expected.abs().max() > 1e-3  # the comparison is not trivial
     logged = grpo._metrics["train"]
-    if "clip_ratio/low_mean" in logged and "gspo" not in name:  # theirs counts sequences there
+    if "clip_ratio/low_mean" in logged and "gspo" not in name:  # TRL counts sequences there
         assert metrics["clip_low"] == pytest.approx(logged["clip_ratio/low_mean"][0])
         assert metrics["clip_high"] == pytest.approx(logged["clip_ratio/high_mean"][0])
         assert metrics["clip_low"] > 0 and metrics["clip_high"] > 0

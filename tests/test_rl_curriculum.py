@@ -58,14 +58,14 @@ def test_refresh_on_schedule_exchanges_settled_questions():
     assert {*curation.state["active"]} == {"m1", "m2", "m3"}  # never between triggers
     assert curation.end_step() == Refresh(("m1",), ("m2",), ("easy", "hard"))
     assert {*curation.state["active"]} == {"easy", "hard", "m3"} and curation.state["pool"] == {}
-    assert [curation.end_step() for _ in range(3)] == [None] * 3  # nothing to exchange
+    assert [curation.end_step() for _ in range(3)] == [None] * 3  # no refresh
 
 
 def test_one_lucky_group_is_not_mastery():
     curation = DataCuration(RATES, window=4, every=1)
     curation.observe([("m1", 1)] * 3)
     assert curation.end_step() is None
-    curation.observe([("m1", 0), *[("m1", 1)] * 3])  # the window forgets all but four
+    curation.observe([("m1", 0), *[("m1", 1)] * 3])  # the window keeps four
     assert curation.end_step() is None
     curation.observe([("m1", 1)])
     assert curation.end_step() == Refresh(("m1",), (), ())
@@ -78,7 +78,7 @@ def test_plateau_triggers_a_refresh():
     assert curation.end_step(ask=True) == Refresh(("m1", "m3"), (), ())
     curation.probe({"hard": 0.1, "easy": 0.6, "m1": 0.9})
     assert curation.end_step() is None
-    # the set had lost two: the two nearest to a half come, of equally near ones the first by name
+    # two have left: the two nearest to 0.5 enter, ties by name
     assert curation.end_step(ask=True) == Refresh((), (), ("easy", "hard"))
     assert curation.state["active"] == ["easy", "hard", "m2"]
     assert curation.state["pool"] == {"m1": 0.9}
@@ -138,7 +138,7 @@ def test_the_active_set_follows_the_policys_skill():
     scripted_run(curation_of_a_hundred(), random.Random(0), 0, 120, log)
     medians = [at for _, at in log]
     assert medians[0] == pytest.approx(1, abs=0.3)
-    assert medians[-1] > 4.5  # skill went from 1 to 7; a set that stands still stays at 1
+    assert medians[-1] > 4.5  # skill rises from 1 to 7; a fixed set stays at 1
     assert all(refresh is None for refresh, _ in log[:3])
     assert any(refresh for refresh, _ in log)
 

@@ -42,7 +42,7 @@ def test_distillation_by_hand():
         distillation_advantages(logp_BT, teacher_BT[:, 1:], mask_BT)
     with pytest.raises(ValueError, match="teacher_logp_BT is NaN"):
         distillation_loss(logp_BT, logp_BT, teacher_BT * math.nan, mask_BT)
-    # a sequence left out is not looked at
+    # an excluded sequence is not checked
     both = [torch.cat([x, x * math.nan]) for x in (logp_BT, teacher_BT)]
     _, again = distillation_loss(
         both[0], both[0], both[1], mask_BT.repeat(2, 1), weights_B=torch.tensor([1.0, 0.0])

@@ -40,7 +40,7 @@ def test_kl_estimators_in_expectation(seed):
     assert (p_V * k1_V).sum().item() == pytest.approx(exact.item())
     assert (p_V * k3_V).sum().item() == pytest.approx(exact.item())
     assert (k3_V >= 0).all() and (k1_V < 0).any()
-    # as losses on samples: k1 has no gradient, k2 the KL's, k3 that of the KL the other way round
+    # as losses on samples: k1 has no gradient, k2 the KL's, k3 that of the reverse KL
     close = torch.testing.assert_close
     close(derivative((p_V * k1_V).sum(), logits_V), torch.zeros(6, dtype=F64))
     close(derivative((p_V * k2_V).sum(), logits_V), derivative(exact, logits_V))
@@ -124,7 +124,7 @@ def test_the_product_rejects_long_sequences_and_the_geometric_mean_does_not():
     rng = torch.Generator().manual_seed(0)
     accepted = {"product": [], "geometric": []}
     for length in (50, 800, 12_800):
-        # zero-mean noise of the log ratio: the engines are equally far apart at every length
+        # zero-mean noise of the log ratio: the mismatch per token does not depend on the length
         noise_BT = 0.02 * torch.randn(200, length, generator=rng)
         arguments = noise_BT, torch.zeros_like(noise_BT), torch.ones_like(noise_BT).bool()
         product = importance_correction(*arguments, "icepop", level="sequence")
@@ -205,7 +205,7 @@ def test_the_share_is_the_decimal_that_was_written():
     ones = torch.ones(1, 25)
     assert top_entropy_mask(ones, ones.bool(), 0.28).sum() == 7  # 0.28 * 25 = 7.000000000000001
     assert top_entropy_mask(ones, ones.bool(), 1.0).all()
-    tied = torch.zeros(50, 100)  # too many for a sort that is stable by accident
+    tied = torch.zeros(50, 100)  # large enough that an unstable sort would show
     assert top_entropy_mask(tied, tied == 0, 0.1).flatten().int().tolist() == [1] * 500 + [0] * 4500
     assert top_entropy_mask(ones, ~ones.bool(), 0.2).sum() == 0
     assert top_entropy_mask(torch.zeros(0, 4), torch.zeros(0, 4).bool(), 0.2).shape == (0, 4)

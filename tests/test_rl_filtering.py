@@ -169,7 +169,7 @@ def imagined(how, **settings):
 def test_a_right_answer_after_an_imagined_observation_is_never_reinforced(how):
     right, wrong = imagined(how, reward=1.0), imagined(how, reward=0.0)
     assert has_hallucination(right) and not has_hallucination(a_trajectory())
-    assert classify(right).loss_weight == 1.0  # the recipe looks at the answer only
+    assert classify(right).loss_weight == 1.0  # the default checks the answer only
     config = FilterConfig(hallucination="exclude")
     expected = ("excluded", 0.0, True, ("hallucination",))
     assert dataclasses.astuple(classify(right, config)) == expected

@@ -33,7 +33,7 @@ def test_loss_and_gradient_by_hand():
     assert metrics["ratio_min"] == pytest.approx(0.5) and metrics["ratio_max"] == pytest.approx(1.5)
     assert metrics["ratio_mean"] == pytest.approx(1.0) and metrics["tokens"] == 2
     assert metrics["abs_dlogp"] == pytest.approx((math.log(1.5) + math.log(2)) / 2)
-    # with the signs exchanged the pessimistic side is the unclipped one
+    # with the signs exchanged, the minimum is the unclipped term
     flipped = gradient(logp_BT, zeros_BT, -advantages_B, mask_BT)
     assert flipped.tolist() == [[pytest.approx(1.5 / 2)], [pytest.approx(-0.5 / 2)]]
     plain = gradient(logp_BT, zeros_BT, advantages_B, mask_BT, LossConfig(clip="none"))
@@ -113,7 +113,7 @@ def test_micro_batches_with_the_global_denominator_add_up(config):
     ]
     torch.testing.assert_close(torch.cat(parts), whole)
     wrong = gradient(logp_BT[:1], behaviour_BT[:1], advantages_B[:1], mask_BT[:1], config)
-    assert not torch.allclose(wrong, whole[:1])  # its own denominator is the classic mistake
+    assert not torch.allclose(wrong, whole[:1])  # control: a per-batch denominator is wrong
 
 
 @pytest.mark.parametrize("config", AGGREGATES, ids=lambda c: c.aggregate)

@@ -115,7 +115,9 @@ def test_exactly_keep_rollouts_for_every_split(keep, mode):
         assert (failed, keep - failed) == roc_quotas(negatives, positives, keep)
         floor = min(2, keep // 2)
         assert failed >= min(floor, negatives) and keep - failed >= min(floor, positives)
-        if min(negatives, positives) >= 2 * floor:  # no floor binds: half of each, as printed
+        if (
+            min(negatives, positives) >= 2 * floor
+        ):  # the minimum is inactive: half of each, as published
             assert abs(failed - negatives / 2) <= 0.5
         assert [t.reward for t in group] == rewards
 
@@ -164,7 +166,7 @@ def test_cleaner_successes_are_kept_more_often():
     group = [with_errors(errors, 4) for errors in (0, 1, 2, 3, 4)] + [with_errors(1, 1, 0.0)] * 5
     counts = inclusion(group, 5, 1000, epsilon=0.2)[:5]
     assert (np.diff(counts) < 0).all()
-    even = inclusion(group, 5, 1000, epsilon=1e6)[:5] / 1000  # the penalty drowns: uniform
+    even = inclusion(group, 5, 1000, epsilon=1e6)[:5] / 1000  # epsilon dominates: uniform
     assert np.abs(even - even.mean()).max() < 0.05
 
 
@@ -229,7 +231,7 @@ def test_bad_arguments_are_named(settings, message):
         roc_quotas(1, 1, 3)
 
 
-# 8 groups of 2, interleaved: the second rewards come after all first ones
+# 8 groups of 2, interleaved: all first rewards, then all second ones
 REWARDS = [float(pair[group] == "1") for pair in ("10110010", "00011011") for group in range(8)]
 GROUPS = [10 * group for group in (0, 1, 2, 3, 4, 5, 6, 7)] * 2
 

@@ -52,7 +52,7 @@ def test_controller_converges_to_its_target(start):
     control, coef = KLController(coef=start, target=0.1), start
     for _ in range(500):
         coef = control.update(kl_of_the_best_policy(coef))
-    # a doubling changes this KL by up to 4, so it may step over the band and back
+    # a doubling changes this KL by up to 4, so it may overshoot the band
     assert 0.1 / 6 < kl_of_the_best_policy(coef) < 0.6
 
 
@@ -173,7 +173,7 @@ def test_mismatching_models_are_rejected_unchanged():
         sync_reference(nn.Linear(4, 6), policy, optimizer)
     reference = Tiny()
     before = [p.clone() for p in reference.parameters()]
-    with pytest.raises(AttributeError):  # what has no state is no optimizer
+    with pytest.raises(AttributeError):  # an optimizer needs a state
         sync_reference(reference, policy, optimizer, object())
     assert all(torch.equal(a, b) for a, b in zip(before, reference.parameters()))
     with pytest.raises(ValueError, match="share a tensor"):
@@ -232,7 +232,7 @@ def test_a_collapse_is_judged_by_the_mean_of_the_window():
         both.update({"a": 0.0})
 
 
-# ---------------------------------------------------------------- all of them
+# ---------------------------------------------------------------- all components
 
 
 def test_all_are_off_without_settings():
@@ -290,8 +290,8 @@ def test_a_saved_state_does_not_change_later_and_must_fit():
     shared = PageHinkley(0.1, 1.0)
     two = DriftDetector(dict.fromkeys("xy", shared))
     two.update({"x": 3.0, "y": None})
-    assert shared.state["n"] == 0  # a detector has its own
-    assert [two.monitors[name].state["n"] for name in "xy"] == [1, 0]  # and so has each signal
+    assert shared.state["n"] == 0  # the detector copied it
+    assert [two.monitors[name].state["n"] for name in "xy"] == [1, 0]  # one copy per signal
 
 
 BAD = [

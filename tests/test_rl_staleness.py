@@ -114,7 +114,7 @@ def test_repaired_batches_have_full_valid_groups(flags, rng):
     assert sorted(groups[i] for i in indices) == sorted(list(kept) * 5)
     assert all(valid[i] for i in indices)
     used = [indices.count(i) for i in range(len(samples)) if valid[i] and groups[i] in kept]
-    assert set(used) <= {1, 2}  # nothing is lost, nothing counts more than twice
+    assert set(used) <= {1, 2}  # every valid sample is used at most twice
 
 
 def test_a_group_larger_than_its_size_is_refused():
@@ -150,12 +150,12 @@ def test_only_recent_groups_of_this_world_are_drawn():
     seen = set()
     for seed in range(20):
         drawn = buffer.draw(99, 6, random.Random(seed), worlds={"w"})
-        assert len(drawn) == 2  # no more draws than groups that fit
+        assert len(drawn) == 2  # at most as many draws as eligible groups
         seen |= set(names_of(drawn))
     assert seen == {"g4", "g5"}
     left = [group.rollouts[0].group_id for group in buffer.state["groups"]]
-    assert left == ["g4", "g5", "moved", "broken"]  # what is too old is forgotten
-    assert len(buffer.draw(99, 6, random.Random(0), worlds=None)) == 3  # no world ever changes
+    assert left == ["g4", "g5", "moved", "broken"]  # stale groups are removed
+    assert len(buffer.draw(99, 6, random.Random(0), worlds=None)) == 3  # all worlds are valid
     assert buffer.draw(1, 99, random.Random(0), worlds=None) == []
     assert buffer.state_dict() == {"groups": []}
 

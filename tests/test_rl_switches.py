@@ -40,7 +40,7 @@ def test_double_sided_needs_the_stop_gradient():
     logp_11 = torch.tensor([[-3.0]], requires_grad=True)  # a token of probability 0.05
     (logp_11.exp() / math.exp(-3.1) * logp_11).sum().backward()  # as printed, eq. 3: f(r) A log pi
     ratio = math.exp(0.1)
-    assert logp_11.grad.item() == pytest.approx(ratio * (1 - 3.0), rel=1e-4)  # pushes it down
+    assert logp_11.grad.item() == pytest.approx(ratio * (1 - 3.0), rel=1e-4)  # the wrong sign
     arguments = torch.tensor([[-3.1]]), torch.ones(1), torch.ones(1, 1).bool()
     ours = -gradient(logp_11, *arguments, LossConfig("double_sided"))
     assert ours.item() == pytest.approx(ratio, rel=1e-4)
@@ -55,7 +55,7 @@ def test_a_sequence_ratio_has_gspos_gradient():
     expected = mean_B1.exp() * advantages_B[:, None] * mask_BT / tokens_B1  # s A mean grad log pi
     live = mask_BT.any(dim=1).sum()
     torch.testing.assert_close(found, -expected.detach() / live)
-    # clipping takes whole sequences out
+    # clipping drops whole sequences
     narrow = LossConfig("double_sided", "sequence", 0.05, 0.05, level="sequence")
     kept_B1 = (mean_B1.exp() - 1).abs() < 0.05
     found = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, narrow)
@@ -170,7 +170,7 @@ def test_resum_segments_share_an_advantage():
     assert loss_denominator(mask_ST, None, config) == 4  # 1 / sum n_g
     found = gradient(logp_ST, logp_ST, advantages_S, mask_ST, config)
     assert (-4 * found).tolist() == [[0.5, 0.5], [1, 0], [0.5, 0.5], [-0.5, -0.5]]
-    # with the token mean, cutting a trajectory does not change it
+    # with the token mean, splitting a trajectory changes nothing
     whole, whole_mask = torch.zeros(2, 6), torch.tensor([[1] * 5 + [0], [1, 1] + [0] * 4]).bool()
     uncut = gradient(whole, whole, torch.tensor([1.0, -1.0]), whole_mask)[whole_mask]
     assert gradient(logp_ST, logp_ST, advantages_S, mask_ST)[mask_ST].equal(uncut)

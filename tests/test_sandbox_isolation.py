@@ -339,7 +339,7 @@ with Sandbox() as sandbox:
 
 
 def test_probe_prints_a_table():
-    command = [sys.executable, "-m", "drlib.sandbox", "probe"]
+    command = [sys.executable, "-m", "drlib.cli", "sandbox", "probe"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == probe().table()
     assert done.returncode == (0 if LEVELS.index(HERE) >= LEVELS.index("standard") else 1)

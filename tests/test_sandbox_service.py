@@ -31,7 +31,7 @@ SECRET = "a-secret-of-the-test"
 
 
 class Service:
-    """`python -m drlib.sandbox serve` in a process of its own."""
+    """`drlib sandbox serve` in a process of its own."""
 
     def __init__(self, *options, port=0, token="", host="127.0.0.1"):
         environment = {k: v for k, v in os.environ.items() if k != TOKEN}
@@ -235,7 +235,7 @@ def test_other_refusals_and_random_bytes(service, client):
 
 
 def test_a_token_is_asked_for_everywhere():
-    command = [sys.executable, "-m", "drlib.sandbox", "serve", "--port=0"]
+    command = [sys.executable, "-m", "drlib.cli", "sandbox", "serve", "--port=0"]
     free = {k: v for k, v in os.environ.items() if k != TOKEN}
     for host in ("0.0.0.0", "::"):
         refused = subprocess.run(

@@ -280,7 +280,7 @@ def ended(arguments):
 
 
 def test_numbers_of_the_command_line_are_refused_by_name_with_their_range():
-    serving = ["-m", "drlib.sandbox", "serve", "--port=0"]
+    serving = ["-m", "drlib.cli", "sandbox", "serve", "--port=0"]
     orders = [[*serving, f"--{name}={value}"] for name, value, _ in NUMBERS]
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(ended, orders))

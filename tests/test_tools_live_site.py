@@ -6,7 +6,7 @@ Run: python -m pytest tests/test_tools_live_site.py
 import pytest
 
 from drlib.config import Config
-from drlib.lab import dataset
+from drlib.cli import dataset
 from drlib.tools import live_site
 from drlib.training.plan_checks import check
 from drlib.worlds import load_world

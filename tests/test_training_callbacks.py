@@ -12,10 +12,18 @@ import pytest
 import torch
 
 from drlib.training import stages
-from drlib.training.distributed import Ranks
+from drlib.training.callbacks import Validation, check_callbacks
 from drlib.training.run_folder import read_metrics
-from drlib.training.steering import Validation, check_steering
-from tests.loop_examples import a_batch, build_world, cold_start, flat, learned, settings
+from tests.loop_examples import (
+    a_batch,
+    build_world,
+    cold_start,
+    end_step,
+    flat,
+    learned,
+    settings,
+    train_on,
+)
 from tests.stage_processes import build_stage
 
 start = cold_start
@@ -31,7 +39,7 @@ def stepping(start, folder, **changes):
 
 def shown(step, outcomes=(), **row):
     """What the steering says of a step that showed this, on one rank, without rollouts."""
-    return step.steering.after(0, TRAINED | row, [], outcomes, Ranks())
+    return end_step(step, 0, TRAINED | row, [], outcomes)
 
 
 # ---------------------------------------------------------------- the KL's weight
@@ -41,20 +49,20 @@ def test_the_weight_follows_the_rule_and_counts_from_the_next_step(start, tmp_pa
     step = stepping(start, tmp_path, rl__loss__kl_coef=0.1, rl__callbacks__kl_target=0.02)
     seen = [shown(step, kl=kl)["kl_coef"] for kl in (0.03, 0.031, 0.02, 0.0134, 0.0133, -0.001)]
     assert seen == pytest.approx([0.1, 0.1, 0.2, 0.2, 0.2, 0.1])
-    assert step.steering.kl_coef == pytest.approx(0.05)
+    assert step.callbacks.parts["adaptive_kl"].controller.state["coef"] == pytest.approx(0.05)
 
 
 def test_a_step_that_trained_on_nothing_leaves_the_weight(start, tmp_path):
     step = stepping(start, tmp_path, rl__loss__kl_coef=0.1, rl__callbacks__kl_target=0.02)
     assert shown(step, kl=0.0, trained_share=0.0) == {"kl_coef": 0.1}
-    assert step.steering.kl_coef == 0.1
+    assert step.callbacks.parts["adaptive_kl"].controller.state["coef"] == 0.1
 
 
 @pytest.mark.parametrize(("target", "factor"), [(10.0, 0.5), (1e-9, 2.0)])
 def test_the_loop_steers_by_the_logged_kl(start, tmp_path, target, factor):
     """Nothing is far from its reference by 10 nats, and anything that has learned by 1e-9."""
     step = stepping(start, tmp_path, rl__loss__kl_coef=0.1, rl__callbacks__kl_target=target, rl__filter__overlong="keep")
-    rows = [step.take(number)[0] for number in range(4)]
+    rows = [step.step(number)[0] for number in range(4)]
     for one, following in zip(rows, rows[1:]):
         change = 2.0 if one["kl"] > 1.5 * target else 0.5 if one["kl"] < target / 1.5 else 1.0
         assert following["kl_coef"] == pytest.approx(one["kl_coef"] * change)
@@ -67,7 +75,7 @@ def test_the_steered_weight_is_the_loss_s(start, batch, tmp_path):
     config = settings(rl__loss__kl_coef=4.0, rl__callbacks__kl_target=1.0, **switches)
     step = start.step(config, tmp_path / "steered")
     shown(step, kl=0.0)
-    step._learn(batch, 0)
+    train_on(step, batch, 0)
     assert torch.equal(flat(step.model), half)
     whole, _ = learned(start, batch, tmp_path / "whole", rl__loss__kl_coef=4.0, **switches)
     assert not torch.equal(whole, half)
@@ -80,21 +88,21 @@ def test_the_reference_moves_on_its_step_and_on_no_other(start, tmp_path):
     step = stepping(start, tmp_path, rl__loss__kl_coef=0.01, rl__callbacks__reference_every=2)
     expected, ages = flat(start.policy), []
     for number in range(4):
-        ages.append(step.take(number)[0]["reference_age"])
-        assert torch.equal(flat(step.reference), expected) == (number != 1 and number != 3)
+        ages.append(step.step(number)[0]["reference_age"])
+        assert torch.equal(flat(step.learner.reference), expected) == (number != 1 and number != 3)
         if number in (1, 3):
-            assert torch.equal(flat(step.reference), flat(step.model))
+            assert torch.equal(flat(step.learner.reference), flat(step.model))
             assert not torch.equal(flat(step.model), expected)
-            expected = flat(step.reference)
+            expected = flat(step.learner.reference)
     assert ages == [0, 1, 0, 1]
 
 
 def test_a_part_of_the_old_reference_is_kept(start, tmp_path):
     step = stepping(start, tmp_path, rl__loss__kl_coef=0.01, rl__callbacks__reference_every=1, rl__callbacks__reference_decay=0.75)
-    step.take(0)
+    step.step(0)
     mean = 0.75 * flat(start.policy) + 0.25 * flat(step.model)
     assert not torch.equal(flat(step.model), flat(start.policy))
-    assert torch.allclose(flat(step.reference), mean, atol=1e-7)
+    assert torch.allclose(flat(step.learner.reference), mean, atol=1e-7)
 
 
 EVERYTHING = {
@@ -126,11 +134,11 @@ def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
         def take(number):
             if number == power_cut_at:
                 shutil.copytree(step.run.path, tmp_path / "cut.partial")
-            references.append(copy.deepcopy(step.reference and flat(step.reference)))
+            references.append(copy.deepcopy(step.learner.reference and flat(step.learner.reference)))
             return step(number)
 
         step.run.loop(take, config.rl.steps, config.trainer.checkpoint_every, step.extra)
-        return flat(step.model), references, step.steering.state_dict()
+        return flat(step.model), references, step.extra()
 
     weights, references, state = go_on("whole", power_cut_at=3)
     resumed, later, again = go_on("cut")
@@ -138,9 +146,9 @@ def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
     if config.rl.callbacks.reference_every:
         assert not torch.equal(later[0], flat(start.policy))
         assert all(torch.equal(a, b) for a, b in zip(later, references[2:], strict=True))
-        for key, value in state.pop("reference").items():
-            assert torch.equal(again["reference"][key], value), key
-        again.pop("reference")
+        for key, value in state["learner"].pop("reference").items():
+            assert torch.equal(again["learner"]["reference"][key], value), key
+        again["learner"].pop("reference")
     assert again == state
     whole, cut = (metrics_of(tmp_path / f"{folder}.partial") for folder in ("whole", "cut"))
     assert whole == cut
@@ -184,8 +192,8 @@ def test_a_validation_is_the_mean_over_skills_by_hand():
 def test_a_reset_clears_adam_exactly_when_patience_is_over(start, batch, tmp_path, coef):
     config = settings(rl__loss__kl_coef=coef, rl__callbacks__reset_patience=2, rl__callbacks__validate_every=1, rl__lr=2e-3)
     step = start.step(config, tmp_path / "run")
-    step._learn(batch, 0)
-    adam = step.optimizers.parts["adam"]
+    train_on(step, batch, 0)
+    adam = step.learner.optimizers.parts["adam"]
     held = len(adam.state)
     assert held > 0
     happened = []
@@ -196,8 +204,8 @@ def test_a_reset_clears_adam_exactly_when_patience_is_over(start, batch, tmp_pat
     assert shown(step, [("h1", 0.6)], kl=0.0)["reset"] == 1.0  # no better, the second time
     assert len(adam.state) == 0
     if coef:
-        assert torch.equal(flat(step.reference), flat(step.model))
-        assert step.steering.age == 0
+        assert torch.equal(flat(step.learner.reference), flat(step.model))
+        assert step.learner.reference_age == 0
     # patience is whole again, and the best is the score at the reset
     resets = [shown(step, [("h1", right)], kl=0.0)["reset"] for right in (0.6, 0.61, 0.6, 0.6)]
     assert resets == [0.0, 0.0, 0.0, 1.0]
@@ -206,12 +214,12 @@ def test_a_reset_clears_adam_exactly_when_patience_is_over(start, batch, tmp_pat
 def test_after_a_reset_adam_goes_on_as_a_new_one(start, batch, tmp_path):
     config = settings(rl__callbacks__reset_patience=1, rl__callbacks__validate_every=1)
     step = start.step(config, tmp_path / "run")
-    step._learn(batch, 0)
+    train_on(step, batch, 0)
     twin = start.step(config, tmp_path / "twin", step.model)
     for score in (0.5, 0.5):
         shown(step, [("h1", score)])
     for one in (step, twin):
-        one._learn(batch, 1)
+        train_on(one, batch, 1)
     assert torch.equal(flat(step.model), flat(twin.model))
 
 
@@ -220,7 +228,7 @@ def test_the_loop_resets_by_its_own_validations(start, tmp_path):
     best, resets = None, 0
     window, known = {}, {}
     for number in range(8):
-        row, trajectories = step.take(number)
+        row, trajectories = step.step(number)
         for t in trajectories:
             window.setdefault(t.metadata["skill"], []).append(t.reward_parts["correct"])
         assert ("validation" in row) == (number % 2 == 1)
@@ -231,7 +239,7 @@ def test_the_loop_resets_by_its_own_validations(start, tmp_path):
         assert row["validation"] == pytest.approx(sum(known.values()) / len(known))
         stagnates = best is not None and row["validation"] <= best
         assert row["reset"] == stagnates
-        assert (len(step.optimizers.parts["adam"].state) == 0) == stagnates
+        assert (len(step.learner.optimizers.parts["adam"].state) == 0) == stagnates
         best, window = row["validation"], {}
         resets += stagnates
     assert resets >= 1, "it only got better: the test saw nothing"
@@ -250,7 +258,7 @@ def test_off_there_is_no_column_and_watching_alone_changes_no_bit(start, tmp_pat
     ends, columns = [], []
     for name, switches in {"off": {}, "watching": watching}.items():
         step = start.step(settings(**SMALL, **switches), tmp_path / name)
-        rows = [step.take(number)[0] for number in range(2)]
+        rows = [step.step(number)[0] for number in range(2)]
         ends.append(flat(step.model))
         columns.append({*rows[-1]})
     assert torch.equal(*ends)
@@ -275,4 +283,4 @@ def test_off_there_is_no_column_and_watching_alone_changes_no_bit(start, tmp_pat
 )
 def test_settings_that_do_not_go_together_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check_steering(settings(**changes))
+        check_callbacks(settings(**changes))

@@ -13,8 +13,8 @@ from drlib.chat.prompts import PHRASES
 from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
 from drlib.training import pretrain, sft, stages
-from drlib.training.pretrain import documents
 from drlib.training.distributed import Ranks
+from drlib.training.pretrain import documents
 from drlib.training.run_folder import RunFolder
 from drlib.training.sft import memory_samples
 from drlib.worlds import Names
@@ -62,7 +62,7 @@ def test_a_step_through_any_agent_moves_the_weights(start, tmp_path, line):
     config = settings(rl__agent=line, rl__lr=1e-3, rl__filter__overlong="keep", rollout__max_calls=16, **LINES[line])
     step = start.step(config, tmp_path / "run")
     before = flat(step.model)
-    metrics, trajectories = step.take(1)
+    metrics, trajectories = step.step(1)
     assert metrics["updates"] == 1 and metrics["live_groups"] > 0
     assert not torch.equal(flat(step.model), before)
     # every token was scored in the context that it was sampled in
@@ -82,7 +82,7 @@ def test_a_searcher_is_rewarded_for_what_it_adds_to_plain_retrieval(start, tmp_p
         rl__questions=24,
     )
     step = start.step(config, tmp_path / "run")
-    _, trajectories = step.take(0)
+    _, trajectories = step.step(0)
     found = {(t.reward_parts["exact_match"], t.reward_parts["rag"], t.reward) for t in trajectories}
     assert all(reward == right - rag for right, rag, reward in found)
     assert (1.0, 0.0, 1.0) in found, "it gathers what plain retrieval does not find"

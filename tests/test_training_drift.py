@@ -14,11 +14,19 @@ import torch
 from drlib.config import ROOT
 from drlib.evals.evaluate import read_outcomes
 from drlib.rl.stability import Alarm, PageHinkley
-from drlib.training.distributed import Ranks
-from drlib.training.steering import Told, is_worse, monitors_of, watched_signals
+from drlib.training.callbacks import RolloutFacts, is_worse, monitors_of, watched_signals
 from drlib.trajectory import Termination, ToolResult, load_trajectories
 from drlib.worlds.perturbed import PerturbedWorld, perturb_worlds
-from tests.loop_examples import a_batch, build_stages, cold_start, flat, learned, settings
+from tests.loop_examples import (
+    a_batch,
+    build_stages,
+    cold_start,
+    end_step,
+    flat,
+    learned,
+    settings,
+    train_on,
+)
 
 start = cold_start
 batch = a_batch
@@ -33,7 +41,7 @@ def stepping(start, folder, **changes):
 
 def test_a_changed_world_lowers_the_rate_of_the_next_steps(start, tmp_path):
     step = stepping(start, tmp_path, rl__callbacks__drift_factor=0.5, rl__callbacks__world_change=2)
-    rows = [step.take(number)[0] for number in range(4)]
+    rows = [step.step(number)[0] for number in range(4)]
     assert [row["drift_alarms"] for row in rows] == [0, 0, 1, 0]
     assert [row["lr_scale"] for row in rows] == [1.0, 1.0, 1.0, 0.5]
     # four steps: the schedule falls to 0.55 in the last
@@ -43,8 +51,8 @@ def test_a_changed_world_lowers_the_rate_of_the_next_steps(start, tmp_path):
 def test_the_lowered_rate_is_the_optimizer_s(start, batch, tmp_path):
     slow, _ = learned(start, batch, tmp_path / "slow", rl__lr=1e-4)
     step = start.step(settings(rl__lr=2e-4, rl__callbacks__drift_factor=0.5), tmp_path / "run")
-    step.steering.rate.update(True)
-    row = step._learn(batch, 0)
+    step.callbacks.parts["drift_alarm"].rate.update(True)
+    row = train_on(step, batch, 0)
     assert row["lr_factor"] == 0.5
     assert torch.equal(flat(step.model), slow)
 
@@ -52,7 +60,7 @@ def test_the_lowered_rate_is_the_optimizer_s(start, batch, tmp_path):
 def test_the_rate_recovers(start, batch, tmp_path):
     """Ten steps are held, the next ten lead back in equal parts."""
     step = start.step(settings(rl__callbacks__drift_factor=0.5, rl__callbacks__world_change=2), tmp_path / "run")
-    watched = [step.steering.after(n, TRAINED, batch[0], [], Ranks()) for n in range(25)]
+    watched = [end_step(step, n, TRAINED, batch[0]) for n in range(25)]
     scales = [row["lr_scale"] for row in watched]
     # alarmed after the third: from the fourth on; the tenth held one is followed by a tenth less
     recovering = [0.5 + 0.5 * k / 10 for k in range(1, 11)]
@@ -63,7 +71,7 @@ def test_state_columns_are_running_averages_of_what_was_rolled_out(start, tmp_pa
     step = stepping(start, tmp_path, rl__callbacks__drift_factor=0.5)
     average = None
     for number in range(3):
-        row, trajectories = step.take(number)
+        row, trajectories = step.step(number)
         reward = sum(t.reward for t in trajectories) / len(trajectories)
         average = reward if average is None else 0.9 * average + 0.1 * reward
         assert row["state_reward"] == pytest.approx(average)
@@ -78,7 +86,7 @@ def a_call(tool, ok):
 def test_a_tool_that_is_hardly_called_has_no_share_of_errors():
     calls = [a_call("search", True)] * 3 + [a_call("search", False)] + [a_call("python", False)]
     signals = watched_signals(
-        [Told("x", 1.0, Termination.ANSWERED, calls)], ("search", "python"), fewest=4
+        [RolloutFacts("x", 1.0, Termination.ANSWERED, calls)], ("search", "python"), fewest=4
     )
     assert signals["errors/search"] == 0.25 and signals["errors/python"] is None
     assert signals["observation_chars"] == [4.0] * 5 and signals["reward"] == 1.0
@@ -94,7 +102,7 @@ def test_observations_of_another_length_are_seen_once(start, batch, tmp_path):
     calls = sum(len(t.tool_results) for t in rollouts)
     steps = 720 // calls + 1
     alarms = [
-        sum(step.steering.after(n, TRAINED, some, [], Ranks())["drift_alarms"] for n in range(n))
+        sum(end_step(step, n, TRAINED, some)["drift_alarms"] for n in range(n))
         for some, n in ((rollouts, 2 * steps), (longer, 2 * steps), (longer, 2 * steps))
     ]
     assert alarms == [0, 1, 0]
@@ -166,7 +174,7 @@ def test_a_changed_world_tells_the_same_facts_in_another_order(start):
 
 def test_every_task_but_a_sum_moves_into_the_changed_world(start, tmp_path):
     step = stepping(start, tmp_path, rl__questions=16)
-    tasks, worlds = step.questions.draw(1, step.curriculum)
+    tasks, worlds = step.scheduler.draw(1, step.curriculum)
     moved, changed = perturb_worlds(tasks, worlds, start.world)
     assert changed.keys() == {f"{version}-changed" for version in (*worlds, start.world.version)}
     for task, same in zip(tasks, moved, strict=True):
@@ -178,7 +186,7 @@ def test_every_task_but_a_sum_moves_into_the_changed_world(start, tmp_path):
 def test_the_world_changes_under_the_policy_after_as_many_steps(start, tmp_path):
     step = stepping(start, tmp_path, rl__callbacks__world_change=1, rl__curriculum__python_share=0.0)
     for number in range(2):
-        _, trajectories = step.take(number)
+        _, trajectories = step.step(number)
         assert {t.world_version.endswith("-changed") for t in trajectories} == {number == 1}
         kinds = tuple({entity.kind for entity in start.world.entities.values()})
         seen = [r.text for t in trajectories for r in t.tool_results if r.tool == "search" and r.ok]

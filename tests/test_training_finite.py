@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from drlib.config import ROOT
 from drlib.demonstrations.actions import Sample
 from drlib.training import build, grpo_trl, pretrain
-from drlib.training.optim import MOST_SKIPPED, SKIPPED, GradientWatch
 from drlib.training.distributed import Ranks
+from drlib.training.optim import MOST_SKIPPED, SKIPPED, GradientWatch
 from drlib.training.run_folder import NotFinite, RunFolder, read_metrics
 from drlib.training.sft_trl import IGNORED, sft_dataset, trainer_of
 from drlib.training.trl_run import attend_without_cudnn, gradient_is_finite
-from tests.loop_examples import a_batch, cold_start, flat, settings
+from tests.loop_examples import a_batch, cold_start, flat, settings, train_on
 from tests.real_examples import built, gap, weights
 from tests.test_training_real import TOUR_SFT
 from tests.test_training_sft_trl import ROWS
@@ -45,16 +45,16 @@ def spoiled(model, factor: float):
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_the_local_loop_leaves_such_a_step_out(start, batch, tmp_path, factor):
     step = start.step(settings(), tmp_path / "run")
-    assert "skipped" not in step._learn(batch, 0)
-    before, moments = flat(step.model), step.optimizers.state_dict()["adam"]["state"][0]["step"] + 0
+    assert "skipped" not in train_on(step, batch, 0)
+    before, moments = flat(step.model), step.learner.optimizers.state_dict()["adam"]["state"][0]["step"] + 0
     handle = spoiled(step.model, factor)
-    row = step._learn(batch, 1)
+    row = train_on(step, batch, 1)
     assert row["skipped"] == SKIPPED and row["updates"] == 0
     assert not math.isfinite(row["grad_norm"])
     assert torch.equal(flat(step.model), before)
-    assert step.optimizers.state_dict()["adam"]["state"][0]["step"] == moments
+    assert step.learner.optimizers.state_dict()["adam"]["state"][0]["step"] == moments
     handle.remove()
-    row = step._learn(batch, 2)
+    row = train_on(step, batch, 2)
     assert row["updates"] == 1 and "skipped" not in row and math.isfinite(row["grad_norm"])
     assert not torch.equal(flat(step.model), before) and flat(step.model).isfinite().all()
 

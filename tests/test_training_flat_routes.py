@@ -13,10 +13,11 @@ import torch
 
 from drlib.models.engine import SamplingParams
 from drlib.models.local_engine import LocalEngine
-from drlib.training.flat_routes import FlatReplay, engine_routes
-from drlib.training.learner import Share, chosen_routes, learn, record
-from drlib.training.grpo import advantages_of, grpo
+from drlib.training.batch import RolloutBatch, advantages_of
 from drlib.training.distributed import Ranks
+from drlib.training.flat_routes import FlatReplay, engine_routes
+from drlib.training.grpo import grpo
+from drlib.training.learner import chosen_routes, learn, record
 from drlib.trajectory import NO_RECORD
 from tests.engine_examples import small_model
 from tests.loop_examples import a_batch, cold_start, flat, learned, settings
@@ -88,7 +89,7 @@ def test_own_routes_change_nothing_and_are_told_as_none_rerouted(start, batch, r
     found = {}
     for name, of in {"none": None, "own": routes}.items():
         policy = copy.deepcopy(start.policy)
-        share = Share(batch[0], advantages, weights, routes=of)
+        share = RolloutBatch(batch[0], advantages, weights, routes=of)
         row = learn(policy, [share], config, Ranks())
         found[name] = torch.cat([p.grad.flatten() for p in policy.parameters()])
         assert row["rerouted"] == 0.0
@@ -106,7 +107,7 @@ def test_other_routes_are_followed_by_the_tokens_that_have_them(start, batch, ro
     assert apart > 0.1 and all(np.array_equal(a, b) for a, b in zip(own, free))
     config = settings(rl__off_policy__routing_replay="r3", rl__off_policy__engine_dtype="bfloat16", rl__filter__overlong="keep")
     advantages, weights, _ = advantages_of(batch[0], config)
-    share = Share(batch[0], advantages, weights, routes=others)
+    share = RolloutBatch(batch[0], advantages, weights, routes=others)
     row = learn(copy.deepcopy(start.policy), [share], config, Ranks())
     assert row["rerouted"] > 0.9
 
@@ -128,7 +129,7 @@ def test_a_prompt_that_went_two_ways_is_replayed_both_ways(start, batch, routes)
 
 
 def test_a_share_s_routes_stay_with_their_rollouts(batch, routes):
-    share = Share(batch[0], torch.zeros(len(routes)), torch.ones(len(routes)), routes=routes)
+    share = RolloutBatch(batch[0], torch.zeros(len(routes)), torch.ones(len(routes)), routes=routes)
     some = share.of([5, 2])
     assert some.routes[0] is routes[5] and some.routes[1] is routes[2]
     assert len(some.routes[0]) == len(some.trajectories[0])
@@ -140,7 +141,7 @@ def test_with_the_engine_s_routes_a_rounded_engine_is_nearer_to_the_trainer(star
     for routing in ("none", "r3"):
         config = settings(rl__off_policy__routing_replay=routing, rl__off_policy__engine_dtype="bfloat16", rl__filter__overlong="keep")
         step = start.step(config, tmp_path / routing)
-        row, trajectories = step.take(1)
+        row, trajectories = step.step(1)
         gaps[routing] = row["logp_gap_max"]
         assert row["updates"] == 1 and not torch.equal(flat(step.model), flat(start.policy))
     assert 0 < row["rerouted"] < 0.05

@@ -14,10 +14,12 @@ import torch
 
 from drlib.config import Config
 from drlib.training import grpo, stages
-from drlib.training.packing import Flat, score
-from drlib.training.learner import Share, learn, micro_batches, record
+from drlib.training.batch import RolloutBatch, advantages_of
 from drlib.training.distributed import Ranks
+from drlib.training.learner import learn, micro_batches, record
+from drlib.training.packing import Flat, score
 from drlib.training.run_folder import read_metrics
+from drlib.training.step_summary import summarise
 from drlib.trajectory import load_trajectories, with_reward
 from tests.loop_examples import (
     a_batch,
@@ -27,7 +29,9 @@ from tests.loop_examples import (
     gradient_of,
     learned,
     only_dead,
+    prepare,
     settings,
+    train_on,
 )
 
 start = cold_start
@@ -53,9 +57,9 @@ def test_an_update_raises_what_did_better_than_its_siblings(start, batch, tmp_pa
     """To first order the loss's own sum, advantage times change of log-probability, must grow."""
     config = settings(rl__lr=2e-5, trainer__balance_coef=0.0)
     step = start.step(config, tmp_path / "run")
-    step._learn(batch, 0)
+    train_on(step, batch, 0)
     everything = batch[0] + batch[1]
-    advantages, weights, _ = grpo.advantages_of(everything, config)
+    advantages, weights, _ = advantages_of(everything, config)
     assert (advantages > 0).any() and (advantages < 0).any()
     before = record(start.policy, everything, config)
     after = record(step.model, everything, config)
@@ -68,9 +72,9 @@ def test_an_update_raises_what_did_better_than_its_siblings(start, batch, tmp_pa
 def test_each_share_holds_the_advantages_of_its_own_rollouts(start, batch, tmp_path):
     """Leave-one-out looks at one group alone, so a shard by itself gives the same numbers."""
     step = start.step(settings(), tmp_path / "run")
-    shares, _ = step._shares(batch, 0)
+    shares, _ = prepare(step, batch, 0)
     for share, shard in zip(shares, batch, strict=True):
-        alone, weights, _ = grpo.advantages_of(shard, settings())
+        alone, weights, _ = advantages_of(shard, settings())
         assert share.trajectories == shard
         assert torch.equal(share.advantages_N, alone) and torch.equal(share.weights_N, weights)
     assert not torch.equal(shares[0].advantages_N, shares[1].advantages_N)
@@ -81,7 +85,7 @@ def test_rewards_reach_the_rollouts_that_earned_them(start, batch):
     everything = only_dead(batch)[0] + only_dead(batch)[1]
     lucky = 8
     everything[lucky] = with_reward(everything[lucky], 1.0, {})
-    advantages, _, _ = grpo.advantages_of(everything, settings())
+    advantages, _, _ = advantages_of(everything, settings())
     group = everything[lucky].group_id
     for i, trajectory in enumerate(everything):
         expected = 1.0 if i == lucky else -1 / 5 if trajectory.group_id == group else 0.0
@@ -93,7 +97,7 @@ def test_the_engine_samples_with_the_weights_of_the_last_update(start, tmp_path)
     step = start.step(settings(rl__lr=1e-3), tmp_path / "run")
     for number in range(3):
         before = flat(step.model)
-        metrics, trajectories = step.take(number)
+        metrics, trajectories = step.step(number)
         assert metrics["logp_gap"] < 1e-5 and metrics["logp_gap_max"] < 1e-2
         assert {t.policy_version for t in trajectories} == {number}
         moved = not torch.equal(flat(step.model), before)
@@ -108,7 +112,7 @@ def test_a_stale_engine_goes_on_with_old_weights_for_as_many_steps(start, tmp_pa
     versions, fresh, stale = [], [], []
     for number in range(4):
         moved = not torch.equal(flat(step.model), flat(step.sampler))
-        metrics, trajectories = step.take(number)
+        metrics, trajectories = step.step(number)
         versions += {t.policy_version for t in trajectories}
         if metrics["updates"]:
             (stale if moved else fresh).append(metrics["logp_gap"])
@@ -123,17 +127,17 @@ def test_a_stale_engine_goes_on_with_old_weights_for_as_many_steps(start, tmp_pa
 def test_a_step_whose_groups_are_all_dead_moves_nothing(start, batch, tmp_path):
     """Adam's momentum alone would go on; the step is not taken, and neither is its state."""
     step = start.step(settings(), tmp_path / "run")
-    assert step._learn(batch, 0)["updates"] == 1
+    assert train_on(step, batch, 0)["updates"] == 1
     weights = flat(step.model)
-    state = copy.deepcopy(step.optimizers.state_dict())
-    row = step._learn(only_dead(batch), 1)
+    state = copy.deepcopy(step.learner.optimizers.state_dict())
+    row = train_on(step, only_dead(batch), 1)
     assert row["updates"] == 0 and row["grad_norm"] == 0 and row["trained_share"] == 0
     assert torch.equal(flat(step.model), weights)
     for found, before in zip(
-        step.optimizers.state_dict()["adam"]["state"].values(), state["adam"]["state"].values()
+        step.learner.optimizers.state_dict()["adam"]["state"].values(), state["adam"]["state"].values()
     ):
         assert all(torch.equal(found[name], before[name]) for name in before)
-    assert step._learn(batch, 2)["updates"] == 1
+    assert train_on(step, batch, 2)["updates"] == 1
 
 
 @pytest.mark.parametrize("correction", ["none", "truncate", "mask", "icepop", "geometric"])
@@ -149,11 +153,11 @@ def test_a_mini_batch_without_any_group_changes_nothing(start, batch, tmp_path, 
 def test_groups_that_could_not_be_judged_are_not_live(batch):
     group = [replace(t, reward=reward) for t, reward in zip(batch[0][:3], (None, 0.0, 0.0))]
     assert len({t.group_id for t in group}) == 1
-    assert grpo.summarise(group, [], Ranks())[0]["live_groups"] == 0.0
+    assert summarise(group, [], Ranks())[0]["live_groups"] == 0.0
     group[0] = replace(group[0], reward=1.0)
-    assert grpo.summarise(group, [], Ranks())[0]["live_groups"] == 1.0
+    assert summarise(group, [], Ranks())[0]["live_groups"] == 1.0
     nobody = [replace(t, reward=None) for t in group]
-    assert grpo.summarise(nobody, [], Ranks())[0]["live_groups"] == 0.0
+    assert summarise(nobody, [], Ranks())[0]["live_groups"] == 0.0
 
 
 # ---------------------------------------------------------------- the balance loss
@@ -172,8 +176,8 @@ def gradient(model, shards, config, recorded=None):
     model = copy.deepcopy(model)
     shares = []
     for shard in shards:
-        advantages, weights, _ = grpo.advantages_of(shard, config)
-        shares.append(Share(shard, advantages, weights, recorded(shard) if recorded else {}))
+        advantages, weights, _ = advantages_of(shard, config)
+        shares.append(RolloutBatch(shard, advantages, weights, recorded(shard) if recorded else {}))
     learn(model, shares, config, Ranks())
     return gradient_of(model)
 

@@ -20,21 +20,24 @@ from drlib.config import Config
 from drlib.models import chunked_logprobs as kernels
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import PolicyShape, build_policy
-from drlib.rl import stability
+from drlib.rl import stability, staleness
 from drlib.rl.losses import policy_loss
 from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
+from drlib.training.batch import RolloutBatch, advantages_of, resample_groups
+from drlib.training.callbacks import StepState, emergency_stop
 from drlib.training.data import PHRASES, world_texts
-from drlib.training.learner import Share, learn, micro_batches, record
-from drlib.training.grpo import Step, advantages_of, choose, emergency_stop, engine_weights
+from drlib.training.distributed import Ranks
+from drlib.training.grpo import GRPOTrainer, engine_weights
+from drlib.training.learner import learn, micro_batches, record
 from drlib.training.optim import Optimizers
 from drlib.training.question_scheduler import Questions
-from drlib.training.distributed import Ranks
 from drlib.training.run_folder import Interrupted, RunFolder
 from drlib.training.switches import check_switches, loss_config
 from drlib.trajectory import with_reward
 from drlib.worlds import Names, load_world
+from tests.loop_examples import train_on
 
 CONTEXT = 160
 TASKS = [Task(str(i), f"What is {i} times 7?", str(7 * i), "python", "python") for i in range(4)]
@@ -81,7 +84,7 @@ def gradients(policy, rollouts, config, recorded=None):
     """(metrics, all gradients in one vector) of one update."""
     model = copy.deepcopy(policy)
     advantages, weights, _ = advantages_of(rollouts, config)
-    share = Share(rollouts, advantages, weights, recorded or {})
+    share = RolloutBatch(rollouts, advantages, weights, recorded or {})
     metrics = learn(model, [share], config, Ranks())
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return metrics, torch.cat([g.flatten() for g in grads])
@@ -194,7 +197,7 @@ def test_a_kl_term_draws_the_policy_towards_its_reference(policy, rollouts):
         for t, r in zip(dead, here)
     ]
     model = copy.deepcopy(policy)
-    share = Share(dead, torch.zeros(4), torch.ones(4), {"reference": away})
+    share = RolloutBatch(dead, torch.zeros(4), torch.ones(4), {"reference": away})
     before = learn(model, [share], config, Ranks())["kl"]
     with torch.no_grad():
         for p in model.parameters():
@@ -257,14 +260,14 @@ def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts
         model = copy.deepcopy(policy)
         optimizers = Optimizers.adam(model, 1e-3)
         advantages, weights, _ = advantages_of(rollouts, config)
-        learn(model, [Share(rollouts, advantages, weights)], config, Ranks())
+        learn(model, [RolloutBatch(rollouts, advantages, weights)], config, Ranks())
         if stability.ReferenceReset().update(0.1):
             stability.sync_reference(model, policy, *optimizers.parts.values())
         optimizers.step(factor)
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     coef = stability.KLController().update(5.0)
-    young = stability.StalenessFilter().update(rollouts, 1_000)
+    young = staleness.StalenessFilter().update(rollouts, 1_000)
     kept = [t for t, may_train in zip(rollouts, young, strict=True) if may_train]
     calm = stability.AdaptiveLearningRate().update(True)
     assert not stability.DriftDetector().update({"reward": 0.0})
@@ -316,11 +319,11 @@ def test_micro_batches_hold_everything_once_and_stay_small(rollouts):
 
 def test_choose_keeps_a_group_of_the_wanted_size_the_same_every_time(rollouts):
     config = settings(rl__sampling__oversample=2, rl__sampling__resample="sort").derive(rl__group=2)
-    kept = choose(rollouts, config, 3)
+    kept = resample_groups(rollouts, config, 3)
     groups = [t.group_id for t in kept]
     assert {groups.count(g) for g in groups} == {2} and len(kept) == 8
-    assert [t.id for t in kept] == [t.id for t in choose(rollouts, config, 3)]
-    assert choose(rollouts, settings(), 3) is rollouts
+    assert [t.id for t in kept] == [t.id for t in resample_groups(rollouts, config, 3)]
+    assert resample_groups(rollouts, settings(), 3) is rollouts
 
 
 def test_dropping_equal_groups_takes_their_tokens_out_of_the_count(policy, rollouts):
@@ -334,9 +337,9 @@ def test_dropping_equal_groups_takes_their_tokens_out_of_the_count(policy, rollo
 def test_each_minibatch_is_an_update_of_its_own(policy, rollouts, chat, tmp_path):
     def updates(name, **switches):
         run, model = RunFolder(tmp_path / name, {}), copy.deepcopy(policy)
-        step = Step(settings(**switches), run, model, chat, None, None)
-        step._learn([rollouts], 0)
-        return int(next(iter(step.optimizers.parts["adam"].state.values()))["step"])
+        step = GRPOTrainer(settings(**switches), run, model, chat, None, None)
+        train_on(step, [rollouts], 0)
+        return int(next(iter(step.learner.optimizers.parts["adam"].state.values()))["step"])
 
     assert updates("one") == 1 and updates("two", rl__minibatches=2) == 2
 
@@ -359,16 +362,18 @@ def test_the_emergency_stop_ends_what_has_collapsed_and_remembers_it():
     assert not any(switched_off.update(s) for s in healthy + dead)
 
 
-class Scripted(Step):
+class Scripted(GRPOTrainer):
     """Rollouts that end without an answer from the fourth step on; Ctrl-C after `stop_after`."""
 
-    def take(self, step):
+    def step(self, step):
         self.taken.append(step)
         self.curriculum.update([("h1", float(step % 2))])
         if step + 1 == self.stop_after:
             signal.raise_signal(signal.SIGINT)
         row = {"step": step + 1, "overlong": float(step > 2), "out_of_turns": 0.0}
-        return row, self.rollouts
+        state = StepState(step, self.config, metrics=row)
+        self.callbacks.on_step_end(self, state)
+        return state.metrics, self.rollouts
 
 
 @pytest.mark.parametrize("interrupted_after", [2, 5, 9])

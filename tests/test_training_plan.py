@@ -283,7 +283,7 @@ REFUSED = {
     "trainer.lora_rank=8 needs trainer.backend=trl": {"trainer.lora_rank": 8},
     "trainer.fsdp=true needs trainer.backend=trl": {"trainer.fsdp": True},
     "trainer.gradient_checkpointing=true needs trainer.backend=trl": {"trainer.gradient_checkpointing": True},
-    "model.dtype=bfloat16 needs trainer.backend=trl": {"model.dtype": "bfloat16"},
+    "dtype=bfloat16 needs trainer.backend=trl": {"model.dtype": "bfloat16"},
     "needs trainer.backend=trl: the local line trains the small": {"model.path": "x/y", "engine.name": "hf"},
     "trainer.fsdp=true shards over processes": {"trainer.backend": "trl", "trainer.fsdp": True, "processes": 1},
     "rollout.max_turn_tokens=500 is more than": {"rollout.max_turn_tokens": 500},
@@ -320,7 +320,7 @@ def folder(tmp_path):
 
 
 def of_folder(folder):
-    limits = dict(max_context_tokens=1024, max_turn_tokens=512)
+    limits = {"rollout.max_context_tokens": 1024, "rollout.max_turn_tokens": 512}
     return Config.load("gpu1", model__path=str(folder), engine__name="hf", **limits)
 
 

@@ -183,7 +183,7 @@ def test_without_vllm_nothing_is_trained_for_rollouts_that_cannot_come(tmp_path)
     """SFT needs no engine here, and would run for hours before RL says that there is none."""
     config = miniature(tmp_path, "qwen3", engine__name="vllm", demonstrations__teacher="solver")
     arguments = stages.arguments("rl", config, tmp_path / "runs")
-    command = [sys.executable, "-m", "drlib.training", *arguments]
+    command = [sys.executable, "-m", "drlib.cli", "train", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {vllm_fault()}\n")
     assert not (tmp_path / "runs").exists()

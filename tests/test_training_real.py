@@ -13,12 +13,13 @@ import torch
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from drlib.app.__main__ import main as ask
+from drlib.cli.ask import main as ask
 from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
 from drlib.models.moe import load_policy
 from drlib.notebook import execution
-from drlib.training import grpo, stages
+from drlib.training import stages
+from drlib.training.learner import FINAL_LR
 from drlib.training.model_setup import adapters, load_model, policy_of
 from drlib.training.optim import schedule
 from drlib.training.question_scheduler import Questions
@@ -259,7 +260,7 @@ def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
     try:
         recipe = config.derive(trainer__backend="local", rl__off_policy__routing_replay="none")
         step = start.step(recipe, tmp_path / "local")
-        local, _ = step.take(0)
+        local, _ = step.step(0)
     finally:
         start.close()
     for name in ("accuracy", "generated", "calls", "live_groups"):
@@ -282,7 +283,7 @@ def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
 def test_the_learning_rate_is_the_local_loop_s(tmp_path):
     config = tour(rl__steps=4, rl__warmup_steps=2, rl__lr=1e-4, rl__questions=1, rl__group=2)
     rates = [row["learning_rate"] for row in read_metrics(built("rl", config, tmp_path))]
-    expected = [1e-4 * schedule(step, 4, 2, 0.5, grpo.FINAL_LR) for step in range(4)]
+    expected = [1e-4 * schedule(step, 4, 2, 0.5, FINAL_LR) for step in range(4)]
     assert rates == pytest.approx(expected)
 
 
@@ -315,7 +316,7 @@ def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path, monkeypatc
     start = ColdStart()
     try:
         step = start.step(config.derive(trainer__backend="local"), tmp_path / "local")
-        step.take(0)
+        step.step(0)
     finally:
         start.close()
     assert second == step.curriculum.state_dict() != first

@@ -40,17 +40,17 @@ def test_a_stage_s_folder_changes_with_each_setting_that_it_may_read(tmp_path, n
     config = Config.load("laptop")
     usual = stages.folder(name, config, tmp_path)
     readable = stages.readable(name, config)
-    for name, field in FIELDS.items():
-        changed = stages.folder(name, config.derive(**{name: other(name, field)}), tmp_path)
+    for setting, field in FIELDS.items():
+        changed = stages.folder(name, config.derive(**{setting: other(setting, field)}), tmp_path)
         try:
-            readable.get(name)
+            readable.get(setting)
         except AttributeError as fault:
             assert "Declare the stage in drlib/config.py" in str(fault)
-            assert changed.name == usual.name, name
+            assert changed.name == usual.name, setting
         else:
-            fixed = name in stages.STAGES[name].fixed
-            free = name in FREE - {"plugins"}
-            assert (changed.name == usual.name) == (fixed or free), name
+            fixed = setting in stages.STAGES[name].fixed
+            free = setting in FREE - {"plugins"}
+            assert (changed.name == usual.name) == (fixed or free), setting
 
 
 # Another allowed value of those for which one more, half or the opposite is none.
@@ -162,7 +162,7 @@ def test_a_restricted_config_still_gives_all_of_itself_to_the_graph():
 
 def command(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "drlib.training", *arguments], capture_output=True, text=True
+        [sys.executable, "-m", "drlib.cli", "train", *arguments], capture_output=True, text=True
     )
 
 

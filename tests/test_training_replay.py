@@ -14,10 +14,10 @@ import torch
 
 from drlib.rl.staleness import TrainedGroup
 from drlib.training import stages
-from drlib.training.packing import Flat, score
-from drlib.training.learner import learn, record
 from drlib.training.distributed import Ranks
-from drlib.training.replay_groups import Replay, answers_still, plain, restored
+from drlib.training.group_replay import GroupReplay, answers_still, plain, restored
+from drlib.training.learner import learn, record
+from drlib.training.packing import Flat, score
 from drlib.training.rollouts import step_seed
 from drlib.training.run_folder import read_metrics
 from drlib.training.switches import check_switches
@@ -31,7 +31,10 @@ from tests.loop_examples import (
     gradient_of,
     live_groups,
     only_dead,
+    prepare,
+    record_part,
     settings,
+    train_on,
 )
 from tests.stage_processes import build_stage
 
@@ -64,17 +67,17 @@ def test_steps_replay_what_earlier_ones_learned_from(start, tmp_path):
     step = start.step(config, tmp_path / "run")
     rows = []
     for number in range(4):
-        before = {shard: len(b.state["groups"]) for shard, b in step.replay.buffers.items()}
-        rows.append(step.take(number)[0])
+        before = {shard: len(b.state["groups"]) for shard, b in step.callbacks.parts["group_replay"].buffers.items()}
+        rows.append(step.step(number)[0])
         assert rows[-1]["replayed"] <= sum(min(2, n) for n in before.values())
         now = step.clock.now - rows[-1]["updates"]
-        kept = [g for b in step.replay.buffers.values() for g in b.state["groups"]]
+        kept = [g for b in step.callbacks.parts["group_replay"].buffers.values() for g in b.state["groups"]]
         assert all(now - t.policy_version <= 2 for g in kept for t in g.rollouts)
     assert rows[0]["replayed"] == rows[0]["replay_age"] == rows[0]["replay_weight"] == 0
     later = [row for row in rows[1:] if row["replayed"]]
     assert len(later) >= 2 and max(row["replayed"] for row in later) >= 3
     assert all(0 < row["replay_age"] <= 2 and 0 < row["replay_weight"] < 2 for row in later)
-    for buffer in step.replay.buffers.values():
+    for buffer in step.callbacks.parts["group_replay"].buffers.values():
         for group in buffer.state["groups"]:
             assert any(group.advantages) and all(weight > 0 for weight in group.weights)
             assert {t.policy_version for t in group.rollouts} <= {0, 2}  # of 0, 0, 2, 2 updates
@@ -113,10 +116,10 @@ def test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities(
     """The step's own rollouts are dead, so all of the gradient is the replayed groups'."""
     config = settings(**REPLAYING)
     step = start.step(config, tmp_path / "run")
-    step._learn(lively, 0)
+    train_on(step, lively, 0)
     dead = only_dead(lively)
     drawn = []
-    for shard, buffer in copy.deepcopy(step.replay.buffers).items():
+    for shard, buffer in copy.deepcopy(step.callbacks.parts["group_replay"].buffers).items():
         rng = random.Random(step_seed(f"{config.seed}-replay-{shard}", 1))
         drawn += buffer.draw(1, 1, rng, worlds=None)
     assert len(drawn) == 2
@@ -125,14 +128,14 @@ def test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities(
 
     # the gradient before it is clipped to norm 1, of buffers that come from a checkpoint
     model = copy.deepcopy(step.model)
-    kept = Replay(config, Ranks(), step.replay.state_dict())
-    own, _ = step._shares(dead, 1)
-    shares, _ = kept.joined(own, 1, step.clock, lambda *of: step._share(*of, old=True))
+    kept = GroupReplay(config, Ranks(), step.callbacks.parts["group_replay"].state_dict())
+    own, _ = prepare(step, dead, 1)
+    shares, _ = kept.joined(own, 1, step.clock, lambda *of: record_part(step, *of))
     row = learn(model, shares, config, Ranks())
     assert (gradient_of(model) - expected).norm() < 1e-3 * expected.norm()
     assert row["logp_gap"] > 0.01  # the policy has moved: no ratio is 1
 
-    row = step._learn(dead, 1)
+    row = train_on(step, dead, 1)
     assert row["grad_norm"] == pytest.approx(float(expected.norm()), rel=1e-3)
     assert (row["replayed"], row["replay_age"], row["updates"]) == (2, 1, 1)
     assert row["replay_weight"] == pytest.approx(np.mean(factors), rel=1e-3)
@@ -141,15 +144,15 @@ def test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities(
 def test_what_is_too_old_to_train_on_is_not_replayed_either():
     for max_age, limit in ((0, 5), (3, 3), (9, 5)):
         config = settings(rl__off_policy__replay_groups=2, rl__off_policy__replay_age=5, rl__filter__max_age=max_age)
-        buffers = Replay(config, Ranks()).buffers
+        buffers = GroupReplay(config, Ranks()).buffers
         assert [buffer.max_age for buffer in buffers.values()] == [limit, limit]
 
 
 def test_the_step_s_own_rollouts_keep_advantages_and_weights(start, lively, tmp_path):
     step = start.step(settings(**REPLAYING), tmp_path / "run")
-    step._learn(lively, 0)
-    own, _ = step._shares(lively, 1)
-    joined, row = step.replay.joined(own, 1, step.clock, lambda *of: step._share(*of, old=True))
+    train_on(step, lively, 0)
+    own, _ = prepare(step, lively, 1)
+    joined, row = step.callbacks.parts["group_replay"].joined(own, 1, step.clock, lambda *of: record_part(step, *of))
     assert row["replayed"] == 2
     for share, more in zip(own, joined, strict=True):
         n = len(share.trajectories)
@@ -160,15 +163,15 @@ def test_the_step_s_own_rollouts_keep_advantages_and_weights(start, lively, tmp_
 
 def test_groups_that_could_teach_nothing_are_not_kept(start, lively, tmp_path):
     step = start.step(settings(**REPLAYING), tmp_path / "run")
-    step._learn(lively, 0)
-    for shard, buffer in zip(lively, step.replay.buffers.values()):
+    train_on(step, lively, 0)
+    for shard, buffer in zip(lively, step.callbacks.parts["group_replay"].buffers.values()):
         kept = [group.rollouts[0].group_id for group in buffer.state["groups"]]
         assert kept == live_groups([t for t in shard if t.reward or t.termination != "length"])
-    step._learn(only_dead(lively), 1)
-    assert [len(b.state["groups"]) for b in step.replay.buffers.values()] != [0, 0]
+    train_on(step, only_dead(lively), 1)
+    assert [len(b.state["groups"]) for b in step.callbacks.parts["group_replay"].buffers.values()] != [0, 0]
     again = start.step(settings(**REPLAYING), tmp_path / "dead")
-    again._learn(only_dead(lively), 0)
-    assert [b.state["groups"] for b in again.replay.buffers.values()] == [[], []]
+    train_on(again, only_dead(lively), 0)
+    assert [b.state["groups"] for b in again.callbacks.parts["group_replay"].buffers.values()] == [[], []]
 
 
 def test_nothing_is_replayed_once_its_world_has_changed(start, lively, tmp_path):
@@ -177,8 +180,8 @@ def test_nothing_is_replayed_once_its_world_has_changed(start, lively, tmp_path)
     assert not answers_still("tour-1")
     config = settings(**{**REPLAYING, "rl.off_policy.replay_groups": 40}, rl__callbacks__world_change=2)
     step = start.step(config, tmp_path / "run")
-    step._learn(lively, 0)
-    drawn = {number: step.replay._drawn(0, number, step.clock) for number in (1, 2)}
+    train_on(step, lively, 0)
+    drawn = {number: step.callbacks.parts["group_replay"]._drawn(0, number, step.clock) for number in (1, 2)}
     worlds = {
         n: {t.world_version for g, _ in some for t in g.rollouts} for n, some in drawn.items()
     }
@@ -235,12 +238,12 @@ def test_a_killed_run_replays_the_same_groups(start, tmp_path, switches):
 
     weights, whole = go_on("whole", power_cut_at=3)
     saved = torch.load(tmp_path / "cut.partial" / "checkpoint.pt", weights_only=True)
-    assert saved["step"] == 2 and any(saved["extra"]["replay"])
+    assert saved["step"] == 2 and any(saved["extra"]["callbacks"]["group_replay"])
     resumed, cut = go_on("cut")
     assert torch.equal(resumed, weights) and not torch.equal(weights, flat(start.policy))
     assert cut.clock.state == whole.clock.state
-    for shard, buffer in whole.replay.buffers.items():
-        assert cut.replay.buffers[shard].state == buffer.state
+    for shard, buffer in whole.callbacks.parts["group_replay"].buffers.items():
+        assert cut.callbacks.parts["group_replay"].buffers[shard].state == buffer.state
     one, other = (rows_of(tmp_path / f"{folder}.partial") for folder in ("whole", "cut"))
     assert one == other and sum(row["replayed"] for row in one[3:]) > 0
 
@@ -255,24 +258,24 @@ def test_a_shard_by_itself_replays_what_it_does_beside_the_other(start, lively, 
     """What a process with one shard draws, after going on from the checkpoint of both."""
     config = settings(**REPLAYING)
     step = start.step(config, tmp_path / "run")
-    step._learn(lively, 0)
-    state = step.replay.state_dict()
-    own, _ = step._shares(lively, 1)
+    train_on(step, lively, 0)
+    state = step.callbacks.parts["group_replay"].state_dict()
+    own, _ = prepare(step, lively, 1)
 
     def share_of(*what):
-        return step._share(*what, old=True)
+        return record_part(step, *what)
 
-    both, row = step.replay.joined(own, 1, step.clock, share_of)
+    both, row = step.callbacks.parts["group_replay"].joined(own, 1, step.clock, share_of)
     found = []
     for shard in (0, 1):
         ranks = Ranks()
         ranks.shards = range(shard, 2, 2)
-        alone = Replay(config, ranks, state)
+        alone = GroupReplay(config, ranks, state)
         ((share,), part) = alone.joined(own[shard : shard + 1], 1, step.clock, share_of)
         found.append(part)
         assert share.trajectories == both[shard].trajectories
         assert torch.equal(share.weights_N, both[shard].weights_N)
-        assert alone.buffers[shard].state == step.replay.buffers[shard].state
+        assert alone.buffers[shard].state == step.callbacks.parts["group_replay"].buffers[shard].state
     assert row["replayed"] == sum(part["replayed"] for part in found) == 2
 
 
@@ -290,10 +293,10 @@ def test_two_processes_replay_as_one(tmp_path):
 
 def test_replayed_rollouts_go_where_the_engine_sent_them(start, tmp_path):
     step = start.step(settings(**ROUTED), tmp_path / "run")
-    _, trajectories = step.take(0)
+    _, trajectories = step.step(0)
     half = len(trajectories) // 2
-    own, _ = step._shares([trajectories[:half], trajectories[half:]], 1)
-    joined, row = step.replay.joined(own, 1, step.clock, lambda *of: step._share(*of, old=True))
+    own, _ = prepare(step, [trajectories[:half], trajectories[half:]], 1)
+    joined, row = step.callbacks.parts["group_replay"].joined(own, 1, step.clock, lambda *of: record_part(step, *of))
     assert row["replayed"] > 0
     for share in joined:
         for t, routes in zip(share.trajectories, share.routes, strict=True):
@@ -303,17 +306,17 @@ def test_replayed_rollouts_go_where_the_engine_sent_them(start, tmp_path):
 def test_a_reference_and_a_correction_see_the_replayed_rollouts_too(start, lively, tmp_path):
     config = settings(**REPLAYING, rl__loss__kl_coef=0.5, rl__loss__correction="truncate")
     step = start.step(config, tmp_path / "run")
-    step._learn(lively, 0)
+    train_on(step, lively, 0)
     before = copy.deepcopy(step.model)
-    own, _ = step._shares(lively, 1)
-    joined, _ = step.replay.joined(own, 1, step.clock, lambda *of: step._share(*of, old=True))
+    own, _ = prepare(step, lively, 1)
+    joined, _ = step.callbacks.parts["group_replay"].joined(own, 1, step.clock, lambda *of: record_part(step, *of))
     for share in joined:
         for name, model in (("old", before), ("reference", start.policy)):
             expected = record(model, share.trajectories, config)
             found = share.recorded[name]
             gaps = [np.abs(a - b).max() for a, b in zip(found, expected, strict=True)]
             assert max(gaps) < 1e-4
-    row = step._learn(lively, 2)
+    row = train_on(step, lively, 2)
     assert row["kl"] > 0 and row["updates"] == 1
 
 

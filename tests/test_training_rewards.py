@@ -12,12 +12,11 @@ import torch
 from drlib.rewards.controls import majority_wrong_answer, shuffle_rewards
 from drlib.rl.resampling import drop_zero_variance_groups
 from drlib.task import Task, normalise_answer
-from drlib.training.grpo import advantages_of
+from drlib.training.batch import advantages_of, filter_of
 from drlib.training.distributed import Ranks
-from drlib.training.rewarding import filter_of, judged, reward_of, rewarded
-from drlib.training.rollouts import first_live, rollout
+from drlib.training.rollouts import first_live, judged, reward_of, rewarded, sample_rollouts
 from drlib.trajectory import Termination, with_reward
-from tests.loop_examples import a_batch, cold_start, flat, learned, settings
+from tests.loop_examples import a_batch, cold_start, collect, flat, learned, settings
 
 start = cold_start
 batch = a_batch
@@ -42,8 +41,8 @@ def made(start, tmp_path_factory):
     def make(number: int = 1, **changes):
         config = settings(**changes)
         step = start.step(config, tmp_path_factory.mktemp("runs") / "made")
-        tasks, worlds = step.questions.draw(number, step.curriculum)
-        return rollout(step.agent, tasks, worlds, config, number), tasks
+        tasks, worlds = step.scheduler.draw(number, step.curriculum)
+        return sample_rollouts(step.agent, tasks, worlds, config, number), tasks
 
     return make
 
@@ -159,7 +158,7 @@ def test_the_second_half_of_a_group_is_made_where_the_first_differs(usual, made)
 
 def test_groups_of_two_sizes_are_learned_from(start, tmp_path):
     step = start.step(settings(rl__sampling__adaptive_group=True), tmp_path / "run")
-    row, trajectories = step.take(1)
+    row, trajectories = step.step(1)
     assert 8 * 3 < row["rollouts"] < 8 * 6 and row["rollouts"] == len(trajectories)
     assert row["updates"] == 1 and not torch.equal(flat(step.model), flat(start.policy))
 
@@ -168,7 +167,7 @@ def test_questions_are_drawn_until_enough_groups_are_live(start, tmp_path):
     """DAPO: eight live groups are trained on; what is dead is not in the denominator either."""
     config = settings(rl__sampling__draws=4, rl__filter__overlong="keep")
     step = start.step(config, tmp_path / "run")
-    made, kept, draws = step._roll_out(1, config)
+    made, kept, draws = collect(step, 1)
     groups = of_groups(made[0] + made[1])
     assert 1 < draws <= 4 and len(groups) == draws * 8
     live = [name for name, group in groups.items() if len({t.reward for t in group}) > 1]
@@ -177,7 +176,7 @@ def test_questions_are_drawn_until_enough_groups_are_live(start, tmp_path):
     assert [int(name.rpartition("-")[2]) % 2 for name in of_groups(kept[0])] == [0] * len(
         of_groups(kept[0])
     )
-    row, _ = start.step(config, tmp_path / "again").take(1)
+    row, _ = start.step(config, tmp_path / "again").step(1)
     tokens = sum(int(t.generated.sum()) for shard in kept for t in shard)
     assert row["draws"] == draws and row["tokens"] == tokens and row["trained_share"] == 1.0
     assert row["rollouts"] == draws * 48
@@ -185,7 +184,7 @@ def test_questions_are_drawn_until_enough_groups_are_live(start, tmp_path):
 
 def test_another_draw_asks_other_questions_with_other_random_numbers(start, tmp_path):
     step = start.step(settings(rl__sampling__draws=2, rl__questions=4), tmp_path / "run")
-    made, _, draws = step._roll_out(2, step.config)
+    made, _, draws = collect(step, 2)
     everything = made[0] + made[1]
     assert draws == 2 and len({t.id for t in everything}) == 2 * 4 * 6
     assert len({t.group_id for t in everything}) == 8
@@ -211,7 +210,7 @@ def test_the_first_live_groups_are_those_whose_questions_were_drawn_first(batch)
 def test_a_step_without_any_live_group_is_kept_whole(start, tmp_path):
     config = settings(rl__sampling__draws=2, rl__reward__name="format_and_answer", rollout__max_calls=1, rollout__max_turn_tokens=2)
     step = start.step(config, tmp_path / "run")
-    row, trajectories = step.take(0)
+    row, trajectories = step.step(0)
     assert row["live_groups"] == 0 and row["draws"] == 2 and row["updates"] == 0
     assert len(trajectories) == 2 * 48
     assert torch.equal(flat(step.model), flat(start.policy))

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from drlib.questions.chains import NEXT_PAGE
+from drlib.rl.curriculum import Curriculum
 from drlib.rl.resampling import truncate_to_multiple
-from drlib.training import grpo
 from drlib.training.question_scheduler import SKILLS, Questions
-from drlib.training.samples import all_contexts, contexts_of
+from drlib.training.rollouts import all_contexts, contexts_of
 from drlib.training.switches import check_switches
 from drlib.worlds import Names
-from tests.loop_examples import a_batch, cold_start, flat, settings
+from tests.loop_examples import a_batch, cold_start, flat, prepare, settings, train_on
 
 start = cold_start
 batch = a_batch
@@ -73,8 +73,8 @@ def test_all_contexts_names_the_rollout_of_each(rollouts):
 def learned_from(start, tasks_shards, folder, **changes):
     """(weights, metrics, shares) after one update on these shards."""
     step = start.step(settings(rl__lr=1e-3, **changes), folder)
-    shares, _ = step._shares(tasks_shards, 0)
-    row = step._learn(tasks_shards, 0)
+    shares, _ = prepare(step, tasks_shards, 0)
+    row = train_on(step, tasks_shards, 0)
     return flat(step.model), row, shares
 
 
@@ -156,19 +156,19 @@ def test_trails_are_drawn_by_their_share_with_worlds_of_their_own(start):
         rl__curriculum__trail_share=0.4, rl__curriculum__trail_pages=5, rl__questions=200
     )
     questions = Questions(config, start.world, Names.from_world(start.world))
-    tasks, worlds = questions.draw(0, grpo.Curriculum(SKILLS))
+    tasks, worlds = questions.draw(0, Curriculum(SKILLS))
     trails = [task for task in tasks if task.kind == "trail"]
     assert 55 < len(trails) < 105
     assert {task.hops for task in trails} == {1, 2, 3, 4, 5}
     for task in trails:
         assert NEXT_PAGE in worlds[task.world].entities[task.start].facts
-    assert tasks == questions.draw(0, grpo.Curriculum(SKILLS))[0]
+    assert tasks == questions.draw(0, Curriculum(SKILLS))[0]
 
 
 def test_without_trails_the_questions_are_those_of_before(start):
     """The committed runs' draws: a share of 0 takes nothing from the stream."""
     names = Names.from_world(start.world)
-    curriculum = grpo.Curriculum(SKILLS)
+    curriculum = Curriculum(SKILLS)
     plain = Questions(settings(), start.world, names).draw(3, curriculum)[0]
     other = Questions(settings(rl__curriculum__trail_pages=99), start.world, names).draw(
         3, curriculum

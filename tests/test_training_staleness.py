@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from drlib.training import grpo
-from drlib.training.learner import Share, learn
+from drlib.training.batch import RolloutBatch, advantages_of, without_lost
 from drlib.training.distributed import Ranks
-from drlib.training.staleness import Clock, without_lost
+from drlib.training.learner import learn
+from drlib.training.staleness import Clock
 from drlib.training.switches import check_switches
 from drlib.trajectory import Termination, with_reward
 from tests.loop_examples import (
@@ -24,6 +24,7 @@ from tests.loop_examples import (
     live_groups,
     only_dead,
     settings,
+    train_on,
 )
 
 start = cold_start
@@ -65,7 +66,7 @@ def test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since(start, tmp_pa
     for number in range(4):
         before, now = flat(step.model), step.clock.now
         assert now == updates
-        row, trajectories = step.take(number)
+        row, trajectories = step.step(number)
         ages.append(now - step.clock.stamped(trajectories[0]).policy_version)
         stale = ages[-1] > 1
         assert row["filtered_stale"] == (len(trajectories) if stale else 0)
@@ -79,9 +80,9 @@ def test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since(start, tmp_pa
 
 def test_a_step_without_an_update_makes_nothing_older(start, batch, tmp_path):
     step = start.step(settings(rl__minibatches=2), tmp_path / "run")
-    step._learn(only_dead(batch), 0)
+    train_on(step, only_dead(batch), 0)
     assert step.clock.now == 0
-    row = step._learn(batch, 1)
+    row = train_on(step, batch, 1)
     assert step.clock.now == row["updates"] == 2
 
 
@@ -99,7 +100,7 @@ def test_stale_rollouts_leave_loss_and_baseline(start, batch, tmp_path):
     def learned(name, shards):
         step = start.step(config, tmp_path / name)
         step.clock.load_state_dict({"updates": 7, "versions": [0, 4, 5]})
-        row = step._learn(shards, 0)
+        row = train_on(step, shards, 0)
         return flat(step.model), row
 
     weights, row = learned("mixed", mixed)
@@ -135,7 +136,7 @@ def damaged(batch):
 def test_a_group_that_lost_less_than_half_is_filled_and_another_left_out(damaged):
     shard, filled, lost = damaged
     config = settings(rl__filter__overlong="keep", rl__filter__repair_groups=True)
-    advantages, weights, report = grpo.advantages_of(shard, config)
+    advantages, weights, report = advantages_of(shard, config)
     rest = [i for i in range(len(shard)) if i not in {*filled, *lost}]
     assert weights[filled].tolist() == [2, 2, 1, 1, 0, 0]  # as many as the group had
     assert not weights[lost].any() and not advantages[lost].any()
@@ -149,7 +150,7 @@ def test_a_group_that_lost_less_than_half_is_filled_and_another_left_out(damaged
     assert advantages[filled].tolist() == pytest.approx([*by_hand, 0, 0])
 
     # without it both train with what is left of them
-    _, usual, report = grpo.advantages_of(shard, config.derive(rl__filter__repair_groups=False))
+    _, usual, report = advantages_of(shard, config.derive(rl__filter__repair_groups=False))
     assert usual[filled].tolist() == [1, 1, 1, 1, 0, 0] and usual[lost].sum() == 3
     assert report["lost"] == {}
 
@@ -157,13 +158,13 @@ def test_a_group_that_lost_less_than_half_is_filled_and_another_left_out(damaged
 def test_a_copy_by_weight_has_the_gradient_of_a_copy(start, damaged):
     shard, filled, _ = damaged
     config = settings(rl__filter__overlong="keep", rl__filter__repair_groups=True, trainer__balance_coef=0.0)
-    advantages, weights, _ = grpo.advantages_of(shard, config)
+    advantages, weights, _ = advantages_of(shard, config)
     twice = [*range(len(shard)), *filled[:2]]
     ones = (weights > 0).float()
     found = []
     for share in (
-        Share(shard, advantages, weights),
-        Share([shard[i] for i in twice], advantages[twice], ones[twice]),
+        RolloutBatch(shard, advantages, weights),
+        RolloutBatch([shard[i] for i in twice], advantages[twice], ones[twice]),
     ):
         model = copy.deepcopy(start.policy)
         row = learn(model, [share], config, Ranks(), start.chat.tokenizer.pad_token_id)
@@ -187,7 +188,7 @@ def test_groups_lose_stale_rollouts_too_and_whole_groups_are_none_repaired(batch
 
 def test_the_row_counts_the_repaired_groups_of_all_shards(start, damaged, batch, tmp_path):
     step = start.step(settings(rl__filter__repair_groups=True), tmp_path / "run")
-    row = step._learn([damaged[0], batch[1]], 0)
+    row = train_on(step, [damaged[0], batch[1]], 0)
     assert (row["repaired_groups"], row["lost_groups"], row["updates"]) == (1, 1, 1)
 
 

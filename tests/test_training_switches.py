@@ -12,10 +12,11 @@ import torch
 from drlib.config import FIELDS
 from drlib.questions.chains import PYTHON_KINDS
 from drlib.rl.resampling import error_penalty, format_penalty
-from drlib.training import grpo
+from drlib.training.batch import resample_groups
+from drlib.training.rollouts import sample_rollouts
 from drlib.training.switches import check_switches
 from drlib.trajectory import Termination
-from tests.loop_examples import a_batch, cold_start, flat, learned, settings
+from tests.loop_examples import a_batch, cold_start, flat, learned, settings, train_on
 
 start = cold_start
 batch = a_batch
@@ -168,7 +169,7 @@ def test_a_switch_of_the_rollouts_changes_them_and_is_learned_from(start, recipe
     step = start.step(config, tmp_path / "run")
     updates, trajectories = 0, []
     for number in range(STEPS):
-        metrics, made = step.take(number)
+        metrics, made = step.step(number)
         updates += metrics["updates"]
         trajectories += made
     assert updates >= 1 and flat(step.model).isfinite().all()
@@ -189,7 +190,7 @@ def test_a_switch_of_the_rollouts_changes_them_and_is_learned_from(start, recipe
 
 def test_the_learning_rate_falls_over_the_second_half_of_the_steps(start, batch, tmp_path):
     step = start.step(settings(rl__steps=4), tmp_path / "run")
-    factors = [step._learn(batch, number)["lr_factor"] for number in range(4)]
+    factors = [train_on(step, batch, number)["lr_factor"] for number in range(4)]
     assert factors == pytest.approx([1.0, 1.0, 1.0, 0.1 + 0.9 / 2])
 
 
@@ -215,8 +216,8 @@ def test_kl_is_measured_against_the_cold_start_and_holds_the_policy_near_it(star
     usual = {"rl.lr": 2e-3, "rl.filter.overlong": "keep", "rl.questions": 4}
     for coef in (0.001, 20.0):
         step = start.step(settings(rl__loss__kl_coef=coef, **usual), tmp_path / f"kl{coef}")
-        rows = [step.take(number)[0] for number in range(4)]
-        assert torch.equal(flat(step.reference), flat(start.policy))
+        rows = [step.step(number)[0] for number in range(4)]
+        assert torch.equal(flat(step.learner.reference), flat(start.policy))
         assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
         ends[coef] = rows[-1]["kl"]
     assert ends[0.001] > 0.001
@@ -268,9 +269,9 @@ def noisy(trajectory):
 def test_resampling_keeps_the_cleanest_successes_of_every_group(start, tmp_path):
     config = settings(rl__sampling__oversample=2, rl__sampling__resample="sort")
     step = start.step(config, tmp_path / "run")
-    tasks, worlds = step.questions.draw(2, step.curriculum)
-    rolled = grpo.rollout(step.agent, tasks, worlds, config, 2, 0)
-    chosen = grpo.choose(rolled, config, 2)
+    tasks, worlds = step.scheduler.draw(2, step.curriculum)
+    rolled = sample_rollouts(step.agent, tasks, worlds, config, 2, 0)
+    chosen = resample_groups(rolled, config, 2)
     groups = dict.fromkeys(t.group_id for t in rolled)
     mixed = 0
     for name in groups:

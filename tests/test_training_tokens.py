@@ -13,11 +13,10 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from drlib.rl.losses import policy_loss
-from drlib.training.learner import Share, learn
-from drlib.training.grpo import advantages_of
+from drlib.training.batch import RolloutBatch, advantages_of
 from drlib.training.distributed import Ranks
+from drlib.training.learner import choosing_tokens, chosen_tokens, learn
 from drlib.training.switches import check_switches, loss_config
-from drlib.training.token_choice import choosing_tokens, chosen_tokens
 from tests.loop_examples import a_batch, cold_start, learned, settings
 
 start = cold_start
@@ -25,9 +24,9 @@ batch = a_batch
 USUAL = {"rl.filter.overlong": "keep", "trainer.balance_coef": 0.0}
 
 
-def share_of(trajectories, config, weights=None) -> Share:
+def share_of(trajectories, config, weights=None) -> RolloutBatch:
     advantages_N, weights_N, _ = advantages_of(trajectories, config)
-    return Share(trajectories, advantages_N, weights_N if weights is None else weights)
+    return RolloutBatch(trajectories, advantages_N, weights_N if weights is None else weights)
 
 
 def gradient_of(start, shares, config) -> tuple[dict, torch.Tensor]:
@@ -177,7 +176,7 @@ def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
     """Cut into many micro-batches, each chooses its own; what is dead counts as well."""
     from drlib.training import learner
 
-    monkeypatch.setattr(gradient, "MICRO_BATCH_CONTEXTS", 1)
+    monkeypatch.setattr(learner, "MICRO_BATCH_CONTEXTS", 1)
     config = settings(**USUAL, rl__loss__top_entropy=0.2, rl__loss__entropy_scope="micro")
     share = share_of(batch[0], config)
     live = share.advantages_N != 0

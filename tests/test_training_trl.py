@@ -13,9 +13,9 @@ from drlib.config import Config
 from drlib.models.moe import load_policy
 from drlib.rl import advantages as estimators
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
-from drlib.training.learner import Share, learn
-from drlib.training.grpo import advantages_of
+from drlib.training.batch import RolloutBatch, advantages_of
 from drlib.training.distributed import Ranks
+from drlib.training.learner import learn
 from drlib.training.switches import loss_config
 from drlib.trajectory import Segment, Termination, Trajectory
 from tests.trl_examples import (
@@ -118,7 +118,7 @@ def test_a_real_step_has_the_gradients_of_the_local_loop(
     assert torch.equal(batch["loss_weights"], weights)
     torch.testing.assert_close(batch["advantages"], advantages)
     model, _ = load_policy(checkpoint)
-    row = learn(model, [Share(rollouts, advantages, weights)], config, Ranks())
+    row = learn(model, [RolloutBatch(rollouts, advantages, weights)], config, Ranks())
     expected = named(model)
     assert_equal_gradients(watch.gradients, expected)
     assert made.state.log_history[0]["policy/ratio_mean"] == pytest.approx(1.0)

@@ -49,8 +49,8 @@ LIGHT = (
     "drlib.questions",
     "drlib.demonstrations",
     "drlib.evals.metrics",
-    "drlib.training.__main__",
-    "drlib.analysis.__main__",
+    "drlib.cli.train",
+    "drlib.cli.report",
 )
 
 

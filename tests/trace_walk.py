@@ -15,9 +15,10 @@ from drlib.files import write_atomic
 from drlib.models.local_engine import LocalEngine
 from drlib.questions.chains import Chain, search_task
 from drlib.rewards.functions import exact_match
-from drlib.training import grpo
-from drlib.training.learner import Share, learn
+from drlib.training.batch import RolloutBatch, advantages_of
 from drlib.training.distributed import Ranks
+from drlib.training.learner import learn
+from drlib.training.rollouts import limits_of, sample_rollouts
 from tests.loop_examples import ColdStart, settings
 
 PAGE, TEXT = ROOT / "docs" / "trace.md", Path(__file__).with_name("trace_walk.md")
@@ -61,11 +62,11 @@ class Walk:
 
     def roll(self) -> list:
         """Eight tries at the task, rewarded, as a step of the stage `rl` makes them."""
-        limits = grpo.limits_of(self.config)
+        limits = limits_of(self.config)
         policy = self.start.policy.eval()
         engine = LocalEngine(policy, max_context=limits.context_tokens, lockstep=True)
         agent = ReAct(engine, self.start.toolbox, self.start.chat, limits)
-        return grpo.rollout(agent, [self.task], {}, self.config, step=0)
+        return sample_rollouts(agent, [self.task], {}, self.config, step=0)
 
     def prompt(self) -> dict:
         """Stop 3: the text that the policy is given, and its ids."""
@@ -97,7 +98,7 @@ class Walk:
 
     def rewards_and_advantages(self) -> dict:
         """Stops 6 and 7: each try's answer, reward and advantage."""
-        self.advantages_N, self.weights_N, _ = grpo.advantages_of(self.trajectories, self.config)
+        self.advantages_N, self.weights_N, _ = advantages_of(self.trajectories, self.config)
         for trajectory in self.trajectories:
             assert trajectory.reward == exact_match()(trajectory, self.task).value
         rows = [
@@ -118,7 +119,7 @@ class Walk:
         """Stop 8: the group as an update of its own, without the balance loss."""
         config = self.config.derive(trainer__balance_coef=0.0)
         model = copy.deepcopy(self.start.policy).train()
-        share = Share(self.trajectories, self.advantages_N, self.weights_N)
+        share = RolloutBatch(self.trajectories, self.advantages_N, self.weights_N)
         row = learn(model, [share], config, Ranks())
         lengths_N = torch.tensor([float(t.generated.sum()) for t in self.trajectories])
         by_hand = -(self.advantages_N * lengths_N).sum() / lengths_N.sum()

@@ -31,9 +31,9 @@ until curl --silent --fail http://127.0.0.1:8000/health; do
 done
 
 export CUDA_VISIBLE_DEVICES=4,5,6,7
-python -m drlib.training sft "${SETTINGS[@]}"
+drlib train sft "${SETTINGS[@]}"
 # No --use_fsdp here: the stage says it itself (setting fsdp).
 accelerate launch --multi_gpu --num_machines 1 --num_processes 4 --num_cpu_threads_per_process 8 \
   --mixed_precision bf16 --dynamo_backend no --main_process_port 29501 \
   --module drlib.training.build rl "${SETTINGS[@]}"
-python -m drlib.training evaluate_rl "${SETTINGS[@]}"
+drlib train evaluate_rl "${SETTINGS[@]}"

@@ -53,9 +53,9 @@ until curl --silent --fail "http://$SERVES:8000/health"; do
 done
 
 # What comes before RL, on one node; RL on all; the evaluation on one.
-srun --nodes=1 --ntasks=1 --nodelist="$FIRST" python -m drlib.training sft "${SETTINGS[@]}"
+srun --nodes=1 --ntasks=1 --nodelist="$FIRST" drlib train sft "${SETTINGS[@]}"
 srun --nodes="$COUNT" --ntasks="$COUNT" --ntasks-per-node=1 --nodelist="$TRAIN" \
   torchrun --nnodes="$COUNT" --nproc-per-node="$CARDS" \
   --rdzv-backend=c10d --rdzv-endpoint="$FIRST:29500" --rdzv-id="$SLURM_JOB_ID" \
   -m drlib.training.build rl "${SETTINGS[@]}"
-srun --nodes=1 --ntasks=1 --nodelist="$FIRST" python -m drlib.training evaluate_rl "${SETTINGS[@]}"
+srun --nodes=1 --ntasks=1 --nodelist="$FIRST" drlib train evaluate_rl "${SETTINGS[@]}"

@@ -130,7 +130,7 @@ class Agent(ABC):
             self.engine.converse(
                 [prompts[i] for i in active],
                 params,
-                lambda i, done: runners[active[i]].respond(done),
+                lambda i, completion: runners[active[i]].respond(completion),
                 keys=[runners[i].state.key for i in active],
                 context=self.limits.context_tokens,
             )
@@ -140,7 +140,7 @@ class Agent(ABC):
             raise
         return [runner.record for runner in runners]
 
-    def stream(self, tasks: Sequence[Task], **how) -> Iterator[Trajectory]:
+    def stream(self, tasks: Sequence[Task], **options) -> Iterator[Trajectory]:
         """Yield the trajectories of `run` as they end."""
         ended: queue.Queue = queue.Queue()
 
@@ -150,16 +150,16 @@ class Agent(ABC):
 
         def work() -> None:
             try:
-                self.run(tasks, watch=watch, **how)
+                self.run(tasks, watch=watch, **options)
                 ended.put(None)
             except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
                 ended.put(error)
 
         threading.Thread(target=work, daemon=True).start()
-        while (one := ended.get()) is not None:
-            if isinstance(one, BaseException):
-                raise one
-            yield one
+        while (item := ended.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
 
     def _create_state(self, task, key, number, samples, seed, worlds) -> RolloutState:
         return RolloutState(

@@ -42,16 +42,23 @@ class AgentMixture:
         self.engine = agents[0].engine
         self.toolbox = agents[0].toolbox
 
-    def run(self, tasks: Sequence[Task], *, samples: int = 1, keys=None, **how) -> list[Trajectory]:
+    def run(
+        self, tasks: Sequence[Task], *, samples: int = 1, keys=None, **arguments
+    ) -> list[Trajectory]:
         """Run all tasks as `Agent.run`; the trajectories are in the order of the tasks."""
         keys = list(range(len(tasks))) if keys is None else list(keys)
         by_task = {}
         for number, agent in enumerate(self.agents):
-            mine = range(number, len(tasks), len(self.agents))
-            done = agent.run(
-                [tasks[i] for i in mine], samples=samples, keys=[keys[i] for i in mine], **how
+            indices = range(number, len(tasks), len(self.agents))
+            trajectories = agent.run(
+                [tasks[i] for i in indices],
+                samples=samples,
+                keys=[keys[i] for i in indices],
+                **arguments,
             )
-            by_task |= {i: done[n * samples : (n + 1) * samples] for n, i in enumerate(mine)}
+            by_task |= {
+                i: trajectories[n * samples : (n + 1) * samples] for n, i in enumerate(indices)
+            }
         return [trajectory for i in range(len(tasks)) for trajectory in by_task[i]]
 
 
@@ -72,12 +79,12 @@ def create_agent(
     Raises:
         ValueError: unknown agent or option.
     """
-    how = (engine, toolbox, chat, limits, system)
-    agents = [_create_one(part, how) for part in spec.split("+")]
+    arguments = (engine, toolbox, chat, limits, system)
+    agents = [_create_agent(part, arguments) for part in spec.split("+")]
     return agents[0] if len(agents) == 1 else AgentMixture(agents)
 
 
-def _create_one(spec: str, how: tuple) -> Agent:
+def _create_agent(spec: str, arguments: tuple) -> Agent:
     name, _, rest = spec.partition(":")
     kind = AGENTS[name]
     options = {}
@@ -85,21 +92,21 @@ def _create_one(spec: str, how: tuple) -> Agent:
         key, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"agent {spec!r}: {pair!r} is not key=value")
-        options[key] = _parse_value(spec, key, value, how)
+        options[key] = _parse_value(spec, key, value, arguments)
     known = _option_names(kind)
     for key in options:
         if key not in known:
             raise ValueError(f"agent {name!r} has no option {key!r}: {suggest_name(key, known)}")
-    return kind(*how, **options)
+    return kind(*arguments, **options)
 
 
-def _parse_value(spec: str, key: str, value: str, how: tuple) -> Any:
+def _parse_value(spec: str, key: str, value: str, arguments: tuple) -> Any:
     if key in WORDS:
         if value not in WORDS[key]:
             raise ValueError(f"agent {spec!r}: {key} must be one of {tuple(WORDS[key])}")
         return WORDS[key][value]
     if key == "researcher":
-        return _create_one(value, how)
+        return _create_agent(value, arguments)
     return None if value == "none" else yaml.safe_load(value)
 
 

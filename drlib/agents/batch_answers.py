@@ -17,7 +17,7 @@ from drlib.task import Task
 from drlib.trajectory import Termination, Trajectory
 
 
-def answer_file(agent: Agent, tasks: Sequence[Task], path: str | Path, **how) -> list[dict]:
+def answer_file(agent: Agent, tasks: Sequence[Task], path: str | Path, **options) -> list[dict]:
     """Answer the tasks that have no row in `path`; return the row of each task, in order.
 
     Args:
@@ -35,33 +35,33 @@ def answer_file(agent: Agent, tasks: Sequence[Task], path: str | Path, **how) ->
         raise ValueError(
             f"{len(ids) - len(set(ids))} tasks share an id with another one: give each task its own"
         )
-    found = _read_finished(path)
-    left = [(number, task) for number, task in enumerate(tasks) if task.id not in found]
+    rows = _read_finished(path)
+    left = [(number, task) for number, task in enumerate(tasks) if task.id not in rows]
     lock = threading.Lock()
 
     def save_row(event: str, _state, value) -> None:
         if event == "end" and not value.metadata.get("interrupted"):
             with lock:
-                found[value.task_id] = to_row(value)
-                append_json_line(path, found[value.task_id])
+                rows[value.task_id] = to_row(value)
+                append_json_line(path, rows[value.task_id])
 
     # keys are indices into the whole file, so a resumed run samples the same
     keys, remaining = [number for number, _ in left], [task for _, task in left]
     if remaining:
-        agent.run(remaining, keys=keys, watch=save_row, **how)
-    return [found[ident] for ident in ids]
+        agent.run(remaining, keys=keys, watch=save_row, **options)
+    return [rows[ident] for ident in ids]
 
 
-def to_row(done: Trajectory) -> dict:
+def to_row(trajectory: Trajectory) -> dict:
     """Convert a trajectory to its row."""
     return {
-        "task_id": done.task_id,
-        "question": done.metadata["question"],
-        "answer": done.metadata["right_answer"],
-        "prediction": done.answer,
-        "termination": str(done.termination),
-        "messages": done.messages,
-        "usage": done.metadata.get("usage", {}),
+        "task_id": trajectory.task_id,
+        "question": trajectory.metadata["question"],
+        "answer": trajectory.metadata["right_answer"],
+        "prediction": trajectory.answer,
+        "termination": str(trajectory.termination),
+        "messages": trajectory.messages,
+        "usage": trajectory.metadata.get("usage", {}),
     }
 
 
@@ -72,17 +72,17 @@ def _read_finished(path: Path) -> dict[str, dict]:
         return {}
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
-    kept: dict[str, dict] = {}
+    rows: dict[str, dict] = {}
     for number, line in enumerate(whole.splitlines(), 1):
         try:
             row = json.loads(line)
             if row["termination"] != Termination.ENV_FAULT:
-                kept[row["task_id"]] = row
+                rows[row["task_id"]] = row
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
                 f"{path}, line {number} is not an answer of this program ({error!r})"
             ) from error
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in kept.values()]
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows.values()]
     if "".join(lines) != text:
         write_atomic(path, "".join(lines))
-    return kept
+    return rows

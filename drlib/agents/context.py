@@ -71,9 +71,9 @@ class IdContext:
     def add_user(self, text: str) -> None:
         """Append a user message, also after an observation without a reply."""
         self.messages.append({"role": "user", "content": text})
-        ids, done = self.parts[-1]
+        ids, completion = self.parts[-1]
         opening = self._chat.assistant_start
-        if done is None and self._sent < len(self.parts) and ids[-len(opening) :] == opening:
+        if completion is None and self._sent < len(self.parts) and ids[-len(opening) :] == opening:
             self.parts[-1] = (ids[: -len(opening)], None)
             self.parts.append((self._chat.user_turn(text), None))
         else:
@@ -126,7 +126,9 @@ class IdContext:
 
     def recorded_parts(self) -> list[tuple[list[int], Completion | None]]:
         """Return the parts up to the policy's last turn; unread ones are not recorded."""
-        last = max((i for i, (_, done) in enumerate(self.parts) if done is not None), default=0)
+        last = max(
+            (i for i, (_, completion) in enumerate(self.parts) if completion is not None), default=0
+        )
         return self.parts[: last + 1]
 
 

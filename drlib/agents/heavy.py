@@ -40,46 +40,48 @@ class Heavy(Agent):
 
     def __init__(
         self,
-        *how,
+        *args,
         n: int = 8,
         merge: str = "policy",
         researcher=None,
         shared: bool = False,
         merger_temperature: float | None = None,
-        **more,
+        **kwargs,
     ):
-        super().__init__(*how, **more)
+        super().__init__(*args, **kwargs)
         if n < 1 or merge not in ("policy", "vote"):
             raise ValueError(f"n={n} must be at least 1, and merge={merge!r} policy or vote")
         self.n = n
         self.merge = merge
         self.shared = shared
         self.merger_temperature = merger_temperature
-        self.researcher = researcher or IterResearch(*how, **more)
+        self.researcher = researcher or IterResearch(*args, **kwargs)
         self._reports: dict[str, list[Trajectory]] = {}  # by rollout id, while they are merged
 
-    def run(self, tasks: Sequence[Task], *, samples: int = 1, keys=None, **how):
+    def run(self, tasks: Sequence[Task], *, samples: int = 1, keys=None, **options):
         """Run the tasks as `Agent.run`; each sample has `n` runs, without end events."""
         keys = list(range(len(tasks))) if keys is None else list(keys)
-        watch = how.pop("watch", None)
+        watch = options.pop("watch", None)
         quiet: dict[str, Any] = {} if watch is None else {"watch": _without_ends(watch)}
         made = self.n if self.shared else samples * self.n
-        runs = self.researcher.run(tasks, samples=made, keys=keys, **quiet, **how)
+        runs = self.researcher.run(tasks, samples=made, keys=keys, **quiet, **options)
         groups = [runs[at : at + self.n] for at in range(0, len(runs), self.n)]
         if self.shared:
             groups = [group for group in groups for _ in range(samples)]
-        seed = how.get("seed", 0)
+        seed = options.get("seed", 0)
         names = [rollout_id(seed, key, number) for key in keys for number in range(samples)]
         self._reports = dict(zip(names, groups))
         if self.merge == "vote":
             merged = [_select_by_vote(group, name) for name, group in self._reports.items()]
         else:
             if self.merger_temperature is not None:
-                how = how | {"temperature": self.merger_temperature}
-            merged = super().run(tasks, samples=samples, keys=keys, **quiet, **how)
-        merged = [_with_parts(one, group, self.merge) for one, group in zip(merged, groups)]
-        for one in merged if watch else ():
-            watch("end", None, one)
+                options = options | {"temperature": self.merger_temperature}
+            merged = super().run(tasks, samples=samples, keys=keys, **quiet, **options)
+        merged = [
+            _with_parts(trajectory, group, self.merge) for trajectory, group in zip(merged, groups)
+        ]
+        for trajectory in merged if watch else ():
+            watch("end", None, trajectory)
         return merged
 
     def run_task(self, state: RolloutState) -> Steps:

@@ -24,13 +24,13 @@ class ManagedReAct(ReAct):
 
     def __init__(
         self,
-        *how,
+        *args,
         keep_recent: int | None = 5,
         discard_above: int | None = None,
         note: str = OMITTED,
-        **more,
+        **kwargs,
     ):
-        super().__init__(*how, **more)
+        super().__init__(*args, **kwargs)
         self.keep_recent = keep_recent
         self.discard_above = discard_above
         self.note = note

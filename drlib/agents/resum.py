@@ -44,9 +44,9 @@ class ReSum(ReAct):
     """
 
     def __init__(
-        self, *how, summarise: Summarise | None = join_thoughts, every: int | None = None, **more
+        self, *args, summarise: Summarise | None = join_thoughts, every: int | None = None, **kwargs
     ):
-        super().__init__(*how, **more)
+        super().__init__(*args, **kwargs)
         self.summarise = summarise
         self.every = every
 

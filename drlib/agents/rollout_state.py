@@ -117,12 +117,12 @@ class RolloutState:
         """Run `work(*arguments)` in a background thread and return its future."""
         return _BACKGROUND.submit(work, *arguments)
 
-    def count(self, done: Completion) -> None:
+    def count(self, completion: Completion) -> None:
         """Count the usage of a policy turn."""
         self.turns += 1
-        self.tokens += done.size
-        self.prompt_tokens += done.prompt_tokens
-        self.cost += done.cost
+        self.tokens += completion.size
+        self.prompt_tokens += completion.prompt_tokens
+        self.cost += completion.cost
 
     def usage(self) -> dict[str, dict]:
         """Return the server's token counts for the record, {} for engines that read ids."""
@@ -209,26 +209,26 @@ class RolloutRunner:
             reply = reply.result()
         return reply.prompt if isinstance(reply, NewContext) else reply
 
-    def respond(self, done: Completion) -> list | NewContext | Future | None:
+    def respond(self, completion: Completion) -> list | NewContext | Future | None:
         """Process a policy turn and return the reply for the engine.
 
         Ids to append, a new context, a future of one of these, or None at the end.
         """
-        if done.finish_reason == "context" and not done.size:
+        if completion.finish_reason == "context" and not completion.size:
             # the reply did not fit and was not read
             return self._end(Termination.LENGTH)
-        if done.finish_reason == "fault":
-            self.state.notes["fault"] = done.fault
+        if completion.finish_reason == "fault":
+            self.state.notes["fault"] = completion.fault
             return self._end(Termination.ENV_FAULT)
-        text = self.context.add_turn(done)
-        self.state.count(done)
+        text = self.context.add_turn(completion)
+        self.state.count(completion)
         self._notify("turn", text)
         turn = Turn(text, parse(text))
         if self.forced is not None:
-            answered = done.finish_reason == "stop" and isinstance(turn.action, Answer)
+            answered = completion.finish_reason == "stop" and isinstance(turn.action, Answer)
             self.state.answer = turn.action.text if answered else None
             return self._end(Termination.ANSWERED if answered else self.forced)
-        if done.finish_reason != "stop":
+        if completion.finish_reason != "stop":
             return self._end(Termination.LENGTH)
         return self._advance(turn)
 
@@ -304,7 +304,9 @@ class RolloutRunner:
             np.concatenate([[], *(ids for ids, _ in parts)]).astype(np.int32) for parts in recorded
         ]
         segments = [_segments(state, parts) for parts in recorded if parts]
-        numbers = np.repeat(np.arange(len(ids)), np.array([len(some) for some in ids], int))
+        numbers = np.repeat(
+            np.arange(len(ids)), np.array([len(context_ids) for context_ids in ids], int)
+        )
         columns = _columns([part for parts in recorded for part in parts])
         return Trajectory(
             id=state.name,
@@ -338,10 +340,10 @@ def _segments(state: RolloutState, parts: list[tuple[list[int], Completion | Non
 def _columns(parts: list[tuple[list[int], Completion | None]]) -> dict[str, np.ndarray]:
     """Return the token columns of consecutive parts."""
     pieces = [ids for ids, _ in parts]
-    completions = [done for _, done in parts]
+    completions = [completion for _, completion in parts]
     ids = np.concatenate([[], *pieces]).astype(np.int32)
     lengths = [len(piece) for piece in pieces]
-    sampled = np.array([done is not None for done in completions], bool)
+    sampled = np.array([completion is not None for completion in completions], bool)
     generated = np.repeat(sampled, lengths)
     columns = {
         "token_ids": ids,
@@ -350,7 +352,9 @@ def _columns(parts: list[tuple[list[int], Completion | None]]) -> dict[str, np.n
     }
     for name in ("logprobs", "entropies"):
         columns[name] = np.zeros(len(ids), np.float32)
-        columns[name][generated] = [x for done in completions if done for x in getattr(done, name)]
+        columns[name][generated] = [
+            x for completion in completions if completion for x in getattr(completion, name)
+        ]
     return columns
 
 
@@ -359,31 +363,36 @@ def _routes(recorded: list[list[tuple[list[int], Completion | None]]]) -> np.nda
 
     NO_RECORD for unread tokens (the last of each context); None if the engine reports no routes.
     """
-    reports = [done.routed_experts for parts in recorded for _, done in parts if done is not None]
+    reports = [
+        completion.routed_experts
+        for parts in recorded
+        for _, completion in parts
+        if completion is not None
+    ]
     known = [routes_TLK for routes_TLK in reports if routes_TLK is not None]
     if not known:
         return None
-    found = []
+    routes = []
     for parts in recorded:
         end = sum(len(ids) for ids, _ in parts)
         routes_TLK = np.full((end, *known[0].shape[1:]), NO_RECORD, np.uint16)
         # backwards: if a context was read again, use the routes that the turn was sampled with
-        for ids, done in reversed(parts):
-            if done is not None and done.routed_experts is not None:
+        for ids, completion in reversed(parts):
+            if completion is not None and completion.routed_experts is not None:
                 read = end - 1
-                routes_TLK[read - len(done.routed_experts) : read] = done.routed_experts
+                routes_TLK[read - len(completion.routed_experts) : read] = completion.routed_experts
             end -= len(ids)
-        found.append(routes_TLK)
-    return np.concatenate(found)
+        routes.append(routes_TLK)
+    return np.concatenate(routes)
 
 
 def _then(future: Future, function) -> Future:
     """Return a future of `function(result)`, run in the thread that sets the result."""
     after: Future = Future()
 
-    def finish(done: Future) -> None:
+    def finish(finished: Future) -> None:
         try:
-            after.set_result(function(done.result()))
+            after.set_result(function(finished.result()))
         except BaseException as error:  # noqa: BLE001 - raised by after.result()
             after.set_exception(error)
 
@@ -406,10 +415,10 @@ def count_costs(trajectory: Trajectory) -> dict[str, int]:
     lengths = [len(trajectory)]
     if trajectory.contexts is not None:
         lengths = np.bincount(trajectory.contexts).tolist()
-    said = usage.get("said_tokens", 0)
+    said_tokens = usage.get("said_tokens", 0)
     own = {
-        "sampled": int(trajectory.generated.sum()) or said,
-        "processed": len(trajectory) or usage.get("read_tokens", 0) + said,
+        "sampled": int(trajectory.generated.sum()) or said_tokens,
+        "processed": len(trajectory) or usage.get("read_tokens", 0) + said_tokens,
         "longest": max(lengths),
         "contexts": len(lengths),
         "calls": len(trajectory.tool_results),

@@ -52,9 +52,9 @@ class S3(Agent):
     """
 
     def __init__(
-        self, *how, generate: Generate | None = None, rounds: int = 3, keep: int = 3, **more
+        self, *args, generate: Generate | None = None, rounds: int = 3, keep: int = 3, **kwargs
     ):
-        super().__init__(*how, **more)
+        super().__init__(*args, **kwargs)
         require(rounds >= 1 and keep >= 1, f"rounds={rounds} and keep={keep} must be at least 1")
         self.generate = generate
         self.rounds = rounds

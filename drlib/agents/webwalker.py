@@ -67,8 +67,8 @@ class WebWalker(Agent):
     critic: None for the policy itself.
     """
 
-    def __init__(self, *how, critic: Critic | None = None, **more):
-        super().__init__(*how, **more)
+    def __init__(self, *args, critic: Critic | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
         self.critic = critic
 
     def run_task(self, state: RolloutState) -> Steps:

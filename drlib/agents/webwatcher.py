@@ -34,8 +34,8 @@ class WebWatcher(ReAct):
             is not among them.
     """
 
-    def __init__(self, *how, **more):
-        super().__init__(*how, **more)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
         require(self.engine.reads == "messages", NO_PICTURES)
         remedy = "the webwatcher needs pictures: give the toolbox an album, Toolbox(pictures=..)"
         require(self.toolbox.pictures is not None, remedy)

@@ -142,9 +142,9 @@ class WebWeaver(Agent):
         context = state.begin(PLAN.format(question=state.task.question))
         while len(outlines) < MOST_OUTLINES:
             turn = yield context
-            found = _OUTLINE.search(turn.text)
-            if found:
-                context.observe(self._accept_outline(found[1].strip(), outlines, bank))
+            match = _OUTLINE.search(turn.text)
+            if match:
+                context.observe(self._accept_outline(match[1].strip(), outlines, bank))
             elif "<terminate>" in turn.text and not isinstance(turn.action, ToolCall):
                 if outlines:
                     break
@@ -184,36 +184,36 @@ class WebWeaver(Agent):
             )
         )
         turn = yield context
-        text, wrong = _check_section(turn.text, section)
-        if not text or wrong:
-            cited = ", ".join(wrong)
+        text, invalid = _check_section(turn.text, section)
+        if not text or invalid:
+            cited = ", ".join(invalid)
             context.add_user(
                 f"Error: {cited} is not evidence of this section. Write it again."
-                if wrong
+                if invalid
                 else "Error: no <write>...</write>. Write the section."
             )
             turn = yield context
-            text, wrong = _check_section(turn.text, section)
-        state.notes["dropped_citations"] += len(wrong)
-        return _remove_citations(text, wrong) or UNWRITTEN
+            text, invalid = _check_section(turn.text, section)
+        state.notes["dropped_citations"] += len(invalid)
+        return _remove_citations(text, invalid) or UNWRITTEN
 
 
 def _check_section(turn: str, section: Section) -> tuple[str, list[str]]:
     """Return the section's text, "" if missing, and its invalid citations."""
-    found = _SECTION.search(turn)
-    text = found[1].strip() if found else ""
+    match = _SECTION.search(turn)
+    text = match[1].strip() if match else ""
     cited = dict.fromkeys(name for marks in _CITED.findall(text) for name in _ID.findall(marks))
     return text, [name for name in cited if name not in section.ids]
 
 
-def _remove_citations(text: str, wrong: Sequence[str]) -> str:
+def _remove_citations(text: str, invalid: Sequence[str]) -> str:
     """Remove these ids from the citations of the text."""
 
-    def kept(marks: re.Match) -> str:
-        names = [name for name in _ID.findall(marks[0]) if name not in wrong]
+    def filter_ids(marks: re.Match) -> str:
+        names = [name for name in _ID.findall(marks[0]) if name not in invalid]
         return f"[{', '.join(names)}]" if names else ""
 
-    return _CITED.sub(kept, text)
+    return _CITED.sub(filter_ids, text)
 
 
 def assemble_report(question: str, written: Sequence[tuple[str, str]], bank: Bank) -> str:

@@ -1,4 +1,4 @@
-"""`python -m drlib.analysis REPORT.html TRAJECTORIES...`: the laboratory without a notebook.
+"""`drlib report REPORT.html TRAJECTORIES...`: the laboratory without a notebook.
 
 One page that needs nothing else: what `entropy` and `reflection` say about each file, as tables and
 figures, and the viewer over its first trajectories. A file is read as a stream (for its numbers,

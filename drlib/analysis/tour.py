@@ -50,7 +50,7 @@ class TourRun:
         at = {name: stages.folder(name, config, runs) for name in stages.STAGES}
         done = {name for name, path in at.items() if RunFolder.complete(path)}
         names = [n for n in EVALUATED if n not in CONTROLS or f"evaluate_{n}" in done]
-        command = f"python -m drlib.lab run 00 -p profile {config.profile} -p seed {config.seed}"
+        command = f"drlib run 00 -p profile {config.profile} -p seed {config.seed}"
         results = gather([config], runs, names, command)
         # a stage that took no step has no curve
         taught = [n for n in CURVES if n in done and (at[n] / METRICS).exists()]

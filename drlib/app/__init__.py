@@ -1,4 +1,4 @@
-"""Answer one question from the command line or the browser: `python -m drlib.app "question"`.
+"""Answer one question from the command line or the browser: `drlib ask "question"`.
 
 `research` builds and runs the agent, `terminal` prints its progress, `server` is the web page.
 """

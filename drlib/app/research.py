@@ -213,8 +213,8 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
         "resum": {"summarise": None},  # the model writes its own summaries
         "s3": {} if named else {"generate": answer_from_facts},
     }
-    more = by_agent.get(options.agent, {})
-    return make(setup.engine, toolbox, setup.chat, setup.limits, setup.system, **more)
+    extra = by_agent.get(options.agent, {})
+    return make(setup.engine, toolbox, setup.chat, setup.limits, setup.system, **extra)
 
 
 def _live_backends(search: str) -> dict[str, list]:
@@ -345,24 +345,24 @@ def _explain_failure(trajectory: Trajectory, options: AskOptions) -> str:
 def find_sources(trajectory: Trajectory) -> list[Source]:
     """Return at most 8 pages shown by tool calls, those that contain the answer first."""
     answer = normalise_answer(trajectory.answer or "")
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for page in (page for result in trajectory.tool_results for page in extract_pages(result)):
         supports = bool(answer) and answer in normalise_answer(page.text)
-        if page.url not in found or supports:
-            found[page.url] = Source(page.title, page.url, supports)
-    return sorted(found.values(), key=lambda source: not source.supports)[:MOST_SOURCES]
+        if page.url not in sources or supports:
+            sources[page.url] = Source(page.title, page.url, supports)
+    return sorted(sources.values(), key=lambda source: not source.supports)[:MOST_SOURCES]
 
 
 def count_usage(trajectory: Trajectory) -> dict[str, Any]:
     """Count turns, tool calls, prompt and completion tokens, and their cost."""
     usage = trajectory.metadata.get("usage", {})
-    said = int(trajectory.generated.sum()) or usage.get("said_tokens", 0)
-    read = usage.get("read_tokens", len(trajectory) - said if len(trajectory) else 0)
+    completion_tokens = int(trajectory.generated.sum()) or usage.get("said_tokens", 0)
+    read = usage.get("read_tokens", len(trajectory) - completion_tokens if len(trajectory) else 0)
     return {
         "turns": usage.get("turns", len(set(trajectory.turns[trajectory.generated].tolist()))),
         "calls": len(trajectory.tool_results),
         "read_tokens": read,
-        "said_tokens": said,
+        "said_tokens": completion_tokens,
         "cost": usage.get("cost", 0.0),
     }
 

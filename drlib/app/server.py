@@ -1,4 +1,4 @@
-"""Web page of `python -m drlib.app --serve`.
+"""Web page of `drlib ask --serve`.
 
 GET / returns the page. POST /ask takes {"question": ...} and streams one JSON line per event:
 {"head", "run", "text"}, then {"answer", "sources", "usage"} or {"error"}. POST /stop, or closing
@@ -72,12 +72,12 @@ class RunningQuestion:
 
     def _work(self) -> None:
         try:
-            done = self._session.ask(self._text, self._watch)
+            result = self._session.ask(self._text, self._watch)
             self._send(
                 {
-                    "answer": plain(done.answer),
-                    "sources": [asdict(source) for source in done.sources],
-                    "usage": done.usage,
+                    "answer": plain(result.answer),
+                    "sources": [asdict(source) for source in result.sources],
+                    "usage": result.usage,
                 }
             )
         except Cancelled:
@@ -166,12 +166,12 @@ class AskServer:
 def _parse_question(body: bytes) -> str:
     """Return the question of a request body; status 422 if there is none."""
     try:
-        asked = json.loads(body)["question"]
-        require(isinstance(asked, str) and len(asked.strip()) > 0, "the question is empty")
-        require(len(asked) <= LONGEST, f"the question exceeds {LONGEST} characters")
+        question = json.loads(body)["question"]
+        require(isinstance(question, str) and len(question.strip()) > 0, "the question is empty")
+        require(len(question) <= LONGEST, f"the question exceeds {LONGEST} characters")
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise Refusal(422, f'give {{"question": "..."}} ({error})') from None
-    return asked
+    return question
 
 
 def serve(session: AskSession, host: str, port: int) -> None:

@@ -39,8 +39,8 @@ def format_event(event: str, state, value) -> list[Line]:
     thought, closed, _ = value.partition("</think>")
     lines = [Line(run, "thinks", thought.removeprefix("<think>"))] if closed else []
     if isinstance(action, ToolCall):
-        given = "; ".join(f"{v}" for v in action.arguments.values())
-        lines.append(Line(run, action.name, given))
+        arguments = "; ".join(f"{v}" for v in action.arguments.values())
+        lines.append(Line(run, action.name, arguments))
     elif not isinstance(action, Answer):
         lines.append(Line(run, "unreadable", action.reason))
     return lines

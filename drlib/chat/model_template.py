@@ -90,16 +90,16 @@ class TemplateIds:
 
         From the end of the assistant's turn to the start of its next one.
         """
-        question, turn, said = MARKS
+        question, turn, content = MARKS
         messages = [
             {"role": "user", "content": question},
             {"role": "assistant", "content": turn},
-            {"role": role, "content": said},
+            {"role": role, "content": content},
         ]
-        what = f"the content of a {role} turn"
+        name = f"the content of a {role} turn"
         try:
             text = self._render(messages).partition(turn)[2]
-            before, behind = self._around(text, said, what)
+            before, behind = self._around(text, content, name)
         except ValueError as error:
             remedy = ": pass tool_role='user'" if role == "tool" else ""
             raise ValueError(f"{error}{remedy}") from None
@@ -120,12 +120,12 @@ class TemplateIds:
         Raises:
             ValueError: the template drops the system prompt.
         """
-        said = MARKS[2]
+        content = MARKS[2]
         head = [] if system is None else [{"role": "system", "content": system}]
-        text = self._render([*head, {"role": "user", "content": said}])
+        text = self._render([*head, {"role": "user", "content": content}])
         shown = system is None or system.strip() in text
         require(shown, f"{self._name} drops the system prompt: put it in the question")
-        before, behind = self._around(text, said, "a question")
+        before, behind = self._around(text, content, "a question")
         return [*self.encode(before), *self.plain(question), *self.encode(behind)]
 
     def tool_turn(self, observation: str) -> list[int]:
@@ -173,10 +173,10 @@ class TemplateIds:
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(f"{self._name} rejects the roles {roles}: {error}") from None
 
-    def _around(self, text: str, said: str, what: str) -> tuple[str, str]:
+    def _around(self, text: str, content: str, name: str) -> tuple[str, str]:
         """Split the text at the mark `said`."""
-        require(text.count(said) == 1, f"{self._name} does not render {what} once and unchanged")
-        before, _, behind = text.partition(said)
+        require(text.count(content) == 1, f"{self._name} does not render {name} once and unchanged")
+        before, _, behind = text.partition(content)
         return before, behind
 
     def _require_tools(self) -> None:

@@ -70,8 +70,8 @@ _SUMMARY = re.compile("<summary>(.*?)</summary>", re.DOTALL)
 
 def extract_summary(text: str) -> str:
     """Return the summary in a turn, "" without one."""
-    found = _SUMMARY.search(text)
-    return found[1].strip() if found else ""
+    match = _SUMMARY.search(text)
+    return match[1].strip() if match else ""
 
 
 def merge_prompt(question: str, runs: Sequence[tuple[str, str | None]]) -> str:

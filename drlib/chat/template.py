@@ -212,10 +212,10 @@ class ChatIds:
         opens, closes = self._ids["<tool_response>"], self._ids["</tool_response>"]
         return self.user_turn("", [opens, *self.plain(observation), closes])
 
-    def user_turn(self, text: str, more: Sequence[int] = ()) -> list[int]:
+    def user_turn(self, text: str, suffix: Sequence[int] = ()) -> list[int]:
         """Encode a user message (`more`: ids after it), up to the next assistant turn."""
-        said = [*self.plain("user\n" + text), *more, self.end_id]
-        return [self._ids[START], *said, *self.assistant_start]
+        body = [*self.plain("user\n" + text), *suffix, self.end_id]
+        return [self._ids[START], *body, *self.assistant_start]
 
     def segments(
         self, ids: Sequence[int] | np.ndarray, generated: Sequence[bool] | np.ndarray

@@ -143,8 +143,8 @@ def render_workspace(question: str, report: str, action: str, observation: str) 
 
 def extract_report(text: str) -> str:
     """Return the report of a context-managed turn, "" without one."""
-    found = _REPORT.search(text)
-    return found[1].strip() if found else ""
+    match = _REPORT.search(text)
+    return match[1].strip() if match else ""
 
 
 def truncate_after_action(text: str) -> str:

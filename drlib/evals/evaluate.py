@@ -19,7 +19,7 @@ from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE, engine_questions
-from drlib.training.grpo import limits_of
+from drlib.training.rollouts import limits_of
 from drlib.training.policies import opened
 from drlib.training.distributed import Ranks
 from drlib.training.run_folder import RunFolder

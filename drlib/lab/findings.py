@@ -1,4 +1,4 @@
-"""`python -m drlib.lab finding NAME`: a claim about learning, measured with its control.
+"""`drlib experiment run NAME`: a claim about learning, measured with its control.
 
 The claims are in `findings.yaml`, beside this file: two arms that differ in one setting. Both are
 trained from the same seeds and asked the same held-out questions, so their difference is paired by

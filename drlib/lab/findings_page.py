@@ -1,7 +1,7 @@
 """What was found about learning, drawn from committed files: README's table and docs/findings.md.
 
-A claim is a finding (`python -m drlib.lab finding NAME`: two arms) or an arm of a sweep
-(`drlib sweep NAME`: several arms against a control). Nothing is computed here.
+A claim is a finding (`drlib experiment run NAME`: two arms) or an arm of a sweep
+(`drlib experiment run NAME`: several arms against a control). Nothing is computed here.
 """
 
 import json
@@ -32,7 +32,7 @@ questions; intervals are over seeds and questions, and differences are paired. *
 little about larger ones. No correction is made for the number of claims: of twenty without any
 effect one would seem to have some.
 
-This page is drawn from the files in figures/reference by `python -m drlib.lab table`.
+This page is drawn from the files in figures/reference by `drlib experiment pages`.
 """
 IN_ONE = """Every arm of every sweep less its control, in points of the first question that the
 sweep asks (held-out search, sampled). In colour where the interval leaves zero out."""

@@ -1,6 +1,6 @@
 """docs/papers.md: every mechanism of the sources, where it is here, and how much of it.
 
-The table is `papers.yaml`, beside this file; `python -m drlib.lab papers` writes the page from it.
+The table is `papers.yaml`, beside this file; `drlib experiment pages` writes the page from it.
 A row that claims code names the notebook that explains it, its test and what it has measured.
 """
 
@@ -26,7 +26,7 @@ HEAD = """# Papers
 
 Every mechanism of the documents that drlib comes from: where it is here, the notebook that explains
 it, its test, what it has measured in a committed run, and how much of it there is. Drawn by
-`python -m drlib.lab papers` from [papers.yaml](../drlib/lab/papers.yaml); a test follows each link.
+`drlib experiment pages` from [papers.yaml](../drlib/lab/papers.yaml); a test follows each link.
 """
 COLUMNS = ("mechanism", "file", "notebook", "test", "measured", "how much of it")
 

@@ -1,4 +1,4 @@
-"""`python -m drlib.lab reference|table`: the whole line for several seeds, and the README's table.
+"""`drlib experiment reference|table`: the whole line for several seeds, and the README's table.
 
 What figures and the README's table are drawn from lies in `figures/reference/tour/`: sums,
 outcomes, learning curves, a few trajectories, and the policies of one seed after SFT and after RL.
@@ -69,7 +69,7 @@ def reference(
 
 def _command(config: Config, seeds: list[int], out: Path, only: list[str] | None) -> str:
     """What makes this folder, as typed in the repository's folder."""
-    words = ["python -m drlib.lab reference --profile", config.profile, "--seeds", *map(str, seeds)]
+    words = ["drlib experiment reference --profile", config.profile, "--seeds", *map(str, seeds)]
     words += stages.overrides(config)
     words += ["--only", *only] if only else []
     words += ["--out", os.path.relpath(out, ROOT)] if out.resolve() != AGAIN else []
@@ -91,7 +91,7 @@ def results_block(results: Results) -> str:
     return (
         f"{_claim(results)}\n\n{_table(results)}\n\n"
         f"All rows: `{results.command}`. One row: "
-        "`python -m drlib.training STAGE`, with the stage's name from the last column. The "
+        "`drlib train STAGE`, with the stage's name from the last column. The "
         "demonstrator was asked its own easy training questions, and it is not trained: its "
         "interval is over answers alone."
     )

@@ -1,4 +1,4 @@
-"""`python -m drlib.lab strategies`: agents of the same policies on the same questions, for seeds.
+"""`drlib experiment run strategies`: agents of the same policies on the same questions, for seeds.
 
 `strategies.yaml`, beside this file, says which policies are trained, which agents are put to which
 questions under which limits (`drlib.evals.strategies.Trial`), and what is claimed of two trials.
@@ -115,7 +115,7 @@ def measure(
     same trial, policies and questions is kept, and not made again.
     """
     plan = plan or Plan.load()
-    command = f"python -m drlib.lab strategies --profile {profile} --seeds "
+    command = f"drlib experiment run strategies --profile {profile} --seeds "
     command += " ".join(map(str, seeds))
     made = []
     head = {
@@ -187,7 +187,7 @@ def read_ledgers(
     paths = sorted(folder.glob("seed*.json"))
     if seeds is not None:
         paths = [folder / f"seed{seed}.json" for seed in seeds]
-    require(bool(paths), f"no ledgers in {folder}: python -m drlib.lab strategies makes them")
+    require(bool(paths), f"no ledgers in {folder}: drlib experiment run strategies makes them")
     by_trial: dict[str, list[Ledger]] = {}
     for path in paths:
         head, ledgers = load_ledgers(path)

@@ -1,7 +1,7 @@
 """A sweep's runs on a Ray cluster: the same stages, folders and results, side by side.
 
     ray start --head            on one host; on each other: ray start --address=HOST:6379
-    drlib sweep FILE --ray auto --runs /shared/runs
+    drlib experiment run FILE --ray auto --runs /shared/runs
 
 Every stage that is missing becomes one Ray task, after those of its inputs, and asks for as many
 CPUs as it has processes (and GPUs, where TRL trains on a cluster that has some). So a stage that

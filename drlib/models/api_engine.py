@@ -133,23 +133,23 @@ class ApiEngine(Engine):
             raise failures[0]
 
     def _conversation(self, number, prompt, params, respond, keys, context, failures) -> None:
-        said = list(prompt)
+        history = list(prompt)
         rng = random.Random(f"{params.seed}-{keys[number]}")
         while not failures:
-            done = self._turn(said, params, rng)
-            if context is not None and done.prompt_tokens + done.turn_tokens > context:
-                done.finish_reason = "context"
-            reply = respond(number, done)
+            completion = self._turn(history, params, rng)
+            if context is not None and completion.prompt_tokens + completion.turn_tokens > context:
+                completion.finish_reason = "context"
+            reply = respond(number, completion)
             while isinstance(reply, Future):
                 reply = reply.result()
             if reply is None:
                 return
             if isinstance(reply, NewContext):
-                said = list(reply.prompt)
+                history = list(reply.prompt)
             else:
-                said += [{"role": "assistant", "content": done.text}, *reply]
+                history += [{"role": "assistant", "content": completion.text}, *reply]
 
-    def _turn(self, said: list[dict], params: SamplingParams, rng: random.Random) -> Completion:
+    def _turn(self, history: list[dict], params: SamplingParams, rng: random.Random) -> Completion:
         """Request one turn, with retries."""
         options = {
             "temperature": params.temperature,
@@ -160,7 +160,7 @@ class ApiEngine(Engine):
             **({"tools": list(self.tools)} if self.tools else {}),
             **self.options,
         }
-        messages = to_openai_messages(said, by_server=bool(self.tools))
+        messages = to_openai_messages(history, by_server=bool(self.tools))
 
         def ask() -> Completion:
             return self._completion(self.endpoint.complete(messages, **options))
@@ -173,7 +173,7 @@ class ApiEngine(Engine):
         usage = reply.get("usage") or {}
         if not isinstance(choice, dict) or not isinstance(usage, dict):
             raise TypeError("choices and usage are not objects")
-        read, written = (int(usage.get(f"{of}_tokens") or 0) for of in ("prompt", "completion"))
+        read, written = (int(usage.get(f"{kind}_tokens") or 0) for kind in ("prompt", "completion"))
         reason = FINISHED.get(choice.get("finish_reason") or "stop")
         if reason is None:
             raise ValueError(f"finish_reason {choice['finish_reason']!r}")
@@ -232,23 +232,23 @@ def message_text(message: dict) -> str:
         text = message.get("refusal")
     calls = message.get("tool_calls") or ()
     has_thought = isinstance(thought, str) and thought
-    has_more = isinstance(text, str) or calls
-    if not has_thought and not has_more:
+    has_content = isinstance(text, str) or calls
+    if not has_thought and not has_content:
         raise TypeError("the message has no content")
-    said = f"<think>{thought.strip()}" if has_thought else ""
-    if has_thought and has_more:  # otherwise the thought was truncated
-        said += "</think>"
-    said += text or ""
+    result = f"<think>{thought.strip()}" if has_thought else ""
+    if has_thought and has_content:  # otherwise the thought was truncated
+        result += "</think>"
+    result += text or ""
     for call in calls:
         function = call["function"]
         try:
-            said += render_call(function["name"], json.loads(function["arguments"]))
+            result += render_call(function["name"], json.loads(function["arguments"]))
         except ValueError:  # the policy's error: parse() reports it as an observation
-            said += f"<tool_call>{function['arguments']}</tool_call>"
-    return said
+            result += f"<tool_call>{function['arguments']}</tool_call>"
+    return result
 
 
-def to_openai_messages(said: Sequence[dict], by_server: bool) -> list[dict]:
+def to_openai_messages(messages: Sequence[dict], by_server: bool) -> list[dict]:
     """Convert messages to OpenAI's format.
 
     An observation becomes a user's `<tool_response>`, or, with native tools (`by_server`), the
@@ -258,8 +258,8 @@ def to_openai_messages(said: Sequence[dict], by_server: bool) -> list[dict]:
     """
     sent: list[dict] = []
     calls = 0
-    followers = [*(message["role"] for message in said[1:]), ""]
-    for message, follower in zip(said, followers, strict=True):
+    followers = [*(message["role"] for message in messages[1:]), ""]
+    for message, follower in zip(messages, followers, strict=True):
         role, text = message["role"], message["content"]
         pictures = message.get("pictures", ())
         if role == "assistant" and by_server and follower == "tool":

@@ -51,11 +51,11 @@ def random_stream(seed: int, key: int, context_index: int) -> np.random.Generato
     )
 
 
-def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
+def check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:
     """Raise ValueError if `ids` contains an id outside the vocabulary."""
     for token in ids:
         if not 0 <= token < vocab_size:
-            raise ValueError(f"{what} holds id {token}, outside the vocabulary of {vocab_size}")
+            raise ValueError(f"{name} holds id {token}, outside the vocabulary of {vocab_size}")
 
 
 def validate_requests(
@@ -146,48 +146,50 @@ class _Run:
         self.running = 0  # started turns
 
     def run(self, conversations: list[Conversation]) -> None:
-        for one in conversations:
-            self._start_turn(one)
+        for conversation in conversations:
+            self._start_turn(conversation)
         while self.running or self.parked:
             if not self.running:
                 wait(self.parked, return_when=FIRST_COMPLETED)
             for future in [future for future in self.parked if future.done()]:
                 self._accept(self.parked.pop(future), future.result())
             if self.running:
-                for one, done in self.engine._step():
+                for conversation, completion in self.engine._step():
                     self.running -= 1
-                    one.ids += done.token_ids
-                    one.turns += 1
-                    one.sampled += len(done.token_ids)
-                    if done.routed_experts is not None:
-                        one.reported += len(done.routed_experts)
-                    self._accept(one, self.respond(one.number, done))
+                    conversation.ids += completion.token_ids
+                    conversation.turns += 1
+                    conversation.sampled += len(completion.token_ids)
+                    if completion.routed_experts is not None:
+                        conversation.reported += len(completion.routed_experts)
+                    self._accept(conversation, self.respond(conversation.number, completion))
 
-    def _start_turn(self, one: Conversation) -> None:
-        one.turn_limit = min(self.params.max_tokens, self.context - len(one.ids))
+    def _start_turn(self, conversation: Conversation) -> None:
+        conversation.turn_limit = min(self.params.max_tokens, self.context - len(conversation.ids))
         self.running += 1
-        self.engine._start(one, self.params)
+        self.engine._start(conversation, self.params)
 
-    def _accept(self, one: Conversation, reply) -> None:
+    def _accept(self, conversation: Conversation, reply) -> None:
         """Process the environment's reply to a turn."""
         if isinstance(reply, Future):
-            self.parked[reply] = one
+            self.parked[reply] = conversation
             return
         if reply is None:
             return
         is_new = isinstance(reply, NewContext)
         ids = list(map(int, reply.prompt if is_new else reply))
-        check_ids(ids, self.engine.vocab_size, f"the reply to request {one.number}")
-        whole = ids if is_new else one.ids + ids
+        check_ids(ids, self.engine.vocab_size, f"the reply to request {conversation.number}")
+        whole = ids if is_new else conversation.ids + ids
         if not 0 < len(whole) < self.context:
-            if self.respond(one.number, Completion(finish_reason="context")) is not None:
-                raise ValueError(f"respond must return None: the context of {one.number} is full")
+            if self.respond(conversation.number, Completion(finish_reason="context")) is not None:
+                raise ValueError(
+                    f"respond must return None: the context of {conversation.number} is full"
+                )
             return
-        one.ids = whole
+        conversation.ids = whole
         if is_new:
-            one.context_index += 1
-            one.turns = one.sampled = one.reported = 0
-        self._start_turn(one)
+            conversation.context_index += 1
+            conversation.turns = conversation.sampled = conversation.reported = 0
+        self._start_turn(conversation)
 
 
 def has_stopped(turn: Sequence[int], params: SamplingParams) -> bool:

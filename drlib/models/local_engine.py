@@ -302,8 +302,8 @@ class _Run:
 
     def _sample(self, rows: np.ndarray, logits_NV: torch.Tensor) -> None:
         uniforms_N = self.uniforms[rows, self.sampled[rows]]
-        how = self.params.temperature, self.params.top_p
-        drawn = self.decoder.draw(logits_NV, uniforms_N, *how)
+        sampling = self.params.temperature, self.params.top_p
+        drawn = self.decoder.draw(logits_NV, uniforms_N, *sampling)
         at, arrays = self.length[rows], (self.tokens, self.logprobs, self.entropies)
         for array, values in zip(arrays, drawn):
             array[rows, at] = values

@@ -65,12 +65,12 @@ class PolicyShape:
         for name, value in vars(self).items():
             if value <= 0:
                 raise ValueError(f"PolicyShape.{name} must be positive, got {value}")
-        for wrong, rule in (
+        for violated, rule in (
             (self.heads % self.kv_heads, "heads must be a multiple of kv_heads"),
             (self.head_dim % 2, "head_dim must be even for RoPE"),
             (self.experts_per_token > self.experts, "experts_per_token exceeds experts"),
         ):
-            if wrong:
+            if violated:
                 raise ValueError(f"{rule}: {self}")
 
 
@@ -115,8 +115,8 @@ def build_policy(
     config = policy_config(shape, eos_id=eos_id, pad_id=pad_id)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        how = dict(dtype=torch.float32, experts_implementation="grouped_mm")
-        model = Qwen3MoeForCausalLM._from_config(config, **how)
+        options = dict(dtype=torch.float32, experts_implementation="grouped_mm")
+        model = Qwen3MoeForCausalLM._from_config(config, **options)
     if init == "induction":
         induction_init_(model, torch.Generator().manual_seed(seed))
     return model

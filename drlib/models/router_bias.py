@@ -100,15 +100,15 @@ def add_router_bias(model: Qwen3MoeForCausalLM) -> Qwen3MoeForCausalLM:
             f"{config.model_type}: set trainer.router_bias_rate=0"
         )
     sizes = {k: v for k, v in config.to_dict().items() if k not in ("model_type", "architectures")}
-    how = {"dtype": model.dtype, "experts_implementation": config._experts_implementation}
+    options = {"dtype": model.dtype, "experts_implementation": config._experts_implementation}
     with torch.random.fork_rng(devices=[]):  # its initial weights are replaced below
-        biased = RouterBiasForCausalLM._from_config(RouterBiasConfig(**sizes), **how)
-    biased.load_state_dict(model.state_dict() | _biases_of(biased))
+        biased = RouterBiasForCausalLM._from_config(RouterBiasConfig(**sizes), **options)
+    biased.load_state_dict(model.state_dict() | _bias_buffers(biased))
     biased.generation_config = model.generation_config
     return biased.train(model.training)
 
 
-def _biases_of(model: RouterBiasForCausalLM) -> dict[str, Tensor]:
+def _bias_buffers(model: RouterBiasForCausalLM) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name.endswith(".bias_E")}
 
 

@@ -44,8 +44,8 @@ def _nucleus(probs_NV, top_p: float):
     """Keep the smallest set with probability at least `top_p`, renormalised."""
     ordered, index = probs_NV.sort(dim=-1, descending=True, stable=True)
     ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
-    kept = torch.zeros_like(probs_NV).scatter_(1, index, ordered)
-    return kept / kept.sum(-1, keepdim=True)
+    truncated = torch.zeros_like(probs_NV).scatter_(1, index, ordered)
+    return truncated / truncated.sum(-1, keepdim=True)
 
 
 def _inverse_cdf(probs_NV, uniforms_N):

@@ -42,25 +42,25 @@ class ScriptedEngine(Engine):
     ) -> None:
         """Run all conversations; see `LocalEngine.converse`. context: limit in words."""
         for number, prompt in enumerate(prompts):
-            said = list(prompt)
-            while said:
-                done = self._turn(said, context)
-                reply = respond(number, done)
+            messages = list(prompt)
+            while messages:
+                completion = self._turn(messages, context)
+                reply = respond(number, completion)
                 while isinstance(reply, Future):
                     reply = reply.result()
                 if isinstance(reply, NewContext):
-                    said = list(reply.prompt)
+                    messages = list(reply.prompt)
                 elif reply is not None:
-                    said += [{"role": "assistant", "content": done.text}, *reply]
+                    messages += [{"role": "assistant", "content": completion.text}, *reply]
                 else:
-                    said = []
+                    messages = []
 
-    def _turn(self, said: list[dict], context: int | None) -> Completion:
-        asked = to_openai_messages(said, by_server=False)
-        self.requests.append(asked)
-        text = truncate_after_action(self.say(asked))
-        read = sum(len(message["content"].split()) for message in said)
-        done = Completion(text=text, prompt_tokens=read, turn_tokens=len(text.split()))
-        if context is not None and done.prompt_tokens + done.turn_tokens > context:
-            done.finish_reason = "context"
-        return done
+    def _turn(self, messages: list[dict], context: int | None) -> Completion:
+        request = to_openai_messages(messages, by_server=False)
+        self.requests.append(request)
+        text = truncate_after_action(self.say(request))
+        read = sum(len(message["content"].split()) for message in messages)
+        completion = Completion(text=text, prompt_tokens=read, turn_tokens=len(text.split()))
+        if context is not None and completion.prompt_tokens + completion.turn_tokens > context:
+            completion.finish_reason = "context"
+        return completion

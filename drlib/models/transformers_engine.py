@@ -84,13 +84,13 @@ class TransformersEngine(TurnwiseEngine):
 
     def _step(self) -> list[tuple[Conversation, Completion]]:
         """Generate one turn each for the next `batch` conversations."""
-        some, self._waiting = self._waiting[: self.batch], self._waiting[self.batch :]
-        conversations = [conversation for conversation, _ in some]
-        draw = _Draw(conversations, some[0][1])
-        prompts = [torch.tensor(one.ids) for one in conversations]
+        batch, self._waiting = self._waiting[: self.batch], self._waiting[self.batch :]
+        conversations = [conversation for conversation, _ in batch]
+        draw = _Draw(conversations, batch[0][1])
+        prompts = [torch.tensor(conversation.ids) for conversation in conversations]
         ids_NT, seen_NT = _left_padded(prompts, self.model.device)
         plan = GenerationConfig(
-            max_new_tokens=max(one.turn_limit for one in conversations),
+            max_new_tokens=max(conversation.turn_limit for conversation in conversations),
             do_sample=False,
             pad_token_id=0,
         )
@@ -119,20 +119,22 @@ class _Draw(LogitsProcessor):
 
     def __init__(self, conversations: list[Conversation], params: SamplingParams):
         self.params = params
-        self.turn_limits = [one.turn_limit for one in conversations]
+        self.turn_limits = [conversation.turn_limit for conversation in conversations]
         self.turns: list[list[int]] = [[] for _ in conversations]
         self.logprobs: list[list[float]] = [[] for _ in conversations]
         self.entropies: list[list[float]] = [[] for _ in conversations]
         self.open = [True] * len(conversations)
         self.over = _Over(self)
         longest = max(self.turn_limits)
-        self.uniforms = np.stack([_uniforms(one, params.seed, longest) for one in conversations])
+        self.uniforms = np.stack(
+            [_uniforms(conversation, params.seed, longest) for conversation in conversations]
+        )
 
     def __call__(self, input_ids, scores):
         step = max(map(len, self.turns))
         uniforms_N = torch.from_numpy(self.uniforms[:, step]).to(scores.device)
-        how = self.params.temperature, self.params.top_p
-        drawn_N, logp_N, entropy_N = sample(scores.float(), uniforms_N, *how)
+        sampling = self.params.temperature, self.params.top_p
+        drawn_N, logp_N, entropy_N = sample(scores.float(), uniforms_N, *sampling)
         columns = drawn_N.tolist(), logp_N.tolist(), entropy_N.tolist()
         for i, (token, logp, entropy) in enumerate(zip(*columns)):
             if self.open[i]:
@@ -180,23 +182,23 @@ def _report(
         ValueError: other passes (a model without cache).
     """
     routes_LNTK = torch.cat([each.unflatten(1, (len(ended), -1)) for each in passes], dim=2)
-    longest = max(len(done.token_ids) for _, done in ended)
+    longest = max(len(completion.token_ids) for _, completion in ended)
     got, need = routes_LNTK.shape[2], width + longest - 1
     require(
         got == need,
         f"generate read {got} positions per row instead of {need}: routes need its cache",
     )
-    for row, (one, done) in enumerate(ended):
-        begin = width - len(one.ids)
-        end = width + len(done.token_ids) - 1
-        routes_LTK = routes_LNTK[:, row, begin + one.reported : end]
-        done.routed_experts = routes_LTK.transpose(0, 1).cpu().numpy().astype(np.uint16)
+    for row, (conversation, completion) in enumerate(ended):
+        begin = width - len(conversation.ids)
+        end = width + len(completion.token_ids) - 1
+        routes_LTK = routes_LNTK[:, row, begin + conversation.reported : end]
+        completion.routed_experts = routes_LTK.transpose(0, 1).cpu().numpy().astype(np.uint16)
 
 
-def _uniforms(one: Conversation, seed: int, count: int) -> np.ndarray:
+def _uniforms(conversation: Conversation, seed: int, count: int) -> np.ndarray:
     """Return the next `count` random numbers of the conversation's context."""
-    stream = random_stream(seed, one.key, one.context_index)
-    return stream.random(one.sampled + count)[one.sampled :]
+    stream = random_stream(seed, conversation.key, conversation.context_index)
+    return stream.random(conversation.sampled + count)[conversation.sampled :]
 
 
 def _left_padded(prompts: list[torch.Tensor], device) -> tuple[torch.Tensor, torch.Tensor]:

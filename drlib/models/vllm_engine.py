@@ -226,10 +226,10 @@ class VllmEngine(ParityCheckedEngine):
     def _start(self, conversation: Conversation, params: SamplingParams) -> None:
         from vllm import SamplingParams as VllmParams
 
-        how = request_options(conversation, params) | {"detokenize": False}
+        options = request_options(conversation, params) | {"detokenize": False}
         if self.routes:
-            how["routed_experts_prompt_start"] = conversation.reported
-        name = self._add(conversation.ids, VllmParams(**how))
+            options["routed_experts_prompt_start"] = conversation.reported
+        name = self._add(conversation.ids, VllmParams(**options))
         self._running[name] = (conversation, params)
 
     def _step(self) -> list[tuple[Conversation, Completion]]:
@@ -244,18 +244,20 @@ class VllmEngine(ParityCheckedEngine):
                 turn = truncate_at_stop(turn, params)
             if not output.finished and not has_stopped(turn, params):
                 continue
-            routes_TLK = self._routes_of(output, conversation, len(turn)) if self.routes else None
+            routes_TLK = (
+                self._extract_routes(output, conversation, len(turn)) if self.routes else None
+            )
             if not output.finished:
                 self._engine.abort_request([output.request_id])
             del self._running[output.request_id]
             logprobs = [at[token].logprob for token, at in zip(turn, sampled.logprobs)]
             unknown = [math.nan] * len(turn)
             reason = infer_finish_reason(turn, params)
-            done = Completion(turn, logprobs, unknown, reason, routed_experts=routes_TLK)
-            ended.append((conversation, done))
+            completion = Completion(turn, logprobs, unknown, reason, routed_experts=routes_TLK)
+            ended.append((conversation, completion))
         return ended
 
-    def _routes_of(self, output, conversation: Conversation, size: int) -> np.ndarray:
+    def _extract_routes(self, output, conversation: Conversation, size: int) -> np.ndarray:
         """Return the routes of a turn of `size` tokens, of sparse layers only; see `Completion`.
 
         Raises:

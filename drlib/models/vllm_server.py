@@ -102,21 +102,21 @@ class VllmServer(ParityCheckedEngine):
             raise EndpointError(f"{error}; {REMEDY}", error.status) from None
 
     def _score(self, prompts: Sequence[list[int]]) -> list[list[float]]:
-        found = []
+        scores = []
         for prompt in prompts:
             options = {"max_tokens": 1, "extra_body": {"prompt_logprobs": 0}}
             reply = self.endpoint.complete_ids(prompt, **options)
             places = reply["choices"][0]["prompt_logprobs"][1:]
-            found.append([at[str(token)]["logprob"] for token, at in zip(prompt[1:], places)])
-        return found
+            scores.append([at[str(token)]["logprob"] for token, at in zip(prompt[1:], places)])
+        return scores
 
     def _start(self, conversation: Conversation, params: SamplingParams) -> None:
         self._waiting.append((conversation, params))
 
     def _step(self) -> list[tuple[Conversation, Completion]]:
         free = self.concurrency - len(self._in_flight)
-        some, self._waiting = self._waiting[:free], self._waiting[free:]
-        for conversation, params in some:
+        batch, self._waiting = self._waiting[:free], self._waiting[free:]
+        for conversation, params in batch:
             self._in_flight[self._send(conversation, params)] = conversation
         done, _ = wait(self._in_flight, timeout=POLL_S, return_when=FIRST_COMPLETED)
         return [(self._in_flight.pop(future), future.result()) for future in done]

@@ -38,14 +38,18 @@ class NotebookError(RuntimeError):
     """A notebook cannot be found, read or executed; the message names it and the remedy."""
 
 
-def find(number: str | None, *, solutions: bool = False) -> list[Path]:
-    """The notebook of a number ("5", "05" or "05_grpo_by_hand"), all for None; with solutions."""
+def find(notebook: str | None, *, solutions: bool = False) -> list[Path]:
+    """Return the notebook with a number or name ("5", "05", "tour"), or all for None.
+
+    solutions: add the notebooks with the solutions of its exercises.
+    """
     existing = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
-    wanted = number and number.removesuffix(".ipynb").zfill(2)
-    chosen = [p for p in existing if wanted in (None, p.stem, p.stem[:2])]
-    if number is not None and not chosen:
+    wanted = notebook and notebook.removesuffix(".ipynb")
+    chosen = [p for p in existing if wanted is None or wanted.zfill(2) in (p.stem, p.stem[:2])]
+    chosen = chosen or [p for p in existing if p.stem[3:] == wanted]
+    if notebook is not None and not chosen:
         names = ", ".join(p.stem for p in existing) or "none"
-        raise NotebookError(f"no notebook {number!r} in {FOLDER.name}/: there are {names}")
+        raise NotebookError(f"no notebook {notebook!r} in {FOLDER.name}/; available: {names}")
     extra = [p for c in chosen for p in FOLDER.glob(f"solutions/{c.stem[:2]}_*.ipynb")]
     return chosen + extra if solutions else chosen
 

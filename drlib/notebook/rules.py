@@ -62,9 +62,9 @@ def _stored(notebook) -> Iterator[str]:
     """Executed from top to bottom, without errors, normalised."""
     counts = [cell.execution_count for cell in _code_cells(notebook)]
     if counts != list(range(1, len(counts) + 1)):
-        yield f"execution counts are {counts}, not 1..{len(counts)}: run `drlib refresh`"
+        yield f"execution counts are {counts}, not 1..{len(counts)}: run `drlib notebooks refresh`"
     if json.dumps(normalised(notebook), sort_keys=True) != json.dumps(notebook, sort_keys=True):
-        yield "not normalised (cell ids, kernel, metadata, widget views): run `drlib refresh`"
+        yield "not normalised (cell ids, kernel, metadata, widget views): run `drlib notebooks refresh`"
 
 
 def _code(notebook) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _figures(notebook, number: str, figures: Path) -> Iterator[str]:
     shown = re.findall(rf"figures/({number}_\w+)\.png", source)
     for name in sorted({*saved, *shown}):
         if not (figures / f"{name}.png").exists():
-            yield f"figures/{name}.png does not exist: run `drlib refresh {number}`"
+            yield f"figures/{name}.png does not exist: run `drlib notebooks refresh {number}`"
     for name in saved:
         if not name.startswith(f"{number}_"):
             yield f"figure {name!r} must begin with the notebook's number, {number}_"

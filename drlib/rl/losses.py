@@ -176,7 +176,7 @@ def policy_loss(
     advantages_BT = _check_advantages(advantages_B, used_BT).to(logp_BT.dtype)
     logp_BT = mask_values("logp_BT", logp_BT, used_BT)
     behaviour_BT = mask_values("behaviour_logp_BT", behaviour_logp_BT.detach(), used_BT)
-    old_BT = _given("old_logp_BT", old_logp_BT, used_BT)
+    old_BT = _mask_constant("old_logp_BT", old_logp_BT, used_BT)
 
     # the clipped surrogate of each token
     log_weight_BT = log_ratio(logp_BT, behaviour_BT)
@@ -262,13 +262,13 @@ def _log_ratio(
     return log_ratio_BT
 
 
-def _given(name: str, logp_BT: Tensor | None, used_BT: Tensor) -> Tensor | None:
+def _mask_constant(name: str, logp_BT: Tensor | None, used_BT: Tensor) -> Tensor | None:
     """Return a constant tensor, 0 where not used; None stays None."""
     return None if logp_BT is None else mask_values(name, logp_BT.detach(), used_BT)
 
 
 def _kl(logp_BT: Tensor, reference_logp_BT: Tensor, used_BT: Tensor, config) -> Tensor:
-    reference_BT = _given("reference_logp_BT", reference_logp_BT, used_BT)
+    reference_BT = _mask_constant("reference_logp_BT", reference_logp_BT, used_BT)
     return kl_estimate(logp_BT, reference_BT, config.kl_estimator)
 
 
@@ -328,9 +328,9 @@ def _select(
     tokens = max(float(used_BT.sum()), 1.0)
     kept_BT = used_BT
     dropped = {}
-    for name, some_BT in selected.items():
-        kept_BT = kept_BT & some_BT
-        dropped[name] = float((used_BT & ~some_BT).sum()) / tokens
+    for name, selected_BT in selected.items():
+        kept_BT = kept_BT & selected_BT
+        dropped[name] = float((used_BT & ~selected_BT).sum()) / tokens
     counted_BT = kept_BT if config.denominator == "kept" else used_BT
     return _Selection(weights_BT, kept_BT, counted_BT, dropped)
 
@@ -340,8 +340,8 @@ def _aggregate(losses_BT, used_BT, weights_B, config: LossConfig, denominator) -
     if denominator is None:  # without tokens: a loss of 0 that still has a (zero) gradient
         denominator = loss_denominator(used_BT, weights_B, config) or 1.0
     elif not 0 < float(denominator) < math.inf:
-        wrong = f"denominator is {float(denominator)}; sum loss_denominator over the step's parts"
-        require(not used_BT.any(), wrong)
+        problem = f"denominator is {float(denominator)}; sum loss_denominator over the step's parts"
+        require(not used_BT.any(), problem)
         denominator = 1.0
     sums_B = (losses_BT * used_BT).sum(dim=1) * weights_B
     if config.aggregate == "sequence":
@@ -357,14 +357,14 @@ def _check_needs(
     """Raise ValueError if the argument of an enabled option is missing."""
     correction = {"old_logp_BT": old_BT, "behaviour_logp_BT": behaviour_BT}
     if config.correction != "none":
-        _check_given("correction", config, correction)
+        _check_argument("correction", config, correction)
     if config.kl_coef > 0:
-        _check_given("kl_coef", config, {"reference_logp_BT": reference_BT})
+        _check_argument("kl_coef", config, {"reference_logp_BT": reference_BT})
     if config.top_entropy < 1 and learning_BT is None:
-        _check_given("top_entropy", config, {"entropies_BT": entropies_BT})
+        _check_argument("top_entropy", config, {"entropies_BT": entropies_BT})
 
 
-def _check_given(option: str, config: LossConfig, arguments: dict) -> None:
+def _check_argument(option: str, config: LossConfig, arguments: dict) -> None:
     for name, given in arguments.items():
         message = f"{option}={getattr(config, option)!r} needs {name}: pass it or disable it"
         require(given is not None, message)

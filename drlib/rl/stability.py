@@ -123,14 +123,14 @@ def sync_reference(reference, policy, *optimizers, decay: float = 0.0) -> None:
         ValueError: the modules differ or share a tensor; nothing has been changed.
     """
     require_within(decay, "[0, 1]", "decay")
-    ours = [*reference.parameters(), *reference.buffers()]
-    theirs = [*policy.parameters(), *policy.buffers()]
-    alike = [t.shape for t in ours] == [t.shape for t in theirs]
+    targets = [*reference.parameters(), *reference.buffers()]
+    sources = [*policy.parameters(), *policy.buffers()]
+    alike = [t.shape for t in targets] == [t.shape for t in sources]
     require(alike, "reference and policy differ in their tensors' shapes")
-    shared = any(a.data_ptr() == b.data_ptr() for a, b in zip(ours, theirs) if a.numel())
+    shared = any(a.data_ptr() == b.data_ptr() for a, b in zip(targets, sources) if a.numel())
     require(not shared, "reference and policy share a tensor; copy one with copy.deepcopy")
     states = [optimizer.state for optimizer in optimizers]
-    for old, new in zip(ours, theirs):
+    for old, new in zip(targets, sources):
         if decay and isinstance(old, torch.nn.Parameter):
             old.lerp_(new.to(old), 1 - decay)
         else:
@@ -158,10 +158,10 @@ def rollout_signals(
         "observation_chars": [float(len(r.text)) for r in calls if r.tool != "format"],
     }
     for tool in tools:
-        mine = [result for result in calls if result.tool == tool]
-        signals[f"errors/{tool}"] = _mean(not result.ok for result in mine)
-        signals[f"latency_s/{tool}"] = _mean(result.latency_s for result in mine)
-        signals[f"cache_hits/{tool}"] = _mean(result.cache_hit for result in mine)
+        own = [result for result in calls if result.tool == tool]
+        signals[f"errors/{tool}"] = _mean(not result.ok for result in own)
+        signals[f"latency_s/{tool}"] = _mean(result.latency_s for result in own)
+        signals[f"cache_hits/{tool}"] = _mean(result.cache_hit for result in own)
     return signals
 
 
@@ -329,8 +329,8 @@ class DriftDetector(StateMachine):
         return alarms
 
     def state_dict(self) -> dict:
-        kept = {name: monitor.state_dict() for name, monitor in self.monitors.items()}
-        return super().state_dict() | {"monitors": kept}
+        monitors = {name: monitor.state_dict() for name, monitor in self.monitors.items()}
+        return super().state_dict() | {"monitors": monitors}
 
     def load_state_dict(self, state: Mapping) -> None:
         known = sorted(self.monitors)

@@ -1,4 +1,4 @@
-"""Run calls in sandboxes elsewhere: `SandboxClient` for `python -m drlib.sandbox serve`.
+"""Run calls in sandboxes elsewhere: `SandboxClient` for `drlib sandbox serve`.
 
 `Front` is what it shares with the Ray front. Calls are sent in batches, as in rStar2-Agent's code
 service (paper section 3.1), and each is answered as it ends, so a slow one does not hold up its

@@ -51,7 +51,7 @@ START_SECONDS = 180.0  # importing sympy on a busy machine
 REMEDY = (
     "Run on Linux 6.2 or newer with Landlock enabled and a container profile that passes the "
     "landlock_*, seccomp and (as root) unshare calls; on macOS or Windows use Docker or Lima. "
-    '`python -m drlib.sandbox probe` shows what is missing. Sandbox(min_level="weak") runs code '
+    '`drlib sandbox probe` shows what is missing. Sandbox(min_level="weak") runs code '
     "behind resource limits alone: it can then read your files and use your network."
 )
 

@@ -1,4 +1,4 @@
-"""A `Sandbox` behind HTTP: `python -m drlib.sandbox serve`.
+"""A `Sandbox` behind HTTP: `drlib sandbox serve`.
 
 POST /run takes {"calls": [{"code", "stdin", "history", "echo", "id"}, ...]} and answers a line of
 JSON for each call as it ends. GET /health, and GET /metrics for Prometheus. Loopback only, unless

@@ -42,9 +42,8 @@ from drlib.worlds import World
 NO_RESULTS = "No results."
 UNAVAILABLE = "Error: this tool is unavailable now."
 SEPARATOR = "\n=======\n"
-FAKE_SEPARATOR = re.compile(
-    "^(?========$)", re.MULTILINE
-)  # inside a page it would imitate the separator of responses
+# Inside a page it would imitate the separator of responses.
+FAKE_SEPARATOR = re.compile("^(?========$)", re.MULTILINE)
 SEARCHES = ("search", "google_scholar")
 OPERAND = {
     "search": "query",

@@ -29,9 +29,9 @@ from drlib.training.data import (
     engine_questions,
     pool_row,
 )
-from drlib.training.grpo import limits_of
-from drlib.training.model_setup import engine_of, load_model, load_tokenizer_of, policy_of, told
 from drlib.training.distributed import Ranks
+from drlib.training.model_setup import engine_of, load_model, load_tokenizer_of, policy_of, told
+from drlib.training.rollouts import limits_of
 from drlib.training.run_folder import RunFolder
 from drlib.trajectory import Trajectory
 from drlib.worlds import SmallWorld

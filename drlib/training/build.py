@@ -1,7 +1,7 @@
 """`python -m drlib.training.build STAGE`: one stage in this process, its inputs being there.
 
 It is what `drlib.training` and `notebook.build_stage` start, under torchrun where a stage takes several
-processes. Type `python -m drlib.training STAGE` instead: that builds what is missing as well.
+processes. Type `drlib train STAGE` instead: that builds what is missing as well.
 """
 
 import argparse

@@ -36,8 +36,12 @@ from drlib.rl.resampling import drop_zero_variance_groups
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import stages
+from drlib.training.batch import filter_of, resample_groups
+from drlib.training.callbacks import emergency_stop
 from drlib.training.data import WORLD_FILE
-from drlib.training.grpo import FINAL_LR, KEPT_GROUPS, emergency_stop
+from drlib.training.distributed import Ranks
+from drlib.training.grpo import KEPT_GROUPS
+from drlib.training.learner import FINAL_LR
 from drlib.training.model_setup import (
     adapters,
     engine_of,
@@ -51,12 +55,9 @@ from drlib.training.model_setup import (
 )
 from drlib.training.optim import schedule
 from drlib.training.question_scheduler import SKILLS, Questions
-from drlib.training.distributed import Ranks
-from drlib.training.rewarding import filter_of
-from drlib.training.rollouts import choose, limits_of, step_seed, tried
+from drlib.training.rollouts import contexts_of, limits_of, sample_groups, step_seed
 from drlib.training.routing import GIVEN, Routing
 from drlib.training.run_folder import RunFolder
-from drlib.training.samples import contexts_of
 from drlib.training.step_summary import summarise
 from drlib.training.switches import check_switches, loss_config
 from drlib.training.trl import DeepResearchGRPOTrainer, Rollouts
@@ -200,8 +201,8 @@ class RollOuts:
         require(whole, "a process must have whole groups: let rl.questions divide by processes")
         trainer.hand_over_weights()
         tasks, worlds = self.questions.draw(step, self.curriculum)
-        rolled = tried(self.agent, tasks, mine, worlds, config, step)
-        chosen = choose(rolled, config, step)
+        rolled = sample_groups(self.agent, tasks, mine, worlds, config, step)
+        chosen = resample_groups(rolled, config, step)
         self.row, outcomes = summarise(rolled, chosen, self.run.ranks)
         self.curriculum.update(outcomes)
         unanswered = self.row["overlong"] + self.row["out_of_turns"]

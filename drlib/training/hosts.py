@@ -7,7 +7,7 @@
 Ray Train starts the workers (`TorchTrainer`: ranks, process group; gloo on CPUs, NCCL beside it on
 GPUs), and each of them does what a process of torchrun does: `drlib.training.build.build`. So the
 stage, its folder and its weights are the same, and its inputs must be there already (as they are
-after `python -m drlib.training`). Without an address the workers start on this host.
+after `drlib train`). Without an address the workers start on this host.
 
 A stage of `trainer.backend=trl` needs nothing else there. Ray sets RANK, WORLD_SIZE, LOCAL_RANK and
 ACCELERATE_TORCH_DEVICE, by which accelerate finds the same processes and a device for each, and it

@@ -1,19 +1,18 @@
-"""From rewarded rollouts to the gradient of one policy update: batches, log-probabilities, loss.
+"""The local learner: turn a prepared batch into a weight update.
 
-Rollouts lie end to end, micro-batch by micro-batch, and one denominator for the whole update
-makes the parts add up to the gradient of the whole, on any number of processes.
+Samples are packed without padding, micro-batch by micro-batch. One denominator for the whole update
+makes the parts add up to the gradient of the whole batch, on any number of processes.
 
-Three log-probabilities of a token meet here: the trainer's now (it has the gradient), the
-trainer's before the first update of the batch (`old`), and what the engine recorded when it
-sampled (`behaviour`). In the recipe all three are equal, every batch being used once by the policy
-that sampled it; then the ratio is 1 by construction and nothing else is computed. The switches that
-make them differ (`off_policy`) turn on what they need.
-
-Which tokens learn is chosen before (`drlib.training.token_choice`).
+Three log-probabilities of a token meet here: the trainer's (with gradient), the trainer's before
+the first update of the batch (`old`), and the engine's at sampling time (`behaviour`). In the
+default recipe all three are equal, because every batch is used once by the policy that sampled it.
 """
 
+import copy
+import hashlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,16 +21,26 @@ from torch.nn.utils.rnn import pad_sequence
 
 from drlib.config import Config
 from drlib.models.routing_replay import record_routes
+from drlib.rl.divergences import top_entropy_mask
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
-from drlib.training.packing import Flat, Scored, score
-from drlib.training.flat_routes import FlatReplay, Routes, of_samples, prompts_in_common
+from drlib.rl.stability import sync_reference
+from drlib.training.balance import balance_experts
+from drlib.training.batch import Recorded, RolloutBatch, minibatch_indices
 from drlib.training.distributed import Ranks, gradients
+from drlib.training.flat_routes import (
+    FlatReplay,
+    Routes,
+    engine_routes,
+    of_samples,
+    prompts_in_common,
+)
+from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
+from drlib.training.packing import Flat, Scored, score
 from drlib.training.switches import loss_config, off_policy
-from drlib.training.token_choice import choosing_tokens, learning_tokens
 from drlib.trajectory import Trajectory
-from drlib.validation import require
 
-MICRO_BATCH_CONTEXTS = 6  # a micro-batch holds as many tokens as so many full contexts
+FINAL_LR = 0.1  # of the base learning rate, at the last step
+MICRO_BATCH_CONTEXTS = 6  # size of a micro-batch, in full contexts
 LOGGED = (
     "clip_high",
     "clip_low",
@@ -44,8 +53,105 @@ LOGGED = (
 )
 COUNTED = ("tokens", "sequences", "in_loss", "learning", "live", "sampled")
 SUMMED = ("loss", "gap", "scored", "balance", "rerouted", *LOGGED)
-# Log-probabilities under other policies ("old", "reference"), one array [T] a trajectory.
-Recorded = dict[str, list[np.ndarray]]
+
+
+class LocalLearner:
+    """Weight updates of the local policy, on this process's part of the batch.
+
+    Attributes:
+        reference: policy of the KL term; None if rl.loss.kl_coef is 0.
+        kl_coef, lr_scale: changed by callbacks; the next update uses them.
+        reference_age: steps since the reference last became the policy.
+    """
+
+    def __init__(self, model, config: Config, ranks: Ranks):
+        self.model, self.config, self.ranks = model, config, ranks
+        self.reference = copy.deepcopy(model) if config.rl.loss.kl_coef > 0 else None
+        self.optimizers = Optimizers.adam(model, config.rl.lr)
+        self.watch = GradientWatch()
+        self.kl_coef, self.lr_scale = config.rl.loss.kl_coef, 1.0
+        self.reference_age, self.is_reference_moved = 0, False
+
+    def record(self, batch: RolloutBatch, old: bool | None = None) -> RolloutBatch:
+        """Add the log-probabilities and expert routes that the loss of a batch needs.
+
+        Args:
+            old: record the policy before the update; None: only if rl.loss.correction needs it.
+        """
+        old = self.config.rl.loss.correction != "none" if old is None else old
+        routes = self._routes(batch.trajectories)
+        recorded: Recorded = {}
+        if old:
+            # with routing replay, the old policy uses the routes of the update
+            recorded["old"] = record(self.model.eval(), batch.trajectories, self.config, routes)
+        if self.reference is not None:
+            recorded["reference"] = record(self.reference, batch.trajectories, self.config)
+        return replace(batch, recorded=recorded, routes=routes)
+
+    def _routes(self, samples: list[Trajectory]) -> Routes | None:
+        """Return the routes that rl.off_policy.routing_replay replays in the update."""
+        if self.config.rl.off_policy.routing_replay == "none":
+            return None
+        if self.config.rl.off_policy.routing_replay == "r3":
+            return engine_routes(samples)
+        return chosen_routes(self.model.eval(), samples, self.config)
+
+    def update(self, batch: Sequence[RolloutBatch], step: int) -> dict:
+        """Take rl.minibatches updates, each on its groups; return the metrics of the last one.
+
+        An update without gradient (no reward variance in any group) is skipped: Adam's momentum
+        alone would change the weights. So is one with a non-finite gradient (`GradientWatch`).
+        """
+        config, ranks = self.config, self.ranks
+        batch = choosing_tokens(batch, "batch", config, ranks)
+        self.model.train()
+        factor = schedule(step, config.rl.steps, config.rl.warmup_steps, 0.5, FINAL_LR)
+        factor *= self.lr_scale
+        row = {"updates": 0, "grad_norm": 0.0, "lr_factor": factor}
+        for part in range(config.rl.minibatches):
+            parts = [shard.of(minibatch_indices(shard, part, config)) for shard in batch]
+            # loss and gradient of this process, then the sum over processes
+            row |= learn(self.model, parts, config, ranks, kl_coef=self.kl_coef)
+            row["grad_norm"] = ranks.sum_gradients(self.model)
+            if row["trained_share"] == 0:
+                continue
+            # optimizer step
+            if self.watch.usable(math.isfinite(row["grad_norm"])):
+                self.optimizers.step(factor)
+                row |= balance_experts(self.model, config)
+                row["updates"] += 1
+            else:
+                self.model.zero_grad(set_to_none=True)
+                row["skipped"] = SKIPPED
+        return row
+
+    def sync_reference(self, decay: float = 0.0) -> None:
+        """Move the reference to the policy, keeping the share `decay` of the old reference."""
+        if self.reference is not None:
+            sync_reference(self.reference, self.model, decay=decay)
+            self.reference_age, self.is_reference_moved = 0, True
+
+    def restart(self) -> None:
+        """Make the policy its own reference and clear the optimizer's state (ProRL)."""
+        self.sync_reference()
+        self.optimizers.forget()
+
+    def state_dict(self) -> dict:
+        """Return the state besides policy and optimizer; the reference only if it has moved."""
+        return {
+            "reference_age": self.reference_age,
+            "reference": self.reference.state_dict() if self.is_reference_moved else None,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restore the state saved by state_dict()."""
+        self.reference_age = state["reference_age"]
+        if state["reference"] is not None:
+            self.reference.load_state_dict(state["reference"])
+            self.is_reference_moved = True
+
+
+# ---------------------------------------------------------------- log-probabilities before the update
 
 
 @torch.no_grad()
@@ -80,36 +186,9 @@ def chosen_routes(model, trajectories: Sequence[Trajectory], config: Config) -> 
     return found
 
 
-@dataclass(frozen=True)
-class Share:
-    """One shard's share of an update: N trajectories, and what the loss needs of each."""
-
-    trajectories: list[Trajectory]
-    advantages_N: Tensor
-    weights_N: Tensor  # in the loss: 0 left out, 1 once, 2 as two copies would be
-    recorded: Recorded = field(default_factory=dict)
-    learning: list[np.ndarray] | None = None  # bool [T] each: the tokens that learn; None: all
-    routes: Routes | None = None  # where their tokens go in the update; None: where it sends them
-
-    def __post_init__(self):
-        usable = bool(((self.weights_N >= 0) & self.weights_N.isfinite()).all())
-        require(usable, "an update takes loss weights that are finite and not below 0")
-
-    def of(self, some: list[int]) -> "Share":
-        """The trajectories with these indices."""
-        return Share(
-            [self.trajectories[i] for i in some],
-            self.advantages_N[some],
-            self.weights_N[some],
-            {name: [values[i] for i in some] for name, values in self.recorded.items()},
-            None if self.learning is None else [self.learning[i] for i in some],
-            None if self.routes is None else [self.routes[i] for i in some],
-        )
-
-
 def learn(
     model,
-    shares: Sequence[Share],
+    shares: Sequence[RolloutBatch],
     config: Config,
     ranks: Ranks,
     kl_coef: float | None = None,
@@ -149,7 +228,7 @@ def learn(
     return _metrics(ranks.sum(sums), counts, max(ranks.gather([gap_max])), config)
 
 
-def _count(share: Share, switches: LossConfig) -> dict:
+def _count(share: RolloutBatch, switches: LossConfig) -> dict:
     """Tokens and sequences in the loss, tokens with a gradient, and all that were sampled."""
     kept = _kept_tokens(share, switches)
     counted = kept
@@ -171,20 +250,20 @@ def _sampled(trajectory: Trajectory) -> int:
     return int(trajectory.generated.sum())
 
 
-def _weighed(share: Share) -> list[int]:
+def _weighed(share: RolloutBatch) -> list[int]:
     """Indices of the trajectories in the loss."""
     weights = share.weights_N.tolist()
     return [i for i, t in enumerate(share.trajectories) if weights[i] > 0 and _sampled(t)]
 
 
-def _live(share: Share, switches: LossConfig) -> list[int]:
+def _live(share: RolloutBatch, switches: LossConfig) -> list[int]:
     """Indices of those that have a gradient: an advantage, or a KL term."""
     return [i for i in _weighed(share) if share.advantages_N[i] != 0 or switches.kl_coef > 0]
 
 
 def _accumulate(
     model,
-    share: Share,
+    share: RolloutBatch,
     denominator: float,
     live_tokens: float,
     switches: LossConfig,
@@ -227,7 +306,7 @@ def _prompt_ids(trajectory: Trajectory) -> np.ndarray:
     return trajectory.token_ids[: int(generated.argmax()) if generated.any() else len(generated)]
 
 
-def _choosing_by_micro_batch(share: Share, switches: LossConfig, config: Config) -> Share:
+def _choosing_by_micro_batch(share: RolloutBatch, switches: LossConfig, config: Config) -> RolloutBatch:
     """With the tokens that learn, where they are chosen in each micro-batch by itself.
 
     What has no gradient is in no micro-batch, but its tokens count: they are cut in the same way.
@@ -245,7 +324,7 @@ def _choosing_by_micro_batch(share: Share, switches: LossConfig, config: Config)
     return replace(share, learning=learning)
 
 
-def _kept_tokens(share: Share, switches: LossConfig) -> list[int]:
+def _kept_tokens(share: RolloutBatch, switches: LossConfig) -> list[int]:
     """The generated tokens of each that stay in the loss: switches may drop some."""
     selects = switches.correction != "none" or switches.top_entropy < 1
     if not selects or not share.trajectories:
@@ -287,7 +366,7 @@ def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
 
 def batch_loss(
     model,
-    share: Share,
+    share: RolloutBatch,
     denominator: float,
     switches: LossConfig,
     config: Config,
@@ -334,17 +413,13 @@ def _score(
 
 
 def _layout(tokens: Flat, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:
-    """(index into the M scored tokens [B, T], mask [B, T]): one trajectory a row, or one token.
+    """Return (index into the M scored tokens [B, T], mask [B, T]).
 
-    Where no ratio, mean or correction runs over a sequence, tokens may stand alone: no padding.
+    A row is one sample, or one token (no padding) if nothing in the loss is computed per sequence.
     """
-    by_token = (
-        config.rl.loss.level
-        == config.rl.loss.aggregate
-        == config.rl.loss.correction_level
-        == "token"
-    )
-    if by_token and config.rl.loss.correction != "geometric":
+    loss = config.rl.loss
+    by_token = loss.level == loss.aggregate == loss.correction_level == "token"
+    if by_token and loss.correction != "geometric":
         alone = torch.arange(scored.logp_M.numel())[:, None]
         return alone, torch.ones_like(alone, dtype=torch.bool)
     owner_M = tokens.spread(range(len(tokens.lengths)), torch.long)[scored.at_M]
@@ -376,3 +451,83 @@ def micro_batches(order: list[int], trajectories: Sequence[Trajectory], width: i
         total += added
     if chosen:
         yield chosen
+
+
+# ---------------------------------------------------------------- token selection (80/20 rule, arXiv 2506.01939)
+
+
+def choosing_tokens(
+    shares: Sequence[RolloutBatch], scope: str, config: Config, ranks: Ranks
+) -> list[RolloutBatch]:
+    """The shares with the tokens that learn, where `rl.loss.entropy_scope` is `scope`; else as they are.
+
+    ranks: whose tokens are compared, all of them in the scopes "batch" and "mini".
+    """
+    if config.rl.loss.top_entropy == 1 or config.rl.loss.entropy_scope != scope:
+        return list(shares)
+    parts = ranks.gather_parts([_token_scores(share, config) for share in shares])
+    flat = [score for part in parts for share in part for score in share]
+    before = sum(len(share) for part in parts[: ranks.rank] for share in part)
+    chosen = chosen_tokens(flat, config.rl.loss.top_entropy)
+    found = []
+    for share in shares:
+        n = len(share.trajectories)
+        found.append(replace(share, learning=_laid_out(share, chosen[before : before + n])))
+        before += n
+    return found
+
+
+
+def learning_tokens(share: RolloutBatch, config: Config) -> list[np.ndarray]:
+    """The tokens that learn, chosen among this share's alone: bool [T] a trajectory."""
+    return _laid_out(share, chosen_tokens(_token_scores(share, config), config.rl.loss.top_entropy))
+
+
+
+def chosen_tokens(scores: Sequence[np.ndarray], share: float) -> list[np.ndarray]:
+    """Which of N sequences' scores are among the highest `share` of all: bool, shaped like them.
+
+    Exactly ceil(share n) of n, ties to the earlier one.
+    """
+    lengths = [len(score) for score in scores]
+    if not sum(lengths):
+        return [np.zeros(0, bool) for _ in scores]
+    flat_1M = torch.from_numpy(np.concatenate(scores))[None]
+    mask_1M = top_entropy_mask(flat_1M, torch.ones_like(flat_1M, dtype=torch.bool), share)
+    return np.split(mask_1M[0].numpy(), np.cumsum(lengths)[:-1])
+
+
+
+def _token_scores(share: RolloutBatch, config: Config) -> list[np.ndarray]:
+    """Of each trajectory, one a generated token; none where it is not in the loss."""
+    weights = share.weights_N.tolist()
+    nothing = np.zeros(0, np.float32)
+    return [
+        _token_score(trajectory, config) if weight > 0 else nothing
+        for trajectory, weight in zip(share.trajectories, weights)
+    ]
+
+
+
+def _token_score(trajectory: Trajectory, config: Config) -> np.ndarray:
+    """What is compared: the highest are chosen."""
+    entropies = trajectory.entropies[trajectory.generated]
+    if config.rl.loss.entropy_tokens == "bottom":
+        return -entropies
+    if config.rl.loss.entropy_tokens == "random":
+        key = hashlib.sha256(f"tokens-{config.seed}-{trajectory.id}".encode()).digest()
+        rng = np.random.default_rng(int.from_bytes(key[:8], "little"))
+        return rng.random(len(entropies), np.float32)
+    return entropies
+
+
+
+def _laid_out(share: RolloutBatch, chosen: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """One bool [T] a trajectory, False on all that it did not generate."""
+    found = []
+    for trajectory, some in zip(share.trajectories, chosen):
+        mask = np.zeros(len(trajectory), bool)
+        if len(some):
+            mask[trajectory.generated] = some
+        found.append(mask)
+    return found

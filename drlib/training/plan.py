@@ -1,4 +1,4 @@
-"""`python -m drlib.training.plan --profile gpu8`: what a run needs, before anything is loaded.
+"""`drlib plan --profile gpu8`: what a run needs, before anything is loaded.
 
 Parameters, memory of a training device part by part, tokens and seconds of a step, disk, and every
 name and path that the settings give: from the model's configuration alone. What does not fit is

@@ -1,24 +1,73 @@
-"""A step's rollouts: each question tried by a group with the tools, judged, and those trained on.
+"""Rollouts of one GRPO step: sample groups with tools, judge them, and draw again if needed.
 
-Both trainers roll out here. Every group has random numbers of its own, so what a question's
-rollouts do depends neither on the other questions nor on who runs them.
+Both learners use this module. The random numbers of a group depend on the seed, the step and the
+group's key alone, so a rollout is the same on any number of processes.
+
+A context is a token sequence that the policy saw as a whole. Agents that start several contexts
+(rounds of IterResearch, arXiv 2509.13309; segments between two summaries of ReSum, 2509.13313)
+train on each context as a separate sample.
 """
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from drlib.agents import Agent, Limits
 from drlib.config import Config
-from drlib.rl.resampling import resample_on_correct
-from drlib.task import Task
-from drlib.training.question_scheduler import source_of
+from drlib.rewards.controls import majority_wrong_answer, shuffle_rewards
+from drlib.rewards.functions import Reward, make_reward, soft_overlong_penalty
+from drlib.rl.curriculum import Curriculum
+from drlib.task import Task, is_correct, normalise_answer
 from drlib.training.distributed import SHARDS, Ranks
-from drlib.training.rewarding import judged, reward_of, rewarded
-from drlib.trajectory import Trajectory
+from drlib.training.question_scheduler import Questions, source_of
+from drlib.trajectory import Termination, Trajectory, select_tokens, with_reward
 from drlib.worlds import SmallWorld
 from drlib.worlds.perturbed import perturb_worlds
+
+
+class Rollouts(NamedTuple):
+    """Rollouts of one step on this process, one list per shard."""
+
+    sampled: list[list[Trajectory]]  # everything that was sampled and paid for
+    trainable: list[list[Trajectory]]  # the groups that may enter the batch
+    draws: int  # how often questions were drawn
+
+    @property
+    def everything(self) -> list[Trajectory]:
+        """All sampled rollouts of this process."""
+        return [trajectory for shard in self.sampled for trajectory in shard]
+
+
+def collect_rollouts(
+    agent: Agent,
+    scheduler: Questions,
+    curriculum: Curriculum,
+    config: Config,
+    step: int,
+    ranks: Ranks,
+) -> Rollouts:
+    """Sample and judge the groups of one step.
+
+    With rl.sampling.draws > 1, questions are drawn again until rl.questions groups have non-zero
+    reward variance, and only these are trainable (dynamic sampling of DAPO, arXiv 2503.14476). If
+    no group has any, all of them are.
+    """
+    sampled: list[list[Trajectory]] = [[] for _ in ranks.shards]
+    for draw in range(config.rl.sampling.draws):
+        tasks, worlds = scheduler.draw(step, curriculum, draw)
+        for shard, trajectories in zip(ranks.shards, sampled):
+            trajectories += sample_rollouts(agent, tasks, worlds, config, step, shard, draw, ranks)
+        if config.rl.sampling.draws == 1:
+            return Rollouts(sampled, sampled, 1)
+        live = first_live(sampled, config.rl.questions, ranks)
+        if len(live) == config.rl.questions:
+            break
+    trainable = [[t for t in shard if t.group_id in live] for shard in sampled]
+    return Rollouts(sampled, trainable if live else sampled, draw + 1)
 
 
 def limits_of(config: Config) -> Limits:
@@ -27,7 +76,8 @@ def limits_of(config: Config) -> Limits:
     )
 
 
-def rollout(
+
+def sample_rollouts(
     agent: Agent,
     tasks: list[Task],
     worlds: dict[str, SmallWorld],
@@ -48,10 +98,11 @@ def rollout(
     mine = list(range(len(tasks))) if shard is None else list(range(shard, len(tasks), SHARDS))
     if ranks is not None:
         mine = mine[ranks.part :: ranks.parts]
-    return tried(agent, tasks, mine, worlds, config, step, draw * config.rl.questions)
+    return sample_groups(agent, tasks, mine, worlds, config, step, draw * config.rl.questions)
 
 
-def tried(
+
+def sample_groups(
     agent: Agent,
     tasks: list[Task],
     mine: list[int],
@@ -105,9 +156,11 @@ def tried(
     ]
 
 
+
 def _differ(group: list[Trajectory]) -> bool:
     """Whether the rewards of those that could be judged are not all the same."""
     return len({t.reward for t in group if t.reward is not None}) > 1
+
 
 
 def _chance(key: int, config: Config, step: int) -> torch.Generator:
@@ -115,9 +168,11 @@ def _chance(key: int, config: Config, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(step_seed(f"{config.seed}-labels-{key}", step))
 
 
+
 def has_changed(config: Config, step: int) -> bool:
     """Whether the world is another one by now (`rl.callbacks.world_change`); `step` counts from 0."""
     return 0 < config.rl.callbacks.world_change <= step
+
 
 
 def first_live(shards: list[list[Trajectory]], want: int, ranks: Ranks) -> set[str]:
@@ -132,21 +187,106 @@ def first_live(shards: list[list[Trajectory]], want: int, ranks: Ranks) -> set[s
     return {*live[:want]}
 
 
+
 def step_seed(seed: int | str, step: int) -> int:
     """Of a step's random numbers."""
     return int(hashlib.sha256(f"rollout-{seed}-{step}".encode()).hexdigest()[:12], 16)
 
 
-def choose(trajectories: list[Trajectory], config: Config, step: int) -> list[Trajectory]:
-    """The rollouts to train on: all, or `rl.group` of each oversampled group (GRPO-RoC)."""
-    if config.rl.sampling.resample == "none":
-        return trajectories
-    chosen = []
-    for name in dict.fromkeys(t.group_id for t in trajectories):
-        group = [t for t in trajectories if t.group_id == name]
-        generator = torch.Generator().manual_seed(step_seed(f"{config.seed}-{name}", step))
-        kept = resample_on_correct(
-            group, config.rl.group, config.rl.sampling.resample, generator=generator
-        )
-        chosen += [group[i] for i in kept]
-    return chosen
+
+# ---------------------------------------------------------------- rewards
+
+
+def reward_of(config: Config) -> Reward:
+    """The reward that `rl.reward.name` names."""
+    settings = {"seed": config.seed} if config.rl.reward.name == "random" else {}
+    return make_reward(config.rl.reward.name, **settings)
+
+
+
+def judged(trajectory: Trajectory, task: Task, reward: Reward) -> Trajectory:
+    """With its reward, and whether its answer is right."""
+    result = reward(trajectory, task)
+    right = is_correct(trajectory.answer, task)
+    trajectory.metadata["skill"] = task.skill
+    return with_reward(trajectory, result.value, {**result.parts, "correct": float(right)})
+
+
+
+def rewarded(
+    group: Sequence[Trajectory], task: Task, config: Config, generator: torch.Generator
+) -> list[Trajectory]:
+    """A question's judged rollouts with the rewards that are trained on.
+
+    generator: of the permutation of `rl.reward.labels=shuffled`.
+    """
+    rewards = [trajectory.reward for trajectory in group]
+    if config.rl.reward.labels == "shuffled":
+        rewards = shuffle_rewards(rewards, generator)
+    elif config.rl.reward.labels == "wrong":
+        rewards = _by_wrong_label(group, task)
+    terms = [{} for _ in group]
+    if config.rl.reward.overlong_buffer > 0:
+        penalties = [_length_penalty(trajectory, config) for trajectory in group]
+        terms = [{"length": penalty} for penalty in penalties]
+        rewards = [r if r is None else r + p for r, p in zip(rewards, penalties)]
+    return [
+        with_reward(trajectory, reward, {**trajectory.reward_parts, **term})
+        for trajectory, reward, term in zip(group, rewards, terms)
+    ]
+
+
+
+def _by_wrong_label(group: Sequence[Trajectory], task: Task) -> list[float | None]:
+    """1 for the group's most frequent wrong answer; all 0 where it has none."""
+    label = majority_wrong_answer([trajectory.answer for trajectory in group], task)
+
+    def reward(trajectory: Trajectory) -> float | None:
+        if trajectory.reward is None:
+            return None
+        answer = trajectory.answer
+        return float(label is not None and answer is not None and normalise_answer(answer) == label)
+
+    return [reward(trajectory) for trajectory in group]
+
+
+
+def _length_penalty(trajectory: Trajectory, config: Config) -> float:
+    """DAPO's, of the longest context: what ended at the limit is as long as the limit, though its
+    last turn did not fit into it."""
+    limit = config.rollout.max_context_tokens
+    length = limit
+    if trajectory.termination != Termination.LENGTH:
+        length = max(len(context) for context in contexts_of(trajectory))
+    penalty = soft_overlong_penalty(torch.tensor([length]), limit, config.rl.reward.overlong_buffer)
+    return float(penalty)
+
+
+
+# ---------------------------------------------------------------- contexts
+
+
+def contexts_of(trajectory: Trajectory) -> list[Trajectory]:
+    """The contexts in which the policy spoke, each with the rollout's reward and group; the
+    trajectory itself where it is one context."""
+    if trajectory.contexts is None:
+        return [trajectory]
+    found = []
+    for number in np.unique(trajectory.contexts):
+        inside_T = trajectory.contexts == number
+        if trajectory.generated[inside_T].any():
+            name = f"{trajectory.id}/{number}"
+            found.append(select_tokens(trajectory, inside_T, id=name, contexts=None))
+    return found
+
+
+
+def all_contexts(trajectories: Iterable[Trajectory]) -> tuple[list[Trajectory], list[int]]:
+    """(the contexts of all, the index of the trajectory that each is of)."""
+    samples, owners = [], []
+    for index, trajectory in enumerate(trajectories):
+        some = contexts_of(trajectory)
+        samples += some
+        owners += [index] * len(some)
+    return samples, owners
+

@@ -5,9 +5,9 @@ from collections import defaultdict
 
 from drlib.questions.chains import PYTHON_KINDS
 from drlib.questions.question_engine import CHAINS, CONDITIONS
-from drlib.training.question_scheduler import FICTIONAL, REAL, TRAIL
 from drlib.training.distributed import Ranks
-from drlib.training.samples import contexts_of
+from drlib.training.question_scheduler import FICTIONAL, REAL, TRAIL
+from drlib.training.rollouts import contexts_of
 from drlib.trajectory import Termination, Trajectory
 
 

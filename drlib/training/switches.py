@@ -2,8 +2,8 @@
 
 from drlib.config import Config
 from drlib.rl.losses import LossConfig
+from drlib.training.callbacks import check_callbacks
 from drlib.training.staleness import check_staleness
-from drlib.training.steering import check_steering
 from drlib.validation import require, require_within
 
 
@@ -29,7 +29,7 @@ def check_switches(config: Config) -> None:
     )
     _check_rewards(config)
     _check_tokens(config)
-    check_steering(config)
+    check_callbacks(config)
     paired = (
         config.rl.sampling.oversample == 1
         if config.rl.sampling.resample == "none"

@@ -38,7 +38,7 @@ from drlib.models.vllm_server import VllmServer
 from drlib.sandbox import Sandbox
 from drlib.task import is_correct
 from drlib.tools import Toolbox
-from drlib.training.grpo import limits_of
+from drlib.training.rollouts import limits_of
 from drlib.worlds import load_world
 from tests.vllm_examples import TEACHABLE, serving
 

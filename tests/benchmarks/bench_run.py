@@ -32,7 +32,7 @@ from drlib.config import ROOT
 from drlib.files import write_atomic
 
 OUT = ROOT / "figures" / "reference" / "speed" / "run.json"
-TOUR = ("-m", "drlib.lab", "run", "00", "-f", "notebooks/params/laptop.yaml", "-p", "seed")
+TOUR = ("-m", "drlib.cli", "run", "00", "--profile", "laptop", "-p", "seed")
 KINDS = {
     "search, sampled": ("search", "sample", None),
     "search, greedy": ("search", "greedy", None),

@@ -39,10 +39,11 @@ from drlib.models.engine import SamplingParams
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import PolicyShape, build_policy, load_policy
 from drlib.rl.advantages import leave_one_out
-from drlib.training.packing import Flat, balance_loss, score
-from drlib.training.learner import Share, learn
-from drlib.training.optim import Optimizers
+from drlib.training.batch import RolloutBatch
 from drlib.training.distributed import Ranks
+from drlib.training.learner import learn
+from drlib.training.optim import Optimizers
+from drlib.training.packing import Flat, balance_loss, score
 from drlib.trajectory import Segment, Termination, Trajectory, load_trajectories
 
 PROMPTS, GROUP, PAD, EOS, RATE = 16, 8, 0, 1, 1e-4
@@ -86,7 +87,7 @@ class Ours:
             self._record(i, prompt, done) for i, (prompt, done) in enumerate(zip(asked, made))
         ]
         advantages_N = leave_one_out(rewards_N, groups_N)
-        share = Share(rollouts, advantages_N, torch.ones(len(asked)))
+        share = RolloutBatch(rollouts, advantages_N, torch.ones(len(asked)))
         ranks = Ranks()
         learn(self.model, [share], self.config, ranks)
         ranks.sum_gradients(self.model)

@@ -30,11 +30,12 @@ from drlib.models.moe import load_policy
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
-from drlib.training.learner import Share, learn
-from drlib.training.grpo import FINAL_LR, advantages_of, limits_of, rollout
+from drlib.training.batch import RolloutBatch, advantages_of
+from drlib.training.distributed import Ranks
+from drlib.training.learner import FINAL_LR, learn
 from drlib.training.optim import Optimizers, schedule
 from drlib.training.question_scheduler import SKILLS, Questions
-from drlib.training.distributed import Ranks
+from drlib.training.rollouts import limits_of, sample_rollouts
 from drlib.worlds import Names, load_world
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,11 +52,11 @@ def train(model, agent, m: int, config: Config, world) -> dict:
     tokens = 0
     for step in range(config.rl.steps):
         tasks, worlds = questions.draw(step, curriculum)
-        trajectories = rollout(agent, tasks, worlds, config, step)
+        trajectories = sample_rollouts(agent, tasks, worlds, config, step)
         advantages, weights, _ = advantages_of(trajectories, config)
         kept = support_set([t.group_id for t in trajectories], m, seed=1000 * config.seed + step)
         weights = weights * kept
-        share = Share(trajectories, advantages, weights)
+        share = RolloutBatch(trajectories, advantages, weights)
         row = learn(model.train(), [share], config, ranks)
         ranks.sum_gradients(model)
         factor = schedule(step, config.rl.steps, config.rl.warmup_steps, 0.5, FINAL_LR)

@@ -33,7 +33,7 @@ from drlib.models.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import stages
-from drlib.training.grpo import limits_of
+from drlib.training.rollouts import limits_of
 from drlib.trajectory import load_trajectories, save_trajectories
 from drlib.worlds import load_world
 

@@ -1,4 +1,4 @@
-"""`python -m drlib.analysis REPORT.html TRAJECTORIES...`: see `drlib.analysis.report`."""
+"""`drlib report REPORT.html ROLLOUTS...`: one HTML page about rollouts of any model."""
 
 import argparse
 import sys
@@ -10,7 +10,8 @@ from drlib.startup import freeze_imports
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m drlib.analysis", description=__doc__)
+    """Run the command; return 0, or 1 with the cause on stderr."""
+    parser = argparse.ArgumentParser(prog="drlib report", description=__doc__)
     parser.add_argument("report", metavar="REPORT.html")
     parser.add_argument(
         "files",
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _report(args: argparse.Namespace) -> Path:
-    """The report, by what takes seconds to import."""
+    """Write the report; its imports take seconds."""
     with freeze_imports():
         import matplotlib
 
@@ -56,7 +57,3 @@ def _report(args: argparse.Namespace) -> Path:
         share=args.share,
         viewed=args.viewed,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

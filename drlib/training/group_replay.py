@@ -1,31 +1,15 @@
-"""Earlier groups of rollouts that are trained on once more, beside those of the step.
+"""Group replay: train again on earlier groups, beside the rollouts of the step.
 
-Tongyi DeepResearch's architecture page draws an experience replay with a check of consistency and
-a re-weighting, and prints no formula; prioritised experience replay (Schaul et al., arXiv
-1511.05952) says what to draw. Here it is, with `rl.off_policy.replay_groups`:
+With rl.off_policy.replay_groups each shard keeps the groups it has trained on until they are
+rl.off_policy.replay_age updates old (or rl.filter.max_age, if lower). Each step draws among them by
+mean |advantage| (prioritised experience replay, arXiv 1511.05952), from unchanged worlds only.
 
-- each shard keeps the groups that it has learned from, until they are `rl.off_policy.replay_age` updates old
-  (or `rl.filter.max_age`, where that is less);
-- each step draws among them by the mean |advantage| (`drlib.rl.staleness.ReplayBuffer`), and only
-  those whose world still answers as it did;
-- what is drawn joins the step's own share with the advantages and loss weights that it had, each
-  weight times the importance weight of the draw and `replay_weights`: age, and the capped mean
-  ratio of the present policy to the one that sampled it. The step's own rollouts keep theirs, and
-  the loss is divided by the sum of all.
+A replayed group keeps its advantages. Its loss weights are multiplied by the importance weight of
+the draw and by `replay_weights`: age, and the capped mean ratio of the current policy to the one
+that sampled it. The loss is divided by the sum of all weights. Token ratios are those of the loss.
 
-Tokens have their own ratio in the loss, which compares with what the engine recorded, or
-(`rl.loss.correction`) with the policy before the update. Replayed contexts come on top of what
-`rl.advantage.sample_multiple` cuts.
-
-A shard has a buffer of its own and draws from it by itself, so what is replayed does not depend on
-the number of processes (those that share a shard have the same buffer, and each trains on a part of
-what is drawn). The checkpoint holds the buffers of all shards, and any number of processes may go
-on from it. Dead groups are not kept: they would only be counted. Nor is what no update reads
-(text, tool results): a replayed trajectory has tokens, log-probabilities, entropies, versions, and
-routes where the engine recorded them.
-
-Left out: advantages computed afresh, priorities that follow what has been learned since (a group's
-rewards stay as they are), a limit on the buffer's size but the age.
+Each shard has its own buffer, so replay does not depend on the number of processes. Groups without
+reward variance are not kept, and neither are fields that no update reads.
 """
 
 import random
@@ -38,7 +22,8 @@ from torch import Tensor
 
 from drlib.config import Config
 from drlib.rl.staleness import ReplayBuffer, TrainedGroup, age, replay_weights
-from drlib.training.learner import Share
+from drlib.training.batch import RolloutBatch
+from drlib.training.callbacks import CALLBACKS, Callback, StepState
 from drlib.training.distributed import SHARDS, Ranks
 from drlib.training.rollouts import has_changed, step_seed
 from drlib.training.staleness import Clock
@@ -49,10 +34,10 @@ COLUMNS = ("token_ids", "generated", "logprobs", "entropies", "versions", "route
 FIELDS = ("id", "task_id", "group_id", "world_version", "policy_version", "reward")
 NO_WORLD = "python"  # in the place of a sum's world: it never changes
 
-ShareOf = Callable[[list[Trajectory], Tensor, Tensor], Share]
+ShareOf = Callable[[list[Trajectory], Tensor, Tensor], RolloutBatch]
 
 
-class Replay:
+class GroupReplay(Callback):
     """The buffers of this process's shards.
 
     state: what `state_dict` gave on any number of processes; None: nothing has been learned yet.
@@ -66,17 +51,16 @@ class Replay:
             if limit > 0
         ]
         self.buffers = {shard: ReplayBuffer(min(limits, default=0)) for shard in ranks.shards}
-        for shard, buffer in self.buffers.items():
-            for kept in state[shard] if state else ():
-                buffer.add(restored(kept))
+        if state:
+            self.load_state_dict(state)
 
     def joined(
         self,
-        shares: Sequence[Share],
+        shares: Sequence[RolloutBatch],
         step: int,
         clock: Clock,
         share_of: ShareOf,
-    ) -> tuple[list[Share], dict[str, float]]:
+    ) -> tuple[list[RolloutBatch], dict[str, float]]:
         """(each shard's share with what is replayed behind it, the row's columns); then the groups
         of this step are kept for later ones.
 
@@ -124,11 +108,33 @@ class Replay:
             if shard in self.buffers:
                 self.buffers[shard].add(group)
 
+    def on_batch(self, trainer, state: StepState) -> None:
+        """Add replayed groups to the batch and keep the groups of this step."""
+
+        def record(samples: list[Trajectory], advantages_N: Tensor, weights_N: Tensor):
+            batch = RolloutBatch(samples, advantages_N, weights_N)
+            return trainer.learner.record(batch, old=True)
+
+        state.batch, metrics = self.joined(state.batch, state.step, trainer.clock, record)
+        state.metrics |= metrics
+
     def state_dict(self) -> list:
-        """The groups of each shard of all processes, in plain types and tensors."""
+        """Return the groups of each shard of all processes, in plain types and tensors."""
         own = [(s, [plain(g) for g in b.state["groups"]]) for s, b in self.buffers.items()]
         groups = dict(self.ranks.gather(own))  # those who share a shard have the same
         return [groups[shard] for shard in range(SHARDS)]
+
+    def load_state_dict(self, state: Sequence) -> None:
+        """Restore the state saved by state_dict() on any number of processes."""
+        for shard, buffer in self.buffers.items():
+            for kept in state[shard]:
+                buffer.add(restored(kept))
+
+
+@CALLBACKS.register("group_replay")
+def _build_group_replay(config: Config, trainer) -> Callback | None:
+    is_on = config.rl.off_policy.replay_groups > 0
+    return GroupReplay(config, trainer.ranks) if is_on else None
 
 
 def answers_still(world: str) -> bool:
@@ -140,7 +146,7 @@ def replayed(
     drawn: Sequence[tuple[TrainedGroup, float]],
     clock: Clock,
     share_of: ShareOf,
-) -> tuple[Share, list[int], list[float]]:
+) -> tuple[RolloutBatch, list[int], list[float]]:
     """(what is trained on again, and of each of its rollouts the age and the factor of the weight
     that it had)."""
     rollouts = [t for group, _ in drawn for t in group.rollouts]
@@ -159,7 +165,7 @@ def replayed(
     return replace(share, weights_N=weights_N * factors_N), ages, factors_N.tolist()
 
 
-def trained_groups(share: Share, clock: Clock) -> list[TrainedGroup]:
+def trained_groups(share: RolloutBatch, clock: Clock) -> list[TrainedGroup]:
     """The share's groups that have a gradient, without the rollouts that its loss leaves out."""
     groups: dict[str, list[int]] = {}
     for i, trajectory in enumerate(share.trajectories):
@@ -174,9 +180,9 @@ def trained_groups(share: Share, clock: Clock) -> list[TrainedGroup]:
     return kept
 
 
-def _together(share: Share, again: Share) -> Share:
+def _together(share: RolloutBatch, again: RolloutBatch) -> RolloutBatch:
     """One behind the other, with the log-probabilities and routes that the first has."""
-    return Share(
+    return RolloutBatch(
         share.trajectories + again.trajectories,
         torch.cat([share.advantages_N, again.advantages_N]),
         torch.cat([share.weights_N, again.weights_N]),

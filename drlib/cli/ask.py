@@ -1,4 +1,4 @@
-"""Command line of `python -m drlib.app "question"`.
+"""`drlib ask "question"`: research one question in the terminal, or serve a web page.
 
 The default is the tour's policy in the tour's world. `--endpoint URL --model NAME` selects a model
 behind an OpenAI-compatible server (key in DRLIB_API_KEY), `--folder DIR` a local model folder.
@@ -48,10 +48,10 @@ def main(argv: list[str] | None = None) -> int:
             return _serve(options, args.host, args.port)
         result = ask(args.question, options, None if args.quiet else Trace(console), args.save)
     except (AskError, ValueError) as error:
-        print(f"drlib.app: {error}{_saved_note(args.save, before)}", file=sys.stderr)
+        print(f"drlib ask: {error}{_saved_note(args.save, before)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"drlib.app: interrupted{_saved_note(args.save, before)}", file=sys.stderr)
+        print(f"drlib ask: interrupted{_saved_note(args.save, before)}", file=sys.stderr)
         return 130
     if args.report is not None:
         write_atomic(args.report, render_report(args.question, result))
@@ -82,7 +82,7 @@ def _saved_note(path: Path | None, before: int | None) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     default = AskOptions()
-    parser = argparse.ArgumentParser(prog="python -m drlib.app", description="research a question")
+    parser = argparse.ArgumentParser(prog="drlib ask", description=__doc__)
     add = parser.add_argument
     add("question", nargs="?")
     add("--serve", action="store_true", help="serve a web page instead of answering one question")
@@ -121,7 +121,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--report", type=Path, help="write answer and sources to this Markdown file")
     add("--quiet", action="store_true", help="print the answer only")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

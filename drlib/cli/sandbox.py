@@ -1,13 +1,13 @@
-"""`python -m drlib.sandbox probe`: which layers hold here; exit code 1 below "standard".
-`python -m drlib.sandbox serve`: a sandbox behind HTTP (service.py)."""
+"""`drlib sandbox probe|serve`: show what this machine can isolate, or serve calls over HTTP.
 
-from __future__ import annotations
+`probe` exits with status 1 below the level "standard".
+"""
 
 import argparse
 
 from drlib.sandbox.selftest import LEVELS, probe
 
-# Of a service, by the argument of `service.serve` that they are.
+# Arguments of `service.serve`.
 SERVE_DEFAULTS = {
     "host": "127.0.0.1",
     "port": 8731,
@@ -21,8 +21,8 @@ SERVE_DEFAULTS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table of `probe()`, or serve."""
-    parser = argparse.ArgumentParser(prog="python -m drlib.sandbox", description=__doc__)
+    """Run the command; return 0, or 1 if the machine is below the level "standard"."""
+    parser = argparse.ArgumentParser(prog="drlib sandbox", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("probe", help="print what this machine can isolate")
     serve = commands.add_parser("serve", help="answer calls over HTTP")
@@ -32,15 +32,11 @@ def main(argv: list[str] | None = None) -> int:
             option, dest=name, type=type(value), default=value, help=f"default: {value}"
         )
     serve.add_argument("--min-level", choices=LEVELS[2:], default="standard")
-    asked = vars(parser.parse_args(argv))
-    if asked.pop("command") == "serve":
+    options = vars(parser.parse_args(argv))
+    if options.pop("command") == "serve":
         from drlib.sandbox import service
 
-        return service.serve(**asked)
+        return service.serve(**options)
     found = probe()
     print(found.table())
     return 0 if LEVELS.index(found.level) >= LEVELS.index("standard") else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

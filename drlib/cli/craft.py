@@ -28,11 +28,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from drlib.cli.dataset import KEY, REPLIES
 from drlib.demonstrations.agentfounder import KEPT, CptRow, higher_order
 from drlib.demonstrations.model_teacher import ModelTeacher
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import read_json_lines, write_atomic
-from drlib.lab.dataset import KEY, REPLIES
 from drlib.questions.crafting import WISHES, Crafted, counts, craft
 from drlib.questions.entity_memory import EntityMemory, memory_of_world
 from drlib.questions.replies import Replies

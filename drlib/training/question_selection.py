@@ -1,22 +1,16 @@
-"""Which questions of a fixed set a step may ask, and under which limits: curation and stages.
+"""Question selection from a fixed pool: data curation and training stages.
 
-Both try questions beside those that are trained on, which costs rollouts; a step's row says how
-many and of how many tokens (`probe_rollouts`, `probe_tokens`), so that runs can be compared at
-equal cost. A try has the step's weights and limits, random numbers of its own and one plain group
-of `rl.group`; whether the answers are right counts, whatever is rewarded.
+Both probe questions outside the batch, which costs rollouts. The metrics probe_rollouts and
+probe_tokens report the cost. A probe uses the weights and limits of the step, its own random
+numbers and one plain group of rl.group; correctness counts, whatever is rewarded.
 
-- `rl.curriculum.curation_every`: Tongyi DeepResearch's automatic data curation (report, section on RL data).
-  The starting policy tries the whole set; what it solves sometimes is asked. Behind every step a
-  few questions of the rest are tried in turn, and at each refresh those solved sometimes take the
-  places of what the policy now always or never solves: `rl.group` times in a row, as at the start.
-- `rl.curriculum.stages="three"`: rStar2-Agent's stages (arXiv 2508.20722, section 4): short contexts; long
-  ones; then more calls, and only the questions that the latest policy does not solve in each of
-  `rl.group` tries, with a fresh optimizer and the policy as its own reference. Lengths and limits
-  are the paper's in proportion to `rl.steps`, `rollout.max_context_tokens` and `rollout.max_calls`. With curation
-  the third stage begins it anew among its questions.
-
-Left out: a process of its own for the tries (Tongyi's never interrupt the loop; here they follow a
-step's rollouts), refreshes on a reward plateau, and turns that grow (`rollout.max_turn_tokens` stays).
+- rl.curriculum.curation_every: automatic data curation of Tongyi DeepResearch (report, RL data).
+  The starting policy probes the whole pool; questions with a solve rate between 0 and 1 are active.
+  Each step probes a few inactive questions. A refresh exchanges questions that are now always or
+  never solved.
+- rl.curriculum.stages="three": stages of rStar2-Agent (arXiv 2508.20722, section 4): short
+  contexts; long contexts; then more calls, only questions that are not always solved, a reset
+  optimizer and the policy as its own reference. Lengths are in proportion to rl.steps and limits.
 """
 
 from collections import defaultdict
@@ -27,9 +21,10 @@ from drlib.agents import Agent
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.rl.curriculum import RSTAR2_STAGES, DataCuration, RolloutStage, StagedCurriculum
-from drlib.training.question_scheduler import Questions
+from drlib.training.callbacks import CALLBACKS, Callback, StepState
 from drlib.training.distributed import Ranks
-from drlib.training.rollouts import rollout, step_seed
+from drlib.training.question_scheduler import Questions
+from drlib.training.rollouts import sample_rollouts, step_seed
 from drlib.trajectory import Trajectory
 from drlib.validation import require
 
@@ -37,8 +32,8 @@ BACKGROUND = 8  # questions of a step for each one of the rest that is tried beh
 Tries = dict[str, list[float]]  # question -> 1.0 or 0.0 for each judged try
 
 
-class Begun(NamedTuple):
-    """How a step begins: its limits, and whether optimizer and reference start anew before it."""
+class StepStart(NamedTuple):
+    """Settings of a step, and True if optimizer and reference are reset before it."""
 
     config: Config
     reset: bool
@@ -63,7 +58,7 @@ def stages_of(config: Config) -> list[RolloutStage]:
     ]
 
 
-class Asking:
+class QuestionSelection(Callback):
     """Before and behind every step of the loop; without a pool it does nothing.
 
     agent_of: the agent under the limits of a config, on the engine that the loop has. ValueError:
@@ -94,7 +89,7 @@ class Asking:
         """Whether questions are tried beside those that are trained on."""
         return self.config.rl.curriculum.curation_every > 0 or self.stages is not None
 
-    def begin(self, step: int) -> Begun:
+    def begin(self, step: int) -> StepStart:
         """The next step's limits; tries all questions where a stage or curation begins."""
         self._cost = dict.fromkeys(self._cost, 0.0)
         config, reset = self.config, False
@@ -107,9 +102,9 @@ class Asking:
         if self.config.rl.curriculum.curation_every > 0 and self.curation is None:
             tries = self._tried(list(self.questions.pool), config, step, "start")
             self._curate({name: _rate(solved) for name, solved in tries.items()})
-        return Begun(config, reset)
+        return StepStart(config, reset)
 
-    def end(self, step: int, begun: Begun, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    def end(self, step: int, begun: StepStart, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Take in the step's rollouts (this rank's), try some of the rest; its columns of metrics:
         `epoch`, `asked_among` (questions); `stage`, `probe_rollouts`, `probe_tokens`; `mastered`,
         `hopeless`, `entered` (at a refresh)."""
@@ -140,6 +135,19 @@ class Asking:
             self.curation.load_state_dict(state["curation"])
         if state["stages"] is not None:
             self.stages.load_state_dict(state["stages"])
+
+    # ---- hooks
+
+    def on_step_begin(self, trainer, state: StepState) -> None:
+        """Set the limits of the step; restart optimizer and reference for a new stage."""
+        self._begun = self.begin(state.step)
+        state.config = self._begun.config
+        if self._begun.reset:
+            trainer.learner.restart()
+
+    def on_batch(self, trainer, state: StepState) -> None:
+        """Observe the rollouts; probe before the update, with the weights that sampled them."""
+        state.metrics |= self.end(state.step, self._begun, state.rollouts)
 
     # ---- stages
 
@@ -239,7 +247,7 @@ class Asking:
         agent = self.agent_of(config)
         made = []
         for shard in ranks.shards:
-            made += rollout(agent, tasks, worlds, plain, step, shard, ranks=ranks)
+            made += sample_rollouts(agent, tasks, worlds, plain, step, shard, ranks=ranks)
         cost = {
             "probe_rollouts": len(made),
             "probe_tokens": float(sum(int(t.generated.sum()) for t in made)),
@@ -260,3 +268,12 @@ def _judged(trajectory: Trajectory) -> bool:
 def _rate(solved: list[float]) -> float:
     """The share solved; 0 where nobody could judge."""
     return sum(solved) / max(len(solved), 1)
+
+
+@CALLBACKS.register("question_selection")
+def _build_question_selection(config: Config, trainer) -> Callback | None:
+    if config.rl.curriculum.pool == 0:
+        return None
+    return QuestionSelection(
+        config, trainer.scheduler, trainer.ranks, trainer.build_agent, trainer.chat
+    )

@@ -1,0 +1,115 @@
+"""`drlib train STAGE`: build a stage and the inputs it lacks, each in processes of its own.
+
+    drlib train rl --profile ci --rl.steps 5
+    drlib train rl --recipe dapo --rl.lr 2e-4
+    drlib train rl --settings                    the settings that it and its inputs read
+    drlib train --list                           all stages
+
+A finished stage with the same settings is reused. Stop with Ctrl-C; the same command resumes.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from drlib.config import FIELDS, ROLLOUT_STAGES, ROOT, Config, load_from_arguments, settings_table
+from drlib.training import build, stages
+from drlib.training.build import MODULE, TORCHRUN, stage_arguments
+from drlib.training.run_folder import RunFolderError
+from drlib.validation import require
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return 0, the status of the stage that failed, or 1 with the cause."""
+    parser = stage_arguments(__doc__)
+    parser.prog = "drlib train"
+    parser.add_argument("--settings", action="store_true", help="list the settings and exit")
+    argv = sys.argv[1:] if argv is None else argv
+    if argv == ["--list"]:
+        print(list_stages())
+        return 0
+    if argv == ["--settings"]:
+        print(settings_table(FIELDS, Config.load()))
+        return 0
+    args, settings = parser.parse_known_args(argv)
+    try:
+        config = load_from_arguments(args.profile, args.recipe, settings)
+        if args.settings:
+            print(settings_table(list_settings(args.stage, config), config))
+            return 0
+        runs = args.runs.resolve()
+        missing = stages.needed(args.stage, config, runs)
+        check_machine(missing, config)
+        for name in missing:
+            status = run_stage(name, config, runs)
+            if status:
+                return status
+        path = stages.folder(args.stage, config, runs)
+        print(path if missing else f"{path}: already complete, nothing was built")
+    except (ValueError, RunFolderError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def check_machine(names: list[str], config: Config) -> None:
+    """Check, before anything is built, that the stages `names` can run on this machine.
+
+    Raises:
+        ValueError: TRL has fewer GPUs than processes (no GPU at all is accepted, for tests), or
+            vLLM is not installed.
+    """
+    if config.trainer.backend != "trl":
+        return
+    if config.processes > 1 and any(stages.STAGES[name].parallel for name in names):
+        import torch
+
+        from drlib.training.distributed import gpu_fault
+
+        gpus = torch.cuda.device_count()
+        fault = gpu_fault(config.processes, gpus)
+        require(gpus == 0 or not fault, fault)
+    rolled = {stages.STAGES[name].reads or name for name in names} & {*ROLLOUT_STAGES}
+    if config.demonstrations.teacher != "model":
+        rolled -= {"demonstrations"}
+    if config.engine.name == "vllm" and rolled:
+        from drlib.training.plan_checks import vllm_fault
+
+        fault = vllm_fault()
+        require(not fault, fault)
+
+
+def run_stage(name: str, config: Config, runs: Path) -> int:
+    """Build one stage in subprocesses and return their exit status."""
+    stage = stages.STAGES[name]
+    processes = config.processes if stage.parallel else 1
+    steps = f"{config.get(stage.steps)} steps, " if stage.steps else ""
+    print(f"== {name}: {steps}{processes} process{'es' * (processes > 1)}", flush=True)
+    launcher = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
+    command = [sys.executable, *launcher, "-m", MODULE, *stages.arguments(name, config, runs)]
+    defaults = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = defaults | os.environ | {"PYTHONPATH": build.search_path()}
+    child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        return child.wait()
+    except KeyboardInterrupt:  # the child got SIGINT from the terminal, too, and saves a checkpoint
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        child.wait()
+        return 130
+
+
+def list_stages() -> str:
+    """Return one line per stage with its inputs."""
+    lines = [
+        f"{name:<26} <- {', '.join(stage.inputs) or 'nothing'}"
+        for name, stage in stages.STAGES.items()
+    ]
+    return "\n".join(lines)
+
+
+def list_settings(stage: str, config: Config) -> list[str]:
+    """Return the names of the settings that a stage and its inputs read."""
+    readers = {stages.STAGES[name].reads or name for name in stages.before(stage, config)}
+    return [name for name, one in FIELDS.items() if readers & {*one.metadata["stages"]}]
