@@ -10,7 +10,7 @@ An attempt is a function of tasks and a number, so that any policy can be measur
 an agent and its engine, `by_heart` for a prompt without tools. An attempt that the environment
 broke says nothing about the question and does not count.
 
-Left out: curation's own start (`drlib.training.asking`), which tries all questions with the policy
+Left out: curation's own start (`drlib.training.question_selection`), which tries all questions with the policy
 that is trained: the rates of another model are not its own.
 
 Questions made harder, round by round, until a solver needs its tools for them.

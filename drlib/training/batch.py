@@ -63,7 +63,6 @@ class RolloutBatch:
         )
 
 
-
 class PreparedBatch(NamedTuple):
     """The samples of one update and the rollouts that they come from."""
 
@@ -157,7 +156,6 @@ def advantages_of(
     return advantages_N, weights_N, report
 
 
-
 def resample_groups(trajectories: list[Trajectory], config: Config, step: int) -> list[Trajectory]:
     """Return all rollouts, or rl.group of each oversampled group (GRPO-RoC, arXiv 2508.20722)."""
     if config.rl.sampling.resample == "none":
@@ -173,7 +171,6 @@ def resample_groups(trajectories: list[Trajectory], config: Config, step: int) -
     return selected
 
 
-
 def _kept(samples: list[Trajectory], config: Config, step: int) -> list[int]:
     """Return indices of the samples kept by rl.advantage.sample_multiple (all by default)."""
     seed = step_seed(f"{config.seed}-{samples[0].id}-fewest", step) if samples else 0
@@ -183,13 +180,11 @@ def _kept(samples: list[Trajectory], config: Config, step: int) -> list[int]:
     ).tolist()
 
 
-
 def minibatch_indices(batch: RolloutBatch, part: int, config: Config) -> list[int]:
     """Return indices of the samples whose groups belong to mini-batch `part`."""
     names = list(dict.fromkeys(t.group_id for t in batch.trajectories))
     selected = set(names[part :: config.rl.minibatches])
     return [i for i, t in enumerate(batch.trajectories) if t.group_id in selected]
-
 
 
 def filter_of(config: Config) -> FilterConfig:
@@ -200,7 +195,6 @@ def filter_of(config: Config) -> FilterConfig:
     return FilterConfig(
         config.rl.filter.overlong, hallucination=config.rl.filter.hallucination, pipeline=pipeline
     )
-
 
 
 def without_lost(
@@ -236,7 +230,6 @@ def without_lost(
     return weights_N, in_baseline_N, columns
 
 
-
 def _young(
     trajectories: Sequence[Trajectory], config: Config, clock: Clock
 ) -> tuple[Tensor, float]:
@@ -248,7 +241,6 @@ def _young(
     young = StalenessFilter(config.rl.filter.max_age).update(stamped, clock.now)
     stale = [not keep and not has_env_fault(t) for t, keep in zip(trajectories, young)]
     return torch.tensor(young, dtype=torch.bool), float(sum(stale))
-
 
 
 def _repaired(names: Sequence[str], valid_N: Tensor) -> tuple[Tensor, dict[str, float]]:
@@ -267,4 +259,3 @@ def _repaired(names: Sequence[str], valid_N: Tensor) -> tuple[Tensor, dict[str, 
         counts["lost_groups"] += not kept
         counts["repaired_groups"] += bool(kept) and not all(valid)
     return times_N, counts
-

@@ -149,7 +149,6 @@ def check_callbacks(config: Config) -> None:
     require_within(config.rl.callbacks.drift_factor, "(0, 1]", "rl.callbacks.drift_factor")
 
 
-
 class AdaptiveKL(Callback):
     """Double or halve rl.loss.kl_coef to keep the KL near rl.callbacks.kl_target."""
 
@@ -262,7 +261,6 @@ class Validation(StateMachine):
         state["known"] |= {skill: total / n for skill, (n, total) in state["seen"].items()}
         state.update(steps=0, seen={})
         return sum(state["known"].values()) / max(len(state["known"]), 1)
-
 
 
 class DriftAlarm(Callback):

@@ -306,7 +306,9 @@ def _prompt_ids(trajectory: Trajectory) -> np.ndarray:
     return trajectory.token_ids[: int(generated.argmax()) if generated.any() else len(generated)]
 
 
-def _choosing_by_micro_batch(share: RolloutBatch, switches: LossConfig, config: Config) -> RolloutBatch:
+def _choosing_by_micro_batch(
+    share: RolloutBatch, switches: LossConfig, config: Config
+) -> RolloutBatch:
     """With the tokens that learn, where they are chosen in each micro-batch by itself.
 
     What has no gradient is in no micro-batch, but its tokens count: they are cut in the same way.
@@ -477,11 +479,9 @@ def choosing_tokens(
     return found
 
 
-
 def learning_tokens(share: RolloutBatch, config: Config) -> list[np.ndarray]:
     """The tokens that learn, chosen among this share's alone: bool [T] a trajectory."""
     return _laid_out(share, chosen_tokens(_token_scores(share, config), config.rl.loss.top_entropy))
-
 
 
 def chosen_tokens(scores: Sequence[np.ndarray], share: float) -> list[np.ndarray]:
@@ -497,7 +497,6 @@ def chosen_tokens(scores: Sequence[np.ndarray], share: float) -> list[np.ndarray
     return np.split(mask_1M[0].numpy(), np.cumsum(lengths)[:-1])
 
 
-
 def _token_scores(share: RolloutBatch, config: Config) -> list[np.ndarray]:
     """Of each trajectory, one a generated token; none where it is not in the loss."""
     weights = share.weights_N.tolist()
@@ -506,7 +505,6 @@ def _token_scores(share: RolloutBatch, config: Config) -> list[np.ndarray]:
         _token_score(trajectory, config) if weight > 0 else nothing
         for trajectory, weight in zip(share.trajectories, weights)
     ]
-
 
 
 def _token_score(trajectory: Trajectory, config: Config) -> np.ndarray:
@@ -519,7 +517,6 @@ def _token_score(trajectory: Trajectory, config: Config) -> np.ndarray:
         rng = np.random.default_rng(int.from_bytes(key[:8], "little"))
         return rng.random(len(entropies), np.float32)
     return entropies
-
 
 
 def _laid_out(share: RolloutBatch, chosen: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -43,8 +43,8 @@ from drlib.models.vllm_engine import VllmEngine
 from drlib.models.vllm_server import VllmServer
 from drlib.tools import TOOLS
 from drlib.training import stages
-from drlib.training.pretrain import build_untrained
 from drlib.training.distributed import Ranks
+from drlib.training.pretrain import build_untrained
 from drlib.training.run_folder import RunFolder
 from drlib.validation import require
 
@@ -260,7 +260,9 @@ def opened_model(folder: Path, config: Config) -> Iterator[tuple[Engine, Any, st
 
 
 def _server(model: PreTrainedModel, where: str, config: Config) -> VllmServer:
-    require(bool(config.engine.url), "engine.name=server needs engine.url, where the vLLM server is")
+    require(
+        bool(config.engine.url), "engine.name=server needs engine.url, where the vLLM server is"
+    )
     endpoint = ChatEndpoint(config.engine.url, config.model.path or where, timeout_s=600.0)
     context = config.rollout.max_context_tokens
     return VllmServer(endpoint, where, max_context=context, max_gap=config.engine.max_mismatch)

@@ -30,10 +30,10 @@ from drlib.demonstrations.skills import SkillData
 from drlib.models.moe import PolicyShape, build_policy
 from drlib.training import stages
 from drlib.training.balance import balance_experts
-from drlib.training.packing import Flat, mixed, portions, score
-from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
-from drlib.training.policies import begin, finish, policy_tools
 from drlib.training.distributed import SHARDS, Ranks
+from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
+from drlib.training.packing import Flat, mixed, portions, score
+from drlib.training.policies import begin, finish, policy_tools
 from drlib.training.run_folder import RunFolder
 from drlib.worlds import Names
 

@@ -7,7 +7,7 @@ Questions have four sources: sums (`python`), trails, the real world and fiction
 shares are met in the mean, or without chance (`rl.curriculum.mixture`, ProRL's mixture); a source's skills
 are drawn by the curriculum, or evenly (`rl.curriculum.weighting`). Every step has new questions, or with
 `rl.curriculum.pool` those of a fixed set, in shuffled epochs: the same question again is what curation and
-stages need (`drlib.training.asking`). Left out: a mixture of the questions that curation has left
+stages need (`drlib.training.question_selection`). Left out: a mixture of the questions that curation has left
 (the shares are those of the whole set).
 """
 

@@ -104,7 +104,9 @@ class QuestionSelection(Callback):
             self._curate({name: _rate(solved) for name, solved in tries.items()})
         return StepStart(config, reset)
 
-    def end(self, step: int, begun: StepStart, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    def end(
+        self, step: int, begun: StepStart, trajectories: Sequence[Trajectory]
+    ) -> dict[str, float]:
         """Take in the step's rollouts (this rank's), try some of the rest; its columns of metrics:
         `epoch`, `asked_among` (questions); `stage`, `probe_rollouts`, `probe_tokens`; `mastered`,
         `hopeless`, `entered` (at a refresh)."""

@@ -76,7 +76,6 @@ def limits_of(config: Config) -> Limits:
     )
 
 
-
 def sample_rollouts(
     agent: Agent,
     tasks: list[Task],
@@ -99,7 +98,6 @@ def sample_rollouts(
     if ranks is not None:
         mine = mine[ranks.part :: ranks.parts]
     return sample_groups(agent, tasks, mine, worlds, config, step, draw * config.rl.questions)
-
 
 
 def sample_groups(
@@ -156,11 +154,9 @@ def sample_groups(
     ]
 
 
-
 def _differ(group: list[Trajectory]) -> bool:
     """Whether the rewards of those that could be judged are not all the same."""
     return len({t.reward for t in group if t.reward is not None}) > 1
-
 
 
 def _chance(key: int, config: Config, step: int) -> torch.Generator:
@@ -168,11 +164,9 @@ def _chance(key: int, config: Config, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(step_seed(f"{config.seed}-labels-{key}", step))
 
 
-
 def has_changed(config: Config, step: int) -> bool:
     """Whether the world is another one by now (`rl.callbacks.world_change`); `step` counts from 0."""
     return 0 < config.rl.callbacks.world_change <= step
-
 
 
 def first_live(shards: list[list[Trajectory]], want: int, ranks: Ranks) -> set[str]:
@@ -187,11 +181,9 @@ def first_live(shards: list[list[Trajectory]], want: int, ranks: Ranks) -> set[s
     return {*live[:want]}
 
 
-
 def step_seed(seed: int | str, step: int) -> int:
     """Of a step's random numbers."""
     return int(hashlib.sha256(f"rollout-{seed}-{step}".encode()).hexdigest()[:12], 16)
-
 
 
 # ---------------------------------------------------------------- rewards
@@ -203,14 +195,12 @@ def reward_of(config: Config) -> Reward:
     return make_reward(config.rl.reward.name, **settings)
 
 
-
 def judged(trajectory: Trajectory, task: Task, reward: Reward) -> Trajectory:
     """With its reward, and whether its answer is right."""
     result = reward(trajectory, task)
     right = is_correct(trajectory.answer, task)
     trajectory.metadata["skill"] = task.skill
     return with_reward(trajectory, result.value, {**result.parts, "correct": float(right)})
-
 
 
 def rewarded(
@@ -236,7 +226,6 @@ def rewarded(
     ]
 
 
-
 def _by_wrong_label(group: Sequence[Trajectory], task: Task) -> list[float | None]:
     """1 for the group's most frequent wrong answer; all 0 where it has none."""
     label = majority_wrong_answer([trajectory.answer for trajectory in group], task)
@@ -250,7 +239,6 @@ def _by_wrong_label(group: Sequence[Trajectory], task: Task) -> list[float | Non
     return [reward(trajectory) for trajectory in group]
 
 
-
 def _length_penalty(trajectory: Trajectory, config: Config) -> float:
     """DAPO's, of the longest context: what ended at the limit is as long as the limit, though its
     last turn did not fit into it."""
@@ -260,7 +248,6 @@ def _length_penalty(trajectory: Trajectory, config: Config) -> float:
         length = max(len(context) for context in contexts_of(trajectory))
     penalty = soft_overlong_penalty(torch.tensor([length]), limit, config.rl.reward.overlong_buffer)
     return float(penalty)
-
 
 
 # ---------------------------------------------------------------- contexts
@@ -280,7 +267,6 @@ def contexts_of(trajectory: Trajectory) -> list[Trajectory]:
     return found
 
 
-
 def all_contexts(trajectories: Iterable[Trajectory]) -> tuple[list[Trajectory], list[int]]:
     """(the contexts of all, the index of the trajectory that each is of)."""
     samples, owners = [], []
@@ -289,4 +275,3 @@ def all_contexts(trajectories: Iterable[Trajectory]) -> tuple[list[Trajectory], 
         samples += some
         owners += [index] * len(some)
     return samples, owners
-

@@ -37,11 +37,11 @@ from drlib.demonstrations.oracle import Episode
 from drlib.demonstrations.skills import SkillData, resumed, rounds
 from drlib.task import Task
 from drlib.training import stages
-from drlib.training.packing import mixed
 from drlib.training.data import read_episodes
+from drlib.training.distributed import Ranks
+from drlib.training.packing import mixed
 from drlib.training.policies import begin, finish
 from drlib.training.pretrain import train_supervised
-from drlib.training.distributed import Ranks
 from drlib.worlds import Names
 
 WARMUP_STEPS = 10

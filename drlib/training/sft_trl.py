@@ -31,6 +31,7 @@ from drlib.demonstrations.actions import Sample, episode_sample
 from drlib.models.moe import load_policy, save_policy
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE, read_episodes
+from drlib.training.distributed import Ranks
 from drlib.training.model_setup import (
     adapters,
     load_tokenizer_of,
@@ -41,7 +42,6 @@ from drlib.training.model_setup import (
     told,
 )
 from drlib.training.pretrain import documents
-from drlib.training.distributed import Ranks
 from drlib.training.run_folder import RunFolder
 from drlib.training.sft import WARMUP_STEPS, mixture
 from drlib.training.trl_run import (

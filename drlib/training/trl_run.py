@@ -25,8 +25,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from drlib.config import Config
 from drlib.files import append_json_line, write_atomic
-from drlib.training.optim import SKIPPED, GradientWatch
 from drlib.training.distributed import Ranks
+from drlib.training.optim import SKIPPED, GradientWatch
 from drlib.training.run_folder import METRICS, Interrupted, RunFolder, polite_signals, read_metrics
 from drlib.validation import require
 
@@ -81,7 +81,10 @@ def trainer_arguments(
         "disable_tqdm": True,
     }
     if config.trainer.fsdp:
-        require(run.ranks.size > 1, "trainer.fsdp=true shards over processes: set processes to 2 or more")
+        require(
+            run.ranks.size > 1,
+            "trainer.fsdp=true shards over processes: set processes to 2 or more",
+        )
         options["fsdp"] = True
         options["fsdp_config"] = {"version": 2}
         if config.trainer.gradient_checkpointing:  # FSDP2 has its own, which gathers a layer once
