@@ -33,10 +33,8 @@ from typing import Any, NamedTuple
 from drlib.tools.backends import ANSWERS, PAGE_FAULTS, Backend, ToolFault, digest, uniform
 
 WINDOW_S = 1.000001  # slightly above 1 s, so that rounding keeps the distance
-TRANSIENT_STATUSES = (
-    "timeout",
-    "killed",
-)  # statuses of a program stopped by time or from outside: not cached
+# Statuses of a program stopped by time or from outside: not cached.
+TRANSIENT_STATUSES = ("timeout", "killed")
 
 
 @dataclass(frozen=True)
