@@ -1,4 +1,4 @@
-"""make, with an interpreter that only writes down what it is asked to do."""
+"""The Makefile, with an interpreter that only records its arguments."""
 
 import os
 import shlex
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Questions about its version are answered by a real one that believes to be the file `release`.
+# Version checks run in the real interpreter with the version in the file `release`.
 INTERPRETER = """#!/bin/sh
 echo "$*|${VIRTUAL_ENV-}${PYTHONPATH-}${MPLBACKEND-}" >> "$PWD/calls"
 case "$*" in
@@ -118,23 +118,28 @@ def test_an_environment_of_an_older_python_is_made_again(clone):
 
 
 BOTH_CORES = "-n 3 --dist loadfile --no-loadscope-reorder"
-STEPS = {
-    "layout": "ruff format --check .",
-    "rules": "ruff check .",
-    "library": f"pytest {BOTH_CORES} --durations=20 -m not alone tests",
-    "notebooks": f"pytest {BOTH_CORES} -p tests.conftest --nbval ",
+STEPS = {  # what fails when this command fails: the words in the summary lines
+    "ruff format --check .": ("format", "checks"),
+    "ruff check .": ("lint", "checks"),
+    "mypy": ("types", "checks"),
+    f"pytest {BOTH_CORES} --durations=20 -m not alone tests": ("library",),
+    f"pytest {BOTH_CORES} -p tests.conftest --nbval ": ("notebooks",),
 }
 
 
 @pytest.mark.parametrize("broken", STEPS)
 def test_make_test_takes_every_step_even_when_one_fails(broken, clone):
     folder, make = clone
-    (folder / "broken").write_text(STEPS[broken])
+    (folder / "broken").write_text(broken)
     result = make("test")
-    assert result.returncode != 0 and f"== failed: {broken}\n" in result.stdout
-    steps = [call for call in calls(folder) if "pytest" in call or "ruff" in call]
+    assert result.returncode != 0
+    for word in STEPS[broken]:
+        assert f"== failed: {word}\n" in result.stdout
+    tools = ("pytest", "ruff", "mypy")
+    steps = [call for call in calls(folder) if any(tool in call for tool in tools)]
+    steps = [call for call in steps if "pip" not in call]
     assert len(steps) == len(STEPS)
-    for step, wanted in zip(steps, STEPS.values()):
+    for step, wanted in zip(steps, STEPS):
         assert step.startswith(f"-m {wanted}")
 
 
@@ -164,6 +169,8 @@ def test_make_help_names_every_target(clone):
     assert targets == [
         "run",
         "lab",
+        "check",
+        "test-fast",
         "test",
         "test-alone",
         "test-vllm",
