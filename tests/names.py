@@ -1,9 +1,9 @@
-"""Which public names of the library somebody uses, found by resolving imports.
+"""Public names of the library that nothing uses, found by resolving imports.
 
-A public name is a function or class at the top of a module without a leading underscore. Its users
-are other modules, notebooks, programs under tests/benchmarks, and the Python code and dotted names
-of the Markdown pages; tests do not count. A `main` is a command, and `load` a world's: `load_world`
-imports them by name.
+A public name is a function or class at the top of a module without a leading underscore. Other
+modules, notebooks, programs under tests/benchmarks, and the Python code and dotted names of Markdown
+pages are users; tests are not. A `main` is a command, and `load_world` imports each world's `load`
+by name. The names of `drlib.__all__` need no other user.
 """
 
 import ast
@@ -12,20 +12,14 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-# DESIGN, section 4: what notebooks to come and other packages rely on
-PROMISED = frozenset(
-    """
-    leave_one_out group_mean group_normalized batch_normalized LossConfig policy_loss classify
-    filter_rollouts resample_on_correct drop_zero_variance_groups replace_zero_variance_groups KLController
-    ReferenceReset DriftDetector AdaptiveLearningRate StalenessFilter Reward RewardResult
-    token_logprobs Engine SamplingParams Completion Sandbox parse ToolCall Answer FormatError
-    train_tokenizer load_tokenizer load_world World synthesize_questions chain_questions
-    quality_report ReAct token_statistics fork_tokens reflection_lift pseudo_gradient
-    """.split()
-)
+import drlib
 
-# the other halves of mechanisms that docs/papers.md lists: no run uses those yet either
+ROOT = Path(__file__).resolve().parents[1]
+PROMISED = frozenset(
+    name.rpartition(":")[2] or name for name in drlib._PUBLIC.values()
+) | frozenset(drlib._PUBLIC)
+
+# Parts of mechanisms in docs/papers.md that no run uses yet.
 COMPANIONS = frozenset(
     """
     expert_load distillation_loss

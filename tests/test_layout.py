@@ -138,7 +138,7 @@ def layer_of(path):
 def test_modules_import_only_from_lower_layers(path):
     layer = layer_of(path)
     if layer == "__init__":
-        assert list(imports(path)) == []
+        assert {name for _, name in imports(path)} == {"importlib"}
         return
     assert layer in LAYERS, f"{relative(path)}: add {layer} to LAYERS"
     for line, name in imports(path):

@@ -7,6 +7,7 @@ SIGINT (stages then save a checkpoint) and is killed with all its descendants af
 
 import ctypes
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -245,3 +246,29 @@ def _end(child, family: set) -> None:
             with suppress(psutil.NoSuchProcess):
                 process.kill()  # psutil compares start times: a reused id is not touched
         child.wait()
+
+
+def train_sft(config: Config | str = "laptop", runs: Path | None = None) -> Path:
+    """Build the cold start (stage `sft`) and its inputs; return its finished folder."""
+    return build_stage("sft", config, runs=runs)
+
+
+def train_grpo(config: Config | str = "laptop", runs: Path | None = None) -> Path:
+    """Build the stage `rl` and its inputs; return its finished folder.
+
+    The folder contains `policy/` (a Hugging Face model), `metrics.jsonl` and trajectories.
+    """
+    return build_stage("rl", config, runs=runs)
+
+
+def evaluate_stage(
+    stage: str = "rl", config: Config | str = "laptop", runs: Path | None = None
+) -> list[dict]:
+    """Evaluate a stage's policy on held-out questions.
+
+    Returns:
+        One row per kind of question, number of hops and decoding (greedy, sample, pass@k), with
+        `n` and `correct`.
+    """
+    folder = build_stage(f"evaluate_{stage.removeprefix('evaluate_')}", config, runs=runs)
+    return json.loads((folder / "rows.json").read_text(encoding="utf-8"))
