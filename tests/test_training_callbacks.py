@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from drlib.training import stages
-from drlib.training.callbacks import Validation, check_callbacks
+from drlib.training.callbacks import CALLBACKS, Callback, Validation, check_callbacks
 from drlib.training.run_folder import read_metrics
 from tests.loop_examples import (
     a_batch,
@@ -284,3 +284,42 @@ def test_off_there_is_no_column_and_watching_alone_changes_no_bit(start, tmp_pat
 def test_settings_that_do_not_go_together_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check_callbacks(settings(**changes))
+
+
+# ---------------------------------------------------------------- callbacks of plugins
+
+
+class Counter(Callback):
+    """Counts the hooks; halves the learning rate."""
+
+    def __init__(self):
+        self.calls = []
+
+    def on_step_begin(self, trainer, state):
+        self.calls.append(("begin", state.step))
+
+    def on_batch(self, trainer, state):
+        assert state.batch and state.rollouts and "loss" not in state.metrics
+        trainer.learner.lr_scale = 0.5
+        self.calls.append(("batch", state.step))
+
+    def on_step_end(self, trainer, state):
+        state.metrics["seen"] = len(self.calls)
+        self.calls.append(("end", state.step))
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+def test_a_registered_callback_runs_in_every_step_and_changes_the_update(
+    start, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(CALLBACKS, "counter", lambda *_: Counter())
+    step = stepping(start, tmp_path)
+    row, _ = step.step(0)
+    assert row["seen"] == 2 and row["lr_factor"] == 0.5
+    assert step.callbacks.parts["counter"].calls == [("begin", 0), ("batch", 0), ("end", 0)]
+    assert step.extra()["callbacks"]["counter"]["calls"][-1] == ("end", 0)

@@ -326,11 +326,11 @@ def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rl.minibatches": 2}, "rl.minibatches=2 is not there with trainer.backend=trl"),
-        ({"rl.off_policy.staleness": 1}, "rl.off_policy.staleness=1 is not there"),
+        ({"rl.minibatches": 2}, "rl.minibatches=2 needs trainer.backend=local"),
+        ({"rl.off_policy.staleness": 1}, "rl.off_policy.staleness=1 needs trainer.backend=local"),
         ({"rollout.max_context_tokens": 100_000}, "rollout.max_context_tokens=100000"),
         ({"trainer.device_batch": 5}, "cannot be shared by 1 processes with trainer.device_batch=5"),
-        ({"rl.off_policy.routing_replay": "r2", "trainer.backend": "local"}, "the local engine is exact"),
+        ({"rl.off_policy.routing_replay": "r2", "trainer.backend": "local"}, "exact local engine"),
         ({"rl.off_policy.routing_replay": "r3"}, "routed_experts|routes"),
         ({"trainer.fsdp": True}, "trainer.fsdp=true shards over processes"),
         ({"engine.name": "server"}, "engine.name=server needs engine.url"),

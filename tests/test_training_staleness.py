@@ -41,12 +41,12 @@ def of_version(trajectory, version):
 
 def test_the_clock_counts_updates_where_the_engine_counts_hand_overs(batch):
     clock = Clock()
-    clock.updated(1)
-    clock.updated(0)  # a step whose groups were all dead
-    clock.updated(2)
-    clock.handed_over()
-    clock.updated(4)
-    clock.handed_over()
+    clock.add_updates(1)
+    clock.add_updates(0)  # a step whose groups were all dead
+    clock.add_updates(2)
+    clock.on_sync()
+    clock.add_updates(4)
+    clock.on_sync()
     assert clock.now == 7 and clock.state["versions"] == [0, 3, 7]
     mixed = of_version(batch[0][0], 1)
     mixed.versions[np.flatnonzero(mixed.generated)[-1]] = 2
@@ -193,7 +193,7 @@ def test_the_row_counts_the_repaired_groups_of_all_shards(start, damaged, batch,
 
 
 def test_an_age_that_nothing_can_have_is_refused():
-    with pytest.raises(ValueError, match="rl.filter.max_age=2: every rollout.*set rl.off_policy.staleness or rl_re"):
+    with pytest.raises(ValueError, match="rl.filter.max_age=2: every rollout.*set rl.off_policy.staleness or rl.off_policy.replay_groups"):
         check_switches(settings(rl__filter__max_age=2))
     check_switches(settings(rl__filter__max_age=2, rl__off_policy__staleness=1))
     check_switches(settings(rl__filter__max_age=2, rl__off_policy__replay_groups=2))

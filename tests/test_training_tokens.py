@@ -68,7 +68,7 @@ def test_only_ratios_of_weights_count(start, batch):
 def test_a_weight_that_is_none_is_refused(batch, wrong):
     weights = torch.ones(len(batch[0]))
     weights[3] = wrong
-    with pytest.raises(ValueError, match="finite and not below 0"):
+    with pytest.raises(ValueError, match="finite and at least 0"):
         share_of(batch[0], settings(), weights)
 
 
@@ -199,7 +199,7 @@ def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
         ({"rl.loss.denominator": "all"}, "rl.loss.top_entropy or rl.loss.correction"),
         ({"rl.loss.kl_estimator": "k1"}, "set rl.loss.kl_coef"),
         ({"rl.loss.kl_unbiased": True}, "set rl.loss.kl_coef"),
-        ({"rl.loss.correction_high": 2.0}, "correction_bounds go with a correction"),
+        ({"rl.loss.correction_high": 2.0}, "correction_bounds need a correction"),
         (
             {"rl.loss.correction": "mask", "rl.off_policy.staleness": 1, "rl.loss.correction_low": 1.5},
             "correction_bounds must be",

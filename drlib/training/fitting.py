@@ -89,9 +89,8 @@ def fit_of(config: Config, shape: Shape, device: int, engines: int = 0) -> Fit:
     beside = 0
     if config.engine.name == "vllm":
         beside = int(config.engine.memory_share * device)
-    elif (
-        config.engine.name in ("hf", "local") and loads["rl"].fsdp
-    ):  # who generates needs all weights
+    elif config.engine.name in ("hf", "local") and loads["rl"].fsdp:
+        # the generating process needs a copy of all weights
         beside = shape.parameters * loads["rl"].itemsize
     plans = {
         stage: (load, memory.memory_plan(shape, load, beside, memory.RESERVED if trl else 0))

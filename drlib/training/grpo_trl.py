@@ -37,7 +37,7 @@ from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.batch import filter_of, resample_groups
-from drlib.training.callbacks import emergency_stop
+from drlib.training.callbacks import BUILT_IN, StepState, build_callbacks, emergency_stop
 from drlib.training.data import WORLD_FILE
 from drlib.training.distributed import Ranks
 from drlib.training.grpo import KEPT_GROUPS
@@ -73,25 +73,26 @@ from drlib.validation import require
 from drlib.worlds import Names, SmallWorld
 
 # Switches that this path does not have, and what they must be.
-NOT_HERE = {
-    "rl.minibatches": 1,
-    "rl.off_policy.staleness": 0,
-    "rl.off_policy.engine_dtype": "float32",
-    "rl.advantage.baseline": "trajectories",
-    "rl.advantage.sample_multiple": 1,
-    "rl.sampling.adaptive_group": False,
-    "rl.sampling.draws": 1,
-    "rl.sampling.duplicate": False,
-    "rl.filter.max_age": 0,
-    "rl.filter.repair_groups": False,
-    "rl.off_policy.replay_groups": 0,
-    "rl.loss.entropy_tokens": "top",
-    "rl.callbacks.kl_target": 0.0,
-    "rl.callbacks.reference_every": 0,
-    "rl.callbacks.reset_patience": 0,
-    "rl.callbacks.drift_factor": 1.0,
-    "rl.curriculum.curation_every": 0,
-    "rl.curriculum.stages": "one",
+# Settings that TRL's trainer cannot express: name -> (required value, reason).
+UNSUPPORTED = {
+    "rl.minibatches": (1, "TRL draws its mini-batches by rows, not by whole groups"),
+    "rl.off_policy.staleness": (0, "the engine receives the weights before each generation"),
+    "rl.off_policy.engine_dtype": ("float32", "the engine chooses its own precision"),
+    "rl.advantage.baseline": ("trajectories", "a TRL batch has one context per rollout"),
+    "rl.advantage.sample_multiple": (1, "a TRL batch has a fixed number of rows"),
+    "rl.sampling.adaptive_group": (False, "a TRL batch has groups of one size"),
+    "rl.sampling.draws": (1, "a TRL batch has a fixed number of questions"),
+    "rl.sampling.duplicate": (False, "copies are drawn from the groups of all processes"),
+    "rl.filter.max_age": (0, "every TRL rollout is sampled by the current policy"),
+    "rl.filter.repair_groups": (False, "a TRL batch has groups of one size"),
+    "rl.off_policy.replay_groups": (0, "a TRL batch has a fixed number of rows"),
+    "rl.loss.entropy_tokens": ("top", "TRL selects tokens by the highest entropy only"),
+    "rl.callbacks.kl_target": (0.0, "TRL fixes the KL coefficient at the start"),
+    "rl.callbacks.reference_every": (0, "TRL owns the reference model"),
+    "rl.callbacks.reset_patience": (0, "accelerate owns the optimizer state"),
+    "rl.callbacks.drift_factor": (1.0, "accelerate owns the learning-rate schedule"),
+    "rl.curriculum.curation_every": (0, "probes need rollouts of whole groups on all shards"),
+    "rl.curriculum.stages": ("one", "stages reset the optimizer, which accelerate owns"),
 }
 STATE = "drlib.json"  # of a checkpoint, beside TRL's files
 DECAY_SHARE = 0.5  # of the steps, as in the local loop
@@ -130,9 +131,12 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
 
 def _check(config: Config) -> None:
     check_switches(config)
-    for name, value in NOT_HERE.items():
+    for name, (value, reason) in UNSUPPORTED.items():
         given = config.get(name)
-        require(given == value, f"{name}={given!r} needs trainer.backend=local: use {value!r}")
+        require(
+            given == value,
+            f"{name}={given!r} needs trainer.backend=local ({reason}): use {value!r}",
+        )
     ranked = config.rl.loss.entropy_scope == "micro" and config.rl.loss.denominator == "all"
     require(
         config.rl.loss.top_entropy == 1 or ranked,
@@ -158,7 +162,10 @@ class RollOuts:
         self.questions = questions
         self.curriculum = Curriculum(SKILLS, None)
         self.emergency = emergency_stop(config)
-        self.row: dict = {}  # the last step's means
+        # plugins only: the built-in callbacks act on the local learner
+        self.callbacks = build_callbacks(config, self, skip=BUILT_IN)
+        self.step_state: StepState | None = None  # of the step that is not yet logged
+        self.row: dict = {}  # rollout metrics of the last step
 
     @property
     def engine(self) -> Engine:
@@ -181,6 +188,7 @@ class RollOuts:
             "curriculum": self.curriculum.state_dict(),
             "emergency": self.emergency.state_dict(),
             "questions": self.questions.state_dict(),
+            "callbacks": self.callbacks.state_dict(),
             "version": self.engine.version,
         }
 
@@ -189,6 +197,7 @@ class RollOuts:
         self.curriculum = Curriculum(SKILLS, state["curriculum"])
         self.emergency.load_state_dict(state["emergency"])
         self.questions.load_state_dict(state.get("questions", {}))
+        self.callbacks.load_state_dict(state["callbacks"])
         self.engine.version = state["version"]  # it takes the checkpoint's weights before it rolls
 
     def __call__(self, prompts: list[str], trainer: "AgenticTrainer") -> dict:
@@ -200,6 +209,8 @@ class RollOuts:
         whole = len(mine) * config.rl.group == len(prompts)
         require(whole, "a process must have whole groups: let rl.questions divide by processes")
         trainer.hand_over_weights()
+        state = StepState(step, config)
+        self.callbacks.on_step_begin(self, state)
         tasks, worlds = self.questions.draw(step, self.curriculum)
         rolled = sample_groups(self.agent, tasks, mine, worlds, config, step)
         chosen = resample_groups(rolled, config, step)
@@ -210,6 +221,9 @@ class RollOuts:
         if reason:
             self.row["stopped"] = reason
         self._keep(rolled, step, bool(reason))
+        state.metrics, state.rollouts, state.outcomes = self.row, rolled, outcomes
+        self.callbacks.on_batch(self, state)
+        self.step_state = state
         self.row["rollout_seconds"] = round(time.perf_counter() - began, 3)
         return self._batch(chosen, step, trainer)
 
@@ -366,7 +380,10 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
         return self.lr_scheduler
 
     def log(self, logs: dict, *more, **named) -> None:
-        """With the means of the step's rollouts."""
+        """Log the metrics of the rollouts beside those of TRL, and end the step of the callbacks."""
+        state, self.rolls.step_state = self.rolls.step_state, None
+        if state is not None:
+            self.rolls.callbacks.on_step_end(self.rolls, state)
         super().log({**logs, **self.rolls.row}, *more, **named)
         self.control.should_training_stop |= "stopped" in self.rolls.row
 
