@@ -14,7 +14,7 @@ MODEL = "drlib/demonstrations/model_teacher.py"
 MUTANTS = [
     Mutant(
         "craft: the writer judges its own plans",
-        "drlib/lab/craft.py",
+        "drlib/cli/craft.py",
         "    teacher = ModelTeacher(writer, reader, names=memory.entities)\n",
         "    teacher = ModelTeacher(writer, writer, names=memory.entities)\n",
         (f"{TEACHER}::test_another_model_reads_and_judges",),

@@ -10,7 +10,7 @@ FILE = "drlib/lab/sweep.py"
 BUILT = "drlib/lab/sweep_runs.py"
 TABLE = "drlib/lab/sweep_table.py"
 PLOTS = "drlib/analysis/sweep_plots.py"
-KEPT = "tests/test_cli.py::test_what_a_program_imports_is_not_searched_for_garbage"
+KEPT = "tests/test_cli.py::test_imports_are_excluded_from_garbage_collection"
 
 MUTANTS = [
     Mutant(
@@ -174,7 +174,7 @@ MUTANTS = [
         "one run of all notebooks in some hundreds fails for nothing",
     ),
     Mutant(
-        "build: what lasts is searched for garbage",
+        "build: imports are garbage-collected",
         "drlib/training/build.py",
         "        with freeze_imports():\n            from",
         "        if True:\n            from",
@@ -182,8 +182,8 @@ MUTANTS = [
         "a stage takes a quarter longer to begin",
     ),
     Mutant(
-        "cli: what lasts is searched for garbage",
-        "drlib/cli.py",
+        "cli: imports are garbage-collected",
+        "drlib/cli/__init__.py",
         "    with freeze_imports():\n",
         "    if True:\n",
         (KEPT,),

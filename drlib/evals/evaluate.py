@@ -126,9 +126,8 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     world = SmallWorld.load(stages.input_folder(name, "world", config, runs) / WORLD_FILE)
     asked = stages.input_folder(name, "rl" if closed else of, config, runs)
     tasks = held_out(world, config)
-    if (
-        config.rl.callbacks.world_change
-    ):  # the same questions, of the world that the policy has met last
+    if config.rl.callbacks.world_change:
+        # the same questions in the world that training ended with
         tasks, changed = perturb_worlds(tasks, {}, world)
         (world,) = changed.values()
     mine = list(range(ranks.rank, len(tasks), ranks.size))
