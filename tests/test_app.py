@@ -121,7 +121,7 @@ def test_failures_are_one_line_and_status_one(capsys, name):
     with Scripted(**{"say": researcher, **how}) as server:
         status, out, err = run_ask(capsys, NORWAY, *of(server), "--quiet", *arguments)
     assert (status, out) == (1, "") and words in err
-    assert err.startswith("drlib.app: ") and err.count("\n") == 1
+    assert err.startswith("drlib ask: ") and err.count("\n") == 1
 
 
 def test_unreachable_server(capsys):
@@ -182,7 +182,7 @@ def test_trajectory_before_ctrl_c_is_saved(tmp_path):
         _, err = child.communicate(timeout=20)
     assert (
         child.returncode == 130
-        and err.strip() == f"drlib.app: interrupted; the trajectory so far is in {saved}"
+        and err.strip() == f"drlib ask: interrupted; the trajectory so far is in {saved}"
     )
     (kept,) = load_trajectories(saved)
     assert kept.termination is Termination.WALL_CLOCK and kept.metadata["interrupted"]
@@ -233,7 +233,7 @@ def test_foreign_model_uses_its_own_template(capsys, tmp_path, told_how):
     capsys.readouterr()
     how = ["--folder", folder, "--turn-tokens", 8, "--calls", 1, "--save", saved, *told_how]
     status, _, err = run_ask(capsys, NORWAY, *how)
-    assert status == 1 and err.startswith("drlib.app: no answer: ") and err.count("\n") == 1
+    assert status == 1 and err.startswith("drlib ask: no answer: ") and err.count("\n") == 1
     (kept,) = load_trajectories(saved)
     read = load_any_tokenizer(folder).decode(kept.token_ids[~kept.generated])
     assert read.startswith("<|im_start|>system\n") and "You answer questions by research" in read
@@ -283,7 +283,7 @@ def test_live_search_replaces_the_world(capsys):
         (["--search", "serper"], "live search needs --endpoint"),
         (["--search", "serper", "--folder", TOUR_POLICY], "SERPER_API_KEY"),
         (["--search", "searxng", "--folder", TOUR_POLICY], "needs base_url"),
-        (["--search", "altavista", "--folder", TOUR_POLICY], "no provider 'altavista'"),
+        (["--search", "altavista", "--folder", TOUR_POLICY], "unknown provider 'altavista'"),
     ],
 )
 def test_invalid_live_search_is_one_line(capsys, monkeypatch, how, words):
@@ -317,5 +317,5 @@ def test_walk_starts_at_the_given_page(capsys):
         walked = run_ask(capsys, NORWAY, *how, "--start", "cldr:Norway")
         assert walked == (0, "Norwegian Krone\n", "") and server.asked == 2
         status, _, err = run_ask(capsys, NORWAY, *how)
-        assert status == 1 and "needs --start" in err and err.count("\n") == 1
+        assert status == 1 and "--start" in err and err.count("\n") == 1
         assert run_ask(capsys, NORWAY, *of(server), "--start", "cldr:Norway")[0] == 1

@@ -58,8 +58,8 @@ def served(model, *options, token=""):
     )
     try:
         line = process.stdout.readline()
-        assert line.startswith("drlib.app: http://127.0.0.1:"), line
-        yield line.split()[1], process
+        assert line.startswith("drlib ask: http://127.0.0.1:"), line
+        yield line.split()[2], process
     finally:
         process.kill()
         process.wait()

@@ -350,7 +350,7 @@ def test_ask_over_a_server_by_ids_and_messages(url, capsys):
     # a real model's prompt exceeds the small policy's context: a one-line error
     assert main([*asked, "--turn-tokens", "50"]) == 1
     out, err = capsys.readouterr()
-    assert err.startswith("drlib.app: no answer: its context") and err.count("\n") == 1
+    assert err.startswith("drlib ask: no answer: the limit of context") and err.count("\n") == 1
 
 
 def test_ask_with_vllm_in_process(offline, capsys):

@@ -185,7 +185,7 @@ def serve(session: AskSession, host: str, port: int) -> None:
     )
     with socket.create_server(address[:2]) as listener:
         where = f"http://{host}:{listener.getsockname()[1]}/"
-        print(f"drlib.app: {where}{f'#{token}' * bool(token)} (Ctrl-C stops)", flush=True)
+        print(f"drlib ask: {where}{f'#{token}' * bool(token)} (Ctrl-C stops)", flush=True)
         settings = uvicorn.Config(
             AskServer(session, token).app, log_level="warning", timeout_graceful_shutdown=2
         )
