@@ -1,4 +1,4 @@
-"""What each recipe of CONTRIBUTING.md must do, in a process of its own.
+"""Checks of the code blocks of the docs pages, each in a process of its own.
 
 Run by tests/test_contributing.py, in the folder where the recipes' modules lie:
 python -m tests.contributing_checks RECIPE...
@@ -20,6 +20,7 @@ from drlib.rewards.functions import make_reward
 from drlib.rl.losses import LossConfig, policy_loss
 from drlib.task import Task
 from drlib.tools import Toolbox, trl_environment
+from drlib.training.callbacks import StepState, build_callbacks
 from drlib.training.switches import loss_config
 from drlib.trajectory import Termination
 from drlib.worlds import load_world
@@ -128,12 +129,22 @@ def agents():
     assert done.answer == "29" and len(done.tool_results) == 1 and done.contexts.max() == 1
 
 
+def callbacks():
+    """It ends a run whose accuracy is high, and no other; build_callbacks finds it."""
+    callback = build_callbacks(Config.load("ci"), None).parts["stop_when_solved"]
+    for accuracy, stopped in ((0.5, False), (1.0, True)):
+        state = StepState(0, Config.load("ci"), metrics={"accuracy": accuracy})
+        callback.on_step_end(None, state)
+        assert ("stopped" in state.metrics) == stopped
+
+
 CHECKS = {
     "clips": clips,
     "tools": tools,
     "rewards": rewards,
     "worlds": worlds,
     "agents": agents,
+    "callbacks": callbacks,
 }
 
 

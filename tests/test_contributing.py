@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md, run exactly as they stand there, from outside the package.
+"""The code blocks of the docs pages, run unchanged from outside the package.
 
 Run: python -m pytest tests/test_contributing.py
 """
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from drlib.config import ROOT
-from drlib.notebook.execution import check_parameters, read, read_parameters, refresh
+from drlib.config import FIELDS, ROOT, Config
+from drlib.notebook.execution import check_parameters, read, refresh
 from drlib.notebook.rules import problems
 
-PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PAGE = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
 RECIPES = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```", PAGE, re.M | re.S))
 
 
@@ -40,16 +40,12 @@ def written(folder, name):
     (folder / f"{name}.py").write_text(RECIPES[name], encoding="utf-8")
 
 
-def test_there_are_seven_recipes_of_five_to_fifteen_lines():
-    names = ("my_clips", "my_tools", "my_rewards", "my_worlds", "my_stages", "my_notebook")
-    names += ("my_agents",)
-    assert tuple(RECIPES) == names
-    for name, code in RECIPES.items():
-        lines = [line for line in code.splitlines() if line.strip()]
-        assert 5 <= len(lines) <= 15, name
+def test_every_kind_of_extension_has_an_example():
+    kinds = {"agents", "callbacks", "clips", "notebook", "rewards", "stages", "tools", "worlds"}
+    assert {*RECIPES} == {f"my_{kind}" for kind in kinds}
 
 
-REGISTERED = ("clips", "tools", "rewards", "worlds", "agents")
+REGISTERED = ("clips", "tools", "rewards", "worlds", "agents", "callbacks")
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +83,16 @@ def test_a_registered_notebook_obeys_the_rules(tmp_path):
     assert problems(path) == []
     shown = read(path).cells[-1].outputs[0].data["text/plain"]
     assert shown == str(len("At scale"))
-    parameters = read_parameters(ROOT / "notebooks" / "params" / "laptop.yaml")
-    assert check_parameters(read(path), parameters)["profile"] == "laptop"
+    assert check_parameters(read(path), {"profile": "laptop"})["profile"] == "laptop"
 
 
-def test_the_page_names_files_and_settings_that_there_are():
-    for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
-        assert (ROOT / target.replace("\\", "")).exists() or target == "tests/mutants.md", target
-    recipes = "\n".join(RECIPES.values())
-    for name, value in re.findall(r"--set (\w+)=(\w+)", PAGE):
-        assert value in RECIPES or f'"{value}"' in recipes or value == "random", (name, value)
+def test_the_pages_name_existing_settings_and_the_effects_of_the_findings():
+    names = {name for name in re.findall(r"`((?:\w+\.)+\w+)(?:=[\w.]+)?`", PAGE) if "." in name}
+    sections = {name.partition(".")[0] for name in FIELDS}
+    settings = {n for n in names if n.partition(".")[0] in sections and "(" not in n}
+    unknown = {n for n in settings if n not in FIELDS and not n.endswith((".py", ".md", ".jsonl"))}
+    assert {n for n in unknown if not hasattr(Config, n.partition(".")[2])} == set()
+    reference = (ROOT / "docs" / "rl_reference.md").read_text(encoding="utf-8")
+    findings = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    effects = re.findall(r"[+-]\d+\.\d \[[^\]]+\]", reference)
+    assert len(effects) > 15 and [effect for effect in effects if effect not in findings] == []
