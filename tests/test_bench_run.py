@@ -1,4 +1,4 @@
-"""The benchmark of the whole tour: what it counts, by hand; and what it found is what README says.
+"""The benchmark of the whole tour: what it counts, by hand; and the committed measurement.
 
 Left out: a run of it (an hour): PYTHONPATH=. python -m tests.benchmarks.bench_run COMMIT.
 
@@ -26,7 +26,6 @@ bench.end_the_rest()
 print(bench.cpu_seconds() - before, len(bench.psutil.Process().children()))
 """
 
-NUMBERS = {3: "three", 4: "four", 5: "five"}
 
 
 def test_ratios_are_of_pairs():
@@ -69,26 +68,14 @@ def test_what_a_run_leaves_behind_is_ended_and_counted():
     assert float(seconds) >= 0.4 and children == "0"
 
 
-def test_readme_says_what_it_found():
+def test_the_committed_measurement_is_paired_and_within_its_budget():
     found = json.loads(OUT.read_text())
-    readme = (ROOT / "README.md").read_text()
     here, other = (
         {run["seed"]: run for run in found["runs"] if run["where"] == where}
         for where in ("here", "other")
     )
     assert here.keys() == other.keys() and len(here) >= 3
-    walls = [run["wall_s"] for run in here.values()]
-    assert max(walls) <= 480
-    assert f"({min(walls):.0f} to {max(walls):.0f} seconds for {NUMBERS[len(here)]} seeds" in readme
-    wall, cpu = (
-        "{median:.2f} [{least:.2f}, {most:.2f}] times".format(**found["ratios"][clock])
-        for clock in ("wall_s", "cpu_s")
-    )
-    assert f"takes {wall} as long and {cpu} the CPU time" in readme
-    for kind in ("search", "python"):
-        shares = (
-            ", ".join(f"{100 * run['right'][f'{kind}, sampled']:.0f}" for run in runs.values())
-            for runs in (here, other)
-        )
-        told = "{} {}% now and {}% then" if kind == "search" else "{} {}% and {}%"
-        assert told.format(kind, *shares) in readme
+    assert max(run["wall_s"] for run in here.values()) <= 480
+    for clock in ("wall_s", "cpu_s"):
+        ratio = found["ratios"][clock]
+        assert ratio["least"] <= ratio["median"] <= ratio["most"]
