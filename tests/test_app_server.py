@@ -20,9 +20,9 @@ import httpx
 import pytest
 
 from drlib.app import server
-from drlib.cli.ask import main
 from drlib.app.server import LONGEST, TOKEN
 from drlib.chat.tool_calls import render_answer, render_call
+from drlib.cli.ask import main
 from tests import browser as driver
 from tests.scripted_server import Scripted
 from tests.waiting import until
@@ -137,7 +137,7 @@ def test_one_question_at_a_time_and_stop_ends_it(url, plain_model):
     before = plain_model.asked
     until(lambda: plain_model.asked > before)
     status, (refused,) = asked(url)
-    assert status == 409 and "being worked at" in refused["detail"]
+    assert status == 409 and "is running" in refused["detail"]
     assert httpx.post(f"{url}stop").json() == {"stopping": True}
     first.join()
     assert found[0][1][-1] == {"error": "stopped"}
@@ -169,8 +169,8 @@ def test_next_question_is_accepted_after_the_stream(monkeypatch):
     """Also if the worker thread ends late."""
 
     def ends_late(question):
-        question._tell({"answer": "yes"})
-        question._tell(None)
+        question._send({"answer": "yes"})
+        question._send(None)
         time.sleep(0.3)
 
     monkeypatch.setattr(server.RunningQuestion, "_work", ends_late)

@@ -128,10 +128,10 @@ class AskServer:
     async def ask(self, request: fastapi.Request):  # type: ignore[name-defined]
         """Research a question and stream its events (POST /ask)."""
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-            raise Refusal(415, "a question is application/json")
+            raise Refusal(415, "send the question as application/json")
         text = _parse_question(await request.body())
         if self.current is not None:
-            raise Refusal(409, "a question is being worked at: stop it, or wait")
+            raise Refusal(409, "another question is running: stop it or wait")
         self.current = RunningQuestion(self.session, text)
         self.current.thread.start()
         return StreamingResponse(self._lines(self.current), media_type="application/x-ndjson")
