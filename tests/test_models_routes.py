@@ -21,8 +21,8 @@ from drlib.models.transformers_engine import TransformersEngine
 from drlib.models.vllm_engine import _sparse_layers
 from drlib.training import grpo_trl, model_setup
 from drlib.training.rollouts import contexts_of, limits_of
-from drlib.training.routing import Routing
 from drlib.training.run_folder import read_metrics
+from drlib.training.trl import Routing
 from drlib.trajectory import NO_RECORD, load_trajectories
 from tests.engine_examples import small_model
 from tests.loop_examples import ColdStart, settings
@@ -238,30 +238,32 @@ def test_with_adapters_and_several_contexts(tmp_path):
 
 
 def test_routes_are_those_of_the_tokens_in_trl_s_row(model):
-    """A context may end with what a tool returned: no token follows it, and the row leaves it."""
+    """A context may end with a tool response without a following turn, which the row drops."""
     replayed = Routing(model, "r3")
     routes_TLK = np.arange(6 * 3 * 2, dtype=np.uint16).reshape(6, 3, 2)
     generated = np.array([0, 1, 1, 0, 1, 0], bool)
-    told = changed(a_trajectory(tokens=5), generated=generated, routed_experts=routes_TLK)
-    row = grpo_trl._columns(told, 0)
-    assert len(row["prompt_ids"]) + len(row["completion_ids"]) == 5
-    assert (grpo_trl._routes(told, row, replayed) == routes_TLK[:5]).all()
+    sample = changed(a_trajectory(tokens=5), generated=generated, routed_experts=routes_TLK)
+    row = grpo_trl.Row(sample, 1.0, 1.0)
+    cell = grpo_trl._split_sample(row, 0)
+    assert len(cell["prompt_ids"]) + len(cell["completion_ids"]) == 5
+    assert (grpo_trl._routes(row, cell, replayed) == routes_TLK[:5]).all()
 
 
 def test_only_empty_rollouts_may_lack_routes(model):
     replayed = Routing(model, "r3")
-    told = a_trajectory(tokens=2)
+    sample = a_trajectory(tokens=2)
+    row = grpo_trl.Row(sample, 1.0, 1.0)
     with pytest.raises(ValueError, match="reported no routes"):
-        grpo_trl._routes(told, grpo_trl._columns(told, 0), replayed)
-    silent = changed(told, generated=np.zeros(3, bool))
-    routes_TLK = grpo_trl._routes(silent, grpo_trl._columns(silent, 0), replayed)
+        grpo_trl._routes(row, grpo_trl._split_sample(row, 0), replayed)
+    silent = grpo_trl.Row(changed(sample, generated=np.zeros(3, bool)), 1.0, 1.0)
+    routes_TLK = grpo_trl._routes(silent, grpo_trl._split_sample(silent, 0), replayed)
     assert routes_TLK.shape == (3, 3, replayed.sizes.chosen) and (routes_TLK == NO_RECORD).all()
 
 
 @pytest.mark.parametrize("engine", ["local", "server"])
 def test_engines_without_routes_are_rejected_before_training(tmp_path, engine):
     config = r3(engine__name=engine, engine__url="http://x/v1")
-    words = f"engine={engine} reports none: use engine.name=hf, or engine.name=vllm on a GPU"
+    words = f"engine.name={engine} reports none: use engine.name=hf, or engine.name=vllm on a GPU"
     with pytest.raises(ValueError, match=words) as refused:
         built("rl", config, tmp_path)
     assert "\n" not in str(refused.value)
