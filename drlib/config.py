@@ -146,8 +146,8 @@ class TrainerConfig:
 class EngineConfig:
     """The engine that generates rollouts."""
 
-    name: Literal["local", "hf", "vllm", "server"] = setting(
-        "local", "engine of drlib.models", *ROLLOUT_STAGES
+    name: str = setting(
+        "local", "engine: local, hf, vllm, server or a registered one", *ROLLOUT_STAGES
     )
     url: str = setting("", "address of the vLLM server (engine.name=server)")
     max_mismatch: float = setting(

@@ -32,7 +32,6 @@ ALONE = {
 
 # Slow files, the slowest first: started last, one would keep one core busy and the other idle.
 LONG = (
-    "test_sandbox_walls.py",
     "test_training_real_processes.py",
     "test_training_real.py",
     "test_training_stages.py",
@@ -44,7 +43,6 @@ LONG = (
     "test_contributing.py",
     "test_analysis_report.py",
     "test_training_registry.py",
-    "test_sandbox_agreement.py",
     "test_training_worlds.py",
     "test_training_question_scheduling.py",
     "test_training_plan_memory.py",

@@ -71,8 +71,8 @@ MUTANTS = [
     Mutant(
         "craft: a hub links everything",
         CRAFT,
-        "if len(memory.about(title)) < HUB]",
-        "if len(memory.about(title)) >= 0]",
+        "if len(memory.list_statements(title)) < HUB]",
+        "if len(memory.list_statements(title)) >= 0]",
         (f"{CRAFTING}::test_what_is_shown_is_the_thing_and_what_stands_beside_it",),
         "all that is a ferry would stand beside a ferry",
     ),
@@ -127,7 +127,7 @@ MUTANTS = [
     Mutant(
         "alternatives: names from anywhere",
         "drlib/demonstrations/agentfounder.py",
-        "names = [one for one in every_name if says(read, one)] or [name]",
+        "names = [one for one in every_name if mentions(read, one)] or [name]",
         "names = list(every_name)",
         (f"{ALTERNATIVES}::test_neither_form_nor_mention_finds_the_real_step",),
         "what was mentioned would tell the real step",

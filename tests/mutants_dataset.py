@@ -14,8 +14,8 @@ MUTANTS = [
     Mutant(
         "expansion: what must not be named is named",
         "drlib/questions/expansion.py",
-        "known_by(title, graph) if row[0].of not in banned]\n    tried",
-        "known_by(title, graph)]\n    tried",
+        "find_known_facts(title, graph) if row[0].of not in banned]\n    tried",
+        "find_known_facts(title, graph)]\n    tried",
         (f"{EXPANSION}::test_an_explanation_is_exact_and_each_condition_is_needed",),
         "a question names what it asks for on the way",
     ),
@@ -54,7 +54,7 @@ MUTANTS = [
     Mutant(
         "expansion: a constant stands next to the answer",
         "drlib/questions/expansion.py",
-        "    bars = Bars(next_to(answer, graph), numbers=not numbers, vague=not vague)\n",
+        "    bars = Bars(find_neighbours(answer, graph), numbers=not numbers, vague=not vague)\n",
         "    bars = Bars(numbers=not numbers, vague=not vague)\n",
         (f"{EXPANSION}::test_a_draft_never_names_the_answer_or_a_thing_on_the_way",),
         "one look at a page instead of three",
@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "clues: a stand-in fits a rival",
         "drlib/questions/expansion.py",
-        "if len(fulfil) <= most and fulfil.isdisjoint(rivals):",
+        "if len(fulfil) <= most and fulfil.isdisjoint(find_rivals):",
         "if len(fulfil) <= most:",
         (f"{CLUES}::test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go",),
         "an expansion brings in another answer",
@@ -108,9 +108,9 @@ MUTANTS = [
         "an expansion brings in another answer",
     ),
     Mutant(
-        "expansion: all constants of three look-ups are close",
+        "expansion: all list_constants of three look-ups are close",
         "drlib/questions/expansion.py",
-        "            is_barred = _unless_far(is_barred, answer, graph)\n",
+        "            is_barred = _bar_near(is_barred, answer, graph)\n",
         "            pass\n",
         (f"{EXPANSION}::test_a_query_goes_deeper_at_one_of_its_farthest_constants",),
         "two facts lead where three look-ups are asked for",
@@ -246,8 +246,8 @@ MUTANTS = [
     Mutant(
         "dataset: what is excepted is no evidence",
         "drlib/questions/question_set.py",
-        "return facts_used(left, graph, found | excepted) | facts_used(right, graph, excepted)\n",
-        "return facts_used(left, graph, found)\n",
+        "return find_used_facts(left, graph, found | excepted) | find_used_facts(right, graph, excepted)\n",
+        "return find_used_facts(left, graph, found)\n",
         (f"{TESTS}::test_the_facts_by_which_a_question_is_answered",),
         "the evidence does not show why the exception holds",
     ),

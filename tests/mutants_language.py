@@ -218,8 +218,8 @@ MUTANTS = [
     Mutant(
         "proven: vague names are said unproved",
         "drlib/questions/read_back.py",
-        "        if text and _means(text, wanted, grammar):\n",
-        "        if text and (names or _means(text, wanted, grammar)):\n",
+        "        if text and _has_one_meaning(text, wanted, grammar):\n",
+        "        if text and (names or _has_one_meaning(text, wanted, grammar)):\n",
         (f"{FOGGY}::test_a_vague_wording_is_proved_with_the_names_in_it",),
         "a foggy question may have two meanings",
     ),

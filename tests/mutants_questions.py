@@ -86,8 +86,8 @@ MUTANTS = [
     ),
     Mutant(
         "epochs: begun anew after a kill",
-        "drlib/training/grpo_trl.py",
-        '"questions": self.questions.state_dict(),',
+        "drlib/training/grpo.py",
+        '"questions": self.scheduler.state_dict(),',
         '"questions": {},',
         (f"{LOOP}::test_a_resumed_run_reaches_the_same_bits[curation and stages]",),
         "a resumed run asks other questions than it would have",

@@ -79,14 +79,14 @@ MUTANTS = [
     Mutant(
         "real: a resumed run forgets the experts",
         "drlib/training/model_setup.py",
-        "load_model(checkpoint if whole else where, trained_dtype(config))",
-        "load_model(where, trained_dtype(config))",
+        "load_model(checkpoint if whole else where, choose_weight_dtype(config))",
+        "load_model(where, choose_weight_dtype(config))",
         (KILLED,),
         "after a kill the experts are those of the start",
     ),
     Mutant(
         "real: a cut checkpoint is resumed from",
-        "drlib/training/trl_run.py",
+        "drlib/training/trl.py",
         "if not _is_whole(each):",
         "if False:",
         (f"{PROCESSES}::test_a_checkpoint_that_a_kill_cut_short_is_not_resumed_from",),
@@ -94,7 +94,7 @@ MUTANTS = [
     ),
     Mutant(
         "real: sharding is asked for in vain",
-        "drlib/training/trl_run.py",
+        "drlib/training/trl.py",
         "        _let_accelerate_shard_on_a_cpu(arguments)\n",
         "        pass\n",
         (f"{PROCESSES}::test_sharded_over_two_processes_it_is_the_same",),
@@ -102,7 +102,7 @@ MUTANTS = [
     ),
     Mutant(
         "real: rows of the other group are kept",
-        "drlib/training/trl_batch.py",
+        "drlib/training/trl.py",
         'return tokens_B if kl else tokens_B * (batch["advantages"] != 0)',
         'return tokens_B if kl else tokens_B * (batch["advantages"] <= 0)',
         (f"{BATCH}::test_gradients_are_those_of_all_rows",),
@@ -134,7 +134,7 @@ MUTANTS = [
     ),
     Mutant(
         "real: nobody waits for the weights",
-        "drlib/training/step_time.py",
+        "drlib/analysis/scaling_plots.py",
         "ready = [at + time.sync if at > trained else at for at in ready]",
         "ready = [at for at in ready]",
         ("tests/test_training_plan.py::test_the_formula_of_actors_and_learner_is_that_of_a_clock",),
@@ -142,7 +142,7 @@ MUTANTS = [
     ),
     Mutant(
         "real: a gradient of NaN is taken",
-        "drlib/training/trl_run.py",
+        "drlib/training/trl.py",
         "if not wanted or not is_finite:",
         "if not wanted:",
         ("tests/test_training_finite.py::test_trl_s_loop_leaves_such_a_step_out",),
@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     Mutant(
         "real: cuDNN's attention is used",
-        "drlib/training/trl_run.py",
+        "drlib/training/trl.py",
         "torch.backends.cuda.enable_cudnn_sdp(False)",
         "torch.backends.cuda.enable_cudnn_sdp(True)",
         (
@@ -161,7 +161,7 @@ MUTANTS = [
     ),
     Mutant(
         "plan: an engine's copy of a sharded model",
-        "drlib/training/fitting.py",
+        "drlib/training/planner.py",
         'elif config.engine.name in ("hf", "local") and loads["rl"].fsdp:',
         "elif False:",
         (
@@ -180,7 +180,7 @@ MUTANTS = [
     ),
     Mutant(
         "real: a broken gradient of another process is not seen",
-        "drlib/training/trl_run.py",
+        "drlib/training/trl.py",
         'return ranks.sum({"broken": float(not own)})["broken"] == 0',
         "return bool(own)",
         ("tests/test_training_finite.py::test_a_gradient_that_is_broken_elsewhere_is_broken_here",),

@@ -187,9 +187,9 @@ MUTANTS = [
     ),
     Mutant(
         "processes: each of four has a whole shard",
-        "drlib/training/rollouts.py",
-        "mine = mine[ranks.part :: ranks.parts]",
-        "mine = mine[ranks.part : ranks.part + 1]",
+        "drlib/training/distributed.py",
+        "return mine[self.part :: self.parts]",
+        "return mine[self.part : self.part + 1]",
         ("tests/test_training_stages.py::test_four_processes_share_the_two_shards",),
         "questions would be tried twice, or not at all",
     ),

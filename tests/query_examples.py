@@ -17,7 +17,7 @@ from drlib.questions.queries import (
     Or,
     Proj,
     Range,
-    bound,
+    bind,
     evaluate_query,
 )
 from drlib.worlds import load_world
@@ -82,7 +82,7 @@ def satisfies(title, query, graph):
             return title in graph.nodes
         case Exists(name, among, of):
             return any(
-                satisfies(title, bound(of, name, chosen), graph) for chosen in answers(among, graph)
+                satisfies(title, bind(of, name, chosen), graph) for chosen in answers(among, graph)
             )
     raise TypeError(query)
 

@@ -2,7 +2,7 @@
 
 from drlib.training import model_setup, sft_trl
 
-save = model_setup.save_whole
+save = model_setup.save_trained_model
 
 
 def save_and_say(run, trainer, *others):
@@ -12,4 +12,4 @@ def save_and_say(run, trainer, *others):
     return save(run, trainer, *others)
 
 
-sft_trl.save_whole = save_and_say
+sft_trl.save_trained_model = save_and_say

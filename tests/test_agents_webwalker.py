@@ -17,7 +17,7 @@ from drlib.chat.template import ChatIds, train_tokenizer
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.endpoint import ChatEndpoint
 from drlib.models.api_engine import ApiEngine
-from drlib.questions.webwalker import SiteWorld, answer_from, make_site
+from drlib.questions.webwalker import SiteWorld, answer_from_memory, make_site
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Segment, Termination
@@ -44,7 +44,7 @@ class ExactCritic:
 
     def answer(self, question, memory):
         self.asked.append(list(memory))
-        return answer_from(memory, self.row)
+        return answer_from_memory(memory, self.row)
 
 
 def urls_of(row):
@@ -107,7 +107,7 @@ def test_oracle_follows_the_golden_path_until_the_critic_stops(chat, toolbox, ro
     assert (done.answer, done.termination) == (row["Answer"], Termination.ANSWERED)
     assert done.metadata["clicks"] == urls_of(row)
     assert len(done.tool_results) == 1 + len(urls_of(row))
-    verdicts = [answer_from(memory, row) for memory in critic.asked]
+    verdicts = [answer_from_memory(memory, row) for memory in critic.asked]
     assert verdicts == [None] * (len(verdicts) - 1) + [row["Answer"]], (
         "the first step that suffices"
     )
@@ -163,7 +163,7 @@ def test_walk_answers_exactly_when_it_saw_the_facts(chat, toolbox):
         for row in SITE.rows:
             done, _ = walk(chat, toolbox, row, wanderer(seed), ExactCritic(row), WIDE)
             seen = [SITE.pages[url].text for url in done.metadata["clicks"]]
-            assert done.answer == answer_from(seen, row)
+            assert done.answer == answer_from_memory(seen, row)
             assert len(done.tool_results) <= WIDE.calls
             assert row["Answer"] not in chat.tokenizer.decode(done.token_ids[done.generated])
             ends.add(done.termination)
@@ -202,7 +202,7 @@ class BothRoles:
             return json.dumps({"usefulness": bool(told), "information": told[0] if told else ""})
         if "Does that suffice" in text:
             known = [line.removeprefix("- ") for line in text.splitlines()]
-            answer = answer_from(known, self.row)
+            answer = answer_from_memory(known, self.row)
             said = {"judge": answer is not None, "answer": answer or "5000, perhaps"}
             return f"I think {json.dumps(said)}"
         return self.oracle(text)

@@ -23,7 +23,7 @@ from drlib.models.api_engine import ApiEngine, to_openai_messages
 from drlib.models.engine import Completion
 from drlib.models.scripted_engine import ScriptedEngine
 from drlib.questions import chain_questions
-from drlib.questions.webwatcher import attempt_fault, blanked, say_by_rule, to_visual
+from drlib.questions.webwatcher import find_rollout_fault, blank_picture, act_by_rule, make_visual_questions
 from drlib.task import is_correct
 from drlib.tools import Toolbox
 from drlib.tools.pictures import Album, from_data_url, to_data_url
@@ -35,8 +35,8 @@ from tests.scripted_server import Scripted
 WORLD = load_world("tour")
 ALBUM = Album(WORLD)
 TASKS = chain_questions(WORLD, 60, 0)
-SHEETS, _ = to_visual(TASKS, WORLD, ALBUM)
-ALONE, _ = to_visual(TASKS, WORLD, ALBUM, others=0)
+SHEETS, _ = make_visual_questions(TASKS, WORLD, ALBUM)
+ALONE, _ = make_visual_questions(TASKS, WORLD, ALBUM, others=0)
 LIMITS = Limits(calls=12, turn_tokens=400, context_tokens=10**5)
 
 
@@ -46,7 +46,7 @@ def toolbox():
         yield toolbox
 
 
-def watched(toolbox, visuals, say=say_by_rule, limits=LIMITS):
+def watched(toolbox, visuals, say=act_by_rule, limits=LIMITS):
     engine = ScriptedEngine(say)
     done = WebWatcher(engine, toolbox, limits=limits).run([visual.task for visual in visuals])
     return done, engine.requests
@@ -63,7 +63,7 @@ def test_vision_is_right_and_blank_pictures_give_chance(toolbox):
     done, _ = watched(toolbox, visuals)
     assert share_right(done, visuals) == 1.0
     assert all("image_search" in [r.tool for r in one.tool_results] for one in done)
-    blind, _ = watched(toolbox, [blanked(visual, ALBUM) for visual in visuals])
+    blind, _ = watched(toolbox, [blank_picture(visual, ALBUM) for visual in visuals])
     # accuracy of always giving the most frequent answer
     chance = max(Counter(visual.task.answer for visual in visuals).values()) / len(visuals)
     assert chance < 0.15
@@ -79,7 +79,7 @@ def test_text_search_alone_finds_nothing(toolbox):
 
 
 def test_endpoint_receives_the_pixels(toolbox):
-    with Scripted(say_by_rule) as server:
+    with Scripted(act_by_rule) as server:
         server.keep = True
         engine = ApiEngine(ChatEndpoint(server.url, server.model, timeout_s=5), concurrency=4)
         done = WebWatcher(engine, toolbox, limits=LIMITS).run([v.task for v in SHEETS[:8]])
@@ -114,25 +114,25 @@ def test_sheet_is_read_cropped_and_searched(toolbox, tmp_path):
 
 def test_rollouts_with_fewer_than_three_calls_are_dropped(toolbox):
     done, _ = watched(toolbox, ALONE)
-    faults = [attempt_fault(one, visual.task) for one, visual in zip(done, ALONE)]
+    faults = [find_rollout_fault(one, visual.task) for one, visual in zip(done, ALONE)]
     expected = ["2 calls" if visual.task.hops == 1 else "" for visual in ALONE]
     assert faults == expected and {*expected} == {"2 calls", ""}
     for one, visual in zip(done, ALONE):
         calls = len(one.tool_results)
-        assert attempt_fault(one, visual.task, least=calls) == ""
-        assert attempt_fault(one, visual.task, least=calls + 1) == f"{calls} calls"
+        assert find_rollout_fault(one, visual.task, least=calls) == ""
+        assert find_rollout_fault(one, visual.task, least=calls + 1) == f"{calls} calls"
     longest = max(done, key=lambda one: len(one.tool_results))
     visual = ALONE[done.index(longest)]
-    assert attempt_fault(replace(longest, answer="?"), visual.task) == "wrong answer"
+    assert find_rollout_fault(replace(longest, answer="?"), visual.task) == "wrong answer"
 
 
 def test_format_errors_are_not_calls_and_steps_must_be_consistent(toolbox):
     def stumbling(messages):
-        return "Hm." if len(messages) == 1 else say_by_rule(messages)
+        return "Hm." if len(messages) == 1 else act_by_rule(messages)
 
     hop = [visual for visual in ALONE if visual.task.hops == 1][:1]
     (done,), _ = watched(toolbox, hop, stumbling)
-    assert len(done.tool_results) == 3 and attempt_fault(done, hop[0].task) == "2 calls"
+    assert len(done.tool_results) == 3 and find_rollout_fault(done, hop[0].task) == "2 calls"
 
     def guessing(messages):
         if len(messages) < 6:
@@ -141,7 +141,7 @@ def test_format_errors_are_not_calls_and_steps_must_be_consistent(toolbox):
 
     (done,), _ = watched(toolbox, hop, guessing)
     assert len(done.tool_results) == 3
-    assert attempt_fault(done, hop[0].task) == "names '1.png' unseen"
+    assert find_rollout_fault(done, hop[0].task) == "names '1.png' unseen"
 
 
 def test_engine_without_vision_is_rejected():

@@ -9,9 +9,9 @@ import pytest
 
 from drlib.analysis import scaling_plots, widgets
 from drlib.config import Config
-from drlib.training.fitting import GIB
-from drlib.training.plan import plan
-from drlib.training.step_time import Rates, Span, StepTime, Workload, side_by_side, step_time
+from drlib.training.planner import GIB
+from drlib.training.planner import plan
+from drlib.training.planner import Rates, Span, StepTime, Workload, simulate_asynchronous, step_time
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_the_pace_is_the_formula_s_and_the_clock_s(ax):
 
 def test_a_clock_that_has_not_settled_does_not_count():
     time = StepTime(10.0, 1.0, 0.0, engines=1, knee=10, staleness=1)
-    first, *_ = side_by_side(time, 3)
+    first, *_ = simulate_asynchronous(time, 3)
     assert first.ended == 10.0 and scaling_plots.clocked(time) == 10.0
 
 

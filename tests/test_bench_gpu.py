@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from drlib.files import read_json_lines
-from drlib.training.shapes import shape_from
+from drlib.training.memory_model import count_shape
 from tests.benchmarks import bench_gpu
 from tests.benchmarks.bench_gpu import ROOT, TINY, Sizes, Traffic, forward_flops, model_config
 
@@ -81,12 +81,12 @@ def test_flops_of_a_forward_pass_by_hand():
     experts = 2 * 3 * 64 * 32 + 8 * 64
     layers = 2 * (attention + experts + 2 * 64)
     weights = layers + 64 + 512 * 64  # the last norm and the head, not the embeddings
-    shape = shape_from(model_config(Sizes(layers=2, **TINY)))
+    shape = count_shape(model_config(Sizes(layers=2, **TINY)))
     assert forward_flops(shape, 100) == 2 * weights + 2 * 2 * 64 * 100 == 192_384
 
 
 def test_the_whole_shape_is_that_of_qwen3_but_for_its_layers():
-    shape = shape_from(model_config(Sizes()))
+    shape = count_shape(model_config(Sizes()))
     assert (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim) == (2048, 32, 4, 128)
     assert (shape.experts, shape.chosen, shape.expert_inner) == (128, 8, 768)
     assert shape.vocabulary == 151_936 and shape.layers == 4 and not shape.tied
@@ -174,7 +174,7 @@ def test_what_was_measured_on_a_gpu_is_as_the_program_counts_it():
     found = json.loads((bench_gpu.OUT / "qwen3-1.7b/train.json").read_text())
     sizes = Sizes(**found["sizes"])
     assert found["device"] in bench_gpu.CARDS and sizes.model == "Qwen/Qwen3-1.7B"
-    shape = shape_from(model_config(sizes))
+    shape = count_shape(model_config(sizes))
     cases = [(rank, tokens) for rank in sizes.ranks for tokens in sizes.rows]
     assert [(row["lora_rank"], row["tokens"]) for row in found["rows"]] == cases
     for row in found["rows"]:

@@ -49,7 +49,7 @@ def invented():
     memory, relations = EntityMemory(), set()
     for entity in world.entities.values():
         for relation, value in entity.facts.items():
-            memory.fact(entity.title, relation, value, f"page:{entity.title}")
+            memory.add_fact(entity.title, relation, value, f"page:{entity.title}")
             relations.add(relation)
     return world, memory, relations
 
@@ -128,8 +128,8 @@ CURRENCY = "<think>First the currency.</think>"
 def test_why_a_plan_is_rejected(plan, verdict):
     memory = EntityMemory()
     for land, money, code in (("Gabon", "Franc", "XAF"), ("Peru", "Sol", "PEN")):
-        memory.fact(land, "currency", money, "g")
-        memory.fact(money, "code", code, "g")
+        memory.add_fact(land, "currency", money, "g")
+        memory.add_fact(money, "code", code, "g")
     task = Task(
         "t",
         "What is the code of the currency of Gabon?",
@@ -277,7 +277,7 @@ import json, random
 from drlib.demonstrations.agentfounder import *
 memory = EntityMemory()
 for i in range(9):
-    memory.fact(f"E{i}", "code", f"C{i}", f"s{i}"); memory.fact(f"E{i}", "owner", f"E{i//2}", "t")
+    memory.add_fact(f"E{i}", "code", f"C{i}", f"s{i}"); memory.add_fact(f"E{i}", "owner", f"E{i//2}", "t")
 teacher, rng = Teacher(memory.entities, {"code", "owner"}), random.Random("x")
 task = Task("t", "What is the code of the owner of E5?", "C2", "search", "w", 2, "E5",
             ("owner", "code"))

@@ -13,7 +13,7 @@ from drlib.chat.template import ChatIds
 from drlib.chat.tool_calls import ToolCall, parse, render_call
 from drlib.demonstrations.agentfounder import CHOICE, CloseTeacher, Teacher, higher_order
 from drlib.demonstrations.oracle import Demonstrator, DemonstratorFaults
-from drlib.questions.chains import SearchQuestions, python_task
+from drlib.questions.chains import SearchQuestions, make_python_task
 from drlib.trajectory import ToolResult
 from drlib.worlds import Names, fictional_world, load_world
 from drlib.worlds.small import snippet
@@ -42,7 +42,7 @@ def decisions(faults, teacher, questions=120, n=3, sums=False):
     rng, hand = random.Random(3), Demonstrator(faults, TITLES)
     source = SearchQuestions(WORLD, None, max_hops=2)
     for number in range(questions):
-        task = python_task(rng) if sums and number % 2 else source.draw(2, rng)
+        task = make_python_task(rng) if sums and number % 2 else source.draw(2, rng)
         past = hand.play(task, SimpleNamespace(call=tool), rng, WORLD)
         row = higher_order(past.messages, True, "past", teacher, n, rng)
         read, shown = row.parts[0][1], None

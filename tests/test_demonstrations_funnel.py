@@ -13,7 +13,7 @@ from drlib.chat.tool_calls import render_answer, render_call
 from drlib.demonstrations.funnel import FUNNEL_STAGES, Funnel, seeking
 from drlib.demonstrations.oracle import Episode
 from drlib.demonstrations.solver import Solver
-from drlib.questions.queries import And, Count, Diff, Extreme, Proj, required
+from drlib.questions.queries import And, Count, Diff, Extreme, Proj, find_required
 from drlib.tools import Toolbox
 from tests.solver_examples import GIVEN, LOOK, MILLS, ON_5, RIGHT, SEEN, episode, task, tiny
 
@@ -192,17 +192,17 @@ def test_bounds_of_websailor():
 def test_required_entities_are_those_by_which_a_query_is_evaluated(world):
     graph = world.graph
     query = And((MILLS, ON_5))  # the two constants and the answer; the other mills are not needed
-    assert required(query, graph) == {"Old Mill", "River 5", "Town 005"}
+    assert find_required(query, graph) == {"Old Mill", "River 5", "Town 005"}
     nested = Proj("zone", Proj("country", query))
-    assert required(nested, graph) == {"Zone North", "Bigland", "Town 005", "Old Mill", "River 5"}
-    assert required(Extreme("people", MILLS, True), graph) == {
+    assert find_required(nested, graph) == {"Zone North", "Bigland", "Town 005", "Old Mill", "River 5"}
+    assert find_required(Extreme("people", MILLS, True), graph) == {
         "Old Mill",
         "Town 005",
         "Town 012",
         "Town 019",
     }
-    assert required(Count(MILLS), graph) == required(Extreme("people", MILLS, True), graph) | {"3"}
-    assert required(Diff(MILLS, ON_5), graph) == {"Old Mill", "Town 012", "Town 019"}
+    assert find_required(Count(MILLS), graph) == find_required(Extreme("people", MILLS, True), graph) | {"3"}
+    assert find_required(Diff(MILLS, ON_5), graph) == {"Old Mill", "Town 012", "Town 019"}
 
 
 def test_isr_and_ise_by_hand(world, toolbox):
@@ -210,7 +210,7 @@ def test_isr_and_ise_by_hand(world, toolbox):
     assert seeking(attempt, {"Somalia", "Somali Shilling", "Mali", "Kenya"}) == (0.5, 2.0)
     assert seeking(episode(RIGHT), {"Kenya"}) == (0.0, 1.0)  # no call: counted as one
     solved = Solver(toolbox).solve(task(And((MILLS, ON_5)), "Town 005"))
-    isr, ise = seeking(solved, required(And((MILLS, ON_5)), world.graph))
+    isr, ise = seeking(solved, find_required(And((MILLS, ON_5)), world.graph))
     assert isr == 1.0 and ise == 3 / len(solved.tool_results)
     lazy = Funnel(graph=world.graph, min_ise=ise + 0.01)
     assert lazy.fault(solved) == ("efficient", "low ISE")

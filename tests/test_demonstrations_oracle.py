@@ -12,8 +12,8 @@ from drlib.chat.template import ChatIds
 from drlib.chat.tool_calls import Answer, ToolCall, parse
 from drlib.demonstrations.actions import REPLAY, ActionData, episode_sample
 from drlib.demonstrations.oracle import Demonstrator, DemonstratorFaults, Oracle
-from drlib.questions.chains import PYTHON_KINDS, chains, python_task, search_task
-from drlib.questions.lookups import pages_shown, value_of
+from drlib.questions.chains import PYTHON_KINDS, enumerate_chains, make_python_task, make_search_task
+from drlib.questions.search_plan import parse_pages, find_value
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training.data import PHRASES, demonstration_tasks, world_texts
@@ -40,10 +40,10 @@ def chat(cldr):
 
 
 def test_oracle_solves_every_chain_of_the_real_world_by_searching(cldr, toolbox):
-    rng, found = random.Random(0), chains(cldr)
+    rng, found = random.Random(0), enumerate_chains(cldr)
     assert len(found) > 2500
     for i, chain in enumerate(found):
-        episode = Oracle().play(search_task(chain, cldr, i % 3), toolbox, rng)
+        episode = Oracle().play(make_search_task(chain, cldr, i % 3), toolbox, rng)
         assert episode.correct and len(episode.tool_results) == chain.hops
 
 
@@ -51,27 +51,27 @@ def test_oracle_solves_fictional_worlds_and_sums(cldr, toolbox):
     rng, names = random.Random(1), Names.from_world(cldr)
     for seed in range(20):
         world = fictional_world(seed, names)
-        for chain in chains(world)[:40]:
-            assert Oracle().play(search_task(chain, world, 0), toolbox, rng, world).correct
+        for chain in enumerate_chains(world)[:40]:
+            assert Oracle().play(make_search_task(chain, world, 0), toolbox, rng, world).correct
     for kind in PYTHON_KINDS:
         for _ in range(3):
-            episode = Oracle().play(python_task(rng, kind), toolbox, rng)
+            episode = Oracle().play(make_python_task(rng, kind), toolbox, rng)
             assert episode.correct and episode.tool_results[0].tool == "python"
 
 
 def test_oracle_reads_the_tools_and_not_the_graph(cldr):
-    chain = next(c for c in chains(cldr) if c.hops == 2)
+    chain = next(c for c in enumerate_chains(cldr) if c.hops == 2)
     with Toolbox(cldr, results=2, closed_book=True) as closed, pytest.raises(LookupError):
-        Oracle().play(search_task(chain, cldr, 0), closed, random.Random(0))
+        Oracle().play(make_search_task(chain, cldr, 0), closed, random.Random(0))
 
 
 def test_a_value_is_read_of_its_relation_and_not_of_one_that_contains_it():
     text = "1. [A](cldr:A)\ncurrency X; former currency Y; language Z.\n2. [B](cldr:B)\ncode Q."
-    pages = pages_shown(text)
-    assert value_of("currency", "A", pages) == "X"
-    assert value_of("former currency", "A", pages) == "Y"
-    assert value_of("code", "b", pages) == "Q"
-    assert value_of("code", "A", pages) is None
+    pages = parse_pages(text)
+    assert find_value("currency", "A", pages) == "X"
+    assert find_value("former currency", "A", pages) == "Y"
+    assert find_value("code", "b", pages) == "Q"
+    assert find_value("code", "A", pages) is None
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from drlib.demonstrations.skills import (
     resumed,
     rounds,
 )
-from drlib.questions.chains import chain_questions, trail
-from drlib.questions.lookups import answer_from, facts_of
+from drlib.questions.chains import chain_questions, make_trail
+from drlib.questions.search_plan import answer_chain, split_facts
 from drlib.task import is_correct
 from drlib.tools import Toolbox
 from drlib.training.rollouts import contexts_of
@@ -42,7 +42,7 @@ toolbox = tour_toolbox
 @pytest.fixture(scope="module")
 def played(tour, toolbox):
     """A trail of five pages as the oracle walks it with the real tools, and its world."""
-    task, world = trail(3, Names.from_world(tour), 5)
+    task, world = make_trail(3, Names.from_world(tour), 5)
     return Oracle().play(task, toolbox, random.Random(1), world), world
 
 
@@ -98,7 +98,7 @@ def test_a_summary_holds_what_was_read_last(played, cut):
 
 
 def test_a_report_keeps_one_value_of_a_relation_and_does_not_grow(tour):
-    task, world = trail(0, Names.from_world(tour), 60)
+    task, world = make_trail(0, Names.from_world(tour), 60)
     with Toolbox(world, results=2) as tools:
         episode = Oracle().play(task, tools, random.Random(0), world)
     reports = [report_text(known) for known in episode.known_before]
@@ -149,13 +149,13 @@ def test_a_searcher_is_taught_what_s3_shows_and_gathers_what_its_generator_needs
 
 
 def test_the_reader_follows_facts_and_never_guesses(tour):
-    pages = {title: facts_of(snippet(entity)) for title, entity in tour.entities.items()}
+    pages = {title: split_facts(snippet(entity)) for title, entity in tour.entities.items()}
     for task in chain_questions(tour, 60, 5, "train"):
-        assert answer_from(task.question, pages) == task.answer
+        assert answer_chain(task.question, pages) == task.answer
         without = {title: facts for title, facts in pages.items() if title != task.start}
-        assert answer_from(task.question, without) is None
-    assert answer_from("What is 2 times 3?", pages) is None
-    assert answer_from("Who is king?", pages) is None
+        assert answer_chain(task.question, without) is None
+    assert answer_chain("What is 2 times 3?", pages) is None
+    assert answer_chain("Who is king?", pages) is None
 
 
 def test_pre_training_has_all_skills_and_no_answer(tour, chat):

@@ -26,7 +26,7 @@ from drlib.models.transformers_engine import TransformersEngine
 from drlib.training import pretrain
 from drlib.training.distributed import Ranks
 from drlib.training.packing import Flat, balance_loss, score
-from drlib.training.plan_checks import check
+from drlib.training.planner import check_settings
 from drlib.training.run_folder import read_metrics
 from tests.loop_examples import build_stages, build_world, cold_start, settings
 from tests.policy_examples import SMALL, real_model
@@ -252,5 +252,5 @@ def test_trl_stages_reject_router_biases():
     config = settings(trainer__backend="trl", trainer__router_bias_rate=0.01)
     assert any(
         "trainer.router_bias_rate=0.01 needs trainer.backend=local" in fault
-        for fault in check(config)
+        for fault in check_settings(config)
     )

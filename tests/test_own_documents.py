@@ -16,7 +16,7 @@ pytest.importorskip("openpyxl")
 import openpyxl
 
 from drlib.questions import synthesize_questions
-from drlib.questions.checks import faults
+from drlib.questions.checks import find_faults
 from drlib.questions.queries import from_text
 from drlib.worlds import load_world
 from tests.file_examples import pdf
@@ -157,7 +157,7 @@ def test_a_folder_gives_questions_or_says_what_is_missing(make, tmp_path):
     assert len(tasks) >= least and (len(tasks) == 5 or said)
     if sentence:
         assert re.search(f"(?s){sentence}", said), said
-    assert all(faults(from_text(task.query), world.graph) == [] for task in tasks)
+    assert all(find_faults(from_text(task.query), world.graph) == [] for task in tasks)
 
 
 @pytest.mark.parametrize("make", [docusaurus, zettelkasten], ids=lambda make: make.__name__)
@@ -166,7 +166,7 @@ def test_pages_that_only_links_join_are_asked_about_where_that_is_wanted(make, t
     world = load_world(f"folder:{tmp_path}")
     tasks = synthesize_questions(world, 5, 0, structure=True)
     assert len(tasks) == 5
-    assert all(faults(from_text(task.query), world.graph) == [] for task in tasks)
+    assert all(find_faults(from_text(task.query), world.graph) == [] for task in tasks)
 
 
 def test_what_a_site_a_zettelkasten_and_a_workbook_are_joined_by(tmp_path):

@@ -15,10 +15,10 @@ from drlib.questions.chains import (
     Chain,
     SearchQuestions,
     chain_questions,
-    chains,
+    enumerate_chains,
     has_shortcut,
-    python_task,
-    search_task,
+    make_python_task,
+    make_search_task,
     split_answers,
 )
 from drlib.sandbox import Sandbox
@@ -34,7 +34,7 @@ def cldr():
 
 
 def test_chains_follow_the_graph_and_never_return(cldr):
-    found = chains(cldr)
+    found = enumerate_chains(cldr)
     assert {c.hops for c in found} == {1, 2, 3}
     for chain in found:
         path = cldr.follow(chain.start, chain.relations)
@@ -57,7 +57,7 @@ def test_chains_against_brute_force(cldr):
                     and all(p.casefold() not in start.casefold() for p in path)
                 ):
                     brute.add((start, (a, b), path[-1]))
-    assert brute == {(c.start, c.relations, c.answer) for c in chains(world, 2) if c.hops == 2}
+    assert brute == {(c.start, c.relations, c.answer) for c in enumerate_chains(world, 2) if c.hops == 2}
 
 
 def test_train_and_test_share_no_answer(cldr):
@@ -85,8 +85,8 @@ def test_when_a_number_of_look_ups_runs_out_the_others_take_its_place(cldr):
     world = fictional_world(3, Names.from_world(cldr), territories=2)
     side = split_answers(world)
     asked = [
-        search_task(chain, world, wording)
-        for chain in chains(world)
+        make_search_task(chain, world, wording)
+        for chain in enumerate_chains(world)
         if side[chain.answer] == "test"
         for wording in range(3)
     ]
@@ -128,25 +128,25 @@ def test_a_name_inside_another_word_is_no_shortcut(cldr):
             Entity("Alpha of Mali", "t", {"land": "Chad"}),
         ]
     )
-    task = search_task(Chain("Alpha", ("land", "land"), "Mali"), world, 0)
+    task = make_search_task(Chain("Alpha", ("land", "land"), "Mali"), world, 0)
     assert not has_shortcut(task, world, 1), "Somalia is shown, Mali is not"
     assert has_shortcut(task, world, 2), "the second page that a search for Alpha shows names it"
 
 
 def test_question_reads_as_it_should(cldr):
-    chain = next(c for c in chains(cldr) if c.start == "Oslo" and c.hops == 2)
-    task = search_task(chain, cldr, 0)
+    chain = next(c for c in enumerate_chains(cldr) if c.start == "Oslo" and c.hops == 2)
+    task = make_search_task(chain, cldr, 0)
     assert task.question == f"What is the {chain.relations[1]} of the territory of Oslo?"
 
 
 def test_programs_print_the_answers_that_were_computed_without_them():
     rng = random.Random(0)
-    tasks = [python_task(rng, kind) for kind in PYTHON_KINDS for _ in range(3)]
+    tasks = [make_python_task(rng, kind) for kind in PYTHON_KINDS for _ in range(3)]
     program = "\n".join(t.code for t in tasks)
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.stdout.split() == [t.answer for t in tasks], run.stderr
     with pytest.raises(ValueError, match="unknown python question"):
-        python_task(rng, "cosine")
+        make_python_task(rng, "cosine")
 
 
 @pytest.mark.parametrize(
@@ -162,5 +162,5 @@ def test_programs_print_the_answers_that_were_computed_without_them():
     ],
 )
 def test_answers_compare_as_a_person_would(given, right, same):
-    task = python_task(random.Random(0))
+    task = make_python_task(random.Random(0))
     assert is_correct(given, type(task)(**{**vars(task), "answer": right})) is same

@@ -12,13 +12,13 @@ import pytest
 from drlib.questions.checks import leaks
 from drlib.questions.expansion import (
     SEVERAL,
-    can_be_asked_for,
+    is_identifiable,
     draw_explanation,
     draw_stand_in,
-    is_explained,
-    known_by,
+    has_explanation,
+    find_known_facts,
 )
-from drlib.questions.queries import And, constants, evaluate_query, from_text, is_number, to_text
+from drlib.questions.queries import And, list_constants, evaluate_query, from_text, is_number, to_text
 from drlib.worlds.graph import Graph, Node
 from tests.shared_worlds import shared_world
 
@@ -31,16 +31,16 @@ def world():
 def test_known_by_lists_true_conditions(world):
     graph = world.graph
     for title in sorted(graph.nodes)[::20]:
-        for part, fulfil in known_by(title, graph):
+        for part, fulfil in find_known_facts(title, graph):
             assert title in fulfil == evaluate_query(part, graph)
             assert len(fulfil) <= 100 and part.of != title
-    codes = [part for part, _ in known_by("Norwegian Krone", graph) if part.relation == "code of"]
+    codes = [part for part, _ in find_known_facts("Norwegian Krone", graph) if part.relation == "code of"]
     assert codes == []  # the code of one currency leads to nothing else
 
 
 def by_brute_force(title, graph, size):
     """The sets of `size` conditions that explain `title`, as frozensets of their texts."""
-    rows = known_by(title, graph)
+    rows = find_known_facts(title, graph)
 
     def fits(some):
         return len(frozenset.intersection(*[fulfil for _, fulfil in some])) == 1
@@ -59,7 +59,7 @@ def parts_of(query):
 @pytest.mark.parametrize("size", [1, 2])
 def test_draws_are_all_the_sets_that_explain_and_no_others(world, size):
     graph, seen = world.graph, 0
-    titles = [t for t in sorted(graph.nodes) if 2 < len(known_by(t, graph)) < 14][::5]
+    titles = [t for t in sorted(graph.nodes) if 2 < len(find_known_facts(t, graph)) < 14][::5]
     for title in titles:
         wanted = by_brute_force(title, graph, size)
         rng, drawn = random.Random(title), set()
@@ -77,13 +77,13 @@ def test_draws_are_all_the_sets_that_explain_and_no_others(world, size):
 
 def test_a_draw_names_nothing_that_is_banned_and_says_when_all_is(world):
     graph, rng, found = world.graph, random.Random(1), 0
-    titles = [t for t in sorted(graph.nodes) if can_be_asked_for(t, graph)]
+    titles = [t for t in sorted(graph.nodes) if is_identifiable(t, graph)]
     for title in rng.sample(titles, 60):
         banned = frozenset()
         while query := draw_explanation(title, graph, rng, banned, 2, 2):
             assert evaluate_query(query, graph) == {title}
-            assert banned.isdisjoint(constants(query))
-            banned |= {rng.choice(constants(query))}
+            assert banned.isdisjoint(list_constants(query))
+            banned |= {rng.choice(list_constants(query))}
             found += 1
         for texts in by_brute_force(title, graph, 2):
             assert any(from_text(text).of in banned for text in texts)
@@ -97,10 +97,10 @@ def test_an_answer_is_explained_where_a_page_lists_one_of_its_conditions():
     facts = [("A", "number", "7"), ("B", "number", "7"), ("A", "town", "Oslo")]
     facts += [("C", "town", "Oslo"), ("B", "year", "1999"), ("D", "year", "1999")]
     graph = Graph(nodes, facts)
-    assert is_explained("A", graph, 3)
-    assert not is_explained("B", graph, 3)  # by two values, of which no page tells who has them
+    assert has_explanation("A", graph, 3)
+    assert not has_explanation("B", graph, 3)  # by two values, of which no page tells who has them
     draws = [draw_explanation("B", graph, random.Random(i), frozenset(), 2, 3) for i in range(9)]
-    assert {frozenset(constants(query)) for query in draws} == {frozenset({"7", "1999"})}
+    assert {frozenset(list_constants(query)) for query in draws} == {frozenset({"7", "1999"})}
     listed = (
         draw_explanation("B", graph, random.Random(i), frozenset(), 2, 3, True) for i in range(9)
     )
@@ -120,7 +120,7 @@ def test_numbers_explain_only_where_little_else_does():
     rng, named = random.Random(1), Counter()
     for _ in range(2000):
         query = draw_explanation("A", graph, rng, frozenset(), 2, 3)
-        named[frozenset(constants(query))] += 1
+        named[frozenset(list_constants(query))] += 1
     assert len(named) == 3
     of_numbers = sum(count for names, count in named.items() if "1999" in names)
     assert 40 < of_numbers < 120  # 77 of 2,000 are expected
@@ -128,16 +128,16 @@ def test_numbers_explain_only_where_little_else_does():
         query = draw_explanation(
             "A", graph, random.Random(i), frozenset(), 2, 3, listed=False, numbers=False
         )
-        assert sorted(constants(query)) == ["Chess", "Go"]
+        assert sorted(list_constants(query)) == ["Chess", "Go"]
 
 
 def test_three_conditions_explain_where_no_two_do():
     graph = sharing(("club", "Chess", "ABC"), ("club", "Go", "ABD"), ("club", "Golf", "ACD"))
     nothing = frozenset()
     query = draw_explanation("A", graph, random.Random(1), nothing, 2, 3)
-    assert sorted(constants(query)) == ["Chess", "Go", "Golf"]
+    assert sorted(list_constants(query)) == ["Chess", "Go", "Golf"]
     assert draw_explanation("A", graph, random.Random(1), nothing, 2, 2) is None
-    assert is_explained("A", graph, 3) and not is_explained("A", graph, 2)
+    assert has_explanation("A", graph, 3) and not has_explanation("A", graph, 2)
     assert draw_explanation("A", graph, random.Random(1), frozenset(("Go",)), 2, 3) is None
 
 
@@ -145,13 +145,13 @@ def test_no_third_condition_stands_beside_two_that_are_enough():
     wide = [("club", name, "ABC") for name in ("Golf", "Polo", "Rugby", "Judo", "Fives")]
     graph = sharing(("club", "Chess", "AB"), ("club", "Go", "AC"), *wide)
     query = draw_explanation("A", graph, random.Random(1), frozenset(), 2, 2)
-    assert sorted(constants(query)) == ["Chess", "Go"]
+    assert sorted(list_constants(query)) == ["Chess", "Go"]
     assert draw_explanation("A", graph, random.Random(1), frozenset(), 3, 3) is None
 
 
 def stand_ins_by_brute_force(title, graph, rivals, most=SEVERAL):
     """What `draw_stand_in` may draw, by its definition, as frozensets of texts."""
-    rows = [(frozenset([to_text(part)]), fulfil) for part, fulfil in known_by(title, graph)]
+    rows = [(frozenset([to_text(part)]), fulfil) for part, fulfil in find_known_facts(title, graph)]
     pairs = [(one | two, a & b, (a, b)) for (one, a), (two, b) in combinations(rows, 2)]
     found = {one for one, fulfil in rows if len(fulfil) <= most and not fulfil & rivals}
     return found | {
@@ -164,9 +164,9 @@ def stand_ins_by_brute_force(title, graph, rivals, most=SEVERAL):
 @pytest.mark.parametrize("exactly", [True, False])
 def test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go(world, exactly):
     graph, seen, of_two = world.graph, 0, 0
-    titles = [t for t in sorted(graph.nodes) if 2 < len(known_by(t, graph)) < 10][::9]
+    titles = [t for t in sorted(graph.nodes) if 2 < len(find_known_facts(t, graph)) < 10][::9]
     for title in titles:
-        beside = sorted(frozenset().union(*(fulfil for _, fulfil in known_by(title, graph))))
+        beside = sorted(frozenset().union(*(fulfil for _, fulfil in find_known_facts(title, graph))))
         rng = random.Random(title)
         rivals = frozenset(rng.sample(beside, len(beside) // 3)) - {title}
         wanted, drawn = stand_ins_by_brute_force(title, graph, rivals), set()
@@ -187,7 +187,7 @@ def test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go(world, 
 
 def test_stand_ins_that_only_few_things_may_fit(world):
     graph, seen, fewer = world.graph, 0, 0
-    for title in [t for t in sorted(graph.nodes) if 2 < len(known_by(t, graph)) < 10][::9]:
+    for title in [t for t in sorted(graph.nodes) if 2 < len(find_known_facts(t, graph)) < 10][::9]:
         rivals = frozenset(sorted(graph.nodes)[::7]) - {title}
         wanted = stand_ins_by_brute_force(title, graph, rivals, 1)
         fewer += len(stand_ins_by_brute_force(title, graph, rivals)) > len(wanted)
@@ -227,7 +227,7 @@ def test_a_stand_in_names_nothing_that_is_barred_and_no_number_where_a_thing_wil
 
     def named(*barred, width=2):
         draws = (draw_stand_in("A", graph, rng, rivals, width, barred.__contains__) for _ in "1234")
-        return {tuple(constants(query)) if query else () for query in draws}
+        return {tuple(list_constants(query)) if query else () for query in draws}
 
     assert {name for names in named() for name in names} <= {"Chess", "Go"}
     assert named("Chess") == {("Go",)}
@@ -239,16 +239,16 @@ def test_a_stand_in_names_nothing_that_is_barred_and_no_number_where_a_thing_wil
     assert draws == [None] * 9  # D has the year too
     rivals = frozenset()
     draws = [draw_stand_in("A", shared, rng, rivals, 1, lambda _: False) for _ in range(30)]
-    assert {tuple(constants(query)) for query in draws} == {("Chess",)}
+    assert {tuple(list_constants(query)) for query in draws} == {("Chess",)}
     query = draw_stand_in("A", shared, rng, rivals, 1, lambda name: name == "Chess")
-    assert constants(query) == ["1999"]
+    assert list_constants(query) == ["1999"]
 
 
 def test_two_conditions_stand_in_where_each_alone_fits_a_rival():
     graph = sharing(("club", "Chess", "AB"), ("club", "Go", "AC"))
     rng, rivals = random.Random(1), frozenset("BC")
     query = draw_stand_in("A", graph, rng, rivals, 2, lambda name: False)
-    assert sorted(constants(query)) == ["Chess", "Go"]
+    assert sorted(list_constants(query)) == ["Chess", "Go"]
     assert draw_stand_in("A", graph, rng, rivals, 1, lambda name: False) is None
     alone = [draw_stand_in("A", graph, rng, frozenset("B"), 2, lambda name: False) for _ in "12345"]
-    assert {tuple(constants(query)) for query in alone} == {("Go",)}
+    assert {tuple(list_constants(query)) for query in alone} == {("Go",)}

@@ -14,7 +14,7 @@ from drlib.config import Config
 from drlib.demonstrations.actions import ActionData
 from drlib.demonstrations.oracle import Oracle
 from drlib.questions.chains import SearchQuestions
-from drlib.questions.lookups import look_ups
+from drlib.questions.search_plan import plan_searches
 from drlib.questions.question_engine import CONDITIONS, ConditionQuestions
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
@@ -34,7 +34,7 @@ def sides(world):
 
 def wanted_facts(task, world):
     """The last look-up's facts, relation -> value, followed by hand through the pages."""
-    *each, last = look_ups(task)
+    *each, last = plan_searches(task)
     assert last.is_holder
     found = []
     for step in each:

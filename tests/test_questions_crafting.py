@@ -15,11 +15,11 @@ from drlib.endpoint import ChatEndpoint
 from drlib.questions.crafting import (
     CHECKS,
     WISHES,
-    counts,
+    count_outcomes,
     craft,
-    neighbourhood,
-    numbered,
-    value_of,
+    sample_statements,
+    number_statements,
+    evaluate_expression,
 )
 from drlib.questions.entity_memory import EntityMemory
 from drlib.questions.replies import Replies
@@ -29,11 +29,11 @@ from tests.scripted_server import Scripted
 
 def memory_of_tern():
     memory = EntityMemory()
-    memory.fact("Ottermaid", "captain", "Silvan Pookley", "ferries.md")
-    memory.fact("Ottermaid", "launch year", "1871", "ferries.md")
-    memory.fact("Grey Apology", "launch year", "1858", "ferries.md")
-    memory.fact("Silvan Pookley", "instrument", "tin whistle", "people.md")
-    memory.fact("Silvan Pookley", "birth year", "1839", "people.md")
+    memory.add_fact("Ottermaid", "captain", "Silvan Pookley", "ferries.md")
+    memory.add_fact("Ottermaid", "launch year", "1871", "ferries.md")
+    memory.add_fact("Grey Apology", "launch year", "1858", "ferries.md")
+    memory.add_fact("Silvan Pookley", "instrument", "tin whistle", "people.md")
+    memory.add_fact("Silvan Pookley", "birth year", "1839", "people.md")
     memory.add("Ottermaid", "The Ottermaid cost 1,250 crowns.", "ferries.md")
     return memory
 
@@ -158,7 +158,7 @@ def test_what_the_model_says_is_executed(tmp_path, style, change, reason):
     (one,), asked = crafted(tmp_path, model, [style])
     assert one.reason == reason and one.detail
     assert asked == 1 and not model.read  # no second call for what is out
-    assert counts([one]) == {style: {reason: 1}}
+    assert count_outcomes([one]) == {style: {reason: 1}}
 
 
 def test_nothing_links_the_statements_of_two_things(tmp_path):
@@ -205,21 +205,21 @@ def test_a_wish_that_cannot_be_is_an_error(tmp_path):
 def test_what_is_shown_is_the_thing_and_what_stands_beside_it():
     memory = memory_of_tern()
     for number in range(30):
-        memory.fact(f"boat {number}", "kind", "ferry", "boats.md")
-    memory.fact("Ottermaid", "kind", "ferry", "boats.md")
-    shown = neighbourhood(memory, "Ottermaid", random.Random(3))
+        memory.add_fact(f"boat {number}", "kind", "ferry", "boats.md")
+    memory.add_fact("Ottermaid", "kind", "ferry", "boats.md")
+    shown = sample_statements(memory, "Ottermaid", random.Random(3))
     texts = [one.text for one in shown]
     assert CAPTAIN in texts and "The instrument of Silvan Pookley is tin whistle." in texts
     assert not any("boat " in text for text in texts)  # that both are ferries links nothing
     assert len(set(texts)) == len(texts)
-    assert numbered(shown[:2]) == f"1. {texts[0]}\n2. {texts[1]}"
-    assert shown == neighbourhood(memory, "Ottermaid", random.Random(3))
+    assert number_statements(shown[:2]) == f"1. {texts[0]}\n2. {texts[1]}"
+    assert shown == sample_statements(memory, "Ottermaid", random.Random(3))
     assert shown[texts.index(CAPTAIN)].entities == ("Ottermaid", "Silvan Pookley")
 
 
 def test_sums_are_exact_and_nothing_else_is_computed():
-    assert value_of("(1,250 - 50) / 7") == (Fraction(1200, 7), [1250, 50, 7])
-    assert value_of("-0.1 + 0.3")[0] == Fraction(1, 5)
+    assert evaluate_expression("(1,250 - 50) / 7") == (Fraction(1200, 7), [1250, 50, 7])
+    assert evaluate_expression("-0.1 + 0.3")[0] == Fraction(1, 5)
     for wrong in ("", "1 if 2 else 3", "x", "'a' * 3", "[1]", "1e999", "True + 1", "(" * 150):
         with pytest.raises(ValueError):
-            value_of(wrong)
+            evaluate_expression(wrong)

@@ -3,21 +3,21 @@
 import pytest
 import typeguard
 
-from drlib.questions.joins import in_one_form
+from drlib.questions.joins import normalise_query
 from drlib.questions.phrases import (
     Phrasebook,
-    active,
-    english,
-    forms_by_name,
-    kind_of_page,
-    name_of_page,
-    spoken_date,
+    to_active,
+    load_inflect,
+    derive_forms,
+    classify_page,
+    name_page,
+    format_date,
 )
-from drlib.questions.plainness import strangeness
+from drlib.questions.plainness import measure_strangeness
 from drlib.questions.queries import And, Or, Proj, from_text
 from drlib.questions.question_engine import synthesize_questions
-from drlib.questions.read_back import grammar_of, read_question
-from drlib.questions.sentences import STYLES, say
+from drlib.questions.read_back import load_grammar, read_question
+from drlib.questions.sentences import STYLES, write_sentences
 from drlib.worlds import load_world
 from tests.folder_makers import MAKERS, written
 
@@ -45,36 +45,36 @@ def world(tmp_path_factory):
     ],
 )
 def test_verbs_and_participles_are_said_as_such(relation, whens, several, form, said):
-    assert forms_by_name(relation, whens, "module", several)[form] == said
+    assert derive_forms(relation, whens, "module", several)[form] == said
 
 
 @pytest.mark.parametrize("relation", ["team", "speed", "office manager", "red", "author"])
 def test_a_noun_is_none(relation):
-    assert forms_by_name(relation, "", "thing", False) == {}
+    assert derive_forms(relation, "", "thing", False) == {}
 
 
 def test_participles_have_their_verbs():
-    assert active("documented") == ("documents", "documenting", "documented")
-    assert active("curated")[0] == "curates" and active("tagged")[:2] == ("tags", "tagging")
-    assert active("carried")[:2] == ("carries", "carrying") and active("led")[0] == "leads"
+    assert to_active("documented") == ("documents", "documenting", "documented")
+    assert to_active("curated")[0] == "curates" and to_active("tagged")[:2] == ("tags", "tagging")
+    assert to_active("carried")[:2] == ("carries", "carrying") and to_active("led")[0] == "leads"
 
 
 def test_names_say_what_they_name():
-    assert name_of_page("Ada Lund", "person") == "Ada Lund"
-    assert name_of_page("Slow tides", "paper") == 'the paper "Slow tides"'
-    assert name_of_page("Bergen", "office") == "the Bergen office"
-    assert name_of_page("Platform team", "team") == "the Platform team"
-    assert name_of_page("E12", "experiment") == "experiment E12"
+    assert name_page("Ada Lund", "person") == "Ada Lund"
+    assert name_page("Slow tides", "paper") == 'the paper "Slow tides"'
+    assert name_page("Bergen", "office") == "the Bergen office"
+    assert name_page("Platform team", "team") == "the Platform team"
+    assert name_page("E12", "experiment") == "experiment E12"
 
 
 def test_dates_are_spoken_and_no_others_are_dates():
-    assert spoken_date("2019-03-04") == "4 March 2019" and spoken_date("2019-03") == "March 2019"
-    assert spoken_date("2019-13-04") == spoken_date("1.2") == ""
+    assert format_date("2019-03-04") == "4 March 2019" and format_date("2019-03") == "March 2019"
+    assert format_date("2019-13-04") == format_date("1.2") == ""
 
 
 def test_a_page_is_what_it_says_or_where_it_lies(world):
     pages = [node.title for node in world.graph.nodes.values() if node.kind == "page"]
-    kinds = {title.partition("/")[0]: kind_of_page(title, world.graph) for title in pages}
+    kinds = {title.partition("/")[0]: classify_page(title, world.graph) for title in pages}
     assert kinds["people"] == "person" and kinds["policies"] == "policy"
     assert kinds["index.md"] == "page"
 
@@ -95,22 +95,22 @@ def test_links_without_quotes_and_columns_in_capitals_join_the_pages(world):
 
 def test_what_is_asked_in_plain_words_is_read_back(world):
     tasks = synthesize_questions(world, 8, 2, plain=True)
-    grammar = grammar_of(world.graph, world.scheme)
+    grammar = load_grammar(world.graph, world.scheme)
     for task in tasks:
         query = from_text(task.query)
-        assert strangeness(query, task.question, grammar.book) == 0
+        assert measure_strangeness(query, task.question, grammar.book) == 0
         for style in STYLES:
-            assert read_question(say(query, grammar.book, style), grammar) == in_one_form(query)
+            assert read_question(write_sentences(query, grammar.book, style), grammar) == normalise_query(query)
 
 
 def test_what_is_strange_is_counted(world):
     book = Phrasebook(world.graph, world.scheme)
     one, two = sorted(title for title in world.graph.nodes if title.startswith("teams/"))[:2]
     members = Proj("team of", one)
-    assert strangeness(Proj("manager", members), "Who?", book) == 0
-    assert strangeness(And((members, Or((members, Proj("team of", two))))), "Who?", book) >= 1
-    alone = strangeness(members, "", book)
-    assert strangeness(members, "Find it. Finally, who?", book) == 2 + alone
+    assert measure_strangeness(Proj("manager", members), "Who?", book) == 0
+    assert measure_strangeness(And((members, Or((members, Proj("team of", two))))), "Who?", book) >= 1
+    alone = measure_strangeness(members, "", book)
+    assert measure_strangeness(members, "Find it. Finally, who?", book) == 2 + alone
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +139,8 @@ def test_two_that_have_one_in_common_share_it_by_its_verb(notes, world):
 
 def test_articles_and_plurals_are_imported_without_checks_of_types():
     """Which take two seconds; other packages keep theirs."""
-    assert english().a("hour") == "an hour" and english().plural_noun("currency") == "currencies"
-    assert english().plural_noun("") == ""  # a check of types would refuse it
+    assert load_inflect().a("hour") == "an hour" and load_inflect().plural_noun("currency") == "currencies"
+    assert load_inflect().plural_noun("") == ""  # a check of types would refuse it
 
     @typeguard.typechecked
     def doubled(number: int) -> int:

@@ -17,12 +17,12 @@ def result(text, ok=True, tool="search"):
 def test_a_document_is_kept_at_every_entity_that_it_names():
     memory = EntityMemory(["Guinea", "Papua New Guinea", "Mali"])
     text = "Papua New Guinea is an island state. Guinea borders Mali.\nSomalia does not count."
-    assert memory.read(text, "page:1", "2020-01-02") == 3
+    assert memory.add_text(text, "page:1", "2020-01-02") == 3
     assert memory.entities == ["Guinea", "Mali", "Papua New Guinea"]
     # the longest name wins: the first sentence says nothing about Guinea
-    assert [s.text for s in memory.about("Guinea")] == ["Guinea borders Mali."]
-    assert memory.about("Mali") == [Statement("Guinea borders Mali.", "2020-01-02", ("page:1",))]
-    assert memory.about("Atlantis") == [] and memory.entities == sorted(memory.entities)
+    assert [s.text for s in memory.list_statements("Guinea")] == ["Guinea borders Mali."]
+    assert memory.list_statements("Mali") == [Statement("Guinea borders Mali.", "2020-01-02", ("page:1",))]
+    assert memory.list_statements("Atlantis") == [] and memory.entities == sorted(memory.entities)
 
 
 def test_equal_statements_are_one_with_all_sources_and_the_earliest_time():
@@ -31,7 +31,7 @@ def test_equal_statements_are_one_with_all_sources_and_the_earliest_time():
     assert not memory.add("Norway", "norway has a King", "a", "2019")
     assert not memory.add("Norway", "Norway has a king.", "c")
     assert memory.add("Norway", "Norway has a queen.", "a")
-    (queen, king) = memory.about("Norway")  # an unknown time comes first
+    (queen, king) = memory.list_statements("Norway")  # an unknown time comes first
     assert (king.time, king.sources) == ("2019", ("a", "b", "c"))
     assert (queen.time, queen.sources) == ("", ("a",))
 
@@ -48,24 +48,24 @@ def test_the_order_of_telling_changes_nothing():
         memory = EntityMemory()
         for entity, text, source, time in order:
             memory.add(entity, text, source, time)
-        held.add(tuple((entity, *memory.about(entity)) for entity in memory.entities))
+        held.add(tuple((entity, *memory.list_statements(entity)) for entity in memory.entities))
     assert len(held) == 1
 
 
 def test_facts_and_tables_are_recalled_by_relation():
     memory = EntityMemory()
-    assert memory.fact("Norway", "currency", "Norwegian Krone", "graph")
+    assert memory.add_fact("Norway", "currency", "Norwegian Krone", "graph")
     rows = [
         {"name": "Norway", "language": "Norwegian", "area": 385207, "king": None},
         {"name": "Iran", "language": "Persian", "area": "", "king": None},
     ]
-    assert memory.table(rows, "name", "table:1") == 3
-    assert memory.table(rows, "name", "table:2") == 0
+    assert memory.add_table(rows, "name", "table:1") == 3
+    assert memory.add_table(rows, "name", "table:2") == 0
     assert [value for value, _ in memory.recall("Norway", "language")] == ["Norwegian"]
     assert memory.recall("Norway", "area")[0][1].sources == ("table:1", "table:2")
     assert memory.recall("Norway", "script") == memory.recall("Atlantis", "area") == []
     # the fact stands at its other end too, but is no fact *of* it
-    assert [s.text for s in memory.about("Norwegian Krone")] == [
+    assert [s.text for s in memory.list_statements("Norwegian Krone")] == [
         FACT.format(relation="currency", entity="Norway", value="Norwegian Krone")
     ]
     assert memory.recall("Norwegian Krone", "currency") == []
@@ -73,7 +73,7 @@ def test_facts_and_tables_are_recalled_by_relation():
 
 def test_a_value_keeps_its_own_full_stop():
     memory = EntityMemory()
-    memory.fact("Acme", "name", "Acme Inc.", "g")
+    memory.add_fact("Acme", "name", "Acme Inc.", "g")
     memory.add("Acme", "The name of Acme is Acme Inc", "h")
     assert [value for value, _ in memory.recall("Acme", "name")] == ["Acme Inc."]
 
@@ -83,11 +83,11 @@ def test_a_fact_keeps_its_text_and_a_sentence_its_last_letter():
         memory = EntityMemory(["X"])
         for told in order:
             if told == "fact":
-                memory.fact("X", "currency", "Euro", "g")
+                memory.add_fact("X", "currency", "Euro", "g")
             else:
-                memory.read(told, "p")
+                memory.add_text(told, "p")
         assert [value for value, _ in memory.recall("X", "currency")] == ["Euro"]
-    memory.read("The capital of X is Oslo\nMore", "p")
+    memory.add_text("The capital of X is Oslo\nMore", "p")
     assert memory.recall("X", "capital")[0][0] == "Oslo"
 
 
@@ -98,8 +98,8 @@ def test_logs_of_tools_are_read_and_failures_are_not():
         result("Oslo could not be reached.", ok=False),
         result("Oslo has trams.", tool="visit"),
     ]
-    assert memory.tools(log, "trajectory-7", "2024-05-01") == 2
-    said = {statement.text: statement.sources for statement in memory.about("Oslo")}
+    assert memory.add_observations(log, "trajectory-7", "2024-05-01") == 2
+    said = {statement.text: statement.sources for statement in memory.list_statements("Oslo")}
     assert said == {
         "Oslo is a city.": ("trajectory-7/0-search",),
         "Oslo has trams.": ("trajectory-7/2-visit",),
@@ -118,8 +118,8 @@ def test_equal_under_any_hash_seed():
     program = (
         "from drlib.questions.entity_memory import EntityMemory\n"
         "m = EntityMemory({'Ada', 'Bob', 'Ada Bob', 'Cy'})\n"
-        "m.read('Ada met Bob and Cy. Ada Bob met Cy! Bob left', 'd')\n"
-        "print([(e, m.about(e)) for e in m.entities])"
+        "m.add_text('Ada met Bob and Cy. Ada Bob met Cy! Bob left', 'd')\n"
+        "print([(e, m.list_statements(e)) for e in m.entities])"
     )
     told = {
         subprocess.run(
@@ -136,10 +136,10 @@ def test_equal_under_any_hash_seed():
 
 def test_a_statement_knows_the_entities_that_it_is_kept_at():
     memory = EntityMemory(["Guinea", "Mali"])
-    memory.read("Guinea borders Mali.", "page:1")
-    memory.fact("Mali", "capital", "Bamako", "graph")
-    (border,) = memory.about("Guinea")
-    assert memory.told_of(border) == ["Guinea", "Mali"]
-    assert memory.told_of(Statement("guinea borders MALI")) == ["Guinea", "Mali"]  # says the same
-    assert memory.told_of(memory.about("Bamako")[0]) == ["Bamako", "Mali"]
-    assert memory.told_of(Statement("Nobody said this.")) == []
+    memory.add_text("Guinea borders Mali.", "page:1")
+    memory.add_fact("Mali", "capital", "Bamako", "graph")
+    (border,) = memory.list_statements("Guinea")
+    assert memory.find_entities(border) == ["Guinea", "Mali"]
+    assert memory.find_entities(Statement("guinea borders MALI")) == ["Guinea", "Mali"]  # says the same
+    assert memory.find_entities(memory.list_statements("Bamako")[0]) == ["Bamako", "Mali"]
+    assert memory.find_entities(Statement("Nobody said this.")) == []

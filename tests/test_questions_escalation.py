@@ -3,11 +3,11 @@
 import pytest
 
 from drlib.questions import synthesize_questions
-from drlib.questions.checks import effort, faults
+from drlib.questions.checks import measure_effort, find_faults
 from drlib.questions.escalation import ASKED_BEFORE, NO_UPGRADE, TOO_EASY, escalate
-from drlib.questions.joins import in_one_form
+from drlib.questions.joins import normalise_query
 from drlib.questions.queries import evaluate_query, from_text
-from drlib.questions.read_back import grammar_of, read_question
+from drlib.questions.read_back import load_grammar, read_question
 from drlib.task import Task
 from tests.shared_worlds import shared_world
 
@@ -23,7 +23,7 @@ def seeds(world):
 
 
 def pages(task, world):
-    return effort(from_text(task.query), world.graph)
+    return measure_effort(from_text(task.query), world.graph)
 
 
 def solver(right):
@@ -65,13 +65,13 @@ def test_what_is_too_easy_comes_back_harder_with_its_answer(world, seeds):
     begun = {task.id: task for task in seeds}
     upgraded = [task for task in done.kept if task.id not in begun]
     assert len(upgraded) >= 4 and done.rounds[0]["upgraded"] >= len(upgraded)
-    grammar = grammar_of(world.graph, world.scheme)
+    grammar = load_grammar(world.graph, world.scheme)
     for task in upgraded:
         query = from_text(task.query)
-        assert evaluate_query(query, world.graph) == {task.answer} and not faults(
+        assert evaluate_query(query, world.graph) == {task.answer} and not find_faults(
             query, world.graph
         )
-        assert read_question(task.question, grammar) == in_one_form(query)
+        assert read_question(task.question, grammar) == normalise_query(query)
         assert done.stages[task.id] and task.closed_book == 0.0 and task.with_tools == 1.0
         assert pages(task, world) >= easy_below
     assert max(len(done.stages[task.id]) for task in upgraded) >= 2

@@ -9,25 +9,25 @@ from collections import Counter
 import pytest
 
 from drlib.questions.checks import (
-    coincidences,
-    constant_edges,
-    effort,
+    count_coincidences,
+    count_constant_edges,
+    measure_effort,
     is_far,
     is_near,
     leaks,
-    next_to,
-    target_edges,
+    find_neighbours,
+    count_target_edges,
 )
 from drlib.questions.expansion import (
     Bars,
-    can_be_asked_for,
-    deepened,
-    draft,
+    is_identifiable,
+    add_hop,
+    draft_query,
     expand,
     explain,
-    layers,
-    met,
-    rivals,
+    list_layers,
+    find_single_things,
+    find_rivals,
 )
 from drlib.questions.queries import (
     And,
@@ -35,11 +35,11 @@ from drlib.questions.queries import (
     Diff,
     Or,
     Proj,
-    constants,
-    depth,
+    list_constants,
+    measure_depth,
     evaluate_query,
     is_number,
-    shared_with,
+    find_compared,
     substitute,
     walk,
 )
@@ -55,7 +55,7 @@ def world():
 def starts(graph, n, seed):
     """`n` verified-by-nothing queries of one look-up, and their answers."""
     rng, found = random.Random(f"starts-{seed}"), []
-    titles = [t for t in sorted(graph.nodes) if can_be_asked_for(t, graph)]
+    titles = [t for t in sorted(graph.nodes) if is_identifiable(t, graph)]
     while len(found) < n:
         answer = rng.choice(titles)
         query = explain(answer, graph, rng, frozenset((answer,)), 2, 3)
@@ -69,9 +69,9 @@ def test_an_explanation_is_exact_and_each_condition_is_needed(world):
         assert evaluate_query(query, graph) == {answer}
         assert 2 <= len(query.parts) <= 3
         assert all(len(evaluate_query(part, graph)) > 1 for part in query.parts)
-        banned = frozenset(constants(query))
+        banned = frozenset(list_constants(query))
         other = explain(answer, graph, rng, banned, 2, 3)
-        assert other is None or not banned & set(constants(other))
+        assert other is None or not banned & set(list_constants(other))
 
 
 def test_layer_wise_expansion_as_in_webshaper(world):
@@ -81,7 +81,7 @@ def test_layer_wise_expansion_as_in_webshaper(world):
     for i, (answer, query) in enumerate(starts(graph, 100, 2)):
         rng = random.Random(i)
         for n in range(1, 4):
-            nearest = min(layers(query))[0]
+            nearest = min(list_layers(query))[0]
             assert nearest == n
             new = next(filter(None, (expand(query, graph, rng) for _ in range(10))), None)
             if new is None:
@@ -91,8 +91,8 @@ def test_layer_wise_expansion_as_in_webshaper(world):
                 if i < 3
                 else evaluate_query(new, graph) == {answer}
             )
-            assert min(layers(new))[0] > nearest and depth(new) > depth(query)
-            assert target_edges(new) == 0 == constant_edges(new, graph)
+            assert min(list_layers(new))[0] > nearest and measure_depth(new) > measure_depth(query)
+            assert count_target_edges(new) == 0 == count_constant_edges(new, graph)
             query, grown = new, grown + 1
     assert grown > 100
 
@@ -105,8 +105,8 @@ def test_the_baselines_leave_shortcuts_and_redundancy(world):
             for _ in range(2):
                 query = expand(query, graph, rng, order) or query
             assert evaluate_query(query, graph) == {answer}
-            if depth(query) == 3 or order == "random":
-                count += Counter(target=target_edges(query), constant=constant_edges(query, graph))
+            if measure_depth(query) == 3 or order == "random":
+                count += Counter(target=count_target_edges(query), constant=count_constant_edges(query, graph))
         edges[order] = count
     assert edges["layer"]["target"] == edges["layer"]["constant"] == 0
     assert edges["sequential"]["target"] > 20
@@ -115,29 +115,29 @@ def test_the_baselines_leave_shortcuts_and_redundancy(world):
 
 def test_a_draft_never_names_the_answer_or_a_thing_on_the_way(world):
     graph, rng, found = world.graph, random.Random(4), 0
-    titles = [t for t in sorted(graph.nodes) if can_be_asked_for(t, graph)]
+    titles = [t for t in sorted(graph.nodes) if is_identifiable(t, graph)]
     for answer in rng.sample(titles, 300):
-        query = draft(answer, graph, rng, 3)
+        query = draft_query(answer, graph, rng, 3)
         if query is None:
             continue
         found += 1
-        assert evaluate_query(query, graph) == {answer} and depth(query) == 3
+        assert evaluate_query(query, graph) == {answer} and measure_depth(query) == 3
         on_the_way = [
             evaluate_query(part, graph) for part in walk(query) if not isinstance(part, str)
         ]
-        assert not [name for name in constants(query) if {name} in on_the_way]
-        assert answer in met(query, graph) >= set(constants(query))
-        assert graph.neighbours[answer].isdisjoint(constants(query))
+        assert not [name for name in list_constants(query) if {name} in on_the_way]
+        assert answer in find_single_things(query, graph) >= set(list_constants(query))
+        assert graph.neighbours[answer].isdisjoint(list_constants(query))
     assert found > 20
 
 
 def drafts(graph, n, hops, seed, **settings):
     """`n` drafts of `hops` look-ups, and their answers."""
     rng, found = random.Random(f"drafts-{seed}"), []
-    titles = [t for t in sorted(graph.nodes) if can_be_asked_for(t, graph)]
+    titles = [t for t in sorted(graph.nodes) if is_identifiable(t, graph)]
     while len(found) < n:
         answer = rng.choice(titles)
-        query = draft(answer, graph, rng, hops, **settings)
+        query = draft_query(answer, graph, rng, hops, **settings)
         found += [(answer, query)] if query else []
     return found
 
@@ -147,8 +147,8 @@ def test_rivals_are_what_would_bring_in_another_answer(world, hops):
     """By brute force: every thing of the graph in the constant's place, one after the other."""
     graph, found = world.graph, 0
     for answer, query in drafts(graph, 12, hops, 5):
-        for name in constants(query)[:2]:
-            wrong = rivals(query, name, graph)
+        for name in list_constants(query)[:2]:
+            wrong = find_rivals(query, name, graph)
             for title in [*wrong, *sorted(graph.nodes)[::7]]:
                 others = evaluate_query(substitute(query, name, title), graph) - {answer}
                 assert (title in wrong) == bool(others), (query, name, title)
@@ -160,18 +160,18 @@ def test_rivals_in_unions_and_at_the_root_and_where_they_are_not_known(world):
     graph = world.graph
     krone = Proj("currency of", "Norwegian Krone")
     speaking = Proj("widely spoken language of", "Swahili")
-    everywhere, territories = rivals(speaking, "Swahili", graph), evaluate_query(speaking, graph)
+    everywhere, territories = find_rivals(speaking, "Swahili", graph), evaluate_query(speaking, graph)
     for title in sorted(graph.nodes):
         values = graph.values(title, "widely spoken language of")
         assert (title in everywhere) == (not values <= territories)
     union = And((Proj("currency of", Or(("Norwegian Krone", "Euro"))), Proj("language of", "x")))
-    assert rivals(union, "Euro", graph) == rivals(
+    assert find_rivals(union, "Euro", graph) == find_rivals(
         And((Proj("currency of", "Euro"), union.parts[1])), "Euro", graph
     )
-    assert rivals(Count(krone), "Norwegian Krone", graph) is None
-    assert rivals(Diff(Proj("script of", "Latin script"), krone), "Norwegian Krone", graph) is None
+    assert find_rivals(Count(krone), "Norwegian Krone", graph) is None
+    assert find_rivals(Diff(Proj("script of", "Latin script"), krone), "Norwegian Krone", graph) is None
     twice = And((krone, Proj("former currency of", "Norwegian Krone")))
-    assert rivals(twice, "Norwegian Krone", graph) is None
+    assert find_rivals(twice, "Norwegian Krone", graph) is None
 
 
 def test_a_stand_in_keeps_the_answer_and_every_part_of_it_is_needed(world):
@@ -193,18 +193,18 @@ def test_a_stand_in_keeps_the_answer_and_every_part_of_it_is_needed(world):
 def test_a_query_goes_deeper_at_one_of_its_farthest_constants(world):
     graph, rng, found = world.graph, random.Random(7), 0
     for answer, query in drafts(graph, 120, 2, 7):
-        bars = Bars(next_to(answer, graph), numbers=True)
-        new = deepened(query, graph, rng, bars)
+        bars = Bars(find_neighbours(answer, graph), numbers=True)
+        new = add_hop(query, graph, rng, bars)
         if new is None:
             continue
-        (gone,) = set(constants(query)) - set(constants(new))
-        assert (2, gone) in layers(query) and not is_number(gone)
-        assert evaluate_query(new, graph) == {answer} and depth(new) == 3
-        assert effort(new, graph) >= effort(query, graph)
-        assert any(is_far(name, answer, graph) for name in constants(new))
+        (gone,) = set(list_constants(query)) - set(list_constants(new))
+        assert (2, gone) in list_layers(query) and not is_number(gone)
+        assert evaluate_query(new, graph) == {answer} and measure_depth(new) == 3
+        assert measure_effort(new, graph) >= measure_effort(query, graph)
+        assert any(is_far(name, answer, graph) for name in list_constants(new))
         assert not is_near(new, answer, graph)
-        hidden = met(query, graph) - set(constants(query))
-        told = set(constants(new)) - set(constants(query))
+        hidden = find_single_things(query, graph) - set(list_constants(query))
+        told = set(list_constants(new)) - set(list_constants(query))
         assert not [name for name in told for thing in hidden if leaks(thing, name, graph)]
         found += 1
     assert found > 40
@@ -217,7 +217,7 @@ def test_what_the_next_expansion_replaces_may_hint(world):
         for answer, query in drafts(graph, 150, 1, 8):
             new = expand(query, graph, rng, bars=Bars(hints=hints))
             if new:
-                hinted[hints] += any(leaks(answer, name, graph) for name in constants(new))
+                hinted[hints] += any(leaks(answer, name, graph) for name in list_constants(new))
     assert hinted[True] == 0 < hinted[False]
 
 
@@ -225,7 +225,7 @@ def test_a_draft_without_numbers_hangs_on_no_coincidence(world):
     graph, by_chance = world.graph, Counter()
     for numbers in (True, False):
         for _, query in drafts(graph, 150, 3, 9, numbers=numbers):
-            by_chance[numbers] += coincidences(query, lambda part: evaluate_query(part, graph)) > 0
+            by_chance[numbers] += count_coincidences(query, lambda part: evaluate_query(part, graph)) > 0
     assert by_chance[False] == 0 < by_chance[True]
 
 
@@ -242,7 +242,7 @@ def test_a_draft_that_is_not_vague_compares_nothing_with_one_of_several(world):
     graph, compared, of_several = world.graph, Counter(), Counter()
     for vague in (True, False):
         for _, query in drafts(graph, 200, 3, 11, vague=vague):
-            others = (shared_with(part) for part in walk(query) if isinstance(part, Proj))
+            others = (find_compared(part) for part in walk(query) if isinstance(part, Proj))
             told = [len(evaluate_query(other, graph)) for other in others if other]
             compared[vague] += sum(map(bool, told))
             of_several[vague] += sum(some > 1 for some in told)

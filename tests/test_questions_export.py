@@ -21,7 +21,7 @@ from drlib.questions.queries import (
     Count,
     Or,
     Proj,
-    constants,
+    list_constants,
     evaluate_query,
     from_text,
     to_text,
@@ -65,11 +65,11 @@ TASKS = [
 
 
 def test_questions_have_the_fields_of_websailor_and_webdancer(tmp_path):
-    rows = export.questions(TASKS)
+    rows = export.to_question_rows(TASKS)
     assert [list(row) for row in rows] == [["question", "answer"]] * 3
-    tagged = export.questions(TASKS, "e2hqa")
+    tagged = export.to_question_rows(TASKS, "e2hqa")
     assert tagged == [row | {"tag": "e2hqa"} for row in rows]
-    data = export.write(tagged, tmp_path / "qa.jsonl")
+    data = export.write_rows(tagged, tmp_path / "qa.jsonl")
     assert isinstance(data, Dataset) and data.to_list() == tagged
     assert (
         load_dataset(
@@ -100,7 +100,7 @@ def test_attempts_have_the_fields_of_webdancer_and_come_back(world, tmp_path):
         assert [json.loads(f)["name"] for f in row["functions"]] == ["search", "visit"]
         made = [{"name": r.tool, "arguments": r.arguments} for r in episode.tool_results]
         assert [json.loads(call) for call in row["tool_calls"]] == made
-    assert export.write(rows, tmp_path / "traj.jsonl").to_list() == rows
+    assert export.write_rows(rows, tmp_path / "traj.jsonl").to_list() == rows
     back = episodes_module.read_attempts(tmp_path / "traj.jsonl")
     for one, episode in zip(back, episodes):
         assert one.messages[1:] == episode.messages[1:] and one.correct
@@ -115,7 +115,7 @@ def test_attempts_find_their_task_by_its_id(tmp_path):
         for n, a in (("one", "Shilling"), ("two", "Soomaali"))
     ]
     episodes = [Episode(twin, None, None).finish("So.", twin.aliases[0]) for twin in twins]
-    export.write(episodes_module.export_attempts(episodes, [], "x"), tmp_path / "traj.jsonl")
+    export.write_rows(episodes_module.export_attempts(episodes, [], "x"), tmp_path / "traj.jsonl")
     back = episodes_module.read_attempts(tmp_path / "traj.jsonl", twins)
     assert [e.task for e in back] == twins and all(e.correct for e in back)
     alone = episodes_module.read_attempts(tmp_path / "traj.jsonl")
@@ -125,7 +125,7 @@ def test_attempts_find_their_task_by_its_id(tmp_path):
 
 
 def test_webshaper_rows_say_the_query_or_are_counted(world, tmp_path):
-    rows, without = export.formal_questions(TASKS, world)
+    rows, without = export.to_webshaper_rows(TASKS, world)
     assert without == 1 and [row["id"] for row in rows] == ["a", "c"]  # a count has no triples
     assert list(rows[0]) == ["id", "question", "formalization", "answer", "urls"]
     assert sorted(rows[0]["formalization"]) == [
@@ -134,14 +134,14 @@ def test_webshaper_rows_say_the_query_or_are_counted(world, tmp_path):
     ]
     assert rows[0]["urls"] == ["tiny:Krone", "tiny:Norway", "tiny:Sámi"]
     assert rows[1]["urls"] == rows[0]["urls"]  # NO is a value: it has no page
-    assert export.write(rows, tmp_path / "shaper.jsonl").to_list() == rows
+    assert export.write_rows(rows, tmp_path / "shaper.jsonl").to_list() == rows
     tasks, unread = export.read_tasks(tmp_path / "shaper.jsonl")
     assert unread == 0 and [t.hops for t in tasks] == [1, 2]
     for old, new in zip((TASKS[0], TASKS[2]), tasks):
         assert (new.id, new.question, new.answer) == (old.id, old.question, old.answer)
         assert evaluate_query(from_text(new.query), world.graph) == {old.answer}
     # a task without a query has no row either
-    assert export.formal_questions([task("d", None, "x")], world) == ([], 1)
+    assert export.to_webshaper_rows([task("d", None, "x")], world) == ([], 1)
 
 
 def test_their_files_are_read_with_their_faults(tmp_path):
@@ -160,7 +160,7 @@ def test_their_files_are_read_with_their_faults(tmp_path):
     tasks, unread = export.read_tasks(path, "theirs")
     assert unread == 1 and [t.answer for t in tasks] == ["Pelé", "1958", "Rio", "May"]
     assert [t.id for t in tasks[:2]] == ["7", "8"] and tasks[2].query == tasks[3].query == ""
-    in_a_year = {*constants(from_text(tasks[1].query))}
+    in_a_year = {*list_constants(from_text(tasks[1].query))}
     assert in_a_year == {"A", "2004"}
     first = from_text(tasks[0].query)
     assert tasks[0].hops == 2 and isinstance(first, Proj) and not isinstance(first.of, str | Or)
@@ -177,7 +177,7 @@ def test_their_files_are_read_with_their_faults(tmp_path):
         {"role": "user", "content": "<tool_response>\nx is in Rio\n</tool_response>"},
         {"role": "assistant", "content": said[1]},
     ]
-    export.write([{"type": "chatml", "task": "?", "messages": messages, "answer": "Rio"}], attempts)
+    export.write_rows([{"type": "chatml", "task": "?", "messages": messages, "answer": "Rio"}], attempts)
     (episode,) = episodes_module.read_attempts(attempts)
     assert episode.correct and episode.messages[2] == {"role": "tool", "content": "x is in Rio"}
     assert parse(episode.messages[1]["content"]).name == "search"
@@ -201,10 +201,10 @@ def test_a_bad_row_is_named(tmp_path, text, message):
 
 def test_a_file_is_whole_or_not_there(tmp_path):
     path = tmp_path / "rows.jsonl"
-    export.write([{"question": "q", "answer": "a"}], path)
+    export.write_rows([{"question": "q", "answer": "a"}], path)
     before = path.read_bytes()
     with pytest.raises(TypeError):  # bytes are no JSON
-        export.write([{"question": "q", "answer": "a"}, {"question": b"q"}], path)
+        export.write_rows([{"question": "q", "answer": "a"}, {"question": b"q"}], path)
     with pytest.raises(ValueError, match="no rows for .*rows.jsonl"):
-        export.write([], path)
+        export.write_rows([], path)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]

@@ -15,9 +15,9 @@ import pytest
 
 from drlib.analysis.data_plots import question_graph
 from drlib.demonstrations.solver import Solver
-from drlib.questions.checks import conditions, effort, faults
-from drlib.questions.joins import Condition, in_one_form, joined
-from drlib.questions.plainness import strangeness
+from drlib.questions.checks import list_conditions, measure_effort, find_faults
+from drlib.questions.joins import Condition, normalise_query, join_conditions
+from drlib.questions.plainness import measure_strangeness
 from drlib.questions.queries import (
     And,
     Anything,
@@ -28,22 +28,22 @@ from drlib.questions.queries import (
     Proj,
     Range,
     Var,
-    bound,
-    depth,
+    bind,
+    measure_depth,
     evaluate_query,
-    free_variables,
+    find_free_variables,
     from_text,
-    required,
+    find_required,
     to_text,
-    unfolded,
+    unfold,
     walk,
 )
-from drlib.questions.question_engine import question_task
-from drlib.questions.question_set import facts_used
-from drlib.questions.read_back import grammar_of, read_question
-from drlib.questions.sentences import STYLES, say
+from drlib.questions.question_engine import make_question_task
+from drlib.questions.question_set import find_used_facts
+from drlib.questions.read_back import load_grammar, read_question
+from drlib.questions.sentences import STYLES, write_sentences
 from drlib.questions.sql_engine import SqlEngine
-from drlib.questions.websailor_v2 import cyclic_question, dense_subgraph, focuses
+from drlib.questions.websailor_v2 import find_cyclic_question, draw_dense_subgraph, draw_focuses
 from drlib.questions.webshaper import from_triples, to_triples
 from drlib.questions.wording import render_question
 from drlib.tools import Toolbox
@@ -73,10 +73,10 @@ def test_a_shared_thing_is_one_thing():
     same = And((Proj("money of", X), Proj("border of", Proj("money of", X))))
     query = Exists("X", Anything(), same)
     assert evaluate_query(query, MAP) == {"Borg", "Dun"} == SqlEngine(MAP).answers(query)
-    assert evaluate_query(unfolded(query), MAP) == {"Alba", "Borg", "Cove", "Dun"}
+    assert evaluate_query(unfold(query), MAP) == {"Alba", "Borg", "Cove", "Dun"}
     of_crowns = Exists("X", Proj("money", "Alba"), same)
     assert evaluate_query(of_crowns, MAP) == {"Dun"} == SqlEngine(MAP).answers(of_crowns)
-    assert depth(query) == 2 and depth(of_crowns) == 3  # the money of Alba is looked up first
+    assert measure_depth(query) == 2 and measure_depth(of_crowns) == 3  # the money of Alba is looked up first
 
 
 def test_a_variable_may_be_counted_and_excluded():
@@ -92,8 +92,8 @@ def test_an_inner_name_hides_the_outer_one():
     inner = Exists("X", Proj("border", X), Proj("money", X))
     query = Exists("X", "Alba", inner)
     assert evaluate_query(query, MAP) == {"mark"} == SqlEngine(MAP).answers(query)
-    assert free_variables(inner) == {"X"} and free_variables(query) == set()
-    assert bound(inner, "X", "Cove") == Exists("X", Proj("border", "Cove"), Proj("money", X))
+    assert find_free_variables(inner) == {"X"} and find_free_variables(query) == set()
+    assert bind(inner, "X", "Cove") == Exists("X", Proj("border", "Cove"), Proj("money", X))
 
 
 def test_a_variable_without_its_exists_is_named():
@@ -105,31 +105,31 @@ def test_a_variable_without_its_exists_is_named():
         from_text(to_text(loose))
 
 
-# ------------------------------------------------------------------------- what `joined` makes
+# ------------------------------------------------------------------------- what `join_conditions` makes
 
 
 def test_the_chosen_variables_are_few():
     triangle = [Condition(ASKED, "r", X), Condition(X, "r", Y), Condition(Y, "r", ASKED)]
-    query = joined(triangle, ASKED)
+    query = join_conditions(triangle, ASKED)
     assert len([part for part in walk(query) if isinstance(part, Exists)]) == 1
-    tree = joined([Condition(ASKED, "r", X), Condition(X, "s", "A"), Condition(X, "s", "B")], ASKED)
+    tree = join_conditions([Condition(ASKED, "r", X), Condition(X, "s", "A"), Condition(X, "s", "B")], ASKED)
     assert tree == Proj("r of", And((Proj("s of", "A"), Proj("s of", "B"))))
 
 
 def test_what_is_said_of_a_constant_describes_it():
     conditions = [Condition(ASKED, "r", "A"), Condition("A", "s", X), Condition(X, "t", "B")]
     described = And(("A", Proj("s of", Proj("t of", "B"))))
-    assert joined(conditions, ASKED) == Proj("r of", described)
+    assert join_conditions(conditions, ASKED) == Proj("r of", described)
 
 
 def test_what_hangs_on_nothing_must_hold_all_the_same():
     conditions = [Condition(ASKED, "r", "A"), Condition(X, "t", "B")]
-    assert joined(conditions, ASKED) == Exists("", Proj("t of", "B"), Proj("r of", "A"))
+    assert join_conditions(conditions, ASKED) == Exists("", Proj("t of", "B"), Proj("r of", "A"))
 
 
 def test_nothing_said_of_the_target_is_an_error():
     with pytest.raises(ValueError, match=r"nothing is said of \?"):
-        joined([Condition(X, "r", "A")], ASKED)
+        join_conditions([Condition(X, "r", "A")], ASKED)
 
 
 def random_conditions(rng):
@@ -175,11 +175,11 @@ def test_any_conditions_have_the_answers_of_all_choices(seed):
         facts = {(rng.choice(titles), rng.choice("rs"), rng.choice(titles)) for _ in range(14)}
         graph = Graph([Node(title, "n") for title in titles], sorted(facts))
         conditions = random_conditions(rng)
-        query = joined(conditions, ASKED)
+        query = join_conditions(conditions, ASKED)
         wanted = by_brute_force(conditions, graph)
         assert evaluate_query(query, graph) == wanted, conditions
         assert SqlEngine(graph).answers(query) == wanted
-        assert wanted <= evaluate_query(unfolded(query), graph)
+        assert wanted <= evaluate_query(unfold(query), graph)
         assert from_text(to_text(query)) == query
         rows = to_triples(query)
         assert evaluate_query(from_triples(rows), graph) == wanted, rows
@@ -216,15 +216,15 @@ def test_a_choice_has_the_answers_of_each_that_may_be_chosen(seed):
         facts = {(rng.choice(titles), rng.choice("rs"), rng.choice(titles)) for _ in range(12)}
         graph = Graph([Node(title, "n") for title in titles], sorted(facts))
         under = random_part(rng, rng.randint(2, 4))
-        if "Y" in free_variables(under):
+        if "Y" in find_free_variables(under):
             under = Exists("Y", Anything(), under)
         among = rng.choice([Anything(), Proj("r", "2"), Or(("0", "3"))])
         chosen = evaluate_query(among, graph)
-        each = [evaluate_query(bound(under, "X", title), graph) for title in chosen]
+        each = [evaluate_query(bind(under, "X", title), graph) for title in chosen]
         wanted = frozenset().union(*each)
         query = Exists("X", among, under)
         assert evaluate_query(query, graph) == wanted == SqlEngine(graph).answers(query), query
-        if "X" in free_variables(under) and 0 < len(wanted) < 5:
+        if "X" in find_free_variables(under) and 0 < len(wanted) < 5:
             met.update(map(type, walk(under)))
     assert all(met[kind] > 20 for kind in (And, Or, Diff, Count, Exists)), met
 
@@ -236,9 +236,9 @@ def test_the_order_of_conditions_is_of_no_matter():
         titles = [str(i) for i in range(5)]
         facts = {(rng.choice(titles), rng.choice("rs"), rng.choice(titles)) for _ in range(14)}
         graph = Graph([Node(title, "n") for title in titles], sorted(facts))
-        first = evaluate_query(joined(conditions, ASKED), graph)
+        first = evaluate_query(join_conditions(conditions, ASKED), graph)
         rng.shuffle(conditions)
-        assert evaluate_query(joined(conditions, ASKED), graph) == first
+        assert evaluate_query(join_conditions(conditions, ASKED), graph) == first
 
 
 def test_ranges_do_not_stand_in_triples():
@@ -269,17 +269,17 @@ def test_a_choice_among_several_must_be_the_same_wherever_it_is_met():
     both = And((Proj("speaks of", Proj("speaks", X)), Proj("ally of", X)))
     query = Exists("X", Proj("near of", "F"), both)  # as a tree D fits too
     assert evaluate_query(query, lands) == {"C"}
-    assert evaluate_query(unfolded(query), lands) == {"C", "D"}
-    assert "not minimal" not in faults(query, lands)
-    assert "not minimal" in faults(replace(query, of=Proj("ally of", X)), lands)
+    assert evaluate_query(unfold(query), lands) == {"C", "D"}
+    assert "not minimal" not in find_faults(query, lands)
+    assert "not minimal" in find_faults(replace(query, of=Proj("ally of", X)), lands)
     anything = replace(query, among=Anything())
     assert evaluate_query(anything, lands) == {"C", "G"}  # G is an ally of C
     used = {("A", "near", "F"), ("C", "speaks", "u"), ("A", "speaks", "u"), ("C", "ally", "A")}
-    assert facts_used(query, lands) == used
-    assert required(query, lands) == {"A", "C", "F", "u"}
-    assert 0 < effort(query, lands) < math.inf
-    assert effort(replace(query, among=Anything()), lands) == math.inf
-    assert conditions(query) == (
+    assert find_used_facts(query, lands) == used
+    assert find_required(query, lands) == {"A", "C", "F", "u"}
+    assert 0 < measure_effort(query, lands) < math.inf
+    assert measure_effort(replace(query, among=Anything()), lands) == math.inf
+    assert list_conditions(query) == (
         Exists("X", Proj("near of", "F"), both.parts[0]),
         Exists("X", Proj("near of", "F"), both.parts[1]),
     )
@@ -296,11 +296,11 @@ def test_what_is_chosen_among_must_be_needed():
     assert (
         evaluate_query(told, line) == {"B"} == evaluate_query(replace(told, among=Anything()), line)
     )
-    assert "not minimal" in faults(told, line)
+    assert "not minimal" in find_faults(told, line)
     more = Graph([*line.nodes.values()], [*line.facts, ("C", "east", "D"), ("D", "flag", "sun")])
     needed = Graph([*more.nodes.values()], [*more.facts, ("C", "flag", "sun")])
     assert evaluate_query(replace(told, among=Anything()), needed) == {"B", "D"}
-    assert "not minimal" not in faults(told, needed)
+    assert "not minimal" not in find_faults(told, needed)
 
 
 @pytest.fixture(scope="module")
@@ -308,55 +308,55 @@ def cyclic():
     """Cyclic questions of a public world, with their answers."""
     world, rng, found = shared_world("cldr"), random.Random("joins"), []
     while len(found) < 6:
-        subgraph = dense_subgraph(world.graph, rng)
-        for focus in focuses(subgraph, 12, rng):
-            query = cyclic_question(subgraph, focus, world.graph)
-            if query is not None and effort(query, world.graph) <= 60:
+        subgraph = draw_dense_subgraph(world.graph, rng)
+        for focus in draw_focuses(subgraph, 12, rng):
+            query = find_cyclic_question(subgraph, focus, world.graph)
+            if query is not None and measure_effort(query, world.graph) <= 60:
                 found.append((focus, query))
     return world, found
 
 
 def test_a_choice_is_said_and_read_back(cyclic):
     world, found = cyclic
-    grammar = grammar_of(world.graph, world.scheme)
+    grammar = load_grammar(world.graph, world.scheme)
     for _, query in found:
         for style in STYLES:
-            text = say(query, grammar.book, style)
+            text = write_sentences(query, grammar.book, style)
             assert text.startswith(("According to Unicode CLDR, there is a", "Find ")), text
-            assert read_question(text, grammar) == in_one_form(query), text
+            assert read_question(text, grammar) == normalise_query(query), text
 
 
 def test_another_name_of_the_variable_is_the_same_question(cyclic):
     _, found = cyclic
     for _, query in found:
-        other = Exists("other", query.among, bound(query.of, query.name, Var("other")))
-        assert other != query and in_one_form(other) == in_one_form(query)
+        other = Exists("other", query.among, bind(query.of, query.name, Var("other")))
+        assert other != query and normalise_query(other) == normalise_query(query)
 
 
 def test_no_sentence_says_a_choice_among_anything_or_inside(cyclic):
     world, found = cyclic
-    grammar = grammar_of(world.graph, world.scheme)
+    grammar = load_grammar(world.graph, world.scheme)
     _, query = found[0]
-    assert say(replace(query, among=Anything()), grammar.book) == ""
-    assert say(Count(query), grammar.book) == ""
-    assert say(Exists("", query.among, Proj("currency of", "Euro")), grammar.book) == ""
+    assert write_sentences(replace(query, among=Anything()), grammar.book) == ""
+    assert write_sentences(Count(query), grammar.book) == ""
+    assert write_sentences(Exists("", query.among, Proj("currency of", "Euro")), grammar.book) == ""
 
 
 def test_a_solver_with_search_and_visit_answers_it(cyclic):
     world, found = cyclic
     solver = Solver(Toolbox(world))
     for answer, query in found:
-        text = say(query, grammar_of(world.graph, world.scheme).book)
-        episode = solver.solve(question_task(world, answer, query, text))
+        text = write_sentences(query, load_grammar(world.graph, world.scheme).book)
+        episode = solver.solve(make_question_task(world, answer, query, text))
         assert episode.correct, text
 
 
 def test_a_choice_is_not_plain(cyclic):
     """It takes a sentence of its own, so it comes after all that take one."""
     world, found = cyclic
-    grammar = grammar_of(world.graph, world.scheme)
+    grammar = load_grammar(world.graph, world.scheme)
     for _, query in found:
-        assert strangeness(query, say(query, grammar.book), grammar.book) > 0
+        assert measure_strangeness(query, write_sentences(query, grammar.book), grammar.book) > 0
 
 
 def test_brackets_say_what_only_has_to_be_there():

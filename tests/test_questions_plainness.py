@@ -2,12 +2,12 @@
 
 import pytest
 
-from drlib.questions.joins import in_one_form
+from drlib.questions.joins import normalise_query
 from drlib.questions.phrases import Phrasebook
-from drlib.questions.plainness import TOLD, plain_part, strangeness
+from drlib.questions.plainness import REVEALING_PENALTY, select_plain_facts, measure_strangeness
 from drlib.questions.queries import And, Or, Proj, evaluate_query
 from drlib.questions.read_back import Grammar, read_question
-from drlib.questions.sentences import say
+from drlib.questions.sentences import write_sentences
 from drlib.worlds.graph import Graph, Node
 
 LANDS = "Arden Bolm Corvia Drune Estland Fenn Gorm Hask Ivar".split()
@@ -38,7 +38,7 @@ MONEY, SPEECH = like("currency", "Bolm"), like("official language", "Fenn")
 
 
 def measured(query, phrases: Phrasebook) -> int:
-    return strangeness(query, say(query, phrases), phrases)
+    return measure_strangeness(query, write_sentences(query, phrases), phrases)
 
 
 def test_two_things_in_common_are_plain():
@@ -48,14 +48,14 @@ def test_two_things_in_common_are_plain():
 
 def test_a_public_condition_that_leaves_few_tells_the_answer():
     fewer = book(without=("Drune", "Estland"))
-    assert measured(And((MONEY, SPEECH)), fewer) == TOLD
+    assert measured(And((MONEY, SPEECH)), fewer) == REVEALING_PENALTY
     assert measured(And((MONEY, SPEECH)), book(without=("Drune",))) == 0
 
 
 def test_a_name_that_holds_what_is_shared_tells_it():
     """Oldcrownia pays with the Crown: nobody has to look that up."""
     phrases = book(("Oldcrownia", "currency", "Crown"))
-    assert measured(And((like("currency", "Oldcrownia"), SPEECH)), phrases) == TOLD
+    assert measured(And((like("currency", "Oldcrownia"), SPEECH)), phrases) == REVEALING_PENALTY
     assert measured(And((MONEY, SPEECH)), phrases) == 0
 
 
@@ -65,16 +65,16 @@ def test_a_dependency_tells_its_state_and_its_money():
     phrases = book(*facts, without=("Arden",))
     same_money, same_speech = like("currency", "Jersey"), SPEECH
     assert evaluate_query(And((same_money, same_speech)), phrases.graph) == {"United Kingdom"}
-    assert measured(And((same_money, same_speech)), phrases) == TOLD
+    assert measured(And((same_money, same_speech)), phrases) == REVEALING_PENALTY
     assert measured(And((MONEY, SPEECH)), phrases) == 0  # Bolm is no dependency
     other = book(*facts[:1])
-    assert measured(And((like("currency", "Jersey"), SPEECH)), other) == TOLD  # for Arden too
+    assert measured(And((like("currency", "Jersey"), SPEECH)), other) == REVEALING_PENALTY  # for Arden too
     speech = like("official language", "Jersey")
     spoken = book(("Jersey", "official language", "Common"))
     assert measured(And((MONEY, speech)), spoken) == 0  # many speak as Jersey does
     state = book(("Jersey", "official language", "Common"), *facts[1:], without=("Arden",))
     assert evaluate_query(And((MONEY, speech)), state.graph) == {"United Kingdom"}
-    assert measured(And((MONEY, speech)), state) == TOLD
+    assert measured(And((MONEY, speech)), state) == REVEALING_PENALTY
 
 
 def test_what_is_on_the_way_and_looks_like_the_answer_tells_it():
@@ -88,7 +88,7 @@ def test_what_is_on_the_way_and_looks_like_the_answer_tells_it():
         phrases = book(*facts, ("Germany", "currency", "Crown"))
         assert evaluate_query(query, phrases.graph) == {"Germany"}
         told.append(measured(query, phrases))
-    assert told[1] == told[0] + TOLD
+    assert told[1] == told[0] + REVEALING_PENALTY
 
 
 def test_a_land_and_its_language_begin_alike():
@@ -100,10 +100,10 @@ def test_a_land_and_its_language_begin_alike():
         phrases = book(*facts)
         assert evaluate_query(query, phrases.graph) == {"Arden"}
         told.append(measured(query, phrases))
-    assert told == [0, TOLD]
+    assert told == [0, REVEALING_PENALTY]
 
 
-@pytest.mark.parametrize("official, more", [((), 0), (("Arden",), TOLD)], ids=["one", "both"])
+@pytest.mark.parametrize("official, more", [((), 0), (("Arden",), REVEALING_PENALTY)], ids=["one", "both"])
 def test_two_official_languages_of_the_answer_tell_it(official, more):
     """French and Dutch are Belgium to everybody; French, and what its immigrants speak, is not."""
     facts = [(land, "official language", "Tongue") for land in ("Sorn", *official)]
@@ -123,7 +123,7 @@ def test_money_that_another_had_before_tells_a_neighbour():
         measured(And((SPEECH, Proj("former currency of", Proj(relation, land)))), phrases)
         for relation, land in (("former currency", "Quint"), ("currency", "Sorn"))
     ]
-    assert told == [0, TOLD]
+    assert told == [0, REVEALING_PENALTY]
 
 
 def test_two_lands_in_one_name_are_not_joined_to_another_condition():
@@ -147,16 +147,16 @@ def test_one_of_what_is_mostly_several_is_not_said_as_the_one():
 def test_two_lands_in_one_name_are_joined_by_a_word():
     phrases = book(("Jorn & Kest", "currency", "Crown"))
     query = And((like("currency", "Jorn & Kest"), SPEECH))
-    assert "as Jorn and Kest" in say(query, phrases)
-    assert read_question(say(query, phrases), Grammar(phrases)) == in_one_form(query)
+    assert "as Jorn and Kest" in write_sentences(query, phrases)
+    assert read_question(write_sentences(query, phrases), Grammar(phrases)) == normalise_query(query)
 
 
 def test_a_condition_that_leaves_the_answer_and_what_is_named_is_idle_for_a_reader():
     pair = book(without=("Corvia", "Drune", "Estland"))
-    assert measured(And((MONEY, SPEECH)), pair) == TOLD + 1
+    assert measured(And((MONEY, SPEECH)), pair) == REVEALING_PENALTY + 1
 
 
-@pytest.mark.parametrize("land, more", [("Bolmian Reef", TOLD), ("Jorn Reef", 0)])
+@pytest.mark.parametrize("land, more", [("Bolmian Reef", REVEALING_PENALTY), ("Jorn Reef", 0)])
 def test_names_that_share_a_word_tell(land, more):
     marks = [(one, "former currency", "Mark") for one in (land, *LANDS[5:])]
     phrases = book((land, "currency", "Crown"), *marks)
@@ -168,14 +168,14 @@ def test_names_that_share_a_word_tell(land, more):
 def test_a_language_of_one_land_names_it():
     query = And((like("currency", Proj("official language of", "Tongue")), SPEECH))
     one, two = ("Bolm", "official language", "Tongue"), ("Corvia", "official language", "Tongue")
-    assert measured(query, book(one)) == TOLD
+    assert measured(query, book(one)) == REVEALING_PENALTY
     assert measured(query, book(one, two)) == 1  # which of them is not said
 
 
 def test_a_time_zone_names_a_place():
     zone = [(land, "time zone", "Nord/Gorm") for land in ("Arden", *LANDS[6:])]
     zoned = book(*zone)
-    assert measured(And((MONEY, Proj("time zone of", "Nord/Gorm"))), zoned) == TOLD
+    assert measured(And((MONEY, Proj("time zone of", "Nord/Gorm"))), zoned) == REVEALING_PENALTY
     assert measured(And((MONEY, like("time zone", "Hask"))), zoned) == 0
 
 
@@ -250,7 +250,7 @@ def test_nothing_is_compared_with_one_of_several():
     ],
 )
 def test_what_is_said_twice_or_in_two_times_is_not_plain(text, times):
-    assert strangeness(And((MONEY, SPEECH)), text, book()) == times
+    assert measure_strangeness(And((MONEY, SPEECH)), text, book()) == times
 
 
 def office() -> Phrasebook:
@@ -271,14 +271,14 @@ def test_a_person_is_not_compared_with_a_product():
 
 def test_a_description_in_the_middle_of_a_phrase_is_torn():
     led = Proj("mentor of", Proj("lead", "Blue"))
-    assert say(led, office()) == ("Which person has the lead of the Blue team as their mentor?")
+    assert write_sentences(led, office()) == ("Which person has the lead of the Blue team as their mentor?")
     assert measured(led, office()) == 1 + measured(Proj("mentor of", "Cleo"), office())
 
 
 def test_plain_questions_are_drawn_from_what_people_ask_by():
     zones = [("Arden", "time zone", "Nord/Gorm"), ("Arden", "clock time", "Noon")]
     phrases = book(*zones, ("Bouvet Island", "currency", "Crown"))
-    part = plain_part(phrases.graph, phrases)
+    part = select_plain_facts(phrases.graph, phrases)
     left_out = set(phrases.graph.facts) - set(part.facts)
     assert left_out == {*zones, ("Bouvet Island", "currency", "Crown")}
 

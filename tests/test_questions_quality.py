@@ -17,13 +17,13 @@ from drlib.analysis.plots import CONTROL, png_bytes
 from drlib.analysis.widgets import QuestionPanel
 from drlib.questions import checks, quality, synthesize_questions
 from drlib.questions.quality import (
-    contaminated,
-    near_duplicates,
-    quality_report,
+    find_contaminated,
+    find_near_duplicates,
+    build_quality_report,
     save_report,
-    search_rates,
-    shape,
-    split_overlap,
+    measure_search_rates,
+    get_shape,
+    count_split_overlap,
 )
 from drlib.questions.queries import (
     And,
@@ -33,7 +33,7 @@ from drlib.questions.queries import (
     Or,
     Proj,
     Range,
-    constants,
+    list_constants,
     evaluate_query,
     from_text,
     to_text,
@@ -58,7 +58,7 @@ def spoiled(task, query):
 
 
 def test_a_made_set_has_no_fault_by_either_engine(cldr, tasks):
-    report = quality_report(tasks, cldr)
+    report = build_quality_report(tasks, cldr)
     assert report["questions"] == 60 and report["version"] == cldr.version
     assert set(report["by_sets"].values()) == set(report["by_sql"].values()) == {0.0}
     assert report["duplicates"]["queries"] == 0
@@ -73,7 +73,7 @@ def test_planted_faults_are_counted_by_both_engines(cldr, tasks):
         spoiled(t, Proj("currency of", "Euro")) if i % 3 == 0 else t
         for i, t in enumerate(tasks[:30])
     ]
-    report = quality_report(bad, cldr)
+    report = build_quality_report(bad, cldr)
     assert report["by_sets"]["not unique"] == report["by_sql"]["not unique"] == pytest.approx(1 / 3)
     assert report["duplicates"]["queries"] == 9 and len(whole) == 30
 
@@ -83,13 +83,13 @@ def test_a_wrong_answer_and_one_that_is_told_are_counted(cldr, tasks):
         dataclasses.replace(t, answer="Wrong") if i % 3 == 0 else t
         for i, t in enumerate(tasks[:30])
     ]
-    report = quality_report(bad, cldr)
+    report = build_quality_report(bad, cldr)
     assert report["by_sets"]["wrong answer"] == report["by_sql"]["wrong answer"]
     assert report["by_sql"]["wrong answer"] == pytest.approx(1 / 3) and not report["by_sql"]["told"]
     told = [dataclasses.replace(t, question=f"Is it {t.answer.upper()}?") for t in tasks[:20]]
     told[0] = dataclasses.replace(tasks[0], question="Is it Xyland?", aliases=("Xyland",))
     told[1] = dataclasses.replace(tasks[1], question=f"Is it {tasks[1].answer}ish?")
-    report = quality_report(told, cldr)
+    report = build_quality_report(told, cldr)
     assert report["by_sets"]["told"] == report["by_sql"]["told"] == 19 / 20
     assert report["by_sets"]["wrong answer"] == 0
 
@@ -104,7 +104,7 @@ def test_questions_that_hang_on_equal_numbers_are_counted(cldr, tasks):
     two = And((same_year("currency start year", "Norway"), same_year("currency end year", "Peru")))
     plain = And((Proj("currency of", "Euro"), Proj("widely spoken language of", "Tamil")))
     bad = [spoiled(task, q) for task, q in zip(tasks, (one, two, two, plain), strict=False)]
-    report = quality_report(bad, cldr)
+    report = build_quality_report(bad, cldr)
     assert report["coincidences"] == 3 / 4
     assert report["by_sets"]["coincidence"] == report["by_sql"]["coincidence"] == 2 / 4
 
@@ -114,7 +114,7 @@ def test_an_answer_that_stands_beside_a_constant_is_counted(cldr, tasks):
     answer = next(iter(evaluate_query(Proj("currency", "Norway"), cldr.graph)))
     single = spoiled(tasks[1], Proj("currency", "Norway"))
     single = dataclasses.replace(single, answer=answer)
-    report = quality_report([near, single], cldr)
+    report = build_quality_report([near, single], cldr)
     assert report["by_sets"]["near"] == report["by_sql"]["near"] == 1 / 2
 
 
@@ -144,12 +144,12 @@ def test_near_duplicates_against_brute_force():
             a, b = grams(texts[i]), grams(texts[j])
             if len(a & b) / len(a | b) >= 0.7:
                 brute.append((i, j))
-    assert near_duplicates(texts) == brute == [(0, 1), (2, 3)]
+    assert find_near_duplicates(texts) == brute == [(0, 1), (2, 3)]
 
 
 def test_overlap_names_what_two_sides_share(tasks):
-    assert split_overlap(tasks[:20], tasks[20:40])["queries"] == 0
-    same = split_overlap(tasks[:20], tasks[10:20])
+    assert count_split_overlap(tasks[:20], tasks[20:40])["queries"] == 0
+    same = count_split_overlap(tasks[:20], tasks[10:20])
     assert same["queries"] == 10
     assert same["answers"] == len({t.answer for t in tasks[10:20]} & {t.answer for t in tasks[:20]})
     names = [("Ivory Coast", ()), ("Côte d’Ivoire", ("ivory coast.",)), ("Mali", ("x",))]
@@ -157,9 +157,9 @@ def test_overlap_names_what_two_sides_share(tasks):
         dataclasses.replace(tasks[i], answer=a, aliases=b) for i, (a, b) in enumerate(names)
     )
     assert (
-        split_overlap([one], [two])["answers"] == split_overlap([two, two], [one])["answers"] == 1
+        count_split_overlap([one], [two])["answers"] == count_split_overlap([two, two], [one])["answers"] == 1
     )
-    assert split_overlap([one, two], [other])["answers"] == 0
+    assert count_split_overlap([one, two], [other])["answers"] == 0
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "txt", "csv"])
@@ -173,11 +173,11 @@ def test_a_planted_question_is_found_in_a_benchmark(tmp_path, suffix):
     text = {"json": json.dumps(rows), "jsonl": "\n".join(map(json.dumps, rows)) + "\n"}
     file.write_text(text.get(suffix, f"id,question\n1,nothing\n2,{question}\n"))
     other = "which land has a coin that was first struck in another year, long before that?"
-    assert contaminated([question, other, "too short"], file) == [0]
+    assert find_contaminated([question, other, "too short"], file) == [0]
     short = "first struck in the year of the great"
-    assert contaminated([short], file) == [0]
+    assert find_contaminated([short], file) == [0]
     tiny = ["Year of the GREAT comet?", "year of the small comet", "the of", "", "?", "great comet"]
-    assert contaminated(tiny, file) == [0, 5]  # all of their words, in this order
+    assert find_contaminated(tiny, file) == [0, 5]  # all of their words, in this order
 
 
 def test_two_benchmarks_of_one_name_are_both_reported(tmp_path, cldr, tasks):
@@ -185,7 +185,7 @@ def test_two_benchmarks_of_one_name_are_both_reported(tmp_path, cldr, tasks):
     for file, text in zip(files, (tasks[0].question, "nothing")):
         file.parent.mkdir()
         file.write_text(text)
-    report = quality_report(tasks[:5], cldr, benchmarks=files)
+    report = build_quality_report(tasks[:5], cldr, benchmarks=files)
     assert report["contaminated"] == {str(files[0]): 1, str(files[1]): 0}
 
 
@@ -193,16 +193,16 @@ def test_a_benchmark_that_is_damaged_is_an_error(tmp_path, cldr, tasks):
     file = tmp_path / "bench.jsonl"
     file.write_text('{"question": "half')
     with pytest.raises(ValueError):
-        quality_report(tasks, cldr, benchmarks=[file])
+        build_quality_report(tasks, cldr, benchmarks=[file])
     with pytest.raises(OSError, match="absent"):
-        quality_report(tasks, cldr, benchmarks=[tmp_path / "absent.txt"])
+        build_quality_report(tasks, cldr, benchmarks=[tmp_path / "absent.txt"])
 
 
 def test_questions_without_queries_are_refused(cldr):
     with pytest.raises(ValueError, match="synthesize_questions"):
-        quality_report([], cldr)
+        build_quality_report([], cldr)
     with pytest.raises(ValueError, match="synthesize_questions"):
-        quality_report([Task("t", "q", "a", "search", "w")], cldr)
+        build_quality_report([Task("t", "q", "a", "search", "w")], cldr)
 
 
 def test_search_rates_count_places(cldr):
@@ -211,20 +211,20 @@ def test_search_rates_count_places(cldr):
         Task("b", "Norway", "Norwegian Krone", "search", "w"),
         Task("c", "?!", "Norway", "search", "w"),
     ]
-    rates = search_rates(tasks, cldr)
+    rates = measure_search_rates(tasks, cldr)
     assert rates["@1"] == pytest.approx(1 / 3, abs=1e-4) and rates["@5"] >= rates["@1"]
 
 
 def test_shape_forgets_names_and_order():
     one = And((Proj("a", "x"), Proj("b", Proj("c", "y"))))
     two = And((Proj("d", Proj("e", "z")), Proj("f", "u")))
-    assert shape(one) == shape(two) != shape(And((Proj("a", "x"), Proj("b", "y"))))
-    assert shape(Range("since", 1, 2)) == ["Range"]
-    assert shape(Extreme("n", Or((Proj("a", "x"), Proj("a", "y"))), True)) == [
+    assert get_shape(one) == get_shape(two) != get_shape(And((Proj("a", "x"), Proj("b", "y"))))
+    assert get_shape(Range("since", 1, 2)) == ["Range"]
+    assert get_shape(Extreme("n", Or((Proj("a", "x"), Proj("a", "y"))), True)) == [
         "Extreme",
         ["Or", ["Proj", ""], ["Proj", ""]],
     ]
-    assert shape(Diff(Count("x"), "y")) == ["Diff", "", ["Count", ""]]
+    assert get_shape(Diff(Count("x"), "y")) == ["Diff", "", ["Count", ""]]
 
 
 def test_the_report_is_written_whole_or_not_at_all(tmp_path):
@@ -257,7 +257,7 @@ def test_an_effect_stands_at_its_points_in_its_outcome_s_colour():
 
 
 def test_figures_are_the_same_bytes_twice(cldr, tasks):
-    reports = [quality_report(tasks, cldr), quality_report(tasks[:20], cldr)]
+    reports = [build_quality_report(tasks, cldr), build_quality_report(tasks[:20], cldr)]
     for draw in (
         lambda: data_plots.quality_figure(reports),
         lambda: data_plots.question_graph(from_text(tasks[0].query), tasks[0].answer),
@@ -268,7 +268,7 @@ def test_figures_are_the_same_bytes_twice(cldr, tasks):
 
 
 def test_depths_of_several_reports_stand_at_their_own_places(cldr, tasks):
-    reports = [quality_report(tasks[:4], cldr), quality_report(tasks[4:8], cldr)]
+    reports = [build_quality_report(tasks[:4], cldr), build_quality_report(tasks[4:8], cldr)]
     reports[0]["depth"], reports[1]["depth"] = {"3": 4}, {"2": 1, "3": 3, "10": 0}
     ax = data_plots.quality_figure(reports).axes[1]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["2", "3", "10"]
@@ -279,7 +279,7 @@ def test_depths_of_several_reports_stand_at_their_own_places(cldr, tasks):
 
 
 def test_a_world_keeps_its_colour_whatever_else_is_drawn_and_the_control_is_grey(cldr, tasks):
-    report = quality_report(tasks[:4], cldr)
+    report = build_quality_report(tasks[:4], cldr)
     names = ("mine", "pydocs", "cldr", "theirs")
     reports = [report | {"world": name} for name in names]
     ax = data_plots.quality_figure(reports, control=report | {"world": "cldr"}).axes[1]
@@ -338,7 +338,7 @@ def test_the_pictures_of_engine_questions_lose_no_name(tasks):
         figure = data_plots.question_graph(query, task.answer)
         drawn = {text.get_text() for text in figure.axes[0].texts}
         plt.close(figure)
-        assert {*constants(query)} <= drawn, task.query
+        assert {*list_constants(query)} <= drawn, task.query
 
 
 def test_the_panel_says_how_the_solver_fared(cldr, tasks):

@@ -22,16 +22,16 @@ from drlib.questions.queries import (
     Or,
     Proj,
     Range,
-    canonical,
-    constants,
-    depth,
+    canonicalise,
+    list_constants,
+    measure_depth,
     evaluate_query,
     from_text,
-    numbers,
-    subqueries,
+    parse_numbers,
+    list_subqueries,
     substitute,
     to_text,
-    unfolded,
+    unfold,
     walk,
 )
 from drlib.questions.sql_engine import SqlEngine
@@ -102,7 +102,7 @@ def fulfils(title, query, graph):
     def members(part):
         return {
             x
-            for x in [*graph.nodes, *constants(query), *map(str, range(30))]
+            for x in [*graph.nodes, *list_constants(query), *map(str, range(30))]
             if fulfils(x, part, graph)
         }
 
@@ -165,11 +165,11 @@ def test_both_engines_agree_with_brute_force(seed):
     engine = SqlEngine(graph)
     for _ in range(12):
         query = random_query(rng, graph, 3)
-        titles = {*graph.nodes, *constants(query), *map(str, range(30))}
+        titles = {*graph.nodes, *list_constants(query), *map(str, range(30))}
         brute = {title for title in titles if fulfils(title, query, graph)}
         assert evaluate_query(query, graph) == brute, query
         assert engine.answers(query) == brute, query
-        assert evaluate_query(canonical(query), graph) == brute, query
+        assert evaluate_query(canonicalise(query), graph) == brute, query
 
 
 def test_the_engines_agree_on_deep_queries():
@@ -241,10 +241,10 @@ def test_the_canonical_form_forgets_order_nesting_and_repetition(query, rng):
             return type(part)((parts[0], type(part)(tuple(parts[1:]))))
         if isinstance(part, Diff):
             return Diff(shuffled(part.left), shuffled(part.right))
-        return part if not subqueries(part) else replace(part, of=shuffled(part.of))
+        return part if not list_subqueries(part) else replace(part, of=shuffled(part.of))
 
-    assert canonical(shuffled(query)) == canonical(query)
-    assert canonical(canonical(query)) == canonical(query)
+    assert canonicalise(shuffled(query)) == canonicalise(query)
+    assert canonicalise(canonicalise(query)) == canonicalise(query)
 
 
 def test_different_queries_have_different_canonical_forms():
@@ -252,7 +252,7 @@ def test_different_queries_have_different_canonical_forms():
     graph = random_graph(rng)
     forms = {}
     for query in (random_query(rng, graph, 3) for _ in range(300)):
-        forms.setdefault(to_text(canonical(query)), set()).add(evaluate_query(query, graph))
+        forms.setdefault(to_text(canonicalise(query)), set()).add(evaluate_query(query, graph))
     assert len(forms) > 200
     assert all(len(answers) == 1 for answers in forms.values())
 
@@ -344,8 +344,8 @@ def test_the_limits_of_sqlite_are_one_named_error():
 
 def test_parts_of_a_query():
     query = And((Proj("r", Proj("s", "A")), Diff(Range("age", 1, 2), "B")))
-    assert constants(query) == ["A", "B"]
-    assert depth(query) == 2 and depth("A") == 0 and depth(Count(Range("age", 1, 2))) == 1
+    assert list_constants(query) == ["A", "B"]
+    assert measure_depth(query) == 2 and measure_depth("A") == 0 and measure_depth(Count(Range("age", 1, 2))) == 1
     assert [type(part).__name__ for part in walk(query)] == [
         "And",
         "Proj",
@@ -358,12 +358,12 @@ def test_parts_of_a_query():
     assert substitute(query, "A", Proj("t", "C")) == And(
         (Proj("r", Proj("s", Proj("t", "C"))), Diff(Range("age", 1, 2), "B"))
     )
-    assert substitute(query, "C", "D") is query and unfolded(query) is query
+    assert substitute(query, "C", "D") is query and unfold(query) is query
     assert substitute(query, "A", "E").parts[1] is query.parts[1]  # what stays is not made again
 
 
 def test_numbers():
-    assert sorted(numbers(["7", "-3", "0012", "--5", "2²", "٣", "", "-", "1.5", "1" * 19])) == [
+    assert sorted(parse_numbers(["7", "-3", "0012", "--5", "2²", "٣", "", "-", "1.5", "1" * 19])) == [
         -3,
         7,
         12,

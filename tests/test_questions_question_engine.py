@@ -16,18 +16,18 @@ from types import SimpleNamespace
 import pytest
 
 from drlib.questions import expansion, question_engine, synthesize_questions
-from drlib.questions.checks import coincidences, effort, faults
-from drlib.questions.expansion import can_be_asked_for
+from drlib.questions.checks import count_coincidences, measure_effort, find_faults
+from drlib.questions.expansion import is_identifiable
 from drlib.questions.queries import (
-    canonical,
-    constants,
-    depth,
+    canonicalise,
+    list_constants,
+    measure_depth,
     evaluate_query,
     from_text,
     to_text,
     walk,
 )
-from drlib.questions.question_engine import side_of
+from drlib.questions.question_engine import choose_side
 from drlib.questions.sql_engine import SqlEngine
 from drlib.worlds import Graph, Node, fictional_world, load_world
 from drlib.worlds.fictional import Names
@@ -51,11 +51,11 @@ def test_questions_are_verified_by_two_engines(world, tasks):
     for task in tasks:
         query = from_text(task.query)
         assert evaluate_query(query, world.graph) == {task.answer} == engine.answers(query)
-        assert faults(query, world.graph) == [] == faults(query, world.graph, engine)
-        assert effort(query, world.graph) <= 60
-        assert query == canonical(query)
-        assert task.hops == depth(query) and task.skill == f"c{task.conditions}"
-        assert task.conditions == len(constants(query)) > 1
+        assert find_faults(query, world.graph) == [] == find_faults(query, world.graph, engine)
+        assert measure_effort(query, world.graph) <= 60
+        assert query == canonicalise(query)
+        assert task.hops == measure_depth(query) and task.skill == f"c{task.conditions}"
+        assert task.conditions == len(list_constants(query)) > 1
         assert task.kind == "search" and task.world == world.version
         assert task.aliases == world.graph.nodes[task.answer].aliases
         assert task.start == "" and task.relations == ()
@@ -66,7 +66,7 @@ def test_few_questions_hang_on_an_equal_number(world, tasks):
     by_chance = [
         query
         for query in queries
-        if coincidences(query, lambda part: evaluate_query(part, world.graph))
+        if count_coincidences(query, lambda part: evaluate_query(part, world.graph))
     ]
     assert 0 < len(by_chance) <= question_engine.COINCIDENCE_SHARE * len(tasks)
 
@@ -98,7 +98,7 @@ def test_no_condition_at_any_depth_can_go(world, tasks):
 
 
 def test_a_set_of_answers_may_be_prescribed(world):
-    some = sorted(t for t in world.graph.nodes if can_be_asked_for(t, world.graph))[::3]
+    some = sorted(t for t in world.graph.nodes if is_identifiable(t, world.graph))[::3]
     asked = {task.answer for task in synthesize_questions(world, 60, 1, asked=some)}
     assert asked <= {*some} and len(asked) > 20
 
@@ -121,9 +121,9 @@ def test_sides_share_neither_answer_nor_query(world, tasks):
     test = synthesize_questions(world, 150, 7, split="test")
     for part in ("answer", "query", "id"):
         assert not {getattr(t, part) for t in tasks} & {getattr(t, part) for t in test}
-    assert {side_of(t.answer) for t in test} == {"test"}
-    assert {side_of(t.answer) for t in tasks} == {"train"}
-    sides = Counter(map(side_of, world.graph.nodes))
+    assert {choose_side(t.answer) for t in test} == {"test"}
+    assert {choose_side(t.answer) for t in tasks} == {"train"}
+    sides = Counter(map(choose_side, world.graph.nodes))
     assert 0.2 < sides["test"] / len(world.graph.nodes) < 0.3
 
 
@@ -131,7 +131,7 @@ def test_sides_share_neither_answer_nor_query(world, tasks):
 def test_answers_that_stand_back_come_again(world, monkeypatch, patience):
     """However soon they stand back, in the end each is asked for as often as without: more are
     wanted than there are."""
-    some = sorted(t for t in world.graph.nodes if can_be_asked_for(t, world.graph))[::8]
+    some = sorted(t for t in world.graph.nodes if is_identifiable(t, world.graph))[::8]
 
     def given(misses):
         monkeypatch.setattr(question_engine, "MISSES_AN_ANSWER", misses)
@@ -152,11 +152,11 @@ def test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone(world, mo
         asked.add(vague)
         widths.add(width)
         with_numbers.append(numbers)
-        return expansion.draft(answer, graph, rng, hops, width, strict, listed, numbers, vague)
+        return expansion.draft_query(answer, graph, rng, hops, width, strict, listed, numbers, vague)
 
     def deepened(query, graph, rng, bars):
         deeper.add(bars.vague)
-        return expansion.deepened(query, graph, rng, bars)
+        return expansion.add_hop(query, graph, rng, bars)
 
     def operator(query, graph, rng, strict):
         changed.add(strict)
@@ -180,7 +180,7 @@ def test_the_shares_of_depths_and_the_work_are_what_was_asked(world):
     deep = synthesize_questions(world, 25, 0, hops={3: 1, 4: 3}, max_effort=30, max_share=0.04)
     assert set(Counter(t.hops for t in deep)) == {3, 4}
     assert len({t.answer for t in deep}) == 25
-    assert all(effort(from_text(t.query), world.graph) <= 30 for t in deep)
+    assert all(measure_effort(from_text(t.query), world.graph) <= 30 for t in deep)
 
 
 def test_the_output_is_the_same_under_any_hash_seed():
@@ -225,7 +225,7 @@ def test_the_tours_worlds_give_questions_too():
     tour = load_world("tour")
     for small in (tour, fictional_world(3, Names.from_world(tour))):
         for task in synthesize_questions(small, 5, 0, hops={2: 1}, max_share=0.4):
-            assert faults(from_text(task.query), small.graph) == []
+            assert find_faults(from_text(task.query), small.graph) == []
 
 
 # -------------------------------------------------------------------------------- bad input

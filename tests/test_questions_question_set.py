@@ -10,23 +10,23 @@ from dataclasses import replace
 import pytest
 
 from drlib.questions import families, question_set
-from drlib.questions.checks import faults
+from drlib.questions.checks import find_faults
 from drlib.questions.families import FAMILIES, draw_block
-from drlib.questions.plainness import strangeness
-from drlib.questions.queries import And, Diff, Proj, constants, evaluate_query, from_text
+from drlib.questions.plainness import measure_strangeness
+from drlib.questions.queries import And, Diff, Proj, list_constants, evaluate_query, from_text
 from drlib.questions.question_engine import synthesize_questions
 from drlib.questions.question_set import (
-    Rests,
-    Wish,
+    Dependencies,
+    DatasetRequest,
     assemble,
     draw_dataset,
-    facts_used,
-    graph_split,
+    find_used_facts,
+    split_by_graph,
     neighbourhood,
-    quote,
+    find_quote,
 )
-from drlib.questions.read_back import grammar_of, read_question
-from drlib.questions.wording import says
+from drlib.questions.read_back import load_grammar, read_question
+from drlib.questions.wording import mentions
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 from tests.folder_examples import guild_folder
@@ -40,7 +40,7 @@ def world(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wish():
-    return Wish("folder:notes", 80, seed=3, max_share=0.05)
+    return DatasetRequest("folder:notes", 80, seed=3, max_share=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +60,10 @@ def test_every_family_asks_what_has_one_answer(family, world):
     for task, wording in block.questions:
         query = from_text(task.query)
         assert evaluate_query(query, world.graph) == {task.answer}
-        assert faults(query, world.graph) == []
-        assert not any(says(task.question, name) for name in (task.answer, *task.aliases))
+        assert find_faults(query, world.graph) == []
+        assert not any(mentions(task.question, name) for name in (task.answer, *task.aliases))
         if wording == "sentences":
-            read = read_question(task.question, grammar_of(world.graph, world.scheme))
+            read = read_question(task.question, load_grammar(world.graph, world.scheme))
             assert evaluate_query(read, world.graph) == {task.answer}
 
 
@@ -88,13 +88,13 @@ def hangs_on_a_number(query, graph):
 
 
 def test_plain_questions_are_none_that_is_strange(world, cldr, monkeypatch):
-    book = grammar_of(world.graph, world.scheme).book
+    book = load_grammar(world.graph, world.scheme).book
     monkeypatch.setattr(families, "PLAIN_MISSES", 400)
 
     def strange(plain: bool) -> list[bool]:
         block = draw_block("webshaper", world, 6, 5, 0, 3, plain=plain)
         rows = [(from_text(task.query), task.question) for task, _ in block.questions]
-        return [strangeness(query, text, book) > 0 for query, text in rows]
+        return [measure_strangeness(query, text, book) > 0 for query, text in rows]
 
     assert strange(plain=True) == [False] * 6
     assert any(strange(plain=False))
@@ -144,18 +144,18 @@ def graph_of(facts):
 )
 def test_the_facts_by_which_a_question_is_answered(query, used):
     graph = graph_of(FACTS)
-    assert facts_used(query, graph) == used
+    assert find_used_facts(query, graph) == used
 
 
 def test_the_evidence_alone_answers_the_question(cldr):
     """Of the 4,572 facts those of the evidence are enough, and a page shows each of them."""
     for task in synthesize_questions(cldr, 60, "evidence", hops={2: 1, 3: 1}):
         query = from_text(task.query)
-        used = facts_used(query, cldr.graph)
+        used = find_used_facts(query, cldr.graph)
         assert used <= set(cldr.graph.facts)
         assert evaluate_query(query, Graph([*cldr.graph.nodes.values()], used)) == {task.answer}
         for fact in used:
-            assert_is_shown(quote(fact, cldr), fact, cldr)
+            assert_is_shown(find_quote(fact, cldr), fact, cldr)
 
 
 def assert_is_shown(shown, fact, world):
@@ -169,10 +169,10 @@ def assert_is_shown(shown, fact, world):
 def test_pages_of_sentences_are_quoted_by_the_sentence():
     tour = load_world("tour")
     fact = ("Wake Island", "territory", "U.S. Outlying Islands")
-    shown = quote(fact, tour)
+    shown = find_quote(fact, tour)
     assert shown.quote == "Its territory is [U.S. Outlying Islands](cldr:U.S. Outlying Islands)."
     assert_is_shown(shown, fact, tour)
-    assert quote(("Wake Island", "territory", "Norway"), tour) is None
+    assert find_quote(("Wake Island", "territory", "Norway"), tour) is None
 
 
 # -------------------------------------------------------------------------------------- split
@@ -180,7 +180,7 @@ def test_pages_of_sentences_are_quoted_by_the_sentence():
 
 def rest(answer, *named, facts=(), names=(), around=()):
     titles = frozenset({*named, *(end for s, _, v in facts for end in (s, v))})
-    return Rests(answer, names, frozenset(named), titles, frozenset(facts), frozenset(around))
+    return Dependencies(answer, names, frozenset(named), titles, frozenset(facts), frozenset(around))
 
 
 WAY = ("Oslo", "in", "Norway")
@@ -210,7 +210,7 @@ def test_what_leads_to_a_test_answer_is_not_in_training(monkeypatch):
     )  # otherwise an answer that costs this much loses
     lost = {}
     for seed in range(60):
-        split = graph_split(RESTS, 0.3, seed)
+        split = split_by_graph(RESTS, 0.3, seed)
         assert sorted([*split.train, *split.test, *split.dropped]) == list(range(len(RESTS)))
         if {0, 5, 6} & {*split.test}:
             assert {0, 5, 6} <= {*split.test} and not LOST.keys() & {*split.train}
@@ -219,20 +219,20 @@ def test_what_leads_to_a_test_answer_is_not_in_training(monkeypatch):
                 lost |= split.dropped
         kept = len(split.train) + len(split.test)
         assert 0.3 * kept <= len(split.test) <= 0.3 * kept + 3
-        assert split == graph_split(RESTS, 0.3, seed)
+        assert split == split_by_graph(RESTS, 0.3, seed)
     assert lost == LOST
 
 
 def test_of_the_answers_drawn_the_one_that_costs_least_is_taken():
     for seed in range(10):
-        assert graph_split(RESTS, 0.3, seed).dropped == {}
+        assert split_by_graph(RESTS, 0.3, seed).dropped == {}
 
 
 def test_without_a_test_share_all_is_training():
-    split = graph_split([rest("A", "B"), rest("B", "A")], 0, 0)
+    split = split_by_graph([rest("A", "B"), rest("B", "A")], 0, 0)
     assert (split.train, split.test, split.dropped) == ([0, 1], [], {})
     with pytest.raises(ValueError, match="test share"):
-        graph_split([], 1, 0)
+        split_by_graph([], 1, 0)
 
 
 def test_a_kind_joins_nothing():
@@ -278,7 +278,7 @@ def test_no_test_answer_nor_what_stands_beside_it_is_seen_in_training(drawn, wor
     passed = set()
     used = set()
     for row in train:
-        seen |= {row["answer"], *constants(from_text(row["query"]))}
+        seen |= {row["answer"], *list_constants(from_text(row["query"]))}
         facts = {tuple(shown["fact"]) for shown in row["evidence"]}
         passed |= {end for s, _, v in facts for end in (s, v)}
         used |= facts
@@ -365,9 +365,9 @@ def test_a_folder_of_another_data_set_is_left_alone(drawn, world, wish):
 )
 def test_an_impossible_wish_is_named(wrong, said):
     with pytest.raises(ValueError, match=said):
-        Wish(**{"world": "cldr", "n": 5} | wrong)
+        DatasetRequest(**{"world": "cldr", "n": 5} | wrong)
     with pytest.raises(FileNotFoundError, match="absent.json"):
-        Wish("cldr", 5, benchmarks=("absent.json",))
+        DatasetRequest("cldr", 5, benchmarks=("absent.json",))
 
 
 def test_a_model_that_is_named_is_asked_and_no_other(world, wish, tmp_path):

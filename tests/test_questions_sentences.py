@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from query_examples import any_query, small_graph, unique_queries
 
-from drlib.questions.phrases import Phrasebook, plural, with_article
+from drlib.questions.phrases import Phrasebook, to_plural, add_article
 from drlib.questions.queries import (
     And,
     Count,
@@ -17,8 +17,8 @@ from drlib.questions.queries import (
     Or,
     Proj,
     Range,
-    canonical,
-    constants,
+    canonicalise,
+    list_constants,
     evaluate_query,
     from_text,
     walk,
@@ -26,12 +26,12 @@ from drlib.questions.queries import (
 from drlib.questions.question_engine import synthesize_questions
 from drlib.questions.read_back import (
     Grammar,
-    grammar_of,
+    load_grammar,
     in_one_form,
     read_question,
     word_question,
 )
-from drlib.questions.sentences import STYLES, say, span
+from drlib.questions.sentences import STYLES, write_sentences, span
 from drlib.worlds.cldr import SPOKEN_PERCENT
 from drlib.worlds.graph import Graph, Node
 from tests.shared_worlds import shared_world
@@ -46,7 +46,7 @@ def cldr():
 
 @pytest.fixture(scope="module")
 def grammar(cldr):
-    return grammar_of(cldr.graph, cldr.scheme)
+    return load_grammar(cldr.graph, cldr.scheme)
 
 
 def uses(money):
@@ -174,8 +174,8 @@ SAID = [
 @pytest.mark.parametrize("query, style, text", SAID)
 def test_a_query_in_words_and_back(query, style, text, grammar):
     source = "" if text[0].isupper() else "According to Unicode CLDR, "
-    assert say(query, grammar.book, style) == source + text
-    assert read_question(source + text, grammar) == canonical(query)
+    assert write_sentences(query, grammar.book, style) == source + text
+    assert read_question(source + text, grammar) == canonicalise(query)
 
 
 def test_two_steps_of_one_noun_are_told_apart_by_their_place(grammar):
@@ -184,15 +184,15 @@ def test_two_steps_of_one_noun_are_told_apart_by_their_place(grammar):
         And((Proj("official language", uses("Euro")), IN_MALI)),
     )
     two = And((query, Proj("script", Diff(IN_MALI, Proj("official language", "Togo")))))
-    text = say(two, grammar.book, "steps")
+    text = write_sentences(two, grammar.book, "steps")
     assert "the language" in text and "of the third step" in text
-    assert read_question(text, grammar) == canonical(two)
+    assert read_question(text, grammar) == canonicalise(two)
 
 
 def test_other_names_take_the_places_of_titles(grammar):
     query = And((uses(Or(("Euro", "US Dollar"))), speaks("French")))
     names = {Or(("Euro", "US Dollar")): "a coin of two metals", "French": "the tongue of Molière"}
-    text = say(query, grammar.book, "which", names)
+    text = write_sentences(query, grammar.book, "which", names)
     assert text.endswith("uses a coin of two metals and officially uses the tongue of Molière?")
 
 
@@ -209,15 +209,15 @@ def test_columns_of_a_table_get_phrases_from_their_names():
     book = Phrasebook(Graph(nodes, facts))
     query = And((Proj("team of", Proj("team", "Ben")), Proj("skill of", "Rust")))
     text = 'Who has the skill "Rust" and belongs to the same team as Ben?'
-    assert say(query, book, "what") == text
-    assert say(Proj("team", Proj("skill of", "Rust")), book, "what") == (
+    assert write_sentences(query, book, "what") == text
+    assert write_sentences(Proj("team", Proj("skill of", "Rust")), book, "what") == (
         'What is the team of the person whose skills include "Rust"?'
     )
-    assert say(Range("entry year", 2010, 2019), book, "what") == (
+    assert write_sentences(Range("entry year", 2010, 2019), book, "what") == (
         "Who has an entry year in the 2010s?"
     )
     for asked in (query, Range("entry year", 2010, 2019)):
-        assert read_question(say(asked, book, "what"), Grammar(book)) == in_one_form(asked)
+        assert read_question(write_sentences(asked, book, "what"), Grammar(book)) == in_one_form(asked)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_columns_of_a_table_get_phrases_from_their_names():
     ],
 )
 def test_names_are_said_as_what_they_are(title, said, grammar):
-    assert grammar.book.said(title) == said
+    assert grammar.book.mention(title) == said
     assert grammar.book.titles[said] == title
 
 
@@ -244,8 +244,8 @@ def test_no_two_names_are_said_alike(grammar):
     assert said.most_common(1)[0][1] == 1
     alike = [Node("Nauru", "language"), Node("Nauru (language)", "language")]
     book = Phrasebook(Graph(alike, []))
-    assert [book.said(node.title) for node in alike] == ["the Nauru language", '"Nauru (language)"']
-    assert [book.titles[book.said(node.title)] for node in alike] == ["Nauru", "Nauru (language)"]
+    assert [book.mention(node.title) for node in alike] == ["the Nauru language", '"Nauru (language)"']
+    assert [book.titles[book.mention(node.title)] for node in alike] == ["Nauru", "Nauru (language)"]
 
 
 @pytest.mark.parametrize(
@@ -270,12 +270,12 @@ def test_the_share_that_is_said_is_the_one_that_the_world_was_made_with(grammar)
 
 
 def test_articles_and_plurals():
-    assert [with_article(noun) for noun in ("hour", "university", "exception")] == [
+    assert [add_article(noun) for noun in ("hour", "university", "exception")] == [
         "an hour",
         "a university",
         "an exception",
     ]
-    assert [plural(noun) for noun in ("currency", "class or exception", "person")] == [
+    assert [to_plural(noun) for noun in ("currency", "class or exception", "person")] == [
         "currencies",
         "classes or exceptions",
         "people",
@@ -288,12 +288,12 @@ def test_articles_and_plurals():
 @pytest.mark.parametrize("name, n", [("cldr", 150), ("pydocs", 40)])
 def test_every_question_is_read_back_in_every_style(name, n):
     world = shared_world(name)
-    grammar = grammar_of(world.graph, world.scheme)
+    grammar = load_grammar(world.graph, world.scheme)
     for task in synthesize_questions(world, n, 3):
         query = from_text(task.query)
         assert read_question(task.question, grammar) == in_one_form(query), task.question
         for style in STYLES:
-            assert read_question(say(query, grammar.book, style), grammar) == in_one_form(query)
+            assert read_question(write_sentences(query, grammar.book, style), grammar) == in_one_form(query)
 
 
 def test_small_queries_of_every_kind_are_read_back():
@@ -307,7 +307,7 @@ def test_nothing_is_ever_read_as_something_else():
     rng = random.Random(5)
     read = Counter()
     for _ in range(400):
-        query = canonical(any_query(small_graph(), rng, depth=rng.choice((1, 2, 3))))
+        query = canonicalise(any_query(small_graph(), rng, depth=rng.choice((1, 2, 3))))
         text = word_question(query, SMALL, rng.choice(STYLES))
         read[text is not None] += 1
         if text:
@@ -320,8 +320,8 @@ def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
     tried = 0
     for task in synthesize_questions(cldr, 60, 4, hops={2: 1}):
         query = from_text(task.query)
-        text = hidden = say(query, grammar.book, "which")
-        for name in map(grammar.book.said, constants(query)):  # "Svalbard and Jan Mayen" are one
+        text = hidden = write_sentences(query, grammar.book, "which")
+        for name in map(grammar.book.said, list_constants(query)):  # "Svalbard and Jan Mayen" are one
             hidden = hidden.replace(name, name.replace(" and ", " & "))
         shorter = re.sub(r",? and [^?.]*\?$", "?", hidden).replace(" & ", " and ")
         if shorter != text:
@@ -369,17 +369,17 @@ def test_the_engine_words_for_readers_or_for_a_small_policy(cldr):
 )
 def test_what_stands_above_and_below_a_class_has_a_name(relation, name, said):
     library = shared_world("pydocs")
-    grammar = grammar_of(library.graph, library.scheme)
+    grammar = load_grammar(library.graph, library.scheme)
     query = Proj("raised exception of", Proj(relation, name))
-    text = say(query, grammar.book)
+    text = write_sentences(query, grammar.book)
     assert text.startswith("Going by the signatures and raise statements in Python's library, ")
-    assert said in text and read_question(text, grammar) == canonical(query)
+    assert said in text and read_question(text, grammar) == canonicalise(query)
 
 
 @pytest.mark.parametrize("name", ["cldr", "pydocs"])
 def test_every_form_of_every_phrase_is_read_back(name):
     world = shared_world(name)
-    grammar = grammar_of(world.graph, world.scheme)
+    grammar = load_grammar(world.graph, world.scheme)
     for relation in grammar.book.phrases:
         rows = world.graph.adjacent[relation]
         thing = min(rows)
@@ -387,14 +387,14 @@ def test_every_form_of_every_phrase_is_read_back(name):
         likes = Proj(back, Proj(relation, thing)), Proj(relation, Proj(back, value))
         for query in (Proj(back, value), Proj(relation, thing), *likes):
             for style in STYLES:
-                said = say(query, grammar.book, style)
+                said = write_sentences(query, grammar.book, style)
                 assert read_question(said, grammar) == in_one_form(query), said
 
 
 def test_a_verb_agrees_with_its_noun():
     library = shared_world("pydocs")
-    grammar = grammar_of(library.graph, library.scheme)
+    grammar = load_grammar(library.graph, library.scheme)
     query = Count(Proj("raised exception of", "aifc.Error"))
     for style in STYLES:
-        text = say(query, grammar.book, style)
+        text = write_sentences(query, grammar.book, style)
         assert "methods that raise aifc.Error" in text and read_question(text, grammar) == query

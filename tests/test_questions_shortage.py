@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from drlib.questions import synthesize_questions
-from drlib.questions.checks import faults
+from drlib.questions.checks import find_faults
 from drlib.questions.queries import Proj, from_text, walk
 from drlib.worlds import Graph, Node, load_world
 
@@ -127,7 +127,7 @@ def test_the_readmes_snippet_runs_on_small_folders(make, structure, tmp_path, mo
 def test_what_was_found_is_returned_verified(make, least, tmp_path):
     world, tasks, said = asked_for(make(tmp_path))
     assert len(tasks) >= least and len({task.query for task in tasks}) == len(tasks)
-    assert all(faults(from_text(task.query), world.graph) == [] for task in tasks)
+    assert all(find_faults(from_text(task.query), world.graph) == [] for task in tasks)
     assert f"gives only {len(tasks)} of 200 questions" in said
     answer, most = Counter(task.answer for task in tasks).most_common(1)[0]
     assert most <= 4 and f"at most 4 questions (max_share); the most frequent, {answer!r}" in said
@@ -183,7 +183,7 @@ def test_a_folders_own_structure_is_asked_about_only_where_it_is_wanted(tmp_path
     }
     assert used and used <= {"author", "author of", "season", "season of", "tags", "tags of"}
     assert "are the folder's own" in said and "(structure=True)" in said
-    assert all(faults(from_text(task.query), world.graph) == [] for task in tasks)
+    assert all(find_faults(from_text(task.query), world.graph) == [] for task in tasks)
     _, with_links, said = asked_for(tmp_path)
     used = {part.relation for t in with_links for part in walk(from_text(t.query)) if is_step(part)}
     assert used & {"link", "link of"} and "structure=True" not in said

@@ -22,9 +22,9 @@ def plainly(titles, text, at):
 
 def test_the_longest_comes_first_and_each_ends_with_a_word():
     index = TitleIndex({said: said.upper() for said in TITLES})
-    assert list(index.at("to Oslo Fjord.", 3)) == [("OSLO FJORD", 13), ("OSLO", 7)]
-    assert list(index.at("Oslos", 0)) == [] == list(index.at("", 0))
-    assert list(index.at("Go", 0)) == [("GO", 2)]  # shorter than what titles are looked up by
+    assert list(index.find_at("to Oslo Fjord.", 3)) == [("OSLO FJORD", 13), ("OSLO", 7)]
+    assert list(index.find_at("Oslos", 0)) == [] == list(index.find_at("", 0))
+    assert list(index.find_at("Go", 0)) == [("GO", 2)]  # shorter than what titles are looked up by
 
 
 def test_as_a_plain_search_finds_them():
@@ -33,7 +33,7 @@ def test_as_a_plain_search_finds_them():
     for _ in range(300):
         text = rng.choice(["", " "]).join(rng.choices([*TITLES, "is", ", "], k=5))
         for at in range(len(text) + 1):
-            found = list(index.at(text, at))
+            found = list(index.find_at(text, at))
             assert found == plainly(titles, text, at), (text, at)
             seen += len(found)
     assert seen > 500

@@ -9,7 +9,7 @@ import pytest
 
 from drlib.demonstrations.actions import InventedTools
 from drlib.demonstrations.oracle import Demonstrator, DemonstratorFaults, Oracle
-from drlib.questions.chains import END, NEXT_PAGE, TREASURE, trail
+from drlib.questions.chains import END, NEXT_PAGE, TREASURE, make_trail
 from drlib.tools import Toolbox
 from drlib.worlds import Names, load_world
 
@@ -33,7 +33,7 @@ def walked(task, world):
 @pytest.mark.parametrize("pages", [1, 2, 7, 40, 200])
 def test_a_trail_has_its_pages_and_its_last_treasure_is_the_answer(names, pages):
     for seed in range(20):
-        task, world = trail(seed, names, pages)
+        task, world = make_trail(seed, names, pages)
         walk, treasures = walked(task, world)
         assert len(walk) == len(set(walk)) == pages == task.hops
         assert task.answer == treasures[-1] and task.world == world.version
@@ -45,25 +45,25 @@ def test_a_trail_has_its_pages_and_its_last_treasure_is_the_answer(names, pages)
 
 def test_the_answer_is_not_known_before_the_end(names):
     """Some trails have a later treasure than the first: who stops there is wrong."""
-    several = [walked(*trail(seed, names, 12))[1] for seed in range(40)]
+    several = [walked(*make_trail(seed, names, 12))[1] for seed in range(40)]
     assert 10 < sum(len(found) > 1 for found in several) < 40
 
 
 def test_the_same_seed_is_the_same_trail(names):
-    (one, world), (same, again) = trail(5, names, 9), trail(5, names, 9)
+    (one, world), (same, again) = make_trail(5, names, 9), make_trail(5, names, 9)
     assert one == same and world.version == again.version
-    assert trail(6, names, 9)[0] != one
+    assert make_trail(6, names, 9)[0] != one
 
 
 def test_a_trail_without_pages_or_words_is_refused(names):
     for pages in (0, len(names.words)):
         with pytest.raises(ValueError, match=f"got {pages}"):
-            trail(0, names, pages)
+            make_trail(0, names, pages)
 
 
 def test_the_oracle_walks_it_with_the_real_tools_and_knows_at_every_turn_what_it_has_seen(names):
     for seed in range(10):
-        task, world = trail(seed, names, 6)
+        task, world = make_trail(seed, names, 6)
         with Toolbox(world, results=2) as toolbox:
             episode = Oracle().play(task, toolbox, random.Random(seed), world)
         assert episode.correct and len(episode.tool_results) == 6
@@ -78,7 +78,7 @@ def test_a_teacher_that_stops_early_is_wrong_where_the_last_treasure_lies_ahead(
     hand = Demonstrator(DemonstratorFaults(0, 3.0, 0, 0, 0), ["Nobody"])
     right, early = [], []
     for seed in range(60):
-        task, world = trail(seed, names, 8)
+        task, world = make_trail(seed, names, 8)
         tools = InventedTools(task, world, 2, random.Random(seed))
         episode = hand.play(task, tools, random.Random(seed))
         early.append(len(episode.tool_results) < 8)

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from drlib.questions import synthesize_questions
-from drlib.questions.checks import effort, faults
-from drlib.questions.expansion import met
+from drlib.questions.checks import measure_effort, find_faults
+from drlib.questions.expansion import find_single_things
 from drlib.questions.queries import (
     And,
     Count,
@@ -19,12 +19,12 @@ from drlib.questions.queries import (
     Or,
     Proj,
     Range,
-    constants,
+    list_constants,
     evaluate_query,
     from_text,
     walk,
 )
-from drlib.questions.upgrades import OPERATORS, upgrade_rounds
+from drlib.questions.upgrades import OPERATORS, run_upgrade_rounds
 from drlib.worlds import Graph, Node
 from tests.shared_worlds import shared_world
 
@@ -49,8 +49,8 @@ def test_operators_raise_the_work_and_keep_the_answer(name, world, tasks):
             continue
         done.append((query, new))
         assert evaluate_query(new, graph) == {task.answer}
-        assert faults(new, graph) == []
-        assert effort(query, graph) < effort(new, graph) < float("inf")
+        assert find_faults(new, graph) == []
+        assert measure_effort(query, graph) < measure_effort(new, graph) < float("inf")
     assert len(done) > 5
     kinds = Counter(type(part) for pair in done for part in walk(pair[1]))
     before = Counter(type(part) for pair in done for part in walk(pair[0]))
@@ -61,7 +61,7 @@ def test_operators_raise_the_work_and_keep_the_answer(name, world, tasks):
     if name in more:
         assert kinds[more[name]] - before[more[name]] >= len(done)
     if name == "widen":
-        assert all(len(constants(new)) > len(constants(query)) for query, new in done)
+        assert all(len(list_constants(new)) > len(list_constants(query)) for query, new in done)
 
 
 def test_numbers_become_ranges_and_counts():
@@ -84,7 +84,7 @@ def test_numbers_become_ranges_and_counts():
             Proj("river", "Guild 0y"),
         )
     )
-    banned = met(query, graph)
+    banned = find_single_things(query, graph)
 
     def made(name, constant):
         return [OPERATORS[name].__wrapped__(constant, graph, rng, banned) for _ in range(40)]
@@ -103,11 +103,11 @@ def test_every_round_starts_from_the_one_before_and_costs_more(world):
     graph, stages = world.graph, set()
     for i, task in enumerate(synthesize_questions(world, 24, 3, depth=2)):
         query = from_text(task.query)
-        made = list(upgrade_rounds(query, graph, random.Random(i), 2))
-        assert made == list(upgrade_rounds(query, graph, random.Random(i), 2))
+        made = list(run_upgrade_rounds(query, graph, random.Random(i), 2))
+        assert made == list(run_upgrade_rounds(query, graph, random.Random(i), 2))
         for stage, harder in made:
             stages.add(stage)
-            assert evaluate_query(harder, graph) == {task.answer} and faults(harder, graph) == []
-            assert effort(harder, graph) > effort(query, graph)
+            assert evaluate_query(harder, graph) == {task.answer} and find_faults(harder, graph) == []
+            assert measure_effort(harder, graph) > measure_effort(query, graph)
             query = harder
     assert stages >= {"knowledge expansion", "conceptual abstraction", "computational formulation"}

@@ -6,10 +6,10 @@ from collections import deque
 import pytest
 from query_examples import answers, small_graph, unique_queries
 
-from drlib.questions.checks import faults
-from drlib.questions.queries import And, Count, Proj, constants, depth, evaluate_query
-from drlib.questions.webdancer import crawl, crawl_questions, distances, e2hqa, look_ups
-from drlib.questions.wording import TEMPLATES, render_question, says
+from drlib.questions.checks import find_faults
+from drlib.questions.queries import And, Count, Proj, list_constants, measure_depth, evaluate_query
+from drlib.questions.webdancer import crawl, draw_crawl_questions, compute_distances, e2hqa, count_pages_read
+from drlib.questions.wording import TEMPLATES, render_question, mentions
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 from drlib.worlds.world import Page
@@ -69,9 +69,9 @@ def test_the_answer_stays_and_each_round_costs_one_look_up_more(cldr):
     for answer, made in rewritings(graph, 120, 0):
         longest = max(longest, len(made) - 1)
         for n, query in enumerate(made):
-            assert evaluate_query(query, graph) == {answer} and depth(query) == n + 1
-            assert look_ups(query, graph) == n + 1
-            (start,) = constants(query)
+            assert evaluate_query(query, graph) == {answer} and measure_depth(query) == n + 1
+            assert count_pages_read(query, graph) == n + 1
+            (start,) = list_constants(query)
             if not graph.is_value(start) or n:
                 assert steps_by_search(graph, start, answer) == n + 1
     assert longest >= 3
@@ -82,13 +82,13 @@ def test_no_name_of_what_was_replaced_is_left_in_the_question(cldr):
     for answer, made in rewritings(graph, 60, 1):
         gone = [answer]
         for before, after in zip(made, made[1:]):
-            (replaced,) = set(constants(before)) - set(constants(after))
+            (replaced,) = set(list_constants(before)) - set(list_constants(after))
             gone.append(replaced)
             for template in range(TEMPLATES):
                 text = render_question(after, graph, template)
                 for name in gone:
                     names = (name, *graph.nodes[name].aliases)
-                    assert not any(says(text, some) for some in names), (text, name)
+                    assert not any(mentions(text, some) for some in names), (text, name)
 
 
 def test_a_page_that_tells_the_name_by_itself_is_not_used():
@@ -99,9 +99,9 @@ def test_a_page_that_tells_the_name_by_itself_is_not_used():
 
 def test_several_constants_can_be_replaced():
     query = And((Proj("river of", "Rin"), Proj("region of", "Nord")))
-    assert evaluate_query(query, SMALL) == {"Alba"} and look_ups(query, SMALL) == 2
+    assert evaluate_query(query, SMALL) == {"Alba"} and count_pages_read(query, SMALL) == 2
     for made in (e2hqa(query, SMALL, random.Random(i), 2) for i in range(5)):
-        assert [look_ups(q, SMALL) for q in made] == [2 + i for i in range(len(made))]
+        assert [count_pages_read(q, SMALL) for q in made] == [2 + i for i in range(len(made))]
         assert all(answers(q, SMALL) == {"Alba"} for q in made)
 
 
@@ -117,7 +117,7 @@ def test_a_question_of_two_answers_is_refused():
 
 def test_distances_agree_with_another_search():
     graph = load_world("tour").graph
-    away = distances("Norway", graph)
+    away = compute_distances("Norway", graph)
     rng = random.Random("away")
     for title in rng.sample(sorted(away), 30):
         assert steps_by_search(graph, title, "Norway") == away[title]
@@ -158,7 +158,7 @@ def test_all_parts_of_a_long_page_are_read(cldr):
 
 def test_typed_questions_are_verified_on_the_links(cldr):
     graph = crawl(cldr, "Norway")
-    made = crawl_questions(graph, 12, random.Random(0))
+    made = draw_crawl_questions(graph, 12, random.Random(0))
     assert [row["type"] for row in made] == ["count", "multi-hop", "intersection"] * 4
     links = {}
     for page, _, to in graph.facts:
@@ -174,14 +174,14 @@ def test_typed_questions_are_verified_on_the_links(cldr):
         else:
             found = links[first] & links[second]
         assert answer == str(len(found)) if kind == "count" else {answer} == found
-        assert {*faults(query, graph)} <= {"shallow", "shortcut", "near"}
-        assert all(says(question, name) for name in constants(query))
-    assert made == crawl_questions(graph, 12, random.Random(0))
+        assert {*find_faults(query, graph)} <= {"shallow", "shortcut", "near"}
+        assert all(mentions(question, name) for name in list_constants(query))
+    assert made == draw_crawl_questions(graph, 12, random.Random(0))
 
 
 def test_too_few_links_for_so_many_questions():
     graph = crawl(Web(LINKS), "root")
     with pytest.raises(ValueError, match="of 50 questions about these links"):
-        crawl_questions(graph, 50, random.Random(0))
+        draw_crawl_questions(graph, 50, random.Random(0))
     with pytest.raises(ValueError, match="only 0 of 1"):
-        crawl_questions(crawl(Web({}), "alone"), 1, random.Random(0))
+        draw_crawl_questions(crawl(Web({}), "alone"), 1, random.Random(0))

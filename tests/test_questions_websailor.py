@@ -6,34 +6,34 @@ from collections import Counter
 import pytest
 from query_examples import answers, small_graph, unique_queries
 
-from drlib.questions.checks import faults
-from drlib.questions.joins import in_one_form
+from drlib.questions.checks import find_faults
+from drlib.questions.joins import normalise_query
 from drlib.questions.queries import (
     And,
     Or,
     Proj,
     Range,
-    canonical,
-    constants,
+    canonicalise,
+    list_constants,
     evaluate_query,
     from_text,
 )
 from drlib.questions.question_engine import synthesize_questions
-from drlib.questions.read_back import Grammar, grammar_of, read_question, word_question
+from drlib.questions.read_back import Grammar, load_grammar, read_question, word_question
 from drlib.questions.websailor import (
     OBFUSCATIONS,
     Predicate,
     band,
     describe,
-    hard_question,
+    draw_hard_question,
     initials,
     is_resolved,
     obfuscate,
     period,
-    rare_seeds,
+    select_rare_seeds,
     widens,
 )
-from drlib.questions.wording import render_question, says
+from drlib.questions.wording import render_question, mentions
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 from tests.shared_worlds import shared_world
@@ -111,7 +111,7 @@ def test_a_union_of_initials_is_in_one_form_so_that_a_wording_finds_its_text():
     nodes = [Node(name, "town") for name in ("A", "A (1)", "Aa")] + [Node("Ann", "person")]
     graph = Graph(nodes, [("Ann", "home", node.title) for node in nodes[:3]])
     (found,) = drawn(initials, Proj("home of", "A"), graph, 1)
-    assert found.query == canonical(found.query) and len(found.query.of.parts) == 3
+    assert found.query == canonicalise(found.query) and len(found.query.of.parts) == 3
 
 
 def test_only_what_more_things_fit_is_fog():
@@ -162,8 +162,8 @@ def test_rare_seeds_are_the_half_of_which_least_is_told():
     nodes = [Node(name, "town") for name in "ABCDE"]
     facts = [("A", "road", other) for other in "BCD"] + [("B", "road", "C"), ("D", "road", "E")]
     graph = Graph(nodes, facts)  # neighbours: A 3, B 2, C 2, D 2, E 1
-    assert rare_seeds("ABCDE", graph) == ("B", "C", "D", "E")
-    assert rare_seeds("AE", graph) == ("E",)
+    assert select_rare_seeds("ABCDE", graph) == ("B", "C", "D", "E")
+    assert select_rare_seeds("AE", graph) == ("E",)
 
 
 def test_a_description_merges_similar_things():
@@ -202,30 +202,30 @@ def test_the_predicate_is_implied_on_the_small_graph(operator, fact):
 
 def test_one_entity_satisfies_all_predicates_and_no_search_finds_it(queries, cldr):
     """2.3 (a): by brute force over the corpus; the whole question as a search lacks the page."""
-    grammar = grammar_of(cldr.graph, cldr.scheme)
+    grammar = load_grammar(cldr.graph, cldr.scheme)
     found, with_initials, spoken = 0, 0, Counter()
     resolved = {}  # as a data set's draws share it
     for i, (query, answer) in enumerate(queries):
         rng = random.Random(f"hard-{i}")
-        question = hard_question(query, cldr, grammar, rng, resolved=resolved)
+        question = draw_hard_question(query, cldr, grammar, rng, resolved=resolved)
         rng = random.Random(f"hard-{i}")
-        assert question == hard_question(query, cldr, grammar, rng)
+        assert question == draw_hard_question(query, cldr, grammar, rng)
         if question is None:
             continue
         text, fuzzed = question
         found += 1
         assert answers(fuzzed.query, cldr.graph) == {answer}
-        assert faults(fuzzed.query, cldr.graph) == []
-        assert not says(text, answer)
+        assert find_faults(fuzzed.query, cldr.graph) == []
+        assert not mentions(text, answer)
         assert all(hit.title != answer for hit in cldr.search(text, 10))
         hidden = {clue.fact.of for _, clue in fuzzed.applied}
-        spoken.update(says(text, grammar.book.said(name)) for name in hidden - {*constants(query)})
+        spoken.update(mentions(text, grammar.book.mention(name)) for name in hidden - {*list_constants(query)})
         assert not any(is_resolved(clue, cldr) for _, clue in fuzzed.applied)
         with_initials += bool(fuzzed.names)
         if fuzzed.names:
             assert all(text.count(said) for said in fuzzed.names.values()), text
         else:
-            assert read_question(text, grammar) == in_one_form(fuzzed.query)
+            assert read_question(text, grammar) == normalise_query(fuzzed.query)
     assert found >= 20 and 5 <= with_initials < found and not spoken[True], (found, with_initials)
     assert {*resolved.values()} == {True, False}
 
@@ -235,7 +235,7 @@ def test_a_vague_wording_is_proved_with_the_names_in_it(cldr):
     union = Or(("French", "Fula"))
     query = And((Proj("official language of", union), Proj("currency of", "Euro")))
     names = {union: 'a language with the initial "F."'}
-    grammar = Grammar(grammar_of(cldr.graph, cldr.scheme).book)
+    grammar = Grammar(load_grammar(cldr.graph, cldr.scheme).book)
     text = word_question(query, grammar, "which", names)
     assert names[union] in text and "French" not in text
     grammar.verbs.clear()  # a reader that knows no verb can prove nothing

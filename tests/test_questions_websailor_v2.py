@@ -7,27 +7,27 @@ import networkx as nx
 import pytest
 from query_examples import answers
 
-from drlib.questions.checks import faults
+from drlib.questions.checks import find_faults
 from drlib.questions.queries import (
     And,
     Diff,
     Exists,
     Proj,
     Var,
-    bound,
-    constants,
+    bind,
+    list_constants,
     evaluate_query,
     walk,
 )
 from drlib.questions.websailor_v2 import (
-    bridge_question,
-    cycle_rank,
-    cyclic_question,
-    dense_subgraph,
-    focuses,
-    joins,
-    one_of_each_shape,
-    orbits,
+    find_bridge_question,
+    count_cycles,
+    find_cyclic_question,
+    draw_dense_subgraph,
+    draw_focuses,
+    list_joining_relations,
+    select_distinct_shapes,
+    group_orbits,
 )
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
@@ -48,7 +48,7 @@ def graph():
 @pytest.fixture(scope="module")
 def subgraphs(graph):
     rng = random.Random("subgraphs")
-    return [dense_subgraph(graph, rng) for _ in range(12)]
+    return [draw_dense_subgraph(graph, rng) for _ in range(12)]
 
 
 def drawn(*edges, kind="n"):
@@ -66,33 +66,33 @@ def drawn(*edges, kind="n"):
 def test_subgraphs_are_connected_dense_and_true(graph, subgraphs):
     for found in subgraphs:
         assert nx.is_connected(found) and len(found) == 12
-        assert cycle_rank(found) == len(nx.cycle_basis(found)) >= 3
+        assert count_cycles(found) == len(nx.cycle_basis(found)) >= 3
         for a, b, data in found.edges(data=True):
             assert a != b
-            assert data["relation"].split("/") in (joins(a, b, graph), joins(b, a, graph))
+            assert data["relation"].split("/") in (list_joining_relations(a, b, graph), list_joining_relations(b, a, graph))
             assert b in graph.neighbours[a]
         assert not any(graph.is_value(title) for title in found)
 
 
 def test_the_tour_has_them_too_and_the_same_seed_the_same():
     tour = load_world("tour").graph
-    first, second = (dense_subgraph(tour, random.Random(3), 10, 2) for _ in range(2))
+    first, second = (draw_dense_subgraph(tour, random.Random(3), 10, 2) for _ in range(2))
     assert list(first.edges(data=True)) == list(second.edges(data=True))
-    assert nx.is_connected(first) and cycle_rank(first) >= 2
+    assert nx.is_connected(first) and count_cycles(first) >= 2
 
 
 def test_a_graph_without_cycles_is_refused():
     tree = Graph([Node(c, "n") for c in "abcd"], [("a", "r", b) for b in "bcd"])
     with pytest.raises(ValueError, match="no subgraph of 3 pages and 1 cycles"):
-        dense_subgraph(tree, random.Random(0), 3, 1)
-    assert len(dense_subgraph(tree, random.Random(0), 3, 0)) == 3
+        draw_dense_subgraph(tree, random.Random(0), 3, 1)
+    assert len(draw_dense_subgraph(tree, random.Random(0), 3, 0)) == 3
 
 
 # --------------------------------------------------------------------------------------- shapes
 
 
 def test_shapes_are_unique(subgraphs):
-    kept = one_of_each_shape([*subgraphs, *subgraphs])
+    kept = select_distinct_shapes([*subgraphs, *subgraphs])
     hashes = [
         nx.weisfeiler_lehman_graph_hash(s, node_attr="kind", edge_attr="relation", iterations=4)
         for s in kept
@@ -105,20 +105,20 @@ def test_renamed_copies_are_one_shape_and_other_relations_are_another():
     copy = nx.relabel_nodes(first, {"a": "x", "b": "y", "c": "z"})
     other = drawn(("a", "s", "b"), ("b", "r", "c"), ("c", "s", "a"))
     kinds = drawn(("a", "r", "b"), ("b", "r", "c"), ("c", "s", "a"), kind="m")
-    assert one_of_each_shape([first, copy, other, kinds]) == [first, other, kinds]
+    assert select_distinct_shapes([first, copy, other, kinds]) == [first, other, kinds]
 
 
 def test_orbits_hold_what_an_automorphism_exchanges():
     square = drawn(("a", "r", "b"), ("b", "r", "c"), ("c", "r", "d"), ("d", "r", "a"))
-    assert orbits(square) == [["a", "b", "c", "d"]]
+    assert group_orbits(square) == [["a", "b", "c", "d"]]
     square.add_edge("a", "tail", relation="r")
     square.nodes["tail"]["kind"] = "n"
-    assert orbits(square) == [["a"], ["b", "d"], ["c"], ["tail"]]
+    assert group_orbits(square) == [["a"], ["b", "d"], ["c"], ["tail"]]
 
 
 def test_orbits_are_never_finer_than_the_true_ones(subgraphs):
     for found in subgraphs[:6]:
-        classes = {node: i for i, members in enumerate(orbits(found)) for node in members}
+        classes = {node: i for i, members in enumerate(group_orbits(found)) for node in members}
         same = nx.isomorphism.categorical_node_match("kind", None)
         edge = nx.isomorphism.categorical_edge_match("relation", None)
         for mapping in nx.vf2pp_all_isomorphisms(found, found, node_label="kind"):
@@ -133,8 +133,8 @@ def test_orbits_are_never_finer_than_the_true_ones(subgraphs):
 @pytest.mark.parametrize("n", [1, 5, 30])
 def test_focuses_are_spread_over_the_orbits(subgraphs, n):
     for i, found in enumerate(subgraphs):
-        classes = orbits(found)
-        chosen = focuses(found, n, random.Random(i))
+        classes = group_orbits(found)
+        chosen = draw_focuses(found, n, random.Random(i))
         counts = [sum(node in members for node in chosen) for members in classes]
         assert len(chosen) == n == sum(counts) and max(counts) - min(counts) <= 1
 
@@ -144,25 +144,25 @@ def test_focuses_are_spread_over_the_orbits(subgraphs, n):
 
 def questions(make, subgraphs, graph):
     for i, found in enumerate(subgraphs):
-        for focus in focuses(found, 6, random.Random(f"focus-{i}")):
+        for focus in draw_focuses(found, 6, random.Random(f"focus-{i}")):
             if (made := make(found, focus, graph)) is not None:
                 yield focus, made
 
 
 def test_a_cycle_is_asked_as_two_paths_that_meet_in_what_is_not_named(graph, subgraphs):
-    made = [(s, *row) for s in subgraphs for row in questions(cyclic_question, [s], graph)]
+    made = [(s, *row) for s in subgraphs for row in questions(find_cyclic_question, [s], graph)]
     assert len(made) >= 6
     for subgraph, focus, query in made:
         assert isinstance(query, Exists) and isinstance(query.among, Proj)
-        chosen = {t: bound(query.of, query.name, t) for t in answers(query.among, graph)}
+        chosen = {t: bind(query.of, query.name, t) for t in answers(query.among, graph)}
         found = {title: answers(way, graph) for title, way in chosen.items()}
         assert frozenset().union(*found.values()) == {focus}  # brute force over all nodes
-        assert faults(query, graph) == []
+        assert find_faults(query, graph) == []
         both = query.of.left if isinstance(query.of, Diff) else query.of
         assert isinstance(both, And)
         met = Counter(part.name for part in walk(both) if isinstance(part, Var))
         assert met == {query.name: 2}  # two ways meet in it
-        inside = subgraph.nodes - {*constants(query)}
+        inside = subgraph.nodes - {*list_constants(query)}
         meeting = {title for title in found if found[title]} & inside
         cycles = [{*nodes} for nodes in nx.simple_cycles(subgraph, length_bound=6)]
         assert any({focus, title} <= nodes for nodes in cycles for title in meeting)
@@ -191,9 +191,9 @@ def island():
 
 def test_the_cycle_and_the_bridge_of_a_graph_by_hand():
     graph, found = island()
-    assert cycle_rank(found) == 2 and list(nx.bridges(found)) == [("B", "C")]
+    assert count_cycles(found) == 2 and list(nx.bridges(found)) == [("B", "C")]
     assert set(nx.articulation_points(found)) == {"B", "C"}
-    query = cyclic_question(found, "A", graph)
+    query = find_cyclic_question(found, "A", graph)
     assert isinstance(query, Exists) and query.among == Proj("road of", "C")  # B, among others
     meeting = Var(query.name)
     assert isinstance(query.of, Diff) and query.of.right == meeting
@@ -203,26 +203,26 @@ def test_the_cycle_and_the_bridge_of_a_graph_by_hand():
     }
     two_roads = Graph([*graph.nodes.values()], [*graph.facts, ("E", "road", "C")])
     assert (
-        cyclic_question(found, "A", two_roads) is None
+        find_cyclic_question(found, "A", two_roads) is None
     )  # E or B, two of them: a tree says as much
     new = [Node(title, kind) for title, kind in (("H", "town"), ("P", "town"), ("k", "body"))]
     facts = [("H", "road", "C"), ("H", "lord", "k"), ("H", "guild", "m")]
     facts += [("P", "guild", "g"), ("P", "lord", "k")]
     other = Graph([*graph.nodes.values(), *new, Node("m", "body")], [*graph.facts, *facts])
-    assert cyclic_question(found, "A", other) == query
-    as_a_tree = bound(query.of, query.name, query.among)
+    assert find_cyclic_question(found, "A", other) == query
+    as_a_tree = bind(query.of, query.name, query.among)
     assert evaluate_query(as_a_tree, other) == {"A", "P"}  # P has the guild of B, the lord of H
-    query, bridge = bridge_question(found, "B", graph)
+    query, bridge = find_bridge_question(found, "B", graph)
     assert bridge == ("B", "C") and evaluate_query(query, graph) == {"B"}
     assert evaluate_query(query, cut(graph, {"B", "C"})) == set()
-    assert cyclic_question(nx.path_graph(["A", "g", "B"]), "A", graph) is None
+    assert find_cyclic_question(nx.path_graph(["A", "g", "B"]), "A", graph) is None
 
 
 def test_a_structural_question_has_no_answer_without_its_bridge(graph, subgraphs):
-    made = list(questions(bridge_question, subgraphs[:6], graph))
+    made = list(questions(find_bridge_question, subgraphs[:6], graph))
     assert len(made) >= 5
     for focus, (query, bridge) in made:
-        assert answers(query, graph) == {focus} and faults(query, graph) == []
+        assert answers(query, graph) == {focus} and find_faults(query, graph) == []
         assert focus not in evaluate_query(query, cut(graph, {*bridge}))  # the fact is gone
         for page in {*bridge} - {focus}:  # the page is gone
             assert focus not in evaluate_query(query, cut(graph, {page}))

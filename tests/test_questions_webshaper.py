@@ -10,7 +10,7 @@ from query_examples import any_query, small_graph
 
 from drlib.config import ROOT
 from drlib.questions import webshaper
-from drlib.questions.checks import constant_edges, faults
+from drlib.questions.checks import count_constant_edges, find_faults
 from drlib.questions.expansion import expand
 from drlib.questions.queries import (
     And,
@@ -22,7 +22,7 @@ from drlib.questions.queries import (
     Proj,
     Range,
     Var,
-    depth,
+    measure_depth,
     evaluate_query,
     from_text,
     substitute,
@@ -315,7 +315,7 @@ def expansions(query, graph, order, seed, n=3):
     rng, made = random.Random(f"{order}-{seed}"), [query]
     for _ in range(n):
         draws = (expand(made[-1], graph, rng, order, 1) for _ in range(60))
-        keep = (q for q in draws if q is not None and (order != "layer" or not faults(q, graph)))
+        keep = (q for q in draws if q is not None and (order != "layer" or not find_faults(q, graph)))
         if (new := next(keep, None)) is None:
             break
         made.append(new)
@@ -330,9 +330,9 @@ def test_layer_wise_expansion_keeps_the_answer_and_deepens(graph, seeds):
         (answer,) = evaluate_query(seed, graph)
         for before, after in zip(made, made[1:]):
             assert evaluate_query(after, graph) == {answer}
-            assert depth(after) > depth(before)
+            assert measure_depth(after) > measure_depth(before)
             redundant, shortcuts = weak_rows(to_triples(after))
-            assert redundant == [] and shortcuts == [] and constant_edges(after, graph) == 0
+            assert redundant == [] and shortcuts == [] and count_constant_edges(after, graph) == 0
     assert max(lengths) == 4 and sum(n > 1 for n in lengths) > len(lengths) / 4
 
 

@@ -12,8 +12,8 @@ from collections import deque
 
 import pytest
 
-from drlib.questions.webwalker import answer_from, make_site
-from drlib.questions.wording import says
+from drlib.questions.webwalker import answer_from_memory, make_site
+from drlib.questions.wording import mentions
 
 K = 15  # actions at most
 
@@ -44,7 +44,7 @@ def explore(site, row, click, limit=K):
         here = site.pages[url]
         opened.append(url)
         memory += useful(here.text, row)
-        if (answer := answer_from(memory, row)) is not None:  # the critic's second call
+        if (answer := answer_from_memory(memory, row)) is not None:  # the critic's second call
             return answer, opened, memory
     return None, opened, memory
 
@@ -89,7 +89,7 @@ def test_depth_first_search_answers_when_memory_holds_all_facts_and_not_before(s
         needed = {*row["Info"]["Source_Website"]}
         assert answer == row["Answer"] and needed <= {*opened}
         assert opened[-1] in needed, "it stops at the first page that suffices"
-        assert answer_from(memory[:-1], row) is None, "one fact less: the critic says no"
+        assert answer_from_memory(memory[:-1], row) is None, "one fact less: the critic says no"
         assert not any(row["Answer"] in site.pages[url].text for url in opened[:-1])
 
 
@@ -176,9 +176,9 @@ def test_the_golden_path_leads_to_the_facts_and_no_step_before_the_last_suffices
         assert len(opened) == 4 * len(row["Info"]["Golden_Path"])
         assert {*row["Info"]["Source_Website"]} <= {page.url for page in opened}
         memory = [site.pages[site.root].text, *(page.text for page in opened)]
-        assert answer_from(memory, row) == row["Answer"]
+        assert answer_from_memory(memory, row) == row["Answer"]
         for n in range(len(memory)):
-            assert answer_from(memory[:n], row) is None
+            assert answer_from_memory(memory[:n], row) is None
 
 
 def test_memory_suffices_exactly_when_it_holds_every_fact(site):
@@ -188,17 +188,17 @@ def test_memory_suffices_exactly_when_it_holds_every_fact(site):
         needed = {*row["Info"]["Source_Website"]}
         for _ in range(50):
             seen = rng.sample(everything, rng.randint(0, 40))
-            got = answer_from([site.pages[url].text for url in seen], row)
+            got = answer_from_memory([site.pages[url].text for url in seen], row)
             assert got == (row["Answer"] if needed <= {*seen} else None)
         for url in needed:  # one fact removed
             rest = [page.text for page in site.pages.values() if page.url != url]
-            assert answer_from(rest, row) is None
+            assert answer_from_memory(rest, row) is None
 
 
 def test_no_page_but_its_source_shows_an_answer(site):
     for row in site.rows:
         sources = row["Info"]["Source_Website"]
-        shown = [url for url, page in site.pages.items() if says(page.text, row["Answer"])]
+        shown = [url for url, page in site.pages.items() if mentions(page.text, row["Answer"])]
         assert shown == (sources if len(sources) == 1 else [])
 
 

@@ -12,14 +12,14 @@ import pytest
 from drlib.questions import chain_questions
 from drlib.questions.webwatcher import (
     Visual,
-    blanked,
-    examined,
-    export,
-    looked_up,
-    quality,
-    relevance,
-    selected,
-    to_visual,
+    blank_picture,
+    find_examiner_fault,
+    export_rows,
+    identify_thing,
+    filter_visuals,
+    measure_relevance,
+    find_selector_fault,
+    make_visual_questions,
 )
 from drlib.task import Task
 from drlib.tools.pictures import Album, from_png
@@ -60,8 +60,8 @@ def album():
 @pytest.fixture(scope="module")
 def visuals(album):
     """Both kinds of picture for every task."""
-    sheets, none = to_visual(TASKS, WORLD, album)
-    alone, neither = to_visual(TASKS, WORLD, album, others=0)
+    sheets, none = make_visual_questions(TASKS, WORLD, album)
+    alone, neither = make_visual_questions(TASKS, WORLD, album, others=0)
     assert none == neither == [] and len(sheets) == len(alone) == len(TASKS)
     return sheets + alone
 
@@ -82,9 +82,9 @@ def test_the_name_gives_way_and_nothing_else_changes(album, visuals):
         )
         assert task.start == "" and visual.entity == source.start
     assert len({visual.task.id for visual in visuals}) == len(visuals)
-    again, _ = to_visual(TASKS, WORLD, Album(WORLD))
+    again, _ = make_visual_questions(TASKS, WORLD, Album(WORLD))
     assert again == visuals[: len(TASKS)], "equal in another album"
-    other, _ = to_visual(TASKS, WORLD, album, seed=1)
+    other, _ = make_visual_questions(TASKS, WORLD, album, seed=1)
     assert [v.task.picture for v in other] != [v.task.picture for v in again]
 
 
@@ -99,15 +99,15 @@ def test_a_sheet_shows_what_is_asked_about_once_and_in_any_place(album, visuals)
 
 
 def test_what_is_well_made_is_kept(album, visuals):
-    kept, dropped = quality(visuals, WORLD, album)
+    kept, dropped = filter_visuals(visuals, WORLD, album)
     assert kept == visuals and dropped == []
 
 
 def test_tasks_without_a_thing_to_draw_are_named(album):
     lost = Task("t", "What is 2 + 2?", "4", "python", "")
-    assert to_visual([lost], WORLD, album) == ([], [(lost, "no picture of ''")])
+    assert make_visual_questions([lost], WORLD, album) == ([], [(lost, "no picture of ''")])
     with pytest.raises(ValueError, match="others=4: 4 emblems"):
-        to_visual(TASKS, NAMED, Album(NAMED), others=4)
+        make_visual_questions(TASKS, NAMED, Album(NAMED), others=4)
 
 
 WAYS = (
@@ -127,7 +127,7 @@ def test_the_selector_catches_every_injected_leak(visuals):
             for change in (str, str.upper, str.lower):
                 told = change(visual.entity)
                 text = way.format(told, visual.task.question)
-                caught[selected(asking(visual, text), WORLD) == f"leaks {visual.entity!r}"] += 1
+                caught[find_selector_fault(asking(visual, text), WORLD) == f"leaks {visual.entity!r}"] += 1
     assert caught[True] == len(visuals) * len(WAYS) * 3 and not caught[False]
 
 
@@ -137,34 +137,34 @@ def test_the_selector_catches_every_injected_leak(visuals):
 def test_the_selector_catches_aliases(told):
     album = Album(NAMED)
     task = Task("t", "What is the currency of Côte d'Ivoire?", "CFA Franc", "search", "", 1)
-    ((visual,), _) = to_visual([replace(task, start="Côte d'Ivoire")], NAMED, album, others=0)
+    ((visual,), _) = make_visual_questions([replace(task, start="Côte d'Ivoire")], NAMED, album, others=0)
     assert visual.task.question == "What is the currency of the thing in the picture?"
-    assert selected(visual, NAMED) == "" and selected(asking(visual, "What currency?"), NAMED) == ""
+    assert find_selector_fault(visual, NAMED) == "" and find_selector_fault(asking(visual, "What currency?"), NAMED) == ""
     leaking = asking(visual, f"What is the currency of the thing in the picture ({told})?")
-    assert selected(leaking, NAMED).startswith("leaks ")
+    assert find_selector_fault(leaking, NAMED).startswith("leaks ")
     aliased = replace(task, question="What is the currency of Ivory Coast?", start="Côte d'Ivoire")
-    ((visual,), _) = to_visual([aliased], NAMED, album, others=0)
+    ((visual,), _) = make_visual_questions([aliased], NAMED, album, others=0)
     assert visual.task.question == "What is the currency of the thing in the picture?"
 
 
 def test_a_name_inside_another_word_is_no_leak():
     task = Task("t", "What is the script of Quechua?", "Latin", "search", "", 1, "Peru")
     asked = "Which Peruvian currency is that of the thing in the picture?"
-    assert selected(Visual(replace(task, question=asked), task, "Peru"), NAMED) == ""
+    assert find_selector_fault(Visual(replace(task, question=asked), task, "Peru"), NAMED) == ""
 
 
 def test_the_selector_drops_what_is_unchanged_or_beside_the_picture(visuals):
     for visual in visuals:
         same = asking(visual, visual.source.question.upper())
-        assert selected(same, WORLD) == "unchanged"
+        assert find_selector_fault(same, WORLD) == "unchanged"
         other = "Helsinki" if visual.entity != "Helsinki" else "Oslo"
         beside = replace(visual, entity=other)
         asked = "What is the currency code of the language of the thing in the picture?"
-        assert selected(asking(beside, asked), WORLD) == "relevance 0.00"
-        assert selected(asking(beside, "What about the thing there?"), WORLD) == "relevance 0.00"
+        assert find_selector_fault(asking(beside, asked), WORLD) == "relevance 0.00"
+        assert find_selector_fault(asking(beside, "What about the thing there?"), WORLD) == "relevance 0.00"
         words = " ".join(visual.task.relations).split()
-        assert 1 / len(words) <= relevance(visual, WORLD) <= 1
-        strict = selected(visual, WORLD, least=0.9)
+        assert 1 / len(words) <= measure_relevance(visual, WORLD) <= 1
+        strict = find_selector_fault(visual, WORLD, least=0.9)
         assert strict == "" or strict.startswith("relevance 0.")
 
 
@@ -173,9 +173,9 @@ def test_the_examiner_drops_every_swapped_picture(album, visuals):
     dropped = 0
     for visual, other in zip(visuals, visuals[1:] + visuals[:1]):
         swapped = replace(visual, task=replace(visual.task, picture=other.task.picture))
-        told = looked_up(album.pixels(other.task.picture), visual.number, album)
-        assert bool(examined(swapped, album)) == (told != visual.entity)
-        dropped += bool(examined(swapped, album))
+        told = identify_thing(album.pixels(other.task.picture), visual.number, album)
+        assert bool(find_examiner_fault(swapped, album)) == (told != visual.entity)
+        dropped += bool(find_examiner_fault(swapped, album))
     same = sum(v.entity == o.entity for v, o in zip(visuals, visuals[1:] + visuals[:1]))
     assert dropped == len(visuals) - same
     rng = random.Random(0)
@@ -185,10 +185,10 @@ def test_the_examiner_drops_every_swapped_picture(album, visuals):
         picture = album.add(make_sheet(drawn) if visual.number else drawn[0])
         swapped = replace(visual, task=replace(visual.task, picture=picture))
         reason = "shows nothing known" if visual.number else f"shows {stranger!r}"
-        assert examined(swapped, album) == reason
-        assert examined(blanked(visual, album), album) == "shows nothing known"
+        assert find_examiner_fault(swapped, album) == reason
+        assert find_examiner_fault(blank_picture(visual, album), album) == "shows nothing known"
     lost = replace(visual, task=replace(visual.task, picture="no.png"))
-    assert examined(lost, album) == "no picture"
+    assert find_examiner_fault(lost, album) == "no picture"
 
 
 def test_somebody_else_may_examine(album, visuals):
@@ -198,7 +198,7 @@ def test_somebody_else_may_examine(album, visuals):
         seen.append((pixels.shape, number))
         return "Norway"
 
-    kept, dropped = quality(visuals, WORLD, album, see)
+    kept, dropped = filter_visuals(visuals, WORLD, album, see)
     assert len(seen) == len(visuals) and {v.entity for v in kept} <= {"Norway"}
     assert {reason for _, reason in dropped} == {"shows 'Norway'"}
 
@@ -208,16 +208,16 @@ def test_nothing_is_dropped_in_silence(album, visuals):
         visuals[0],
         asking(visuals[1], visuals[1].source.question),
         asking(visuals[2], visuals[2].task.question + visuals[2].entity),
-        blanked(visuals[3], album),
+        blank_picture(visuals[3], album),
     ]
-    kept, dropped = quality(mixed, WORLD, album)
+    kept, dropped = filter_visuals(mixed, WORLD, album)
     assert kept == mixed[:1] and [visual for visual, _ in dropped] == mixed[1:]
     reasons = [reason for _, reason in dropped]
     assert reasons == ["unchanged", f"leaks {visuals[2].entity!r}", "shows nothing known"]
 
 
 def test_rows_have_the_released_fields(album, visuals, tmp_path):
-    rows = export(visuals[:3] + visuals[-1:], album, tmp_path)
+    rows = export_rows(visuals[:3] + visuals[-1:], album, tmp_path)
     assert {*rows[0]} == {"question", "image_path", "answers", "domain"}
     assert [row["domain"] for row in rows] == ["sheet"] * 3 + ["emblem"]
     for row, visual in zip(rows, visuals):

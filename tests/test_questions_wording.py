@@ -14,17 +14,17 @@ from drlib.questions.queries import (
     Or,
     Proj,
     Range,
-    canonical,
-    constants,
+    canonicalise,
+    list_constants,
     to_text,
     walk,
 )
 from drlib.questions.wording import (
     TEMPLATES,
-    plural,
+    to_simple_plural,
     render_question,
-    says,
-    span,
+    mentions,
+    format_vague_range,
 )
 
 SMALL = small_graph()
@@ -118,10 +118,10 @@ def test_every_constant_relation_and_number_of_any_query_is_said():
         text = render_question(query, SMALL, rng.randrange(TEMPLATES))
         for part in walk(query):
             if isinstance(part, Proj | Range | Extreme):
-                assert says(text, part.relation.removesuffix(" of")), (query, text)
+                assert mentions(text, part.relation.removesuffix(" of")), (query, text)
             if isinstance(part, Range):
-                assert says(text, span(part.low, part.high))
-        assert all(says(text, name) for name in constants(query))
+                assert mentions(text, format_vague_range(part.low, part.high))
+        assert all(mentions(text, name) for name in list_constants(query))
         assert text.endswith(("?", ".")) and "{" not in text
 
 
@@ -131,7 +131,7 @@ def test_different_queries_read_differently(template):
     rng, by_text = random.Random("differ"), defaultdict(set)
     for _ in range(3000):
         query = any_query(SMALL, rng)
-        by_text[render_question(query, SMALL, template)].add(to_text(canonical(query)))
+        by_text[render_question(query, SMALL, template)].add(to_text(canonicalise(query)))
     assert len(by_text) > 1500
     for text, queries in by_text.items():
         assert len(queries) == 1, (text, queries)
@@ -142,7 +142,7 @@ def test_the_tour_reads_without_loss_and_the_same_each_time():
     for i, (query, _) in enumerate(unique_queries(graph, 60, 0)):
         text = render_question(query, graph, i)
         assert text == render_question(query, graph, i)
-        assert all(says(text, name) for name in constants(query))
+        assert all(mentions(text, name) for name in list_constants(query))
         assert len({render_question(query, graph, t) for t in range(TEMPLATES)}) == TEMPLATES
 
 
@@ -162,14 +162,14 @@ def test_the_tour_reads_without_loss_and_the_same_each_time():
     ],
 )
 def test_ranges_of_numbers_in_words(low, high, text):
-    assert span(low, high) == text
+    assert format_vague_range(low, high) == text
 
 
 def test_plurals_and_whole_words():
-    assert [plural(n) for n in ("territory", "key", "class", "script")] == [
+    assert [to_simple_plural(n) for n in ("territory", "key", "class", "script")] == [
         "territories",
         "keys",
         "classes",
         "scripts",
     ]
-    assert says("is it MALI?", "Mali") and not says("Somalia", "Mali")
+    assert mentions("is it MALI?", "Mali") and not mentions("Somalia", "Mali")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drlib.questions.entity_memory import FACT, memory_of_world
+from drlib.questions.entity_memory import FACT, build_world_memory
 from drlib.worlds import load_world
 
 PAGES = {
@@ -50,20 +50,20 @@ def notes(tmp_path_factory):
 
 
 def test_facts_and_sentences_stand_at_what_they_are_about(notes):
-    memory = memory_of_world(notes)
-    told = {one.text: one for one in memory.about("Ottermaid")}
+    memory = build_world_memory(notes)
+    told = {one.text: one for one in memory.list_statements("Ottermaid")}
     captain = FACT.format(relation="captain", entity="Ottermaid", value="Silvan Pookley")
     loves = "The Ottermaid is the one ferry that Silvan Pookley loves."
     assert {captain, loves} <= {*told}
     assert told[loves].sources == ("folder:ferries/ottermaid.md",)
-    assert memory.told_of(told[loves]) == ["Ottermaid", "Silvan Pookley"]
+    assert memory.find_entities(told[loves]) == ["Ottermaid", "Silvan Pookley"]
     assert memory.recall("Silvan Pookley", "instrument")[0][0] == "tin whistle"
     assert memory.recall("Upper Deck", "Seats")[0][0] == "40"
 
 
 def test_what_cannot_be_told_apart_or_says_nothing_is_left_out(notes):
-    memory = memory_of_world(notes)
-    texts = {one.text for entity in memory.entities for one in memory.about(entity)}
+    memory = build_world_memory(notes)
+    texts = {one.text for entity in memory.entities for one in memory.list_statements(entity)}
     assert not any(text.startswith(("It ", "Its ", "-", "|")) for text in texts)
     assert not any(" link " in text or "heading of" in text for text in texts)
     # a town and a harbour are called Cold Ankle, so nothing is told of either
@@ -72,12 +72,12 @@ def test_what_cannot_be_told_apart_or_says_nothing_is_left_out(notes):
 
 def test_a_world_of_one_value_a_relation_too():
     tour = load_world("tour")
-    memory = memory_of_world(tour)
+    memory = build_world_memory(tour)
     assert memory.recall("Norway", "currency")[0][0] == "Norwegian Krone"
-    assert memory.about("Norway")[0].sources
+    assert memory.list_statements("Norway")[0].sources
 
 
 def test_a_world_of_texts_alone_has_no_things():
     world = SimpleNamespace(name="texts", graph=None)
     with pytest.raises(ValueError, match="texts has no facts, so no things to keep a memory of"):
-        memory_of_world(world)
+        build_world_memory(world)

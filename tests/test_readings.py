@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from drlib.files import read_json_lines
-from drlib.questions.checks import faults
-from drlib.questions.joins import in_one_form
+from drlib.questions.checks import find_faults
+from drlib.questions.joins import normalise_query
 from drlib.questions.queries import evaluate_query, from_text
-from drlib.questions.read_back import grammar_of, read_question
+from drlib.questions.read_back import load_grammar, read_question
 from tests.benchmarks.make_readings import (
     FOLDER,
     LABELS,
@@ -47,12 +47,12 @@ def test_each_has_all_labels_and_a_note_where_one_is_no():
 @pytest.mark.parametrize("name", WORLDS)
 def test_each_still_says_its_query_whose_answer_it_has(name):
     with world_of(name) if name in MAKERS else nullcontext(shared_world(name)) as world:
-        grammar = grammar_of(world.graph, world.scheme)
+        grammar = load_grammar(world.graph, world.scheme)
         for row in (row for row in ROWS if row["world"] == name):
             query = from_text(json.dumps(row["query"]))
             assert evaluate_query(query, world.graph) == {row["answer"]}
-            assert faults(query, world.graph) == []
-            assert read_question(row["question"], grammar) == in_one_form(query), row["question"]
+            assert find_faults(query, world.graph) == []
+            assert read_question(row["question"], grammar) == normalise_query(query), row["question"]
 
 
 def test_the_second_reader_gets_questions_and_answers_and_no_labels():

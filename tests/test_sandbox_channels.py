@@ -8,11 +8,8 @@ has; the last part is about answers that a fault must not change.
 import os
 import time
 
-import psutil
 import pytest
-from waiting import until
 
-from drlib.sandbox import Sandbox
 from drlib.sandbox.selftest import package_roots
 from tests.hostile_cases import SYS
 from tests.sandbox_targets import sandbox_at, skip_without
@@ -158,24 +155,6 @@ def test_the_tree_is_read_only_to_whoever_owns_its_files(pair):
 
 
 # --- answers that a fault must not change --------------------------------------------------------
-
-
-def test_a_session_that_dies_in_a_call_gives_the_output_once():
-    skip_without("strong")
-    with Sandbox(timeout_s=10.0) as single, single.session() as start:
-        state = start.then("import time\nx = 1")
-        assert state.live
-        top = max(single.template_pids())  # the large template, which keeps sessions
-        family = psutil.Process(top).children(recursive=True)
-        keepers = [p for p in family if p.children() and p.pid != top]
-        code = "print('once', input(), flush=True)\ntime.sleep(1)\nprint('twice')"
-        future = state.submit(code, stdin="in\n")
-        time.sleep(0.5)
-        for keeper in keepers:
-            if any(child.pid not in [k.pid for k in keepers] for child in keeper.children()):
-                keeper.kill()
-        assert future.result().stdout == "once in\ntwice\n"
-        until(lambda: not state.live)
 
 
 def test_earlier_cells_have_the_room_for_output_that_they_had(pair):

@@ -37,7 +37,7 @@ NUMBERS = {  # x86-64, aarch64
     "preadv2": (327, 286),
 }
 ALLOW, EPERM, ENOSYS, DONE = 0x7FFF0000, 0x50001, 0x50026, 0x50000
-KILL, ASK = 0x80000000, 0x7FC00000
+KILL = 0x80000000
 THREAD, FORK = 0x3D0F00, 0x1200011
 FILES, NEW_USER = 0x400, 0x10000000
 
@@ -47,10 +47,10 @@ def machine(request):
     return request.param
 
 
-def judge(machine: str, name: str, *arguments: int, ask: bool = False) -> int:
+def judge(machine: str, name: str, *arguments: int) -> int:
     """The verdict on one system call."""
     column = list(ARCHITECTURES).index(machine)
-    program = SeccompFilter(machine, ask=ask)
+    program = SeccompFilter(machine)
     return verdict(program, ARCHITECTURES[machine], NUMBERS[name][column], arguments)
 
 
@@ -119,21 +119,6 @@ def test_no_anonymous_memory_that_is_shared(machine):
         assert judge(machine, "mmap", 0, 4096, 3, flags) == ALLOW, hex(flags)
     for flags in (0x21, 0x23, 0x8021):
         assert judge(machine, "mmap", 0, 4096, 3, flags) == EPERM, hex(flags)
-
-
-def test_in_a_session_a_fork_asks_and_nobody_signals(machine):
-    assert judge(machine, "clone", FORK, ask=True) == ASK
-    assert judge(machine, "acct", ask=True) == ASK
-    assert judge(machine, "clone", THREAD, ask=True) == ALLOW
-    for flags in (17, FORK | NEW_USER, THREAD ^ FILES, 0x8000 | FORK):  # CLONE_PARENT
-        assert judge(machine, "clone", flags, ask=True) == EPERM
-    for name in ("kill", "tgkill"):
-        # the number that stands for the process until it installs the filter
-        assert judge(machine, name, 0xFFFFFFF1) == ALLOW
-        assert judge(machine, name, 0xFFFFFFF1, ask=True) == EPERM
-        assert judge(machine, name, 2, ask=True) == EPERM
-    assert judge(machine, "read", ask=True) == ALLOW
-    assert judge(machine, "fcntl", 3, 6, ask=True) == DONE
 
 
 def test_a_process_signals_itself_alone(machine):

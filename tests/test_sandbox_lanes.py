@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drlib.sandbox import Sandbox, probe, workers
+from drlib.sandbox import Sandbox, pool, probe
 
 pytestmark = pytest.mark.skipif(
     probe().level not in ("strong", "standard"), reason=f"isolation here is {probe().level}"
@@ -68,7 +68,7 @@ def test_a_call_that_waits_too_long_is_a_fault_of_the_environment():
 def test_calls_wait_for_memory_and_then_run(monkeypatch):
     """The reading of the machine's memory is replaced: 150 MB are left, then 1,000."""
     left = [150 << 20]
-    monkeypatch.setattr(workers, "available_bytes", lambda: left[0])
+    monkeypatch.setattr(pool, "available_bytes", lambda: left[0])
     with Sandbox(workers=2, memory_mb=100, timeout_s=20.0) as double:
         first = double.submit("import time; time.sleep(1); print(time.monotonic())")
         while not first.running():
@@ -81,8 +81,8 @@ def test_calls_wait_for_memory_and_then_run(monkeypatch):
 
 
 def test_memory_that_never_comes_is_said(monkeypatch):
-    monkeypatch.setattr(workers, "available_bytes", lambda: 1 << 20)
-    monkeypatch.setattr(workers, "MEMORY_PATIENCE_S", 0.2)
+    monkeypatch.setattr(pool, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(pool, "MEMORY_PATIENCE_S", 0.2)
     with Sandbox(memory_mb=64) as single:
         result = single.run("print(1)")
         assert result.status == "queue_timeout" and "lower memory_mb" in result.stderr
@@ -91,7 +91,7 @@ def test_memory_that_never_comes_is_said(monkeypatch):
 def test_available_bytes_is_what_the_machine_says():
     import psutil
 
-    assert 0 < workers.available_bytes() <= psutil.virtual_memory().total
+    assert 0 < pool.available_bytes() <= psutil.virtual_memory().total
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_fault_of_our_own_reaches_the_caller_and_the_next_call_runs(monkeypatc
         raise ZeroDivisionError("ours")
 
     with Sandbox() as single:
-        monkeypatch.setattr(workers, "available_bytes", broken)
+        monkeypatch.setattr(pool, "available_bytes", broken)
         with pytest.raises(ZeroDivisionError, match="ours"):
             single.run("print(1)")
         monkeypatch.undo()

@@ -104,9 +104,9 @@ def test_calls_that_are_given_up_are_not_run(front, monkeypatch):
     slow = [check_call(code) for code in numbers(40, 3.0)]  # 60 s, two at a time
     monkeypatch.setattr(front, "_patience_s", 0.5)
     with pytest.raises(Unreachable, match="no answer in 0.5 s"):
-        list(front._ask(address, slow))
+        list(front._run_batch(address, slow))
     monkeypatch.setattr(front, "_patience_s", 25.0)
-    assert [r.text for _, r in front._ask(address, [check_call("print(1)")])] == ["1"]
+    assert [r.text for _, r in front._run_batch(address, [check_call("print(1)")])] == ["1"]
 
 
 def test_a_lost_actor_starts_again(front):

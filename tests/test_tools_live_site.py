@@ -8,7 +8,7 @@ import pytest
 from drlib.config import Config
 from drlib.cli import dataset
 from drlib.tools import live_site
-from drlib.training.plan_checks import check
+from drlib.training.planner import check_settings
 from drlib.worlds import load_world
 from tests.web_servers import OPEN, site
 
@@ -80,5 +80,5 @@ def test_dataset_command_accepts_a_site(site, tmp_path, monkeypatch, capsys):
 
 
 def test_training_on_a_live_site_is_refused():
-    (fault,) = check(Config.load("ci", world__name="live:https://docs.example.org/"))
+    (fault,) = check_settings(Config.load("ci", world__name="live:https://docs.example.org/"))
     assert "`drlib crawl https://docs.example.org/ FOLDER`, then world.name=folder:FOLDER" in fault

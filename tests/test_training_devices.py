@@ -28,7 +28,7 @@ def test_an_engine_computes_where_the_process_does(elsewhere, engine):
     model = model_setup.load_model(TOUR_SFT, torch.float32)
     assert model.device.type == "cpu"
     config = Config.load("laptop", trainer__backend="trl", engine__name=engine)
-    with model_setup.engine_of(model, TOUR_SFT, config) as made:
+    with model_setup.create_engine(model, TOUR_SFT, config) as made:
         assert model.device.type == "meta", "it is the model that is trained, not a copy"
         there = made.model.device if engine == "hf" else made._decoder.cache.device
         assert there.type == "meta"

@@ -20,7 +20,7 @@ from drlib.training.distributed import Ranks
 from drlib.training.optim import MOST_SKIPPED, SKIPPED, GradientWatch
 from drlib.training.run_folder import NotFinite, RunFolder, read_metrics
 from drlib.training.sft_trl import IGNORED, sft_dataset, trainer_of
-from drlib.training.trl_run import attend_without_cudnn, gradient_is_finite
+from drlib.training.trl import disable_cudnn_attention, gradient_is_finite
 from tests.loop_examples import a_batch, cold_start, flat, settings, train_on
 from tests.real_examples import built, gap, weights
 from tests.test_training_real import TOUR_SFT
@@ -95,7 +95,7 @@ def test_supervised_training_leaves_such_a_step_out(start, tmp_path):
 
 def test_trl_s_loop_leaves_such_a_step_out(tmp_path, monkeypatch):
     """Of two steps the first is spoiled: what moves the policy is the second alone."""
-    loaded = grpo_trl.load_trained
+    loaded = grpo_trl.load_trainable_model
     handles, before = [], []
 
     def load(*given):
@@ -112,7 +112,7 @@ def test_trl_s_loop_leaves_such_a_step_out(tmp_path, monkeypatch):
             handles.pop().remove()
         return taken(self, *given, **named)
 
-    monkeypatch.setattr(grpo_trl, "load_trained", load)
+    monkeypatch.setattr(grpo_trl, "load_trainable_model", load)
     monkeypatch.setattr(grpo_trl.AgenticTrainer, "log", log)
     torch.backends.cuda.enable_cudnn_sdp(True)
     folder = built("rl", settings(trainer__backend="trl", rl__steps=2, rl__lr=1e-2), tmp_path)
@@ -175,7 +175,7 @@ def test_supervised_training_by_trl_leaves_cudnn_out(start, tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is False")
 def test_masked_rows_of_192_tokens_have_a_finite_gradient_on_a_gpu():
     """Scores of -128, of which cuDNN's backward pass makes NaN at this length."""
-    attend_without_cudnn()
+    disable_cudnn_attention()
     q, k, v = (
         torch.full((1, 2, 192, 64), value, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         for value in (4.0, -4.0, 1.0)

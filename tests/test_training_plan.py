@@ -15,23 +15,23 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
 from drlib.models.moe import PolicyShape, build_policy, save_policy
-from drlib.training.fitting import GIB, fit_of, loads_of, remedy_of
-from drlib.training.memory import Load
-from drlib.training.plan import main, plan, read_rates
-from drlib.training.plan_checks import check
+from drlib.training.planner import GIB, fit_memory, list_loads, find_remedy
+from drlib.training.memory_model import Load
+from drlib.training.planner import main, plan, read_rates
+from drlib.training.planner import check
 from drlib.training.pretrain import shape_of_policy
-from drlib.training.shapes import KNOWN, shape_from, shape_of
-from drlib.training.step_time import (
+from drlib.training.memory_model import KNOWN, count_shape, shape_of
+from drlib.training.planner import (
     Rates,
     StepTime,
     Workload,
     estimated,
-    measured_rates,
-    one_after_the_other,
-    rates_from,
-    side_by_side,
+    measure_rates,
+    simulate_synchronous,
+    parse_rates,
+    simulate_asynchronous,
     step_time,
-    work_of_row,
+    read_workload,
 )
 
 REFERENCE = ROOT / "figures" / "reference"
@@ -48,12 +48,12 @@ def gpu8():
 
 @pytest.fixture(scope="module")
 def sparse(gpu8):
-    return shape_of(gpu8)
+    return load_shape(gpu8)
 
 
 @pytest.fixture(scope="module")
 def small():
-    return shape_of(Config.load("laptop"))
+    return load_shape(Config.load("laptop"))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def small():
     ],
 )
 def test_models_of_the_profiles_have_the_sizes_that_their_names_say(name, total, active):
-    shape = shape_of(Config.load("gpu1", model__path=name))
+    shape = load_shape(Config.load("gpu1", model__path=name))
     assert shape.parameters / BILLION == pytest.approx(total, rel=0.02)
     assert shape.active / BILLION == pytest.approx(active, rel=0.02)
     assert name in KNOWN and shape.vocabulary == 151_936
@@ -89,15 +89,15 @@ def test_a_dense_layer_among_sparse_ones_is_told_apart():
         "qwen3_moe", vocab_size=64, hidden_size=32, num_hidden_layers=4, num_experts=4
     )
     mixed.mlp_only_layers = [0]
-    assert shape_from(mixed).sparse_layers == 3
+    assert count_shape(mixed).sparse_layers == 3
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_seconds_of_the_second_half_of_a_run_from_rates_of_the_first(run):
     rows = read_json_lines(REFERENCE / run)
     half = len(rows) // 2
-    rates = measured_rates(rows[:half], processes=2)
-    done = [step_time(work_of_row(row), rates, engines=2, learners=2) for row in rows[half:]]
+    rates = measure_rates(rows[:half], processes=2)
+    done = [step_time(read_workload(row), rates, engines=2, learners=2) for row in rows[half:]]
     planned = sum(each.synchronous for each in done)
     assert planned == pytest.approx(sum(row["seconds"] for row in rows[half:]), rel=0.2)
     errors = sorted(
@@ -109,11 +109,11 @@ def test_seconds_of_the_second_half_of_a_run_from_rates_of_the_first(run):
 def test_a_plan_with_the_rates_of_a_run_says_what_its_steps_took():
     path = REFERENCE / "tour" / "seed1_rl.jsonl"
     rows = read_json_lines(path)
-    rates = measured_rates(rows, processes=2)
+    rates = measure_rates(rows, processes=2)
     done = plan(Config.load("laptop"), rates=rates)
     mean = sum(row["seconds"] for row in rows) / len(rows)
     assert done.time.synchronous == pytest.approx(mean, rel=0.01)
-    assert read_rates(path) == measured_rates(rows)
+    assert read_rates(path) == measure_rates(rows)
 
 
 def test_both_kinds_of_step_and_the_knee_by_hand():
@@ -130,12 +130,12 @@ def test_both_kinds_of_step_and_the_knee_by_hand():
 @pytest.mark.parametrize("engine", ["hf", "local"])
 def test_who_generates_with_a_sharded_model_holds_all_its_weights_beside_the_shards(engine):
     config = Config.load("gpu8", engine__name=engine)
-    shape = shape_of(config)
-    served, own = (fit_of(each, shape, 80 * GIB) for each in (Config.load("gpu8"), config))
+    shape = load_shape(config)
+    served, own = (fit_memory(each, shape, 80 * GIB) for each in (Config.load("gpu8"), config))
     whole = 2 * shape.parameters
     assert own.memory.parts["engine"] == whole and "engine" not in served.memory.parts
     assert own.memory.total == served.memory.total + whole
-    unsharded = fit_of(config.derive(trainer__fsdp=False), shape, 80 * GIB)
+    unsharded = fit_memory(config.derive(trainer__fsdp=False), shape, 80 * GIB)
     assert "engine" not in unsharded.memory.parts, "it is the model that is trained"
     assert own.serving.cache == 80 * GIB - sum(
         own.memory.parts.get(name, 0) for name in ("weights", "optimiser", "engine", "reserved")
@@ -147,7 +147,7 @@ def test_who_generates_with_a_sharded_model_holds_all_its_weights_beside_the_sha
 def test_the_formula_of_actors_and_learner_is_that_of_a_clock(engines, push_bytes):
     rates = Rates(generate_tokens_s=1.0, train_tokens_s=1.0, push_bytes_s=10.0)
     time = step_time(Workload(40.0, 10.0, push_bytes), rates, engines=engines)
-    trained = [span for span in side_by_side(time, 200) if span.what == "train"][100:]
+    trained = [span for span in simulate_asynchronous(time, 200) if span.what == "train"][100:]
     seconds = (trained[-1].ended - trained[0].ended) / (len(trained) - 1)
     assert seconds == pytest.approx(time.asynchronous)
     assert {span.age for span in trained} == {engines}  # also beyond the knee, where they wait
@@ -157,7 +157,7 @@ def test_the_formula_of_actors_and_learner_is_that_of_a_clock(engines, push_byte
 
 def test_the_clock_by_hand():
     time = StepTime(generate=2.0, train=3.0, sync=1.0, engines=2, knee=2, staleness=1)
-    spans = side_by_side(time, 2)
+    spans = simulate_asynchronous(time, 2)
     told = [(s.lane, s.what, s.began, s.ended, s.batch, s.age) for s in spans]
     assert told == [
         (1, "generate", -2.0, 2.0, 0, 0),
@@ -167,7 +167,7 @@ def test_the_clock_by_hand():
         (0, "train", 6.0, 9.0, 1, 1),
         (0, "sync", 9.0, 10.0, 1, 0),
     ]
-    after = one_after_the_other(time, 2)
+    after = simulate_synchronous(time, 2)
     learner = [(s.what, s.began, s.ended) for s in after if s.lane == 0]
     assert learner == [("train", 2, 5), ("sync", 5, 6), ("train", 8, 11), ("sync", 11, 12)]
     assert [(s.lane, s.began) for s in after if s.what == "generate"] == [
@@ -179,11 +179,11 @@ def test_the_clock_by_hand():
 
 def test_rates_that_nobody_measured_are_estimated_and_measured_ones_are_kept(sparse):
     load = Load(lora_rank=8, checkpointing=True)
-    guess = estimated(Rates(train_tokens_s=7.0), sparse, load, 10 * GIB, 32_768)
+    guess = estimate_rates(Rates(train_tokens_s=7.0), sparse, load, 10 * GIB, 32_768)
     assert guess.train_tokens_s == 7.0 and guess.generate_tokens_s > 0
-    more = estimated(Rates(), sparse, load, 20 * GIB, 32_768)
+    more = estimate_rates(Rates(), sparse, load, 20 * GIB, 32_768)
     assert more.generate_tokens_s > guess.generate_tokens_s  # more rollouts share a read
-    full = estimated(Rates(), sparse, Load(), 20 * GIB, 32_768)
+    full = estimate_rates(Rates(), sparse, Load(), 20 * GIB, 32_768)
     # forward, backward of activations and forward again, against forward and both backwards
     assert full.train_tokens_s == pytest.approx(more.train_tokens_s)
 
@@ -200,14 +200,14 @@ def test_rates_that_nobody_measured_are_estimated_and_measured_ones_are_kept(spa
 )
 def test_wrong_rates_are_named(numbers, message):
     with pytest.raises(ValueError, match=message):
-        rates_from(numbers)
+        parse_rates(numbers)
 
 
 def test_rows_without_what_is_needed_are_refused():
     with pytest.raises(ValueError, match="no rows of metrics"):
-        measured_rates([])
+        measure_rates([])
     with pytest.raises(ValueError, match="lack 'generated'"):
-        measured_rates(read_json_lines(REFERENCE / "tour" / "seed0_sft.jsonl"))
+        measure_rates(read_json_lines(REFERENCE / "tour" / "seed0_sft.jsonl"))
     with pytest.raises(ValueError, match="rates of generation and training are needed"):
         step_time(Workload(1, 1), Rates())
 
@@ -221,23 +221,23 @@ def test_the_profiles_fit_the_devices_that_they_are_made_for(gpu8):
 
 def test_cache_of_a_token_and_how_many_rollouts_it_holds(gpu8, sparse):
     assert sparse.kv_bytes(2) == 2 * 48 * 4 * 128 * 2  # keys and values, layers, heads, bfloat16
-    fit = fit_of(gpu8, sparse, 80 * GIB)
+    fit = fit_memory(gpu8, sparse, 80 * GIB)
     cache = int(0.9 * 80 * GIB) - 2 * sparse.parameters - GIB
     assert fit.serving.at_once == cache // (sparse.kv_bytes(2) * 32_768) == 4
 
 
 def test_the_largest_step_is_planned():
     config = Config.load("gpu1", trainer__pack_tokens=65_536)
-    assert {name: load.tokens for name, load in loads_of(config).items()} == {
+    assert {name: load.tokens for name, load in list_loads(config).items()} == {
         "rl": 16_384,
         "sft": 65_536,
     }
     assert plan(config, 80).fit.stage == "sft"
     several = Config.load("gpu1", trainer__device_batch=2)
     assert plan(several, 80).fit.stage == "rl"  # of the same length, with a mask
-    alone = loads_of(several.derive(trainer__device_batch=1))
-    assert loads_of(several)["rl"].padded and not alone["rl"].padded
-    assert "sft" not in loads_of(Config.load("gpu1", sft__steps=0))
+    alone = list_loads(several.derive(trainer__device_batch=1))
+    assert list_loads(several)["rl"].padded and not alone["rl"].padded
+    assert "sft" not in list_loads(Config.load("gpu1", sft__steps=0))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_what_does_not_fit_comes_with_a_setting_that_does(profile, changes, gib,
 
 
 def test_the_remedy_is_the_nearest_one_and_nothing_is_promised_where_nothing_fits(gpu8, sparse):
-    assert remedy_of(gpu8, sparse, 4 * GIB) == {}
+    assert find_remedy(gpu8, sparse, 4 * GIB) == {}
     assert "take a smaller model or larger devices" in plan(gpu8, 4).errors[0]
     fault = plan(gpu8, 30).errors[0]
     assert "most of it" in fault and "\n" not in fault

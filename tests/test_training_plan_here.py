@@ -22,8 +22,8 @@ from packaging.requirements import Requirement
 from drlib.config import ROOT, Config
 from drlib.models.vllm_engine import VllmEngine
 from drlib.training import plan_checks, stages
-from drlib.training.plan import main, plan
-from drlib.training.plan_checks import HUB, here, server_fault, vllm_fault
+from drlib.training.planner import main, plan
+from drlib.training.planner import HUB, here, check_server, check_vllm
 from drlib.training.distributed import gpu_fault
 from tests.real_examples import miniature
 
@@ -104,7 +104,7 @@ def test_another_version_of_vllm_is_one_line(tmp_path, monkeypatch, found, said)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found}\n")
     (folder / "top_level.txt").write_text("vllm\n")
     monkeypatch.syspath_prepend(tmp_path)
-    fault = vllm_fault()
+    fault = check_vllm()
     assert fault.startswith(said) and bool(fault) == bool(said) and "\n" not in fault
 
 
@@ -116,13 +116,13 @@ def test_trl_takes_the_version_that_is_asked_for():
 
 def test_a_server_is_asked_for_its_models(tmp_path):
     with server(body=serving(MODEL)) as url:
-        assert server_fault(url, MODEL) == server_fault(f"{url}/", MODEL) == ""
+        assert check_server(url, MODEL) == check_server(f"{url}/", MODEL) == ""
         settings = Config.load("gpu8", engine__url=url)
         lacks = [line for line in here(settings, {}, tmp_path) if "engine.url" in line]
         assert lacks == []
-        assert f"the server has ['{MODEL}'], and not model.path='x/y'" in server_fault(url, "x/y")
+        assert f"the server has ['{MODEL}'], and not model.path='x/y'" in check_server(url, "x/y")
     with server(body=serving("anything")) as url:
-        assert server_fault(url, "") == "", "the small policy has no name"
+        assert check_server(url, "") == "", "the small policy has no name"
     (line,) = [x for x in here(settings, {}, tmp_path) if "engine.url" in x]
     assert f"engine.url={settings.engine_url!r}: no server answers" in line, "it is gone now"
     assert "VLLM_SERVER_DEV_MODE=1" in line and "\n" not in line
@@ -142,13 +142,13 @@ def test_a_server_is_asked_for_its_models(tmp_path):
 def test_what_is_no_server_of_models_is_one_line(monkeypatch, how, said):
     monkeypatch.setattr(plan_checks, "ANSWER_S", 0.3)
     with server(**how) as url:
-        fault = server_fault(url, MODEL)
+        fault = check_server(url, MODEL)
     assert fault.startswith(f"engine.url={url!r}: ") and said in fault and "\n" not in fault
 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "127.0.0.1:8000", "http://"])
 def test_what_is_no_address_is_one_line(url):
-    assert server_fault(url, MODEL) == f"engine.url: {url!r} is not an http(s) address"
+    assert check_server(url, MODEL) == f"engine.url: {url!r} is not an http(s) address"
 
 
 def test_a_disk_without_room_is_one_line(tmp_path):
@@ -185,5 +185,5 @@ def test_without_vllm_nothing_is_trained_for_rollouts_that_cannot_come(tmp_path)
     arguments = stages.arguments("rl", config, tmp_path / "runs")
     command = [sys.executable, "-m", "drlib.cli", "train", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {vllm_fault()}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {check_vllm()}\n")
     assert not (tmp_path / "runs").exists()

@@ -32,7 +32,7 @@ from trl import SFTConfig, SFTTrainer
 from drlib.config import Config
 from drlib.models.chunked_logprobs import token_logprobs
 from drlib.training.build import TORCHRUN
-from drlib.training.memory import (
+from drlib.training.memory_model import (
     Load,
     Shape,
     activation_bytes,
@@ -42,8 +42,8 @@ from drlib.training.memory import (
     trained_parameters,
     working_bytes,
 )
-from drlib.training.model_setup import adapters
-from drlib.training.shapes import shape_from
+from drlib.training.model_setup import build_lora_config
+from drlib.training.memory_model import count_shape
 
 RANK, TOKENS = 4, 128
 SIZES = {
@@ -88,7 +88,7 @@ def built(kind, dtype=torch.float32, rank=0):
     model = AutoModelForCausalLM.from_config(configuration(kind), dtype=dtype)
     if rank == 0:
         return model.train(), model
-    wrapped = get_peft_model(model, adapters(model, Config(trainer__lora_rank=rank)))
+    wrapped = get_peft_model(model, build_lora_config(model, Config(trainer__lora_rank=rank)))
     wrapped.enable_input_require_grads()
     return wrapped.train(), model
 
@@ -156,7 +156,7 @@ def test_the_activations_are_what_the_backward_pass_keeps(kind, way):
     dtype, rank, autocast, said = WAYS[way]
     whole, model = built(kind, dtype, rank)
     load = Load(rows=2, tokens=TOKENS, **said)
-    planned = activation_bytes(shape_from(configuration(kind)), load)
+    planned = activation_bytes(count_shape(configuration(kind)), load)
     assert planned == pytest.approx(kept_bytes(whole, model, batch(2), autocast), rel=0.001)
 
 
@@ -165,23 +165,23 @@ def test_padded_rows_keep_a_mask_of_numbers_in_each_layer(way):
     dtype, rank, autocast, said = WAYS[way]
     whole, model = built("qwen3", dtype, rank)
     load = Load(rows=2, tokens=TOKENS, padded=True, **said)
-    planned = activation_bytes(shape_from(configuration("qwen3")), load)
+    planned = activation_bytes(count_shape(configuration("qwen3")), load)
     assert planned == pytest.approx(kept_bytes(whole, model, batch(2, True), autocast), rel=0.001)
 
 
 def test_a_row_without_padding_takes_no_mask_of_numbers():
-    """What `drlib.training.trl_batch` leaves of a micro-batch of one row: a mask of ones."""
+    """What `drlib.training.trl` leaves of a micro-batch of one row: a mask of ones."""
     whole, model = built("qwen3")
     ids = torch.randint(0, SIZES["vocab_size"], (1, TOKENS))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
     planned = activation_bytes(
-        shape_from(configuration("qwen3")), Load(dtype="float32", rows=1, tokens=TOKENS)
+        count_shape(configuration("qwen3")), Load(dtype="float32", rows=1, tokens=TOKENS)
     )
     assert planned == pytest.approx(kept_bytes(whole, model, inputs, False), rel=0.001)
 
 
 def test_no_part_of_unpadded_activations_grows_with_the_square_of_the_length():
-    shape = shape_from(configuration("qwen3"))
+    shape = count_shape(configuration("qwen3"))
     once, twice, padded = (
         activation_bytes(shape, Load(tokens=tokens, fsdp=True, padded=mask))
         for tokens, mask in ((TOKENS, False), (2 * TOKENS, False), (2 * TOKENS, True))
@@ -204,7 +204,7 @@ def test_the_peak_of_a_backward_pass_is_activations_and_working_memory(kind, way
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             total = model.model(**batch(2)).last_hidden_state.sum()
         total.backward()
-    shape, load = shape_from(configuration(kind)), Load(rows=2, tokens=TOKENS, **said)
+    shape, load = count_shape(configuration(kind)), Load(rows=2, tokens=TOKENS, **said)
     load = Load(**vars(load) | {"checkpointing": checkpointing})
     planned = activation_bytes(shape, load) + working_bytes(shape, load)
     assert planned == pytest.approx(watch.peak, rel=0.1)
@@ -218,7 +218,7 @@ def test_with_checkpointing_the_forward_pass_leaves_the_inputs_of_the_layers(way
     with Watch(*whole.parameters()) as watch, torch.autocast("cpu", torch.bfloat16, autocast):
         out = model.model(**batch(2))
     assert out.last_hidden_state.requires_grad
-    shape, load = shape_from(configuration("qwen3")), Load(rows=2, tokens=TOKENS, **said)
+    shape, load = count_shape(configuration("qwen3")), Load(rows=2, tokens=TOKENS, **said)
     kept = activation_bytes(shape, load)
     deeper = dataclasses.replace(shape, layers=4)
     layer = activation_bytes(deeper, load) - kept
@@ -269,7 +269,7 @@ def test_fsdp2_holds_what_is_planned_on_each_of_two_processes(tmp_path):
     )
     rows = [line.split() for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert [row[0] for row in rows] == ["0", str(RANK)], done.stderr[-2000:]
-    shape = shape_from(configuration("qwen3"))
+    shape = count_shape(configuration("qwen3"))
     for rank, *found in rows:
         load = Load(lora_rank=int(rank), fsdp=True, processes=2)
         planned = state_bytes(shape, load)
@@ -299,7 +299,7 @@ def test_the_memory_of_both_heads(dtype, trained, frugal):
     shape = Shape(hidden, 1, 1, 1, 1, 1, vocabulary, 1, False, False, 0, 0, 0, 0, 0, 0, 0)
     rank = 0 if trained else RANK
     load = Load(
-        dtype, 1, tokens, lora_rank=rank, frugal=frugal, fsdp=True, processes=2, trainer="local"
+        dtype, 1, tokens, lora_rank=rank, chunked=frugal, fsdp=True, processes=2, trainer="local"
     )
     planned = head_bytes(shape, load)
     if trained:  # counted on top, where both are not there at once: never too little
@@ -319,7 +319,7 @@ def test_weights_gradients_and_states_are_those_of_torch(kind, way):
         model(**batch(1), labels=batch(1)["input_ids"]).loss.backward()
     optimizer.step()
     found = measured(whole, optimizer)
-    planned = state_bytes(shape_from(configuration(kind)), Load(**said))
+    planned = state_bytes(count_shape(configuration(kind)), Load(**said))
     assert {name: planned[name] for name in found} == pytest.approx(found, rel=1e-3)
     assert planned["exchange"] == planned["reference"] == 0
 
@@ -365,12 +365,12 @@ def test_trl_holds_what_is_planned(way, tmp_path):
     last = Last()
     trainer.add_callback(last)
     trainer.train()
-    planned = state_bytes(shape_from(configuration("qwen3")), Load(**said))
+    planned = state_bytes(count_shape(configuration("qwen3")), Load(**said))
     assert {name: planned[name] for name in last.found} == pytest.approx(last.found, rel=1e-3)
 
 
 def test_sharding_and_copies_between_processes():
-    shape = shape_from(configuration("qwen3"))
+    shape = count_shape(configuration("qwen3"))
     one, sharded, copied = (
         state_bytes(shape, Load(processes=n, fsdp=fsdp))
         for n, fsdp in ((1, False), (4, True), (4, False))
@@ -383,12 +383,12 @@ def test_sharding_and_copies_between_processes():
 
 
 def test_a_layer_made_again_uses_the_memory_that_the_head_has_left():
-    shape = shape_from(configuration("qwen3"))
-    plan = memory_plan(shape, Load(tokens=TOKENS, checkpointing=True, fsdp=True, frugal=False))
+    shape = count_shape(configuration("qwen3"))
+    plan = memory_plan(shape, Load(tokens=TOKENS, checkpointing=True, fsdp=True, chunked=False))
     assert plan.parts["activations"] == plan.activations_checkpointed < plan.activations_kept
-    assert plan.parts["logits"] == plan.logits_usual
+    assert plan.parts["logits"] == plan.logits_full
     layer = (plan.activations_kept - TOKENS * (96 * 6 + 4 + 4 * 16 + 8)) // 3
-    assert plan.shared == min(plan.logits_usual, layer)
+    assert plan.shared == min(plan.logits_full, layer)
     assert plan.total == sum(plan.parts.values()) - plan.shared
 
 
@@ -396,4 +396,4 @@ def test_adapters_are_counted_as_peft_makes_them():
     for kind in KINDS:
         whole, _ = built(kind, rank=RANK)
         made = sum(p.numel() for p in whole.parameters() if p.requires_grad)
-        assert trained_parameters(shape_from(configuration(kind)), Load(lora_rank=RANK)) == made
+        assert trained_parameters(count_shape(configuration(kind)), Load(lora_rank=RANK)) == made

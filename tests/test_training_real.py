@@ -20,11 +20,11 @@ from drlib.models.moe import load_policy
 from drlib.notebook import execution
 from drlib.training import stages
 from drlib.training.learner import FINAL_LR
-from drlib.training.model_setup import adapters, load_model, policy_of
+from drlib.training.model_setup import build_lora_config, load_model, find_policy
 from drlib.training.optim import schedule
 from drlib.training.question_scheduler import Questions
 from drlib.training.run_folder import read_manifest, read_metrics
-from drlib.training.step_time import measured_rates, work_of_row
+from drlib.training.planner import measure_rates, read_workload
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import ColdStart, settings
 from tests.real_examples import MINIATURE, built, gap, miniature, weights
@@ -49,7 +49,7 @@ def line(request, place):
 
 def test_every_stage_leaves_its_result(line):
     config, runs = line
-    assert policy_of(stages.folder("cpt", config, runs)) == config.model.path, "no step, no copy"
+    assert find_policy(stages.folder("cpt", config, runs)) == config.model.path, "no step, no copy"
     before = weights(stages.folder("sft", config, runs) / "policy")
     assert gap(before, weights(stages.ROOT / config.model.path)) > 0
     rl = stages.folder("rl", config, runs)
@@ -78,7 +78,7 @@ def test_a_rollout_is_trained_as_it_was_sampled(line):
     (record, *_) = load_trajectories(
         stages.folder("rl", config, runs) / "trajectories_0001.parquet"
     )
-    model = load_model(policy_of(stages.folder("sft", config, runs)), torch.float32)
+    model = load_model(find_policy(stages.folder("sft", config, runs)), torch.float32)
     ids_T = torch.tensor(record.token_ids[None].astype(np.int64))
     with torch.no_grad():
         logp_TV = model(ids_T).logits[0].log_softmax(-1)
@@ -124,9 +124,9 @@ def test_other_settings(place, changes):
 
 
 def test_adapters_reach_the_experts_and_leave_the_router_and_the_head_alone(place):
-    model = load_model(miniature(place, "qwen3_moe").model, torch.float32)
-    assert adapters(model, miniature(place, "qwen3_moe", trainer__lora_rank=0)) is None
-    made = get_peft_model(model, adapters(model, miniature(place, "qwen3_moe", trainer__lora_rank=2)))
+    model = load_model(miniature(place, "qwen3_moe").model.path, torch.float32)
+    assert build_lora_config(model, miniature(place, "qwen3_moe", trainer__lora_rank=0)) is None
+    made = get_peft_model(model, build_lora_config(model, miniature(place, "qwen3_moe", trainer__lora_rank=2)))
     found = {
         name.split("layers.0.")[1].split(".lora_")[0]
         for name, weight in made.named_parameters()
@@ -158,7 +158,7 @@ def test_one_command_takes_documents_to_a_model_that_answers(place, tmp_path, ca
         "profile": "gpu1",
         "model": config.model.path,
         "world": "folder:notebooks/tern",
-        "settings": {name: getattr(config, name) for name in MINIATURE},
+        "settings": {name: config.get(name) for name in MINIATURE},
     }
     runs = ROOT / "runs" / "gpu1"
     before = {*runs.glob("*")}
@@ -266,8 +266,8 @@ def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
     for name in ("accuracy", "generated", "calls", "live_groups"):
         assert row[name] == pytest.approx(local[name], abs=1e-6), name
     assert row["live_groups"] > 0
-    assert work_of_row(row) == work_of_row(local)  # by which a plan takes its rates
-    assert measured_rates([row]).train_tokens_s > 0
+    assert read_workload(row) == read_workload(local)  # by which a plan takes its rates
+    assert measure_rates([row]).train_tokens_s > 0
     assert row["loss"] == pytest.approx(local["loss"], abs=5e-6)
     assert row["grad_norm"] == pytest.approx(local["grad_norm"], rel=1e-4)
     moved = {name: t.detach() for name, t in step.model.state_dict().items()}

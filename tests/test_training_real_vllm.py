@@ -11,7 +11,7 @@ import torch
 
 from drlib.endpoint import EndpointError
 from drlib.training import stages
-from drlib.training.model_setup import load_model, opened_model, policy_of
+from drlib.training.model_setup import load_model, open_policy, find_policy
 from drlib.training.run_folder import read_metrics
 from drlib.trajectory import load_trajectories
 from tests.real_examples import built, gap, miniature, weights
@@ -48,10 +48,10 @@ def test_the_line_with_vllm_in_this_process(place, kind):
     folder = built("evaluate_rl", config, runs)
     rl, sft = stages.folder("rl", config, runs), stages.folder("sft", config, runs)
     first, *_ = load_trajectories(rl / "trajectories_0001.parquet")
-    require_sampled_by(first, policy_of(sft))
+    require_sampled_by(first, find_policy(sft))
     assert read_metrics(rl)[0]["grad_norm"] > 0
     asked, *_ = load_trajectories(folder / "sampled.parquet")
-    require_sampled_by(asked, policy_of(rl))
+    require_sampled_by(asked, find_policy(rl))
     assert gap(weights(sft / "policy"), weights(rl / "policy")) > 0
 
 
@@ -65,9 +65,9 @@ def test_the_line_with_a_server(place):
         online = config.derive(engine__url=url)
         rl = built("rl", online, runs)
         records = load_trajectories(rl / "trajectories_0001.parquet")
-        require_sampled_by(records[0], policy_of(stages.folder("sft", config, runs)))
-        with opened_model(rl, online) as (engine, *_):
-            model = load_model(policy_of(rl), torch.float32)
+        require_sampled_by(records[0], find_policy(stages.folder("sft", config, runs)))
+        with open_policy(rl, online) as (engine, *_):
+            model = load_model(find_policy(rl), torch.float32)
             assert engine.require_parity(model) < 1e-4
     assert read_metrics(rl)[0]["grad_norm"] > 0
 

@@ -9,7 +9,7 @@ import torch
 from drlib.models.moe import load_policy
 from drlib.rl.losses import LossConfig
 from drlib.training import trl
-from drlib.training.trl_batch import ROUTES, live_rows, live_tokens, loss_weighed
+from drlib.training.trl import ROUTES, drop_dead_rows, count_live_tokens, weighted_mask
 from tests.trl_examples import (
     COMPLETION,
     EOS,
@@ -85,9 +85,9 @@ def batch(**changes):
 
 def test_rows_and_columns_by_hand():
     whole = batch()
-    assert live_tokens(whole, kl=False).tolist() == [2, 0, 2]
-    assert live_tokens(whole, kl=True).tolist() == [2, 4, 2]
-    kept = live_rows(whole, kl=False)
+    assert count_live_tokens(whole, kl=False).tolist() == [2, 0, 2]
+    assert count_live_tokens(whole, kl=True).tolist() == [2, 4, 2]
+    kept = drop_dead_rows(whole, kl=False)
     assert kept["prompt_ids"].tolist() == [[3], [6]]
     assert kept["completion_ids"].tolist() == [[7, 8, 2], [8, 8, 9]]
     assert kept["tool_mask"].tolist() == [[1, 1, 1], [1, 0, 1]]
@@ -95,29 +95,29 @@ def test_rows_and_columns_by_hand():
     assert kept[ROUTES].flatten(1).tolist() == [[1, 2, 3, 4], [13, 14, 15, 16]]
     assert kept["advantages"].tolist() == [0.5, -0.5] and kept["num_items_in_batch"] == 9
     assert whole["prompt_ids"].shape == (3, 2)  # the batch itself is as it was
-    assert loss_weighed(kept).tolist() == [[True, True, False], [True, False, True]]
+    assert weighted_mask(kept).tolist() == [[True, True, False], [True, False, True]]
 
 
 def test_with_a_kl_term_only_what_the_filter_left_out_goes():
-    kept = live_rows(batch(loss_weights=torch.tensor([1.0, 1.0, 0.0])), kl=True)
+    kept = drop_dead_rows(batch(loss_weights=torch.tensor([1.0, 1.0, 0.0])), kl=True)
     assert kept["advantages"].tolist() == [0.5, 0.0] and kept["prompt_ids"].shape == (2, 2)
 
 
 def test_of_a_dead_batch_the_shortest_row_stays():
-    kept = live_rows(batch(advantages=torch.zeros(3)), kl=False)
+    kept = drop_dead_rows(batch(advantages=torch.zeros(3)), kl=False)
     assert kept["completion_ids"].tolist() == [[7, 8]] and kept["prompt_ids"].tolist() == [[3]]
 
 
 def test_a_batch_with_images_comes_back_as_it_is():
     whole = batch(pixel_values=torch.zeros(5, 3))
-    assert live_rows(whole, kl=False) is whole
+    assert drop_dead_rows(whole, kl=False) is whole
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
 def test_gradients_are_those_of_all_rows(kl, checkpoint, tmp_path, monkeypatch):
     recipe = {"loss": LossConfig(kl_coef=kl), "options": {"beta": kl}}
     found, line, passes = stepped(checkpoint, tmp_path / "some", REWARDS, **recipe)
-    monkeypatch.setattr(trl, "live_rows", lambda inputs, kl: inputs)
+    monkeypatch.setattr(trl, "drop_dead_rows", lambda inputs, kl: inputs)
     expected, same, whole = stepped(checkpoint, tmp_path / "all", REWARDS, **recipe)
     assert_equal_gradients(found, expected)
     assert line["train_loss"] == pytest.approx(same["train_loss"], abs=1e-6)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from drlib.models.moe import load_policy
 from drlib.models.routing_replay import record_routes, replay_routes
 from drlib.rl.losses import LossConfig
-from drlib.training.routing import Routing
+from drlib.training.trl import Routing
 from tests.trl_examples import (
     COMPLETION,
     EOS,

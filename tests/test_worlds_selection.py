@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from drlib.questions.chains import SearchQuestions, chains
+from drlib.questions.chains import SearchQuestions, enumerate_chains
 from drlib.worlds import Names, fictional_world, load_world, select
 from drlib.worlds.graph import Graph, Node
 from drlib.worlds.selection import _short_names
@@ -84,7 +84,7 @@ def test_pages_beyond_the_limits_are_omitted_and_counted(cldr):
         assert entity.facts == everything.entities[title].facts
         for value in entity.facts.values():  # no chain ends at the border of the selection
             assert value in world.entities or value not in everything.entities
-    assert {chain.hops for chain in chains(world)} == {1, 2, 3}
+    assert {chain.hops for chain in enumerate_chains(world)} == {1, 2, 3}
 
 
 def test_most_frequent_relations_are_kept(cldr):
@@ -170,7 +170,7 @@ def test_fictional_worlds_share_the_schema_but_no_facts(islands):
                 assert (entity.title, relation, value) not in real
                 target = invented.entities[value].kind if value in invented.entities else ""
                 kinds.setdefault((entity.kind, relation), set()).add(target)
-        assert {chain.hops for chain in chains(invented)} == {1, 2, 3}
+        assert {chain.hops for chain in enumerate_chains(invented)} == {1, 2, 3}
     assert kinds["island", "capital"] == {"town"}
     assert kinds["town", "mayor"] == {"person"}
     assert kinds["light", "height"] == {""}

@@ -2,8 +2,7 @@
 
 `WEAKENINGS` lists textual changes of one file each. `run_attack` copies the package, applies one
 change (the old text must occur exactly once) and attacks the copy in a separate process. An attack
-is "KIND: NAME": a "call" of `sandbox_targets.CASES`, a "session" of `session_attacks.py`,
-`session_spoilers.py` or `session_breakers.py`, or a "hoard" of `hoarding_cases.py`.
+is "KIND: NAME": a "call" of `sandbox_targets.CASES` or a "hoard" of `hoarding_cases.py`.
 `python weakened_layers.py PACKAGE_FOLDER KIND:NAME LEVEL ROUNDS` prints {"won": ..., "rounds": ...,
 "how": ...}.
 """
@@ -39,29 +38,11 @@ class Weakening:
 
 WEAKENINGS = {
     "Landlock": Weakening(
-        "confinement.py",
+        "worker_process.py",
         "restrict = layers.landlock_restrict(ruleset)",
         "restrict = []",
         "call: read a file",
         "standard",
-    ),
-    "no open file in a state": Weakening(
-        "bounds.py",
-        'numbers = sorted(os.listdir(f"/proc/{pid}/fd"))',
-        'numbers = ["0", "1", "2"]',
-        "session: a pipe",
-    ),
-    "no mapped file in a state": Weakening(
-        "bounds.py",
-        "if not mapped_files(pid) <= mapped:",
-        "if False:",
-        "session: a mapped output",
-    ),
-    "no file in the folder of a session": Weakening(
-        "bounds.py",
-        "return self._look() == self._as_new",
-        "return True",
-        "session: a new file",
     ),
     "no anonymous memory that is shared": Weakening(
         "seccomp.py",
@@ -70,7 +51,7 @@ WEAKENINGS = {
         "hoard: shared memory of which a page stays mapped",
     ),
     "no huge pages": Weakening(
-        "confinement.py",
+        "worker_process.py",
         "layers.take(layers.NO_HUGE_PAGES)",
         "",
         "hoard: huge pages of which a small one stays mapped",
@@ -96,8 +77,8 @@ WEAKENINGS = {
     ),
     "files without a name are counted": Weakening(
         "bounds.py",
-        "room = WORK_BYTES - nameless_bytes(pid, folder)",
-        "room = WORK_BYTES",
+        "budget = WORK_BYTES - nameless_bytes(pid, folder)",
+        "budget = WORK_BYTES",
         "hoard: deleted files, mapped",
         "standard",
     ),
@@ -152,24 +133,6 @@ def call_rounds(name: str, level: str, rounds: int):
             yield [word for word in (CANARY, BREACH) if word in shown(result)]
 
 
-def session_rounds(name: str, level: str, rounds: int):
-    """For each round of an attack on a session, what it breached."""
-    from tests.sandbox_targets import sandbox_at
-    from tests.session_attacks import RACES
-    from tests.session_breakers import BREAKERS, LEFT
-    from tests.session_spoilers import AWAKE, KEPT
-    from tests.session_targets import PREFIX, Outside, attempt
-
-    attacks = {attack.name: attack for attack in RACES + AWAKE + KEPT + BREAKERS + LEFT}
-    with ExitStack() as stack:
-        outside = Outside(stack)
-        made = stack.enter_context(sandbox_at(level, timeout_s=2.0, memory_mb=128))
-        for _ in range(rounds):
-            with made.session() as start:
-                found = attempt(made, start.then(PREFIX), outside, attacks[name])
-            yield [one for one in found if not one.startswith("the answer should")]
-
-
 def hoard_rounds(name: str, level: str, rounds: int):
     """For each round of a hoard, whether it held too much."""
     from tests import test_sandbox_bounds as bounds
@@ -183,7 +146,7 @@ def hoard_rounds(name: str, level: str, rounds: int):
             yield [f"held {found}"] if found["held_mb"] > bounds.limit(name) else []
 
 
-KINDS = {"call": call_rounds, "session": session_rounds, "hoard": hoard_rounds}
+KINDS = {"call": call_rounds, "hoard": hoard_rounds}
 
 
 def main(folder: str, attack: str, level: str, rounds: str) -> None:

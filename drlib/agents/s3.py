@@ -18,7 +18,7 @@ from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.rollout_state import RolloutState, Steps
 from drlib.chat.prompts import GATHER
 from drlib.chat.tool_calls import Answer, ToolCall
-from drlib.questions.lookups import answer_from, facts_of
+from drlib.questions.search_plan import answer_chain, split_facts
 from drlib.tools.toolbox import ShownPage, extract_pages
 from drlib.validation import require
 
@@ -104,7 +104,7 @@ class S3(Agent):
 
 def answer_from_facts(question: str, documents: Sequence[ShownPage]) -> str | None:
     """Frozen generator for multi-hop questions: it reads facts and never guesses."""
-    return answer_from(question, {page.title: facts_of(page.text) for page in documents})
+    return answer_chain(question, {page.title: split_facts(page.text) for page in documents})
 
 
 def _search(query: str) -> ToolCall:

@@ -1,11 +1,11 @@
-"""The panels of notebook 17: what a device holds, who works when, and how far an engine is off.
+"""Figures of notebook 17: device memory, timelines of training, and engine mismatch.
 
-The numbers are a plan's (`drlib.training.plan`), a clock's (`drlib.training.step_time`), or were
-measured by the notebook. Blue is what learns or is in step, orange what is over a bound or out of
-step, grey what waits.
+The numbers come from a plan (`drlib.training.planner`), a simulation of engines and learner, or
+measurements of the notebook. Blue: learner, in step. Orange: over a limit, out of step. Grey: idle.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,16 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drlib.analysis.plots import CONTROL, DOWN, UP
-from drlib.training.fitting import GIB, Fit
-from drlib.training.plan import Plan
-from drlib.training.step_time import (
-    Span,
-    StepTime,
-    Workload,
-    one_after_the_other,
-    side_by_side,
-    step_time,
-)
+from drlib.training.planner import GIB, Fit, Plan, StepTime, Workload, step_time
 
 PARTS = {  # of a device's memory, from the ground up: colour
     "weights": "C0",
@@ -39,6 +30,61 @@ PARTS = {  # of a device's memory, from the ground up: colour
 WORKS = {"generate": "0.78", "train": UP, "sync": DOWN}  # colour of a span
 FLOOR_NATS = 1e-8  # smaller gaps are drawn here
 BATCHES = 8  # of a timeline
+
+
+@dataclass(frozen=True)
+class Span:
+    """Activity of one lane: 0 is the learner, 1, 2, ... are the engines.
+
+    what: "generate", "train" or "sync". age: updates since the generation of a trained batch start.
+    """
+
+    lane: int
+    what: str
+    start: float
+    end: float
+    batch: int
+    age: int = 0
+
+
+def simulate_synchronous(time: StepTime, batches: int) -> list[Span]:
+    """Simulate synchronous steps: all engines generate a batch, then wait for its update."""
+    spans, now = [], 0.0
+    for batch in range(batches):
+        made = now + time.generate
+        spans += [Span(1 + e, "generate", now, made, batch) for e in range(time.engines)]
+        spans.append(Span(0, "train", made, made + time.train, batch))
+        now = made + time.train + time.sync
+        spans.append(Span(0, "sync", now - time.sync, now, batch))
+    return spans
+
+
+def simulate_asynchronous(time: StepTime, batches: int) -> list[Span]:
+    """Simulate asynchronous steps, to check the formulas of `step_time`.
+
+    Each engine generates its own batches, with staggered starts. It keeps a finished batch until
+    the learner takes the oldest, and then starts another with the current weights. All engines
+    pause during a weight transfer.
+    """
+    alone = time.generate * time.engines  # seconds per batch of one engine
+    started = [alone * (e - time.engines) / time.engines for e in range(1, time.engines + 1)]
+    ready = [at + alone for at in started]
+    version = [0] * time.engines
+    spans, now = [], 0.0
+    for batch in range(batches):
+        engine = min(range(time.engines), key=ready.__getitem__)
+        taken = max(now, ready[engine])
+        spans.append(Span(1 + engine, "generate", started[engine], ready[engine], batch))
+        started[engine], ready[engine] = taken, taken + alone
+        age = batch - version[engine]
+        version[engine] = batch
+        trained = taken + time.train
+        now = trained + time.sync
+        spans.append(Span(0, "train", taken, trained, batch, age))
+        spans.append(Span(0, "sync", trained, now, batch))
+        # a batch in progress waits for the transfer; a finished one waits anyway
+        ready = [at + time.sync if at > trained else at for at in ready]
+    return spans
 
 
 def memory_bars(ax: Axes, fits: Mapping[str, Fit]) -> None:
@@ -71,13 +117,13 @@ def memory_bars(ax: Axes, fits: Mapping[str, Fit]) -> None:
 def timeline(ax: Axes, spans: Sequence[Span], until: float) -> None:
     """A lane an engine, the learner's on top; the number is how many updates old a batch is."""
     for span in spans:
-        began, ended = max(span.began, 0.0), min(span.ended, until)
-        if began >= ended:
+        start, end = max(span.start, 0.0), min(span.end, until)
+        if start >= end:
             continue
         edge = "w" if span.what == "generate" else "none"
-        ax.barh(span.lane, ended - began, 0.7, began, color=WORKS[span.what], edgecolor=edge)
-        if span.what == "train" and span.age and span.ended <= until:
-            middle = (began + ended) / 2
+        ax.barh(span.lane, end - start, 0.7, start, color=WORKS[span.what], edgecolor=edge)
+        if span.what == "train" and span.age and span.end <= until:
+            middle = (start + end) / 2
             ax.text(middle, span.lane, span.age, ha="center", va="center", color="w", fontsize=8)
     lanes = max(span.lane for span in spans)
     names = ["learner", *(f"engine {n}" for n in range(1, lanes + 1))]
@@ -91,11 +137,11 @@ def timelines(time: StepTime) -> Figure:
     height = 1.6 + 0.5 * time.engines
     fig, axes = plt.subplots(2, 1, figsize=(9, height), sharex=True)
     until = BATCHES * time.asynchronous
-    clocks = (one_after_the_other(time, BATCHES), side_by_side(time, BATCHES + time.engines))
+    clocks = (simulate_synchronous(time, BATCHES), simulate_asynchronous(time, BATCHES + time.engines))
     for ax, spans in zip(axes, clocks):
         timeline(ax, spans, until)
-    axes[0].set(xlabel="", title=f"one after the other: {time.synchronous:.3g} s a step")
-    axes[1].set_title(f"side by side: {time.asynchronous:.3g} s a step")
+    axes[0].set(xlabel="", title=f"synchronous: {time.synchronous:.3g} s a step")
+    axes[1].set_title(f"asynchronous: {time.asynchronous:.3g} s a step")
     return fig
 
 
@@ -104,9 +150,9 @@ def pace(ax: Axes, work: Workload, rates, learners: int, most: int) -> None:
     dots are the clock's own, run for each number."""
     engines = np.arange(1, most + 1)
     times = [step_time(work, rates, engines=int(n), learners=learners) for n in engines]
-    ax.plot(engines, [3600 / t.asynchronous for t in times], color=UP, label="side by side")
-    ax.plot(engines, [3600 / t.synchronous for t in times], color=CONTROL, label="in turns")
-    ax.plot(engines, [3600 / clocked(t) for t in times], "o", color=UP, ms=3.5, label="the clock")
+    ax.plot(engines, [3600 / t.asynchronous for t in times], color=UP, label="asynchronous")
+    ax.plot(engines, [3600 / t.synchronous for t in times], color=CONTROL, label="synchronous")
+    ax.plot(engines, [3600 / clocked(t) for t in times], "o", color=UP, ms=3.5, label="simulated")
     ax.axvline(times[0].knee, color="0.2", ls="--", lw=1, label=f"knee: {times[0].knee}")
     ax.set(xlabel="engines", ylabel="steps an hour", xlim=(0, most + 0.5), ylim=(0, None))
     ax.legend(loc="lower right")
@@ -114,7 +160,7 @@ def pace(ax: Axes, work: Workload, rates, learners: int, most: int) -> None:
 
 def clocked(time: StepTime, batches: int = 60) -> float:
     """Seconds of a step by the asynchronous clock, after it has settled."""
-    ends = [span.ended for span in side_by_side(time, batches) if span.what == "train"]
+    ends = [span.end for span in simulate_asynchronous(time, batches) if span.what == "train"]
     half = batches // 2
     return (ends[-1] - ends[half]) / (batches - 1 - half)
 

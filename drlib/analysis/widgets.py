@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from drlib.analysis import data_plots, plots, rendering, viewer
 from drlib.analysis.plots import png_bytes
 from drlib.demonstrations.solver import Solver
-from drlib.questions.checks import effort, faults
-from drlib.questions.queries import Query, depth, evaluate_query, from_text, to_text
+from drlib.questions.checks import measure_effort, find_faults
+from drlib.questions.queries import Query, measure_depth, evaluate_query, from_text, to_text
 from drlib.questions.upgrades import OPERATORS
 from drlib.questions.wording import render_question
 from drlib.rl.advantages import ADVANTAGES
@@ -255,9 +255,9 @@ class QuestionPanel(_Panel):
         cells = {
             "upgrades": applied,
             "answers": len(evaluate_query(query, self._graph)),
-            "faults": ", ".join(faults(query, self._graph)) or "none",
-            "look-ups": depth(query),
-            "pages": effort(query, self._graph),
+            "faults": ", ".join(find_faults(query, self._graph)) or "none",
+            "look-ups": measure_depth(query),
+            "pages": measure_effort(query, self._graph),
         }
         if self._solver:
             episode = self._solver.solve(dataclasses.replace(task, query=to_text(query)))

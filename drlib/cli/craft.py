@@ -33,8 +33,8 @@ from drlib.demonstrations.agentfounder import KEPT, CptRow, higher_order
 from drlib.demonstrations.model_teacher import ModelTeacher
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import read_json_lines, write_atomic
-from drlib.questions.crafting import WISHES, Crafted, counts, craft
-from drlib.questions.entity_memory import EntityMemory, memory_of_world
+from drlib.questions.crafting import WISHES, CraftedQuestion, count_outcomes, craft
+from drlib.questions.entity_memory import EntityMemory, build_world_memory
 from drlib.questions.replies import Replies
 from drlib.task import is_accepted
 from drlib.validation import require
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         require(args.n >= 1 and args.plans >= 1, "-n and --plans start at 1")
         require(args.reader or not args.reader_url, "--reader-url needs --reader: which model?")
         args.out.mkdir(parents=True, exist_ok=True)
-        memory = memory_of_world(load_world(args.world))
+        memory = build_world_memory(load_world(args.world))
         writer = _replies(args.url, args.model, args.out / REPLIES, args)
         reader = writer
         if args.reader:
@@ -109,7 +109,7 @@ def _wishes(memory: EntityMemory, args: argparse.Namespace) -> list[tuple[str, s
     ValueError: there is no such thing."""
     styles = [style for style in args.styles.split(",") if style]
     require(styles, "--styles names none")
-    known = [one for one in memory.entities if len(memory.about(one)) >= FEWEST_STATEMENTS]
+    known = [one for one in memory.entities if len(memory.list_statements(one)) >= FEWEST_STATEMENTS]
     require(
         known,
         f"--world {args.world} says {FEWEST_STATEMENTS} things of nothing: it needs facts, such as "
@@ -121,7 +121,7 @@ def _wishes(memory: EntityMemory, args: argparse.Namespace) -> list[tuple[str, s
 
 def _rows(
     memory: EntityMemory,
-    crafted: Sequence[Crafted],
+    crafted: Sequence[CraftedQuestion],
     writer: Replies,
     reader: Replies,
     args: argparse.Namespace,
@@ -129,7 +129,7 @@ def _rows(
     """First-order rows of the questions that were kept, higher-order ones of the attempts."""
     teacher = ModelTeacher(writer, reader, names=memory.entities)
 
-    def first_order(one: Crafted) -> list[CptRow]:
+    def first_order(one: CraftedQuestion) -> list[CptRow]:
         task = one.task(args.world)
         known = [statement.text for statement in one.known]
         sources = sorted({source for statement in one.known for source in statement.sources})
@@ -176,7 +176,7 @@ def _bare(text: str) -> str:
     return text.strip("\n")
 
 
-def _write(crafted: Sequence[Crafted], rows: Sequence[CptRow], args: argparse.Namespace) -> None:
+def _write(crafted: Sequence[CraftedQuestion], rows: Sequence[CptRow], args: argparse.Namespace) -> None:
     """All files but the replies, each whole."""
     questions = [
         one._asdict() | {"known": [known._asdict() for known in one.known]} for one in crafted
@@ -190,11 +190,11 @@ def _lines(rows: Iterable[dict]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _card(crafted: Sequence[Crafted], rows: Sequence[CptRow], args: argparse.Namespace) -> str:
+def _card(crafted: Sequence[CraftedQuestion], rows: Sequence[CptRow], args: argparse.Namespace) -> str:
     """What the folder holds."""
     table = [
         f"| {style} | {end} | {number} |"
-        for style, ends in counts(crafted).items()
+        for style, ends in count_outcomes(crafted).items()
         for end, number in ends.items()
     ]
     judged = Counter((row.kind, row.judge if row.judge == KEPT else _short(row)) for row in rows)

@@ -21,11 +21,11 @@ from datasets import disable_progress_bars
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import write_atomic
 from drlib.notebook.display import use_style
-from drlib.questions.escalation import Attempt, by_heart
+from drlib.questions.escalation import Solver, make_closed_book_solver
 from drlib.questions.export import CONFIGS, VERL, write_folder
-from drlib.questions.families import FAMILIES, NOT_TAKEN
-from drlib.questions.quality import quality_report, save_report, split_overlap
-from drlib.questions.question_set import MOST_DRAWN, Drawn, Wish, draw_dataset, task_of
+from drlib.questions.families import FAMILIES, EXCLUDED_RECIPES
+from drlib.questions.quality import build_quality_report, save_report, count_split_overlap
+from drlib.questions.question_set import MAX_DRAWN_RATIO, DatasetResult, DatasetRequest, draw_dataset, row_to_task
 from drlib.questions.replies import Replies
 from drlib.validation import require
 from drlib.worlds import load_world
@@ -66,11 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-n", type=int, required=True, help="questions, both splits together")
     parser.add_argument("--families", default=ALL, help=f"{ALL}, or some of {','.join(FAMILIES)}")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seed", type=int, default=Wish.seed)
-    parser.add_argument("--hops", type=int, default=Wish.hops, help="look-ups in a row, at most")
-    parser.add_argument("--test-share", type=float, default=Wish.test_share)
+    parser.add_argument("--seed", type=int, default=DatasetRequest.seed)
+    parser.add_argument("--hops", type=int, default=DatasetRequest.hops, help="look-ups in a row, at most")
+    parser.add_argument("--test-share", type=float, default=DatasetRequest.test_share)
     parser.add_argument(
-        "--max-share", type=float, default=Wish.max_share, help="of n, with the same answer"
+        "--max-share", type=float, default=DatasetRequest.max_share, help="of n, with the same answer"
     )
     parser.add_argument(
         "--structure", action="store_true", help="ask about a folder's links and sections as well"
@@ -88,17 +88,17 @@ def _parser() -> argparse.ArgumentParser:
         help="leave out what the model there answers from memory (its key: DRLIB_API_KEY)",
     )
     parser.add_argument("--model", default="", help="of --closed-book")
-    parser.add_argument("--tries", type=int, default=Wish.tries, help="of --closed-book, each")
+    parser.add_argument("--tries", type=int, default=DatasetRequest.tries, help="of --closed-book, each")
     return parser
 
 
-def _wish(args: argparse.Namespace) -> Wish:
+def _wish(args: argparse.Namespace) -> DatasetRequest:
     require(
         bool(args.closed_book) == bool(args.model),
         "--closed-book URL and --model NAME go together: the model there of that name is asked",
     )
     names = [name.strip() for name in args.families.split(",") if name.strip()]
-    return Wish(
+    return DatasetRequest(
         world=args.world,
         n=args.n,
         families=tuple(FAMILIES) if names == [ALL] else tuple(dict.fromkeys(names)),
@@ -114,19 +114,19 @@ def _wish(args: argparse.Namespace) -> Wish:
     )
 
 
-def _closed_book(wish: Wish, args: argparse.Namespace) -> Attempt:
+def _closed_book(wish: DatasetRequest, args: argparse.Namespace) -> Solver:
     """Asks the model of the wish; its replies are kept in the folder. Each try may be repeated
     once, for a server that fails now and then."""
     endpoint = ChatEndpoint(args.closed_book, args.model, api_key=os.environ.get(KEY, ""))
-    calls = 2 * wish.tries * MOST_DRAWN * wish.n
-    return by_heart(Replies(endpoint, args.out / REPLIES, calls=calls, options=AS_IT_SAMPLES))
+    calls = 2 * wish.tries * MAX_DRAWN_RATIO * wish.n
+    return make_closed_book_solver(Replies(endpoint, args.out / REPLIES, calls=calls, options=AS_IT_SAMPLES))
 
 
 def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _write(wish: Wish, drawn: Drawn, folder: Path, world) -> None:
+def _write(wish: DatasetRequest, drawn: DatasetResult, folder: Path, world) -> None:
     """The files, the report with its figure, and last the card, which says that all is there."""
     (folder / CARD).unlink(missing_ok=True)
     rows = drawn.assembly.rows
@@ -135,11 +135,11 @@ def _write(wish: Wish, drawn: Drawn, folder: Path, world) -> None:
     unsaid, report = 0, None
     if rows:
         unsaid = write_folder(rows, folder, world)
-        sides = {side: [task_of(row) for row in some] for side, some in rows.items()}
+        sides = {side: [row_to_task(row) for row in some] for side, some in rows.items()}
         tasks = [task for some in sides.values() for task in some]
-        report = quality_report(tasks, world, benchmarks=map(Path, wish.benchmarks))
+        report = build_quality_report(tasks, world, benchmarks=map(Path, wish.benchmarks))
         if len(sides) == 2:
-            report["split"] = split_overlap(sides["test"], sides["train"])
+            report["split"] = count_split_overlap(sides["test"], sides["train"])
         save_report(report, folder / REPORT)
         use_style()
         figure = quality_figure([report])
@@ -149,7 +149,7 @@ def _write(wish: Wish, drawn: Drawn, folder: Path, world) -> None:
     write_atomic(folder / CARD, card(wish, drawn, report, unsaid))
 
 
-def shortfall(wish: Wish, drawn: Drawn) -> str:
+def shortfall(wish: DatasetRequest, drawn: DatasetResult) -> str:
     """Why there are fewer questions than were asked for."""
     reasons: Counter[str] = Counter()
     for (_, reason), count in drawn.assembly.dropped.items():
@@ -165,7 +165,7 @@ def shortfall(wish: Wish, drawn: Drawn) -> str:
 # ---------------------------------------------------------------------------------------- card
 
 
-def card(wish: Wish, drawn: Drawn, report: dict | None, unsaid: int) -> str:
+def card(wish: DatasetRequest, drawn: DatasetResult, report: dict | None, unsaid: int) -> str:
     """The card of the folder: what loads it, what is in it, what is not, and how good it is."""
     rows = drawn.assembly.rows
     parts = [_front_matter(rows), f"# {drawn.assembly.size} questions about {wish.world}\n"]
@@ -196,7 +196,7 @@ def _front_matter(rows: dict[str, list[dict]]) -> str:
     return f"---\n{yaml.safe_dump(said, sort_keys=False)}---\n"
 
 
-def _families_table(wish: Wish, drawn: Drawn) -> str:
+def _families_table(wish: DatasetRequest, drawn: DatasetResult) -> str:
     """How many questions each family has on each side, in which words, and which were dropped."""
     reasons = sorted({reason for _, reason in drawn.assembly.dropped})
     sides = ("train", "test")
@@ -211,7 +211,7 @@ def _families_table(wish: Wish, drawn: Drawn) -> str:
         cells += [drawn.assembly.dropped[family, reason] for reason in reasons]
         lines.append(f"| {family} | {' | '.join(map(str, cells))} |")
     told = [f"- {family}: {FAMILIES[family].help}" for family in wish.families]
-    told += [f"- not taken, {name}: {why}" for name, why in NOT_TAKEN.items()]
+    told += [f"- not taken, {name}: {why}" for name, why in EXCLUDED_RECIPES.items()]
     head = (
         "## Families\n\nKept in each split; kept and worded in sentences (the others in the older "
         "brackets); drawn and dropped, by reason.\n"
@@ -250,7 +250,7 @@ def _about_files(unsaid: int) -> str:
     )
 
 
-def _about_making(wish: Wish) -> str:
+def _about_making(wish: DatasetRequest) -> str:
     said = {name: value for name, value in vars(wish).items() if name != "world"}
     settings = ", ".join(f"{name} {value}" for name, value in said.items())
     return f"## Making\n\nWorld {wish.world}; {settings}. `settings.json` has the same.\n"

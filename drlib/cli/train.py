@@ -75,9 +75,9 @@ def check_machine(names: list[str], config: Config) -> None:
     if config.demonstrations.teacher != "model":
         rolled -= {"demonstrations"}
     if config.engine.name == "vllm" and rolled:
-        from drlib.training.plan_checks import vllm_fault
+        from drlib.training.planner import check_vllm
 
-        fault = vllm_fault()
+        fault = check_vllm()
         require(not fault, fault)
 
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from drlib.chat.template import ChatIds
 from drlib.demonstrations.oracle import Oracle
-from drlib.questions.chains import SearchQuestions, python_task
-from drlib.questions.lookups import facts_of
-from drlib.questions.question_engine import DRAWN_AT_ONCE, ConditionQuestions, Wording
+from drlib.questions.chains import SearchQuestions, make_python_task
+from drlib.questions.search_plan import split_facts
+from drlib.questions.question_engine import SMALL_POOL_SIZE, ConditionQuestions, Wording
 from drlib.task import Task
 from drlib.trajectory import ToolResult
 from drlib.worlds import Names, SmallWorld, fictional_world
@@ -150,7 +150,7 @@ class ActionData:
             several = []
             if self.conditions is not None:
                 asked = ConditionQuestions(
-                    world, None, self.results, drawn=DRAWN_AT_ONCE, wording=self.conditions
+                    world, None, self.results, drawn=SMALL_POOL_SIZE, wording=self.conditions
                 )
                 several = asked.all("c2")
             for _ in range(DOCUMENTS_PER_WORLD):
@@ -167,7 +167,7 @@ class ActionData:
                     goal = "; ".join([task.start, *task.relations]) + "."
                     yield self._log(task, goal, world, rng)
                 else:
-                    task = python_task(rng)
+                    task = make_python_task(rng)
                     yield self._log(task, task.question, world, rng)
 
     def _copy(self, rng: random.Random) -> Sample:
@@ -217,7 +217,7 @@ def _most_of(facts: list[str], world: SmallWorld, others: list[str]) -> list[str
     """Pages in order of how many of the `facts` they have, then `others`."""
     found = {}
     for title, entity in world.entities.items():
-        found[title] = len({*facts} & {*facts_of(snippet(entity))})
+        found[title] = len({*facts} & {*split_facts(snippet(entity))})
     some = [title for title in sorted(found, key=found.get, reverse=True) if found[title]]
     return [*some, *(title for title in others if title not in some)]
 

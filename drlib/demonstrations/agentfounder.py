@@ -74,7 +74,7 @@ from drlib.demonstrations.oracle import (
 )
 from drlib.questions.chains import SearchQuestions
 from drlib.questions.entity_memory import EntityMemory
-from drlib.questions.wording import says
+from drlib.questions.wording import mentions
 from drlib.task import Task, is_correct
 from drlib.worlds import Entity, Names, SmallWorld, fictional_world
 
@@ -220,7 +220,7 @@ def plans(
     ValueError: the task is no chain question."""
     _check_chain(task)
     found = dict.fromkeys(teacher.plan(task, rng) for _ in range(DRAWS_A_PLAN * k))
-    sources = {source for known in memory.about(task.start) for source in known.sources}
+    sources = {source for known in memory.list_statements(task.start) for source in known.sources}
     return [
         CptRow(
             "fas_plan",
@@ -243,7 +243,7 @@ def reasoning(task: Task, memory: EntityMemory, teacher: Teacher, rng: random.Ra
         known = memory.recall(values[-1], relation)
         if not known:
             raise ValueError(f"the memory knows no {relation} of {values[-1]!r}")
-        facts |= {statement.text: statement.sources for statement in memory.about(values[-1])}
+        facts |= {statement.text: statement.sources for statement in memory.list_statements(values[-1])}
         values.append(known[0][0])
     shown = rng.sample(sorted(facts), len(facts))
     refined = teacher.refine(task, values[1:], rng)
@@ -366,7 +366,7 @@ class CloseTeacher(Teacher):
         relations = dict.fromkeys(self.relation.findall(read)) if named else {"": None}
         every_relation = self.relations if named else []
         every_name = self.names if name else [""]  # an empty query stays one
-        names = [one for one in every_name if says(read, one)] or [name]
+        names = [one for one in every_name if mentions(read, one)] or [name]
         pairs: dict[tuple[str, str], None] = {}
         wider = (relations, names), (every_relation, names), (relations, every_name)
         for some_relations, some_names in wider:
@@ -440,8 +440,8 @@ def memory_of(world: SmallWorld) -> EntityMemory:
     memory = EntityMemory(world.entities)
     for entity in world.entities.values():
         for relation, value in entity.facts.items():
-            memory.fact(entity.title, relation, value, f"{world.name}/{entity.title}")
-        memory.read(f"{entity.title} is a {entity.kind}.", f"{world.name}/{entity.title}")
+            memory.add_fact(entity.title, relation, value, f"{world.name}/{entity.title}")
+        memory.add_text(f"{entity.title} is a {entity.kind}.", f"{world.name}/{entity.title}")
     return memory
 
 
@@ -454,7 +454,7 @@ def memory_of_attempts(world: SmallWorld, attempts: Iterable[Episode]) -> Entity
         for result in episode.tool_results:
             for title in HIT.findall(result.text):
                 for relation, value in world.entities[title].facts.items():
-                    memory.fact(title, relation, value, source)
+                    memory.add_fact(title, relation, value, source)
     return memory
 
 

@@ -17,9 +17,9 @@ from drlib.demonstrations.episodes import assistant_turns, observations, thought
 from drlib.demonstrations.oracle import Episode
 from drlib.questions.queries import (
     from_text,
-    required,
+    find_required,
 )
-from drlib.questions.wording import says
+from drlib.questions.wording import mentions
 from drlib.task import normalise_answer
 from drlib.worlds.graph import Graph
 
@@ -98,7 +98,7 @@ class Funnel:
     def _wasteful(self, episode: Episode) -> tuple[str, str] | None:
         if self.graph is None or not episode.task.query:
             return None
-        isr, ise = seeking(episode, required(from_text(episode.task.query), self.graph))
+        isr, ise = seeking(episode, find_required(from_text(episode.task.query), self.graph))
         if isr < self.min_isr:
             return "efficient", "low ISR"
         if ise < self.min_ise:
@@ -136,7 +136,7 @@ def _calls(episode: Episode) -> list[ToolCall]:
 
 def _mentions(text: str, name: str) -> bool:
     """Whether `name` stands in a normalised text as whole words."""
-    return says(text, normalise_answer(name))
+    return mentions(text, normalise_answer(name))
 
 
 def _grounded(episode: Episode) -> bool:

@@ -24,8 +24,8 @@ from typing import Any
 
 from drlib.chat.tool_calls import END, Answer, ToolCall, parse, render_answer, render_call
 from drlib.demonstrations.agentfounder import KEPT, CptRow
-from drlib.questions.escalation import BY_HEART
-from drlib.questions.replies import Replies, prompt, read_json
+from drlib.questions.escalation import CLOSED_BOOK_PROMPT
+from drlib.questions.replies import Replies, make_prompt, parse_json
 from drlib.task import Task, is_correct
 
 TOOLS = """\
@@ -78,7 +78,7 @@ class ModelTeacher:
         """
         found: dict[str, str] = {}  # plan -> why there is none, "" for one
         for number in range(k):
-            reply = self.writer.ask(prompt(PLAN, task.question), seed=number)
+            reply = self.writer.ask(make_prompt(PLAN, task.question), seed=number)
             plan, fault = _step(reply.text) if not reply.failed else ("", reply.failed)
             if not fault and not isinstance(parse(plan), ToolCall):
                 fault = "no tool call"
@@ -97,7 +97,7 @@ class ModelTeacher:
     def _verdict(self, plan: str, task: Task, known: Sequence[str]) -> str:
         """KEPT, the judge's reason against the plan, or why there is no verdict."""
         system = JUDGE.format(known=_lines(known), answer=task.answer)
-        reply = self.judge.ask(prompt(system, f"{task.question}\n\n{plan}"), temperature=0)
+        reply = self.judge.ask(make_prompt(system, f"{task.question}\n\n{plan}"), temperature=0)
         if reply.failed:
             return f"not judged: {reply.failed}"
         said = reply.text.rpartition("</think>")[2].strip()
@@ -108,12 +108,12 @@ class ModelTeacher:
 
     def reasoning(self, task: Task, known: Sequence[str], sources: Sequence[str]) -> CptRow:
         """A draft from what the model knows, the statements, the refined answer; judged."""
-        draft = self.writer.ask(prompt(BY_HEART, task.question))
+        draft = self.writer.ask(make_prompt(CLOSED_BOOK_PROMPT, task.question))
         fault, refined = draft.failed, ""
         said = draft.text.rpartition("</think>")[2].strip()
         if not fault:
             system = REFINE.format(draft=said, known=_lines(known))
-            reply = self.writer.ask(prompt(system, task.question))
+            reply = self.writer.ask(make_prompt(system, task.question))
             fault = reply.failed
             if not fault:
                 refined, fault = _refined(reply.text, task, len(known))
@@ -131,11 +131,11 @@ class ModelTeacher:
         """`n` other steps in the place of `step`, behind `messages`, all different.
         ValueError: the model does not think of so many."""
         before = "\n\n".join(f"{one['role']}: {one['content']}" for one in messages)
-        asked = prompt(OTHERS.replace("COUNT", str(n)), f"{before}\n\nThe last step:\n{step}")
+        asked = make_prompt(OTHERS.replace("COUNT", str(n)), f"{before}\n\nThe last step:\n{step}")
         reply = self.writer.ask(asked, seed=rng.getrandbits(31))
         if reply.failed:
             raise ValueError(f"no alternatives: {reply.failed}")
-        read = [_turn(one) for one in read_json(reply.text, list)]
+        read = [_turn(one) for one in parse_json(reply.text, list)]
         found = [turn for turn in dict.fromkeys(filter(None, read)) if turn != step]
         if len(found) < n:
             raise ValueError(f"found {len(found)} alternatives of {n} to {step!r}")
@@ -145,7 +145,7 @@ class ModelTeacher:
 def _step(said: str) -> tuple[str, str]:
     """(the turn that a model's JSON is, why there is none)."""
     try:
-        turn = _turn(read_json(said, dict))
+        turn = _turn(parse_json(said, dict))
     except ValueError:
         turn = ""
     return turn, "" if turn else UNREADABLE
@@ -168,7 +168,7 @@ def _turn(made: Any) -> str:
 def _refined(said: str, task: Task, statements: int) -> tuple[str, str]:
     """(the refined answer as a turn, why it is not kept)."""
     try:
-        made = read_json(said, dict)
+        made = parse_json(said, dict)
         reasoning, answer = str(made["reasoning"]).strip(), str(made["answer"]).strip()
     except (ValueError, KeyError):
         return "", UNREADABLE

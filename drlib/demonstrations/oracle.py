@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.questions.chains import END, NEXT_PAGE, NO_TREASURE, TREASURE
-from drlib.questions.lookups import look_ups, pages_shown, value_of
+from drlib.questions.search_plan import plan_searches, parse_pages, find_value
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.trajectory import ToolResult
@@ -124,7 +124,7 @@ class Demonstrator:
 
     def _search(self, episode: Episode, task: Task, rng: random.Random) -> Episode:
         found: list[str] = []
-        steps = look_ups(task)
+        steps = plan_searches(task)
         for number, step in enumerate(steps):
             titles = step.titles(found)
             asked = " and ".join(step.relations)
@@ -136,7 +136,7 @@ class Demonstrator:
                 episode.call(thought, "search", wrong)
                 thought = rng.choice(AGAIN)
             shown = episode.call(thought, "search", {"query": [query]})
-            value = step.read(pages_shown(shown), titles)
+            value = step.read(parse_pages(shown), titles)
             if value is None:
                 raise LookupError(f"search for {query!r} shows no {asked!r}")
             found.append(value)
@@ -154,12 +154,12 @@ class Demonstrator:
             if _happens(self.faults.bad_query / task.hops, rng):
                 episode.call(thought, "search", {"query": [""]})
                 thought = rng.choice(AGAIN)
-            pages = pages_shown(episode.call(thought, "search", {"query": [title]}))
-            title, before = value_of(NEXT_PAGE, title, pages), title
+            pages = parse_pages(episode.call(thought, "search", {"query": [title]}))
+            title, before = find_value(NEXT_PAGE, title, pages), title
             if title is None:
                 raise LookupError(f"search for {before!r} shows no page after it")
             thought = ONWARD
-            seen = value_of(TREASURE, before, pages)
+            seen = find_value(TREASURE, before, pages)
             if seen is not None:
                 episode.known[TREASURE] = seen
                 thought = LAST[0].format(r=TREASURE, v=seen)

@@ -24,8 +24,8 @@ from drlib.chat.tool_calls import render_answer
 from drlib.demonstrations.actions import InventedTools, Sample, episode_sample
 from drlib.demonstrations.episodes import managed
 from drlib.demonstrations.oracle import Demonstrator, DemonstratorFaults, Episode, Oracle
-from drlib.questions.chains import SearchQuestions, python_task, trail
-from drlib.questions.lookups import pages_shown
+from drlib.questions.chains import SearchQuestions, make_python_task, make_trail
+from drlib.questions.search_plan import parse_pages
 from drlib.task import Task
 from drlib.worlds import Names, SmallWorld, fictional_world
 from drlib.worlds.fictional import invent_name
@@ -99,7 +99,7 @@ def gathered(task: Task, tools: InventedTools) -> list[dict]:
     told = GATHER.format(question=task.question, information=shown, keep=KEPT_RESULTS)
     messages = [{"role": "user", "content": told}]
     while True:
-        titles = [*pages_shown(shown)]
+        titles = [*parse_pages(shown)]
         marks = [n for n, title in enumerate(titles, 1) if title in wanted[:1]]
         wanted = [title for title in wanted if not (marks and title == wanted[0])]
         more = f"<query>{wanted[0]}</query>" if wanted else "<search_complete>"
@@ -162,9 +162,9 @@ class SkillData:
             for _ in range(QUESTIONS):
                 drawn = rng.random()
                 if drawn < TRAIL_SHARE:
-                    yield trail(rng.getrandbits(60), self.names, _pages(rng))
+                    yield make_trail(rng.getrandbits(60), self.names, _pages(rng))
                 elif drawn < TRAIL_SHARE + PYTHON_SHARE:
-                    yield python_task(rng), world
+                    yield make_python_task(rng), world
                 else:
                     yield source.draw(rng.randint(1, MAX_HOPS), rng), world
 

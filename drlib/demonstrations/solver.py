@@ -25,12 +25,12 @@ from drlib.questions.queries import (
     Query,
     Range,
     Var,
-    bound,
-    constants,
-    depth,
+    bind,
+    list_constants,
+    measure_depth,
     from_text,
-    numbers,
-    subqueries,
+    parse_numbers,
+    list_subqueries,
 )
 from drlib.task import Task
 from drlib.tools.toolbox import SEPARATOR, Toolbox
@@ -188,7 +188,7 @@ class _Hand:
                 return min(10 * self.cost(of), UNKNOWN)
             case And(parts):
                 return min(map(self.cost, parts))
-        return sum(map(self.cost, subqueries(query))) or UNKNOWN  # a range alone cannot be listed
+        return sum(map(self.cost, list_subqueries(query))) or UNKNOWN  # a range alone cannot be listed
 
     def answers(self, query: Query) -> set[str]:
         """The answers of `query`, listed."""
@@ -198,7 +198,7 @@ class _Hand:
             case Proj(relation, of):
                 return self.projected(relation, self.answers(of))
             case And(parts):
-                self.read({name for p in parts if depth(p) <= 1 for name in constants(p)})
+                self.read({name for p in parts if measure_depth(p) <= 1 for name in list_constants(p)})
                 found = self.intersection(sorted(parts, key=self.cost))
                 self.note = f"Left: {name_list(found)}. "
                 return found
@@ -214,7 +214,7 @@ class _Hand:
                 self.compute(f"len({found!r})", "+".join("1" * len(found)))
                 return {str(len(found))}
             case Exists(name, among, of):
-                chosen = [bound(of, name, title) for title in sorted(self.answers(among))]
+                chosen = [bind(of, name, title) for title in sorted(self.answers(among))]
                 return set().union(*map(self.answers, chosen))
         raise Stuck  # a range alone, or anything
 
@@ -229,7 +229,7 @@ class _Hand:
     def extreme(self, relation: str, found: set[str], most: bool) -> set[str]:
         """Those of `found` with the largest or smallest number of `relation`."""
         shown = self.read(found, relation)
-        ranked = sorted((n, title) for title, some in shown.items() for n in numbers(some))
+        ranked = sorted((n, title) for title, some in shown.items() for n in parse_numbers(some))
         function = "max" if most else "min"
         values = ", ".join(str(n) for n, _ in ranked)
         self.compute(f"{function}({ranked!r})", f"{function}({values})")
@@ -264,7 +264,7 @@ class _Hand:
                 return found
             case Range(relation, low, high):
                 shown = self.read(found, relation).items()
-                return {t for t, some in shown if any(low <= n <= high for n in numbers(some))}
+                return {t for t, some in shown if any(low <= n <= high for n in parse_numbers(some))}
             case Proj(relation, of) if found <= self.links.keys():
                 if self.cost(of) <= len(found - self.facts.keys()):
                     with suppress(Stuck):

@@ -20,7 +20,7 @@ from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE, engine_questions
 from drlib.training.rollouts import limits_of
-from drlib.training.policies import opened
+from drlib.training.model_setup import open_policy
 from drlib.training.distributed import Ranks
 from drlib.training.run_folder import RunFolder
 from drlib.trajectory import save_trajectories
@@ -136,7 +136,7 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
         Toolbox(
             world, sandbox, results=config.rollout.search_results, closed_book=closed
         ) as toolbox,
-        opened(asked, config) as (engine, chat, system),
+        open_policy(asked, config) as (engine, chat, system),
     ):
         agent = ReAct(engine, toolbox, chat, limits_of(config), system)
         outcomes, greedy, sampled = ask(agent, [tasks[i] for i in mine], mine, config)

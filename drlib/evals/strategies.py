@@ -22,7 +22,7 @@ from drlib.agents.rollout_state import COUNTS, count_costs
 from drlib.chat.template import ChatIds
 from drlib.files import write_atomic
 from drlib.models.engine import Engine
-from drlib.questions.chains import chain_questions, trail
+from drlib.questions.chains import chain_questions, make_trail
 from drlib.task import Task, is_correct, normalise_answer
 from drlib.tools import Toolbox
 from drlib.validation import require
@@ -108,7 +108,7 @@ def questions_of(
     if kind == "trail":
         rng = random.Random(f"trials-{seed}-{trial.questions}")
         names = Names.from_world(world)
-        pairs = [trail(rng.getrandbits(60), names, int(pages)) for _ in range(trial.n)]
+        pairs = [make_trail(rng.getrandbits(60), names, int(pages)) for _ in range(trial.n)]
         return [task for task, _ in pairs], {task.world: small for task, small in pairs}
     require(kind in ("search", "python"), f"trial {trial.name}: no questions {trial.questions!r}")
     return chain_questions(world, trial.n, seed, "test", kind, results=2, at_least=1), {}

@@ -52,7 +52,7 @@ class Chain(NamedTuple):
         return len(self.relations)
 
 
-def chains(world: SmallWorld, max_hops: int = MAX_HOPS) -> list[Chain]:
+def enumerate_chains(world: SmallWorld, max_hops: int = MAX_HOPS) -> list[Chain]:
     """Every chain of 1..max_hops relations that never meets an entity twice."""
     found = []
     frontier = [((), (title,)) for title in world.entities]  # relations, and the titles they meet
@@ -85,13 +85,13 @@ def split_answers(world: SmallWorld, test_share: float = 0.25, seed: int = 0) ->
     return side
 
 
-def search_task(chain: Chain, world: SmallWorld, wording: int) -> Task:
+def make_search_task(chain: Chain, world: SmallWorld, wording: int) -> Task:
     """The question of `chain`, in one of three wordings."""
     phrase = " of the ".join(reversed(chain.relations))
     text = SEARCH_WORDINGS[wording].format(relations=phrase, start=chain.start)
     key = f"{world.version}|{chain.start}|{'/'.join(chain.relations)}|{wording}"
     return Task(
-        f"search-h{chain.hops}-{short_digest(key)}",
+        f"search-h{chain.hops}-{digest_text(key)}",
         text,
         chain.answer,
         "search",
@@ -102,7 +102,7 @@ def search_task(chain: Chain, world: SmallWorld, wording: int) -> Task:
     )
 
 
-def short_digest(text: str) -> str:
+def digest_text(text: str) -> str:
     """Ten hex digits that stand for `text` in the id of a task."""
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -115,7 +115,7 @@ class SearchQuestions:
         self.world = world
         side = split_answers(world) if split else {}
         self._chains: dict[int, dict[str, list[Chain]]] = defaultdict(dict)  # by hops and answer
-        for chain in sorted(chains(world, max_hops), key=lambda chain: chain.answer):
+        for chain in sorted(enumerate_chains(world, max_hops), key=lambda chain: chain.answer):
             if side.get(chain.answer) == split:
                 self._chains[chain.hops].setdefault(chain.answer, []).append(chain)
 
@@ -130,7 +130,7 @@ class SearchQuestions:
             raise ValueError(f"{self.world.name} has no question of {hops} look-ups on this side")
         answer = rng.choice(answers)
         chain = rng.choice(self._chains[hops][answer])
-        return search_task(chain, self.world, rng.randrange(len(SEARCH_WORDINGS)))
+        return make_search_task(chain, self.world, rng.randrange(len(SEARCH_WORDINGS)))
 
 
 # kind of sum -> (ranges its numbers are drawn from, numbers -> (question, program, answer))
@@ -186,7 +186,7 @@ PYTHON_KINDS: dict[str, tuple[list[tuple[int, int]], Callable]] = {
 }
 
 
-def python_task(rng: random.Random, kind: str | None = None) -> Task:
+def make_python_task(rng: random.Random, kind: str | None = None) -> Task:
     """A sum of `kind` (drawn uniformly when None), with numbers from `rng`."""
     kind = kind or rng.choice(sorted(PYTHON_KINDS))
     if kind not in PYTHON_KINDS:
@@ -194,7 +194,7 @@ def python_task(rng: random.Random, kind: str | None = None) -> Task:
     ranges, make = PYTHON_KINDS[kind]
     drawn = [rng.randint(*bounds) for bounds in ranges]
     question, code, answer = make(*drawn)
-    name = f"python-{kind}-{short_digest(question)}"
+    name = f"python-{kind}-{digest_text(question)}"
     return Task(name, question, str(answer), "python", "python", code=code)
 
 
@@ -231,7 +231,7 @@ def chain_questions(
     while len(tasks) < n and shares:
         wanted = rng.choices(list(shares), list(shares.values()))[0] if source else 0
         for _ in range(MAX_MISSES):  # a rejected question is replaced by one of as many look-ups
-            drawn = source.draw(wanted, rng) if source else python_task(rng)
+            drawn = source.draw(wanted, rng) if source else make_python_task(rng)
             if drawn.id not in tasks and not has_shortcut(drawn, world, results):
                 tasks[drawn.id] = drawn
                 break
@@ -242,7 +242,7 @@ def chain_questions(
     return list(tasks.values())
 
 
-WORDINGS = (
+TRAIL_WORDINGS = (
     "What is the last treasure on the trail of {start}?",
     "Follow the trail of {start} and find its last treasure.",
 )
@@ -254,7 +254,7 @@ TREASURES = 3  # of a trail, at most
 OTHER_PAGES = 6  # of the trail beside it, at most
 
 
-def trail(seed: int | str, names: Names, pages: int) -> tuple[Task, SmallWorld]:
+def make_trail(seed: int | str, names: Names, pages: int) -> tuple[Task, SmallWorld]:
     """A question of `pages` look-ups and its world; the same seed gives the same.
 
     A title is one of the real world's words: what a trail tests is memory, not the copying of long
@@ -266,18 +266,18 @@ def trail(seed: int | str, names: Names, pages: int) -> tuple[Task, SmallWorld]:
     if not 1 <= pages <= most:
         raise ValueError(f"a trail has 1 to {most} pages in a world of these words, got {pages}")
     words = rng.sample(names.words, pages + others + 2 * TREASURES)
-    start, answer, entities = _laid(rng, words[:pages], words[-TREASURES:])
-    *_, beside = _laid(rng, words[pages : pages + others], words[-2 * TREASURES : -TREASURES])
+    start, answer, entities = _make_trail_pages(rng, words[:pages], words[-TREASURES:])
+    *_, beside = _make_trail_pages(rng, words[pages : pages + others], words[-2 * TREASURES : -TREASURES])
     mixed = [*entities, *beside]
     rng.shuffle(mixed)
     world = SmallWorld(mixed, f"trail-{seed}", scheme=names.scheme)
-    wording = rng.choice(WORDINGS)
-    name = f"trail-{pages}-{short_digest(f'{world.version}|{wording}')}"
+    wording = rng.choice(TRAIL_WORDINGS)
+    name = f"trail-{pages}-{digest_text(f'{world.version}|{wording}')}"
     question = wording.format(start=start)
     return Task(name, question, answer, "trail", world.version, pages, start), world
 
 
-def _laid(
+def _make_trail_pages(
     rng: random.Random, titles: list[str], treasures: list[str]
 ) -> tuple[str, str, list[Entity]]:
     """(first page, last treasure, the pages) of one trail, some of the treasures on it."""

@@ -28,10 +28,10 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from drlib.questions.chains import short_digest
+from drlib.questions.chains import digest_text
 from drlib.questions.entity_memory import EntityMemory
-from drlib.questions.replies import Replies, prompt, read_json
-from drlib.questions.wording import says
+from drlib.questions.replies import Replies, make_prompt, parse_json
+from drlib.questions.wording import mentions
 from drlib.task import Task, answers_match, is_accepted
 
 CRAFT = """\
@@ -65,11 +65,11 @@ NEEDED = """\
 Which of the numbered statements below does a report need that does what the user asks for? Reply
 with a JSON list of their numbers and nothing else.
 {statements}"""
-ABOUT_IT, BESIDE_IT = 6, 4  # statements shown, of the entity and of each that is linked with it
-LINKED = 2  # entities shown beside it
+OWN_STATEMENTS, LINKED_STATEMENTS = 6, 4  # statements shown, of the entity and of each that is linked with it
+LINKED_ENTITIES = 2  # entities shown beside it
 HUB = 20  # statements of what links everything ("person"), and so nothing
 REPORT_POINTS = 3  # statements of a report, at least
-LONGEST_SUM = 200  # letters of an expression
+MAX_EXPRESSION = 200  # letters of an expression
 UNREADABLE = "it cannot be read"
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
 _OPERATIONS = {
@@ -80,7 +80,7 @@ _OPERATIONS = {
 }
 
 
-class Known(NamedTuple):
+class ShownStatement(NamedTuple):
     """A statement as it is shown: what it is told of, and by whom."""
 
     text: str
@@ -88,7 +88,7 @@ class Known(NamedTuple):
     sources: tuple[str, ...]
 
 
-class Crafted(NamedTuple):
+class CraftedQuestion(NamedTuple):
     """What came of a wish for a question of this style about this entity.
 
     known: the statements that its answer follows from. reason: why there is no question, "" where
@@ -99,7 +99,7 @@ class Crafted(NamedTuple):
     entity: str
     question: str = ""
     answer: str = ""
-    known: tuple[Known, ...] = ()
+    known: tuple[ShownStatement, ...] = ()
     reason: str = ""
     detail: str = ""
 
@@ -107,18 +107,18 @@ class Crafted(NamedTuple):
         """As a task of this world. ValueError: there is no question, or it is a report's."""
         if self.reason or self.style == "report":
             raise ValueError(f"no task of one answer: {self.reason or 'it asks for a report'}")
-        digest = short_digest(f"{world}|{self.question}|{self.answer}")
+        digest = digest_text(f"{world}|{self.question}|{self.answer}")
         hops = len(self.known) if self.style == "multi-hop" else 1
         name = f"crafted-{self.style}-{digest}"
         return Task(name, self.question, self.answer, "search", world, hops, start=self.entity)
 
 
-class _Said(NamedTuple):
+class _ParsedQuestion(NamedTuple):
     """A model's question, read."""
 
     question: str
     answer: str
-    used: tuple[Known, ...]
+    used: tuple[ShownStatement, ...]
     expression: str
 
 
@@ -128,7 +128,7 @@ def craft(
     writer: Replies,
     reader: Replies | None = None,
     seed: int | str = 0,
-) -> list[Crafted]:
+) -> list[CraftedQuestion]:
     """What comes of each (entity, style), in order.
 
     reader: the replies of the model that answers; None: the writer's, in a call of its own. seed:
@@ -139,19 +139,19 @@ def craft(
     for entity, style in wishes:
         if style not in WISHES:
             raise ValueError(f"unknown style {style!r}: there are {', '.join(WISHES)}")
-        if not memory.about(entity):
+        if not memory.list_statements(entity):
             raise ValueError(f"the memory knows nothing about {entity!r}")
 
-    def one(wish: tuple[str, str]) -> Crafted:
+    def one(wish: tuple[str, str]) -> CraftedQuestion:
         entity, style = wish
-        shown = neighbourhood(memory, entity, random.Random(f"craft-{seed}-{entity}-{style}"))
-        made = _written(entity, style, shown, writer)
-        return made if made.reason else _read_again(made, shown, reader or writer)
+        shown = sample_statements(memory, entity, random.Random(f"craft-{seed}-{entity}-{style}"))
+        made = _write_question(entity, style, shown, writer)
+        return made if made.reason else _verify_answer(made, shown, reader or writer)
 
-    return _only_once(writer.each(one, wishes))
+    return _drop_repeats(writer.each(one, wishes))
 
 
-def counts(crafted: Iterable[Crafted]) -> dict[str, dict[str, int]]:
+def count_outcomes(crafted: Iterable[CraftedQuestion]) -> dict[str, dict[str, int]]:
     """Style -> how many came to what end ("kept" is one)."""
     found: dict[str, Counter] = {}
     for each in crafted:
@@ -159,22 +159,22 @@ def counts(crafted: Iterable[Crafted]) -> dict[str, dict[str, int]]:
     return {style: dict(found[style].most_common()) for style in WISHES if style in found}
 
 
-def neighbourhood(memory: EntityMemory, entity: str, rng: random.Random) -> list[Known]:
+def sample_statements(memory: EntityMemory, entity: str, rng: random.Random) -> list[ShownStatement]:
     """What is shown of an entity: some of its statements, and some of those of a few entities that
     it shares a statement with, each once, in any order."""
-    own = memory.about(entity)
-    some = rng.sample(own, min(ABOUT_IT, len(own)))
-    beside = sorted({title for one in some for title in memory.told_of(one)} - {entity})
-    beside = [title for title in beside if len(memory.about(title)) < HUB]
-    for title in rng.sample(beside, min(LINKED, len(beside))):
-        theirs = [one for one in memory.about(title) if entity not in memory.told_of(one)]
-        some += rng.sample(theirs, min(BESIDE_IT, len(theirs)))
+    own = memory.list_statements(entity)
+    some = rng.sample(own, min(OWN_STATEMENTS, len(own)))
+    beside = sorted({title for one in some for title in memory.find_entities(one)} - {entity})
+    beside = [title for title in beside if len(memory.list_statements(title)) < HUB]
+    for title in rng.sample(beside, min(LINKED_ENTITIES, len(beside))):
+        theirs = [one for one in memory.list_statements(title) if entity not in memory.find_entities(one)]
+        some += rng.sample(theirs, min(LINKED_STATEMENTS, len(theirs)))
     texts = dict.fromkeys(some)
-    shown = [Known(one.text, tuple(memory.told_of(one)), one.sources) for one in texts]
+    shown = [ShownStatement(one.text, tuple(memory.find_entities(one)), one.sources) for one in texts]
     return rng.sample(shown, len(shown))
 
 
-def numbered(known: Sequence[Known]) -> str:
+def number_statements(known: Sequence[ShownStatement]) -> str:
     """The statements, a line each, from 1 on."""
     return "\n".join(f"{number}. {one.text}" for number, one in enumerate(known, 1))
 
@@ -182,23 +182,23 @@ def numbered(known: Sequence[Known]) -> str:
 # ---- the writer, and what it says
 
 
-def _written(entity: str, style: str, shown: list[Known], writer: Replies) -> Crafted:
+def _write_question(entity: str, style: str, shown: list[ShownStatement], writer: Replies) -> CraftedQuestion:
     more = ', "expression": ".."' if style == "numeric" else ""
     system = CRAFT.format(wish=WISHES[style].format(entity=entity), more=more)
-    reply = writer.ask(prompt(system, numbered(shown)))
+    reply = writer.ask(make_prompt(system, number_statements(shown)))
     if reply.failed:
-        return Crafted(style, entity, reason=reply.failed)
+        return CraftedQuestion(style, entity, reason=reply.failed)
     try:
-        said = _read(reply.text, shown)
+        said = _parse_question(reply.text, shown)
     except ValueError as error:
-        return Crafted(style, entity, reason=UNREADABLE, detail=str(error))
-    reason = _fault(said, entity) or CHECKS[style](said, shown)
-    return Crafted(style, entity, said.question, said.answer, said.used, reason, reply.text)
+        return CraftedQuestion(style, entity, reason=UNREADABLE, detail=str(error))
+    reason = _find_general_fault(said, entity) or CHECKS[style](said, shown)
+    return CraftedQuestion(style, entity, said.question, said.answer, said.used, reason, reply.text)
 
 
-def _read(text: str, shown: list[Known]) -> _Said:
+def _parse_question(text: str, shown: list[ShownStatement]) -> _ParsedQuestion:
     """ValueError: it is not what was asked for."""
-    found = read_json(text, dict)
+    found = parse_json(text, dict)
     question, answer = found.get("question"), found.get("answer", "")
     numbers, expression = found.get("statements"), found.get("expression", "")
     if not (isinstance(question, str) and question.strip()):
@@ -212,102 +212,102 @@ def _read(text: str, shown: list[Known]) -> _Said:
     if not all(type(n) is int and 1 <= n <= len(shown) for n in numbers):
         raise ValueError(f"it names statements that are not there: {numbers}")
     used = tuple(shown[n - 1] for n in dict.fromkeys(numbers))
-    return _Said(" ".join(question.split()), answer.strip(), used, expression)
+    return _ParsedQuestion(" ".join(question.split()), answer.strip(), used, expression)
 
 
-def _fault(said: _Said, entity: str) -> str:
+def _find_general_fault(said: _ParsedQuestion, entity: str) -> str:
     """What no style allows; "" for nothing."""
-    if not says(said.question, entity):
+    if not mentions(said.question, entity):
         return "it does not say what it is about"
-    if said.answer and says(said.question, said.answer):
+    if said.answer and mentions(said.question, said.answer):
         return "it gives its answer away"
     if "statement" in said.question.casefold():
         return "it speaks of statements"
     return ""
 
 
-def _fact_fault(said: _Said, _shown: list[Known]) -> str:
-    if not said.answer or not any(says(one.text, said.answer) for one in said.used):
+def _find_fact_fault(said: _ParsedQuestion, _shown: list[ShownStatement]) -> str:
+    if not said.answer or not any(mentions(one.text, said.answer) for one in said.used):
         return "no statement says its answer"
     return ""
 
 
-def _numeric_fault(said: _Said, shown: list[Known]) -> str:
-    there = {number for one in said.used for number in _numbers(one.text)}
+def _find_numeric_fault(said: _ParsedQuestion, shown: list[ShownStatement]) -> str:
+    there = {number for one in said.used for number in _find_numbers(one.text)}
     try:
-        value, taken = value_of(said.expression)
+        value, taken = evaluate_expression(said.expression)
     except ValueError:
         return "its expression cannot be computed"
     if len(taken) < 2 or not {*taken} <= there:
         return "its numbers are not in its statements"
     if not answers_match(said.answer, str(value)):
         return "its answer is not what it computes"
-    if any(says(one.text, said.answer) for one in shown):
+    if any(mentions(one.text, said.answer) for one in shown):
         return "a statement says its answer"
     return ""
 
 
-def _multi_hop_fault(said: _Said, shown: list[Known]) -> str:
-    reason = _fact_fault(said, shown)
+def _find_multi_hop_fault(said: _ParsedQuestion, shown: list[ShownStatement]) -> str:
+    reason = _find_fact_fault(said, shown)
     if reason:
         return reason
-    named = {title for one in shown for title in one.entities if says(said.question, title)}
-    holds = [one for one in shown if says(one.text, said.answer)]
-    if any(says(one.text, title) for one in holds for title in named):
+    named = {title for one in shown for title in one.entities if mentions(said.question, title)}
+    holds = [one for one in shown if mentions(one.text, said.answer)]
+    if any(mentions(one.text, title) for one in holds for title in named):
         return "one statement is enough"
-    begins = [one for one in said.used if any(says(one.text, title) for title in named)]
+    begins = [one for one in said.used if any(mentions(one.text, title) for title in named)]
     ends = [one for one in said.used if one in holds]
     if not any({*first.entities} & {*last.entities} - named for first in begins for last in ends):
         return "nothing links its statements"
     return ""
 
 
-def _report_fault(said: _Said, _shown: list[Known]) -> str:
+def _find_report_fault(said: _ParsedQuestion, _shown: list[ShownStatement]) -> str:
     return "" if len(said.used) >= REPORT_POINTS else "it needs too few statements"
 
 
-CHECKS: dict[str, Callable[[_Said, list[Known]], str]] = {
-    "fact": _fact_fault,
-    "numeric": _numeric_fault,
-    "multi-hop": _multi_hop_fault,
-    "report": _report_fault,
+CHECKS: dict[str, Callable[[_ParsedQuestion, list[ShownStatement]], str]] = {
+    "fact": _find_fact_fault,
+    "numeric": _find_numeric_fault,
+    "multi-hop": _find_multi_hop_fault,
+    "report": _find_report_fault,
 }
 
 
-def value_of(expression: str) -> tuple[Fraction, list[Fraction]]:
+def evaluate_expression(expression: str) -> tuple[Fraction, list[Fraction]]:
     """(what a sum comes to, the numbers in it), exactly. ValueError: it is none."""
-    text = re.sub(r"(?<=\d),(?=\d{3})", "", expression[:LONGEST_SUM])
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", expression[:MAX_EXPRESSION])
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         taken: list[Fraction] = []
-        return _computed(tree, taken), taken
+        return _evaluate_node(tree, taken), taken
     except (SyntaxError, ZeroDivisionError, RecursionError, MemoryError) as error:
         raise ValueError(f"no sum: {expression[:80]!r}") from error
 
 
-def _computed(node: ast.expr, taken: list[Fraction]) -> Fraction:
+def _evaluate_node(node: ast.expr, taken: list[Fraction]) -> Fraction:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         taken.append(Fraction(str(node.value)))
         return taken[-1]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_computed(node.operand, taken)
+        return -_evaluate_node(node.operand, taken)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        left, right = _computed(node.left, taken), _computed(node.right, taken)
+        left, right = _evaluate_node(node.left, taken), _evaluate_node(node.right, taken)
         return _OPERATIONS[type(node.op)](left, right)
     raise ValueError(f"no sum: {ast.dump(node)[:80]}")
 
 
-def _numbers(text: str) -> list[Fraction]:
+def _find_numbers(text: str) -> list[Fraction]:
     return [Fraction(number.replace(",", "")) for number in _NUMBER.findall(text)]
 
 
 # ---- the reader
 
 
-def _read_again(made: Crafted, shown: list[Known], reader: Replies) -> Crafted:
+def _verify_answer(made: CraftedQuestion, shown: list[ShownStatement], reader: Replies) -> CraftedQuestion:
     """The question where a reader who does not know the answer comes to it."""
     wanted = NEEDED if made.style == "report" else ANSWER
-    reply = reader.ask(prompt(wanted.format(statements=numbered(shown)), made.question))
+    reply = reader.ask(make_prompt(wanted.format(statements=number_statements(shown)), made.question))
     if reply.failed:
         return made._replace(reason=reply.failed)
     if made.style != "report":
@@ -316,7 +316,7 @@ def _read_again(made: Crafted, shown: list[Known], reader: Replies) -> Crafted:
         reason = "" if right else "a reader comes to another answer"
         return made._replace(reason=reason, detail=answer)
     try:
-        needed = read_json(reply.text, list)
+        needed = parse_json(reply.text, list)
     except ValueError as error:
         return made._replace(reason="the reader's list cannot be read", detail=str(error))
     brought = {shown[n - 1] for n in needed if type(n) is int and 1 <= n <= len(shown)}
@@ -324,7 +324,7 @@ def _read_again(made: Crafted, shown: list[Known], reader: Replies) -> Crafted:
     return made._replace(reason=reason, detail=reply.text)
 
 
-def _only_once(crafted: list[Crafted]) -> list[Crafted]:
+def _drop_repeats(crafted: list[CraftedQuestion]) -> list[CraftedQuestion]:
     """A question that came before is out."""
     asked, found = set(), []
     for each in crafted:

@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 from drlib.questions.phrases import Phrasebook
 from drlib.questions.question_engine import FOLDER_RELATIONS
-from drlib.questions.read_back import grammar_of
-from drlib.questions.wording import says
+from drlib.questions.read_back import load_grammar
+from drlib.questions.wording import mentions
 from drlib.trajectory import ToolResult
 from drlib.validation import require
 from drlib.worlds import World
@@ -53,8 +53,8 @@ class EntityMemory:
     """Statements by entity. `entities`: the titles that `read` looks for in running text."""
 
     def __init__(self, entities: Iterable[str] = ()):
-        self._held: dict[str, dict[str, Statement]] = defaultdict(dict)
-        self._told_of: dict[str, set[str]] = defaultdict(set)  # a statement -> its entities
+        self._statements: dict[str, dict[str, Statement]] = defaultdict(dict)
+        self._entities_by_key: dict[str, set[str]] = defaultdict(set)  # a statement -> its entities
         titles = sorted(entities, key=lambda title: (-len(title), title))  # the longest name wins
         names = "|".join(map(re.escape, titles)) or "(?!)"
         self._names = re.compile(rf"(?<!\w)(?:{names})(?!\w)")
@@ -64,8 +64,8 @@ class EntityMemory:
         text = " ".join(text.split())
         if not (entity and text and source):
             raise ValueError(f"a statement needs entity, text and source: {(entity, text, source)}")
-        known = self._held[entity]
-        key = _key(text)
+        known = self._statements[entity]
+        key = _normalise(text)
         old = known.get(key, Statement(text, fact=fact))
         times = {old.time, time} - {""}
         sources = {*old.sources, source}
@@ -73,16 +73,16 @@ class EntityMemory:
         is_fact, wording = max((old.fact, old.text), (fact, text))
         earliest = min(times, default="")
         known[key] = Statement(wording, earliest, tuple(sorted(sources)), is_fact)
-        self._told_of[key].add(entity)
+        self._entities_by_key[key].add(entity)
         return not old.sources
 
-    def fact(self, entity: str, relation: str, value: str, source: str, time: str = "") -> bool:
+    def add_fact(self, entity: str, relation: str, value: str, source: str, time: str = "") -> bool:
         """A fact of a graph, kept at both its ends."""
         text = FACT.format(relation=relation, entity=entity, value=value)
         self.add(value, text, source, time, fact=True)
         return self.add(entity, text, source, time, fact=True)
 
-    def table(self, rows: Iterable[Mapping], key: str, source: str, time: str = "") -> int:
+    def add_table(self, rows: Iterable[Mapping], key: str, source: str, time: str = "") -> int:
         """Each cell is a fact about its row's `key`; returns how many are new."""
         cells = [
             (str(row[key]), column, str(value))
@@ -91,9 +91,9 @@ class EntityMemory:
             if column != key
         ]
         known = [cell for cell in cells if cell[2] not in ("", "None")]
-        return sum(self.fact(*cell, source, time) for cell in known)
+        return sum(self.add_fact(*cell, source, time) for cell in known)
 
-    def read(self, text: str, source: str, time: str = "") -> int:
+    def add_text(self, text: str, source: str, time: str = "") -> int:
         """A document: each sentence is kept at every known entity that it names; returns how many
         statements are new."""
         new = 0
@@ -102,39 +102,39 @@ class EntityMemory:
                 new += self.add(entity, sentence, source, time)
         return new
 
-    def tools(self, results: Iterable[ToolResult], source: str, time: str = "") -> int:
+    def add_observations(self, results: Iterable[ToolResult], source: str, time: str = "") -> int:
         """The observations of a trajectory, kept or discarded; a failed call's says nothing about
         the world."""
         new = 0
         for i, result in enumerate(results):
             if result.ok:
-                new += self.read(result.text, f"{source}/{i}-{result.tool}", time)
+                new += self.add_text(result.text, f"{source}/{i}-{result.tool}", time)
         return new
 
     @property
     def entities(self) -> list[str]:
         """All that something is known about, sorted."""
-        return sorted(self._held)
+        return sorted(self._statements)
 
-    def about(self, entity: str) -> list[Statement]:
+    def list_statements(self, entity: str) -> list[Statement]:
         """What is known about `entity`, by time and then text; empty when nothing is."""
-        return sorted(self._held.get(entity, {}).values(), key=lambda s: (s.time, s.text))
+        return sorted(self._statements.get(entity, {}).values(), key=lambda s: (s.time, s.text))
 
-    def told_of(self, statement: Statement) -> list[str]:
+    def find_entities(self, statement: Statement) -> list[str]:
         """The entities at which this statement is kept, sorted."""
-        return sorted(self._told_of.get(_key(statement.text), ()))
+        return sorted(self._entities_by_key.get(_normalise(statement.text), ()))
 
     def recall(self, entity: str, relation: str) -> list[tuple[str, Statement]]:
         """(value, statement) of each fact that gives `entity` a value of `relation`."""
         head = FACT.format(relation=relation, entity=entity, value="")[:-1]
         return [
             (known.text.removeprefix(head).removesuffix("."), known)
-            for known in self.about(entity)
+            for known in self.list_statements(entity)
             if known.text.startswith(head)
         ]
 
 
-def _key(text: str) -> str:
+def _normalise(text: str) -> str:
     """What statements that say the same have in common."""
     return text.rstrip(".!?; ").casefold()
 
@@ -145,61 +145,61 @@ _FACTS = re.compile(r"^Facts about .*", re.MULTILINE)
 _PRONOUN = re.compile(
     r"(?:it|he|she|they|his|her|its|their|this|that|these|those)\b", re.IGNORECASE
 )
-FEWEST_WORDS = 4  # of a sentence
+MIN_WORDS = 4  # of a sentence
 NOT_TEXT = ("|", "-", "*", "#", ">", "`", "!")  # what lines of Markdown that are no text begin with
 
 
-def memory_of_world(world: World) -> EntityMemory:
+def build_world_memory(world: World) -> EntityMemory:
     """What `world` says of each thing that has a page; a statement's source is the page's URL.
 
     ValueError: a world of texts alone, of which nobody knows what they are about.
     """
     graph = world.graph
     require(graph is not None, f"{world.name} has no facts, so no things to keep a memory of")
-    names = _names(world, grammar_of(graph, world.scheme).book)
+    names = _name_pages(world, load_grammar(graph, world.scheme).book)
     memory = EntityMemory()
     for subject, relation, value in graph.facts:
         if relation in FOLDER_RELATIONS or subject not in names:
             continue
         said = value if graph.is_value(value) else names.get(value)
         if said:
-            memory.fact(names[subject], relation, said, f"{world.scheme}:{subject}")
+            memory.add_fact(names[subject], relation, said, f"{world.scheme}:{subject}")
     for title, name in names.items():
-        _read_page(world, title, name, names, memory)
+        _add_page(world, title, name, names, memory)
     return memory
 
 
-def _names(world: World, book: Phrasebook) -> dict[str, str]:
+def _name_pages(world: World, book: Phrasebook) -> dict[str, str]:
     """Title of a page -> how it is called, where that means one thing (else it is called by its
     address)."""
     found = {}
     for title in world.graph.nodes:
         if world.graph.is_value(title) or world.find(title) is None:
             continue
-        name = book.short(title)
+        name = book.mention_briefly(title)
         is_address = name == title and "/" in title
         if not is_address:
             found[title] = name.removeprefix("the ")
     return found
 
 
-def _read_page(
+def _add_page(
     world: World, title: str, name: str, names: dict[str, str], memory: EntityMemory
 ) -> None:
     """Keep each sentence of a page at the things that it names."""
     page = world.page(title)
     beside = {names[other] for other in page.links if other in names} | {name}
-    for sentence in _sentences(page.text):
+    for sentence in _iter_sentences(page.text):
         for entity in sorted(beside):
-            if says(sentence, entity):
+            if mentions(sentence, entity):
                 memory.add(entity, sentence, page.url)
 
 
-def _sentences(text: str) -> Iterator[str]:
+def _iter_sentences(text: str) -> Iterator[str]:
     """The sentences of a page's text, without its facts, tables and lists."""
     body = _FACTS.split(text)[0]
     for line in body.splitlines():
         if line.strip() and not line.lstrip().startswith(NOT_TEXT):
             for sentence in _CLAIM.split(_LINK.sub(r"\1", line.strip())):
-                if len(sentence.split()) >= FEWEST_WORDS and not _PRONOUN.match(sentence):
+                if len(sentence.split()) >= MIN_WORDS and not _PRONOUN.match(sentence):
                     yield sentence

@@ -1,13 +1,13 @@
 """How hard a question is for a model: how often it is solved from memory, and with tools.
 
 WebResearcher's data engine (arXiv 2509.13309) has two gates. What a solver without tools gets right
-is too easy and is dropped; of the rest, only what a solver with tools gets right is kept. `rated`
-measures both rates, `gated` is the gates. The rates go with the task (`Task.closed_book`,
+is too easy and is dropped; of the rest, only what a solver with tools gets right is kept. `rate_tasks`
+measures both rates, `filter_by_gates` is the gates. The rates go with the task (`Task.closed_book`,
 `Task.with_tools`), and data curation takes them as they are:
 `DataCuration({task.id: task.with_tools for task in kept})` begins with what is solved sometimes.
 
-An attempt is a function of tasks and a number, so that any policy can be measured: `by_agent` for
-an agent and its engine, `by_heart` for a prompt without tools. An attempt that the environment
+An attempt is a function of tasks and a number, so that any policy can be measured: `make_agent_solver` for
+an agent and its engine, `make_closed_book_solver` for a prompt without tools. An attempt that the environment
 broke says nothing about the question and does not count.
 
 Left out: curation's own start (`drlib.training.question_selection`), which tries all questions with the policy
@@ -35,27 +35,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drlib.files import append_json_line, resume_json_lines
-from drlib.questions.chains import short_digest
-from drlib.questions.queries import canonical, from_text, to_text
-from drlib.questions.question_engine import question_task
-from drlib.questions.read_back import grammar_of, word_question
-from drlib.questions.replies import Replies, prompt
+from drlib.questions.chains import digest_text
+from drlib.questions.queries import canonicalise, from_text, to_text
+from drlib.questions.question_engine import make_question_task
+from drlib.questions.read_back import load_grammar, word_question
+from drlib.questions.replies import Replies, make_prompt
 from drlib.questions.sentences import STYLES
-from drlib.questions.upgrades import upgrade_rounds
+from drlib.questions.upgrades import run_upgrade_rounds
 from drlib.task import Task, is_correct
 from drlib.trajectory import Termination
 from drlib.validation import require, require_within
 
 # (tasks, n) -> for each task, whether each of n attempts was right; None: nobody can say
-Attempt = Callable[[Sequence[Task], int], Sequence[Sequence[bool | None]]]
+Solver = Callable[[Sequence[Task], int], Sequence[Sequence[bool | None]]]
 BATCH = 16  # tasks whose attempts are lost with a killed run
-BY_HEART = (
+CLOSED_BOOK_PROMPT = (
     "Answer the user's question from what you know. Reply with the answer alone: a name or a "
     "number. If you do not know, guess."
 )
 
 
-def by_agent(agent, **how) -> Attempt:
+def make_agent_solver(agent, **how) -> Solver:
     """Attempts of an agent (`drlib.agents.Agent`), closed book where its toolbox is.
 
     how: of `Agent.run`, such as temperature and worlds. A task's random numbers depend on its id
@@ -63,7 +63,7 @@ def by_agent(agent, **how) -> Attempt:
     """
 
     def attempt(tasks: Sequence[Task], n: int) -> list[list[bool | None]]:
-        keys = [int(short_digest(task.id)[:7], 16) for task in tasks]
+        keys = [int(digest_text(task.id)[:7], 16) for task in tasks]
         done = agent.run(tasks, samples=n, keys=keys, **how)
         judged = [
             None
@@ -76,12 +76,12 @@ def by_agent(agent, **how) -> Attempt:
     return attempt
 
 
-def by_heart(replies: Replies) -> Attempt:
+def make_closed_book_solver(replies: Replies) -> Solver:
     """Attempts of a model that has the question and no tool; each has a seed of its own."""
 
     def one(asked: tuple[Task, int]) -> bool | None:
         task, number = asked
-        reply = replies.ask(prompt(BY_HEART, task.question), seed=number)
+        reply = replies.ask(make_prompt(CLOSED_BOOK_PROMPT, task.question), seed=number)
         answer = reply.text.rpartition("</think>")[2].strip()
         return None if reply.failed else is_correct(answer, task)
 
@@ -92,8 +92,8 @@ def by_heart(replies: Replies) -> Attempt:
     return attempt
 
 
-def pass_rates(
-    tasks: Sequence[Task], attempt: Attempt, n: int, path: str | Path | None = None
+def measure_pass_rates(
+    tasks: Sequence[Task], attempt: Solver, n: int, path: str | Path | None = None
 ) -> list[float | None]:
     """The share of `n` attempts at each task that are right, None where nobody could judge one.
 
@@ -102,8 +102,8 @@ def pass_rates(
     ValueError: n below 1, a line of `path` is none of ours, or the attempt gave other than `n`.
     """
     require(n >= 1, f"{n=} attempts: give 1 or more")
-    known = _read(Path(path)) if path is not None else {}
-    keys = [short_digest(f"{n}|{task.id}|{task.question}|{task.answer}") for task in tasks]
+    known = _load_rates(Path(path)) if path is not None else {}
+    keys = [digest_text(f"{n}|{task.id}|{task.question}|{task.answer}") for task in tasks]
     todo = list({key: task for key, task in zip(keys, tasks) if key not in known}.items())
     for start in range(0, len(todo), BATCH):
         some = todo[start : start + BATCH]
@@ -119,27 +119,27 @@ def pass_rates(
     return [known[key] for key in keys]
 
 
-def rated(
+def rate_tasks(
     tasks: Sequence[Task],
     n: int,
     *,
-    closed_book: Attempt,
-    with_tools: Attempt,
+    closed_book: Solver,
+    with_tools: Solver,
     folder: str | Path | None = None,
     easy: float = 0.0,
 ) -> list[Task]:
     """The tasks with their rates. What is solved closed book more often than `easy` is not tried
     with tools, which is what costs. folder: keeps what was tried; one for each pair of solvers."""
     files = [None if folder is None else Path(folder) / f"{of}.jsonl" for of in ("closed", "tools")]
-    rates = pass_rates(tasks, closed_book, n, files[0])
+    rates = measure_pass_rates(tasks, closed_book, n, files[0])
     found = [replace(task, closed_book=rate) for task, rate in zip(tasks, rates)]
     hard = [i for i, rate in enumerate(rates) if rate is not None and rate <= easy]
-    for i, rate in zip(hard, pass_rates([found[i] for i in hard], with_tools, n, files[1])):
+    for i, rate in zip(hard, measure_pass_rates([found[i] for i in hard], with_tools, n, files[1])):
         found[i] = replace(found[i], with_tools=rate)
     return found
 
 
-def gate(task: Task, easy: float = 0.0) -> str:
+def check_gates(task: Task, easy: float = 0.0) -> str:
     """Why a rated task is out, "" for kept. easy: the closed-book rate that is still hard enough.
 
     ValueError: `easy` is no rate.
@@ -154,17 +154,17 @@ def gate(task: Task, easy: float = 0.0) -> str:
     return "" if task.with_tools > 0 else "never solved with tools"
 
 
-def gated(tasks: Iterable[Task], easy: float = 0.0) -> tuple[list[Task], dict[str, int]]:
+def filter_by_gates(tasks: Iterable[Task], easy: float = 0.0) -> tuple[list[Task], dict[str, int]]:
     """The rated tasks that both gates keep, and how many came to what end."""
     kept, counts = [], Counter()
     for task in tasks:
-        why = gate(task, easy)
+        why = check_gates(task, easy)
         counts[why or "kept"] += 1
         kept += [] if why else [task]
     return kept, dict(counts.most_common())
 
 
-def _read(path: Path) -> dict[str, float | None]:
+def _load_rates(path: Path) -> dict[str, float | None]:
     """The rates of earlier runs."""
     rates = {}
     for number, row in resume_json_lines(path):
@@ -201,8 +201,8 @@ def escalate(
     n: int,
     rounds: int,
     *,
-    closed_book: Attempt,
-    with_tools: Attempt,
+    closed_book: Solver,
+    with_tools: Solver,
     seed: int | str,
     easy: float = 0.0,
     folder: str | Path | None = None,
@@ -220,16 +220,16 @@ def escalate(
     done, asked, waiting = Escalation(), set(), [*tasks]
     done.stages = {task.id: () for task in tasks}
     for number in range(rounds + 1):
-        waiting = _new(waiting, asked, done)
+        waiting = _drop_repeats(waiting, asked, done)
         if not waiting:
             break
         solvers = {"closed_book": closed_book, "with_tools": with_tools}
-        judged = rated(waiting, n, **solvers, folder=folder, easy=easy)
+        judged = rate_tasks(waiting, n, **solvers, folder=folder, easy=easy)
         waiting, ends = [], Counter()
         for task in judged:
-            why = gate(task, easy)
+            why = check_gates(task, easy)
             if task.closed_book is not None and task.closed_book > easy:
-                harder = _upgraded(task, world, seed, done) if number < rounds else None
+                harder = _upgrade_task(task, world, seed, done) if number < rounds else None
                 why = "upgraded" if harder else TOO_EASY if number == rounds else NO_UPGRADE
                 waiting += [harder] if harder else []
             if not why:
@@ -241,11 +241,11 @@ def escalate(
     return done
 
 
-def _new(tasks: Sequence[Task], asked: set[str], done: Escalation) -> list[Task]:
+def _drop_repeats(tasks: Sequence[Task], asked: set[str], done: Escalation) -> list[Task]:
     """Those whose query is not in `asked`; it is now."""
     found = []
     for task in tasks:
-        text = to_text(canonical(from_text(task.query)))
+        text = to_text(canonicalise(from_text(task.query)))
         if text in asked:
             done.out.append((task, ASKED_BEFORE))
         else:
@@ -254,15 +254,15 @@ def _new(tasks: Sequence[Task], asked: set[str], done: Escalation) -> list[Task]
     return found
 
 
-def _upgraded(task: Task, world, seed: int | str, done: Escalation) -> Task | None:
+def _upgrade_task(task: Task, world, seed: int | str, done: Escalation) -> Task | None:
     """The task after the first upgrade of a round that succeeds and can be said; None: none does.
     Its draws depend on the task and not on what is upgraded beside it."""
     rng = random.Random(f"escalate-{seed}-{task.id}")
-    grammar = grammar_of(world.graph, world.scheme)
-    for stage, query in upgrade_rounds(from_text(task.query), world.graph, rng, 1):
+    grammar = load_grammar(world.graph, world.scheme)
+    for stage, query in run_upgrade_rounds(from_text(task.query), world.graph, rng, 1):
         text = word_question(query, grammar, rng.choice(STYLES))
         if text:
-            harder = question_task(world, task.answer, canonical(query), text)
+            harder = make_question_task(world, task.answer, canonicalise(query), text)
             done.stages[harder.id] = (*done.stages[task.id], stage)
             return harder
     return None

@@ -5,7 +5,7 @@
     WebSailor   sailorfog-QA.jsonl  question, answer
     WebShaper   webshaper.500.jsonl id, question, formalization, answer, urls
 
-`write` makes the JSONL file and gives the same rows as a `datasets.Dataset`. Arrow wants one type a
+`write_rows` makes the JSONL file and gives the same rows as a `datasets.Dataset`. Arrow wants one type a
 column, and arguments differ from tool to tool: `functions` and `tool_calls` hold JSON texts.
 
 Left out: a query that triples cannot say (counts, ranges) has no WebShaper row, which is counted.
@@ -29,20 +29,20 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict
 
 from drlib.files import iter_json_lines, write_atomic, write_json_lines
-from drlib.questions.chains import short_digest
-from drlib.questions.queries import depth, from_text, required, to_text
-from drlib.questions.question_set import task_of
+from drlib.questions.chains import digest_text
+from drlib.questions.queries import measure_depth, from_text, find_required, to_text
+from drlib.questions.question_set import row_to_task
 from drlib.questions.webshaper import read_loosely, to_triples
 from drlib.task import Task
 
 
-def questions(tasks: Iterable[Task], tag: str = "") -> list[dict]:
+def to_question_rows(tasks: Iterable[Task], tag: str = "") -> list[dict]:
     """Rows of WebSailor; with `tag`, the family's name ("crawlqa", "e2hqa"), of WebDancer."""
     family = {"tag": tag} if tag else {}
     return [{"question": task.question, "answer": task.answer} | family for task in tasks]
 
 
-def formal_questions(tasks: Iterable[Task], world) -> tuple[list[dict], int]:
+def to_webshaper_rows(tasks: Iterable[Task], world) -> tuple[list[dict], int]:
     """Rows of WebShaper, and how many tasks have none because triples cannot say their query.
     `urls` are the pages of `world` by which the query is evaluated."""
     rows = []
@@ -53,7 +53,7 @@ def formal_questions(tasks: Iterable[Task], world) -> tuple[list[dict], int]:
             triples = to_triples(query)
         except ValueError:
             continue
-        pages = [title for title in sorted(required(query, world.graph)) if world.find(title)]
+        pages = [title for title in sorted(find_required(query, world.graph)) if world.find(title)]
         rows.append(
             {
                 "id": task.id,
@@ -66,7 +66,7 @@ def formal_questions(tasks: Iterable[Task], world) -> tuple[list[dict], int]:
     return rows, len(tasks) - len(rows)
 
 
-def write(rows: Sequence[dict], path: str | Path) -> Dataset:
+def write_rows(rows: Sequence[dict], path: str | Path) -> Dataset:
     """One JSON object a line, under the final name when all is written; the rows as a data set.
     ValueError: no rows."""
     if not rows:
@@ -102,12 +102,12 @@ def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
             unread += 1
         tasks.append(
             Task(
-                str(row.get("id", short_digest(row["question"]))),
+                str(row.get("id", digest_text(row["question"]))),
                 row["question"],
                 str(row["answer"]),
                 "search",
                 world,
-                hops=depth(query) if query else 0,
+                hops=measure_depth(query) if query else 0,
                 query=to_text(query) if query else "",
             )
         )
@@ -130,19 +130,19 @@ def write_folder(rows: Mapping[str, Sequence[dict]], folder: Path, world) -> int
     WebShaper's triples cannot say."""
     unsaid = 0
     for side, some in rows.items():
-        tasks = [task_of(row) for row in some]
-        formal, skipped = formal_questions(tasks, world)
-        tagged = [questions([task], row["family"])[0] for task, row in zip(tasks, some)]
+        tasks = [row_to_task(row) for row in some]
+        formal, skipped = to_webshaper_rows(tasks, world)
+        tagged = [to_question_rows([task], row["family"])[0] for task, row in zip(tasks, some)]
         unsaid += skipped
         for config, found in (
             ("default", some),
-            ("trl", [_for_trl(row) for row in some]),
+            ("trl", [_to_trl_row(row) for row in some]),
             ("webdancer", tagged),
             ("webshaper", formal),
         ):
             if found:
-                write(found, folder / CONFIGS[config].format(split=side))
-        verl = Dataset.from_list([_for_verl(row, place) for place, row in enumerate(some)])
+                write_rows(found, folder / CONFIGS[config].format(split=side))
+        verl = Dataset.from_list([_to_verl_row(row, place) for place, row in enumerate(some)])
         write_atomic(folder / VERL.format(split=side), verl.to_parquet)
     _save_to_disk(rows, folder / "hf")
     return unsaid
@@ -158,7 +158,7 @@ def _save_to_disk(rows: Mapping[str, Sequence[dict]], target: Path) -> None:
     partial.rename(target)
 
 
-def _for_trl(row: dict) -> dict:
+def _to_trl_row(row: dict) -> dict:
     return {
         "prompt": [{"role": "user", "content": row["question"]}],
         "answer": row["answer"],
@@ -167,7 +167,7 @@ def _for_trl(row: dict) -> dict:
     }
 
 
-def _for_verl(row: dict, place: int) -> dict:
+def _to_verl_row(row: dict, place: int) -> dict:
     return {
         "data_source": f"drlib/{row['family']}",
         "prompt": [{"role": "user", "content": row["question"]}],

@@ -9,7 +9,7 @@ Every question is a query that was executed: it has its one answer and no fault 
 What a query asks is said in sentences that are proved to mean it
 (`drlib.questions.read_back.word_question`), and in the older brackets where no sentence says it.
 
-Left out, with the reason, are the recipes in `NOT_TAKEN`: they ask about something else than a
+Left out, with the reason, are the recipes in `EXCLUDED_RECIPES`: they ask about something else than a
 world's facts, or make no questions.
 """
 
@@ -21,34 +21,34 @@ from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from drlib.questions.checks import coincidences, effort, first_fault
-from drlib.questions.expansion import can_be_asked_for, draft
-from drlib.questions.plainness import plain_part, strangeness
+from drlib.questions.checks import count_coincidences, measure_effort, find_first_fault
+from drlib.questions.expansion import is_identifiable, draft_query
+from drlib.questions.plainness import select_plain_facts, measure_strangeness
 from drlib.questions.queries import (
     Query,
-    canonical,
-    depth,
+    canonicalise,
+    measure_depth,
     evaluate_query,
     to_text,
 )
 from drlib.questions.question_engine import (
     COINCIDENCE_SHARE,
     Wording,
-    asked_about,
-    question_task,
+    select_facts,
+    make_question_task,
     synthesize_questions,
 )
-from drlib.questions.read_back import grammar_of, word_question
+from drlib.questions.read_back import load_grammar, word_question
 from drlib.questions.sentences import STYLES
 from drlib.questions.webdancer import e2hqa
-from drlib.questions.websailor import Predicate, hard_question, rare_seeds
+from drlib.questions.websailor import Predicate, draw_hard_question, select_rare_seeds
 from drlib.questions.websailor_v2 import (
-    bridge_question,
-    cyclic_question,
-    dense_subgraph,
-    focuses,
+    find_bridge_question,
+    find_cyclic_question,
+    draw_dense_subgraph,
+    draw_focuses,
 )
-from drlib.questions.wording import TEMPLATES, render_question, says
+from drlib.questions.wording import TEMPLATES, render_question, mentions
 from drlib.registry import suggest_name
 from drlib.task import Task
 from drlib.worlds.graph import Graph
@@ -57,7 +57,7 @@ MAX_EFFORT = 60  # pages that a solver may have to read, as in the engine
 MISSES = 400  # draws in a row that gave nothing new: the world has no more for this family
 PLAIN_MISSES = 4000  # the same where questions must be plain: one draw in some hundreds is
 FOCUSES = 12  # things that are asked for in one dense subgraph, as many as it has pages
-NOT_TAKEN = {
+EXCLUDED_RECIPES = {
     "webwalker": "asks about sites that it builds itself, not about a world",
     "webwatcher": "asks about pictures",
     "agentscaler": "makes tasks for tools over databases, not questions",
@@ -65,13 +65,13 @@ NOT_TAKEN = {
     "webdancer's CRAWLQA": "asks about links between pages, which are no facts of the graph",
 }
 
-Found = tuple[str, Query, str] | None  # answer, query, text ("": the query's own wording)
+Candidate = tuple[str, Query, str] | None  # answer, query, text ("": the query's own wording)
 
 
 class Family(NamedTuple):
     """`draws` yields one try after the other for ever: (world, rng, depth) -> what was found."""
 
-    draws: Callable[..., Iterator[Found]] | None  # None: the engine draws whole blocks itself
+    draws: Callable[..., Iterator[Candidate]] | None  # None: the engine draws whole blocks itself
     help: str
 
 
@@ -101,26 +101,26 @@ def draw_block(
         raise ValueError(f"unknown family {family!r}: {suggest_name(family, FAMILIES)}")
     draws = FAMILIES[family].draws
     if draws is None:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             tasks = synthesize_questions(
                 world, n, f"{seed}-{block}", depth=hops, structure=structure, plain=plain
             )
-        told = "\n".join(str(one.message) for one in said) if len(tasks) < n else ""
-        return Block([(task, "sentences") for task in tasks], told)
-    graph = asked_about(world.graph, structure)
-    if graph is None or not graph.facts or not _askable(graph):
+        note = "\n".join(str(one.message) for one in caught) if len(tasks) < n else ""
+        return Block([(task, "sentences") for task in tasks], note)
+    graph = select_facts(world.graph, structure)
+    if graph is None or not graph.facts or not _list_identifiable(graph):
         return Block([], "no page can be asked for: no two facts tell one from the others")
     rng = random.Random(f"{family}-{seed}-{block}")
-    grammar = grammar_of(world.graph, world.scheme)
+    grammar = load_grammar(world.graph, world.scheme)
     if plain:
-        graph = plain_part(graph, grammar.book)
+        graph = select_plain_facts(graph, grammar.book)
     asked = SimpleNamespace(graph=graph, search=world.search, grammar=grammar)
-    return _collected(draws(asked, rng, hops), world, n, rng, hops, plain)
+    return _collect(draws(asked, rng, hops), world, n, rng, hops, plain)
 
 
-def _collected(
-    draws: Iterator[Found],
+def _collect(
+    draws: Iterator[Candidate],
     world,
     n: int,
     rng: random.Random,
@@ -136,16 +136,16 @@ def _collected(
         reason = "no draft"
         if found is not None:
             answer, query, vague = found
-            query = canonical(query)
-            reason = _fault_of(answer, query, world.graph, hops)
-            coincides = coincidences(query, ask) > 0
+            query = canonicalise(query)
+            reason = _find_fault(answer, query, world.graph, hops)
+            coincides = count_coincidences(query, ask) > 0
             if coincides and by_coincidence >= COINCIDENCE_SHARE * n:
                 reason = "coincidence"
             if to_text(query) in questions:
                 reason = "asked before"
         if not reason:
-            text, wording = (vague, "sentences") if vague else _worded(query, world, rng)
-            if any(says(text, name) for name in (answer, *world.graph.nodes[answer].aliases)):
+            text, wording = (vague, "sentences") if vague else _word_query(query, world, rng)
+            if any(mentions(text, name) for name in (answer, *world.graph.nodes[answer].aliases)):
                 reason = "told"
             elif plain and (wording == "brackets" or _is_strange(query, text, world)):
                 reason = "not plain"
@@ -153,115 +153,115 @@ def _collected(
             reasons[reason] += 1
             misses += 1
         else:
-            questions[to_text(query)] = question_task(world, answer, query, text), wording
+            questions[to_text(query)] = make_question_task(world, answer, query, text), wording
             by_coincidence += coincides
             misses = 0
         if len(questions) == n or misses == (PLAIN_MISSES if plain else MISSES):
             break
     if len(questions) == n:
         return Block([*questions.values()], "")
-    told = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(4))
-    note = f"a block gave {len(questions)} of {n}; draws met: {told or 'nothing at all'}"
+    outcomes = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(4))
+    note = f"a block gave {len(questions)} of {n}; draws met: {outcomes or 'nothing at all'}"
     return Block([*questions.values()], note)
 
 
 def _is_strange(query: Query, text: str, world) -> bool:
-    return strangeness(query, text, grammar_of(world.graph, world.scheme).book) > 0
+    return measure_strangeness(query, text, load_grammar(world.graph, world.scheme).book) > 0
 
 
-def _worded(query: Query, world, rng: random.Random) -> tuple[str, Wording]:
+def _word_query(query: Query, world, rng: random.Random) -> tuple[str, Wording]:
     """`query` in sentences where they can say it."""
     number = rng.randrange(TEMPLATES)
-    grammar = grammar_of(world.graph, world.scheme)
+    grammar = load_grammar(world.graph, world.scheme)
     text = word_question(query, grammar, STYLES[number % len(STYLES)])
     if text:
         return text, "sentences"
     return render_question(query, world.graph, number), "brackets"
 
 
-def _fault_of(answer: str, query: Query, graph: Graph, hops: int) -> str:
+def _find_fault(answer: str, query: Query, graph: Graph, hops: int) -> str:
     """Why this is no question for the data set; "" for nothing."""
-    if depth(query) > hops:
+    if measure_depth(query) > hops:
         return "too deep"
     if evaluate_query(query, graph) != {answer}:
         return "not unique"
-    if effort(query, graph) > MAX_EFFORT:
+    if measure_effort(query, graph) > MAX_EFFORT:
         return "max_effort"
-    return first_fault(query, graph)
+    return find_first_fault(query, graph)
 
 
 @lru_cache(maxsize=4)
-def _askable(graph: Graph) -> tuple[str, ...]:
+def _list_identifiable(graph: Graph) -> tuple[str, ...]:
     """The pages that several facts together tell from all others."""
     pages = (title for title in graph.nodes if not graph.is_value(title))
-    return tuple(title for title in pages if can_be_asked_for(title, graph))
+    return tuple(title for title in pages if is_identifiable(title, graph))
 
 
 # ------------------------------------------------------------------------------------ families
 
 
-def _verified_draft(
+def _draft_verified(
     answers: Sequence[str], graph: Graph, rng: random.Random, hops: int
 ) -> tuple[str, Query] | tuple[None, None]:
     """(one of `answers`, a query for it without fault), or (None, None): this draw found none."""
     answer = rng.choice(answers)
-    query = draft(answer, graph, rng, hops)
-    if query is None or first_fault(query, graph):
+    query = draft_query(answer, graph, rng, hops)
+    if query is None or find_first_fault(query, graph):
         return None, None
     return answer, query
 
 
-def _webshaper(world, rng: random.Random, hops: int) -> Iterator[Found]:
+def _draw_webshaper(world, rng: random.Random, hops: int) -> Iterator[Candidate]:
     """Layer-wise expansion alone: intersections of projections, which triples can say."""
     while True:
-        answers = _askable(world.graph)
-        answer, query = _verified_draft(answers, world.graph, rng, rng.randint(2, hops))
+        answers = _list_identifiable(world.graph)
+        answer, query = _draft_verified(answers, world.graph, rng, rng.randint(2, hops))
         yield (answer, query, "") if query is not None else None
 
 
-def _webdancer(world, rng: random.Random, hops: int) -> Iterator[Found]:
+def _draw_webdancer(world, rng: random.Random, hops: int) -> Iterator[Candidate]:
     """E2HQA: an easy question, of one look-up, made harder round by round; the hardest that is
     not deeper than wanted."""
     while True:
-        answer = rng.choice(_askable(world.graph))
-        easy = draft(answer, world.graph, rng, 1)
+        answer = rng.choice(_list_identifiable(world.graph))
+        easy = draft_query(answer, world.graph, rng, 1)
         rounds = e2hqa(easy, world.graph, rng, rng.randint(2, 2 * hops)) if easy else []
-        harder = [query for query in rounds[1:] if 2 <= depth(query) <= hops]
+        harder = [query for query in rounds[1:] if 2 <= measure_depth(query) <= hops]
         yield (answer, harder[-1], "") if harder else None
 
 
-def _websailor(world, rng: random.Random, hops: int) -> Iterator[Found]:
+def _draw_websailor(world, rng: random.Random, hops: int) -> Iterator[Candidate]:
     """Fog: a question for a rare thing whose facts are said vaguely, each clue wider than its
     fact, until a search of ten results does not find the answer."""
-    rare = rare_seeds(_askable(world.graph), world.graph)
+    rare = select_rare_seeds(_list_identifiable(world.graph), world.graph)
     resolved: dict[Predicate, bool] = {}  # the same clues come again and again
     while True:
-        answer, query = _verified_draft(rare, world.graph, rng, rng.randint(2, hops))
+        answer, query = _draft_verified(rare, world.graph, rng, rng.randint(2, hops))
         hard = None
         if query is not None:
-            hard = hard_question(query, world, world.grammar, rng, resolved=resolved)
+            hard = draw_hard_question(query, world, world.grammar, rng, resolved=resolved)
         yield (answer, hard[1].query, hard[0]) if hard else None
 
 
-def _websailor_v2(world, rng: random.Random, hops: int) -> Iterator[Found]:
+def _draw_websailor_v2(world, rng: random.Random, hops: int) -> Iterator[Candidate]:
     """Cycles and bridges of dense subgraphs; ends where walks find no dense subgraph."""
     while True:
         try:
-            subgraph = dense_subgraph(world.graph, rng, FOCUSES)
+            subgraph = draw_dense_subgraph(world.graph, rng, FOCUSES)
         except ValueError:  # 200 walks found none: the graph is too thin for this family
             return
-        for focus in dict.fromkeys(focuses(subgraph, FOCUSES, rng)):
-            query = cyclic_question(subgraph, focus, world.graph)
+        for focus in dict.fromkeys(draw_focuses(subgraph, FOCUSES, rng)):
+            query = find_cyclic_question(subgraph, focus, world.graph)
             if query is None:
-                bridged = bridge_question(subgraph, focus, world.graph)
+                bridged = find_bridge_question(subgraph, focus, world.graph)
                 query = bridged[0] if bridged else None
             yield (focus, query, "") if query is not None else None
 
 
 FAMILIES = {
     "engine": Family(None, "the plain question engine: conditions, expansion, harder by operators"),
-    "webdancer": Family(_webdancer, "E2HQA: an easy question made harder round by round"),
-    "webshaper": Family(_webshaper, "layer-wise expansion; each has its formalisation in triples"),
-    "websailor": Family(_websailor, "facts said vaguely, until a search does not find the answer"),
-    "websailor_v2": Family(_websailor_v2, "cycles and bridges of dense subgraphs"),
+    "webdancer": Family(_draw_webdancer, "E2HQA: an easy question made harder round by round"),
+    "webshaper": Family(_draw_webshaper, "layer-wise expansion; each has its formalisation in triples"),
+    "websailor": Family(_draw_websailor, "facts said vaguely, until a search does not find the answer"),
+    "websailor_v2": Family(_draw_websailor_v2, "cycles and bridges of dense subgraphs"),
 }

@@ -30,9 +30,9 @@ from drlib.questions.queries import (
     Query,
     Range,
     Var,
-    bound,
-    canonical,
-    rebuilt,
+    bind,
+    canonicalise,
+    rebuild,
 )
 from drlib.worlds.graph import inverse
 
@@ -48,15 +48,15 @@ class Condition(NamedTuple):
     tail: End
 
 
-def joined(conditions: Sequence[Condition], target: Var) -> Query:
+def join_conditions(conditions: Sequence[Condition], target: Var) -> Query:
     """What `target` may be where all `conditions` hold of some choice of all other variables.
     ValueError: no condition names the target."""
-    if not any(target in _variables(condition) for condition in conditions):
+    if not any(target in _iter_variables(condition) for condition in conditions):
         raise ValueError(f"nothing is said of {target.name}: a row is missing")
-    return _Join(conditions, target).query()
+    return _Join(conditions, target).build_query()
 
 
-def _variables(condition: Condition) -> Iterator[Var]:
+def _iter_variables(condition: Condition) -> Iterator[Var]:
     """The variables at both ends."""
     for end in (condition.head, condition.tail):
         members = end.parts if isinstance(end, Or) else (end,)
@@ -69,26 +69,26 @@ class _Join:
     def __init__(self, conditions: Sequence[Condition], target: Var):
         self.target = target
         self.unused = dict.fromkeys(conditions)  # in order; a repeated one says nothing more
-        self.shared = _shared(self.unused, target)
+        self.shared = _find_shared(self.unused, target)
         self.descriptions: dict[str, list[Condition]] = {}  # a title: the first of what is said
 
-    def query(self) -> Query:
-        of_shared, of_nothing = self._pieces_beside()
-        guards = self._describe(of_nothing)
-        asked = self.target if self.target in self.shared else self.said_of(self.target)
-        among, more = self._said_of_shared(of_shared)
+    def build_query(self) -> Query:
+        of_shared, of_nothing = self._split_pieces()
+        guards = self._attach_descriptions(of_nothing)
+        asked = self.target if self.target in self.shared else self.describe_variable(self.target)
+        among, more = self._describe_shared(of_shared)
         for piece in [*guards, *more]:
-            asked = Exists(UNNAMED, self.rooted(piece), asked)
+            asked = Exists(UNNAMED, self.root_piece(piece), asked)
         for variable in reversed(self.shared):
-            asked = Exists(variable.name, _all_of(among[variable]), asked)
+            asked = Exists(variable.name, _intersect(among[variable]), asked)
         return asked
 
-    def _pieces_beside(self) -> tuple[list[list[Condition]], list[list[Condition]]]:
+    def _split_pieces(self) -> tuple[list[list[Condition]], list[list[Condition]]]:
         """The pieces that do not lead to the target: (those of shared variables, the others)."""
         of_shared: list[list[Condition]] = []
         of_nothing: list[list[Condition]] = []
-        for piece in _pieces(self.unused, self.shared):
-            named = {variable for condition in piece for variable in _variables(condition)}
+        for piece in _split_connected(self.unused, self.shared):
+            named = {variable for condition in piece for variable in _iter_variables(condition)}
             if named & {*self.shared}:
                 if self.target not in named or self.target in self.shared:
                     of_shared.append(piece)
@@ -96,7 +96,7 @@ class _Join:
                 of_nothing.append(piece)
         return of_shared, of_nothing
 
-    def _said_of_shared(
+    def _describe_shared(
         self, pieces: list[list[Condition]]
     ) -> tuple[dict[Var, list[Query]], list[list[Condition]]]:
         """(what each shared variable is chosen among, the pieces that say more of one than a single
@@ -104,88 +104,88 @@ class _Join:
         among: dict[Var, list[Query]] = {variable: [] for variable in self.shared}
         more = []
         for piece in pieces:
-            named = [(v, each) for each in piece for v in _variables(each) if v in among]
+            named = [(v, each) for each in piece for v in _iter_variables(each) if v in among]
             last = max((variable for variable, _ in named), key=self.shared.index)
             saying = [condition for variable, condition in named if variable == last]
             if len(saying) == 1 and last in (saying[0].head, saying[0].tail):
-                among[last].append(self.part(saying[0], last))
+                among[last].append(self.use_condition(saying[0], last))
             else:
                 more.append(piece)
         return among, more
 
-    def _describe(self, pieces: list[list[Condition]]) -> list[list[Condition]]:
+    def _attach_descriptions(self, pieces: list[list[Condition]]) -> list[list[Condition]]:
         """Give each of `pieces` to a title that is met elsewhere; those without one are left."""
         inside = {each for piece in pieces for each in piece}
-        met = {*_titles(each for each in self.unused if each not in inside)}
+        met = {*_iter_titles(each for each in self.unused if each not in inside)}
         waiting = pieces
         while True:
             left = []
             for piece in waiting:
-                first = next((c for c in piece if met & {*_titles([c])}), None)
+                first = next((c for c in piece if met & {*_iter_titles([c])}), None)
                 if first is None:
                     left.append(piece)
                     continue
-                title = next(title for title in _titles([first]) if title in met)
+                title = next(title for title in _iter_titles([first]) if title in met)
                 self.descriptions.setdefault(title, []).append(first)
-                met |= {*_titles(piece)}
+                met |= {*_iter_titles(piece)}
             if len(left) == len(waiting):
                 return left
             waiting = left
 
-    def rooted(self, piece: list[Condition]) -> Query:
+    def root_piece(self, piece: list[Condition]) -> Query:
         """What `piece` says of one of its things: without an answer where it does not hold."""
-        variables = [v for each in piece for v in _variables(each) if v not in self.shared]
+        variables = [v for each in piece for v in _iter_variables(each) if v not in self.shared]
         if variables:
-            return self.said_of(variables[0])
+            return self.describe_variable(variables[0])
         (condition,) = piece
         head = condition.head
-        described = self.operand(head) if isinstance(head, str) else head
+        described = self.build_operand(head) if isinstance(head, str) else head
         parts = described.parts if isinstance(described, And) else (described,)
-        return And((*parts, self.part(condition, head)))
+        return And((*parts, self.use_condition(condition, head)))
 
-    def said_of(self, thing: Var) -> Query:
+    def describe_variable(self, thing: Var) -> Query:
         """All that is said of a variable, and of what only it leads to."""
         of_it = [each for each in self.unused if thing in (each.head, each.tail)]
-        return _all_of([self.part(each, thing) for each in of_it if each in self.unused])
+        return _intersect([self.use_condition(each, thing) for each in of_it if each in self.unused])
 
-    def part(self, condition: Condition, thing: End) -> Query:
+    def use_condition(self, condition: Condition, thing: End) -> Query:
         """What `condition` says of `thing`, which stands at one of its ends."""
         self.unused.pop(condition)
         if thing == condition.head:
-            return Proj(inverse(condition.relation), self.operand(condition.tail))
-        return Proj(condition.relation, self.operand(condition.head))
+            return Proj(inverse(condition.relation), self.build_operand(condition.tail))
+        return Proj(condition.relation, self.build_operand(condition.head))
 
-    def operand(self, end: End) -> Query:
+    def build_operand(self, end: End) -> Query:
         """What stands at the other end of a condition."""
         if isinstance(end, Var):
-            return end if end in self.shared else self.said_of(end)
+            return end if end in self.shared else self.describe_variable(end)
         if isinstance(end, Or):
             return end
         parts = [
-            self.part(condition, end)
+            self.use_condition(condition, end)
             for condition in self.descriptions.pop(end, ())
             if condition in self.unused
         ]
         return And((end, *parts)) if parts else end
 
 
-def _all_of(parts: Sequence[Query]) -> Query:
+def _intersect(parts: Sequence[Query]) -> Query:
     if not parts:
         return Anything()
     return And(tuple(parts)) if len(parts) > 1 else parts[0]
 
 
-def _titles(conditions: Iterable[Condition]) -> Iterator[str]:
+def _iter_titles(conditions: Iterable[Condition]) -> Iterator[str]:
     """The titles that stand alone at an end."""
     for condition in conditions:
         yield from (end for end in condition[::2] if isinstance(end, str))
 
 
-def _shared(conditions: Iterable[Condition], target: Var) -> list[Var]:
+def _find_shared(conditions: Iterable[Condition], target: Var) -> list[Var]:
     """The variables that are met again: those in unions, and of what remains of a graph without its
     dead ends always the one with the most conditions, until no cycle is left."""
     conditions = list(conditions)
-    mentions = Counter(v for condition in conditions for v in _variables(condition))
+    mentions = Counter(v for condition in conditions for v in _iter_variables(condition))
     graph = nx.MultiGraph()
     found: list[Var] = []
     for condition in conditions:
@@ -206,33 +206,33 @@ def _shared(conditions: Iterable[Condition], target: Var) -> list[Var]:
         graph.remove_node(choice)
 
 
-def _pieces(conditions: Iterable[Condition], shared: Sequence[Var]) -> list[list[Condition]]:
+def _split_connected(conditions: Iterable[Condition], shared: Sequence[Var]) -> list[list[Condition]]:
     """The conditions that hang together by variables which are not `shared`."""
     graph = nx.Graph()
     conditions = list(conditions)
     for at, condition in enumerate(conditions):
         graph.add_node(at)
-        graph.add_edges_from((at, v) for v in _variables(condition) if v not in shared)
+        graph.add_edges_from((at, v) for v in _iter_variables(condition) if v not in shared)
     groups = nx.connected_components(graph)
     places = [sorted(node for node in group if isinstance(node, int)) for group in groups]
     return [[conditions[at] for at in some] for some in sorted(places)]
 
 
-def in_one_form(query: Query) -> Query:
-    """`canonical`, a range of one number as the number, and variables by their order."""
+def normalise_query(query: Query) -> Query:
+    """`canonicalise`, a range of one number as the number, and variables by their order."""
 
     def one(part: Query) -> Query:
         if isinstance(part, Range) and part.low == part.high:
             return Proj(f"{part.relation} of", str(part.low))
-        return rebuilt(part, one)
+        return rebuild(part, one)
 
-    return canonical(_numbered(one(query), 1))
+    return canonicalise(_number_choices(one(query), 1))
 
 
-def _numbered(query: Query, number: int) -> Query:
+def _number_choices(query: Query, number: int) -> Query:
     """`query` with X1, X2, .. for the names of the choices that begin it."""
     if not isinstance(query, Exists):
         return query
     name = f"X{number}"
-    rest = bound(query.of, query.name, Var(name))
-    return Exists(name, query.among, _numbered(rest, number + 1))
+    rest = bind(query.of, query.name, Var(name))
+    return Exists(name, query.among, _number_choices(rest, number + 1))

@@ -99,13 +99,13 @@ PLAIN_FOLDERS = frozenset("docs doc notes pages content src wiki about misc".spl
 TYPES = frozenset(("type", "Type", "kind"))  # relations that say what a page is, and no more
 
 
-def in_the_past(phrase: str) -> str:
+def to_past(phrase: str) -> str:
     """ "uses the method" as "used the method"; what has no past in `PAST` stays."""
     first, _, rest = phrase.partition(" ")
     return f"{PAST.get(first, first)} {rest}"
 
 
-def participle(relation: str) -> str:
+def find_participle(relation: str) -> str:
     """The participle that a relation's name begins with ("approved by"); "" for other names."""
     words = relation.casefold().removeprefix("first ").removeprefix("last ").split(" ")
     first = words[0].rpartition("-")[2]
@@ -114,7 +114,7 @@ def participle(relation: str) -> str:
     return first if first in IRREGULAR or re.fullmatch("[a-z]{3,}ed", first) else ""
 
 
-def active(done: str) -> tuple[str, str, str]:
+def to_active(done: str) -> tuple[str, str, str]:
     """ "raised" -> ("raises", "raising", "raised")."""
     if done in IRREGULAR:
         return IRREGULAR[done]
@@ -129,7 +129,7 @@ def active(done: str) -> tuple[str, str, str]:
     return f"{stem}{'es' if takes_e else 's'}", f"{stem}ing", done
 
 
-def forms_by_name(
+def derive_forms(
     relation: str, whens: str, noun: str, several: bool, is_over: bool = False
 ) -> dict[str, str]:
     """The forms of a relation whose name is a participle or a verb; {} of a noun. `whens`: what its
@@ -138,22 +138,22 @@ def forms_by_name(
     """
     word = relation.casefold()
     if word in VERBS:
-        return _verb(word, noun, several)
+        return _make_verb_forms(word, noun, several)
     if word.endswith(" since") and whens:
-        return _since(word.removesuffix(" since"), whens)
-    done = participle(word)
+        return _make_since_forms(word.removesuffix(" since"), whens)
+    done = find_participle(word)
     if done and word.endswith(" by"):
-        return _by(word, done, noun, several, done in DONE or (is_over and done not in LASTING))
+        return _make_by_forms(word, done, noun, several, done in DONE or (is_over and done not in LASTING))
     ends = [end for end in (" in", " at", " for", " on", " from", " with") if word.endswith(end)]
     if done and ends:
-        return _at(word, ends[0].strip(), noun)
-    return _at_a_time(word, whens) if done and whens else {}
+        return _make_place_forms(word, ends[0].strip(), noun)
+    return _make_time_forms(word, whens) if done and whens else {}
 
 
-def _verb(word: str, noun: str, several: bool) -> dict[str, str]:
+def _make_verb_forms(word: str, noun: str, several: bool) -> dict[str, str]:
     """ "requires"."""
     doing, done = VERBS[word]
-    shared = f"{_article(noun)} that is also {done} by {{x}}"
+    shared = f"{_add_article(noun)} that is also {done} by {{x}}"
     shared = shared if several else f"the same {noun} as {{x}}"
     return {
         "noun": noun,
@@ -166,31 +166,31 @@ def _verb(word: str, noun: str, several: bool) -> dict[str, str]:
     }
 
 
-def _since(head: str, whens: str) -> dict[str, str]:
+def _make_since_forms(head: str, whens: str) -> dict[str, str]:
     """ "customer since": "has been a customer since 2019"."""
-    been = f"{_article(head)} since"
+    been = f"{_add_article(head)} since"
     return {
         "noun": whens,
         "of_thing": f"has been {been} {{x}}",
         "of_things": f"that has been {been} {{x}}",
-        "of_value": f"is the {whens} in which {{x}} became {_article(head)}",
-        "of_values": f"in which {{x}} became {_article(head)}",
-        "same": f"became {_article(head)} in the same {whens} as {{x}}",
-        "sames": f"that became {_article(head)} in the same {whens} as {{x}}",
-        "during": f"became {_article(head)} {{x}}",
-        "durings": f"that became {_article(head)} {{x}}",
-        "label": f"{whens} of becoming {_article(head)}",
+        "of_value": f"is the {whens} in which {{x}} became {_add_article(head)}",
+        "of_values": f"in which {{x}} became {_add_article(head)}",
+        "same": f"became {_add_article(head)} in the same {whens} as {{x}}",
+        "sames": f"that became {_add_article(head)} in the same {whens} as {{x}}",
+        "during": f"became {_add_article(head)} {{x}}",
+        "durings": f"that became {_add_article(head)} {{x}}",
+        "label": f"{whens} of becoming {_add_article(head)}",
     }
 
 
-def _by(word: str, done: str, noun: str, several: bool, is_past: bool) -> dict[str, str]:
+def _make_by_forms(word: str, done: str, noun: str, several: bool, is_past: bool) -> dict[str, str]:
     """ "approved by", "read by"."""
-    does, doing, did = active(done)
+    does, doing, did = to_active(done)
     verb = "was" if is_past else "is"
     who = "who" if noun in PERSONS else "that"
     shared = f"the same {'person' if noun in PERSONS else noun} as {{x}}"
     if several:
-        shared = f"{_article(noun)} {who} also {did if is_past else does} {{x}}"
+        shared = f"{_add_article(noun)} {who} also {did if is_past else does} {{x}}"
     return {
         "noun": noun,
         "of_thing": f"{verb} {word} {{x}}",
@@ -202,7 +202,7 @@ def _by(word: str, done: str, noun: str, several: bool, is_past: bool) -> dict[s
     }
 
 
-def _at(word: str, place: str, noun: str) -> dict[str, str]:
+def _make_place_forms(word: str, place: str, noun: str) -> dict[str, str]:
     """ "added in", "recorded at", "written for"."""
     said = word.removesuffix(f" {place}")
     be = "is" if said in LASTING else "was"
@@ -218,7 +218,7 @@ def _at(word: str, place: str, noun: str) -> dict[str, str]:
     }
 
 
-def _at_a_time(word: str, whens: str) -> dict[str, str]:
+def _make_time_forms(word: str, whens: str) -> dict[str, str]:
     """ "published", "joined" of years and days."""
     to = "on" if whens == "day" else "in"
     was, who = ("", "who ") if word == "joined" else ("was ", "")
@@ -236,7 +236,7 @@ def _at_a_time(word: str, whens: str) -> dict[str, str]:
     }
 
 
-def when(values: Mapping[str, object]) -> str:
+def classify_dates(values: Mapping[str, object]) -> str:
     """ "year" or "day" where all values are such; "" otherwise."""
     if values and all(re.fullmatch(YEAR, value) for value in values):
         return "year"
@@ -245,7 +245,7 @@ def when(values: Mapping[str, object]) -> str:
     return ""
 
 
-def spoken_date(text: str) -> str:
+def format_date(text: str) -> str:
     """ "2019-03-04" as "4 March 2019"; what is no date stays as it is, or ""."""
     found = DAY.fullmatch(text)
     if not found:
@@ -257,7 +257,7 @@ def spoken_date(text: str) -> str:
     return f"{day.day} {day:%B %Y}" if found[3] else f"{day:%B %Y}"
 
 
-def kind_of_page(title: str, graph: Graph) -> str:
+def classify_page(title: str, graph: Graph) -> str:
     """What a page is: its front matter's `type`, else its folder's name in the singular; else
     "page"."""
     for relation in sorted(TYPES):
@@ -272,20 +272,15 @@ def kind_of_page(title: str, graph: Graph) -> str:
     words = re.sub(r"^\d+[-_. ]+", "", folder).replace("-", " ").replace("_", " ")
     if not re.fullmatch("[a-z][a-z ]{1,30}", words) or words in PLAIN_FOLDERS:
         return "page"
-    return _singular(words)
+    return to_singular(words)
 
 
-@lru_cache(maxsize=4096)
-def _singular(words: str) -> str:
-    return english().singular_noun(words) or words
-
-
-def _article(noun: str) -> str:
-    return english().a(noun) if noun else ""
+def _add_article(noun: str) -> str:
+    return load_inflect().a(noun) if noun else ""
 
 
 @cache
-def english():
+def load_inflect():
     """inflect's engine. At its import every method is compiled once more, to check the types of its
     arguments in each call: two seconds, and five times the work afterwards, of which nothing is
     needed here. So the decorator that does it does nothing meanwhile."""
@@ -300,7 +295,7 @@ def english():
     return inflect.engine()
 
 
-def name_of_page(name: str, kind: str) -> str:
+def name_page(name: str, kind: str) -> str:
     """What is of `kind` by its name: a person, 'the paper "..."', "the Bergen office"."""
     if kind in PERSONS or kind in OWN_NAMES:
         return name
@@ -316,7 +311,7 @@ def name_of_page(name: str, kind: str) -> str:
     return f"the {words} {kind}"
 
 
-def short_name(name: str, kind: str) -> str:
+def shorten_name(name: str, kind: str) -> str:
     """The name where the kind has just been said: 'whose paper is "..."', "whose office is
     Bergen"."""
     return f'"{name}"' if kind in WORKS else name
@@ -360,21 +355,21 @@ class Phrase(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def written_phrases() -> Mapping[str, Mapping[str, Phrase]]:
+def load_phrases() -> Mapping[str, Mapping[str, Phrase]]:
     """World -> relation -> phrase: those of phrases.yaml."""
     return {
-        world: {relation: _phrase(relation, **row) for relation, row in relations.items()}
-        for world, relations in _rows().items()
+        world: {relation: _make_phrase(relation, **row) for relation, row in relations.items()}
+        for world, relations in _load_rows().items()
         if world != "common"
     }
 
 
 @lru_cache(maxsize=1)
-def _rows() -> Mapping[str, Mapping[str, Mapping]]:
+def _load_rows() -> Mapping[str, Mapping[str, Mapping]]:
     return yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text(encoding="utf-8"))
 
 
-def _phrase(
+def _make_phrase(
     relation: str,
     noun: str,
     of_thing: str,
@@ -390,17 +385,17 @@ def _phrase(
     plain: str = "always",
 ) -> Phrase:
     """A row of phrases.yaml, with what follows from it."""
-    one, many = _has(same)
-    during = f"has {with_article(relation)} {{x}}"
-    durings = f"with {with_article(relation)} {{x}}"
+    one, many = _split_forms(same)
+    during = f"has {add_article(relation)} {{x}}"
+    durings = f"with {add_article(relation)} {{x}}"
     if of_thing.endswith(" in {x}"):
         during, durings = (text.replace("in {x}", "{x}") for text in (of_thing, of_things))
     label = label or relation
     forms = (noun, of_thing, of_things, of_value, of_values, one, many, during, durings, label)
-    return Phrase(*forms, *(_has(along) if along else ("", "")), owned, owner, bare, plain)
+    return Phrase(*forms, *(_split_forms(along) if along else ("", "")), owned, owner, bare, plain)
 
 
-def _has(phrase: str | list[str]) -> tuple[str, str]:
+def _split_forms(phrase: str | list[str]) -> tuple[str, str]:
     """Of one thing and of any number: "has .." and "with ..", or the two phrases in full."""
     if isinstance(phrase, str):
         return f"has {phrase}", f"with {phrase}"
@@ -436,30 +431,30 @@ class Phrasebook:
         self._scheme = scheme
         self.is_folder = scheme == "folder"
         self.source = SOURCES.get(scheme, "")
-        self._written = written_phrases().get(scheme, {})
+        self._written = load_phrases().get(scheme, {})
 
     @cached_property
     def phrases(self) -> Mapping[str, Phrase]:
         """Relation (no inverse) -> its phrase."""
         relations = [name for name in self.graph.adjacent if not name.endswith(" of")]
-        return {name: self._written.get(name) or self._derived(name) for name in relations}
+        return {name: self._written.get(name) or self._derive(name) for name in relations}
 
-    def _derived(self, relation: str) -> Phrase:
+    def _derive(self, relation: str) -> Phrase:
         """A phrase from the relation's name; verbs that its noun often has are in `common`."""
-        word = self._word(relation)
+        word = self._to_word(relation)
         rows = self.graph.adjacent[relation]
         several = max(map(len, rows.values())) > 1
         holders = {self.kind(title) for title in rows}
         are_persons = holders <= PERSONS
         if several:
-            word = singular(word)
-            common = f"{with_article(word)} in common with {{x}}"
-            whose, has = f"whose {plural(word)} include {{x}}", f"has {{x}} as {with_article(word)}"
+            word = to_singular(word)
+            common = f"{add_article(word)} in common with {{x}}"
+            whose, has = f"whose {to_plural(word)} include {{x}}", f"has {{x}} as {add_article(word)}"
         else:
             common = f"the same {word} as {{x}}"
             whose = f"whose {word} is {{x}}"
             has = f"has {{x}} as {'their' if are_persons else 'its'} {word}"
-        whens = when(self.graph.adjacent[f"{relation} of"])
+        whens = classify_dates(self.graph.adjacent[f"{relation} of"])
         label = f"{word} year" if whens == "year" and "year" not in word else word
         phrase = Phrase(
             word,
@@ -469,8 +464,8 @@ class Phrasebook:
             f"named as {word} of {{x}}",
             f"has {common}",
             f"with {common}",
-            f"has {with_article(label)} {{x}}",
-            f"with {with_article(label)} {{x}}",
+            f"has {add_article(label)} {{x}}",
+            f"with {add_article(label)} {{x}}",
             label,
         )
         kinds = self._kinds(frozenset(self.graph.adjacent[f"{relation} of"]))
@@ -480,10 +475,10 @@ class Phrasebook:
             phrase = phrase._replace(of_thing="has {x}")
         noun = kinds[0] if len(kinds) == 1 and kinds[0] != VALUE else word
         is_over = self._is_over(relation)
-        by_name = forms_by_name(relation, whens, noun, several, is_over)
+        by_name = derive_forms(relation, whens, noun, several, is_over)
         if not by_name:
             phrase = phrase._replace(owned=phrase.noun)
-        common_rows = _rows()["common"]
+        common_rows = _load_rows()["common"]
         own = common_rows.get(f"{' or '.join(sorted(holders))} {word}")
         own = own or common_rows.get(word, {})
         if own and not (by_name or several or "same" in own):  # "belongs to the same team as"
@@ -494,19 +489,19 @@ class Phrasebook:
         phrase = phrase._replace(**by_name, **own)
         if not is_over:
             return phrase
-        return phrase._replace(of_thing=in_the_past(phrase.of_thing), same=in_the_past(phrase.same))
+        return phrase._replace(of_thing=to_past(phrase.of_thing), same=to_past(phrase.same))
 
     def _is_over(self, relation: str) -> bool:
         """Whether all that have `relation` are events that are over, by another of their facts:
         what was carried out was led by somebody, and is not any more."""
         things = set(self.graph.adjacent[relation])
         return any(
-            participle(other) in OVER and things <= set(rows)
+            find_participle(other) in OVER and things <= set(rows)
             for other, rows in self.graph.adjacent.items()
             if not other.endswith(" of")
         )
 
-    def _word(self, relation: str) -> str:
+    def _to_word(self, relation: str) -> str:
         """A column's name as a word inside a sentence: "Harbour" as "harbour", where no other
         relation is called so."""
         small = relation[:1].lower() + relation[1:]
@@ -532,15 +527,15 @@ class Phrasebook:
         if node is None:
             return VALUE
         is_page = self.is_folder and node.kind == "page"
-        return kind_of_page(title, self.graph) if is_page else node.kind
+        return classify_page(title, self.graph) if is_page else node.kind
 
     def name(self, title: str) -> str:
         """`title` with what tells its kind."""
         node = self.graph.nodes.get(title)
         if node is None or node.kind == VALUE:
             is_number = title.lstrip("-").isdigit()
-            if self.is_folder and spoken_date(title):
-                return spoken_date(title)
+            if self.is_folder and format_date(title):
+                return format_date(title)
             return title if is_number else f'"{title.removesuffix(" (parameter)")}"'
         if node.kind == "territory":
             takes_it = title in TAKE_AN_ARTICLE or title.split()[-1] in WITH_ARTICLE
@@ -549,12 +544,12 @@ class Phrasebook:
         if node.kind == "language" and title.endswith(" (language)"):
             title = title.removesuffix(" (language)")
         title = title.removeprefix("builtins.")
-        shown = self._shown(title) if title in self.graph.nodes else title
+        shown = self._shorten_title(title) if title in self.graph.nodes else title
         if self.is_folder and node.kind not in NAMES.keys() - {"page"}:
-            return name_of_page(shown, self.kind(title))
+            return name_page(shown, self.kind(title))
         return NAMES.get(node.kind, "{x}").format(x=shown)
 
-    def _shown(self, title: str) -> str:
+    def _shorten_title(self, title: str) -> str:
         """The short name of what has an address for its title, where nothing else is called so: of
         a page or section its heading, of a row of a table its first cell."""
         node = self.graph.nodes[title]
@@ -577,16 +572,16 @@ class Phrasebook:
                     found[name] = found.get(name, 0) + 1
         return found
 
-    def short(self, title: str) -> str:
+    def mention_briefly(self, title: str) -> str:
         """`title` where its kind has been said: "whose office is Bergen"; in full if that is not
         unique."""
         node = self.graph.nodes.get(title)
         if node is None or not self._has_short_name(node):
-            return self.said(title)
-        short = self._short(title)
-        return short if self.titles.get(short) == title else self.said(title)
+            return self.mention(title)
+        short = self._omit_kind(title)
+        return short if self.titles.get(short) == title else self.mention(title)
 
-    def said(self, title: str) -> str:
+    def mention(self, title: str) -> str:
         """`title` as a sentence says it, so that it means nothing else here."""
         name = self.name(title)
         return name if self.titles.get(name) in (title, None) else f'"{title}"'
@@ -601,16 +596,16 @@ class Phrasebook:
             found[f'"{title}"' if name in found else name] = title
         for title, node in self.graph.nodes.items():
             if self._has_short_name(node):
-                found.setdefault(self._short(title), title)
+                found.setdefault(self._omit_kind(title), title)
         return found
 
     def _has_short_name(self, node: Node) -> bool:
         return node.kind != VALUE and (self.is_folder or node.kind == "language")
 
-    def _short(self, title: str) -> str:
+    def _omit_kind(self, title: str) -> str:
         """A name where the kind has just been said."""
         if self.is_folder:
-            return short_name(self._shown(title), self.kind(title))
+            return shorten_name(self._shorten_title(title), self.kind(title))
         return title.removesuffix(" (language)")
 
     @cached_property
@@ -624,12 +619,12 @@ class Phrasebook:
         return tuple(sorted({*kinds, *pairs, *values, "thing"}, key=lambda n: (-len(n), n)))
 
 
-def pronoun(noun: str) -> str:
+def choose_pronoun(noun: str) -> str:
     """The word that joins a clause to `noun`: who or that."""
     return "who " if noun in PERSONS else "that "
 
 
-def of_several(clause: str) -> str:
+def to_plural_clause(clause: str) -> str:
     """`clause` about several things: "that raises {x}" -> "that raise {x}". Only a verb after
     "that" has a number; "raising" has none."""
     clause = re.sub(r"^that has ", "that have ", clause)
@@ -637,18 +632,18 @@ def of_several(clause: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def with_article(noun: str) -> str:
+def add_article(noun: str) -> str:
     """`noun` with "a" or "an" before it."""
-    return english().a(noun)
+    return load_inflect().a(noun)
 
 
 @lru_cache(maxsize=4096)
-def singular(noun: str) -> str:
+def to_singular(noun: str) -> str:
     """`currencies` -> `currency`; a word that is no plural stays as it is."""
-    return english().singular_noun(noun) or noun
+    return load_inflect().singular_noun(noun) or noun
 
 
 @lru_cache(maxsize=4096)
-def plural(noun: str) -> str:
+def to_plural(noun: str) -> str:
     """`currency` -> `currencies`; of "class or exception" both."""
-    return " or ".join(english().plural_noun(word) or word for word in noun.split(" or "))
+    return " or ".join(load_inflect().plural_noun(word) or word for word in noun.split(" or "))

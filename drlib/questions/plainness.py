@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 
-from drlib.questions.checks import PLAIN, coincidences, same_stem
-from drlib.questions.phrases import PERSONS, Phrasebook, participle
+from drlib.questions.checks import PLAIN, count_coincidences, have_same_stem
+from drlib.questions.phrases import PERSONS, Phrasebook, find_participle
 from drlib.questions.queries import (
     And,
     Diff,
@@ -29,10 +29,10 @@ from drlib.questions.queries import (
     Proj,
     Query,
     Range,
-    clauses,
-    constants,
+    count_clauses,
+    list_constants,
     evaluate_query,
-    shared_with,
+    find_compared,
     walk,
 )
 from drlib.worlds.graph import VALUE, Graph, inverse
@@ -43,7 +43,7 @@ MAX_NAMES = 3
 MAX_CONDITIONS = 2
 MAX_INNER_CLAUSES = 1  # in all conditions together
 OF_TWO_SENTENCES = 2  # how strange a question is that takes another sentence
-TOLD = 3  # how much stranger a question is that tells too much
+REVEALING_PENALTY = 3  # how much stranger a question is that tells too much
 FEW = 4  # of public facts: a condition that leaves fewer things than this is a good guess
 TELLING = frozenset(["time zone"])  # kinds whose names say another thing: Africa/Cairo
 OF_ONE_PLACE = frozenset(["language", "script", "currency"])  # often: Hebrew, Adlam
@@ -72,13 +72,13 @@ OFFICIAL = "official language"  # what schoolbooks say of a land
 ALIKE = 3  # letters with which a land and its language begin: Finland, Finnish
 
 
-def strangeness(query: Query, text: str, book: Phrasebook) -> int:
+def measure_strangeness(query: Query, text: str, book: Phrasebook) -> int:
     """How much keeps a person from asking `query` in the words `text`; 0: nothing that we know."""
     if any(isinstance(part, Exists) for part in walk(query)):
         return OF_TWO_SENTENCES  # what is chosen has a sentence of its own
     words = text.removeprefix(f"{book.source}, ")
-    names, answers = constants(query), evaluate_query(query, book.graph)
-    parts = [*_conditions(query)]
+    names, answers = list_constants(query), evaluate_query(query, book.graph)
+    parts = [*_iter_conditions(query)]
     faults = (
         len(words.split()) > MAX_WORDS,
         " step" in words,
@@ -87,7 +87,7 @@ def strangeness(query: Query, text: str, book: Phrasebook) -> int:
         bool(UNINHABITED & {*names, *answers}),
         any(AWKWARD.search(name) or UNQUOTED.search(book.name(name)) for name in names),
         _repeats(query, book),
-        len({_relation(part) for part in parts}) < len(parts),
+        len({_get_relation(part) for part in parts}) < len(parts),
         any(pattern.search(words) for pattern in SAID_TWICE),
         TWO_TIMES.search(words) is not None,
         any(_is_torn(part, book) for part in walk(query)),
@@ -97,17 +97,17 @@ def strangeness(query: Query, text: str, book: Phrasebook) -> int:
         any(_is_one_of_several(part, answers, book) for part in parts),
         any(_is_one_of_any(part, book) for part in walk(query) if part not in parts),
         _is_idle_for_a_reader(parts, names, answers, book),
-        coincidences(query, lambda part: evaluate_query(part, book.graph)) > 0,
+        count_coincidences(query, lambda part: evaluate_query(part, book.graph)) > 0,
         not all(_is_of_one_kind(part, book) for top in parts for part in [*walk(top)][1:]),
     )
-    inner = sum(max(0, clauses(part) - 1) for part in parts)
+    inner = sum(max(0, count_clauses(part) - 1) for part in parts)
     deep = max(0, inner - MAX_INNER_CLAUSES)
     odd = sum(_is_odd(part, book) for part in walk(query))
-    told = TOLD * _tells(query, parts, answers, book)
-    return OF_TWO_SENTENCES * (words.count(". ") + odd) + deep + sum(faults) + told
+    penalty = REVEALING_PENALTY * _reveals_too_much(query, parts, answers, book)
+    return OF_TWO_SENTENCES * (words.count(". ") + odd) + deep + sum(faults) + penalty
 
 
-def plain_part(graph: Graph, book: Phrasebook) -> Graph:
+def select_plain_facts(graph: Graph, book: Phrasebook) -> Graph:
     """`graph` with the facts that people ask by: what is drawn from these is seldom strange."""
     pages = [node for node in graph.nodes.values() if node.kind != VALUE]
     hidden = UNINHABITED | {node.title for node in pages if node.kind in TELLING}
@@ -119,18 +119,18 @@ def plain_part(graph: Graph, book: Phrasebook) -> Graph:
     return Graph([node for node in pages if node.title not in hidden], facts)
 
 
-def _conditions(query: Query) -> Iterator[Query]:
+def _iter_conditions(query: Query) -> Iterator[Query]:
     """What a sentence joins by "and" or excepts."""
     if isinstance(query, And):
         yield from query.parts
     elif isinstance(query, Diff):
-        yield from _conditions(query.left)
-        yield from _conditions(query.right)
+        yield from _iter_conditions(query.left)
+        yield from _iter_conditions(query.right)
     else:
         yield query
 
 
-def _relation(query: Query) -> str:
+def _get_relation(query: Query) -> str:
     """What a condition asks by, in either direction."""
     is_fact = isinstance(query, Proj | Range | Extreme)
     return query.relation.removesuffix(" of") if is_fact else type(query).__name__
@@ -143,8 +143,8 @@ def _is_odd(part: Query, book: Phrasebook) -> bool:
     """Whether `part` asks by what no person asks by."""
     if not isinstance(part, Proj | Range | Extreme):
         return False
-    phrase = book.phrases[_relation(part)]
-    if isinstance(part, Proj) and shared_with(part) is not None:
+    phrase = book.phrases[_get_relation(part)]
+    if isinstance(part, Proj) and find_compared(part) is not None:
         return phrase.plain != "always"
     return phrase.plain == "never"
 
@@ -154,8 +154,8 @@ def _is_torn(part: Query, book: Phrasebook) -> bool:
     lead"."""
     if not isinstance(part, Proj) or not part.relation.endswith(" of"):
         return False
-    phrase = book.phrases[_relation(part)]
-    other = shared_with(part)
+    phrase = book.phrases[_get_relation(part)]
+    other = find_compared(part)
     form = phrase.of_thing if other is None else phrase.same
     described = part.of if other is None else other
     return isinstance(described, Proj) and not form.endswith("{x}")
@@ -164,7 +164,7 @@ def _is_torn(part: Query, book: Phrasebook) -> bool:
 def _compares_kinds(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
     """Whether a condition compares what is asked for with a thing of another kind (a person in the
     same team as a product), or a person with one who is only described (and may be the same)."""
-    other = shared_with(part) if isinstance(part, Proj) else None
+    other = find_compared(part) if isinstance(part, Proj) else None
     if other is None or not book.is_folder:
         return False
     kinds = {book.kind(title) for title in evaluate_query(other, book.graph)}
@@ -176,8 +176,8 @@ def _compares_kinds(part: Query, answers: frozenset[str], book: Phrasebook) -> b
 def _compares_methods(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
     """Whether two methods are said to share a parameter's name: all of them share "self", which is
     not meant."""
-    other = shared_with(part) if isinstance(part, Proj) else None
-    if other is None or _relation(part) != "parameter":
+    other = find_compared(part) if isinstance(part, Proj) else None
+    if other is None or _get_relation(part) != "parameter":
         return False
     compared = (*evaluate_query(other, book.graph), *answers)
     return {book.kind(title) for title in compared} == {"method"}
@@ -186,15 +186,15 @@ def _compares_methods(part: Query, answers: frozenset[str], book: Phrasebook) ->
 def _compares_with_any(part: Query, book: Phrasebook) -> bool:
     """Whether something is said to share with one of several: "the same product as a customer in
     Porto". Readers of questions read these twice, more than anything else."""
-    other = shared_with(part) if isinstance(part, Proj) else None
+    other = find_compared(part) if isinstance(part, Proj) else None
     return isinstance(other, Proj) and len(evaluate_query(other, book.graph)) > 1
 
 
 def _is_one_of_several(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
     """Whether "the same currency" is said of what has two."""
-    if not isinstance(part, Proj) or shared_with(part) is None:
+    if not isinstance(part, Proj) or find_compared(part) is None:
         return False
-    relation = _relation(part)
+    relation = _get_relation(part)
     says_the = "the same" in book.phrases[relation].same
     return says_the and any(len(book.graph.values(answer, relation)) > 1 for answer in answers)
 
@@ -204,7 +204,7 @@ def _is_one_of_any(part: Query, book: Phrasebook) -> bool:
     function that raises PermissionError" says one of what is mostly several."""
     if not isinstance(part, Proj) or len(evaluate_query(part, book.graph)) != 1:
         return False
-    says_any = "at least" in book.phrases[_relation(part)].of_values
+    says_any = "at least" in book.phrases[_get_relation(part)].of_values
     is_any = says_any and not part.relation.endswith(" of")
     return is_any or _are_mostly_several(part.relation, book)
 
@@ -222,13 +222,13 @@ def _repeats(query: Query, book: Phrasebook) -> bool:
     for part in walk(query):
         if isinstance(part, Proj) and isinstance(part.of, Proj):
             is_value = not part.relation.endswith(" of")
-            phrase = book.phrases[_relation(part)]
+            phrase = book.phrases[_get_relation(part)]
             back_again = inverse(part.relation) if is_value and not phrase.along else ""
             if part.of.relation in (part.relation, back_again):
                 return True
         if isinstance(part, Or):
             return True
-        if isinstance(part, Extreme) and participle(part.relation):
+        if isinstance(part, Extreme) and find_participle(part.relation):
             return True
     return False
 
@@ -249,9 +249,9 @@ def _is_idle_for_a_reader(
 # ---------------------------------------------------------------------------- what tells too much
 
 
-def _tells(query: Query, parts: list[Query], answers: frozenset[str], book: Phrasebook) -> bool:
+def _reveals_too_much(query: Query, parts: list[Query], answers: frozenset[str], book: Phrasebook) -> bool:
     """Whether a reader who looks up nothing knows the answer or a thing on the way."""
-    names = constants(query)
+    names = list_constants(query)
     if any(book.kind(name) in TELLING for name in names):
         return True
     if any(_is_alike(name, answer, book) for name in names for answer in answers):
@@ -264,24 +264,24 @@ def _tells(query: Query, parts: list[Query], answers: frozenset[str], book: Phra
         return True
     if not book.source:
         return False
-    if any(_was_anothers_money(part) for part in walk(query)):
+    if any(_is_shared_currency(part) for part in walk(query)):
         return True
-    if _tells_two_official_languages(parts, answers, book):
+    if _names_two_official_languages(parts, answers, book):
         return True
-    on_the_way = _on_the_way(query, book)
+    on_the_way = _find_intermediate(query, book)
     if any(_is_alike(thing, answer, book) for thing in on_the_way for answer in answers):
         return True
     return any(len(evaluate_query(part, book.graph)) < FEW for part in parts)
 
 
-def _on_the_way(query: Query, book: Phrasebook) -> frozenset[str]:
+def _find_intermediate(query: Query, book: Phrasebook) -> frozenset[str]:
     """What the descriptions in `query` find: German, in a question whose answer is Germany."""
-    told = (part.of for part in walk(query) if isinstance(part, Proj))
-    found = (evaluate_query(of, book.graph) for of in told if isinstance(of, Proj))
+    described = (part.of for part in walk(query) if isinstance(part, Proj))
+    found = (evaluate_query(of, book.graph) for of in described if isinstance(of, Proj))
     return frozenset().union(*found)
 
 
-def _tells_two_official_languages(
+def _names_two_official_languages(
     parts: list[Query], answers: frozenset[str], book: Phrasebook
 ) -> bool:
     """Whether two conditions say an official language of the answer each: French, and Dutch, which
@@ -293,7 +293,7 @@ def _tells_two_official_languages(
     return sum(bool(official & things) for things in found) > 1
 
 
-def _was_anothers_money(part: Query) -> bool:
+def _is_shared_currency(part: Query) -> bool:
     """Whether it was or is the money of a land that another has now or had: most are neighbours or
     were one state, as Ireland and the United Kingdom, Haiti and the Dominican Republic."""
     if not (isinstance(part, Proj) and isinstance(part.of, Proj)):
@@ -321,19 +321,19 @@ def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
 def _names_what_is_shared(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
     """Whether a thing that is compared with the answer has what they share in its name (a function
     waitstatus_to_exitcode, and its parameter status), or has the money of its state."""
-    other = shared_with(part) if isinstance(part, Proj) else None
+    other = find_compared(part) if isinstance(part, Proj) else None
     if not isinstance(other, str):
         return False
-    relation = _relation(part)
+    relation = _get_relation(part)
     if relation == "currency" and other in STATE_OF:
         return True
-    name = _letters(book.name(other))
+    name = _strip_to_letters(book.name(other))
     shared = (book.graph.values(answer, relation) for answer in answers)
     values = frozenset().union(*shared) & book.graph.values(other, relation)
-    return any(_letters(book.name(value)) in name for value in values)
+    return any(_strip_to_letters(book.name(value)) in name for value in values)
 
 
-def _letters(name: str) -> str:
+def _strip_to_letters(name: str) -> str:
     """`name` without its article, spaces and signs."""
     return re.sub(r"\W", "", name.removeprefix("the ")).casefold()
 
@@ -343,21 +343,21 @@ def _is_alike(name: str, answer: str, book: Phrasebook) -> bool:
     or stand in one package (ssl.SSLSocket and ssl.SSLError)."""
     said = [book.name(title) for title in (name, answer)]
     package, other = (one.removeprefix("the ").partition(".") for one in said)
-    if package[1] and package[0] == other[0] and package[0] not in _common_words(book):
+    if package[1] and package[0] == other[0] and package[0] not in _find_common_words(book):
         return True
-    words, others = (_long_words(one) - _common_words(book) for one in said)
-    return any(same_stem(one, two) for one in words for two in others)
+    words, others = (_find_long_words(one) - _find_common_words(book) for one in said)
+    return any(have_same_stem(one, two) for one in words for two in others)
 
 
-def _long_words(name: str) -> frozenset[str]:
+def _find_long_words(name: str) -> frozenset[str]:
     return frozenset(word.casefold() for word in LONG_WORD.findall(name.partition(" (")[0]))
 
 
 @lru_cache(maxsize=8)
-def _common_words(book: Phrasebook) -> frozenset[str]:
+def _find_common_words(book: Phrasebook) -> frozenset[str]:
     """Words of names that tell none of them: those of many, and what kinds are called."""
     names = [book.name(title) for title, node in book.graph.nodes.items() if node.kind != VALUE]
-    counts = Counter(word for name in names for word in _long_words(name))
+    counts = Counter(word for name in names for word in _find_long_words(name))
     frequent = {word for word, count in counts.items() if count > COMMON * len(names)}
     packages = Counter(name.removeprefix("the ").partition(".")[0] for name in names)
     frequent |= {name for name, count in packages.items() if count > COMMON * len(names)}

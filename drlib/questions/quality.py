@@ -25,20 +25,20 @@ from functools import partial
 from pathlib import Path
 
 from drlib.files import read_json_lines, write_atomic
-from drlib.questions.checks import coincidences, faults
+from drlib.questions.checks import count_coincidences, find_faults
 from drlib.questions.queries import (
     Query,
-    canonical,
-    constants,
-    depth,
+    canonicalise,
+    list_constants,
+    measure_depth,
     evaluate_query,
     from_text,
-    subqueries,
+    list_subqueries,
     to_text,
     walk,
 )
 from drlib.questions.sql_engine import SqlEngine
-from drlib.questions.wording import says
+from drlib.questions.wording import mentions
 from drlib.task import Task, normalise_answer
 from drlib.worlds.graph import Graph
 
@@ -62,7 +62,7 @@ SHORT_NGRAM = 8  # the same for shorter questions; and words of the n-grams that
 _WORD = re.compile(r"\w+")
 
 
-def quality_report(
+def build_quality_report(
     tasks: Sequence[Task],
     world,
     *,
@@ -84,7 +84,7 @@ def quality_report(
             "synthesize_questions(world, n, seed)"
         )
     queries = [from_text(task.query) for task in tasks]
-    forms = [to_text(canonical(query)) for query in queries]
+    forms = [to_text(canonicalise(query)) for query in queries]
     texts = [task.question for task in tasks]
     by_sets = partial(evaluate_query, graph=world.graph)
     parts = [part for query in queries for part in walk(query) if not isinstance(part, str)]
@@ -92,34 +92,34 @@ def quality_report(
         "world": world.name,
         "version": world.version,
         "questions": len(tasks),
-        "by_sets": _fault_rates(tasks, queries, world.graph, None),
-        "by_sql": _fault_rates(tasks, queries, world.graph, SqlEngine(world.graph)),
-        "depth": _counts(depth(query) for query in queries),
-        "constants": _counts(len(constants(query)) for query in queries),
-        "coincidences": _share(coincidences(query, by_sets) > 0 for query in queries),
-        "operators": _counts(type(part).__name__ for part in parts),
-        "shapes": _spread([json.dumps(shape(query)) for query in queries]),
-        "answers": _spread([task.answer for task in tasks]),
-        "words": round(sum(len(words(text)) for text in texts) / len(texts), 1),
-        "openings": _spread([" ".join(words(text)[:3]) for text in texts]),
-        "search_finds": search_rates(tasks[:searched], world),
+        "by_sets": _measure_faults(tasks, queries, world.graph, None),
+        "by_sql": _measure_faults(tasks, queries, world.graph, SqlEngine(world.graph)),
+        "depth": _count(measure_depth(query) for query in queries),
+        "constants": _count(len(list_constants(query)) for query in queries),
+        "coincidences": _compute_share(count_coincidences(query, by_sets) > 0 for query in queries),
+        "operators": _count(type(part).__name__ for part in parts),
+        "shapes": _measure_spread([json.dumps(get_shape(query)) for query in queries]),
+        "answers": _measure_spread([task.answer for task in tasks]),
+        "words": round(sum(len(split_words(text)) for text in texts) / len(texts), 1),
+        "openings": _measure_spread([" ".join(split_words(text)[:3]) for text in texts]),
+        "search_finds": measure_search_rates(tasks[:searched], world),
         "duplicates": {
             "queries": len(forms) - len(set(forms)),
-            "texts": len(near_duplicates(texts)),
+            "texts": len(find_near_duplicates(texts)),
         },
-        "split": split_overlap(tasks, against) if against else None,
-        "contaminated": {str(path): len(contaminated(texts, path)) for path in benchmarks},
+        "split": count_split_overlap(tasks, against) if against else None,
+        "contaminated": {str(path): len(find_contaminated(texts, path)) for path in benchmarks},
     }
 
 
-def shape(query: Query) -> list | str:
+def get_shape(query: Query) -> list | str:
     """The query without its names: what kind of expression it is, parts sorted."""
     if isinstance(query, str):
         return ""
-    return [type(query).__name__, *sorted(map(shape, subqueries(query)), key=json.dumps)]
+    return [type(query).__name__, *sorted(map(get_shape, list_subqueries(query)), key=json.dumps)]
 
 
-def search_rates(tasks: Sequence[Task], world) -> dict[str, float]:
+def measure_search_rates(tasks: Sequence[Task], world) -> dict[str, float]:
     """How often the question itself, typed into the search, finds the answer's page."""
     places = []
     for task in tasks:
@@ -128,9 +128,9 @@ def search_rates(tasks: Sequence[Task], world) -> dict[str, float]:
     return {f"@{k}": round(sum(place <= k for place in places) / len(tasks), 4) for k in (1, 5)}
 
 
-def near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
+def find_near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
     """Pairs (i < j) whose word 8-grams have a Jaccard index of at least 0.7; short texts: equal."""
-    grams = [_grams(text, SHORT_NGRAM) or {text.casefold()} for text in texts]
+    grams = [_find_ngrams(text, SHORT_NGRAM) or {text.casefold()} for text in texts]
     holders = defaultdict(list)  # n-gram -> the texts before that have it
     shared: Counter[tuple[int, int]] = Counter()
     for i, some in enumerate(grams):
@@ -144,42 +144,42 @@ def near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
     )
 
 
-def split_overlap(tasks: Sequence[Task], against: Sequence[Task]) -> dict[str, int]:
+def count_split_overlap(tasks: Sequence[Task], against: Sequence[Task]) -> dict[str, int]:
     """How many answers (by any of their names), queries and constants of `tasks` are in `against`
     too; constants may be."""
-    taken = {name for task in against for name in _names(task)}
-    shared = {min(_names(task)) for task in tasks if taken & _names(task)}
+    taken = {name for task in against for name in _normalise_names(task)}
+    shared = {min(_normalise_names(task)) for task in tasks if taken & _normalise_names(task)}
     here, there = ([from_text(task.query) for task in side] for side in (tasks, against))
     return {
         "answers": len(shared),
-        "queries": len(_forms(here) & _forms(there)),
-        "constants": len(_constants(here) & _constants(there)),
+        "queries": len(_list_forms(here) & _list_forms(there)),
+        "constants": len(_list_constants(here) & _list_constants(there)),
     }
 
 
-def _names(task: Task) -> set[str]:
+def _normalise_names(task: Task) -> set[str]:
     return {normalise_answer(name) for name in (task.answer, *task.aliases)}
 
 
-def _forms(queries: Iterable[Query]) -> set[str]:
-    return {to_text(canonical(query)) for query in queries}
+def _list_forms(queries: Iterable[Query]) -> set[str]:
+    return {to_text(canonicalise(query)) for query in queries}
 
 
-def _constants(queries: Iterable[Query]) -> set[str]:
-    return {name for query in queries for name in constants(query)}
+def _list_constants(queries: Iterable[Query]) -> set[str]:
+    return {name for query in queries for name in list_constants(query)}
 
 
-def contaminated(texts: Sequence[str], path: str | Path) -> list[int]:
+def find_contaminated(texts: Sequence[str], path: str | Path) -> list[int]:
     """The places of the `texts` that share an n-gram with the benchmark in `path`."""
-    sizes = [_size_of_gram(len(words(text))) for text in texts]
+    sizes = [_choose_ngram_size(len(split_words(text))) for text in texts]
     known: dict[int, set[str]] = {n: set() for n in sizes}
-    for line in _texts_of(Path(path)):
+    for line in _read_texts(Path(path)):
         for n, grams in known.items():
-            grams |= _grams(line, n)
-    return [i for i, (text, n) in enumerate(zip(texts, sizes)) if _grams(text, n) & known[n]]
+            grams |= _find_ngrams(line, n)
+    return [i for i, (text, n) in enumerate(zip(texts, sizes)) if _find_ngrams(text, n) & known[n]]
 
 
-def _size_of_gram(length: int) -> int:
+def _choose_ngram_size(length: int) -> int:
     """Words of the n-gram by which a text of that many words is looked for."""
     return LONG_NGRAM if length >= LONG_NGRAM else max(1, min(length, SHORT_NGRAM))
 
@@ -189,53 +189,53 @@ def save_report(report: dict, path: str | Path) -> Path:
     return write_atomic(path, json.dumps(report, indent=1, ensure_ascii=False))
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-def _grams(text: str, n: int) -> set[str]:
-    found = words(text)
+def _find_ngrams(text: str, n: int) -> set[str]:
+    found = split_words(text)
     return {" ".join(found[i : i + n]) for i in range(len(found) - n + 1)}
 
 
-def _texts_of(path: Path) -> Iterable[str]:
+def _read_texts(path: Path) -> Iterable[str]:
     """The texts of a benchmark file: every string of its JSON, else its lines."""
     if path.suffix == ".jsonl":
-        return [found for row in read_json_lines(path) for found in _strings(row)]
+        return [found for row in read_json_lines(path) for found in _iter_strings(row)]
     text = path.read_text(encoding="utf-8-sig")
-    return [*_strings(json.loads(text))] if path.suffix == ".json" else text.splitlines()
+    return [*_iter_strings(json.loads(text))] if path.suffix == ".json" else text.splitlines()
 
 
-def _strings(value) -> Iterable[str]:
+def _iter_strings(value) -> Iterable[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
         for inside in value.values() if isinstance(value, dict) else value:
-            yield from _strings(inside)
+            yield from _iter_strings(inside)
 
 
-def _fault_rates(
+def _measure_faults(
     tasks: Sequence[Task], queries: Sequence[Query], graph: Graph, engine: SqlEngine | None
 ) -> dict[str, float]:
     """Share of the tasks with each fault; an engine of None works on sets."""
-    found = Counter(fault for query in queries for fault in faults(query, graph, engine))
+    found = Counter(fault for query in queries for fault in find_faults(query, graph, engine))
     for task, query in zip(tasks, queries, strict=True):
         answers = engine.answers(query) if engine else evaluate_query(query, graph)
         found["wrong answer"] += answers != {task.answer}
-        found["told"] += any(says(task.question, name) for name in (task.answer, *task.aliases))
+        found["told"] += any(mentions(task.question, name) for name in (task.answer, *task.aliases))
     return {name: round(found[name] / len(tasks), 6) for name in QUESTION_FAULTS}
 
 
-def _counts(values: Iterable) -> dict[str, int]:
+def _count(values: Iterable) -> dict[str, int]:
     return {str(value): n for value, n in sorted(Counter(values).items())}
 
 
-def _share(holds: Iterable[bool]) -> float:
+def _compute_share(holds: Iterable[bool]) -> float:
     found = [*holds]
     return round(sum(found) / len(found), 4)
 
 
-def _spread(values: Sequence[str]) -> dict[str, float]:
+def _measure_spread(values: Sequence[str]) -> dict[str, float]:
     """How many different values, their entropy in bits, and the largest one's share."""
     counts = sorted(Counter(values).values(), reverse=True)
     shares = [n / len(values) for n in counts]

@@ -148,13 +148,13 @@ def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
             return frozenset(
                 title
                 for title, values in graph.adjacent.get(relation, {}).items()
-                if any(low <= n <= high for n in numbers(values))
+                if any(low <= n <= high for n in parse_numbers(values))
             )
         case Extreme(relation, of, most):
             found = [
                 (n, title)
                 for title in evaluate_query(of, graph)
-                for n in numbers(graph.values(title, relation))
+                for n in parse_numbers(graph.values(title, relation))
             ]
             choose = max if most else min
             best = choose((n for n, _ in found), default=None)
@@ -162,7 +162,7 @@ def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
         case Count(of):
             return frozenset((str(len(evaluate_query(of, graph))),))
         case Exists(name, among, of):
-            found = _for_each(of, name, evaluate_query(among, graph), graph)
+            found = _evaluate_each(of, name, evaluate_query(among, graph), graph)
             return NOTHING.union(*found.values())
         case Anything():
             return frozenset(graph.nodes)
@@ -171,13 +171,13 @@ def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
     raise TypeError(f"not a query: {query!r}")
 
 
-def _for_each(
+def _evaluate_each(
     query: Query, name: str, titles: Collection[str], graph: Graph
 ) -> dict[str, frozenset[str]]:
     """Those of `titles` that have any: the answers of `query` with each of them for `Var(name)`.
     All at once: thousands may stand for it, and one part of the query leaves few for the next."""
     kind = type(query)
-    if name not in free_variables(query):
+    if name not in find_free_variables(query):
         found = dict.fromkeys(titles, evaluate_query(query, graph))
     elif kind is Var:
         found = {title: frozenset((title,)) for title in titles}
@@ -186,50 +186,50 @@ def _for_each(
         found = {t: rows[t] for t in min(rows, titles, key=len) if t in rows and t in titles}
     elif kind is Proj:
         rows = graph.adjacent.get(query.relation, {})
-        inner = _for_each(query.of, name, titles, graph).items()
+        inner = _evaluate_each(query.of, name, titles, graph).items()
         found = {t: NOTHING.union(*[rows[x] for x in some if x in rows]) for t, some in inner}
     elif kind is And or kind is Diff:
-        first, *others = subqueries(query)
-        found = _for_each(first, name, titles, graph)
+        first, *others = list_subqueries(query)
+        found = _evaluate_each(first, name, titles, graph)
         for other in others:
-            beside = _for_each(other, name, found, graph)
+            beside = _evaluate_each(other, name, found, graph)
             if kind is And:
                 found = {title: found[title] & some for title, some in beside.items()}
             else:
                 found = {title: some - beside.get(title, NOTHING) for title, some in found.items()}
             found = {title: some for title, some in found.items() if some}
     else:
-        found = {title: evaluate_query(bound(query, name, title), graph) for title in titles}
+        found = {title: evaluate_query(bind(query, name, title), graph) for title in titles}
     return {title: some for title, some in found.items() if some}
 
 
-def bound(query: Query, name: str, value: Query) -> Query:
+def bind(query: Query, name: str, value: Query) -> Query:
     """`query` with `value` for every `Var(name)` that no `Exists` inside it binds."""
     if type(query) is Var:
         return value if query.name == name else query
     if type(query) is Exists and query.name == name:
-        return replace(query, among=bound(query.among, name, value))
-    return rebuilt(query, lambda part: bound(part, name, value))
+        return replace(query, among=bind(query.among, name, value))
+    return rebuild(query, lambda part: bind(part, name, value))
 
 
-def unfolded(query: Query) -> Query:
+def unfold(query: Query) -> Query:
     """`query` as a tree: what each variable may be stands in its place, so that it may be another
     thing in each. It has the answers of `query`, and perhaps more."""
     if type(query) is Exists:
-        return bound(unfolded(query.of), query.name, unfolded(query.among))
-    return rebuilt(query, unfolded)
+        return bind(unfold(query.of), query.name, unfold(query.among))
+    return rebuild(query, unfold)
 
 
-def free_variables(query: Query) -> frozenset[str]:
+def find_free_variables(query: Query) -> frozenset[str]:
     """The names of the variables in `query` that no `Exists` in it binds."""
     if type(query) is Var:
         return frozenset((query.name,))
     if type(query) is Exists:
-        return free_variables(query.among) | free_variables(query.of) - {query.name}
-    return NOTHING.union(*map(free_variables, subqueries(query)))
+        return find_free_variables(query.among) | find_free_variables(query.of) - {query.name}
+    return NOTHING.union(*map(find_free_variables, list_subqueries(query)))
 
 
-def numbers(values: Iterable[str]) -> list[int]:
+def parse_numbers(values: Iterable[str]) -> list[int]:
     """Those of `values` that are whole numbers of at most 18 digits."""
     return [int(value) for value in values if is_number(value)]
 
@@ -240,7 +240,7 @@ def is_number(value: str) -> bool:
     return _NUMBER.fullmatch(value) is not None
 
 
-def subqueries(query: Query) -> tuple[Query, ...]:
+def list_subqueries(query: Query) -> tuple[Query, ...]:
     """The queries that stand directly inside `query`. TypeError: it is no query."""
     kind = type(query)
     if kind is Proj or kind is Extreme or kind is Count:
@@ -256,13 +256,13 @@ def subqueries(query: Query) -> tuple[Query, ...]:
     raise TypeError(f"not a query: {query!r}")
 
 
-def rebuilt(query: Query, change: Callable[[Query], Query]) -> Query:
+def rebuild(query: Query, change: Callable[[Query], Query]) -> Query:
     """`query` with `change` done to each query that stands directly inside it; `query` itself, this
     very object, where that leaves all of them as they are."""
     if type(query) is Proj:  # nearly all of them
         of = change(query.of)
         return query if of is query.of else Proj(query.relation, of)
-    parts = subqueries(query)
+    parts = list_subqueries(query)
     inside = tuple([change(part) for part in parts])
     if all(map(operator.is_, inside, parts)):
         return query
@@ -281,7 +281,7 @@ def substitute(query: Query, old: Query, new: Query) -> Query:
         return new
     if type(query) is str:  # half of all parts
         return query
-    return rebuilt(query, lambda part: substitute(part, old, new))
+    return rebuild(query, lambda part: substitute(part, old, new))
 
 
 def walk(query: Query) -> Iterator[Query]:
@@ -291,43 +291,43 @@ def walk(query: Query) -> Iterator[Query]:
         part = waiting.pop()
         yield part
         if type(part) is not str:  # half of all parts
-            waiting += reversed(subqueries(part))
+            waiting += reversed(list_subqueries(part))
 
 
-def closed_parts(query: Query) -> list[Query]:
+def list_closed_parts(query: Query) -> list[Query]:
     """Those of `walk` that can be asked alone: no variable in them is bound outside of them."""
     parts = list(walk(query))
     if Exists not in map(type, parts):
         return parts
-    return [part for part in parts if not free_variables(part)]
+    return [part for part in parts if not find_free_variables(part)]
 
 
-def constants(query: Query) -> list[str]:
+def list_constants(query: Query) -> list[str]:
     """The titles that the query names, from left to right."""
     if type(query) is str:
         return [query]
     if type(query) is Proj:  # nearly all of them
-        return constants(query.of)
-    return [name for part in subqueries(query) for name in constants(part)]
+        return list_constants(query.of)
+    return [name for part in list_subqueries(query) for name in list_constants(part)]
 
 
-def depth(query: Query) -> int:
+def measure_depth(query: Query) -> int:
     """The longest chain of projections down to a constant: how many look-ups follow each other."""
     kind = type(query)
     if kind is str:
         return 0
     if kind is Proj:  # nearly all others
-        return 1 + depth(query.of)
+        return 1 + measure_depth(query.of)
     if kind is Exists:
-        return max(depth(query.among), depth(unfolded(query)))
-    return (kind is Range) + max(map(depth, subqueries(query)), default=0)
+        return max(measure_depth(query.among), measure_depth(unfold(query)))
+    return (kind is Range) + max(map(measure_depth, list_subqueries(query)), default=0)
 
 
-def canonical(query: Query) -> Query:
+def canonicalise(query: Query) -> Query:
     """One form for queries that differ in the order, nesting or repetition of their parts."""
     if type(query) is str:
         return query
-    query = rebuilt(query, canonical)
+    query = rebuild(query, canonicalise)
     if not isinstance(query, And | Or):
         return query
     flat: set[Query] = set()
@@ -356,22 +356,22 @@ _FIELDS = {
 @lru_cache(maxsize=1 << 14)  # the parts of a query are sorted by their texts again and again
 def to_text(query: Query) -> str:
     """As JSON: a constant is a string, all else a list of a name and what it holds."""
-    return json.dumps(_lists(query), ensure_ascii=False)
+    return json.dumps(_to_lists(query), ensure_ascii=False)
 
 
-def _lists(query: Query) -> str | list:
+def _to_lists(query: Query) -> str | list:
     if isinstance(query, str):
         return query
     fields = query.parts if isinstance(query, And | Or) else vars(query).values()
     name = type(query).__name__.lower()
-    return [name, *(field if isinstance(field, int) else _lists(field) for field in fields)]
+    return [name, *(field if isinstance(field, int) else _to_lists(field) for field in fields)]
 
 
 def from_text(text: str) -> Query:
     """What `to_text` wrote. ValueError: it is no query; the message names what is wrong."""
     try:
-        query = _query(json.loads(text))
-        unbound = sorted(free_variables(query))
+        query = _from_lists(json.loads(text))
+        unbound = sorted(find_free_variables(query))
     except (json.JSONDecodeError, TypeError) as error:
         raise ValueError(f"a query is JSON lists, and {text!r} is no JSON: {error}") from error
     except RecursionError as error:
@@ -381,7 +381,7 @@ def from_text(text: str) -> Query:
     return query
 
 
-def _query(value: object) -> Query:
+def _from_lists(value: object) -> Query:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
@@ -393,17 +393,17 @@ def _query(value: object) -> Query:
     if kind in (And, Or):
         if len(fields) < 2:
             raise ValueError(f"{name!r} needs at least two parts, got {len(fields)}")
-        return kind(tuple(_query(field) for field in fields))
+        return kind(tuple(_from_lists(field) for field in fields))
     wanted = _FIELDS[kind]
     if len(fields) != len(wanted):
         raise ValueError(f"{name!r} needs {kind.__match_args__}, got {fields!r}")
     for label, field, type_ in zip(kind.__match_args__, fields, wanted):
         if type_ and type(field) is not type_:
             raise ValueError(f"{label!r} of {name!r} must be {type_.__name__}, got {field!r}")
-    return kind(*(field if type_ else _query(field) for field, type_ in zip(fields, wanted)))
+    return kind(*(field if type_ else _from_lists(field) for field, type_ in zip(fields, wanted)))
 
 
-def required(query: Query, graph: Graph, wanted: Iterable[str] | None = None) -> set[str]:
+def find_required(query: Query, graph: Graph, wanted: Iterable[str] | None = None) -> set[str]:
     """R, the titles by which `query` is evaluated: all that lead to `wanted` (by default its
     answers), and what a count or an extreme compares."""
     answers = {*evaluate_query(query, graph)}
@@ -415,17 +415,17 @@ def required(query: Query, graph: Graph, wanted: Iterable[str] | None = None) ->
                 for title in evaluate_query(of, graph)
                 if graph.values(title, relation) & found
             )
-            return found | required(of, graph, start)
+            return found | find_required(of, graph, start)
         case And(parts) | Or(parts):
-            return found.union(*(required(part, graph, found) for part in parts))
+            return found.union(*(find_required(part, graph, found) for part in parts))
         case Diff(of, _):
-            return required(of, graph, found)
+            return find_required(of, graph, found)
         case Extreme(_, of, _) | Count(of):
-            return found | required(of, graph)
+            return found | find_required(of, graph)
         case Exists(name, among, of):
-            chosen = [(title, bound(of, name, title)) for title in evaluate_query(among, graph)]
+            chosen = [(title, bind(of, name, title)) for title in evaluate_query(among, graph)]
             used = [
-                required(way, graph, found) | required(among, graph, {title})
+                find_required(way, graph, found) | find_required(among, graph, {title})
                 for title, way in chosen
                 if found & evaluate_query(way, graph)
             ]
@@ -437,12 +437,12 @@ YEAR_RANKS = ("earliest", "latest")
 RANKS = ("smallest", "largest")
 
 
-def ranks_of(label: str) -> tuple[str, str]:
+def choose_rank_words(label: str) -> tuple[str, str]:
     """The words for the smallest and the largest of what is compared."""
     return YEAR_RANKS if "year" in label.split() else RANKS
 
 
-def span(low: int, high: int, one: str) -> str:
+def format_range(low: int, high: int, one: str) -> str:
     """The whole numbers low..high in words; `one` stands before a single number."""
     if low == high:
         return f"{one} {low}"
@@ -451,7 +451,7 @@ def span(low: int, high: int, one: str) -> str:
     return f"between {low} and {high}"
 
 
-def shared_with(query: Proj) -> Query | None:
+def find_compared(query: Proj) -> Query | None:
     """Y, where `query` asks for what has a value in common with Y; else None."""
     of = query.of
     if isinstance(of, Proj) and query.relation == inverse(of.relation):
@@ -464,24 +464,24 @@ def goes_back(query: Proj) -> bool:
     return isinstance(query.of, Proj) and query.of.relation == inverse(query.relation)
 
 
-def is_name(query: Query) -> bool:
+def is_union_of_titles(query: Query) -> bool:
     return isinstance(query, Or) and all(isinstance(part, str) for part in query.parts)
 
 
-def clauses(query: Query) -> int:
+def count_clauses(query: Query) -> int:
     """How many clauses the condition `query` opens inside one another when said in full."""
-    if isinstance(query, str | Var) or is_name(query):
+    if isinstance(query, str | Var) or is_union_of_titles(query):
         return 0
     if isinstance(query, Range):
         return 1
     if isinstance(query, Proj):
-        shared = shared_with(query)
-        return 1 + clauses(query.of if shared is None else shared)
+        shared = find_compared(query)
+        return 1 + count_clauses(query.of if shared is None else shared)
     return 9  # said in a step
 
 
-def fits(query: Query, room: int) -> bool:
-    """Whether a noun phrase of at most `room` clauses says it."""
+def fits(query: Query, limit: int) -> bool:
+    """Whether a noun phrase of at most `limit` clauses says it."""
     if isinstance(query, Count | Extreme):
-        return room > 0 and isinstance(query.of, Proj) and clauses(query.of) == 1
-    return isinstance(query, Proj) and clauses(query) <= room
+        return limit > 0 and isinstance(query.of, Proj) and count_clauses(query.of) == 1
+    return isinstance(query, Proj) and count_clauses(query) <= limit

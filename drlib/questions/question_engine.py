@@ -17,12 +17,12 @@ Search questions of one side of a small world: chains, and the engine's with sev
 "Which boat has the harbour of Left Glove and the hull of Third Cousin?" names two things and needs
 three searches: both are looked up, and then the one page is found that has the two facts. The
 engine (`drlib.questions.question_engine`) proves that it has one answer and that no condition is idle;
-`lookups.solves` proves that searches as short as a rollout's find it. A chain has one condition.
+`search_plan.solves` proves that searches as short as a rollout's find it. A chain has one condition.
 
 A skill is what `Task.skill` says: h1 to h3, chains by their look-ups; c2 and c3, by their
 conditions. All of a side's questions keep to one split by answer.
 
-Left out: questions deeper than two look-ups (they do not fit a rollout), and what `lookups` leaves
+Left out: questions deeper than two look-ups (they do not fit a rollout), and what `search_plan` leaves
 out; both are drawn again.
 """
 
@@ -34,14 +34,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from drlib.questions.chains import Split, short_digest, split_answers
-from drlib.questions.checks import coincidences, effort, first_fault, next_to
-from drlib.questions.expansion import Bars, can_be_asked_for, deepened, draft, is_explained
-from drlib.questions.lookups import solves
+from drlib.questions.chains import Split, digest_text, split_answers
+from drlib.questions.checks import count_coincidences, measure_effort, find_first_fault, find_neighbours
+from drlib.questions.expansion import Bars, is_identifiable, add_hop, draft_query, has_explanation
+from drlib.questions.search_plan import can_solve
 from drlib.questions.phrases import TYPES
-from drlib.questions.plainness import MAX_CONDITIONS, plain_part, strangeness
-from drlib.questions.queries import Query, canonical, constants, depth, evaluate_query, to_text
-from drlib.questions.read_back import grammar_of, word_question
+from drlib.questions.plainness import MAX_CONDITIONS, select_plain_facts, measure_strangeness
+from drlib.questions.queries import Query, canonicalise, list_constants, measure_depth, evaluate_query, to_text
+from drlib.questions.read_back import load_grammar, word_question
 from drlib.questions.sentences import STYLES, Style
 from drlib.questions.upgrades import OPERATORS
 from drlib.questions.wording import TEMPLATES, render_question
@@ -77,7 +77,7 @@ class Tally:
     structure_left_out: int = 0
 
 
-def shortage(world, n: int, tasks: Sequence[Task], tally: Tally) -> str:
+def explain_shortage(world, n: int, tasks: Sequence[Task], tally: Tally) -> str:
     """The account of a call for `n` questions of `world` that gave the fewer `tasks`."""
     graph = world.graph
     if graph is None or not graph.facts:
@@ -88,9 +88,9 @@ def shortage(world, n: int, tasks: Sequence[Task], tally: Tally) -> str:
     else:
         lines = [
             f"{world.name} gives only {len(tasks)} of {n} questions.",
-            _about_pages(graph, tally),
-            *_about_draws(tasks, tally),
-            _about_facts(graph),
+            _describe_pages(graph, tally),
+            *_describe_draws(tasks, tally),
+            _describe_facts(graph),
         ]
     if tally.structure_left_out:
         lines.append(
@@ -99,11 +99,11 @@ def shortage(world, n: int, tasks: Sequence[Task], tally: Tally) -> str:
         )
     skipped = getattr(getattr(world, "changes", None), "skipped", None)
     if skipped:
-        lines.append(_about_files(skipped))
-    return "\n".join([*lines, _remedies(world, tasks, tally)])
+        lines.append(_describe_files(skipped))
+    return "\n".join([*lines, _describe_remedies(world, tasks, tally)])
 
 
-def _about_pages(graph: Graph, tally: Tally) -> str:
+def _describe_pages(graph: Graph, tally: Tally) -> str:
     pages = sum(not graph.is_value(title) for title in graph.nodes)
     bare = sum(title not in graph.neighbours for title in graph.nodes)
     text = (
@@ -113,7 +113,7 @@ def _about_pages(graph: Graph, tally: Tally) -> str:
     return f"{text}; {bare} have no fact at all." if bare else f"{text}."
 
 
-def _about_draws(tasks: Sequence[Task], tally: Tally) -> list[str]:
+def _describe_draws(tasks: Sequence[Task], tally: Tally) -> list[str]:
     """Nothing where no page can be asked for: then nothing was drawn."""
     lines = []
     if tasks:
@@ -133,7 +133,7 @@ def _about_draws(tasks: Sequence[Task], tally: Tally) -> list[str]:
     return lines
 
 
-def _about_facts(graph: Graph) -> str:
+def _describe_facts(graph: Graph) -> str:
     """Facts by relation, and how many of each have a value that another page has as well."""
     counts = Counter(relation for _, relation, _ in graph.facts)
     named = []
@@ -148,10 +148,10 @@ def _about_facts(graph: Graph) -> str:
     most = sorted(kinds, key=lambda kind: (-kinds[kind], kind))
     things = [f"{kinds[kind]} {kind}" for kind in most[:SHOWN]]
     things += [f"{len(most) - SHOWN} other kinds"] if len(most) > SHOWN else []
-    return f"{text} They are about, by kind: {', '.join(things)}. {_about_clues(graph)}"
+    return f"{text} They are about, by kind: {', '.join(things)}. {_describe_clues(graph)}"
 
 
-def _about_clues(graph: Graph) -> str:
+def _describe_clues(graph: Graph) -> str:
     """The relations that can be clues: some value of them is that of several things."""
     counts = {
         relation: sum(len(some) for some in holders.values() if len(some) > 1)
@@ -165,7 +165,7 @@ def _about_clues(graph: Graph) -> str:
     return f"So questions can go by: {', '.join(named)}{more}."
 
 
-def _about_files(skipped: Mapping[str, str]) -> str:
+def _describe_files(skipped: Mapping[str, str]) -> str:
     """How many files are left out, by reason, and the first of each."""
     found: dict[str, list[str]] = defaultdict(list)
     for name, reason in sorted(skipped.items()):
@@ -177,12 +177,12 @@ def _about_files(skipped: Mapping[str, str]) -> str:
     return f"Files left out: {len(skipped)} (world.changes.skipped says why): {listed}."
 
 
-def _remedies(world, tasks: Sequence[Task], tally: Tally) -> str:
+def _describe_remedies(world, tasks: Sequence[Task], tally: Tally) -> str:
     """What would give more questions: other pages, other settings, or a smaller wish."""
     todo = []
     graph = world.graph
     if graph is None or not graph.facts or getattr(world, "scheme", "") == "folder":
-        todo += _folder_remedies(graph)
+        todo += _list_folder_remedies(graph)
     knobs = [name for name in ("max_share", "max_effort") if tally.reasons[name]]
     if tally.structure_left_out:
         todo.append("ask about links and sections too (structure=True)")
@@ -193,7 +193,7 @@ def _remedies(world, tasks: Sequence[Task], tally: Tally) -> str:
     return f"What helps: {'; '.join(todo)}."
 
 
-def _folder_remedies(graph: Graph | None) -> list[str]:
+def _list_folder_remedies(graph: Graph | None) -> list[str]:
     relations = {relation for _, relation, _ in graph.facts} if graph is not None else set()
     todo = []
     if not relations:
@@ -221,7 +221,7 @@ PLAIN_MISSES = (32, 400)  # the same where a question must be plain as well
 Wording = Literal["sentences", "brackets"]
 UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
 NUMBERS_IN_PLAIN = 0.2  # of the draws for plain ones, those in which equal years may come up
-ASKED: tuple[Style, ...] = ("which", "what")  # of plain ones; others where these will not do
+PLAIN_STYLES: tuple[Style, ...] = ("which", "what")  # of plain ones; others where these will not do
 COINCIDENCE_SHARE = 0.05  # of the questions, those that may hang on an equal number
 
 
@@ -237,7 +237,7 @@ class _Rules(NamedTuple):
     plain: bool
 
 
-class _Told(NamedTuple):
+class _Presentation(NamedTuple):
     """How questions are put, and whether those that a person would ask come first."""
 
     wording: Wording
@@ -254,38 +254,38 @@ class _Answers:
 
     def __init__(self, answers: list[str], shares: Mapping[int, float], patience: tuple[int, int]):
         self.live = {hops: list(answers) for hops, share in shares.items() if share > 0}
-        self.standing_back: dict[int, list[str]] = {hops: [] for hops in self.live}
+        self.postponed: dict[int, list[str]] = {hops: [] for hops in self.live}
         self.few, self.many = patience
         self.misses: Counter[tuple[int, str]] = Counter()
 
-    def depth_left(self, wanted: int) -> int | None:
+    def choose_depth(self, wanted: int) -> int | None:
         """The depth nearest to the `wanted` one at which an answer is left; None: none is."""
         for hops, answers in self.live.items():
             if not answers:
-                answers += self.standing_back[hops]
-                self.standing_back[hops] = []
+                answers += self.postponed[hops]
+                self.postponed[hops] = []
         left = [hops for hops, answers in self.live.items() if answers]
         return min(left, key=lambda hops: (abs(hops - wanted), hops), default=None)
 
-    def missed(self, hops: int, spot: int, has_its_share: bool) -> None:
+    def record_miss(self, hops: int, spot: int, has_its_share: bool) -> None:
         """A draw for the answer at `spot` gave nothing."""
         answers = self.live[hops]
         answer = answers[spot]
         self.misses[hops, answer] += 1
         misses = self.misses[hops, answer]
         is_given_up = has_its_share or misses >= self.many
-        stands_back = misses >= self.few and misses & (misses - 1) == 0
-        if not (is_given_up or stands_back):
+        is_postponed = misses >= self.few and misses & (misses - 1) == 0
+        if not (is_given_up or is_postponed):
             return
         if not is_given_up:
-            self.standing_back[hops].append(answer)
+            self.postponed[hops].append(answer)
         answers[spot] = answers[-1]
         answers.pop()
 
 
-def side_of(answer: str) -> Split:
+def choose_side(answer: str) -> Split:
     """The side of the split to which questions with this answer belong, one in four to `test`."""
-    return "train" if int(short_digest(f"side of {answer.casefold()}"), 16) % 4 else "test"
+    return "train" if int(digest_text(f"side of {answer.casefold()}"), 16) % 4 else "test"
 
 
 def synthesize_questions(
@@ -311,7 +311,7 @@ def synthesize_questions(
 
     Args:
         depth: look-ups that follow each other, at most. width: conditions of the answer, at most.
-        split: one side alone (`side_of` the answer); None: both.
+        split: one side alone (`choose_side` the answer); None: both.
         max_share: of `n`, the questions that may have the same answer (one always may).
         max_effort: pages that a solver may have to read.
         hops: the share of each depth, 2 and more; by default a depth's share grows with it. When
@@ -323,7 +323,7 @@ def synthesize_questions(
         structure: ask about links, sections, headings and tables of a folder's pages as well
             (`drlib.worlds.triples.OWN`): they join pages and say nothing of what these are about.
         strict: no constant near the answer, no name that hints at it, few equal numbers
-            (`drlib.questions.checks.faults`); small worlds have not enough facts for that.
+            (`drlib.questions.checks.find_faults`); small worlds have not enough facts for that.
         plain: of questions in sentences prefer those that a person would ask
             (`drlib.questions.plainness`): one sentence, no "or", nothing that hangs on an equal
             year. Others are given only where a world has too few of these.
@@ -334,36 +334,36 @@ def synthesize_questions(
         raise ValueError(
             f"n must be at least 1, width and depths 2: {n=}, {width=}, {dict(shares)}"
         )
-    graph = asked_about(world.graph, structure)
+    graph = select_facts(world.graph, structure)
     left_out = len(world.graph.facts) - len(graph.facts) if graph is not None else 0
     if plain and graph is not None:
-        graph = plain_part(graph, grammar_of(world.graph, world.scheme).book)
+        graph = select_plain_facts(graph, load_grammar(world.graph, world.scheme).book)
     titles = sorted(graph.nodes) if graph is not None and graph.facts else []
     answers = [
         title
         for title in titles
-        if split in (None, side_of(title))
+        if split in (None, choose_side(title))
         and (asked is None or title in asked)
         and not graph.is_value(title)
-        and can_be_asked_for(title, graph)
-        and (not strict or is_explained(title, graph, width, max_effort < math.inf))
+        and is_identifiable(title, graph)
+        and (not strict or has_explanation(title, graph, width, max_effort < math.inf))
     ]
-    told = _Told(wording, plain and wording == "sentences")
-    rules = _Rules(graph, world.graph, width, max_effort, strict, told.plain)
+    presentation = _Presentation(wording, plain and wording == "sentences")
+    rules = _Rules(graph, world.graph, width, max_effort, strict, presentation.plain)
     tally = Tally(len(answers), max(1, int(max_share * n)), structure_left_out=left_out)
     rng = random.Random(f"engine-{split}-{seed}")
     wanted = rng.choices(list(shares), list(shares.values()), k=n)
-    left = _Answers(answers, shares, _patience(strict, told.plain))
-    tasks = _draw_all(world, left, wanted, rng, rules, tally, told)
+    left = _Answers(answers, shares, _choose_patience(strict, presentation.plain))
+    tasks = _draw_all(world, left, wanted, rng, rules, tally, presentation)
     if len(tasks) < n:
-        why = shortage(world, n, tasks, tally)
+        why = explain_shortage(world, n, tasks, tally)
         if len(tasks) < at_least:
             raise ValueError(f"{why}\n{at_least} questions are needed here.")
         warnings.warn(why, stacklevel=2)
     return tasks
 
 
-def asked_about(graph: Graph | None, structure: bool) -> Graph | None:
+def select_facts(graph: Graph | None, structure: bool) -> Graph | None:
     """`graph` with the facts that questions may be about."""
     of_structure = {*RESERVED_RELATIONS, *TYPES}
     if graph is None or structure or not any(fact[1] in RESERVED_RELATIONS for fact in graph.facts):
@@ -372,7 +372,7 @@ def asked_about(graph: Graph | None, structure: bool) -> Graph | None:
     return Graph(pages, [fact for fact in graph.facts if fact[1] not in of_structure])
 
 
-def _patience(strict: bool, plain: bool) -> tuple[int, int]:
+def _choose_patience(strict: bool, plain: bool) -> tuple[int, int]:
     """Misses until an answer stands back, and until it is given up; the same where none does."""
     few, many = PLAIN_MISSES if plain else MISSES_AN_ANSWER
     return (few if strict else many), many
@@ -385,7 +385,7 @@ def _draw_all(
     rng: random.Random,
     rules: _Rules,
     tally: Tally,
-    told: _Told,
+    presentation: _Presentation,
 ) -> list[Task]:
     """A question of each of the `wanted` depths, until no answer is left. The answers that are
     `left` are used up here; `tally` counts the draws that gave nothing."""
@@ -394,7 +394,7 @@ def _draw_all(
     spare: list[tuple[int, str, Query, str, str]] = []  # that nobody would ask, if there are better
     by_coincidence = 0
     while len(tasks) < len(wanted):
-        hops = left.depth_left(wanted[len(tasks)])
+        hops = left.choose_depth(wanted[len(tasks)])
         if hops is None:
             break
         spot = rng.randrange(len(left.live[hops]))
@@ -410,26 +410,26 @@ def _draw_all(
             query, reason = None, "coincidence"
         text = to_text(query) if query is not None else ""
         if query is not None and text not in tasks:
-            question = _question(query, world, rng.randrange(TEMPLATES), told)
-            strange = _strangeness(query, world, question) if told.plain and question else 0
+            question = _word_query(query, world, rng.randrange(TEMPLATES), presentation)
+            strange = _measure_strangeness(query, world, question) if presentation.plain and question else 0
             if strange:
                 spare.append((strange, answer, query, text, question))
                 question, reason = "", "not plain"
             elif not question:
                 reason = "no wording"
             if question:
-                tasks[text] = question_task(world, answer, query, question)
+                tasks[text] = make_question_task(world, answer, query, question)
                 used[answer] += 1
                 by_coincidence += coincides
                 left.misses[hops, answer] = 0
                 continue
         tally.reasons[reason or "asked before"] += 1
-        left.missed(hops, spot, used[answer] >= tally.quota)
-    _fill(tasks, spare, world, len(wanted), used, tally.quota)
+        left.record_miss(hops, spot, used[answer] >= tally.quota)
+    _add_spare(tasks, spare, world, len(wanted), used, tally.quota)
     return list(tasks.values())
 
 
-def _fill(
+def _add_spare(
     tasks: dict[str, Task],
     spare: list[tuple[int, str, Query, str, str]],
     world,
@@ -440,16 +440,16 @@ def _fill(
     """Add to `tasks`, up to `n`, what is least strange of the questions that were put aside."""
     for _, answer, query, text, question in sorted(spare, key=lambda row: row[0]):
         if len(tasks) < n and used[answer] < quota and text not in tasks:
-            tasks[text] = question_task(world, answer, query, question)
+            tasks[text] = make_question_task(world, answer, query, question)
             used[answer] += 1
 
 
-def _strangeness(query: Query, world, question: str) -> int:
-    return strangeness(query, question, grammar_of(world.graph, world.scheme).book)
+def _measure_strangeness(query: Query, world, question: str) -> int:
+    return measure_strangeness(query, question, load_grammar(world.graph, world.scheme).book)
 
 
 def _coincides(query: Query, graph: Graph) -> bool:
-    return coincidences(query, lambda part: evaluate_query(part, graph)) > 0
+    return count_coincidences(query, lambda part: evaluate_query(part, graph)) > 0
 
 
 def _draw_query(
@@ -463,56 +463,56 @@ def _draw_query(
     least = max(2, hops - bool(names))
     vague = not rules.plain
     width = min(rules.width, MAX_CONDITIONS) if rules.plain else rules.width
-    query = draft(answer, graph, rng, least, width, strict, listed, numbers, vague)
+    query = draft_query(answer, graph, rng, least, width, strict, listed, numbers, vague)
     if query is None:
         return None, "no draft"
-    fault = _fault(query, graph, rules)
+    fault = _find_fault(query, graph, rules)
     if fault:
         return None, fault
-    bars = Bars(next_to(answer, graph), numbers=not numbers)
+    bars = Bars(find_neighbours(answer, graph), numbers=not numbers)
     for name in [*names, "deepen"]:
-        if name == "deepen" and depth(query) == hops:
+        if name == "deepen" and measure_depth(query) == hops:
             continue
         if name == "deepen" and strict:
-            harder = deepened(query, graph, rng, bars)
-            fault = "" if harder is None else _fault(harder, graph, rules)
+            harder = add_hop(query, graph, rng, bars)
+            fault = "" if harder is None else _find_fault(harder, graph, rules)
             if fault:
                 continue
         else:
             harder = OPERATORS[name](query, graph, rng, strict)
-        if harder and depth(harder) <= hops and effort(harder, graph) <= rules.max_effort:
+        if harder and measure_depth(harder) <= hops and measure_effort(harder, graph) <= rules.max_effort:
             query = harder
-    if depth(query) != hops:
+    if measure_depth(query) != hops:
         return None, fault or "too few look-ups"
     if rules.whole is not graph:  # whose facts may be shorter ways, and make its pages longer
-        fault = _fault(query, rules.whole, rules)
+        fault = _find_fault(query, rules.whole, rules)
         if fault:
             return None, fault
-    return canonical(query), ""
+    return canonicalise(query), ""
 
 
-def _fault(query: Query, graph: Graph, rules: _Rules) -> str:
+def _find_fault(query: Query, graph: Graph, rules: _Rules) -> str:
     """What is wrong with `query`; "" if nothing is."""
-    fault = first_fault(query, graph, rules.strict)
-    if not fault and effort(query, graph) > rules.max_effort:
+    fault = find_first_fault(query, graph, rules.strict)
+    if not fault and measure_effort(query, graph) > rules.max_effort:
         return "max_effort"
     return fault
 
 
-def _question(query: Query, world, number: int, told: _Told) -> str:
+def _word_query(query: Query, world, number: int, presentation: _Presentation) -> str:
     """`query` in words, in one of several styles; "" if no wording is proved to mean it alone."""
-    if told.wording == "brackets":
+    if presentation.wording == "brackets":
         return render_question(query, world.graph, number)
-    grammar = grammar_of(world.graph, world.scheme)
-    styles = ASKED if told.plain else STYLES
+    grammar = load_grammar(world.graph, world.scheme)
+    styles = PLAIN_STYLES if presentation.plain else STYLES
     return word_question(query, grammar, styles[number % len(styles)]) or ""
 
 
-def question_task(world, answer: str, query: Query, question: str) -> Task:
+def make_question_task(world, answer: str, query: Query, question: str) -> Task:
     """The task that asks `question`, which says `query` and has one `answer`, a page of `world`."""
-    hops, text = depth(query), to_text(query)
+    hops, text = measure_depth(query), to_text(query)
     return Task(
-        f"search-h{hops}-{short_digest(f'{world.version}|{text}')}",
+        f"search-h{hops}-{digest_text(f'{world.version}|{text}')}",
         question,
         answer,
         "search",
@@ -520,22 +520,22 @@ def question_task(world, answer: str, query: Query, question: str) -> Task:
         hops,
         aliases=world.graph.nodes[answer].aliases,
         query=text,
-        conditions=len(constants(query)),
+        conditions=len(list_constants(query)),
     )
 
 
 CHAINS = ("h1", "h2", "h3")
 CONDITIONS = ("c2", "c3")
 DEPTH = 2  # look-ups that follow each other
-DRAWN = 1500  # questions that the engine is asked for in a whole world,
-DRAWN_AT_ONCE = 16  # and in one that is soon thrown away
+POOL_SIZE = 1500  # questions that the engine is asked for in a whole world,
+SMALL_POOL_SIZE = 16  # and in one that is soon thrown away
 MAX_SHARE = 0.02  # of a whole world's questions may have the same answer
 MAX_EFFORT = 30  # pages
 
 
-def _side(title: str, of_value: dict[str, Split]) -> Split:
+def _choose_side(title: str, of_value: dict[str, Split]) -> Split:
     """The side on which `title` is an answer: that of chains, or where no chain ends, its own."""
-    return of_value.get(title) or side_of(title)
+    return of_value.get(title) or choose_side(title)
 
 
 class ConditionQuestions:
@@ -549,12 +549,12 @@ class ConditionQuestions:
         split: Split | None,
         results: int = 2,
         max_calls: int = 6,
-        drawn: int = DRAWN,
+        drawn: int = POOL_SIZE,
         seed: int | str = 0,
         wording: Wording = "brackets",
     ):
         of_value = split_answers(world) if split else {}
-        asked = {title for title in world.entities if _side(title, of_value) == split}
+        asked = {title for title in world.entities if _choose_side(title, of_value) == split}
         with warnings.catch_warnings():
             # that there are fewer is no news: as many are wanted as there are
             warnings.simplefilter("ignore")
@@ -573,7 +573,7 @@ class ConditionQuestions:
         self.refused = 0  # questions that such searches do not answer
         self._tasks: dict[str, dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
         for task in found:
-            if task.skill in CONDITIONS and solves(task, world, results, max_calls):
+            if task.skill in CONDITIONS and can_solve(task, world, results, max_calls):
                 self._tasks[task.skill][task.answer].append(task)
             else:
                 self.refused += 1

@@ -32,7 +32,7 @@ needs may list a test answer among hundreds of others.
 
 The facts by which a question is answered, each with the line of the page that shows it.
 
-`facts_used` is to facts what `drlib.demonstrations.funnel.required` is to titles: evaluation from the
+`find_used_facts` is to facts what `drlib.demonstrations.funnel.required` is to titles: evaluation from the
 answers backwards, so that of a hub's hundred facts only those count that lead to the answer. What
 an exception, a count or an extreme compares is used too: without it the answer is not known.
 
@@ -51,10 +51,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drlib.files import read_json_lines, write_atomic, write_json_lines
-from drlib.questions.checks import TYPE_RELATIONS, effort
-from drlib.questions.escalation import Attempt, pass_rates
+from drlib.questions.checks import TYPE_RELATIONS, measure_effort
+from drlib.questions.escalation import Solver, measure_pass_rates
 from drlib.questions.families import FAMILIES, draw_block
-from drlib.questions.quality import contaminated, near_duplicates
+from drlib.questions.quality import find_contaminated, find_near_duplicates
 from drlib.questions.queries import (
     And,
     Anything,
@@ -66,13 +66,13 @@ from drlib.questions.queries import (
     Proj,
     Query,
     Range,
-    bound,
-    constants,
+    bind,
+    list_constants,
     evaluate_query,
     from_text,
-    numbers,
+    parse_numbers,
 )
-from drlib.questions.wording import says
+from drlib.questions.wording import mentions
 from drlib.registry import suggest_name
 from drlib.task import Task, normalise_answer
 from drlib.validation import require
@@ -83,7 +83,7 @@ CHOICES = 16
 
 
 @dataclass(frozen=True)
-class Rests:
+class Dependencies:
     """What a question rests on: its answer and the other names of that, the titles that it names,
     those and the ones that it has on its way, the facts by which it is answered, and the titles
     `around` its answer, which a fact joins to it."""
@@ -115,7 +115,7 @@ def neighbourhood(title: str, graph: Graph) -> frozenset[str]:
     )
 
 
-def graph_split(rests: Sequence[Rests], share: float, seed: int) -> GraphSplit:
+def split_by_graph(rests: Sequence[Dependencies], share: float, seed: int) -> GraphSplit:
     """Questions by what they rest on, split so that about `share` of what is kept is `test`.
 
     The same questions in the same order give the same split. ValueError: share is not in 0..1 (1
@@ -130,13 +130,13 @@ def graph_split(rests: Sequence[Rests], share: float, seed: int) -> GraphSplit:
     lost: dict[int, str] = {}
     while left and len(test) < share * (len(rests) - len(lost)):
         some = rng.sample(left, min(CHOICES, len(left)))
-        chosen = min(some, key=lambda group: index.price(group, test, lost))
+        chosen = min(some, key=lambda group: index.compute_price(group, test, lost))
         left.remove(chosen)
         mine = index.groups[chosen]
         test |= mine
         for place in mine:  # one that an earlier answer had cost training is a test question now
             lost.pop(place, None)
-        for reason, places in index.touched(chosen).items():
+        for reason, places in index.find_conflicts(chosen).items():
             for place in places - test:
                 lost.setdefault(place, reason)
     train = [place for place in range(len(rests)) if place not in test and place not in lost]
@@ -147,7 +147,7 @@ class _Index:
     """Which questions share what. A *group* is all questions whose answers have a name in common,
     known by the title that sorts first."""
 
-    def __init__(self, rests: Sequence[Rests]):
+    def __init__(self, rests: Sequence[Dependencies]):
         self._rests = rests
         by_name = defaultdict(set)
         self._by_title = defaultdict(set)
@@ -162,10 +162,10 @@ class _Index:
                 self._by_name[title].add(place)
             for fact in one.facts:
                 self._by_fact[fact].add(place)
-        self.groups = _joined(by_name.values(), len(rests), rests)
+        self.groups = _group_places(by_name.values(), len(rests), rests)
         self._cache: dict[str, dict[str, set[int]]] = {}
 
-    def touched(self, group: str) -> dict[str, set[int]]:
+    def find_conflicts(self, group: str) -> dict[str, set[int]]:
         """Why a question cannot be in training when this group is in test -> which."""
         if group not in self._cache:
             mine = self.groups[group]
@@ -182,13 +182,13 @@ class _Index:
             }
         return self._cache[group]
 
-    def price(self, group: str, test: set[int], lost: dict[int, str]) -> tuple[float, str]:
+    def compute_price(self, group: str, test: set[int], lost: dict[int, str]) -> tuple[float, str]:
         """Training questions that it would cost more, for each question that it gives."""
-        costs = set().union(*self.touched(group).values()) - test - lost.keys()
+        costs = set().union(*self.find_conflicts(group).values()) - test - lost.keys()
         return len(costs) / len(self.groups[group]), group
 
 
-def _joined(sets, size: int, rests: Sequence[Rests]) -> dict[str, set[int]]:
+def _group_places(sets, size: int, rests: Sequence[Dependencies]) -> dict[str, set[int]]:
     """Places that are in a set together, directly or by others, as groups by the first answer."""
     parent = list(range(size))
 
@@ -212,14 +212,14 @@ _SENTENCE = re.compile(r"(?<=\.) (?=Its? )")  # where one begins on a page of se
 
 
 class Quote(NamedTuple):
-    """`quote` stands in the page that the world serves at `address`; `chunk` is its title."""
+    """`find_quote` stands in the page that the world serves at `address`; `chunk` is its title."""
 
     quote: str
     address: str
     chunk: str
 
 
-def facts_used(query: Query, graph: Graph, wanted: Iterable[str] | None = None) -> set[Fact]:
+def find_used_facts(query: Query, graph: Graph, wanted: Iterable[str] | None = None) -> set[Fact]:
     """The facts by which `wanted` (by default all answers) are found to be answers of `query`.
     TypeError: it is no query."""
     found = evaluate_query(query, graph)
@@ -235,34 +235,34 @@ def facts_used(query: Query, graph: Graph, wanted: Iterable[str] | None = None) 
                 for start in of_these
                 for value in graph.values(start, relation) & found
             ]
-            used = {_fact(start, relation, value) for start, value in steps}
-            return used | facts_used(of, graph, {start for start, _ in steps})
+            used = {_orient_fact(start, relation, value) for start, value in steps}
+            return used | find_used_facts(of, graph, {start for start, _ in steps})
         case And(parts) | Or(parts):
-            return set().union(*(facts_used(part, graph, found) for part in parts))
+            return set().union(*(find_used_facts(part, graph, found) for part in parts))
         case Diff(left, right):
             excepted = evaluate_query(left, graph) & evaluate_query(right, graph)
-            return facts_used(left, graph, found | excepted) | facts_used(right, graph, excepted)
+            return find_used_facts(left, graph, found | excepted) | find_used_facts(right, graph, excepted)
         case Range(relation, low, high):
             rows = ((title, value) for title in found for value in graph.values(title, relation))
             return {
-                _fact(title, relation, value)
+                _orient_fact(title, relation, value)
                 for title, value in rows
-                if any(low <= n <= high for n in numbers((value,)))
+                if any(low <= n <= high for n in parse_numbers((value,)))
             }
         case Extreme(relation, of, _):
             compared = {
-                _fact(title, relation, value)
+                _orient_fact(title, relation, value)
                 for title in evaluate_query(of, graph)
                 for value in graph.values(title, relation)
-                if numbers((value,))
+                if parse_numbers((value,))
             }
-            return compared | facts_used(of, graph)
+            return compared | find_used_facts(of, graph)
         case Count(of):
-            return facts_used(of, graph)
+            return find_used_facts(of, graph)
         case Exists(name, among, of):
-            chosen = [(title, bound(of, name, title)) for title in evaluate_query(among, graph)]
+            chosen = [(title, bind(of, name, title)) for title in evaluate_query(among, graph)]
             used = [
-                facts_used(way, graph, found) | facts_used(among, graph, {title})
+                find_used_facts(way, graph, found) | find_used_facts(among, graph, {title})
                 for title, way in chosen
                 if found & evaluate_query(way, graph)
             ]
@@ -272,26 +272,26 @@ def facts_used(query: Query, graph: Graph, wanted: Iterable[str] | None = None) 
     raise TypeError(f"not a query: {query!r}")
 
 
-def _fact(start: str, relation: str, value: str) -> Fact:
+def _orient_fact(start: str, relation: str, value: str) -> Fact:
     """The fact as the graph keeps it, under the relation's own name and not its inverse's."""
     is_inverse = relation.endswith(" of")
     return (value, inverse(relation), start) if is_inverse else (start, relation, value)
 
 
-def quote(fact: Fact, world) -> Quote | None:
+def find_quote(fact: Fact, world) -> Quote | None:
     """The line of a page of `world` that shows `fact`; None: no page shows it."""
     subject, relation, value = fact
     for title, name, other in ((subject, relation, value), (value, inverse(relation), subject)):
         if world.find(title) != title:
             continue
-        for page in _parts(title, world):
-            line = _line(page.text, name, other)
+        for page in _iter_pages(title, world):
+            line = _find_line(page.text, name, other)
             if line:
                 return Quote(line, page.url, title)
     return None
 
 
-def _parts(title: str, world) -> Iterator:
+def _iter_pages(title: str, world) -> Iterator:
     """The page of `title`, and those on which its facts go on."""
     address: str | None = title
     while address:
@@ -300,28 +300,28 @@ def _parts(title: str, world) -> Iterator:
         address = next_part(page.text)
 
 
-def _line(text: str, relation: str, value: str) -> str:
+def _find_line(text: str, relation: str, value: str) -> str:
     """The line of facts in `text` that has `value` under `relation`, or, on pages of sentences, the
     sentence that names both; "" for none."""
     if value in read_facts(text).get(relation, ()):
         start = f"- {relation}: "
         lines = [line for line in text.split("\n") if line.startswith(start)]
         return lines[-1]  # the block of facts stands last on a page
-    fitting = (said for said in _SENTENCE.split(text) if says(said, relation) and says(said, value))
+    fitting = (said for said in _SENTENCE.split(text) if mentions(said, relation) and mentions(said, value))
     return next(fitting, "")
 
 
 BLOCK = 100  # questions of a block, at most
 SPARE = 1.3  # what is drawn for each question that is wanted, in the first round
-LEAST_NEW = 0.1  # of a block: a family that gives less has no more to give
-MOST_DRAWN = 8  # questions that are drawn for each wanted one, until the wish is given up
+MIN_NEW_SHARE = 0.1  # of a block: a family that gives less has no more to give
+MAX_DRAWN_RATIO = 8  # questions that are drawn for each wanted one, until the wish is given up
 SETTINGS = "settings.json"
 RATES = "closed_book.jsonl"
 NOT_JUDGED, FROM_MEMORY = "not judged closed book", "answered from memory"
 
 
 @dataclass(frozen=True)
-class Wish:
+class DatasetRequest:
     """What is wanted; the same wish gives the same data set.
 
     n: questions of both sides together. hops: look-ups that follow each other, at most. test_share:
@@ -382,7 +382,7 @@ class Assembly(NamedTuple):
         return sum(map(len, self.rows.values()))
 
 
-class Drawn(NamedTuple):
+class DatasetResult(NamedTuple):
     """`notes`: family -> why it gave fewer than it was asked for."""
 
     assembly: Assembly
@@ -390,12 +390,12 @@ class Drawn(NamedTuple):
 
 
 def draw_dataset(
-    wish: Wish,
+    wish: DatasetRequest,
     world,
     folder: Path,
     tell: Callable[[str], object],
-    closed_book: Attempt | None = None,
-) -> Drawn:
+    closed_book: Solver | None = None,
+) -> DatasetResult:
     """The questions of `wish`, or as many as `world` gives. `folder`: where the pieces and rates
     are kept, and where a run that was interrupted goes on; `tell` is given a line after each round.
     `closed_book`: asks the model that the wish names.
@@ -404,20 +404,20 @@ def draw_dataset(
         bool(wish.closed_book) == (closed_book is not None),
         "a model is asked where the wish names one, and only there: give both or none",
     )
-    _claim(folder, wish, world)
+    _claim_folder(folder, wish, world)
 
     def rates(rows: Sequence[dict]) -> list[float | None]:
-        tasks = [task_of(row) for row in rows]
-        return pass_rates(tasks, closed_book, wish.tries, folder / RATES)
+        tasks = [row_to_task(row) for row in rows]
+        return measure_pass_rates(tasks, closed_book, wish.tries, folder / RATES)
 
     pieces: dict[str, list[dict]] = {family: [] for family in wish.families}
     notes: dict[str, str] = {}
     live = [*wish.families]
     assembly = Assembly({}, Counter())
     number = 0
-    while live and assembly.size < wish.n and _drawn(pieces) < MOST_DRAWN * wish.n:
+    while live and assembly.size < wish.n and _count_drawn(pieces) < MAX_DRAWN_RATIO * wish.n:
         for family in live:
-            rows, note = _piece(family, number, wish, world, folder)
+            rows, note = _load_or_draw_piece(family, number, wish, world, folder)
             pieces[family] += rows
             if note:
                 notes[family] = note
@@ -427,12 +427,12 @@ def draw_dataset(
         made = assemble(pieces, wish, world.graph, asked)
         assembly = max(made, assembly, key=lambda one: one.size)
         tell(f"{assembly.size} of {wish.n} questions are in the data set")
-        live = [family for family in live if _gives(pieces[family], number, wish)]
+        live = [family for family in live if _is_productive(pieces[family], number, wish)]
         number += 1
-    return Drawn(assembly, notes)
+    return DatasetResult(assembly, notes)
 
 
-def _claim(folder: Path, wish: Wish, world) -> None:
+def _claim_folder(folder: Path, wish: DatasetRequest, world) -> None:
     """Say in `folder` whose pieces it holds; what a killed run was writing is cleared away."""
     for path in folder.rglob(".*.partial"):
         if path.is_file():
@@ -445,25 +445,25 @@ def _claim(folder: Path, wish: Wish, world) -> None:
     held = json.loads(path.read_text(encoding="utf-8"))
     other = [name for name in own if own[name] != held.get(name)]
     if other:
-        told = ", ".join(f"{name} was {held.get(name)!r} and is {own[name]!r}" for name in other)
-        raise ValueError(f"{folder} holds another data set ({told}): name another folder")
+        changes = ", ".join(f"{name} was {held.get(name)!r} and is {own[name]!r}" for name in other)
+        raise ValueError(f"{folder} holds another data set ({changes}): name another folder")
 
 
-def _drawn(pieces: dict[str, list[dict]]) -> int:
+def _count_drawn(pieces: dict[str, list[dict]]) -> int:
     return sum(map(len, pieces.values()))
 
 
-def _gives(rows: Sequence[dict], number: int, wish: Wish) -> bool:
+def _is_productive(rows: Sequence[dict], number: int, wish: DatasetRequest) -> bool:
     """Whether the family's block of that number had anything new to speak of."""
     before = {row["query"] for row in rows if row["block"] < number}
     last = {row["query"] for row in rows if row["block"] == number}
-    return len(last - before) >= LEAST_NEW * wish.block
+    return len(last - before) >= MIN_NEW_SHARE * wish.block
 
 
 # ------------------------------------------------------------------------------------- pieces
 
 
-def _piece(family: str, number: int, wish: Wish, world, folder: Path) -> tuple[list[dict], str]:
+def _load_or_draw_piece(family: str, number: int, wish: DatasetRequest, world, folder: Path) -> tuple[list[dict], str]:
     """The rows of a block, and why it is not full; read where its file is there."""
     path = folder / "pieces" / f"{family}-{number:04}.jsonl"
     if not path.exists():
@@ -471,27 +471,27 @@ def _piece(family: str, number: int, wish: Wish, world, folder: Path) -> tuple[l
             family, world, wish.block, wish.seed, number, wish.hops, wish.structure, wish.plain
         )
         rows = [
-            _row(task, wording, family, number, world) | {"evidence": evidence}
+            _make_row(task, wording, family, number, world) | {"evidence": evidence}
             for task, wording in block.questions
-            if (evidence := _evidence(task, world))
+            if (evidence := _find_evidence(task, world))
         ]
         unshown = len(block.questions) - len(rows)
-        told = [f"{unshown} questions rest on a fact that no page shows"] if unshown else []
-        write_json_lines(path, [{"note": "; ".join([*told, *filter(None, [block.note])])}, *rows])
+        notes = [f"{unshown} questions rest on a fact that no page shows"] if unshown else []
+        write_json_lines(path, [{"note": "; ".join([*notes, *filter(None, [block.note])])}, *rows])
     head, *rows = read_json_lines(path)
     return rows, head["note"]
 
 
-def _evidence(task: Task, world) -> list[dict]:
+def _find_evidence(task: Task, world) -> list[dict]:
     """Each fact by which the question is answered, with its quote; none where one has no quote."""
-    facts = sorted(facts_used(from_text(task.query), world.graph))
-    quotes = [quote(fact, world) for fact in facts]
+    facts = sorted(find_used_facts(from_text(task.query), world.graph))
+    quotes = [find_quote(fact, world) for fact in facts]
     if None in quotes:
         return []
     return [one._asdict() | {"fact": [*fact]} for fact, one in zip(facts, quotes, strict=True)]
 
 
-def _row(task: Task, wording: str, family: str, number: int, world) -> dict:
+def _make_row(task: Task, wording: str, family: str, number: int, world) -> dict:
     return {
         "id": task.id,
         "question": task.question,
@@ -501,7 +501,7 @@ def _row(task: Task, wording: str, family: str, number: int, world) -> dict:
         "difficulty": {
             "look_ups": task.hops,
             "conditions": task.conditions,
-            "pages": effort(from_text(task.query), world.graph),
+            "pages": measure_effort(from_text(task.query), world.graph),
         },
         "family": family,
         "wording": wording,
@@ -510,7 +510,7 @@ def _row(task: Task, wording: str, family: str, number: int, world) -> dict:
     }
 
 
-def task_of(row: dict) -> Task:
+def row_to_task(row: dict) -> Task:
     """The question of a row as the other rooms take it."""
     difficulty = row["difficulty"]
     task = Task(
@@ -532,7 +532,7 @@ def task_of(row: dict) -> Task:
 
 def assemble(
     pieces: dict[str, list[dict]],
-    wish: Wish,
+    wish: DatasetRequest,
     graph: Graph,
     rates: Callable[[Sequence[dict]], list[float | None]] | None = None,
 ) -> Assembly:
@@ -544,24 +544,24 @@ def assemble(
     rows = [row for row in chain.from_iterable(turns) if row is not None]
     dropped: Counter[tuple[str, str]] = Counter()
     for reason, keep in (
-        ("asked before", _without_doubles),
-        ("in a benchmark", lambda some: _without_benchmarks(some, wish.benchmarks)),
-        (NOT_JUDGED, lambda some: _judged(some, rates) if rates else some),
+        ("asked before", _drop_duplicates),
+        ("in a benchmark", lambda some: _drop_benchmarks(some, wish.benchmarks)),
+        (NOT_JUDGED, lambda some: _add_rates(some, rates) if rates else some),
         (FROM_MEMORY, lambda some: [row for row in some if not row.get("closed_book")]),
-        ("its answer has its share", lambda some: _within_quota(some, wish.quota)),
+        ("its answer has its share", lambda some: _apply_quota(some, wish.quota)),
     ):
         kept = keep(rows)
-        dropped += _counted(rows, reason)
-        dropped -= _counted(kept, reason)
+        dropped += _count(rows, reason)
+        dropped -= _count(kept, reason)
         rows = kept
-    split = graph_split([_rests(row, graph) for row in rows], wish.test_share, wish.seed)
+    split = split_by_graph([_find_dependencies(row, graph) for row in rows], wish.test_share, wish.seed)
     for place, reason in split.dropped.items():
         dropped[rows[place]["family"], reason] += 1
     test = [rows[place] for place in split.test][: round(wish.test_share * wish.n)]
     train = [rows[place] for place in split.train][: wish.n - len(test)]
     kept_ids = {row["id"] for row in (*train, *test)}
     spare = [rows[place] for place in (*split.train, *split.test)]
-    dropped += _counted([row for row in spare if row["id"] not in kept_ids], "more than wanted")
+    dropped += _count([row for row in spare if row["id"] not in kept_ids], "more than wanted")
     sides = {"train": train, "test": test}
     return Assembly(
         {
@@ -573,27 +573,27 @@ def assemble(
     )
 
 
-def _counted(rows: Sequence[dict], reason: str) -> Counter[tuple[str, str]]:
+def _count(rows: Sequence[dict], reason: str) -> Counter[tuple[str, str]]:
     return Counter((row["family"], reason) for row in rows)
 
 
-def _without_doubles(rows: list[dict]) -> list[dict]:
+def _drop_duplicates(rows: list[dict]) -> list[dict]:
     """The first of those that have the same query or nearly the same text."""
     firsts = list({row["query"]: row for row in reversed(rows)}.values())[::-1]
     doubles: set[int] = set()
-    for one, other in near_duplicates([row["question"] for row in firsts]):
+    for one, other in find_near_duplicates([row["question"] for row in firsts]):
         if one not in doubles:
             doubles.add(other)
     return [row for place, row in enumerate(firsts) if place not in doubles]
 
 
-def _without_benchmarks(rows: list[dict], benchmarks: Sequence[str]) -> list[dict]:
+def _drop_benchmarks(rows: list[dict], benchmarks: Sequence[str]) -> list[dict]:
     texts = [row["question"] for row in rows]
-    known = {place for path in benchmarks for place in contaminated(texts, path)}
+    known = {place for path in benchmarks for place in find_contaminated(texts, path)}
     return [row for place, row in enumerate(rows) if place not in known]
 
 
-def _judged(rows: Sequence[dict], rates: Callable) -> list[dict]:
+def _add_rates(rows: Sequence[dict], rates: Callable) -> list[dict]:
     """Those whose rate is known, with it. ValueError: none is, so nothing is known of the model."""
     found = [row | {"closed_book": rate} for row, rate in zip(rows, rates(rows), strict=True)]
     kept = [row for row in found if row["closed_book"] is not None]
@@ -605,7 +605,7 @@ def _judged(rows: Sequence[dict], rates: Callable) -> list[dict]:
     return kept
 
 
-def _within_quota(rows: list[dict], quota: int) -> list[dict]:
+def _apply_quota(rows: list[dict], quota: int) -> list[dict]:
     used: Counter[str] = Counter()
     kept = []
     for row in rows:
@@ -616,9 +616,9 @@ def _within_quota(rows: list[dict], quota: int) -> list[dict]:
     return kept
 
 
-def _rests(row: dict, graph: Graph) -> Rests:
-    named = frozenset(constants(from_text(row["query"])))
+def _find_dependencies(row: dict, graph: Graph) -> Dependencies:
+    named = frozenset(list_constants(from_text(row["query"])))
     facts = frozenset(tuple(one["fact"]) for one in row["evidence"])
     ends = {end for subject, _, value in facts for end in (subject, value)}
     around = neighbourhood(row["answer"], graph)
-    return Rests(row["answer"], tuple(row["aliases"]), named, named | ends, facts, around)
+    return Dependencies(row["answer"], tuple(row["aliases"]), named, named | ends, facts, around)

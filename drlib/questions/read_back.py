@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from drlib.questions.joins import in_one_form
-from drlib.questions.phrases import Phrasebook, of_several, plural
+from drlib.questions.joins import normalise_query
+from drlib.questions.phrases import Phrasebook, to_plural_clause, to_plural
 from drlib.questions.queries import (
     And,
     Count,
@@ -41,9 +41,9 @@ from drlib.questions.queries import (
     Query,
     Range,
     Var,
-    ranks_of,
+    choose_rank_words,
 )
-from drlib.questions.sentences import CHOSEN, FIRST, LAST, NEXT, ORDINALS, STYLES, Style, say
+from drlib.questions.sentences import CHOSEN, FIRST, LAST, NEXT, ORDINALS, STYLES, Style, write_sentences
 from drlib.worlds.graph import Graph
 
 BEGINS = 4  # first letters by which titles are told apart
@@ -59,7 +59,7 @@ class TitleIndex:
             found[said[:BEGINS] if len(said) >= BEGINS else ""].add(len(said))
         self._lengths = {begins: sorted(some, reverse=True) for begins, some in found.items()}
 
-    def at(self, text: str, at: int) -> Iterator[tuple[str, int]]:
+    def find_at(self, text: str, at: int) -> Iterator[tuple[str, int]]:
         """(title, where it ends) of all that begin `at` a place of `text` and end with a word, the
         longest first."""
         lengths = self._lengths.get(text[at : at + BEGINS], ())
@@ -79,10 +79,10 @@ class Form(NamedTuple):
 
     before: str
     after: str
-    made: Callable[[Query], Query]
+    make: Callable[[Query], Query]
 
 
-class Found(NamedTuple):
+class StepResult(NamedTuple):
     """What a step found, and the noun that later sentences call it by."""
 
     query: Query
@@ -90,7 +90,7 @@ class Found(NamedTuple):
 
 
 class Grammar:
-    """The forms of a world's phrases, by their first word: made once, used for many texts."""
+    """The forms of a world's phrases, by their first word: make once, used for many texts."""
 
     def __init__(self, book: Phrasebook):
         self.book = book
@@ -103,16 +103,16 @@ class Grammar:
         self.relations: dict[str, list[str]] = defaultdict(list)
         for relation, phrase in book.phrases.items():
             for noun, name in ((phrase.owned, relation), (phrase.owner, f"{relation} of")):
-                for form in (noun, plural(noun)) if noun else ():
+                for form in (noun, to_plural(noun)) if noun else ():
                     self.relations[form].append(name)
-        nouns = {form for noun in book.nouns for form in (noun, plural(noun))}
+        nouns = {form for noun in book.nouns for form in (noun, to_plural(noun))}
         self.nouns: dict[str, list[str]] = defaultdict(list)  # with their space, the longest first
         for noun in sorted(nouns, key=lambda noun: (-len(noun), noun)):
             self.nouns[noun.split(" ", 1)[0]].append(f"{noun} ")
         self.ranks = [
             (f"with the {rank} {phrase.label} among ", relation, bool(most))
             for relation, phrase in book.phrases.items()
-            for most, rank in enumerate(ranks_of(phrase.label))
+            for most, rank in enumerate(choose_rank_words(phrase.label))
         ]
 
     def _add(self, relation: str, phrase) -> None:
@@ -123,20 +123,20 @@ class Grammar:
             (phrase.same, phrase.sames, lambda of: Proj(back, Proj(relation, of))),
             (phrase.along, phrase.alongs, lambda of: Proj(relation, Proj(back, of))),
         )
-        for verb, clause, made in makers:
-            said = [(text, self.clauses) for text in {clause, of_several(clause)}]
+        for verb, clause, make in makers:
+            said = [(text, self.clauses) for text in {clause, to_plural_clause(clause)}]
             for text, forms in ((verb, self.verbs), *said) if verb else ():
                 before, after = text.split("{x}")
-                forms[before.split(" ", 1)[0]].append(Form(before, after, made))
+                forms[before.split(" ", 1)[0]].append(Form(before, after, make))
         for is_verb, text in ((True, phrase.during), (False, phrase.durings)):
             before, after = text.split("{x}")
             self.spans[is_verb].append((relation, before, after))
 
 
 def read_question(text: str, grammar: Grammar) -> Query:
-    """The query that `text` asks, `in_one_form`. ValueError: it is not of this grammar, or can be
+    """The query that `text` asks, `normalise_query`. ValueError: it is not of this grammar, or can be
     read in several ways."""
-    found = {in_one_form(query) for query in _readings(text, grammar)}
+    found = {normalise_query(query) for query in _iter_readings(text, grammar)}
     if len(found) != 1:
         ways = f"can be read in {len(found)} ways" if found else "is none of ours"
         raise ValueError(f"the question {text!r} {ways}")
@@ -144,20 +144,20 @@ def read_question(text: str, grammar: Grammar) -> Query:
 
 
 @lru_cache(maxsize=8)
-def grammar_of(graph: Graph, scheme: str) -> Grammar:
-    """The grammar of a world, by its `graph` and `scheme`; made once."""
+def load_grammar(graph: Graph, scheme: str) -> Grammar:
+    """The grammar of a world, by its `graph` and `scheme`; make once."""
     return Grammar(Phrasebook(graph, scheme))
 
 
-def _readings(text: str, grammar: Grammar) -> Iterator[Query]:
+def _iter_readings(text: str, grammar: Grammar) -> Iterator[Query]:
     if grammar.book.source:
-        text = _without_source(text, grammar.book.source)
+        text = _strip_source(text, grammar.book.source)
         if not text:
             return
-    yield from _after_steps(text, 0, grammar, [])
+    yield from _read_steps(text, 0, grammar, [])
 
 
-def _without_source(text: str, source: str) -> str:
+def _strip_source(text: str, source: str) -> str:
     """`text` without the words of `sourced`; "" where it has none."""
     before, after = f"{source}, ", f", {source[0].lower()}{source[1:]}."
     if text.startswith(before):
@@ -166,41 +166,41 @@ def _without_source(text: str, source: str) -> str:
     return text.replace(after, ".", 1) if after in text else ""
 
 
-def _after_steps(text: str, at: int, grammar: Grammar, found: list[Found]) -> Iterator[Query]:
+def _read_steps(text: str, at: int, grammar: Grammar, found: list[StepResult]) -> Iterator[Query]:
     """The readings of what is left of a question after some steps and what they found."""
     reader = _Reader(text, grammar, found)
     if text.startswith(CHOSEN, at):
         start = at + len(CHOSEN)
         chosen = Var(f"X{1 + len(found)}")
-        for noun in reader.nouns_of_step(start):
-            for among, end in reader.described(start, ("a ", "an ")):
+        for noun in reader.list_step_nouns(start):
+            for among, end in reader.read_description(start, ("a ", "an ")):
                 if text.startswith(". ", end):
-                    more = [*found, Found(chosen, noun)]
-                    for query in _after_steps(text, end + 2, grammar, more):
+                    more = [*found, StepResult(chosen, noun)]
+                    for query in _read_steps(text, end + 2, grammar, more):
                         yield Exists(chosen.name, among, query)
     begins = NEXT if found else FIRST
     if text.startswith(begins, at):
         start = at + len(begins)
-        for noun in reader.nouns_of_step(start):
-            for query, end in [*reader.described(start), *reader.operand(start)]:
+        for noun in reader.list_step_nouns(start):
+            for query, end in [*reader.read_description(start), *reader.read_operand(start)]:
                 if text.startswith(". ", end):
-                    step = Found(query, noun)
-                    yield from _after_steps(text, end + 2, grammar, [*found, step])
+                    step = StepResult(query, noun)
+                    yield from _read_steps(text, end + 2, grammar, [*found, step])
     is_last = not all(isinstance(step.query, Var) for step in found)
     if not is_last or text.startswith(LAST, at):
-        yield from reader.asked(at + (len(LAST) if is_last else 0))
+        yield from reader.read_final(at + (len(LAST) if is_last else 0))
 
 
 class _Reader:
     """Reads one text; every method gives all readings that begin `at` a place."""
 
-    def __init__(self, text: str, grammar: Grammar, found: list[Found]):
+    def __init__(self, text: str, grammar: Grammar, found: list[StepResult]):
         self.text = text
         self.grammar = grammar
         self.found = found  # by the steps before
         self._known: dict[tuple[str, int], list[Reading]] = {}
 
-    def asked(self, at: int) -> Iterator[Query]:
+    def read_final(self, at: int) -> Iterator[Query]:
         """What the last sentence asks; it is the rest of the text."""
         end = len(self.text)
         begins = self.text[at : at + 1].lower() + self.text[at + 1 :]
@@ -210,124 +210,124 @@ class _Reader:
 
         for words, ending in (("how many ", " are there?"), ("what is the number of ", "?")):
             start = rest(words)
-            for query, stop in self.group(start, "") if start is not None else ():
+            for query, stop in self.read_group(start, "") if start is not None else ():
                 if self.text[stop:] == ending:
                     yield Count(query)
         for start in filter(None, (rest("what is "), rest("who is "))):
-            for query, stop in [*self.described(start), *self.operand(start)]:
+            for query, stop in [*self.read_description(start), *self.read_operand(start)]:
                 if self.text[stop:] == "?":
                     yield query
         start = rest("who ")
-        for query, last in self.conditions(start, True, "") if start is not None else ():
+        for query, last in self.read_conditions(start, True, "") if start is not None else ():
             if last == end - 1 and self.text[last] == "?":
                 yield query
         for words, that in (("which ", ""), ("name the ", "that "), ("name the ", "who ")):
             start = rest(words)
-            for stop in self._after_noun(start) if start is not None else ():
-                for query, last in self.conditions(stop, True, that):
+            for stop in self._skip_noun(start) if start is not None else ():
+                for query, last in self.read_conditions(stop, True, that):
                     if last == end - 1 and self.text[last] in "?.":
                         yield query
 
-    def _after_noun(self, at: int) -> list[int]:
+    def _skip_noun(self, at: int) -> list[int]:
         """The places after each noun that stands here, and its space."""
-        nouns = self.grammar.nouns.get(self._word(at), ())
+        nouns = self.grammar.nouns.get(self._get_word(at), ())
         return [at + len(noun) for noun in nouns if self.text.startswith(noun, at)]
 
-    def _of(self, start: int, end: int) -> list[Reading]:
+    def _read_relation(self, start: int, end: int) -> list[Reading]:
         """ "harbour of the boat": a noun that is a relation's name stands from `start` to `end`."""
         relations = self.grammar.relations.get(self.text[start : end - 1], ())
         if not relations or not self.text.startswith("of ", end):
             return []
-        things = self.operand(end + 3)
+        things = self.read_operand(end + 3)
         return [(Proj(relation, of), stop) for relation in relations for of, stop in things]
 
-    def nouns_of_step(self, at: int) -> list[str]:
+    def list_step_nouns(self, at: int) -> list[str]:
         """What later sentences may call the thing or things of the step that begins here."""
         for begins in ("the ", "each ", "a ", "an "):
             if self.text.startswith(begins, at):
                 start = at + len(begins)
-                nouns = [self.text[start : end - 1] for end in self._after_noun(start)]
-                return [plural(noun) for noun in nouns] if begins == "each " else nouns
+                nouns = [self.text[start : end - 1] for end in self._skip_noun(start)]
+                return [to_plural(noun) for noun in nouns] if begins == "each " else nouns
         return []
 
-    def described(self, at: int, articles: Sequence[str] = ("the ",)) -> list[Reading]:
+    def read_description(self, at: int, articles: Sequence[str] = ("the ",)) -> list[Reading]:
         """ "the currency used in Denmark", with all its conditions."""
         found = []
         for begins in articles:
             noun = at + len(begins)
-            for start in self._after_noun(noun) if self.text.startswith(begins, at) else ():
-                found += self._of(noun, start)
-                found += self.conditions(start, False, "")
+            for start in self._skip_noun(noun) if self.text.startswith(begins, at) else ():
+                found += self._read_relation(noun, start)
+                found += self.read_conditions(start, False, "")
                 for that in ("that ", "who "):
-                    found += self.conditions(start, True, that)
+                    found += self.read_conditions(start, True, that)
         return found
 
-    def conditions(self, at: int, is_verb: bool, that: str) -> list[Reading]:
+    def read_conditions(self, at: int, is_verb: bool, that: str) -> list[Reading]:
         """One condition or several, and what is excepted from them."""
         found = []
-        waiting = [((query,), end) for query, end in self._condition(at, is_verb, that)]
+        waiting = [((query,), end) for query, end in self._read_condition(at, is_verb, that)]
         while waiting:
             parts, end = waiting.pop()
             whole = And(parts) if len(parts) > 1 else parts[0]
             found.append((whole, end))
-            found += self._excepted(whole, end, is_verb)
+            found += self._read_exception(whole, end, is_verb)
             for between in (", and ", " and "):
                 if self.text.startswith(between, end):
-                    more = self._condition(end + len(between), is_verb, that)
+                    more = self._read_condition(end + len(between), is_verb, that)
                     waiting += [((*parts, query), stop) for query, stop in more]
         return found
 
-    def _excepted(self, left: Query, at: int, is_verb: bool) -> list[Reading]:
+    def _read_exception(self, left: Query, at: int, is_verb: bool) -> list[Reading]:
         found = []
         name = ", and is not " if is_verb else ", other than "
         if self.text.startswith(name, at):
             start = at + len(name)
-            others = [r for r in self._references(start, "") if isinstance(r[0], Var)]
-            found += [(Diff(left, query), end) for query, end in [*others, *self._names(start)]]
+            others = [r for r in self._read_references(start, "") if isinstance(r[0], Var)]
+            found += [(Diff(left, query), end) for query, end in [*others, *self._read_names(start)]]
         some = ", but is not one " if is_verb else ", but not one "
         if self.text.startswith(some, at):
-            waiting = [((q,), end) for q, end in self._condition(at + len(some), False, "")]
+            waiting = [((q,), end) for q, end in self._read_condition(at + len(some), False, "")]
             while waiting:
                 parts, end = waiting.pop()
                 found.append((Diff(left, And(parts) if len(parts) > 1 else parts[0]), end))
                 if self.text.startswith(" and ", end):
-                    more = self._condition(end + 5, False, "")
+                    more = self._read_condition(end + 5, False, "")
                     waiting += [((*parts, query), stop) for query, stop in more]
         return found
 
-    def _condition(self, at: int, is_verb: bool, that: str) -> list[Reading]:
+    def _read_condition(self, at: int, is_verb: bool, that: str) -> list[Reading]:
         if not self.text.startswith(that, at):
             return []
-        return self._remembered(f"condition {is_verb}", at + len(that), self._any_condition)
+        return self._memoise(f"condition {is_verb}", at + len(that), self._read_any_condition)
 
-    def _any_condition(self, at: int, key: str) -> list[Reading]:
+    def _read_any_condition(self, at: int, key: str) -> list[Reading]:
         is_verb = key.endswith("True")
-        found = self._fact(at, is_verb) + self._span(at, is_verb)
+        found = self._read_fact(at, is_verb) + self._read_range(at, is_verb)
         if self.text.startswith("either ", at):
-            waiting = [((q,), end) for q, end in self._condition(at + 7, is_verb, "")]
+            waiting = [((q,), end) for q, end in self._read_condition(at + 7, is_verb, "")]
             while waiting:
                 parts, end = waiting.pop()
                 if len(parts) > 1:
                     found.append((Or(parts), end))
                 if self.text.startswith(" or ", end):
-                    more = self._condition(end + 4, is_verb, "")
+                    more = self._read_condition(end + 4, is_verb, "")
                     waiting += [((*parts, query), stop) for query, stop in more]
         being = "is " if is_verb else "being "
         if self.text.startswith(being, at):
-            found += self.operand(at + len(being))
+            found += self.read_operand(at + len(being))
         return found
 
-    def _fact(self, at: int, is_verb: bool) -> list[Reading]:
+    def _read_fact(self, at: int, is_verb: bool) -> list[Reading]:
         forms = self.grammar.verbs if is_verb else self.grammar.clauses
         found = []
-        for form in forms.get(self._word(at), ()):
+        for form in forms.get(self._get_word(at), ()):
             if self.text.startswith(form.before, at):
-                for query, end in self.operand(at + len(form.before)):
+                for query, end in self.read_operand(at + len(form.before)):
                     if self.text.startswith(form.after, end):
-                        found.append((form.made(query), end + len(form.after)))
+                        found.append((form.make(query), end + len(form.after)))
         return found
 
-    def _span(self, at: int, is_verb: bool) -> list[Reading]:
+    def _read_range(self, at: int, is_verb: bool) -> list[Reading]:
         found = []
         for relation, before, after in self.grammar.spans[is_verb]:
             if not self.text.startswith(before, at):
@@ -338,75 +338,75 @@ class _Reader:
                 if decade:
                     low, high = decade, int(decade) + 9
                 span = Range(relation, int(low or one), int(high or one))
-                found.append((in_one_form(span), match.end() + len(after)))
+                found.append((normalise_query(span), match.end() + len(after)))
         return found
 
-    def operand(self, at: int) -> list[Reading]:
+    def read_operand(self, at: int) -> list[Reading]:
         """A name, names with "or", what a step found, a number of things, or what is described."""
-        return self._remembered("operand", at, self._any_operand)
+        return self._memoise("operand", at, self._read_any_operand)
 
-    def _any_operand(self, at: int, _key: str) -> list[Reading]:
-        found = self._names(at) + self._references(at, "one of ")
+    def _read_any_operand(self, at: int, _key: str) -> list[Reading]:
+        found = self._read_names(at) + self._read_references(at, "one of ")
         counted = "the number of "
         if self.text.startswith(counted, at):
-            groups = self.group(at + len(counted), "")
+            groups = self.read_group(at + len(counted), "")
             found += [(Count(query), end) for query, end in groups]
         for begins in ("the ", "a ", "an ", "each "):
             if self.text.startswith(begins, at):
-                for start in self._after_noun(at + len(begins)):
-                    found += self._of(at + len(begins), start)
-                    found += self._condition(start, False, "")
-                    found += self._extreme(start)
+                for start in self._skip_noun(at + len(begins)):
+                    found += self._read_relation(at + len(begins), start)
+                    found += self._read_condition(start, False, "")
+                    found += self._read_extreme(start)
                     if begins == "each " and self.text.startswith("that is ", start):
-                        found += self._alternatives(start + len("that is "))
+                        found += self._read_alternatives(start + len("that is "))
         return found
 
-    def _alternatives(self, at: int) -> list[Reading]:
+    def _read_alternatives(self, at: int) -> list[Reading]:
         found = []
-        waiting = [((query,), end) for query, end in self.operand(at)]
+        waiting = [((query,), end) for query, end in self.read_operand(at)]
         while waiting:
             parts, end = waiting.pop()
             if len(parts) > 1:
                 found.append((Or(parts), end))
             if self.text.startswith(" or ", end):
-                more = self.operand(end + 4)
+                more = self.read_operand(end + 4)
                 waiting += [((*parts, query), stop) for query, stop in more]
         return found
 
-    def _extreme(self, at: int) -> list[Reading]:
+    def _read_extreme(self, at: int) -> list[Reading]:
         found = []
         for words, relation, most in self.grammar.ranks:
             if self.text.startswith(words, at):
-                groups = self.group(at + len(words), "the ")
+                groups = self.read_group(at + len(words), "the ")
                 found += [(Extreme(relation, query, most), end) for query, end in groups]
         return found
 
-    def group(self, at: int, article: str) -> list[Reading]:
+    def read_group(self, at: int, article: str) -> list[Reading]:
         """All of the things that are meant: "(the) currencies used in Denmark", "those years"."""
-        found = self._names(at) + self._references(at, "")
+        found = self._read_names(at) + self._read_references(at, "")
         if not article:
-            found += self._references(at, "", drop="the ")
+            found += self._read_references(at, "", drop="the ")
         if self.text.startswith(article, at):
-            for start in self._after_noun(at + len(article)):
-                found += self._of(at + len(article), start)
-                found += self._condition(start, False, "")
+            for start in self._skip_noun(at + len(article)):
+                found += self._read_relation(at + len(article), start)
+                found += self._read_condition(start, False, "")
         return found
 
-    def _names(self, at: int) -> list[Reading]:
+    def _read_names(self, at: int) -> list[Reading]:
         """A name, or several with "or" between them."""
-        return self._remembered("names", at, self._any_names)
+        return self._memoise("names", at, self._read_any_names)
 
-    def _any_names(self, at: int, _key: str) -> list[Reading]:
+    def _read_any_names(self, at: int, _key: str) -> list[Reading]:
         found: list[Reading] = []
-        for title, end in self.grammar.titles.at(self.text, at):
+        for title, end in self.grammar.titles.find_at(self.text, at):
             found.append((title, end))
             if self.text.startswith(" or ", end):
-                for other, stop in self._names(end + 4):
+                for other, stop in self._read_names(end + 4):
                     others = other.parts if isinstance(other, Or) else (other,)
                     found.append((Or((title, *others)), stop))
         return found
 
-    def _references(self, at: int, one_of: str, drop: str = "") -> list[Reading]:
+    def _read_references(self, at: int, one_of: str, drop: str = "") -> list[Reading]:
         """What steps found: "that year", "one of those years", "(one of) the years of the first
         step". In a group `one_of` is empty; `drop` is the article that it goes without."""
         found = []
@@ -419,12 +419,12 @@ class _Reader:
                     found.append((query, end))
         return found
 
-    def _word(self, at: int) -> str:
+    def _get_word(self, at: int) -> str:
         """The word that begins here, with the marks that stand at it."""
         end = self.text.find(" ", at)
         return self.text[at:] if end < 0 else self.text[at:end]
 
-    def _remembered(self, rule: str, at: int, read: Callable) -> list[Reading]:
+    def _memoise(self, rule: str, at: int, read: Callable) -> list[Reading]:
         key = (rule, at)
         if key not in self._known:
             self._known[key] = read(at, rule)
@@ -440,15 +440,15 @@ def word_question(
     names: texts that stand for constants or unions of constants. What is proved then is the same
     question with the titles; it is said again with these texts in their places.
     """
-    wanted = in_one_form(query)
+    wanted = normalise_query(query)
     for tried in (style, *(other for other in STYLES if other != style)):
-        text = say(query, grammar.book, tried)
-        if text and _means(text, wanted, grammar):
-            return say(query, grammar.book, tried, names) if names else text
+        text = write_sentences(query, grammar.book, tried)
+        if text and _has_one_meaning(text, wanted, grammar):
+            return write_sentences(query, grammar.book, tried, names) if names else text
     return None
 
 
-def _means(text: str, wanted: Query, grammar: Grammar) -> bool:
+def _has_one_meaning(text: str, wanted: Query, grammar: Grammar) -> bool:
     try:
         return read_question(text, grammar) == wanted
     except ValueError:  # it can be read in no way, or in several

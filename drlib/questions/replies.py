@@ -30,10 +30,10 @@ from drlib.validation import require
 
 MAX_FAILED = 5  # prompts in a row, until no other is asked about
 LONGEST_PAUSE_S = 30.0
-OF_ONE_PROMPT = (400, 413, 422)  # statuses that say nothing about the next prompt
+PROMPT_STATUSES = (400, 413, 422)  # statuses that say nothing about the next prompt
 FRAME = 32  # tokens that a chat template adds to a message, at most
 # what a message has in the place of a content: a thought that came to no end, or a refusal
-UNSAID = ("reasoning", "reasoning_content", "refusal")
+EMPTY_CONTENT_FIELDS = ("reasoning", "reasoning_content", "refusal")
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
@@ -80,7 +80,7 @@ class Replies:
         self.attempts, self.pause_s, self.workers = attempts, pause_s, workers
         self.options = dict(options or {})
         self.spent_calls = self.spent_tokens = 0
-        self._held = 0  # tokens of the requests under way
+        self._reserved = 0  # tokens of the requests under way
         self._failed = 0  # prompts in a row
         self._changed = threading.Condition()
         self._asked: dict[str, Future[Reply]] = {}
@@ -116,16 +116,16 @@ class Replies:
 
     def _fetch(self, digest: str, asked: dict) -> Reply:
         """The server's reply, which has its line when this returns; `failed` too, if it cost."""
-        most = _most_tokens(asked)
+        most = _bound_tokens(asked)
         text, failed, calls, tokens = None, "", 0, 0
         fault = None
         for attempt in range(self.attempts):
-            refusal = self._begin(most)
+            refusal = self._reserve(most)
             if refusal:
                 failed = refusal
                 break
             calls += 1
-            text, used, fault = self._try(asked, most)
+            text, used, fault = self._send(asked, most)
             tokens += used
             failed = str(fault or "")
             if fault is None or not fault.is_transient:
@@ -135,13 +135,13 @@ class Replies:
                 time.sleep(min(max(longer_s, fault.retry_after_s), LONGEST_PAUSE_S))
         if calls:
             row = {"asked": digest, "text": text, "failed": failed, "calls": calls}
-            own = fault is not None and fault.status in OF_ONE_PROMPT
+            own = fault is not None and fault.status in PROMPT_STATUSES
             with self._changed:
                 append_json_line(self.path, row | {"tokens": tokens})
                 self._failed = self._failed + (not own) if fault else 0
         return Reply(text or "", failed)
 
-    def _begin(self, most: int) -> str:
+    def _reserve(self, most: int) -> str:
         """Take a request of `most` tokens from the budget; why that cannot be, "" for taken."""
         with self._changed:
             while True:
@@ -149,27 +149,27 @@ class Replies:
                     return f"not asked: the endpoint failed {MAX_FAILED} times in a row"
                 if self.spent_calls >= self.calls:
                     return f"budget: {self.calls} calls are spent"
-                wanted = self.spent_tokens + self._held + most
+                wanted = self.spent_tokens + self._reserved + most
                 if self.tokens is None or wanted <= self.tokens:
                     break
-                if not self._held:
+                if not self._reserved:
                     return f"budget: {self.tokens} tokens are spent"
                 self._changed.wait()  # what is under way may cost less than it holds
             self.spent_calls += 1
-            self._held += most
+            self._reserved += most
             return ""
 
-    def _try(self, asked: dict, most: int) -> tuple[str | None, int, EndpointError | None]:
+    def _send(self, asked: dict, most: int) -> tuple[str | None, int, EndpointError | None]:
         """(text, tokens, what went wrong) of one request."""
         text, used, fault = None, most, None
         try:
-            text, used = _read(self.endpoint.complete(**asked), most)
+            text, used = _parse_completion(self.endpoint.complete(**asked), most)
         except EndpointError as error:
             fault = error
             used = most if error.status is None else 0  # late: the model may have said all of it
         finally:
             with self._changed:
-                self._held -= most
+                self._reserved -= most
                 self.spent_tokens += used
                 self._changed.notify_all()
         return text, used, fault
@@ -188,18 +188,18 @@ class Replies:
                 raise ValueError(f"{message}: give a file of its own") from error
 
 
-def _most_tokens(asked: dict) -> int:
+def _bound_tokens(asked: dict) -> int:
     """The most that a request can cost: no token is less than a byte."""
     said = sum(len(one["content"].encode("utf-8", "replace")) for one in asked["messages"])
     return said + FRAME * len(asked["messages"]) + asked["max_tokens"]
 
 
-def _read(reply: dict | None, most: int) -> tuple[str, int]:
+def _parse_completion(reply: dict | None, most: int) -> tuple[str, int]:
     """(text, tokens) of a chat completion. EndpointError: it is none; another try may go well."""
     try:
         message = reply["choices"][0]["message"]
         text = message.get("content")
-        if text is None and any(isinstance(message.get(part), str) for part in UNSAID):
+        if text is None and any(isinstance(message.get(part), str) for part in EMPTY_CONTENT_FIELDS):
             text = ""
         usage = reply.get("usage") or {}
         used = [usage.get(f"{of}_tokens") for of in ("prompt", "completion")]
@@ -211,12 +211,12 @@ def _read(reply: dict | None, most: int) -> tuple[str, int]:
     return text, sum(used) if counted else most
 
 
-def prompt(system: str, user: str) -> list[dict[str, str]]:
+def make_prompt(system: str, user: str) -> list[dict[str, str]]:
     """What a model is told, and what it is then asked."""
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
-def read_json(said: str, kind: type[Result]) -> Result:
+def parse_json(text: str, kind: type[Result]) -> Result:
     """The JSON of this kind (dict or list) in what a model said, thoughts and fences aside.
     ValueError: there is none."""
     said = said.rpartition("</think>")[2]

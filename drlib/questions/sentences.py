@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from drlib.questions.joins import UNNAMED
-from drlib.questions.phrases import Phrasebook, of_several, plural, pronoun, with_article
+from drlib.questions.phrases import Phrasebook, to_plural_clause, to_plural, choose_pronoun, add_article
 from drlib.questions.queries import (
     And,
     Anything,
@@ -36,16 +36,16 @@ from drlib.questions.queries import (
     Query,
     Range,
     Var,
-    bound,
-    canonical,
-    clauses,
+    bind,
+    canonicalise,
+    count_clauses,
     evaluate_query,
     fits,
     goes_back,
-    is_name,
-    ranks_of,
-    shared_with,
-    span,
+    is_union_of_titles,
+    choose_rank_words,
+    find_compared,
+    format_range,
     walk,
 )
 
@@ -65,13 +65,13 @@ class Step(NamedTuple):
     text: str
     is_chosen: bool = False
 
-    def sentence(self, number: int) -> str:
+    def write(self, number: int) -> str:
         """As the sentence of this number, from 0."""
         lead = CHOSEN if self.is_chosen else NEXT if number else FIRST
         return f"{lead}{self.text}."
 
 
-def say(
+def write_sentences(
     query: Query,
     book: Phrasebook,
     style: Style = "which",
@@ -84,35 +84,35 @@ def say(
     names: texts for constants or unions of constants that stand in for their titles
     (`drlib.questions.websailor`); such a question cannot be read back.
     """
-    speaker = _Speaker(book, 0 if style == "steps" else 1, names or {})
-    query = speaker.chosen(canonical(query))
+    writer = _SentenceWriter(book, 0 if style == "steps" else 1, names or {})
+    query = writer.word_choices(canonicalise(query))
     if any(isinstance(part, Exists | Anything) for part in walk(query)):
         return ""
-    asked = speaker.asked(query, style)
-    if len(speaker.steps) > len(ORDINALS):
+    asked = writer.word_final(query, style)
+    if len(writer.steps) > len(ORDINALS):
         return ""
-    sentences = [step.sentence(number) for number, step in enumerate(speaker.steps)]
-    is_last = not all(step.is_chosen for step in speaker.steps)
-    sentences.append(_led(LAST, asked) if is_last else asked)
+    sentences = [step.write(number) for number, step in enumerate(writer.steps)]
+    is_last = not all(step.is_chosen for step in writer.steps)
+    sentences.append(_lead_in(LAST, asked) if is_last else asked)
     if book.source:
-        sentences[0] = sourced(sentences[0], book.source)
-    return speaker.resolved(" ".join(sentences))
+        sentences[0] = add_source(sentences[0], book.source)
+    return writer.resolve_marks(" ".join(sentences))
 
 
-def sourced(sentence: str, source: str) -> str:
+def add_source(sentence: str, source: str) -> str:
     """`sentence` with its `source` ("According to Unicode CLDR"): before a question, and at the end
     of what is told to do, where it would hang on nothing."""
     if sentence.startswith((FIRST, "Name ")):
         return f"{sentence[:-1]}, {source[0].lower()}{source[1:]}."
-    return _led(f"{source}, ", sentence)
+    return _lead_in(f"{source}, ", sentence)
 
 
-def _led(lead: str, sentence: str) -> str:
+def _lead_in(lead: str, sentence: str) -> str:
     """`sentence` with words before it."""
     return f"{lead}{sentence[0].lower()}{sentence[1:]}"
 
 
-class _Speaker:
+class _SentenceWriter:
     """Says the parts of one question; `steps` are the sentences that come first.
 
     `spare`: how many clauses a described thing may open at the end of a sentence, beyond those that
@@ -127,7 +127,7 @@ class _Speaker:
         self._found: dict[Query, int] = {}  # query -> its step
         self._among: dict[str, Query] = {}  # what variables are chosen among
 
-    def chosen(self, query: Query) -> Query:
+    def word_choices(self, query: Query) -> Query:
         """`query` without the choices that begin it: each is a sentence now."""
         while isinstance(query, Exists):
             among = query.among
@@ -136,57 +136,57 @@ class _Speaker:
             if isinstance(among, Proj):
                 noun, clause = self.noun_and_clause(among, 2 * self._spare)
             else:
-                noun, clause = self.noun(among), self.which(among, is_one=True)
+                noun, clause = self.noun(among), self.word_clause(among, is_one=True)
             self._among[query.name] = among
             self._found[Var(query.name)] = len(self.steps)
-            self.steps.append(Step(noun, True, f"{with_article(noun)} {clause}", is_chosen=True))
+            self.steps.append(Step(noun, True, f"{add_article(noun)} {clause}", is_chosen=True))
             query = query.of
         return query
 
-    def answers(self, query: Query) -> frozenset[str]:
+    def find_answers(self, query: Query) -> frozenset[str]:
         """What `query` may be, whatever was chosen."""
         for name, among in reversed(self._among.items()):
-            query = bound(query, name, among)
+            query = bind(query, name, among)
         return evaluate_query(query, self.book.graph)
 
     # ------------------------------------------------------------------------------ the question
 
-    def asked(self, query: Query, style: Style) -> str:
+    def word_final(self, query: Query, style: Style) -> str:
         """The last sentence."""
         if isinstance(query, Count):
-            group = self.group(query.of, 2 * self._spare)
+            group = self.word_group(query.of, 2 * self._spare)
             is_found = group.startswith(MARK)  # "how many those territories" is no English
             if style == "which" and not isinstance(query.of, str) and not is_found:
                 return f"How many {group.removeprefix('the ')} are there?"
             return f"What is the number of {group.removeprefix('the ')}?"
-        is_person = not isinstance(query, str) and pronoun(self.noun(query)) == "who "
+        is_person = not isinstance(query, str) and choose_pronoun(self.noun(query)) == "who "
         if isinstance(query, Extreme | str):
-            return f"{'Who' if is_person else 'What'} is {self.described(query)}?"
+            return f"{'Who' if is_person else 'What'} is {self.word_description(query)}?"
         if style == "what" and is_person:
-            return f"Who {self.conditions(query, is_verb=True)}?"
+            return f"Who {self.word_conditions(query, is_verb=True)}?"
         if style == "what" and not isinstance(query, And | Diff):
-            return f"What is {self.described(query)}?"
+            return f"What is {self.word_description(query)}?"
         noun = self.noun(query)
         if style == "name":
-            return f"Name the {noun} {self.conditions(query, is_verb=True, that=pronoun(noun))}."
-        return f"Which {noun} {self.conditions(query, is_verb=True)}?"
+            return f"Name the {noun} {self.word_conditions(query, is_verb=True, that=choose_pronoun(noun))}."
+        return f"Which {noun} {self.word_conditions(query, is_verb=True)}?"
 
-    def described(self, query: Query) -> str:
+    def word_description(self, query: Query) -> str:
         """A noun phrase for all that `query` is, at the end of a sentence."""
         if isinstance(query, str | Extreme | Count):
-            return self.operand(query, 2 * self._spare)
+            return self.word_operand(query, 2 * self._spare)
         if isinstance(query, Proj):
             return "the {} {}".format(*self.noun_and_clause(query, 2 * self._spare))
-        return f"the {self.noun(query)} {self.which(query, is_one=True)}"
+        return f"the {self.noun(query)} {self.word_clause(query, is_one=True)}"
 
-    def which(self, query: Query, is_one: bool) -> str:
+    def word_clause(self, query: Query, is_one: bool) -> str:
         """The conditions of one thing, or of any number of things."""
         several = isinstance(query, And) or (
             isinstance(query, Diff) and isinstance(query.left, And)
         )
         if is_one and several:
-            return self.conditions(query, is_verb=True, that=pronoun(self.noun(query)))
-        return self.conditions(query, several=not is_one)
+            return self.word_conditions(query, is_verb=True, that=choose_pronoun(self.noun(query)))
+        return self.word_conditions(query, several=not is_one)
 
     def noun(self, query: Query) -> str:
         """What the answers of `query` are called."""
@@ -195,9 +195,9 @@ class _Speaker:
             parts = inner.parts if isinstance(inner, And) else ()
             inner = parts[0] if parts else inner.left if isinstance(inner, Diff) else inner.of
         relation = inner.relation if isinstance(inner, Proj) else ""
-        return self.book.noun(self.answers(query), relation)
+        return self.book.noun(self.find_answers(query), relation)
 
-    def conditions(
+    def word_conditions(
         self, query: Query, is_verb: bool = False, that: str = "", several: bool = False
     ) -> str:
         """What the things of `query` fulfil, joined: the one that nests deepest comes last."""
@@ -205,49 +205,49 @@ class _Speaker:
         if isinstance(query, Diff):
             query, excluded = query.left, query.right
         parts = query.parts if isinstance(query, And) else (query,)
-        parts = sorted(parts, key=lambda part: (clauses(part), self.ends_in_a_clause(part)))
+        parts = sorted(parts, key=lambda part: (count_clauses(part), self.ends_in_a_clause(part)))
         text, said = "", ""
         for number, part in enumerate(parts, 1):
             is_last = number == len(parts) and excluded is None
-            room = self._spare * (2 if is_last else 1)
+            limit = self._spare * (2 if is_last else 1)
             has_clause = number > 1 and (
-                clauses(parts[number - 2]) > 1 or " that " in said.removeprefix(that)
+                count_clauses(parts[number - 2]) > 1 or " that " in said.removeprefix(that)
             )
-            said = that + self.condition(part, room, is_verb, several)
+            said = that + self.word_condition(part, limit, is_verb, several)
             text += said if number == 1 else f"{', and ' if has_clause else ' and '}{said}"
         if excluded is None:
             return text
         if isinstance(excluded, str | Var):
             without = "and is not" if is_verb else "other than"
-            return f"{text}, {without} {self.operand(excluded, 0)}"
+            return f"{text}, {without} {self.word_operand(excluded, 0)}"
         others = excluded.parts if isinstance(excluded, And) else (excluded,)
-        said = " and ".join(self.condition(part, 0, False) for part in others)
+        said = " and ".join(self.word_condition(part, 0, False) for part in others)
         return f"{text}, but {'is ' if is_verb else ''}not one {said}"
 
     def ends_in_a_clause(self, query: Query) -> bool:
         """Whether what follows could be said of a thing in it ("a module that X also raises")."""
         relation = query.relation.removesuffix(" of") if isinstance(query, Proj) else ""
-        shares = relation and shared_with(query) is not None
+        shares = relation and find_compared(query) is not None
         return bool(shares) and " that " in self.book.phrases[relation].same
 
-    def condition(self, query: Query, room: int, is_verb: bool, several: bool = False) -> str:
+    def word_condition(self, query: Query, limit: int, is_verb: bool, several: bool = False) -> str:
         """One condition, as a verb of one thing or a clause about any number of things; `several`:
         a clause that follows a plural."""
         if isinstance(query, Proj):
-            said = self.fact(query, room, is_verb)
-            return of_several(said) if several else said
+            said = self.word_fact(query, limit, is_verb)
+            return to_plural_clause(said) if several else said
         if isinstance(query, Range):
-            return self.span(query, is_verb)
+            return self.word_range(query, is_verb)
         if (
             isinstance(query, Or)
-            and not is_name(query)
+            and not is_union_of_titles(query)
             and all(isinstance(part, Proj | Range) for part in query.parts)
         ):
-            said = [self.condition(part, 0, is_verb) for part in query.parts]
+            said = [self.word_condition(part, 0, is_verb) for part in query.parts]
             return f"either {' or '.join(said)}"
-        return f"{'is' if is_verb else 'being'} {self.operand(query, 0)}"
+        return f"{'is' if is_verb else 'being'} {self.word_operand(query, 0)}"
 
-    def fact(self, query: Proj, room: int, is_verb: bool) -> str:
+    def word_fact(self, query: Proj, limit: int, is_verb: bool) -> str:
         """What a projection says of its things."""
         relation = query.relation.removesuffix(" of")
         phrase = self.book.phrases[relation]
@@ -255,105 +255,105 @@ class _Speaker:
             other = query.of.of if goes_back(query) and phrase.along else None
             if other is not None:
                 form = phrase.along if is_verb else phrase.alongs
-                return form.format(x=self.operand(other, room))
+                return form.format(x=self.word_operand(other, limit))
             form = phrase.of_value if is_verb else phrase.of_values
-            return form.format(x=self.operand(query.of, room))
-        shared = shared_with(query)
+            return form.format(x=self.word_operand(query.of, limit))
+        shared = find_compared(query)
         if shared is not None:
             form = phrase.same if is_verb else phrase.sames
             is_language = isinstance(shared, str) and self.book.kind(shared) == "language"
             if is_language and not self._names:  # of languages alone, and so is what is asked for
-                return form.format(x=self.book.short(shared))
-            return form.format(x=self.operand(shared, room))
+                return form.format(x=self.book.mention_briefly(shared))
+            return form.format(x=self.word_operand(shared, limit))
         form = phrase.of_thing if is_verb else phrase.of_things
         says_the_kind = form.startswith("whose ") or phrase.bare
         if isinstance(query.of, str) and says_the_kind and not self._names:
-            return form.format(x=self.book.short(query.of))
-        return form.format(x=self.operand(query.of, room))
+            return form.format(x=self.book.mention_briefly(query.of))
+        return form.format(x=self.word_operand(query.of, limit))
 
-    def span(self, query: Range, is_verb: bool) -> str:
+    def word_range(self, query: Range, is_verb: bool) -> str:
         phrase = self.book.phrases[query.relation]
         form = phrase.during if is_verb else phrase.durings
         is_dated = (
-            with_article(phrase.label) not in form and with_article(query.relation) not in form
+            add_article(phrase.label) not in form and add_article(query.relation) not in form
         )
-        return form.format(x=span(query.low, query.high, "in" if is_dated else "of"))
+        return form.format(x=format_range(query.low, query.high, "in" if is_dated else "of"))
 
     # ---------------------------------------------------------------------------- what is named
 
-    def said(self, title: str) -> str:
-        return self._names.get(title) or self.book.said(title)
+    def name_title(self, title: str) -> str:
+        return self._names.get(title) or self.book.mention(title)
 
-    def operand(self, query: Query, room: int) -> str:
-        """A noun phrase: a name, a description of at most `room` clauses, or what a step found."""
+    def word_operand(self, query: Query, limit: int) -> str:
+        """A noun phrase: a name, a description of at most `limit` clauses, or what a step found."""
         if isinstance(query, str):
-            return self.said(query)
-        if is_name(query):
-            return self._names.get(query) or " or ".join(map(self.said, query.parts))
-        if query not in self._found and fits(query, room):
+            return self.name_title(query)
+        if is_union_of_titles(query):
+            return self._names.get(query) or " or ".join(map(self.name_title, query.parts))
+        if query not in self._found and fits(query, limit):
             if isinstance(query, Count):
-                return f"the number of {self.group(query.of, room).removeprefix('the ')}"
+                return f"the number of {self.word_group(query.of, limit).removeprefix('the ')}"
             if isinstance(query, Extreme):
-                return self.extreme(query, room)
-            is_one = len(self.answers(query)) == 1
-            noun, clause = self.noun_and_clause(query, room - 1)
-            return f"{f'the {noun}' if is_one else with_article(noun)} {clause}"
-        return self.reference(query, "member")
+                return self.word_extreme(query, limit)
+            is_one = len(self.find_answers(query)) == 1
+            noun, clause = self.noun_and_clause(query, limit - 1)
+            return f"{f'the {noun}' if is_one else add_article(noun)} {clause}"
+        return self.refer_to(query, "member")
 
-    def noun_and_clause(self, query: Proj, room: int, several: bool = False) -> tuple[str, str]:
+    def noun_and_clause(self, query: Proj, limit: int, several: bool = False) -> tuple[str, str]:
         """A noun and the one condition of what is described: ("exception", "raised by the module"),
         or, where a noun says the relation, ("currency", "of Denmark")."""
         phrase = self.book.phrases[query.relation.removesuffix(" of")]
         noun = phrase.owner if query.relation.endswith(" of") else phrase.owned
         if noun:
-            return noun, f"of {self.operand(query.of, room)}"
-        return self.noun(query), self.condition(query, room, False, several)
+            return noun, f"of {self.word_operand(query.of, limit)}"
+        return self.noun(query), self.word_condition(query, limit, False, several)
 
-    def group(self, query: Query, room: int) -> str:
+    def word_group(self, query: Query, limit: int) -> str:
         """A noun phrase for all of the things of `query`, in the plural."""
         if isinstance(query, str):
-            return self.said(query)
-        if query not in self._found and fits(query, room) and isinstance(query, Proj):
-            noun, clause = self.noun_and_clause(query, room - 1, several=True)
-            return f"the {plural(noun)} {clause}"
-        return self.reference(query, "group")
+            return self.name_title(query)
+        if query not in self._found and fits(query, limit) and isinstance(query, Proj):
+            noun, clause = self.noun_and_clause(query, limit - 1, several=True)
+            return f"the {to_plural(noun)} {clause}"
+        return self.refer_to(query, "group")
 
-    def extreme(self, query: Extreme, room: int) -> str:
+    def word_extreme(self, query: Extreme, limit: int) -> str:
         label = self.book.phrases[query.relation].label
-        rank = ranks_of(label)[query.most]
-        group = self.group(query.of, room)
+        rank = choose_rank_words(label)[query.most]
+        group = self.word_group(query.of, limit)
         return f"the {self.noun(query)} with the {rank} {label} among {group}"
 
-    def reference(self, query: Query, how: str) -> str:
+    def refer_to(self, query: Query, how: str) -> str:
         """A mark that `resolved` turns into words, once all steps are known."""
         if query not in self._found:
-            text, is_one, noun = self._step(query)
+            text, is_one, noun = self._word_step(query)
             self._found[query] = len(self.steps)
             self.steps.append(Step(noun, is_one, text))
         return f"{MARK}{self._found[query]}{how[0]}{MARK}"
 
-    def _step(self, query: Query) -> tuple[str, bool, str]:
-        is_one = len(self.answers(query)) == 1
+    def _word_step(self, query: Query) -> tuple[str, bool, str]:
+        is_one = len(self.find_answers(query)) == 1
         noun = self.noun(query)
         if isinstance(query, Extreme):
-            return self.extreme(query, 1), is_one, noun
+            return self.word_extreme(query, 1), is_one, noun
         if isinstance(query, Count):
-            return f"the number of {self.group(query.of, 1).removeprefix('the ')}", True, "number"
+            return f"the number of {self.word_group(query.of, 1).removeprefix('the ')}", True, "number"
         if isinstance(query, Or) and not all(isinstance(p, Proj | Range) for p in query.parts):
-            said = " or ".join(self.operand(part, 0) for part in query.parts)
+            said = " or ".join(self.word_operand(part, 0) for part in query.parts)
             return f"each {noun} that is {said}", False, noun
         if isinstance(query, Proj):
             noun, clause = self.noun_and_clause(query, 2 * self._spare, several=not is_one)
         else:
-            clause = self.which(query, is_one)
-        return f"the {noun if is_one else plural(noun)} {clause}", is_one, noun
+            clause = self.word_clause(query, is_one)
+        return f"the {noun if is_one else to_plural(noun)} {clause}", is_one, noun
 
-    def resolved(self, text: str) -> str:
+    def resolve_marks(self, text: str) -> str:
         """`text` with words for what steps found: "that language", "one of those languages", or by
         the step where two found things of one noun."""
         nouns = [step.noun for step in self.steps]
         for number, step in enumerate(self.steps):
-            noun = step.noun if step.is_one else plural(step.noun)
+            noun = step.noun if step.is_one else to_plural(step.noun)
             if nouns.count(step.noun) == 1:
                 group = f"{'that' if step.is_one else 'those'} {noun}"
             else:

@@ -19,9 +19,9 @@ from drlib.questions.queries import (
     Query,
     Range,
     Var,
-    bound,
-    rebuilt,
-    subqueries,
+    bind,
+    rebuild,
+    list_subqueries,
 )
 from drlib.worlds.graph import Graph
 
@@ -57,7 +57,7 @@ class SqlEngine:
         `Exists`."""
         values: list = []
         try:
-            sql = _sql(self._chosen(query), values)
+            sql = _to_sql(self._replace_choices(query), values)
             return frozenset(title for (title,) in self._rows.execute(sql, values))
         except (sqlite3.Error, OverflowError, RecursionError) as error:
             raise ValueError(
@@ -65,18 +65,18 @@ class SqlEngine:
                 "side by side and whole numbers of 64 bits; ask `evaluate_query`"
             ) from error
 
-    def _chosen(self, query: Query) -> Query | frozenset[str]:
+    def _replace_choices(self, query: Query) -> Query | frozenset[str]:
         """`query` with its answers instead of each Exists: one SELECT for each that it chooses
         among."""
         if not isinstance(query, Exists):
-            return rebuilt(query, self._chosen)
+            return rebuild(query, self._replace_choices)
         found: set[str] = set()
         for title in self.answers(query.among):
-            found |= self.answers(bound(query.of, query.name, title))
+            found |= self.answers(bind(query.of, query.name, title))
         return frozenset(found)
 
 
-def _sql(query: Query | frozenset[str], values: list) -> str:
+def _to_sql(query: Query | frozenset[str], values: list) -> str:
     """`query` as a SELECT of one column; its parameters are added to `values` in order."""
     edges = "SELECT DISTINCT {} FROM edges WHERE relation = ? AND "
     if isinstance(query, str):
@@ -91,19 +91,19 @@ def _sql(query: Query | frozenset[str], values: list) -> str:
         raise ValueError(f"the variable {query.name!r} stands outside of its Exists")
     if isinstance(query, And | Or | Diff):
         word = {And: " INTERSECT ", Or: " UNION ", Diff: " EXCEPT "}[type(query)]
-        return word.join(f"SELECT * FROM ({_sql(part, values)})" for part in subqueries(query))
+        return word.join(f"SELECT * FROM ({_to_sql(part, values)})" for part in list_subqueries(query))
     if isinstance(query, Count):
-        return f"SELECT CAST(count(*) AS TEXT) FROM ({_sql(query.of, values)})"
+        return f"SELECT CAST(count(*) AS TEXT) FROM ({_to_sql(query.of, values)})"
     if isinstance(query, Proj):
         values.append(query.relation)
-        return edges.format("tail") + f"head IN ({_sql(query.of, values)})"
+        return edges.format("tail") + f"head IN ({_to_sql(query.of, values)})"
     if isinstance(query, Range):
         values += [query.relation, query.low, query.high]
         return edges.format("head") + "number BETWEEN ? AND ?"
     if not isinstance(query, Extreme):
         raise TypeError(f"not a query: {query!r}")
     values.append(query.relation)
-    found = edges.format("head, number") + f"head IN ({_sql(query.of, values)})"
+    found = edges.format("head, number") + f"head IN ({_to_sql(query.of, values)})"
     best = "max" if query.most else "min"
     return (
         f"WITH found AS ({found} AND number IS NOT NULL) "

@@ -5,7 +5,7 @@ Each says a constant in another way. What it gives must have the old answer, pas
 
 Tongyi DeepResearch (arXiv 2510.24701) upgrades seed questions in rounds of knowledge expansion,
 conceptual abstraction and computational formulation, where what a round asks seeds the next one:
-`upgrade_rounds`. A model does it there, with search and Python; here operators do, and everything
+`run_upgrade_rounds`. A model does it there, with search and Python; here operators do, and everything
 is executed. Left out: sums over several numbers, operators proposed by a language model.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, wraps
 
-from drlib.questions.checks import effort, first_fault
-from drlib.questions.expansion import SEVERAL, explain, known_by, met
+from drlib.questions.checks import measure_effort, find_first_fault
+from drlib.questions.expansion import SEVERAL, explain, find_known_facts, find_single_things
 from drlib.questions.queries import (
     Count,
     Diff,
@@ -26,11 +26,11 @@ from drlib.questions.queries import (
     Proj,
     Query,
     Range,
-    constants,
+    list_constants,
     evaluate_query,
     is_number,
-    numbers,
-    subqueries,
+    parse_numbers,
+    list_subqueries,
     substitute,
     walk,
 )
@@ -41,7 +41,7 @@ DRAWS_A_STAGE = 20  # of a round, until a stage is left out
 OPERATORS: dict[str, Callable[..., Query | None]] = {}
 
 
-def operator(make: Callable) -> Callable:
+def register_operator(make: Callable) -> Callable:
     """`make(constant, graph, rng, banned)`, which says a constant in another way, as an operator
     (query, graph, rng, strict=True) -> the harder query that passes all checks, or None: this draw
     found none.
@@ -51,17 +51,17 @@ def operator(make: Callable) -> Callable:
     def upgrade(
         query: Query, graph: Graph, rng: random.Random, strict: bool = True
     ) -> Query | None:
-        banned = met(query, graph)
-        named = constants(query)
+        banned = find_single_things(query, graph)
+        named = list_constants(query)
         for name in rng.sample(named, min(CONSTANTS_TRIED, len(named))):
-            told = make(name, graph, rng, banned)
+            replacement = make(name, graph, rng, banned)
             old = name
-            if isinstance(told, Range):  # it takes the place of the condition with the number
-                old = next(part for part in walk(query) if name in subqueries(part))
-                told = _range_for(old, told)
-            if told is None:
+            if isinstance(replacement, Range):  # it takes the place of the condition with the number
+                old = next(part for part in walk(query) if name in list_subqueries(part))
+                replacement = _make_range(old, replacement)
+            if replacement is None:
                 continue
-            new = substitute(query, old, told)
+            new = substitute(query, old, replacement)
             if is_better(new, query, graph, strict):
                 return new
         return None
@@ -70,7 +70,7 @@ def operator(make: Callable) -> Callable:
     return upgrade
 
 
-def _range_for(condition: Query, numbers_: Range) -> Range | None:
+def _make_range(condition: Query, numbers_: Range) -> Range | None:
     """The range of numbers with the relation of the condition that names one of them."""
     if not isinstance(condition, Proj):
         return None
@@ -81,96 +81,96 @@ def is_better(new: Query, query: Query, graph: Graph, strict: bool = True) -> bo
     """Whether `new` has the answer of `query`, no fault, and costs a solver more pages."""
     if evaluate_query(new, graph) != evaluate_query(query, graph):
         return False
-    if first_fault(new, graph, strict):
+    if find_first_fault(new, graph, strict):
         return False
-    return effort(query, graph) < effort(new, graph) < math.inf
+    return measure_effort(query, graph) < measure_effort(new, graph) < math.inf
 
 
-@operator
+@register_operator
 def deepen(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
     """A look-up more on the way to a constant."""
     return explain(name, graph, rng, banned, 1, 1)
 
 
-@operator
+@register_operator
 def widen(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
     """Two or three conditions in the place of a constant."""
     return explain(name, graph, rng, banned, 2, 3)
 
 
-def _vague(
+def _draw_vague_condition(
     name: str, graph: Graph, rng: random.Random, banned: frozenset[str]
 ) -> tuple[Proj | None, list[str]]:
     """A condition that `name` and a few other things fulfil, and these."""
     options = [
         (part, sorted(fulfil - {name}))
-        for part, fulfil in known_by(name, graph)
+        for part, fulfil in find_known_facts(name, graph)
         if 1 < len(fulfil) <= SEVERAL and part.of not in banned
     ]
     return rng.choice(options) if options else (None, [])
 
 
-@operator
+@register_operator
 def fuzz(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
     """A decade or a range in the place of a number, an attribute that several things have in that
     of a name."""
-    for number in numbers([name]):
+    for number in parse_numbers([name]):
         if number >= 1000:
             decade = number - number % 10
             return Range("", decade, decade + 9)
         reach = 1 + abs(number) // 5
         low = number - rng.randrange(reach)
         return Range("", low, number + rng.randrange(reach))
-    condition, _ = _vague(name, graph, rng, banned)
+    condition, _ = _draw_vague_condition(name, graph, rng, banned)
     return condition
 
 
-@operator
+@register_operator
 def abstract(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
     """A union of two alike in the place of one of them."""
-    _, others = _vague(name, graph, rng, frozenset())
+    _, others = _draw_vague_condition(name, graph, rng, frozenset())
     others = [other for other in others if other not in banned]
     return Or((name, rng.choice(others))) if others else None
 
 
-@operator
+@register_operator
 def difference(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
     """What several things have in common, save those that have something else too."""
-    common, others = _vague(name, graph, rng, banned)
+    common, others = _draw_vague_condition(name, graph, rng, banned)
     if not others:
         return None
     options = [
         part
-        for part, fulfil in known_by(rng.choice(others), graph)
+        for part, fulfil in find_known_facts(rng.choice(others), graph)
         if name not in fulfil and part.of not in banned | {common.of}
     ]
     return Diff(common, rng.choice(options)) if options else None
 
 
-@operator
+@register_operator
 def compute(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
     """The extreme one of several things in the place of a name, a count in that of a number."""
-    counted = numbers([name])
+    counted = parse_numbers([name])
     if counted:
-        parts = of_size(graph)[counted[0]]
+        parts = group_by_size(graph)[counted[0]]
         options = [Count(part) for part in parts if part.of not in banned]
     else:
-        options = _extremes(name, graph, rng, banned)
+        options = _list_extremes(name, graph, rng, banned)
     return rng.choice(options) if options else None
 
 
-def _extremes(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> list[Extreme]:
+def _list_extremes(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> list[Extreme]:
     """`name` as the one with the smallest or largest number of several like it."""
-    common, _ = _vague(name, graph, rng, banned)
+    common, _ = _draw_vague_condition(name, graph, rng, banned)
     if common is None:
         return []
-    relations = [relation for relation in graph.relations[name] if relation in _numbered(graph)]
+    relations = [relation for relation in graph.relations[name] if relation in _list_numeric_relations(graph)]
     found = [Extreme(relation, common, most) for relation in relations for most in (False, True)]
     return [part for part in found if evaluate_query(part, graph) == {name}]
 
 
 @lru_cache(maxsize=4)
-def _numbered(graph: Graph) -> frozenset[str]:
+def _list_numeric_relations(graph: Graph) -> frozenset[str]:
     """The relations that have a number as a value."""
     return frozenset(
         relation
@@ -180,7 +180,7 @@ def _numbered(graph: Graph) -> frozenset[str]:
 
 
 @lru_cache(maxsize=4)
-def of_size(graph: Graph) -> Mapping[int, list[Proj]]:
+def group_by_size(graph: Graph) -> Mapping[int, list[Proj]]:
     """Number -> the conditions R(title) that so many things fulfil, for small numbers."""
     found = defaultdict(list)
     for relation, rows in graph.adjacent.items():
@@ -198,7 +198,7 @@ UPGRADE_STAGES = {
 }
 
 
-def upgrade_rounds(
+def run_upgrade_rounds(
     query: Query, graph: Graph, rng: random.Random, n: int
 ) -> Iterator[tuple[str, Query]]:
     """(stage, query) of `n` rounds of `UPGRADE_STAGES`; every query has the answer of the first, no

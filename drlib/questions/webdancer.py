@@ -16,19 +16,19 @@ quality.
 import random
 from collections.abc import Iterator
 
-from drlib.questions.checks import answer_of, faults
-from drlib.questions.expansion import known_by
+from drlib.questions.checks import find_answer, find_faults
+from drlib.questions.expansion import find_known_facts
 from drlib.questions.queries import (
     And,
     Count,
     Proj,
     Query,
-    constants,
+    list_constants,
     evaluate_query,
     substitute,
     walk,
 )
-from drlib.questions.wording import TEMPLATES, render_question, says
+from drlib.questions.wording import TEMPLATES, render_question, mentions
 from drlib.worlds.graph import NOTHING, VALUE, Graph, Node
 from drlib.worlds.library import next_part
 
@@ -40,13 +40,13 @@ DRAWS_A_QUESTION = 1000  # of pages, for each question that is wanted
 # ---------------------------------------------------------------------------------------- E2HQA
 
 
-def look_ups(query: Query, graph: Graph) -> int:
+def count_pages_read(query: Query, graph: Graph) -> int:
     """How many titles the query's projections start from: each is looked up once."""
     steps = [part for part in walk(query) if isinstance(part, Proj)]
     return len({title for step in steps for title in evaluate_query(step.of, graph)})
 
 
-def distances(title: str, graph: Graph) -> dict[str, int]:
+def compute_distances(title: str, graph: Graph) -> dict[str, int]:
     """How many facts each node is away from `title`, by breadth-first search."""
     found = {title: 0}
     layer = {title}
@@ -66,19 +66,19 @@ def e2hqa(query: Query, graph: Graph, rng: random.Random, n: int) -> list[Query]
     from the answer: one look-up more, and no shorter way leads there. No name or alias of what was
     replaced is left in the question. ValueError: `query` has not exactly one answer.
     """
-    answer = answer_of(query, graph)
+    answer = find_answer(query, graph)
     if answer is None:
         raise ValueError(f"E2HQA starts from a question of one answer, not from {query!r:.80}")
-    away = distances(answer, graph)
+    away = compute_distances(answer, graph)
     made = [query]
     hidden = [graph.nodes.get(answer, Node(answer, VALUE))]  # whose names must not be told
     for _ in range(n):
-        before = look_ups(made[-1], graph)
+        before = count_pages_read(made[-1], graph)
         steps = [
             (node, new)
-            for node, new in _replacements(made[-1], graph, away)
-            if look_ups(new, graph) == before + 1
-            and not _tells(render_question(new, graph), [*hidden, node])
+            for node, new in _iter_replacements(made[-1], graph, away)
+            if count_pages_read(new, graph) == before + 1
+            and not _names_any(render_question(new, graph), [*hidden, node])
         ]
         if not steps:
             break
@@ -88,18 +88,18 @@ def e2hqa(query: Query, graph: Graph, rng: random.Random, n: int) -> list[Query]
     return made
 
 
-def _replacements(query: Query, graph: Graph, away: dict[str, int]) -> Iterator[tuple[Node, Query]]:
+def _iter_replacements(query: Query, graph: Graph, away: dict[str, int]) -> Iterator[tuple[Node, Query]]:
     """(an entity, `query` with a description in its place), for each description that means it
     alone and starts one fact further `away` from the answer."""
-    for entity in sorted({*constants(query)} & away.keys()):
-        for told, fits in known_by(entity, graph):
-            means_it_alone = len(fits) == 1 and not graph.is_value(told.of)
-            if means_it_alone and away[told.of] == away[entity] + 1:
-                yield graph.nodes[entity], substitute(query, entity, told)
+    for entity in sorted({*list_constants(query)} & away.keys()):
+        for description, fits in find_known_facts(entity, graph):
+            means_it_alone = len(fits) == 1 and not graph.is_value(description.of)
+            if means_it_alone and away[description.of] == away[entity] + 1:
+                yield graph.nodes[entity], substitute(query, entity, description)
 
 
-def _tells(text: str, nodes: list[Node]) -> bool:
-    return any(says(text, name) for node in nodes for name in (node.title, *node.aliases))
+def _names_any(text: str, nodes: list[Node]) -> bool:
+    return any(mentions(text, name) for node in nodes for name in (node.title, *node.aliases))
 
 
 # -------------------------------------------------------------------------------------- CRAWLQA
@@ -123,7 +123,7 @@ def crawl(world, root: str, limit: int = 1000) -> Graph:
     return Graph(nodes, [(title, CLICK, to) for title, some in links.items() for to in some])
 
 
-def crawl_questions(graph: Graph, n: int, rng: random.Random) -> list[dict]:
+def draw_crawl_questions(graph: Graph, n: int, rng: random.Random) -> list[dict]:
     """`n` rows {question, answer, tag, type, query} about a `crawl`; the types "count", "multi-hop"
     and "intersection" take turns. Each is verified on the links: one answer, no condition that
     could go, no constant that links to another. ValueError: too few."""
@@ -132,12 +132,12 @@ def crawl_questions(graph: Graph, n: int, rng: random.Random) -> list[dict]:
     found: dict[Query, dict] = {}
     for _ in range(DRAWS_A_QUESTION * n if shared else 0):
         kind = CRAWL_TYPES[len(found) % len(CRAWL_TYPES)]
-        query = _crawl_query(kind, rng.choice(shared), graph, rng)
+        query = _draw_crawl_query(kind, rng.choice(shared), graph, rng)
         # links are what is asked for, so few clicks and constants beside the answer are no faults
-        if query is not None and {*faults(query, graph)} <= {"shallow", "shortcut", "near"}:
+        if query is not None and {*find_faults(query, graph)} <= {"shallow", "shortcut", "near"}:
             found[query] = {
                 "question": render_question(query, graph, rng.randrange(TEMPLATES)),
-                "answer": answer_of(query, graph),
+                "answer": find_answer(query, graph),
                 "tag": "crawlqa",
                 "type": kind,
                 "query": query,
@@ -147,7 +147,7 @@ def crawl_questions(graph: Graph, n: int, rng: random.Random) -> list[dict]:
     raise ValueError(f"only {len(found)} of {n} questions about these links: crawl more pages")
 
 
-def _crawl_query(kind: str, page: str, graph: Graph, rng: random.Random) -> Query | None:
+def _draw_crawl_query(kind: str, page: str, graph: Graph, rng: random.Random) -> Query | None:
     """What one click or two from one page and one click from another have in common; None: some
     second clicks are not known."""
     back = graph.adjacent[f"{CLICK} of"]

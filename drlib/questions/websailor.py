@@ -20,21 +20,21 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from drlib.questions.checks import answer_of, faults
+from drlib.questions.checks import find_answer, find_faults
 from drlib.questions.queries import (
     Or,
     Proj,
     Query,
     Range,
-    canonical,
+    canonicalise,
     evaluate_query,
-    numbers,
+    parse_numbers,
     substitute,
     walk,
 )
 from drlib.questions.read_back import Grammar, word_question
 from drlib.questions.sentences import STYLES
-from drlib.questions.wording import article, render_question
+from drlib.questions.wording import add_simple_article, render_question
 from drlib.worlds.graph import Graph, inverse
 
 DECADES = range(1000, 2101)  # years that are said as a decade or a part of one
@@ -52,7 +52,7 @@ class Predicate(NamedTuple):
     said: str = ""
 
 
-class Fuzzed(NamedTuple):
+class FuzzedQuery(NamedTuple):
     """What is left of a question. `names` are the texts for parts of `query` that wordings take
     (`render_question`, `word_question`); `applied` are (operator's name, predicate)."""
 
@@ -63,7 +63,7 @@ class Fuzzed(NamedTuple):
 
 def period(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
     """A year becomes its decade or the early, mid or late part of it."""
-    for year in _numbers(fact):
+    for year in _parse_number(fact):
         decade, digit = year // 10 * 10, year % 10
         if digit <= 3:
             part = (0, 3)
@@ -79,7 +79,7 @@ def period(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
 
 def band(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
     """A number becomes the range of those with its first digit; one below 10 "less than 10"."""
-    for number in _numbers(fact):
+    for number in _parse_number(fact):
         unit = max(10, 10 ** (len(str(number)) - 1)) if number else 1
         low = number // unit * unit
         if number >= 0:
@@ -91,18 +91,18 @@ def initials(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
     """A name becomes its initials: whatever of its kind has the same, and stands in this relation
     to something, may be meant. None for names that are no words (`os.path`)."""
     node = graph.nodes.get(fact.of)
-    short = _initials(fact.of)
+    short = _take_initials(fact.of)
     if node is None or graph.is_value(fact.of) or not short:
         return None
     same = [
         title
         for title in graph.kinds[node.kind]
-        if _initials(title) == short and graph.values(title, fact.relation)
+        if _take_initials(title) == short and graph.values(title, fact.relation)
     ]
     said = "the initials" if " " in short else "the initial"
-    meant = canonical(Or(tuple(same))) if len(same) > 1 else fact.of
+    meant = canonicalise(Or(tuple(same))) if len(same) > 1 else fact.of
     return Predicate(
-        fact, Proj(fact.relation, meant), f'{article(node.kind)} with {said} "{short}"'
+        fact, Proj(fact.relation, meant), f'{add_simple_article(node.kind)} with {said} "{short}"'
     )
 
 
@@ -126,14 +126,14 @@ def obfuscate(
     rng: random.Random,
     operators: Sequence[Callable] = OBFUSCATIONS,
     is_fog: Callable[[Predicate], bool] = lambda predicate: True,
-) -> Fuzzed | None:
+) -> FuzzedQuery | None:
     """`query` with each of its facts made vague once, by a random operator that widens it and under
     which the answer stays the only one and no new fault appears. None: no fact could be made vague.
 
     is_fog: what else a predicate must be, beside wider than its fact (`widens`).
     """
-    answer = answer_of(query, graph)
-    known_faults = {*faults(query, graph)}
+    answer = find_answer(query, graph)
+    known_faults = {*find_faults(query, graph)}
     names: dict[Query, str] = {}
     applied: list[tuple[str, Predicate]] = []
     named_facts = [p for p in walk(query) if isinstance(p, Proj) and isinstance(p.of, str)]
@@ -143,14 +143,14 @@ def obfuscate(
             if vague is None or not widens(vague, graph) or not is_fog(vague):
                 continue
             new = substitute(query, fact, vague.query)
-            same_answer = answer is not None and answer_of(new, graph) == answer
-            if same_answer and {*faults(new, graph)} <= known_faults:
+            same_answer = answer is not None and find_answer(new, graph) == answer
+            if same_answer and {*find_faults(new, graph)} <= known_faults:
                 query = new
                 applied.append((operator.__name__, vague))
                 if vague.said:
                     names[vague.query.of] = vague.said
                 break
-    return Fuzzed(query, names, tuple(applied)) if applied else None
+    return FuzzedQuery(query, names, tuple(applied)) if applied else None
 
 
 def widens(predicate: Predicate, graph: Graph) -> bool:
@@ -169,7 +169,7 @@ def is_resolved(predicate: Predicate, world) -> bool:
     return [hit.title for hit in world.search(words, 1)] == [hidden]
 
 
-def rare_seeds(titles: Sequence[str], graph: Graph) -> tuple[str, ...]:
+def select_rare_seeds(titles: Sequence[str], graph: Graph) -> tuple[str, ...]:
     """The half of `titles` with the fewest neighbours, in their order: seeds of which little is
     told. (The paper takes rare entities of the web by rules over Wikidata.)"""
     neighbours = {title: len(graph.neighbours.get(title, ())) for title in titles}
@@ -177,15 +177,15 @@ def rare_seeds(titles: Sequence[str], graph: Graph) -> tuple[str, ...]:
     return tuple(title for title in titles if neighbours[title] <= most)
 
 
-def hard_question(
+def draw_hard_question(
     query: Query,
     world,
     grammar: Grammar,
     rng: random.Random,
     k: int = 10,
     resolved: dict[Predicate, bool] | None = None,
-) -> tuple[str, Fuzzed] | None:
-    """(a question in sentences, its `Fuzzed`) that obfuscates `query`: no search for a clue finds
+) -> tuple[str, FuzzedQuery] | None:
+    """(a question in sentences, its `FuzzedQuery`) that obfuscates `query`: no search for a clue finds
     what it hides, and none for the whole question shows the answer's page among the first `k`.
     None: eight draws gave none.
 
@@ -200,7 +200,7 @@ def hard_question(
             known[clue] = is_resolved(clue, world)
         return not known[clue]
 
-    answer = answer_of(query, graph)
+    answer = find_answer(query, graph)
     for _ in range(OBFUSCATION_DRAWS):
         fuzzed = obfuscate(query, graph, rng, is_fog=is_fog)
         if fuzzed is None:
@@ -211,12 +211,12 @@ def hard_question(
     return None
 
 
-def _numbers(fact: Proj) -> list[int]:
+def _parse_number(fact: Proj) -> list[int]:
     """The number that `fact` compares with, if it does."""
-    return numbers((fact.of,)) if fact.relation.endswith(" of") else []
+    return parse_numbers((fact.of,)) if fact.relation.endswith(" of") else []
 
 
-def _initials(title: str) -> str:
+def _take_initials(title: str) -> str:
     """Of a name in words; "" for one of a program."""
     if re.search(r"\w[._]\w", title):
         return ""

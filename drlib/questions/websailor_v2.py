@@ -22,8 +22,8 @@ from itertools import product
 
 import networkx as nx
 
-from drlib.questions.checks import faults, first_fault, is_near, leaks
-from drlib.questions.expansion import all_needed
+from drlib.questions.checks import find_faults, find_first_fault, is_near, leaks
+from drlib.questions.expansion import are_all_needed
 from drlib.questions.queries import (
     And,
     Diff,
@@ -31,7 +31,7 @@ from drlib.questions.queries import (
     Proj,
     Query,
     Var,
-    constants,
+    list_constants,
     evaluate_query,
     substitute,
 )
@@ -48,21 +48,21 @@ COLOURS = {"node_attr": "kind", "edge_attr": "relation"}
 # ------------------------------------------------------------------------------------ subgraphs
 
 
-def dense_subgraph(graph: Graph, rng: random.Random, size: int = 12, cycles: int = 3) -> nx.Graph:
+def draw_dense_subgraph(graph: Graph, rng: random.Random, size: int = 12, cycles: int = 3) -> nx.Graph:
     """A connected subgraph of `size` pages with at least `cycles` independent cycles.
 
     Nodes carry "kind", edges "relation" (all that join the two). ValueError: 200 walks found none.
     """
     starts = [title for title in graph.neighbours if not graph.is_value(title)]
     for _ in range(WALKS if starts else 0):
-        found = _walked(graph, rng.choice(starts), rng, size)
-        if len(found) == size and cycle_rank(found) >= cycles:
+        found = _walk_randomly(graph, rng.choice(starts), rng, size)
+        if len(found) == size and count_cycles(found) >= cycles:
             nx.set_node_attributes(found, {t: graph.nodes[t].kind for t in found}, "kind")
             return found
     raise ValueError(f"no subgraph of {size} pages and {cycles} cycles: ask for fewer")
 
 
-def _walked(graph: Graph, here: str, rng: random.Random, size: int) -> nx.Graph:
+def _walk_randomly(graph: Graph, here: str, rng: random.Random, size: int) -> nx.Graph:
     """What a walk from `here` joins, up to `size` pages: it likes to come back to what it knows, or
     to go where it soon can."""
     found = nx.Graph()
@@ -77,23 +77,23 @@ def _walked(graph: Graph, here: str, rng: random.Random, size: int) -> nx.Graph:
         if not choice:
             break
         there = rng.choice(choice)
-        relation = "/".join(joins(*sorted((here, there)), graph))
+        relation = "/".join(list_joining_relations(*sorted((here, there)), graph))
         found.add_edge(here, there, relation=relation)
         here = there
     return found
 
 
-def cycle_rank(subgraph: nx.Graph) -> int:
+def count_cycles(subgraph: nx.Graph) -> int:
     """Independent cycles of a connected graph: edges - nodes + 1."""
     return subgraph.number_of_edges() - len(subgraph) + 1
 
 
-def joins(a: str, b: str, graph: Graph) -> list[str]:
+def list_joining_relations(a: str, b: str, graph: Graph) -> list[str]:
     """The relations that lead from `a` to `b`, inverses included."""
     return [relation for relation in graph.relations[a] if b in graph.values(a, relation)]
 
 
-def one_of_each_shape(subgraphs: Iterable[nx.Graph]) -> list[nx.Graph]:
+def select_distinct_shapes(subgraphs: Iterable[nx.Graph]) -> list[nx.Graph]:
     """The first subgraph of each Weisfeiler-Leman hash."""
     shapes: dict[str, nx.Graph] = {}
     for found in subgraphs:
@@ -102,7 +102,7 @@ def one_of_each_shape(subgraphs: Iterable[nx.Graph]) -> list[nx.Graph]:
     return list(shapes.values())
 
 
-def orbits(subgraph: nx.Graph) -> list[list[str]]:
+def group_orbits(subgraph: nx.Graph) -> list[list[str]]:
     """The nodes by structural role: Weisfeiler-Leman colour, refined until it is stable."""
     rounds = nx.weisfeiler_lehman_subgraph_hashes(subgraph, **COLOURS, iterations=len(subgraph))
     classes: dict[str, list[str]] = {}
@@ -112,9 +112,9 @@ def orbits(subgraph: nx.Graph) -> list[list[str]]:
     return sorted(classes.values())
 
 
-def focuses(subgraph: nx.Graph, n: int, rng: random.Random) -> list[str]:
+def draw_focuses(subgraph: nx.Graph, n: int, rng: random.Random) -> list[str]:
     """`n` nodes to ask about; the counts of any two orbits differ by at most one."""
-    classes = orbits(subgraph)
+    classes = group_orbits(subgraph)
     rng.shuffle(classes)
     return [rng.choice(classes[i % len(classes)]) for i in range(n)]
 
@@ -122,48 +122,48 @@ def focuses(subgraph: nx.Graph, n: int, rng: random.Random) -> list[str]:
 # ------------------------------------------------------------------------------------ questions
 
 
-def cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query | None:
+def find_cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query | None:
     """A verified query for `focus` along one of its cycles of 4 to 6 nodes, or None.
 
     It names no node of the cycle: the one where both ways round meet is chosen (`Exists`) among the
     things that have some fact beside the cycle in common with it.
     """
-    rings = _rings(subgraph, focus)
-    extra = _extra_paths(focus, graph) if rings else []
+    rings = _list_rings(subgraph, focus)
+    extra = _draw_extra_paths(focus, graph) if rings else []
     for ring in rings:
         meeting = ring[len(ring) // 2]
-        facts = _facts_beside(meeting, ring, graph)
-        for named, among in product(_named_questions(ring, extra, graph) if facts else (), facts):
+        facts = _list_outside_facts(meeting, ring, graph)
+        for named, among in product(_list_named_queries(ring, extra, graph) if facts else (), facts):
             query = Exists("X", among, substitute(named, meeting, Var("X")))
             # what is chosen among is thousands of things: the cheap faults are looked for first
-            if is_near(query, focus, graph) or _tells(query, focus, graph):
+            if is_near(query, focus, graph) or _leaks_answer(query, focus, graph):
                 continue
-            if evaluate_query(query, graph) == {focus} and not first_fault(query, graph):
+            if evaluate_query(query, graph) == {focus} and not find_first_fault(query, graph):
                 return query
     return None
 
 
-def _tells(query: Query, focus: str, graph: Graph) -> bool:
-    return any(leaks(focus, name, graph) for name in constants(query))
+def _leaks_answer(query: Query, focus: str, graph: Graph) -> bool:
+    return any(leaks(focus, name, graph) for name in list_constants(query))
 
 
-def _named_questions(
+def _list_named_queries(
     ring: Sequence[str], extra: Sequence[tuple[Query, frozenset[str]]], graph: Graph
 ) -> list[Query]:
     """The queries along a cycle that its first node alone answers, and that name the node opposite,
     where both ways round meet; where that node would be an answer too, it is excluded."""
     focus, middle = ring[0], len(ring) // 2
-    one_way = _path(ring[: middle + 1], graph)
-    other_way = _path(ring[middle:][::-1], graph)
+    one_way = _build_path_query(ring[: middle + 1], graph)
+    other_way = _build_path_query(ring[middle:][::-1], graph)
     drafts = (
         draft
-        for query in _enriched((one_way, other_way), extra, graph)
+        for query in _iter_enriched((one_way, other_way), extra, graph)
         for draft in (query, Diff(query, ring[middle]))
     )
     return [draft for draft in drafts if evaluate_query(draft, graph) == {focus}]
 
 
-def _facts_beside(title: str, ring: Sequence[str], graph: Graph) -> list[Query]:
+def _list_outside_facts(title: str, ring: Sequence[str], graph: Graph) -> list[Query]:
     """Up to `EXTRA_FACTS` queries of one fact that `title` answers and that name a page outside of
     the `ring`; those that most other things answer too come first."""
     facts = [
@@ -176,7 +176,7 @@ def _facts_beside(title: str, ring: Sequence[str], graph: Graph) -> list[Query]:
     return sorted(some, key=lambda fact: -len(evaluate_query(fact, graph)))
 
 
-def _rings(subgraph: nx.Graph, focus: str) -> list[list[str]]:
+def _list_rings(subgraph: nx.Graph, focus: str) -> list[list[str]]:
     """The cycles of 4 to 6 nodes through `focus`, each from it and back to it in the direction that
     sorts first; the shortest come first."""
     found = []
@@ -188,29 +188,29 @@ def _rings(subgraph: nx.Graph, focus: str) -> list[list[str]]:
     return sorted(found, key=lambda ring: (len(ring), ring))
 
 
-def bridge_question(
+def find_bridge_question(
     subgraph: nx.Graph, focus: str, graph: Graph
 ) -> tuple[Query, tuple[str, str]] | None:
     """(a verified query for `focus`, a bridge of `subgraph` that no solver can do without): when
     the facts that join the bridge's two ends are gone, `focus` is no answer in the whole graph.
     None: there is none."""
-    extra = _extra_paths(focus, graph)
+    extra = _draw_extra_paths(focus, graph)
     for bridge in sorted(nx.bridges(subgraph)):
         without = nx.restricted_view(subgraph, (), [bridge])
         near = nx.node_connected_component(without, focus)
         for anchor in sorted(set(subgraph) - near):
-            path = _path(nx.shortest_path(subgraph, focus, anchor), graph)
-            for query in _enriched((path,), extra, graph):
+            path = _build_path_query(nx.shortest_path(subgraph, focus, anchor), graph)
+            for query in _iter_enriched((path,), extra, graph):
                 if (
                     evaluate_query(query, graph) == {focus}
-                    and not faults(query, graph)
-                    and focus not in evaluate_query(query, _without_edge(graph, *bridge))
+                    and not find_faults(query, graph)
+                    and focus not in evaluate_query(query, _remove_edge(graph, *bridge))
                 ):
                     return query, bridge
     return None
 
 
-def _without_edge(graph: Graph, a: str, b: str) -> Graph:
+def _remove_edge(graph: Graph, a: str, b: str) -> Graph:
     """`graph` without the facts between `a` and `b`, for `evaluate_query` alone: a new graph of
     the other facts would be a hundred times the work."""
     found = copy(graph)
@@ -230,15 +230,15 @@ def _ends(fact: Sequence[str]) -> tuple[str, str]:
     return fact[0], fact[2]
 
 
-def _path(nodes: list[str], graph: Graph) -> Query:
+def _build_path_query(nodes: list[str], graph: Graph) -> Query:
     """What stands at the start of a path, whose end is named."""
     query: Query = nodes[-1]
     for a, b in reversed(list(zip(nodes, nodes[1:]))):
-        query = Proj(inverse(joins(a, b, graph)[0]), query)
+        query = Proj(inverse(list_joining_relations(a, b, graph)[0]), query)
     return query
 
 
-def _extra_paths(focus: str, graph: Graph) -> list[tuple[Query, frozenset[str]]]:
+def _draw_extra_paths(focus: str, graph: Graph) -> list[tuple[Query, frozenset[str]]]:
     """Paths of two facts from `focus`, anywhere in the graph, with their answers."""
     near = graph.neighbours[focus]
     paths = [
@@ -247,20 +247,20 @@ def _extra_paths(focus: str, graph: Graph) -> list[tuple[Query, frozenset[str]]]
         for end in sorted(graph.neighbours[by] - near - {focus})
     ]
     some = random.Random(focus).sample(paths, min(len(paths), EXTRA_PATHS))
-    queries = [_path(path, graph) for path in some]
+    queries = [_build_path_query(path, graph) for path in some]
     return [(query, evaluate_query(query, graph)) for query in queries]
 
 
-def _enriched(
+def _iter_enriched(
     arms: Sequence[Query], extra: Sequence[tuple[Query, frozenset[str]]], graph: Graph
 ) -> Iterator[Query]:
-    """And of `arms`, and of `arms` and one of the `_extra_paths`: those of which all parts are
+    """And of `arms`, and of `arms` and one of the `_draw_extra_paths`: those of which all parts are
     needed and that at most one other thing fits."""
     sets = [evaluate_query(arm, graph) for arm in arms]
     both = frozenset.intersection(*sets)
-    if len(both) < 3 and all_needed(sets, len(both)):
+    if len(both) < 3 and are_all_needed(sets, len(both)):
         yield And(tuple(arms)) if len(arms) > 1 else arms[0]
     for query, found in extra:
         left = both & found
-        if len(left) < 3 and all_needed([*sets, found], len(left)):
+        if len(left) < 3 and are_all_needed([*sets, found], len(left)):
             yield And((*arms, query))

@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from drlib.questions.joins import UNNAMED, Condition, End, joined
+from drlib.questions.joins import UNNAMED, Condition, End, join_conditions
 from drlib.questions.queries import And, Anything, Exists, Or, Proj, Query, Var, walk
 from drlib.worlds.graph import inverse
 
@@ -53,48 +53,48 @@ def to_triples(query: Query) -> list[Triple]:
     intersections flat and unions of projections written as projections of unions.
     """
     named = {part.name for part in walk(query) if isinstance(part, Exists | Var)}
-    return [*_triples_of(TARGET, query, (f"X{i}" for i in count(1) if f"X{i}" not in named))]
+    return [*_iter_triples(TARGET, query, (f"X{i}" for i in count(1) if f"X{i}" not in named))]
 
 
-def _triples_of(head: str, part: Query, names: Iterator[str]) -> Iterator[Triple]:
+def _iter_triples(head: str, part: Query, names: Iterator[str]) -> Iterator[Triple]:
     """The rows that say `part` of `head`; `names` are those of new variables."""
     if isinstance(part, And):
         for one in part.parts:
-            yield from _triples_of(head, one, names)
+            yield from _iter_triples(head, one, names)
         return
     if isinstance(part, Exists):
-        yield from _triples_of(head, part.of, names)
-        yield from _choice(part, names)
+        yield from _iter_triples(head, part.of, names)
+        yield from _iter_choice_triples(part, names)
         return
-    if isinstance(part, Anything) or (isinstance(part, Var) and _written(part) == head):
+    if isinstance(part, Anything) or (isinstance(part, Var) and _write_end(part) == head):
         return
-    part = _merged(part)
+    part = _merge_union(part)
     if not isinstance(part, Proj) or JOIN in part.relation:
-        raise _unsayable(part)
-    tail, described = _end_of(part.of, names)
+        raise _make_unsayable_error(part)
+    tail, described = _write_operand(part.of, names)
     yield [head, inverse(part.relation), tail]
     if described:
-        yield from _triples_of(tail, described, names)
+        yield from _iter_triples(tail, described, names)
 
 
-def _choice(chosen: Exists, names: Iterator[str]) -> Iterator[Triple]:
+def _iter_choice_triples(chosen: Exists, names: Iterator[str]) -> Iterator[Triple]:
     """The rows about what an Exists chooses among."""
     if chosen.name != UNNAMED:
-        yield from _triples_of(_written(Var(chosen.name)), chosen.among, names)
+        yield from _iter_triples(_write_end(Var(chosen.name)), chosen.among, names)
         return
-    thing, described = _end_of(chosen.among, names)
-    yield from _triples_of(thing, described, names) if described else ()
+    thing, described = _write_operand(chosen.among, names)
+    yield from _iter_triples(thing, described, names) if described else ()
 
 
-def _end_of(part: Query, names: Iterator[str]) -> tuple[str, Query | None]:
+def _write_operand(part: Query, names: Iterator[str]) -> tuple[str, Query | None]:
     """How the operand of a projection is written, and what more has to be said of it."""
     if _is_named(part):
-        return _written(part), None
+        return _write_end(part), None
     if isinstance(part, And):
         alone = [one for one in part.parts if _is_named(one)]
         rest = tuple(one for one in part.parts if not _is_named(one))
         if len(alone) == 1 and rest:
-            return _written(alone[0]), And(rest)
+            return _write_end(alone[0]), And(rest)
     return f"{VARIABLE}{next(names)}", part
 
 
@@ -104,24 +104,24 @@ def _is_named(part: Query) -> bool:
     return all(isinstance(member, str | Var) for member in members)
 
 
-def _written(end: End) -> str:
+def _write_end(end: End) -> str:
     if isinstance(end, Or):
-        return JOIN.join(map(_written, end.parts))
+        return JOIN.join(map(_write_end, end.parts))
     if isinstance(end, Var):
         return end.name if end.name == TARGET else VARIABLE + end.name
-    if len(_ends(end)) > 1:
-        raise _unsayable(end)
+    if len(_split_ends(end)) > 1:
+        raise _make_unsayable_error(end)
     return CONSTANT + end
 
 
-def _unsayable(part: Query) -> ValueError:
+def _make_unsayable_error(part: Query) -> ValueError:
     return ValueError(
         f"WebShaper's triples cannot say {part!r:.80}: use intersections of "
         "projections, and unions of constants"
     )
 
 
-def _merged(part: Query) -> Query:
+def _merge_union(part: Query) -> Query:
     """A union of projections of one relation as the projection of a union (proposition 1)."""
     if not isinstance(part, Or) or not all(isinstance(one, Proj) for one in part.parts):
         return part
@@ -144,7 +144,7 @@ def from_triples(rows: Sequence[Triple]) -> Query:
         raise ValueError(
             f"row {rows.index(bad)} is no triple: {bad}; see split_rows and read_loosely"
         )
-    return joined([each for row in rows for each in _conditions(row)], Var(TARGET))
+    return join_conditions([each for row in rows for each in _read_conditions(row)], Var(TARGET))
 
 
 def read_loosely(rows: Sequence[Sequence[str]]) -> Query:
@@ -159,22 +159,22 @@ def read_loosely(rows: Sequence[Sequence[str]]) -> Query:
     conditions = [
         each
         for row in rows
-        for each in (_conditions(row) if _is_triple(row) else _predicate(row, numbers))
+        for each in (_read_conditions(row) if _is_triple(row) else _read_predicate(row, numbers))
     ]
-    return joined(conditions, Var(TARGET))
+    return join_conditions(conditions, Var(TARGET))
 
 
-def _predicate(row: Sequence[str], numbers: Iterator[int]) -> list[Condition]:
+def _read_predicate(row: Sequence[str], numbers: Iterator[int]) -> list[Condition]:
     """The conditions of a row that is no triple; `numbers` are those of new variables."""
     is_texts = isinstance(row, list | tuple) and all(isinstance(text, str) for text in row)
     arguments: list[End] = []
     words: list[str] = []
     for text in row if is_texts else ():
         if _is_end(text):
-            arguments.append(_end(text))
+            arguments.append(_parse_end(text))
             words.append(SLOT)
             continue
-        arguments += [_end(name) for name in _IN_WORDS.findall(text)]
+        arguments += [_parse_end(name) for name in _IN_WORDS.findall(text)]
         words.append(_IN_WORDS.sub(SLOT, text))
     if is_texts and len(row) == 3 and len(arguments) == 1 and row[2] and _is_end(row[0]):
         return [Condition(arguments[0], row[1], row[2])]  # a constant without its C@
@@ -189,22 +189,22 @@ def _predicate(row: Sequence[str], numbers: Iterator[int]) -> list[Condition]:
     return [Condition(event, f"{name}: {at}", each) for at, each in enumerate(arguments, 1)]
 
 
-def _conditions(row: Triple) -> list[Condition]:
+def _read_conditions(row: Triple) -> list[Condition]:
     """A triple as a condition; one of as many relations as ends as so many."""
     head, relation, tail = row
-    relations, ends = relation.split(JOIN), _ends(tail)
+    relations, ends = relation.split(JOIN), _split_ends(tail)
     if len(relations) != len(ends):
-        return [Condition(_end(head), relation, _end(tail))]
-    return [Condition(_end(head), name, _end(end)) for name, end in zip(relations, ends)]
+        return [Condition(_parse_end(head), relation, _parse_end(tail))]
+    return [Condition(_parse_end(head), name, _parse_end(end)) for name, end in zip(relations, ends)]
 
 
-def _end(text: str) -> End:
+def _parse_end(text: str) -> End:
     """A title, a variable, or a union of them."""
     members = [
         member.removeprefix(CONSTANT)
         if member.startswith(CONSTANT)
         else Var(member.removeprefix(VARIABLE))
-        for member in _ends(text)
+        for member in _split_ends(text)
     ]
     return Or(tuple(members)) if len(members) > 1 else members[0]
 
@@ -223,8 +223,8 @@ def _is_triple(row: object) -> bool:
 
 
 def _is_end(text: str) -> bool:
-    return all(_END.fullmatch(end) for end in _ends(text))
+    return all(_END.fullmatch(end) for end in _split_ends(text))
 
 
-def _ends(text: str) -> list[str]:
+def _split_ends(text: str) -> list[str]:
     return re.split(f"{JOIN}(?={VARIABLE}|{CONSTANT})", text)

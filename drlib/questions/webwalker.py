@@ -6,7 +6,7 @@ benchmark WebWalkerQA has 680 questions over 1,373 pages, of one source or of se
 by the clicks that lead to a source.
 
 Taken from it: sites with golden paths (`make_site`), rows with its released fields, and the
-critic's judgement whether a memory suffices (`answer_from`); `SiteWorld` is a site as a world, for
+critic's judgement whether a memory suffices (`answer_from_memory`); `SiteWorld` is a site as a world, for
 the tools. Reduced: sites are made, not crawled;
 a page tells one number; a question has one source or two; 2 to 4 clicks. The explorer and the
 critic are an agent (`drlib.agents.webwalker`). Missing: the silver questions that the paper makes
@@ -80,7 +80,7 @@ def make_site(seed: int | str, size: int = 40, depth: int = 4, links: int = 4) -
     names = {"".join(rng.choices(SYLLABLES, k=4)).capitalize(): 0 for _ in range(4 * size)}
     titles = [*names][:size]
     members = rng.sample(MEMBERS, size)
-    paths, below = _tree(size, depth, links, rng)
+    paths, below = _build_tree(size, depth, links, rng)
     root = f"https://{titles[0].lower()}.example/"
     urls = [root + "/".join(titles[i].lower() for i in paths[page][1:]) for page in range(size)]
     pages = {}
@@ -101,11 +101,11 @@ def make_site(seed: int | str, size: int = 40, depth: int = 4, links: int = 4) -
         )
         for leaf in (depth, 2 * depth)
     ]
-    rows = [_row(asked, root, depth) for asked in (leaves[:1], leaves[1:], leaves)]
+    rows = [_make_row(asked, root, depth) for asked in (leaves[:1], leaves[1:], leaves)]
     return Site(root, pages, rows)
 
 
-def _tree(
+def _build_tree(
     size: int, depth: int, links: int, rng: random.Random
 ) -> tuple[dict[int, tuple[int, ...]], dict[int, list[int]]]:
     """(page -> the pages from the root down to it, page -> the deeper pages that it links to). Two
@@ -132,13 +132,13 @@ class _Leaf(NamedTuple):
     golden_path: str
 
 
-def _row(leaves: Sequence[_Leaf], root: str, depth: int) -> dict:
+def _make_row(leaves: Sequence[_Leaf], root: str, depth: int) -> dict:
     """The question about one leaf or two, under WebWalkerQA's field names."""
-    told = " and ".join(leaf.title for leaf in leaves)
+    titles = " and ".join(leaf.title for leaf in leaves)
     if len(leaves) == 2:
-        hop, asked = "multi-source", f"do {told} have together?"
+        hop, asked = "multi-source", f"do {titles} have together?"
     else:
-        hop, asked = "single-source", f"does {told} have?"
+        hop, asked = "single-source", f"does {titles} have?"
     return {
         "Question": f"How many members {asked}",
         "Answer": str(sum(leaf.members for leaf in leaves)),
@@ -154,14 +154,14 @@ def _row(leaves: Sequence[_Leaf], root: str, depth: int) -> dict:
     }
 
 
-def answer_from(memory: Iterable[str], row: Mapping) -> str | None:
+def answer_from_memory(memory: Iterable[str], row: Mapping) -> str | None:
     """The answer to a row of a `Site`, if the texts in `memory` suffice for it; else None."""
     text = "\n".join(memory)
     total = 0
     for path in row["Info"]["Golden_Path"]:
         leaf = path.split(">")[-1]
-        told = re.search(rf"^{leaf} has (\d+) members\.$", text, re.MULTILINE)
-        if told is None:
+        match = re.search(rf"^{leaf} has (\d+) members\.$", text, re.MULTILINE)
+        if match is None:
             return None
-        total += int(told[1])
+        total += int(match[1])
     return str(total)

@@ -8,11 +8,11 @@ an Examiner drops pictures that a model cannot tell the entity from. Attempts mu
 consistent step by step, and have at least 3 calls of tools. Rows: question, image_path, answers,
 domain.
 
-Taken from it: the conversion (`to_visual`), Selector and Examiner, whose verdicts are reasons
-(`selected`, `examined`, `quality`), the filter of attempts (`attempt_fault`), the rows. Reduced:
+Taken from it: the conversion (`make_visual_questions`), Selector and Examiner, whose verdicts are reasons
+(`find_selector_fault`, `find_examiner_fault`, `filter_visuals`), the filter of attempts (`find_rollout_fault`), the rows. Reduced:
 pictures are drawn emblems (`drlib.worlds.emblems`), alone or several on a sheet, of which one is
 meant by its number; relevance and consistency are rules, no model's judgement. The reward is
-`format_and_answer` in `drlib.rewards.functions`, the agent `drlib.agents.webwatcher`; `say_by_rule` is a
+`format_and_answer` in `drlib.rewards.functions`, the agent `drlib.agents.webwatcher`; `act_by_rule` is a
 policy for it that needs no weights, to try the line with and for demonstrations. Missing:
 photographs, fuzzy questions (other families' blurs come before the conversion), runs of GRPO.
 """
@@ -60,7 +60,7 @@ class Visual:
     number: str = ""
 
 
-def to_visual(
+def make_visual_questions(
     tasks: Iterable[Task], world: World, album: Album, seed: int | str = 0, others: int = OTHERS
 ) -> tuple[list[Visual], list[tuple[Task, str]]]:
     """Each task's question about a picture, and (task, reason) for those that become none.
@@ -76,17 +76,17 @@ def to_visual(
             dropped.append((task, f"no picture of {task.start!r}"))
         else:
             rng = random.Random(f"visual-{seed}-{task.id}")
-            made.append(_visual(task, world, album, others, rng))
+            made.append(_make_visual(task, world, album, others, rng))
     return made, dropped
 
 
-def _visual(task: Task, world: World, album: Album, others: int, rng: random.Random) -> Visual:
+def _make_visual(task: Task, world: World, album: Album, others: int, rng: random.Random) -> Visual:
     entity = task.start
     number = album.emblems[entity].number if others else ""
     words = AMONG.format(number) if others else ALONE
     question = task.question
     # the longest first: a name may stand in another one
-    for name in sorted(_names(entity, world), key=len, reverse=True):
+    for name in sorted(_list_names(entity, world), key=len, reverse=True):
         question = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", words, question, flags=re.IGNORECASE)
     beside = [
         title
@@ -104,7 +104,7 @@ def _visual(task: Task, world: World, album: Album, others: int, rng: random.Ran
     return Visual(visual, task, entity, number)
 
 
-def _names(entity: str, world: World) -> tuple[str, ...]:
+def _list_names(entity: str, world: World) -> tuple[str, ...]:
     """An entity's title and aliases."""
     node = world.graph.nodes.get(entity) if world.graph is not None else None
     return (entity, *(node.aliases if node else ()))
@@ -113,41 +113,41 @@ def _names(entity: str, world: World) -> tuple[str, ...]:
 # ----------------------------------------------------------------------------- what may be asked
 
 
-def selected(visual: Visual, world: World, least: float = LEAST_RELEVANCE) -> str:
+def find_selector_fault(visual: Visual, world: World, least: float = LEAST_RELEVANCE) -> str:
     """The Selector: why a question is dropped, "" for none: it is unchanged, it leaks a name of the
-    entity, or its picture has less than `least` to do with it (`relevance`)."""
-    if _words(visual.task.question) == _words(visual.source.question):
+    entity, or its picture has less than `least` to do with it (`measure_relevance`)."""
+    if _split_words(visual.task.question) == _split_words(visual.source.question):
         return "unchanged"
-    asked = _words(visual.task.question)
-    for name in _names(visual.entity, world):
-        if _stands_in(_words(name), asked):
+    asked = _split_words(visual.task.question)
+    for name in _list_names(visual.entity, world):
+        if _contains_sequence(_split_words(name), asked):
             return f"leaks {name!r}"
-    found = relevance(visual, world)
+    found = measure_relevance(visual, world)
     return "" if found >= least else f"relevance {found:.2f}"
 
 
-def relevance(visual: Visual, world: World) -> float:
+def measure_relevance(visual: Visual, world: World) -> float:
     """How much of what is asked the entity's page speaks of, 0..1: of the words of relations in the
     question, the share that its page has."""
-    known = {word for relation in world.graph.adjacent for word in _words(relation)} - {"of"}
-    asked = [word for word in _words(visual.task.question) if word in known]
-    page = set(_words(world.page(visual.entity).text))
+    known = {word for relation in world.graph.adjacent for word in _split_words(relation)} - {"of"}
+    asked = [word for word in _split_words(visual.task.question) if word in known]
+    page = set(_split_words(world.page(visual.entity).text))
     return sum(word in page for word in asked) / len(asked) if asked else 0.0
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     """Words without case and accents, as somebody would still recognise a name by."""
     plain = unicodedata.normalize("NFKD", text.casefold())
     return re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
 
 
-def _stands_in(name: Sequence[str], words: Sequence[str]) -> bool:
+def _contains_sequence(name: Sequence[str], words: Sequence[str]) -> bool:
     """Whether the words of a name follow each other somewhere."""
     places = range(len(words) - len(name) + 1)
     return bool(name) and any([*words[at : at + len(name)]] == [*name] for at in places)
 
 
-def examined(visual: Visual, album: Album, see: See | None = None) -> str:
+def find_examiner_fault(visual: Visual, album: Album, see: See | None = None) -> str:
     """The Examiner: why a picture is dropped, "" for none: whoever sees it takes it for another
     thing, or for none.
 
@@ -155,14 +155,14 @@ def examined(visual: Visual, album: Album, see: See | None = None) -> str:
     """
     if visual.task.picture not in album:
         return "no picture"
-    look = see or (lambda pixels, number: looked_up(pixels, number, album))
+    look = see or (lambda pixels, number: identify_thing(pixels, number, album))
     found = look(album.pixels(visual.task.picture), visual.number)
     if found is None:
         return "shows nothing known"
     return "" if found == visual.entity else f"shows {found!r}"
 
 
-def looked_up(pixels: Pixels, number: str, album: Album) -> str | None:
+def identify_thing(pixels: Pixels, number: str, album: Album) -> str | None:
     """The title that a picture shows; with a number, of the thing that bears it."""
     if not number:
         return album.identify(pixels)
@@ -173,14 +173,14 @@ def looked_up(pixels: Pixels, number: str, album: Album) -> str | None:
     return album.identify(bearing[0]) if len(bearing) == 1 else None
 
 
-def quality(
+def filter_visuals(
     visuals: Iterable[Visual], world: World, album: Album, see: See | None = None
 ) -> tuple[list[Visual], list[tuple[Visual, str]]]:
     """What Selector and Examiner keep, and (question, reason) for all that one of them drops."""
     kept: list[Visual] = []
     dropped: list[tuple[Visual, str]] = []
     for visual in visuals:
-        reason = selected(visual, world) or examined(visual, album, see)
+        reason = find_selector_fault(visual, world) or find_examiner_fault(visual, album, see)
         if reason:
             dropped.append((visual, reason))
         else:
@@ -188,7 +188,7 @@ def quality(
     return kept, dropped
 
 
-def blanked(visual: Visual, album: Album) -> Visual:
+def blank_picture(visual: Visual, album: Album) -> Visual:
     """The same question with a white picture of the same size: what can be answered without."""
     white = np.full_like(album.pixels(visual.task.picture), WHITE)
     return replace(visual, task=replace(visual.task, picture=album.add(white)))
@@ -197,7 +197,7 @@ def blanked(visual: Visual, album: Album) -> Visual:
 # ---------------------------------------------------------------------- what may be learned from
 
 
-def attempt_fault(trajectory: Trajectory, task: Task, least: int = LEAST_CALLS) -> str:
+def find_rollout_fault(trajectory: Trajectory, task: Task, least: int = LEAST_CALLS) -> str:
     """Why nobody should learn from an attempt, "" for nothing: a wrong answer, fewer than `least`
     calls (refused turns are none), or a step that names a picture or a page of which nothing before
     it told."""
@@ -206,26 +206,26 @@ def attempt_fault(trajectory: Trajectory, task: Task, least: int = LEAST_CALLS) 
     calls = sum(result.tool != "format" for result in trajectory.tool_results)
     if calls < least:
         return f"{calls} calls"
-    told = ""
+    seen = ""
     for message in trajectory.messages:
         if message["role"] != "assistant":
-            told += message["content"] + "\n"
+            seen += message["content"] + "\n"
             continue
         action = parse(message["content"])
-        for name in _addresses(action.arguments) if isinstance(action, ToolCall) else ():
-            if name not in told:
+        for name in _list_addresses(action.arguments) if isinstance(action, ToolCall) else ():
+            if name not in seen:
                 return f"names {name!r} unseen"
     return ""
 
 
-def _addresses(arguments: Mapping) -> list[str]:
+def _list_addresses(arguments: Mapping) -> list[str]:
     """The pictures and pages that a call names."""
     urls = arguments.get("url", [])
     named = [arguments.get("image"), *([urls] if isinstance(urls, str) else urls)]
     return [name for name in named if isinstance(name, str)]
 
 
-def export(visuals: Iterable[Visual], album: Album, folder: str | Path) -> list[dict]:
+def export_rows(visuals: Iterable[Visual], album: Album, folder: str | Path) -> list[dict]:
     """Rows with the released fields {question, image_path, answers, domain}; the pictures are
     written into `folder` as PNG files. The domain is the kind of level: "emblem" or "sheet"."""
     rows = []
@@ -248,49 +248,49 @@ def export(visuals: Iterable[Visual], album: Album, folder: str | Path) -> list[
 UNKNOWN = "unknown"
 
 
-def say_by_rule(messages: Sequence[dict]) -> str:
+def act_by_rule(messages: Sequence[dict]) -> str:
     """The next turn of a policy that sees by rule: a function of messages as a server gets them.
 
     It decodes the picture, reads the numbers, cuts out what bears the one that is asked for, finds
     the thing by its pixels and follows the relations that the question names by `search`. It knows
     nothing but what stands in `messages`; where pixels find nothing it searches for the question's
-    words and guesses. ValueError: a question that it cannot read (`to_visual` makes those it can).
+    words and guesses. ValueError: a question that it cannot read (`make_visual_questions` makes those it can).
     """
     first = next(message for message in messages if message["role"] == "user")
-    question, picture = _text_and_picture(first["content"])
-    steps = _steps(messages)
+    question, picture = _split_content(first["content"])
+    steps = _list_steps(messages)
     asked = re.search(r"\bthe (.+?) of the thing (?:numbered (\d+) )?in the picture", question)
     named = re.search(r"picture is called (\S+) and", question)
     require(bool(asked and named), f"no question about a picture: {question[:80]!r}")
     relations = asked[1].split(" of the ")[::-1]
     call, observation = steps[-1] if steps else (None, "")
     if call is None and asked[2]:
-        return _call("Which of them has the number?", "read", image=named[1])
+        return _write_call("Which of them has the number?", "read", image=named[1])
     if call is None:
-        return _call("What is it?", "image_search", image=named[1])
+        return _write_call("What is it?", "image_search", image=named[1])
     if call.name == "read":
-        box = _box_of(asked[2], observation, picture)
+        box = _find_box(asked[2], observation, picture)
         if box:
-            return _call("That one.", "crop", image=named[1], box=",".join(map(str, box)))
+            return _write_call("That one.", "crop", image=named[1], box=",".join(map(str, box)))
     if call.name == "crop":
         part = observation.partition(" ")[0]
-        return _call("What is it?", "image_search", image=part)
+        return _write_call("What is it?", "image_search", image=part)
     hits = [*HIT.finditer(observation)]
     if call.name in ("read", "image_search") and not hits:
-        return _call("I see nothing that I know.", "search", query=[question.splitlines()[0]])
+        return _write_call("I see nothing that I know.", "search", query=[question.splitlines()[0]])
     done = sum(before.name == "search" for before, _ in steps)
     if call.name == "image_search":
-        return _call(f"It is {hits[0]['title']}.", "search", query=[hits[0]["title"]])
+        return _write_call(f"It is {hits[0]['title']}.", "search", query=[hits[0]["title"]])
     seen = any(before.name == "image_search" and HIT.search(text) for before, text in steps)
     if not seen:
-        return _answer(_fact(relations[-1], [hit["text"] for hit in hits]))
-    value = _fact(relations[done - 1], [hit["text"] for hit in hits[:1]])
+        return _write_answer(_find_fact(relations[-1], [hit["text"] for hit in hits]))
+    value = _find_fact(relations[done - 1], [hit["text"] for hit in hits[:1]])
     if done == len(relations) or value == UNKNOWN:
-        return _answer(value)
-    return _call(f"Its {relations[done - 1]} is {value}.", "search", query=[value])
+        return _write_answer(value)
+    return _write_call(f"Its {relations[done - 1]} is {value}.", "search", query=[value])
 
 
-def _text_and_picture(content: str | list[dict]) -> tuple[str, Pixels | None]:
+def _split_content(content: str | list[dict]) -> tuple[str, Pixels | None]:
     """What a user's message says, and its picture, decoded."""
     if isinstance(content, str):
         return content, None
@@ -299,19 +299,19 @@ def _text_and_picture(content: str | list[dict]) -> tuple[str, Pixels | None]:
     return text, from_data_url(urls[0]) if urls else None
 
 
-def _steps(messages: Sequence[dict]) -> list[tuple[ToolCall, str]]:
+def _list_steps(messages: Sequence[dict]) -> list[tuple[ToolCall, str]]:
     """The calls so far, each with what was observed."""
     steps = []
     for said, heard in zip(messages, messages[1:]):
         action = parse(said["content"]) if said["role"] == "assistant" else None
         if isinstance(action, ToolCall):
-            text, _ = _text_and_picture(heard["content"])
+            text, _ = _split_content(heard["content"])
             inside = text.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
             steps.append((action, inside))
     return steps
 
 
-def _box_of(number: str, read: str, picture: Pixels | None) -> Box | None:
+def _find_box(number: str, read: str, picture: Pixels | None) -> Box | None:
     """Where the thing stands whose number was read, by what the picture looks like."""
     boxes = [] if picture is None else find_boxes(picture)
     numbers = read.split()
@@ -319,15 +319,15 @@ def _box_of(number: str, read: str, picture: Pixels | None) -> Box | None:
     return boxes[numbers.index(number)] if found else None
 
 
-def _fact(relation: str, lines: Iterable[str]) -> str:
+def _find_fact(relation: str, lines: Iterable[str]) -> str:
     """The value of a relation in a hit's line of facts."""
     found = (re.search(rf"(?:^|; ){re.escape(relation)} ([^;]+?)(?:;|\.$)", line) for line in lines)
     return next((fact[1] for fact in found if fact), UNKNOWN)
 
 
-def _call(thought: str, name: str, **arguments) -> str:
+def _write_call(thought: str, name: str, **arguments) -> str:
     return f"<think>{thought}</think>{render_call(name, arguments)}"
 
 
-def _answer(value: str) -> str:
+def _write_answer(value: str) -> str:
     return f"<think>So it is.</think>{render_answer(value)}"

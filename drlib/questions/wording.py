@@ -22,7 +22,7 @@ from drlib.questions.queries import (
     Query,
     Range,
     Var,
-    bound,
+    bind,
     evaluate_query,
 )
 from drlib.worlds.graph import VALUE, Graph
@@ -58,7 +58,7 @@ def render_question(
     writer = _Writer(graph, style, names or {})
     kind = writer.kind(query)
     return frame.format(
-        kind=kind, kinds=plural(kind), a_kind=article(kind), which=writer.which(described)
+        kind=kind, kinds=to_simple_plural(kind), a_kind=add_simple_article(kind), which=writer.which(described)
     )
 
 
@@ -71,9 +71,9 @@ class _Writer(NamedTuple):
     def kind(self, query: Query) -> str:
         """The noun for the answers of `query`: their one kind, else the relation, else "thing"."""
         for name, among in reversed(self.among):
-            query = bound(query, name, among)
+            query = bind(query, name, among)
         while isinstance(query, Exists):
-            query = bound(query.of, query.name, query.among)
+            query = bind(query.of, query.name, query.among)
         inner = query.of if isinstance(query, Count | Extreme) else query
         nodes = [self.graph.nodes.get(title) for title in evaluate_query(inner, self.graph)]
         kinds = {node.kind if node else VALUE for node in nodes}
@@ -93,13 +93,13 @@ class _Writer(NamedTuple):
             case Diff(left, right):
                 return f"{self.part(left)}, except any {self.part(right)}"
             case Range(relation, low, high):
-                return f"with {article(relation)} {span(low, high)}"
+                return f"with {add_simple_article(relation)} {format_vague_range(low, high)}"
             case Extreme(relation, of, most):
                 ranks = ("earliest", "latest") if relation.endswith("year") else RANKS
                 which = self.which(of) if alone else f"({self.which(of)})"
                 return f"with the {ranks[most]} {relation} of any {self.kind(of)} {which}"
             case Exists(name, among, of):
-                chosen = f"{article(self.kind(among))} {self.part(among, alone=True)}"
+                chosen = f"{add_simple_article(self.kind(among))} {self.part(among, alone=True)}"
                 if not name:  # it only has to be there
                     return f"that, as there is {chosen}, is one {self.part(of)}"
                 inside = self._replace(among=(*self.among, (name, among)))
@@ -113,18 +113,18 @@ class _Writer(NamedTuple):
         relation = query.relation.removesuffix(" of")
         is_backwards = query.relation.endswith(" of")
         of_values, with_value, with_some = self.style
-        told = self.named(query.of)
-        if told:
+        text = self.named(query.of)
+        if text:
             form = with_value if is_backwards else of_values
         elif is_backwards:
             form = with_some
-            told = self.part(query.of, alone=True, brackets=not alone)
+            text = self.part(query.of, alone=True, brackets=not alone)
         else:
             form = of_values
             goes_on = self.style is STYLES[1]  # after the description: "... has as currency"
             clause = self.part(query.of, alone=True, brackets=not alone or goes_on)
-            told = f"{article(self.kind(query.of))} {clause}"
-        return form.format(r=relation, a=article(relation), x=told)
+            text = f"{add_simple_article(self.kind(query.of))} {clause}"
+        return form.format(r=relation, a=add_simple_article(relation), x=text)
 
     def part(self, query: Query, alone: bool = False, brackets: bool = False) -> str:
         """A clause that stands beside others, or inside one; in brackets if that can be misread."""
@@ -138,25 +138,25 @@ class _Writer(NamedTuple):
             union = " or ".join(texts) if all(texts) else ""
             return self.names.get(query) or union
         if isinstance(query, Count):
-            return f"(the number of {plural(self.kind(query))} {self.which(query.of)})"
+            return f"(the number of {to_simple_plural(self.kind(query))} {self.which(query.of)})"
         if isinstance(query, Var):
             return query.name
         return self.names.get(query, query) if isinstance(query, str) else ""
 
 
-def article(noun: str) -> str:
+def add_simple_article(noun: str) -> str:
     """`noun` with "a" or "an" before it."""
     before = "an" if noun[:1].lower() in tuple("aeiou") else "a"
     return f"{before} {noun}"
 
 
-def plural(noun: str) -> str:
+def to_simple_plural(noun: str) -> str:
     """`territory` -> `territories`, `class` -> `classes`, `script` -> `scripts`."""
     noun = re.sub("(?<![aeiou])y$", "ie", noun)
     return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
 
 
-def span(low: int, high: int) -> str:
+def format_vague_range(low: int, high: int) -> str:
     """The whole numbers low..high in words; thirds of a decade as WebSailor names them."""
     parts = {(0, 9): "", (0, 3): "early ", (4, 6): "mid ", (7, 9): "late "}
     decade = low // 10 * 10
@@ -168,7 +168,7 @@ def span(low: int, high: int) -> str:
     return f"of {low}" if low == high else f"between {low} and {high}"
 
 
-def says(text: str, name: str) -> bool:
+def mentions(text: str, name: str) -> bool:
     """Whether `name` stands in `text` as whole words and numbers (5 not in 1.5 or -5), any case."""
     before = r"(?<!\w)(?!(?<=\d[.,])\d|(?<=\W-)\d|(?<=^-)\d)"
     after = r"(?!\w|(?<=\d)[.,]\d)"

@@ -1,18 +1,18 @@
-"""One call, inside the process that the template forked for it: lock the door, then run the code.
+"""One call in the child process of the template: apply the layers, then run the code.
 
-Forked by `zygote.py` and `sessions.py`; standard library only. Everything up to "ready" is ours,
-everything after it is hostile: names that the code could replace are taken before it runs, and
-nothing it prints or returns is believed. The exit code is the one a plain Python process would
-have, except that an uncaught MemoryError exits with `EXIT_MEMORY`.
+Forked by `worker_process.py`; standard library only. Everything up to "ready" is trusted and
+everything after it is hostile: names that generated code could replace are bound before it runs,
+and its output is never interpreted. The exit code is that of a plain Python process, except that an
+uncaught MemoryError exits with `EXIT_MEMORY`.
 """
 
 from __future__ import annotations
 
-import _signal
 import _socket
 import ast
 import atexit
 import builtins
+import functools
 import gc
 import linecache
 import marshal
@@ -21,34 +21,32 @@ import random
 import struct
 import sys
 import threading
-import time
 import traceback
 import types
-from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
-from drlib.sandbox import layers, notices, seccomp
+from drlib.sandbox import layers
 
-# Exit codes: a layer failed; an uncaught MemoryError; it needs the heavy template.
+# Exit codes: a layer failed; an uncaught MemoryError; the call needs the heavy template.
 EXIT_SETUP = 97
 EXIT_MEMORY = 98
 EXIT_HEAVY = 99
-MOST_DESCRIPTORS = 256  # the limit that the template has put on itself
-HIGH = 64  # above all numbers that descriptors get in a child
+MOST_DESCRIPTORS = 256  # the template's own RLIMIT_NOFILE
+HIGH = 64  # above all descriptor numbers of a child
 CODE_NAME = "<python>"
-FORK_TRIES = 20  # of a process to fork once its threads have ended
-DEPTH = 24  # of calls, at which code runs; more than there are on any way to it
-_shutdown = threading._shutdown  # a call of it is saved where there are no other threads
-_main = types.ModuleType("__main__")  # where code runs
+DEPTH = 24  # call depth at which code runs, above that of every caller of `_execute`
+_shutdown = threading._shutdown  # type: ignore[attr-defined]  # skipped if unchanged and there are no other threads
+_main = types.ModuleType("__main__")  # namespace of the code
 
 
 def prepare() -> None:
-    """In the template: what children would otherwise make anew, at the cost of touched pages."""
-    _main.__builtins__ = builtins
+    """In the template: create objects that children would otherwise build in copied pages."""
+    _main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = _main
     sys.argv[:] = [CODE_NAME]
     open_streams()
-    for _ in range(20):  # until the interpreter has specialised its byte code, which it writes to
+    for _ in range(20):  # until the interpreter has specialised (rewritten) its byte code
         seed(0)
         _execute("print()")
         _flush()
@@ -56,81 +54,62 @@ def prepare() -> None:
 
 
 def open_streams() -> None:
-    """Fresh text streams over descriptors 0 to 2, which stay open as long as the process lives."""
-    text = {"encoding": "utf-8", "closefd": False}
-    out = {**text, "errors": "backslashreplace"}
-    sys.stdin = open(0, errors="replace", **text)  # noqa: SIM115 - open until the process ends
-    sys.stdout = open(1, "w", **out)  # noqa: SIM115 - open until the process ends
-    sys.stderr = open(2, "w", buffering=1, **out)  # noqa: SIM115 - open until the process ends
-    sys.__stdin__ = sys.stdin
-    sys.__stdout__ = sys.stdout
-    sys.__stderr__ = sys.stderr
+    """Open new text streams over descriptors 0 to 2 for the life of the process."""
+    text = functools.partial(open, encoding="utf-8", closefd=False)
+    sys.stdin = text(0, errors="replace")
+    sys.stdout = text(1, "w", errors="backslashreplace")
+    sys.stderr = text(2, "w", buffering=1, errors="backslashreplace")
+    sys.__stdin__ = sys.stdin  # type: ignore[misc]
+    sys.__stdout__ = sys.stdout  # type: ignore[misc]
+    sys.__stderr__ = sys.stderr  # type: ignore[misc]
 
 
 def seed(number: int) -> None:
-    """Siblings inherit equal generators; the same cell gets the same numbers anywhere."""
+    """Seed every loaded generator, so that equal cells draw equal numbers in any process."""
     random.seed(number)
     for name in ("numpy.random", "sympy.core.random"):
         if name in sys.modules:
             sys.modules[name].seed(number)
 
 
-def be_call(confinement, parent: int, line: _socket.socket) -> None:
-    """In the process that `parent` has forked: lock in, wait for the call, run it; never returns.
-    All of the call comes over `line`: nothing of its code, input and output is ever in the memory
-    that the next is forked from."""
-    fd = line.fileno()
-    steps = confinement.mount + confinement.enter + confinement.steps
-    lock_in(
-        steps,
-        confinement.filter,
-        parent,
-        fd,
-        arrange=lambda: _receive(line),
-        then=lambda request, _: _run(fd, request),
-    )
+def be_call(confinement, parent: int, channel: _socket.socket) -> None:
+    """In the forked child: apply the layers, receive the call, run it and exit.
 
-
-def lock_in(
-    steps: list[layers.LayerStep],
-    last: seccomp.SeccompFilter | None,
-    parent: int,
-    line: int,
-    *,
-    arrange: Callable,
-    then: Callable,
-) -> None:
-    """Take the steps, `arrange` the descriptors, install the filter `last`, say so through
-    descriptor `line`, and exit with what `then` returns, given what those two did; at once where
-    `parent` is gone."""
+    The call arrives over `channel`, so its code, input and output never enter the memory of the
+    template. Exits at once if `parent` is gone.
+    """
     exit_now = os._exit  # generated code may replace the name
+    fd = channel.fileno()
     try:
-        layers.take(steps)
-        arranged = arrange()
+        layers.take(confinement.steps)
+        request = _receive(channel)
         if os.getppid() not in (0, parent):  # 0: seen from its own PID namespace
             exit_now(EXIT_SETUP)
         gc.enable()
-        listener = last.install() if last else 0
-        os.write(line, b"1")
-    except BaseException as error:  # noqa: BLE001 - whatever it is, no code may run after it
+        if confinement.filter:
+            confinement.filter.install()
+        os.write(fd, b"1")
+    except BaseException as error:  # noqa: BLE001 - after any error, no code may run
         try:
-            os.write(line, b"0" + f"{type(error).__name__}: {error}".encode()[:2000])
-        finally:  # whoever asked may be gone
+            os.write(fd, b"0" + f"{type(error).__name__}: {error}".encode()[:2000])
+        finally:  # the template may be gone
             exit_now(EXIT_SETUP)
     try:
-        exit_now(then(arranged, listener))
-    except BaseException:  # noqa: BLE001 - the template's own code must never go on in here
+        exit_now(_run(fd, request))
+    except BaseException:  # noqa: BLE001 - the template's own code must never continue here
         exit_now(1)
 
 
-def _receive(line: _socket.socket) -> int:
-    """Wait for the call's memory files; the descriptor of the request, the streams being in place.
-    The template's descriptors are let go of before, so that its death is seen: here as the end of
-    `line`, by the caller as the end of the channel."""
-    os.closerange(3, line.fileno())
-    os.closerange(line.fileno() + 1, MOST_DESCRIPTORS)
-    _, rights, _, _ = line.recvmsg(1, 64)
-    if not rights:  # the template has gone
+def _receive(channel: _socket.socket) -> int:
+    """Wait for the call's files; put the streams in place and return the request's descriptor.
+
+    All descriptors of the template are closed first, so that its death is visible: here as the end
+    of `channel`, in the caller as the end of the template's socket.
+    """
+    os.closerange(3, channel.fileno())
+    os.closerange(channel.fileno() + 1, MOST_DESCRIPTORS)
+    _, rights, _, _ = channel.recvmsg(1, 64)
+    if not rights:  # the template is gone
         os._exit(EXIT_SETUP)
     request, *streams = struct.unpack("4i", rights[0][2])
     for target, fd in enumerate(streams):
@@ -139,22 +118,22 @@ def _receive(line: _socket.socket) -> int:
     return request
 
 
-def _run(line: int, request: int) -> int:
-    """Earlier cells, their output thrown away, then the code; the exit code."""
+def _run(channel: int, request: int) -> int:
+    """Run the earlier cells without their output, then the code; return the exit code."""
     # Generated code may replace any of these in their modules.
     execute, finish, flush, seed_all = _execute, _finish_threads, _flush, seed
     truncate, seek, quiet = os.ftruncate, os.lseek, suppress
-    os.close(line)
+    os.close(channel)
     code, history, echo, seeds = marshal.loads(os.pread(request, os.fstat(request).st_size, 0))
     os.close(request)
     if history:
-        seek(0, 0, os.SEEK_END)  # the input is that of the code, not of the earlier cells
+        seek(0, 0, os.SEEK_END)  # the input belongs to the code, not to the earlier cells
         for cell, number in zip(history, seeds):
             seed_all(number)
             execute(cell)
             flush()
-            for fd in (1, 2):  # each cell has the room for output that it had when it first ran
-                with quiet(OSError):  # it has closed or replaced it
+            for fd in (1, 2):  # each cell has the full output limit, as when it first ran
+                with quiet(OSError):  # closed or replaced by the code
                     truncate(fd, 0)
                     seek(fd, 0, os.SEEK_SET)
         with quiet(OSError):
@@ -165,32 +144,11 @@ def _run(line: int, request: int) -> int:
     return status if flush() else status or 1
 
 
-def run_cell(request: tuple, keep: bool) -> int | None:
-    """One cell of a session in its namespace as it is; its exit code. With `keep` the process forks
-    once the cell is done: None in the copy, which has the state and no output of the cell."""
-    code, _, echo, seeds = request  # see `template.call_files`
-    seed(seeds[-1])
-    status = _execute(code, echo)
-    flushed = _flush()
-    # A copy has no timer that is set, so it would not be the state.
-    timers = any(_signal.getitimer(timer) != (0.0, 0.0) for timer in range(3))
-    if keep and not timers:
-        notices.ask_keeper()  # the cell is done: from now on one fork is granted
-        for _ in range(FORK_TRIES):
-            try:
-                if layers.fork(()):
-                    break
-                return None
-            except layers.LayerError:  # the keeper said no: a thread is left, or on its way out
-                time.sleep(0.001)
-        notices.ask_keeper()  # and from now on none
-    status = _finish_threads() or status
-    return status if _flush() and flushed else status or 1
-
-
 def _execute(source: str, echo: bool = False) -> int:
-    """Run one cell, with `echo` print the value of an expression at its end; the exit code a Python
-    process would have. Always at the same depth of calls: a recursion ends where it ends anywhere.
+    """Run one cell and return the exit code that a Python process would have.
+
+    With `echo`, print the value of an expression at its end. The code always runs at call depth
+    DEPTH, so that a recursion fails at the same depth in every cell.
     """
     depth = 0
     frame = sys._getframe()
@@ -201,12 +159,13 @@ def _execute(source: str, echo: bool = False) -> int:
 
 
 def _execute_deeper(calls: int, source: str, echo: bool) -> int:
+    """Add `calls` stack frames, then compile and run the cell."""
     if calls > 0:
         return _execute_deeper(calls - 1, source, echo)
     linecache.cache[CODE_NAME] = (len(source), None, source.splitlines(True), CODE_NAME)
     try:
-        tree: str | ast.Module = source
-        last = None  # the expression at its end
+        tree: Any = source
+        last = None  # expression at the end of the cell
         if echo:
             tree = compile(source, CODE_NAME, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
             if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -219,52 +178,54 @@ def _execute_deeper(calls: int, source: str, echo: bool) -> int:
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF
-        _complain(str(error.code) + "\n")
+        _print_error(str(error.code) + "\n")
         return 1
     except MemoryError as error:
         error.__traceback__ = None  # its frames hold the memory
-        _complain("MemoryError\n")
+        _print_error("MemoryError\n")
         return EXIT_MEMORY
     except BaseException as error:  # noqa: BLE001 - as the interpreter's own top level does
-        _complain(_format(error))
+        _print_error(_format(error))
         return 1
     return 0
 
 
 def _format(error: BaseException) -> str:
+    """Format the traceback of an exception raised by the code."""
     try:
-        below = error.__traceback__ and error.__traceback__.tb_next  # without this file's frame
+        below = error.__traceback__ and error.__traceback__.tb_next  # skip the frame of this file
         return "".join(traceback.format_exception(type(error), error, below))
     except BaseException:  # noqa: BLE001 - a hostile __str__ must not take the exit code along
         return "Exception: unprintable\n"
 
 
-def _complain(text: str) -> None:
-    with suppress(OSError, ValueError, AttributeError):  # full, or closed or replaced by the code
+def _print_error(text: str) -> None:
+    """Write `text` to stderr after flushing stdout, even if the code has closed the streams."""
+    with suppress(OSError, ValueError, AttributeError):  # full, closed or replaced
         sys.stdout.flush()
-    with suppress(OSError):  # the code closed it; its exit code still tells
+    with suppress(OSError):  # closed by the code; the exit code remains
         os.write(2, text.encode("utf-8", "backslashreplace"))
 
 
 def _finish_threads() -> int:
-    """What the interpreter does at its end: wait for threads, run the exit functions."""
+    """Wait for threads and run exit functions, as the interpreter does at exit."""
     try:
-        if len(threading._active) > 1 or threading._shutdown is not _shutdown:
-            threading._shutdown()
+        if len(threading._active) > 1 or threading._shutdown is not _shutdown:  # type: ignore[attr-defined]
+            threading._shutdown()  # type: ignore[attr-defined]
         if atexit._ncallbacks():
             atexit._run_exitfuncs()
-    except BaseException as error:  # noqa: BLE001 - whatever an exit function of the code raises
-        _complain(_format(error))
+    except BaseException as error:  # noqa: BLE001 - an exit function of the code may raise anything
+        _print_error(_format(error))
         return 1
     return 0
 
 
 def _flush() -> bool:
-    """Flush the streams, those that the code has replaced as well; False where output was lost."""
+    """Flush all streams, including replaced ones; return False if output was lost."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
             if not getattr(stream, "closed", True):
                 stream.flush()
-        except BaseException:  # noqa: BLE001 - a full file, or a stream of the code's own making
+        except BaseException:  # noqa: BLE001 - a full file, or a stream defined by the code
             return False
     return True

@@ -1,8 +1,7 @@
-"""After generated code: folders emptied and processes ended, whatever the code did to them.
+"""Clean up after generated code: empty hostile folders and kill left-over processes.
 
-Every file is named by a descriptor of its folder and the last part of its path, and no link is
-followed: what a name stands for may change at any moment, but never to anything outside. So it is
-safe even while a dying process still moves things about.
+Every file is addressed by a descriptor of its folder and its last path component, and no link is
+followed. A name can therefore never lead outside, even if a dying process still renames files.
 """
 
 from __future__ import annotations
@@ -12,13 +11,15 @@ import signal
 from collections.abc import Container
 from contextlib import suppress
 
-# How a folder is opened: never a link.
+# Open a folder, never a link.
 AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def wipe(folder: str) -> None:
-    """Empty `folder`, however deep the tree in it and whatever its modes, following no link:
-    sub-folders are moved up to `folder` and emptied there, so that no path grows too long."""
+    """Empty `folder`, with any depth and modes, following no link.
+
+    Sub-folders are moved up to `folder` and emptied there, so that no path grows too long.
+    """
     top = os.open(folder, AS_FOLDER)
     try:
         while names := os.listdir(top):
@@ -31,7 +32,7 @@ def wipe(folder: str) -> None:
 
 
 def _empty(name: str, top: int) -> None:
-    """Unlink what lies in the folder `name` of `top`, and move its folders up to `top`."""
+    """Unlink the files of folder `name` in `top`, and move its folders up to `top`."""
     below = open_folder(name, top)
     try:
         for child in os.listdir(below):
@@ -42,51 +43,53 @@ def _empty(name: str, top: int) -> None:
 
 
 def _move(name: str, source: int, target: int) -> None:
+    """Move folder `name` from `source` to `target` under a random name."""
     new = os.urandom(8).hex()
     try:
         os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
-    except PermissionError:  # moving a folder rewrites its "..": it must be open to us
+    except PermissionError:  # moving a folder rewrites its "..", which needs write access
         os.close(open_folder(name, source, 0o700))
         os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
 
 
 def _unlink(name: str, folder: int) -> bool:
-    """Whether `name` was no folder; it is gone then."""
+    """Unlink `name`; return False if it is a folder."""
     try:
         os.unlink(name, dir_fd=folder)
-    except (IsADirectoryError, PermissionError):  # the second on other systems than Linux
+    except (IsADirectoryError, PermissionError):  # PermissionError on other systems than Linux
         return False
     return True
 
 
 def open_folder(name: str, folder: int, mode: int | None = None) -> int:
-    """A descriptor of the folder `name` in the folder with descriptor `folder`, made open to us
-    where it is closed (or where `mode` says how it is to be); OSError where it is a link."""
+    """Open the folder `name` below descriptor `folder`; OSError if it is a link.
+
+    Its mode is set to `mode`, or to 0o700 if it cannot be opened otherwise.
+    """
     if mode is None:
         with suppress(PermissionError):
             return os.open(name, AS_FOLDER, dir_fd=folder)
     place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     try:
-        os.chmod(f"/proc/self/fd/{place}", mode or 0o700)  # of that very folder
+        os.chmod(f"/proc/self/fd/{place}", mode or 0o700)  # of exactly this folder
     finally:
         os.close(place)
     return os.open(name, AS_FOLDER, dir_fd=folder)
 
 
 def kill_children(keep: Container[int] = ()) -> None:
-    """Kill and reap every child and adopted descendant but those that /proc knows by the numbers
-    `keep`."""
+    """Kill and reap every child and adopted descendant except the process ids in `keep`."""
     while True:
-        strangers = [number for number in child_numbers() if number not in keep]
-        if not strangers:
+        left = [number for number in child_numbers() if number not in keep]
+        if not left:
             return
-        for number in strangers:
+        for number in left:
             kill(number)
         os.waitpid(-1, 0)
 
 
 def kill(number: int) -> None:
-    """Kill the process that /proc knows by this number, if it is still there."""
+    """Kill the process with this id, if it still exists."""
     with suppress(FileNotFoundError, ProcessLookupError):
         process = os.open(f"/proc/{number}", os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -95,12 +98,12 @@ def kill(number: int) -> None:
             os.close(process)
 
 
-def child_numbers(of: str = "thread-self") -> list[int]:
-    """The children of a thread ("NUMBER/task/NUMBER"; by default this one), adopted ones included,
-    dead ones that nobody has waited for as well. The numbers are those of /proc, which may be that
-    of an outer PID namespace. They alone are read: everything else that /proc tells of a process,
-    such as its name, may be of that process's own making."""
-    path = f"/proc/{of}/children"
+def child_numbers() -> list[int]:
+    """Return the ids of this thread's children, including adopted and unreaped ones.
+
+    Only ids are read: other entries of /proc, such as the name, are controlled by the process.
+    """
+    path = "/proc/thread-self/children"
     if not os.path.exists(path):
         return []
     with open(path, "rb") as file:

@@ -1,19 +1,17 @@
-"""The kernel's layers around generated code: limits, credentials, namespaces, file tree, Landlock.
+"""Isolation layers of the kernel: limits, credentials, namespaces, file tree, Landlock.
 
-Plain ctypes on system calls: no root, no compiler, no package; in an unprivileged container it
-works wherever the container lets the calls through. Nothing here decides whether it is good enough:
-`trials.py` tries every layer, each child takes them all, and one that fails raises `LayerError`
-before any generated code runs.
+Plain ctypes on system calls: no root, compiler or package is needed, and it works in an
+unprivileged container that permits the calls. `trials.py` tests every layer, each child applies
+them all, and a failing layer raises `LayerError` before any generated code runs.
 
-Landlock says which files may be opened, but not whether their mode may be changed, and nothing
-about processes and sockets; `seccomp.py`, which sees numbers and not paths, denies the rest (chmod,
-chown, times, xattr, sockets, exec, fork). Where namespaces come on top, a call is process 1 of a
-PID namespace (whatever it starts dies with it), sees no network, writes to a memory file system of
-its own, and its root folder holds only what it may read: no /proc, no name of any other file.
+Landlock controls which files may be opened. `seccomp.py` denies what Landlock does not cover:
+chmod, chown, times, xattr, sockets, exec, fork. With namespaces, a call is also process 1 of a PID
+namespace, has no network, writes to its own memory file system, and its root folder contains only
+files that it may read (no /proc).
 
-Left out: cgroups (they need delegation), macOS's `sandbox-exec`. Not contained: bugs in allowed
-system calls, what can be told from the load on caches, memory and processors; without namespaces
-also names and sizes of existing files (`stat` works), the texts of links, process numbers.
+Left out: cgroups (they need delegation) and macOS `sandbox-exec`. Not contained: kernel bugs in
+allowed system calls and side channels through machine load. Without namespaces, names and sizes of
+existing files (`stat`), link targets and process ids are also visible.
 """
 
 from __future__ import annotations
@@ -27,45 +25,45 @@ import sys
 from collections.abc import Callable, Iterable
 
 NOBODY = 65534  # the kernel's overflow id: owns nothing anywhere
-# Namespaces, as `unshare` names them.
+# Namespace flags of `unshare`.
 NEW_MOUNTS = 0x20000
 NEW_UTS = 0x4000000  # the host's name
 NEW_IPC = 0x8000000
 NEW_USER = 0x10000000
 NEW_PID = 0x20000000
 NEW_NET = 0x40000000
-# Of mounts.
-_PRIVATE = 0x4000 | 0x40000  # with everything below: no mount of ours shows outside
-_BIND = 0x1000 | 0x4000  # with everything below, as a user namespace must
+# Mount flags.
+_PRIVATE = 0x4000 | 0x40000  # recursive: our mounts are invisible outside
+_BIND = 0x1000 | 0x4000  # recursive, as a user namespace requires
 _NO_SPECIAL = 0xE  # no set-uid, no devices, no programs
-_NO_ACCESS_TIMES = 0x400 | 0x800  # of files, of folders
+_NO_ACCESS_TIMES = 0x400 | 0x800  # files, folders
 _DETACH = 0x2
 
-# Landlock's rights.
+# Landlock rights.
 _WRITE_FILE = 1 << 1
 _READ_FILE = 1 << 2
 _READ_DIR = 1 << 3
 _TRUNCATE = 1 << 14
 _NOT_IN_WORK = 1 << 0 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 15  # exec, devices, sockets
-MIN_LANDLOCK_ABI = 3  # below it a file may be truncated by path
-LayerStep = tuple[str, Callable, tuple]  # what it is, a function, its arguments
+MIN_LANDLOCK_ABI = 3  # older versions do not control truncation by path
+LayerStep = tuple[str, Callable, tuple]  # description, function, arguments
 
 
 class LayerError(OSError):
-    """A layer could not be put in place; the text names the layer and the system's reason."""
+    """A layer could not be applied; the message names the layer and the system error."""
 
 
-_libc = ctypes.PyDLL(None, use_errno=True)  # it keeps Python's lock: a forked child goes on at once
+_libc = ctypes.PyDLL(None, use_errno=True)  # keeps the GIL for a forked child
 
 
 def step(what: str, name: str, *arguments) -> LayerStep:
-    """The C call `name` with these arguments (integers as longs), named `what` where it fails."""
+    """Build a step that calls the C function `name`; `what` describes it in errors."""
     longs = (ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments)
     return what, getattr(_libc, name), tuple(longs)
 
 
 def do(step: LayerStep) -> int:
-    """Make one call; its result, or `LayerError` where that is negative."""
+    """Execute one step and return its result; a negative one raises `LayerError`."""
     what, function, arguments = step
     result = function(*arguments)
     if type(result) is int and result < 0:
@@ -75,26 +73,29 @@ def do(step: LayerStep) -> int:
 
 
 def take(steps: Iterable[LayerStep]) -> None:
-    """Make calls that the layers below have prepared, once in the template and not page by page of
-    copied memory in every child; `LayerError` names the first that fails."""
+    """Execute prepared steps; `LayerError` names the first that fails.
+
+    Steps are built once in the template, so a child copies fewer memory pages.
+    """
     for step in steps:
         do(step)
 
 
 def fork(before: Iterable[LayerStep]) -> int:
-    """Take the steps `before`, then fork as `os.fork` does (0 in the child), for a process of one
-    thread: without the hooks of Python's modules, which touch 150 pages of a child. `LayerError`
-    where a step or the fork fails."""
+    """Execute the steps `before`, then fork a single-threaded process (0 in the child).
+
+    Skips Python's fork hooks, which touch 150 pages of a child. Raises `LayerError` on failure.
+    """
     take(before)
     return do(("fork", _libc.fork, ()))
 
 
 def limits(values: dict[str, int]) -> list[LayerStep]:
-    """Set `RLIMIT_<name>` hard and soft, e.g. {"AS": bytes, "CPU": seconds}; never raises one."""
+    """Set hard and soft `RLIMIT_<name>`, e.g. {"AS": bytes, "CPU": seconds}; never raise one."""
     steps: list[LayerStep] = []
     for name, value in values.items():
         which = getattr(resource, f"RLIMIT_{name}", None)
-        if which is None:  # MSGQUEUE and others do not exist outside Linux
+        if which is None:  # e.g. MSGQUEUE exists only on Linux
             continue
         hard = resource.getrlimit(which)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -103,42 +104,28 @@ def limits(values: dict[str, int]) -> list[LayerStep]:
 
 
 def _on_linux(what: str, name: str, *arguments) -> list[LayerStep]:
+    """Return the step on Linux and nothing elsewhere."""
     return [step(what, name, *arguments)] if sys.platform == "linux" else []
 
 
 def die_with_parent(number: int) -> list[LayerStep]:
-    """Get signal `number` when the parent dies; any change of credentials clears this."""
+    """Receive signal `number` when the parent dies; a change of credentials clears this."""
     return _on_linux("die with parent", "prctl", 1, number, 0, 0, 0)
 
 
-# Become the parent of every descendant whose own parent exits (child subreaper).
+# Become the parent of descendants whose own parent exits (child subreaper).
 ADOPT_ORPHANS = _on_linux("subreaper", "prctl", 36, 1, 0, 0, 0)
 # Make set-uid programs harmless; Landlock and seccomp require it of a process without root.
 NO_NEW_PRIVILEGES = _on_linux("no_new_privileges", "prctl", 38, 1, 0, 0, 0)
-# No huge pages, now and in all children: one stays whole as long as a part of it is mapped, which
-# no limit counts.
+# No huge pages, now and in all children: a page stays allocated while any part of it is mapped, and
+# no limit counts the rest.
 NO_HUGE_PAGES = _on_linux("no huge pages", "prctl", 41, 1, 0, 0, 0)
-# Capabilities.
-CAP_KILL = 5
-CAP_SETGID = 6
-CAP_SETUID = 7
-CAP_SYS_CHROOT = 18
-CAP_SYS_PTRACE = 19
+# Drop every capability permanently: empty effective, permitted and inheritable sets.
+NO_CAPABILITIES = _on_linux("capset", "capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))
 
 
-def keep_capabilities(*numbers: int) -> list[LayerStep]:
-    """Give up every capability but these, for good."""
-    kept = sum(1 << number for number in numbers)
-    data = struct.pack("=6I", kept, kept, 0, 0, 0, 0)  # effective, permitted, inheritable; twice
-    header = struct.pack("=Ii", 0x20080522, 0)
-    return _on_linux("capset", "capset", header, data)
-
-
-NO_CAPABILITIES = keep_capabilities()
-
-
-def nobody() -> list[LayerStep]:
-    """From root to uid and gid 65534 for good; capabilities go with it."""
+def become_nobody() -> list[LayerStep]:
+    """Change permanently from root to uid and gid 65534, which also drops capabilities."""
     three = (NOBODY,) * 3
     return [
         ("setgroups", os.setgroups, ([],)),
@@ -148,9 +135,11 @@ def nobody() -> list[LayerStep]:
 
 
 def enter_user_namespace() -> None:
-    """Become uid 65534 of a new user namespace: files are still read as their owner, but no
-    capability counts outside. For a root whose Python lies where uid 65534 cannot read, and for the
-    other namespaces where the caller is not root."""
+    """Become uid 65534 of a new user namespace.
+
+    Files are still read as their owner, but no capability is valid outside. Needed if uid 65534
+    cannot read the Python installation, and for the other namespaces if the caller is not root.
+    """
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
         os.setgroups([])
@@ -161,19 +150,21 @@ def enter_user_namespace() -> None:
 
 
 def _write_own(name: str, text: str) -> None:
-    """An entry of /proc/self."""
+    """Write an entry of /proc/self."""
     with open(f"/proc/self/{name}", "w") as file:
         file.write(text)
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces named by `flags` for new ones (a PID namespace: the next child)."""
+    """Move to new namespaces, `flags`; a PID namespace applies to the next child."""
     take([step(f"unshare({flags:#x})", "unshare", flags)])
 
 
 def enter_namespaces() -> int:
-    """Own mounts, network (no interface is up), IPC and host name for this process; a descriptor of
-    the PID namespace that it is in, for `new_pid_namespace`."""
+    """Move this process to its own mount, network, IPC and host-name namespaces.
+
+    Returns a descriptor of its PID namespace for `new_pid_namespace`.
+    """
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     unshare(NEW_MOUNTS | NEW_UTS | NEW_IPC | NEW_NET)
     take([step("private mounts", "mount", b"none", b"/", b"", _PRIVATE, b"")])
@@ -181,40 +172,45 @@ def enter_namespaces() -> int:
 
 
 def new_pid_namespace(home: int) -> list[LayerStep]:
-    """The next child becomes process 1 of a PID namespace that dies with it."""
+    """Make the next child process 1 of a PID namespace that ends with it."""
     back = step("setns(pid)", "setns", home, NEW_PID)  # unshare twice in a row is an error
     return [back, step("unshare(pid)", "unshare", NEW_PID)]
 
 
 def work_mount(folder: str, size: int, entries: int) -> list[LayerStep]:
-    """An empty memory file system of uid 65534 over `folder`, for this process alone. It keeps no
-    times of access: they would tell one branch of a session of another."""
+    """Mount an empty memory file system of uid 65534 over `folder`, for this process only."""
     options = f"size={size},nr_inodes={entries},mode=700,uid={NOBODY},gid={NOBODY}"
     mount = _tmpfs(folder, options, _NO_SPECIAL | _NO_ACCESS_TIMES)
     return [step("unshare(mounts)", "unshare", NEW_MOUNTS), mount]
 
 
 def _tmpfs(folder: str, options: str, flags: int = _NO_SPECIAL) -> LayerStep:
+    """Build the step that mounts a memory file system over `folder`."""
     arguments = (b"tmpfs", folder.encode(), b"tmpfs", flags, options.encode())
     return step(f"mount over {folder}", "mount", *arguments)
 
 
 def build_root(root: str, shown: Iterable[str], hidden: Iterable[str], box: str) -> None:
-    """Mount at `root`, an empty folder, a file tree that holds `shown` and nothing else, each at
-    its own path, read-only; and the empty folder `box`. `hidden` names folders inside `shown` that
-    appear empty but for what of `shown` lies in them. Needs a mount namespace of our own."""
+    """Mount a read-only file tree at the empty folder `root`; needs an own mount namespace.
+
+    Args:
+        root: mount point.
+        shown: files and folders that appear at their own path.
+        hidden: folders inside `shown` that appear empty, except for their own `shown` content.
+        box: path of an empty folder in the tree.
+    """
     take([_tmpfs(root, "size=4m,mode=755")])
-    paths = {path for path in shown if os.path.exists(path)}  # what is not there cannot be shown
+    paths = {path for path in shown if os.path.exists(path)}  # missing files need no mount
     places = {os.path.realpath(path) for path in paths}
     covered = set(hidden)
-    # A folder before what lies in it, or the second mount would end up under the first.
+    # Parents first: a later mount over a parent would hide its content.
     for path in sorted(places | covered, key=lambda path: (path.count("/"), path)):
         if path in covered:
             if os.path.isdir(root + path):
                 take([_tmpfs(root + path, "size=1m,mode=755")])
-        elif not os.path.exists(root + path):  # in no folder that is shown already
+        elif not os.path.exists(root + path):  # not inside a folder that is already shown
             _bind(path, root + path)
-    for path in paths - places:  # by another name as well
+    for path in paths - places:  # symbolic links keep their own name
         os.makedirs(os.path.dirname(root + path), exist_ok=True)
         if not os.path.lexists(root + path):
             os.symlink(os.path.realpath(path), root + path)
@@ -223,17 +219,18 @@ def build_root(root: str, shown: Iterable[str], hidden: Iterable[str], box: str)
 
 
 def _bind(source: str, place: str) -> None:
+    """Bind-mount `source` read-only at `place`."""
     if os.path.isdir(source):
         os.makedirs(place)
     else:
         os.makedirs(os.path.dirname(place), exist_ok=True)
         os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
     take([step(f"bind {source}", "mount", source.encode(), place.encode(), b"", _BIND, b"")])
-    _make_read_only(place)  # at once: a mistake further on must not write into the host's folders
+    _make_read_only(place)  # at once, so that a later error cannot write into the host's folders
 
 
 def _make_read_only(place: str) -> None:
-    """The mount at `place` and all below it, whatever else they forbid."""
+    """Make the mount at `place` and all mounts below it read-only."""
     what = struct.pack("=4Q", 1, 0, 0, 0)
     recursive = 0x8000
     number = 442
@@ -242,17 +239,17 @@ def _make_read_only(place: str) -> None:
 
 
 def change_root(root: str) -> list[LayerStep]:
-    """`root` becomes the root folder; a change of folder must follow."""
+    """Make `root` the root folder; a chdir must follow."""
     return [step("chroot", "chroot", root.encode())]
 
 
 def remove_root(root: str) -> None:
-    """Take away what `build_root` has mounted; `root` is the empty folder again."""
+    """Unmount the tree of `build_root`, which leaves the empty folder `root`."""
     take([step("umount", "umount2", root.encode(), _DETACH)])
 
 
 def landlock_abi() -> int:
-    """The kernel's Landlock version, or 0 where it has none."""
+    """Return the Landlock version of the kernel, or 0 without Landlock."""
     try:
         return do(step("landlock", "syscall", 444, None, 0, 1))
     except LayerError:
@@ -260,19 +257,19 @@ def landlock_abi() -> int:
 
 
 def landlock_ruleset(read: Iterable[str], list_only: Iterable[str], work: str) -> int:
-    """A ruleset (a descriptor) that children share and apply with `landlock_restrict`.
+    """Create a ruleset (a descriptor) that children share and apply with `landlock_restrict`.
 
     Args:
         read: files and folders whose contents may be read.
         list_only: folders whose entries may be listed, contents not.
-        work: the one folder in which files may be made and changed. Nothing may be executed.
+        work: the only folder in which files may be created and changed. Nothing is executable.
     """
     abi = landlock_abi()
     if abi < MIN_LANDLOCK_ABI:
-        raise LayerError(errno.ENOSYS, f"Landlock ABI {abi}, needed is {MIN_LANDLOCK_ABI}")
+        raise LayerError(errno.ENOSYS, f"Landlock ABI {abi} is below {MIN_LANDLOCK_ABI}")
     rights = 0xFFFF if abi >= 5 else 0x7FFF
-    attributes = struct.pack("=QQQ", rights, 3, 3)  # TCP; abstract sockets and signals to others
-    # As many of the three as the kernel knows.
+    attributes = struct.pack("=QQQ", rights, 3, 3)  # files; TCP; abstract sockets and signals
+    # The kernel's version defines how many of the three fields it accepts.
     if abi >= 6:
         size = 24
     else:
@@ -288,10 +285,11 @@ def landlock_ruleset(read: Iterable[str], list_only: Iterable[str], work: str) -
 
 
 def _landlock_allow(ruleset: int, path: str, rights: int) -> None:
+    """Add a rule for `path`, reduced to file rights if it is a file."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
-        return  # what is not there needs no permission
+        return  # missing files need no rule
     try:
         if not os.path.isdir(path):
             rights &= _READ_FILE | _WRITE_FILE | _TRUNCATE
@@ -302,14 +300,16 @@ def _landlock_allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def landlock_restrict(ruleset: int) -> list[LayerStep]:
-    """Apply the ruleset for good."""
+    """Apply the ruleset permanently."""
     return [step("landlock", "syscall", 446, ruleset, 0)]
 
 
 def open_below(folder: int, path: str) -> int:
-    """Open the folder `path` inside the folder with descriptor `folder` for reading: no link is
-    followed on the way and nothing outside is reached, whoever swaps what meanwhile. OSError, of
-    the kind that `os.open` raises."""
+    """Open `path`, a folder below descriptor `folder`, for reading.
+
+    Follows no link and reaches nothing outside, even if the tree changes meanwhile. Raises the
+    OSError subclass of `os.open`.
+    """
     # RESOLVE_NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH
     how = struct.pack("=QQQ", os.O_DIRECTORY | os.O_CLOEXEC, 0, 0x1 | 0x2 | 0x4 | 0x8)
     number = 437

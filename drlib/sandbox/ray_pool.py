@@ -1,10 +1,9 @@
 """Sandboxes on every node of a Ray cluster: `RaySandbox`.
 
-A `Sandbox` is an actor, pinned to each node that offers the custom resource "sandbox" (keep
-trainers off those) or, where none does, to all; drlib must be importable there, and Ray restarts
-one that dies. Batching, power of two choices and repetition are `Front`'s.
-Ray contains nothing: its actors are trusted, and the templates that they start get nothing of its
-environment or descriptors. Left out: nodes that join later.
+One `Sandbox` actor is pinned to each node with the custom resource "sandbox" (keep trainers off
+these), or to all nodes if there are none. drlib must be importable there, and Ray restarts dead
+actors. Ray itself isolates nothing: actors are trusted, and the templates that they start inherit
+neither their environment nor their descriptors. Left out: nodes that join later.
 """
 
 from __future__ import annotations
@@ -12,26 +11,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from drlib.sandbox.client import Front, Unreachable, import_extra
+from drlib.sandbox.client import RemoteRunner, Unreachable, import_extra
 from drlib.sandbox.pool import Sandbox
 from drlib.sandbox.result import SandboxResult
 
 
-class RaySandbox(Front):
-    """The same surface as `Sandbox`, over the nodes of a cluster; call `ray.init()` before.
+class RaySandbox(RemoteRunner):
+    """Sandboxes of a Ray cluster with the interface of `Sandbox`; call `ray.init()` first.
 
     Args:
-        workers: calls at the same time on each node; as many CPUs are reserved there.
-        batch: calls sent together, 1 to 64.
-        in_flight: batches under way at the same time.
-        patience_s: seconds without any answer after which a node counts as dead; longer than its
-            queue time-out and call time-out together.
-        deadline_s: seconds from a call's first sending (or, while nothing answers at all, from its
-            submission) after which it is `service_unavailable`.
-        settings: of each node's `Sandbox`; queue_timeout_s is 30 unless given: calls that wait
-            behind runaways are tried elsewhere, and a node that answers nothing is dead, not full.
+        workers: concurrent calls per node, and CPUs reserved there.
+        batch: calls per request, 1 to 64.
+        in_flight: concurrent requests.
+        patience_s: seconds without an answer after which a node counts as dead; must exceed its
+            queue time-out plus call time-out.
+        deadline_s: seconds from a call's first sending after which it is `service_unavailable`
+            (from its submission while no node answers at all).
+        settings: settings of each node's `Sandbox`; queue_timeout_s defaults to 30, so that calls
+            behind runaways are retried elsewhere, and a silent node is dead rather than full.
 
-    RuntimeError without a cluster, or where an actor does not start.
+    Raises:
+        RuntimeError: there is no cluster, or an actor does not start.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class RaySandbox(Front):
         self._patience_s = patience_s
         pin = import_extra("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         if not self._ray.is_initialized():
-            raise RuntimeError("RaySandbox needs a cluster: call ray.init() before.")
+            raise RuntimeError("RaySandbox needs a cluster: call ray.init() first.")
         alive = [node for node in self._ray.nodes() if node["Alive"]]
-        chosen = [node for node in alive if "sandbox" in node["Resources"]] or alive
+        nodes = [node for node in alive if "sandbox" in node["Resources"]] or alive
         settings = {"workers": workers, "queue_timeout_s": 30.0, **settings}
         make = self._ray.remote(num_cpus=workers, max_restarts=-1)(Sandbox)
         actors = [
             make.options(scheduling_strategy=pin(node["NodeID"], soft=False)).remote(**settings)
-            for node in chosen
+            for node in nodes
         ]
         super().__init__(actors, batch, in_flight, deadline_s)
         try:
@@ -64,8 +64,8 @@ class RaySandbox(Front):
             self.close()
             raise RuntimeError(f"A node's sandbox did not start: {error}") from error
 
-    def _ask(self, address: Any, calls: list[dict]) -> Iterator[tuple[int, SandboxResult]]:
-        waiting: dict[Any, int] = {}  # a call's reference -> its index
+    def _run_batch(self, address: Any, calls: list[dict]) -> Iterator[tuple[int, SandboxResult]]:
+        waiting: dict[Any, int] = {}  # reference of a call -> its index
         try:
             waiting = {address.arun.remote(**call): index for index, call in enumerate(calls)}
             while waiting:
@@ -76,7 +76,7 @@ class RaySandbox(Front):
                 yield waiting.pop(call), self._ray.get(call)
         except self._ray.exceptions.RayError as error:
             raise Unreachable(f"a node's actor is gone: {error}") from error
-        finally:  # what is sent again must not run there too
+        finally:  # retried calls must not run here too
             for ref in waiting:
                 self._ray.cancel(ref)
 

@@ -1,4 +1,4 @@
-"""How one call ended, and the fixed text that a policy sees of it (no clock, no paths of ours)."""
+"""Result of one call, and the observation of the policy (no time, no paths of this machine)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ _FIXED_TEXTS = {
     "memory_limit": "MemoryError: memory limit exceeded.",
     "output_limit": "OutputError: output limit exceeded.",
 }
-# Faults of the environment: the code of a call cannot bring them about for itself; a queue full of
-# slow calls can, for those behind it (`queue_timeout`).
+# Environment faults. A call cannot cause them for itself, but a queue full of slow calls can cause
+# `queue_timeout` for later ones.
 ENV_FAULTS = ("setup_failed", "worker_died", "queue_timeout", "service_unavailable")
 
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How one call ended.
+    """Result of one call.
 
     Attributes:
         status: ok, error (exception or exit code), timeout (wall clock), cpu_limit, memory_limit,
-            output_limit (printed or wrote too much), killed (a signal); or a fault of the
-            environment: setup_failed, worker_died, queue_timeout (waited too long for its turn),
-            service_unavailable (no service answered in time).
-        stdout, stderr: what was printed, at most `output_chars` characters each, the middle cut.
-        exit_code: of the process; minus the signal's number where one ended it; None if unknown.
+            output_limit (printed or wrote too much), killed (a signal); or an environment fault:
+            setup_failed, worker_died, queue_timeout, service_unavailable.
+        stdout, stderr: printed text, at most `output_chars` characters each, the middle omitted.
+        exit_code: exit code of the process, negative signal number if killed, None if unknown.
         duration_s: wall clock of the code alone, seconds.
-        isolation: "strong", "standard" or "weak"; "" where nothing ran.
+        isolation: "strong", "standard" or "weak"; "" if nothing ran.
     """
 
     status: str
@@ -42,17 +41,17 @@ class SandboxResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the code ran to its end with exit code 0."""
+        """True if the code ended with exit code 0."""
         return self.status == "ok"
 
     @property
     def env_fault(self) -> bool:
-        """Whether the sandbox failed, not the code."""
+        """True if the sandbox failed, not the code."""
         return self.status in ENV_FAULTS
 
     @property
     def text(self) -> str:
-        """The observation for the policy: output, or one line that names the failure."""
+        """Observation for the policy: the output, or one line that names the failure."""
         if self.ok:
             return self.stdout.rstrip("\n") or "Finished execution."
         if self.status == "error":
@@ -64,6 +63,7 @@ class SandboxResult:
 
 
 def _signal_name(exit_code: int | None) -> str:
+    """Return the name of the signal that ended the process."""
     number = -(exit_code or 0)
     try:
         return signal.Signals(number).name
@@ -72,9 +72,9 @@ def _signal_name(exit_code: int | None) -> str:
 
 
 def stream_text(fd: int, limit: int) -> str:
-    """What was printed: whole, or its first and last half with the bytes left out named."""
+    """Read printed text; above `limit` characters, replace the middle by its number of bytes."""
     size = os.fstat(fd).st_size
-    part = 4 * limit  # bytes that hold `limit` characters in any case
+    part = 4 * limit  # `limit` characters of UTF-8 need at most this many bytes
     head = os.pread(fd, min(size, 2 * part), 0).decode("utf-8", "replace")
     if size <= 2 * part and len(head) <= limit:
         return head

@@ -1,8 +1,7 @@
-"""Try every layer for real: each in a forked child that uses it and checks what it forbids.
+"""Test every isolation layer in a forked child that applies it and checks what it forbids.
 
-`selftest.probe` runs this module through `alone.py` in a clean process; the result is printed as
-JSON. A kernel that has a call is no proof that a container lets it through or that it forbids
-anything, so nothing is concluded from versions alone.
+`selftest.probe` runs this module through `launcher.py` in a clean process, which prints the result
+as JSON. Kernel versions prove nothing: a container may block a call or its effect.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ WHAT_NAMESPACES_GIVE = "PID, mount, network, IPC and host name, file tree"
 
 
 def in_child(trial: Callable[[], str]) -> tuple[bool, str]:
-    """Run `trial` in a forked child: (whether it returned, its text or its error)."""
+    """Run `trial` in a forked child; return (success, its text or error)."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
         signal.alarm(20)
         try:
             text = "1" + trial()
-        except BaseException as error:  # noqa: BLE001 - any failure means: the layer is not there
+        except BaseException as error:  # noqa: BLE001 - any error means that the layer is unavailable
             text = f"0{type(error).__name__}: {error}"
         os.write(write, text.encode()[:2000])
         os._exit(0)
@@ -47,20 +46,20 @@ def in_child(trial: Callable[[], str]) -> tuple[bool, str]:
 
 
 def need(trial: Callable[[], str]) -> None:
-    """Run `trial` in a forked child of this one; fail if it fails."""
+    """Run `trial` in a forked child; raise AssertionError if it fails."""
     ok, detail = in_child(trial)
     if not ok:
         raise AssertionError(detail)
 
 
-def own_status(name: str) -> int:
-    """A hexadecimal entry of /proc/self/status."""
+def read_own_status(name: str) -> int:
+    """Read a hexadecimal entry of /proc/self/status."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1], 16) for line in file if line.startswith(name + ":"))
 
 
 def expect(error: type[BaseException], action: Callable[[], object], what: str) -> None:
-    """Fail unless `action` raises `error`."""
+    """Raise AssertionError unless `action` raises `error`."""
     try:
         action()
     except error:
@@ -69,7 +68,7 @@ def expect(error: type[BaseException], action: Callable[[], object], what: str) 
 
 
 def try_limits() -> str:
-    """Descriptors, and address space where the system enforces it."""
+    """Check limits of descriptors and, if the system enforces it, address space."""
     layers.take(layers.limits({"NOFILE": 16, "CORE": 0}))
     expect(OSError, lambda: [os.dup(0) for _ in range(32)], "a descriptor beyond RLIMIT_NOFILE")
     layers.take(layers.limits({"AS": 1 << 30}))
@@ -81,28 +80,29 @@ def try_limits() -> str:
 
 
 def try_no_new_privileges() -> str:
-    """The mark that set-uid programs gain nothing, read back."""
+    """Check that the no_new_privs flag is set."""
     layers.take(layers.NO_NEW_PRIVILEGES)
-    if own_status("NoNewPrivs") != 1:
+    if read_own_status("NoNewPrivs") != 1:
         raise AssertionError("NoNewPrivs is not 1")
     return "set"
 
 
 def try_landlock() -> str:
-    """One folder open, all else closed, this file included."""
+    """Check that only one folder is accessible."""
     with tempfile.TemporaryDirectory() as base:
         os.mkdir(os.path.join(base, "work"))
-        need(lambda: _inside_landlock(base))  # which could not remove the folder
+        need(lambda: _inside_landlock(base))  # a restricted process could not remove the folder
     return f"ABI {layers.landlock_abi()}"
 
 
 def _inside_landlock(base: str) -> str:
+    """Check access inside and outside the work folder."""
     work = os.path.join(base, "work")
     layers.take(layers.NO_NEW_PRIVILEGES)
     layers.take(layers.landlock_restrict(layers.landlock_ruleset([], [], work)))
     with open(os.path.join(work, "inside"), "w") as file:
         file.write("x")
-    expect(PermissionError, lambda: _open(__file__, "r"), "reading a foreign file")
+    expect(PermissionError, lambda: _open(__file__, "r"), "reading a file outside")
     expect(PermissionError, lambda: _open(os.path.join(base, "out"), "w"), "writing")
     return ""
 
@@ -113,7 +113,7 @@ def _open(path: str, mode: str) -> None:
 
 
 def try_seccomp() -> str:
-    """Threads yes; processes, sockets, programs and signals to others no."""
+    """Check that only threads are possible: no process, socket, program or signal to others."""
     layers.take(layers.NO_NEW_PRIVILEGES)
     program = seccomp.SeccompFilter()
     parent = os.getppid()
@@ -130,14 +130,14 @@ def try_seccomp() -> str:
 
 
 def drop_capabilities() -> None:
-    """Give them up and check that none is left."""
+    """Drop all capabilities and check that none is left."""
     layers.take(layers.NO_CAPABILITIES)
-    if own_status("CapEff") or own_status("CapPrm"):
+    if read_own_status("CapEff") or read_own_status("CapPrm"):
         raise AssertionError("capabilities are left")
 
 
-def try_powerless(drop: Callable[[], None], roots: list[str], folder: str, what: str) -> str:
-    """From root to uid 65534, which must still be able to read Python, and its temporary folder."""
+def check_dropped_root(drop: Callable[[], None], roots: list[str], folder: str, what: str) -> str:
+    """Check that uid 65534 has no powers but can read Python and its temporary folder."""
     drop()
     drop_capabilities()
     expect(OSError, lambda: os.setuid(0), "setuid(0)")
@@ -153,9 +153,11 @@ def try_powerless(drop: Callable[[], None], roots: list[str], folder: str, what:
     return what
 
 
-def try_watched(drop: Callable[[], None]) -> None:
-    """Whether we see what files a child has open that has given up its powers: without file systems
-    of their own, that alone bounds the deleted files that calls hold."""
+def check_open_files_visible(drop: Callable[[], None]) -> None:
+    """Check that we can list the open files of a child that has dropped root.
+
+    Without namespaces, this is the only limit on deleted files that a call keeps open.
+    """
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
@@ -168,11 +170,11 @@ def try_watched(drop: Callable[[], None]) -> None:
             os._exit(1)
     os.close(write)
     try:
-        if os.read(read, 1):  # otherwise it could not drop them, which is another trial's to say
+        if os.read(read, 1):  # else dropping failed, which another trial reports
             os.readlink(f"/proc/{pid}/fd/0")
     except PermissionError as error:
-        words = "run as an ordinary user, or with the capability SYS_PTRACE"
-        raise AssertionError(f"files of other users' processes cannot be seen: {words}") from error
+        remedy = "run as an ordinary user, or with the capability SYS_PTRACE"
+        raise AssertionError(f"open files of other users are hidden: {remedy}") from error
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -180,16 +182,15 @@ def try_watched(drop: Callable[[], None]) -> None:
 
 
 def try_mode(mode: str, roots: list[str], folder: str, what: str) -> str:
-    """One way for a child to lose root's powers ("setuid" or "userns"), while we still see what it
-    holds."""
+    """Test one method of dropping root ("setuid" or "userns") in a child."""
     if mode == "userns":
-        return try_powerless(layers.enter_user_namespace, roots, folder, what)
-    try_watched(_become_nobody)
-    return try_powerless(_become_nobody, roots, folder, what)
+        return check_dropped_root(layers.enter_user_namespace, roots, folder, what)
+    check_open_files_visible(_become_nobody)
+    return check_dropped_root(_become_nobody, roots, folder, what)
 
 
 def _become_nobody() -> None:
-    layers.take(layers.nobody())
+    layers.take(layers.become_nobody())
 
 
 def _try_without_root() -> str:
@@ -199,7 +200,7 @@ def _try_without_root() -> str:
 
 
 def try_drop(roots: list[str], scratch: str) -> tuple[str, tuple[bool, str]]:
-    """How a child loses root's powers: ("none"|"setuid"|"userns"|"impossible", (ok, detail))."""
+    """Return how a child drops root: ("none"|"setuid"|"userns"|"impossible", (ok, detail))."""
     if os.geteuid() != 0:
         return "none", in_child(_try_without_root)
     uid = f"uid {layers.NOBODY}"
@@ -217,8 +218,7 @@ def try_drop(roots: list[str], scratch: str) -> tuple[str, tuple[bool, str]]:
 
 
 def try_namespaces(drop: str, scratch: str) -> str:
-    """Two calls in a row: each process 1 of its own, with its own folder, no network, and a file
-    tree that shows nothing of the host's but what it should."""
+    """Check two calls in a row: process 1, own folder, no network, restricted file tree."""
     if drop == "setuid":
         return _two_namespaced_calls(scratch)
     layers.enter_user_namespace()
@@ -228,8 +228,9 @@ def try_namespaces(drop: str, scratch: str) -> str:
 
 
 def _two_namespaced_calls(scratch: str) -> str:
+    """Build the file tree and run two calls in it."""
     home = layers.enter_namespaces()
-    # Never removed with what is in it: that would be the host's files, should an unmount fail.
+    # Never removed recursively: after a failed unmount it would contain the host's files.
     folder = tempfile.mkdtemp(dir=scratch)
     try:
         layers.build_root(folder, [os.path.dirname(os.__file__), os.devnull], [], "/box/work")
@@ -239,13 +240,14 @@ def _two_namespaced_calls(scratch: str) -> str:
         if os.listdir(f"{folder}/box/work"):
             raise AssertionError("a call's folder outlived it")
     finally:
-        with contextlib.suppress(layers.LayerError):  # it was never mounted
+        with contextlib.suppress(layers.LayerError):  # never mounted
             layers.remove_root(folder)
         os.rmdir(folder)
     return WHAT_NAMESPACES_GIVE
 
 
 def _one_namespaced_call(folder: str) -> str:
+    """Check one call inside its namespaces."""
     if os.getpid() != 1:
         raise AssertionError(f"process id {os.getpid()}, not 1")
     layers.take(layers.work_mount(f"{folder}/box/work", 1 << 20, 16))
@@ -256,9 +258,9 @@ def _one_namespaced_call(folder: str) -> str:
         os.ftruncate(file.fileno(), 0)
     expect(OSError, lambda: os.mkdir("/box/other"), "a change of the file tree")
     if not os.statvfs(os.__file__).f_flag & os.ST_RDONLY:
-        raise AssertionError("what the file tree shows could be written to")
+        raise AssertionError("the file tree is writable")
     if os.path.exists("/proc") or not os.path.exists(os.__file__):
-        raise AssertionError("the file tree is not the one that was built")
+        raise AssertionError("the file tree was not changed")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         expect(OSError, lambda: probe.connect(("192.0.2.1", 9)), "a route to the network")
     return ""
@@ -270,7 +272,7 @@ def _write_all(file: io.RawIOBase, data: bytes) -> None:
 
 
 def main(argument: str) -> None:
-    """Print {"drop": mode, "layers": {name: [ok, detail]}}; `argument`: `try_drop`'s, as JSON."""
+    """Print {"drop": mode, "layers": {name: [ok, detail]}}; argument: [roots, scratch] as JSON."""
     roots, scratch = json.loads(argument)
     mode, unprivileged = try_drop(roots, scratch)
     namespaces = in_child(lambda: try_namespaces(mode, scratch))

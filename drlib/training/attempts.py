@@ -30,7 +30,7 @@ from drlib.training.data import (
     pool_row,
 )
 from drlib.training.distributed import Ranks
-from drlib.training.model_setup import engine_of, load_model, load_tokenizer_of, policy_of, told
+from drlib.training.model_setup import create_engine, load_model, load_model_tokenizer, find_policy, build_chat
 from drlib.training.rollouts import limits_of
 from drlib.training.run_folder import RunFolder
 from drlib.trajectory import Trajectory
@@ -48,16 +48,16 @@ def demonstrate(config: Config, run_dir: Path, ranks: Ranks | None = None) -> di
     runs = run_dir.parents[1]
     folder = stages.input_folder("demonstrations", "world", config, runs)
     world = SmallWorld.load(folder / WORLD_FILE)
-    where = policy_of(stages.input_folder("demonstrations", "untrained", config, runs))
+    where = find_policy(stages.input_folder("demonstrations", "untrained", config, runs))
     conditions = engine_questions(world, config, "train")
     tasks = demonstration_tasks(world, config.demonstrations.count, config.seed, conditions)
-    chat, system = told(load_tokenizer_of(where), config)
+    chat, system = build_chat(load_model_tokenizer(where), config)
     model = load_model(where, getattr(torch, config.model.dtype)).eval()
     funnel = Funnel()
     with (
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
-        engine_of(model, where, config) as engine,
+        create_engine(model, where, config) as engine,
     ):
         agent = ReAct(engine, toolbox, chat, limits_of(config), system)
         for first in range(_done(run.path / POOL, config), len(tasks), BLOCK):

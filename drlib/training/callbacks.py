@@ -42,14 +42,6 @@ COLLAPSE = {"unanswered": (0.3, 0.95)}  # shares of rollouts: healthy below, col
 COLLAPSED_STEPS = 5  # no run in figures/reference recovered from so many
 
 CALLBACKS = Registry("callback")  # name -> function (config, trainer) -> Callback or None
-BUILT_IN = (
-    "adaptive_kl",
-    "reference_updates",
-    "drift_alarm",
-    "emergency_stop",
-    "question_selection",
-    "group_replay",
-)
 
 
 @dataclass
@@ -123,10 +115,9 @@ class CallbackList:
             part.load_state_dict(state[name])
 
 
-def build_callbacks(config: Config, trainer, skip: Iterable[str] = ()) -> CallbackList:
-    """Build the registered callbacks that the settings turn on, without those named in `skip`."""
-    builders = {name: build for name, build in CALLBACKS.items() if name not in {*skip}}
-    built = {name: build(config, trainer) for name, build in builders.items()}
+def build_callbacks(config: Config, trainer) -> CallbackList:
+    """Build the registered callbacks that the settings turn on."""
+    built = {name: build(config, trainer) for name, build in CALLBACKS.items()}
     return CallbackList({name: part for name, part in built.items() if part is not None})
 
 

@@ -40,16 +40,16 @@ from drlib.questions.chains import (
     PYTHON_KINDS,
     SEARCH_WORDINGS,
     TREASURE,
-    WORDINGS,
+    TRAIL_WORDINGS,
     SearchQuestions,
     Split,
-    python_task,
-    trail,
+    make_python_task,
+    make_trail,
 )
 from drlib.questions.question_engine import (
     CONDITIONS,
-    DRAWN,
-    DRAWN_AT_ONCE,
+    POOL_SIZE,
+    SMALL_POOL_SIZE,
     ConditionQuestions,
     Wording,
 )
@@ -145,7 +145,7 @@ def world_texts(world: SmallWorld, seed: int = 0) -> list[str]:
     texts += [*COMPUTE, *COMPUTED, *AGAIN, "No results.", "Error: query must be a list of strings."]
     texts += ["I know this.", "Look again.", "Goal: ", *relations]
     for kind in PYTHON_KINDS:
-        for task in (python_task(rng, kind) for _ in range(4)):
+        for task in (make_python_task(rng, kind) for _ in range(4)):
             texts += [task.question, task.code]
     errors = ("SyntaxError: '(' was never closed", "NameError: name 'prin' is not defined")
     return texts * 20 + [*errors] * 4
@@ -157,7 +157,7 @@ def engine_texts(world: SmallWorld, wording: Wording = "brackets") -> list[str]:
     texts = []
     for seed in range(INVENTED):
         invented = fictional_world(f"wordings-{seed}", names)
-        asked = ConditionQuestions(invented, None, drawn=DRAWN_AT_ONCE, seed=seed, wording=wording)
+        asked = ConditionQuestions(invented, None, drawn=SMALL_POOL_SIZE, seed=seed, wording=wording)
         texts += [task.question for task in asked.all()]
     relations = sorted({r for e in world.entities.values() for r in e.facts})
     return texts + [t.format(r=r, v="X") for t in (*HOLDER, *FOUND) for r in relations] * 4
@@ -165,7 +165,7 @@ def engine_texts(world: SmallWorld, wording: Wording = "brackets") -> list[str]:
 
 def memory_texts() -> list[str]:
     """What trails and the agents that forget add to questions and turns."""
-    questions = [wording.format(start="X") for wording in WORDINGS]
+    questions = [wording.format(start="X") for wording in TRAIL_WORDINGS]
     thoughts = [FOLLOW, ONWARD, WEIGHED]  # counted are a template's words, not what fills it
     reports = [NOTHING, "output", *(t.format(r=TREASURE, v="X") for t in LAST)]
     rounds = [NEXT_PAGE, END, "empty", "none", "<tool_call></tool_call>"]
@@ -220,7 +220,7 @@ def engine_questions(
     None); None where the setting `questions` has chains alone."""
     if config.questions.source == "chains":
         return None
-    drawn = DRAWN if split else DRAWN_AT_ONCE
+    drawn = POOL_SIZE if split else SMALL_POOL_SIZE
     return ConditionQuestions(
         world,
         split,
@@ -248,7 +248,7 @@ def demonstration_tasks(
 
     def draw(skill: str) -> Task:
         if skill == "sum":
-            return python_task(rng)
+            return make_python_task(rng)
         if skill in CONDITIONS:
             return conditions.draw(skill, rng)
         return source.draw(int(skill.removeprefix("h")), rng)
@@ -263,7 +263,7 @@ def demonstration_trails(world: SmallWorld, n: int, seed: int) -> list[tuple[Tas
     """`n` short trails, each in a world of its own."""
     rng = random.Random(f"trails-{seed}")
     names = Names.from_world(world)
-    return [trail(rng.getrandbits(60), names, rng.randint(1, DEMONSTRATED_PAGES)) for _ in range(n)]
+    return [make_trail(rng.getrandbits(60), names, rng.randint(1, DEMONSTRATED_PAGES)) for _ in range(n)]
 
 
 def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:

@@ -75,6 +75,9 @@ class Ranks:
         self.first = self.rank == 0
         self.parts = max(self.size // SHARDS, 1)
         self.shards = range(self.rank // self.parts, SHARDS, max(self.size, 1))
+        self.has_blocks = trainer == "trl"
+        if self.has_blocks:  # TRL batches a process's questions together
+            self.shards = range(1)
         self.part = self.rank % self.parts
         torch.set_num_threads(1)
         backend = "gloo"
@@ -92,6 +95,13 @@ class Ranks:
                 backend, init_method=meeting, rank=self.rank, world_size=self.size
             )
             atexit.register(dist.destroy_process_group)
+
+    def assign(self, n: int, shard: int | None) -> list[int]:
+        """Return which of n questions this process samples for a shard (None: for all shards)."""
+        if self.has_blocks:
+            return list(range(self.rank * n // self.size, (self.rank + 1) * n // self.size))
+        mine = list(range(n) if shard is None else range(shard, n, SHARDS))
+        return mine[self.part :: self.parts]
 
     def sum_gradients(self, model: torch.nn.Module) -> float:
         """Add the gradients of all ranks into each; clip them to norm 1 and return their norm."""

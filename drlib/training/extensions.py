@@ -22,6 +22,7 @@ REGISTRIES = {
     "world": "drlib.worlds:WORLDS",
     "tool": "drlib.tools:TOOLS",
     "agent": "drlib.agents:AGENTS",
+    "engine": "drlib.training.model_setup:ENGINES",
     "clip": "drlib.rl.clips:CLIPS",
     "advantage": "drlib.rl.advantages:ADVANTAGES",
     "callback": "drlib.training.callbacks:CALLBACKS",

@@ -24,7 +24,7 @@ from drlib.training.batch import prepare_batch, truncate_batch
 from drlib.training.callbacks import StepState, build_callbacks
 from drlib.training.distributed import Ranks
 from drlib.training.learner import LocalLearner
-from drlib.training.policies import begin, finish
+from drlib.training.policies import begin_stage, finish_stage
 from drlib.training.question_scheduler import SKILLS, Questions
 from drlib.training.rollouts import collect_rollouts, limits_of
 from drlib.training.run_folder import RunFolder
@@ -176,7 +176,7 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         f'rl.off_policy.routing_replay="{replay}" has no effect on the exact local engine: '
         "set rl.minibatches, rl.off_policy.staleness or rl.off_policy.engine_dtype too",
     )
-    run, model, chat, world, names = begin(name, "sft", config, run_dir, ranks)
+    run, model, chat, world, names = begin_stage(name, "sft", config, run_dir, ranks)
     with (
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
@@ -184,4 +184,4 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         scheduler = Questions(config, world, names)
         trainer = GRPOTrainer(config, run, model, chat, toolbox, scheduler)
         metrics = run.loop(trainer, config.rl.steps, config.trainer.checkpoint_every, trainer.extra)
-    return finish(run, model, chat, metrics)
+    return finish_stage(run, model, chat, metrics)

@@ -1,135 +1,121 @@
-"""Stages `rl` and `rl_random_reward` of `trainer.backend=trl`: our agents' rollouts in TRL's trainer.
+"""Stages `rl` and `rl_random_reward` with trainer.backend=trl: agentic GRPO in TRL's trainer.
 
-What is asked, who rolls out, what is rewarded, left out and compared are the local loop's own
-functions (`drlib.training.grpo`); TRL and accelerate have the model, the processes, FSDP2, PEFT
-and checkpoints. TRL asks its rollout function for completions of prompts; a prompt is here the
-number of a step and of a question in it ("12/5"), and the questions are drawn when the step comes,
-as the curriculum then stands. Each process rolls out whole groups, all of them at once: tools run
-beside generation, and what was sampled is what is trained.
+Rollouts, rewards, filters, advantages and callbacks are those of the local loop
+(`drlib.training.grpo`); only the update differs. TRL and accelerate own the model, the processes,
+FSDP2, PEFT and checkpoints.
 
-TRL's batch has a fixed size: one sample a rollout. Of an agent that begins several contexts one is
-drawn, with the weight of all of them, so the sum over contexts is right in the mean.
-
-Left out, and refused: several updates a batch, stale or rounded engines, rewards compared over
-contexts.
+TRL calls a rollout function with prompts. A prompt is here "step/question": it identifies the step,
+whose questions are drawn when it begins. The batch that TRL expects has rl.questions * rl.group
+rows. Missing rows are filled with rows of loss weight 0. If an agent starts several contexts, one
+of each rollout is drawn and weighted by their number, so the expected loss is that over all.
 """
 
 import json
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from datasets import Dataset
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from trl import GRPOConfig
 
-from drlib.agents import create_agent
+from drlib.agents import Agent, create_agent
 from drlib.config import Config
 from drlib.files import write_atomic
 from drlib.models.engine import Engine
-from drlib.rl.advantages import ADVANTAGES
 from drlib.rl.curriculum import Curriculum
-from drlib.rl.filtering import filter_rollouts
-from drlib.rl.resampling import drop_zero_variance_groups
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
-from drlib.training import stages
-from drlib.training.batch import filter_of, resample_groups
-from drlib.training.callbacks import BUILT_IN, StepState, build_callbacks, emergency_stop
+from drlib.training import group_replay, question_selection, stages  # noqa: F401  callbacks
+from drlib.training.batch import RolloutBatch, prepare_batch, truncate_batch
+from drlib.training.callbacks import StepState, build_callbacks
 from drlib.training.data import WORLD_FILE
 from drlib.training.distributed import Ranks
 from drlib.training.grpo import KEPT_GROUPS
 from drlib.training.learner import FINAL_LR
 from drlib.training.model_setup import (
-    adapters,
-    engine_of,
+    ChatSetup,
+    build_chat,
+    build_lora_config,
+    create_engine,
+    find_policy,
+    gather_model,
     load_model,
-    load_tokenizer_of,
-    load_trained,
-    policy_of,
-    save_whole,
-    told,
-    whole_model,
+    load_model_tokenizer,
+    load_trainable_model,
+    save_trained_model,
 )
 from drlib.training.optim import schedule
 from drlib.training.question_scheduler import SKILLS, Questions
-from drlib.training.rollouts import contexts_of, limits_of, sample_groups, step_seed
-from drlib.training.routing import GIVEN, Routing
+from drlib.training.rollouts import collect_rollouts, contexts_of, limits_of, step_seed
 from drlib.training.run_folder import RunFolder
+from drlib.training.staleness import Clock
 from drlib.training.step_summary import summarise
 from drlib.training.switches import check_switches, loss_config
-from drlib.training.trl import DeepResearchGRPOTrainer, Rollouts
-from drlib.training.trl_run import (
+from drlib.training.trl import (
     CHECKPOINTS,
-    balance_of,
-    last_checkpoint,
-    train_in,
-    trainer_arguments,
+    GIVEN,
+    DeepResearchGRPOTrainer,
+    Routing,
+    balance_coefficient,
+    build_arguments,
+    find_checkpoint,
+    run_trainer,
 )
 from drlib.trajectory import NO_RECORD, Trajectory, save_trajectories
 from drlib.validation import require
 from drlib.worlds import Names, SmallWorld
 
-# Switches that this path does not have, and what they must be.
 # Settings that TRL's trainer cannot express: name -> (required value, reason).
 UNSUPPORTED = {
-    "rl.minibatches": (1, "TRL draws its mini-batches by rows, not by whole groups"),
-    "rl.off_policy.staleness": (0, "the engine receives the weights before each generation"),
-    "rl.off_policy.engine_dtype": ("float32", "the engine chooses its own precision"),
-    "rl.advantage.baseline": ("trajectories", "a TRL batch has one context per rollout"),
-    "rl.advantage.sample_multiple": (1, "a TRL batch has a fixed number of rows"),
-    "rl.sampling.adaptive_group": (False, "a TRL batch has groups of one size"),
-    "rl.sampling.draws": (1, "a TRL batch has a fixed number of questions"),
-    "rl.sampling.duplicate": (False, "copies are drawn from the groups of all processes"),
-    "rl.filter.max_age": (0, "every TRL rollout is sampled by the current policy"),
-    "rl.filter.repair_groups": (False, "a TRL batch has groups of one size"),
-    "rl.off_policy.replay_groups": (0, "a TRL batch has a fixed number of rows"),
-    "rl.loss.entropy_tokens": ("top", "TRL selects tokens by the highest entropy only"),
-    "rl.callbacks.kl_target": (0.0, "TRL fixes the KL coefficient at the start"),
-    "rl.callbacks.reference_every": (0, "TRL owns the reference model"),
-    "rl.callbacks.reset_patience": (0, "accelerate owns the optimizer state"),
-    "rl.callbacks.drift_factor": (1.0, "accelerate owns the learning-rate schedule"),
-    "rl.curriculum.curation_every": (0, "probes need rollouts of whole groups on all shards"),
-    "rl.curriculum.stages": ("one", "stages reset the optimizer, which accelerate owns"),
+    "rl.minibatches": (1, "TRL shuffles rows, so its mini-batches would split groups"),
+    "rl.off_policy.staleness": (0, "the engine shares or receives the weights at every step"),
+    "rl.off_policy.engine_dtype": ("float32", "an engine's precision is model.dtype here"),
+    "rl.off_policy.replay_groups": (0, "TRL's batch has no rows for replayed groups"),
+    "rl.loss.entropy_tokens": ("top", "the loss selects tokens by the highest entropy only"),
+    "rl.callbacks.reference_every": (0, "TRL's checkpoints lack the reference model"),
 }
-STATE = "drlib.json"  # of a checkpoint, beside TRL's files
-DECAY_SHARE = 0.5  # of the steps, as in the local loop
+STATE = "drlib.json"  # file in a checkpoint, beside TRL's files
+DECAY_SHARE = 0.5  # share of the steps, as in the local loop
 
 
 def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
-    """Stage `rl`: reinforcement learning from the cold start; returns the last metrics."""
+    """Run stage `rl` from the cold start; return the metrics of the last step."""
     name = "rl_random_reward" if config.rl.reward.name == "random" else "rl"
-    _check(config)
+    check_supported(config)
     runs = run_dir.parents[1]
     run = RunFolder(run_dir, stages.settings_of(name, config), ranks, config.trainer.report_to)
-    where = _start(name, config, runs)
-    tokenizer = load_tokenizer_of(where)
-    chat, system = told(tokenizer, config)
+    where = _find_start(name, config, runs)
+    tokenizer = load_model_tokenizer(where)
     world = SmallWorld.load(stages.input_folder(name, "world", config, runs) / WORLD_FILE)
-    checkpoint = last_checkpoint(run.path / CHECKPOINTS, run)
-    model = load_trained(where, checkpoint, config)
-    # who generates needs all weights: of a model that is sharded another copy
+    checkpoint = find_checkpoint(run.path / CHECKPOINTS, run)
+    model = load_trainable_model(where, checkpoint, config)
+    # an engine in this process needs all weights: a second copy if the trained model is sharded
     whole = load_model(where, getattr(torch, config.model.dtype)) if config.trainer.fsdp else model
+    routes = config.rl.off_policy.routing_replay == "r3"
     with (
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
-        engine_of(
-            whole, where, config, routes=config.rl.off_policy.routing_replay == "r3"
-        ) as engine,
+        create_engine(whole, where, config, routes=routes) as engine,
     ):
-        limits = limits_of(config)
-        agent = create_agent(config.rl.agent, engine, toolbox, chat, limits, system)
-        rolls = RollOuts(config, run, agent, Questions(config, world, Names.from_world(world)))
-        trainer = AgenticTrainer(rolls, model, tokenizer)
+        scheduler = Questions(config, world, Names.from_world(world))
+        rollouts = RolloutFunction(
+            config, run, engine, toolbox, build_chat(tokenizer, config), scheduler
+        )
+        trainer = AgenticGRPOTrainer(rollouts, model, tokenizer)
         if checkpoint:
-            rolls.load(json.loads(Path(checkpoint, STATE).read_text(encoding="utf-8")))
-        metrics = train_in(run, trainer, checkpoint, rolls.is_dead)
-        return save_whole(run, trainer, tokenizer, config, metrics)
+            state = Path(checkpoint, STATE).read_text(encoding="utf-8")
+            rollouts.load_state_dict(json.loads(state))
+        metrics = run_trainer(run, trainer, checkpoint, rollouts.is_dead)
+        return save_trained_model(run, trainer, tokenizer, config, metrics)
 
 
-def _check(config: Config) -> None:
+def check_supported(config: Config) -> None:
+    """Raise ValueError for settings that need the local trainer or have no effect."""
     check_switches(config)
     for name, (value, reason) in UNSUPPORTED.items():
         given = config.get(name)
@@ -137,145 +123,224 @@ def _check(config: Config) -> None:
             given == value,
             f"{name}={given!r} needs trainer.backend=local ({reason}): use {value!r}",
         )
-    ranked = config.rl.loss.entropy_scope == "micro" and config.rl.loss.denominator == "all"
+    is_ranked = config.rl.loss.entropy_scope == "micro" and config.rl.loss.denominator == "all"
     require(
-        config.rl.loss.top_entropy == 1 or ranked,
-        "rl.loss.top_entropy with trainer.backend=trl is ranked in each micro-batch, and counts all tokens: "
-        "set rl.loss.entropy_scope=micro and rl.loss.denominator=all",
+        config.rl.loss.top_entropy == 1 or is_ranked,
+        "rl.loss.top_entropy with trainer.backend=trl is ranked in each micro-batch and counts all "
+        "tokens: set rl.loss.entropy_scope=micro and rl.loss.denominator=all",
+    )
+    has_kl = config.rl.loss.kl_coef > 0
+    require(
+        not has_kl or config.rl.sampling.draws == 1,
+        "rl.sampling.draws with rl.loss.kl_coef needs trainer.backend=local: if no group has reward "
+        "variance, the KL term covers all drawn groups, more rows than TRL's batch has",
+    )
+    moves = config.rl.callbacks.reset_patience > 0 or config.rl.curriculum.stages != "one"
+    require(
+        not (has_kl and moves),
+        "rl.callbacks.reset_patience and rl.curriculum.stages move the reference of "
+        "rl.loss.kl_coef, which TRL's checkpoints lack: use trainer.backend=local, or set "
+        "rl.loss.kl_coef=0",
     )
 
 
-def _start(name: str, config: Config, runs: Path) -> str:
-    """Where the policy that is trained lies."""
+def _find_start(name: str, config: Config, runs: Path) -> str:
+    """Return the folder or hub id of the policy to train."""
     if config.rl.start:
         return str(stages.start_folder(name, config))
-    return policy_of(stages.input_folder(name, "sft", config, runs))
+    return find_policy(stages.input_folder(name, "sft", config, runs))
 
 
-class RollOuts:
-    """TRL's rollout function: the groups of this process's questions, judged and filtered."""
+class Row(NamedTuple):
+    """One row of TRL's batch: a context with its advantage and loss weight."""
 
-    def __init__(self, config: Config, run: RunFolder, agent, questions: Questions):
-        self.config = config
-        self.run = run
-        self.agent = agent
-        self.questions = questions
+    sample: Trajectory
+    advantage: float
+    weight: float
+
+
+class RolloutFunction:
+    """TRL's rollout function: the part of a GRPO step before the update, and callbacks.
+
+    Callbacks receive this object as their trainer. It has the attributes of the local
+    `GRPOTrainer` that they use.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunFolder,
+        engine: Engine,
+        toolbox: Toolbox,
+        chat_setup: ChatSetup,
+        scheduler: Questions,
+    ):
+        self.config, self.run, self.ranks = config, run, run.ranks
+        self.engine, self.toolbox, self.scheduler = engine, toolbox, scheduler
+        self.chat, self.system = chat_setup
+        self.agent = self.build_agent(config)
         self.curriculum = Curriculum(SKILLS, None)
-        self.emergency = emergency_stop(config)
-        # plugins only: the built-in callbacks act on the local learner
-        self.callbacks = build_callbacks(config, self, skip=BUILT_IN)
-        self.step_state: StepState | None = None  # of the step that is not yet logged
-        self.row: dict = {}  # rollout metrics of the last step
+        self.callbacks = build_callbacks(config, self)
+        self.learner: AgenticGRPOTrainer | None = None  # set when TRL's trainer is built
+        self.state: StepState | None = None  # of the step whose update has not been logged
+        self.has_gradient = False  # True if a rollout of the step has an advantage
 
-    @property
-    def engine(self) -> Engine:
-        return self.agent.engine
+    def build_agent(self, config: Config) -> Agent:
+        """Build the rollout agent with the limits in `config`."""
+        limits = limits_of(config)
+        return create_agent(
+            self.config.rl.agent, self.engine, self.toolbox, self.chat, limits, self.system
+        )
 
     def is_dead(self) -> bool:
-        """Whether no group of the step has rewards that differ: there is nothing to learn from."""
-        return self.config.rl.loss.kl_coef == 0 and self.row["live_groups"] == 0
+        """Return True if no rollout of the step has a gradient; the update is then skipped."""
+        return self.config.rl.loss.kl_coef == 0 and not self.has_gradient
 
     def dataset(self) -> Dataset:
-        """A prompt for every question of every step."""
+        """Return one prompt per question of every step."""
         steps, questions = self.config.rl.steps, self.config.rl.questions
         return Dataset.from_dict(
             {"prompt": [f"{step}/{q}" for step in range(steps) for q in range(questions)]}
         )
 
-    def state(self) -> dict:
-        """What the next step depends on, besides the weights."""
+    def state_dict(self) -> dict:
+        """Return what the next step depends on besides the weights."""
         return {
             "curriculum": self.curriculum.state_dict(),
-            "emergency": self.emergency.state_dict(),
-            "questions": self.questions.state_dict(),
+            "questions": self.scheduler.state_dict(),
             "callbacks": self.callbacks.state_dict(),
             "version": self.engine.version,
         }
 
-    def load(self, state: dict) -> None:
-        """Of a checkpoint."""
+    def load_state_dict(self, state: dict) -> None:
+        """Restore the state saved by state_dict()."""
         self.curriculum = Curriculum(SKILLS, state["curriculum"])
-        self.emergency.load_state_dict(state["emergency"])
-        self.questions.load_state_dict(state.get("questions", {}))
+        self.scheduler.load_state_dict(state["questions"])
         self.callbacks.load_state_dict(state["callbacks"])
-        self.engine.version = state["version"]  # it takes the checkpoint's weights before it rolls
+        self.engine.version = state["version"]  # it receives the weights before it generates
 
-    def __call__(self, prompts: list[str], trainer: "AgenticTrainer") -> dict:
-        """What TRL wants of each prompt, and what our reward and filter want."""
-        config, began = self.config, time.perf_counter()
-        steps, numbers = zip(*(map(int, prompt.split("/")) for prompt in prompts))
-        step = steps[0]
-        mine = list(dict.fromkeys(numbers))
-        whole = len(mine) * config.rl.group == len(prompts)
-        require(whole, "a process must have whole groups: let rl.questions divide by processes")
-        trainer.hand_over_weights()
+    def __call__(self, prompts: list[str], trainer: "AgenticGRPOTrainer") -> dict:
+        """Sample, judge and prepare this process's rows of a step; see `GRPOTrainer.step`."""
+        config, started = self.config, time.perf_counter()
+        step = int(prompts[0].partition("/")[0])
+        trainer.update_engine()
+
+        # callbacks may change the rollout limits of this step
         state = StepState(step, config)
         self.callbacks.on_step_begin(self, state)
-        tasks, worlds = self.questions.draw(step, self.curriculum)
-        rolled = sample_groups(self.agent, tasks, mine, worlds, config, step)
-        chosen = resample_groups(rolled, config, step)
-        self.row, outcomes = summarise(rolled, chosen, self.run.ranks)
-        self.curriculum.update(outcomes)
-        unanswered = self.row["overlong"] + self.row["out_of_turns"]
-        reason = self.emergency.update({"unanswered": unanswered})
-        if reason:
-            self.row["stopped"] = reason
-        self._keep(rolled, step, bool(reason))
-        state.metrics, state.rollouts, state.outcomes = self.row, rolled, outcomes
+        if state.config is not config:
+            self.agent = self.build_agent(state.config)
+
+        # sample groups of rollouts with tools, reward them; draw again while groups have no variance
+        rollouts = collect_rollouts(
+            self.agent, self.scheduler, self.curriculum, state.config, step, self.ranks
+        )
+
+        # filter, resample, advantages, loss weights
+        batch = prepare_batch(rollouts.trainable, config, step, self.ranks, Clock())
+        state.batch = truncate_batch(batch.parts, config, step)
+
+        # callbacks may probe questions, or set learning rate and KL coefficient
+        state.rollouts = rollouts.everything
+        summary, state.outcomes = summarise(state.rollouts, batch.selected, self.ranks)
+        state.metrics |= {"step": step + 1, **summary, **batch.metrics}
         self.callbacks.on_batch(self, state)
-        self.step_state = state
-        self.row["rollout_seconds"] = round(time.perf_counter() - began, 3)
-        return self._batch(chosen, step, trainer)
+        trainer.scale_learning_rate()
+        if config.rl.sampling.draws > 1:
+            state.metrics["draws"] = rollouts.draws
 
-    def _batch(self, chosen: list[Trajectory], step: int, trainer: "AgenticTrainer") -> dict:
-        config = self.config
-        weights_N, in_baseline_N, _ = filter_rollouts(chosen, filter_of(config))
-        weights_N = torch.as_tensor(weights_N, dtype=torch.float32)
-        in_baseline_N = torch.as_tensor(in_baseline_N)
-        if config.rl.filter.drop_equal:
-            rewards_N = torch.tensor([t.reward or 0.0 for t in chosen])
-            groups_N = torch.arange(len(chosen)) // config.rl.group
-            weights_N = weights_N * drop_zero_variance_groups(rewards_N, groups_N, in_baseline_N)
-        drawn = [_one_context(t, step_seed(f"{config.seed}-{t.id}", step)) for t in chosen]
-        columns = [_columns(sample, trainer.padding) for sample, _ in drawn]
-        batch = {name: [row[name] for row in columns] for name in columns[0]}
-        if config.rl.off_policy.routing_replay == "r3":
-            samples = [sample for sample, _ in drawn]
-            batch[GIVEN] = [_routes(s, row, trainer.routing) for s, row in zip(samples, columns)]
-        return batch | {
-            "judged": [t.reward for t in chosen],
-            "weight": [float(w) * many for w, (_, many) in zip(weights_N, drawn)],
-            "in_baseline": in_baseline_N.tolist(),
-        }
+        # lay the samples out as the rows that TRL expects
+        rows = draw_contexts(state.batch[0], batch.selected, config, step)
+        learning = sum(row.advantage != 0 and row.weight > 0 for row in rows)
+        self.has_gradient = self.ranks.sum({"learning": float(learning)})["learning"] > 0
+        rows = fit_rows(rows, len(prompts), self.ranks)
+        state.metrics["rollout_seconds"] = round(time.perf_counter() - started, 3)
+        self.state = state
+        return to_columns(rows, trainer.padding, trainer.routing, config)
 
-    def _keep(self, trajectories: list[Trajectory], step: int, stopped: bool) -> None:
+    def finish_step(self, update: dict[str, float]) -> dict:
+        """Run the callbacks after an update with its metrics; return all metrics of the step."""
+        state, self.state = self.state, None
+        if state is None:  # TRL also logs at the end of training
+            return {}
+        state.metrics |= update
+        self.curriculum.update(state.outcomes)
+        self.callbacks.on_step_end(self, state)
+        self._save_rollouts(state)
+        return state.metrics
+
+    def _save_rollouts(self, state: StepState) -> None:
+        """Save some rollouts of the first, the middle and the last step."""
         kept_steps = (0, self.config.rl.steps // 2, self.config.rl.steps - 1)
-        if self.run.ranks.first and (step in kept_steps or stopped):
-            kept = trajectories[: KEPT_GROUPS * self.config.rl.group]
-            save_trajectories(self.run.path / f"trajectories_{step + 1:04d}.parquet", kept)
+        if self.ranks.first and (state.step in kept_steps or "stopped" in state.metrics):
+            kept = state.rollouts[: KEPT_GROUPS * self.config.rl.group]
+            save_trajectories(self.run.path / f"trajectories_{state.step + 1:04d}.parquet", kept)
 
 
-def _one_context(trajectory: Trajectory, seed: int) -> tuple[Trajectory, int]:
-    """(a context of the rollout, drawn evenly; how many it stands for)."""
-    contexts = contexts_of(trajectory) or [trajectory]
-    generator = torch.Generator().manual_seed(seed)
-    at = int(torch.randint(len(contexts), (1,), generator=generator))
-    return contexts[at], len(contexts)
+# ---------------------------------------------------------------- rows of a batch
 
 
-def _columns(sample: Trajectory, padding: int) -> dict:
-    """A context as TRL takes it: what stands before the first sampled token is its prompt, what
-    stands behind the last one is left away."""
-    sampled = sample.generated.nonzero()[0]
-    ids = sample.token_ids.tolist()
-    if not len(sampled):  # nothing fitted into the context: one token, without loss
+def draw_contexts(
+    batch: RolloutBatch, selected: list[Trajectory], config: Config, step: int
+) -> list[Row]:
+    """Draw one sample of each rollout at random, weighted by the number of its samples.
+
+    Args:
+        selected: the rollouts that the samples of `batch` are contexts of.
+    """
+    rollout_of = {context.id: t.id for t in selected for context in contexts_of(t)}
+    samples_of: dict[str, list[int]] = {}
+    for i, sample in enumerate(batch.trajectories):
+        samples_of.setdefault(rollout_of[sample.id], []).append(i)
+    rows = []
+    for name, indices in samples_of.items():
+        generator = torch.Generator().manual_seed(step_seed(f"{config.seed}-{name}", step))
+        i = indices[int(torch.randint(len(indices), (1,), generator=generator))]
+        weight = float(batch.weights_N[i]) * len(indices)
+        rows.append(Row(batch.trajectories[i], float(batch.advantages_N[i]), weight))
+    return rows
+
+
+def fit_rows(rows: list[Row], size: int, ranks: Ranks) -> list[Row | None]:
+    """Return `size` rows for this process; None for padding.
+
+    Rows move between processes only if one has more than `size`, as with rl.sampling.draws. More
+    rows than all processes hold occur only without a gradient, and are dropped.
+    """
+    if max(ranks.gather([len(rows)])) > size:
+        rows = ranks.gather(rows)[ranks.rank * size : (ranks.rank + 1) * size]
+    return [*rows, *[None] * (size - len(rows))]
+
+
+def to_columns(rows: list[Row | None], padding: int, routing: Routing, config: Config) -> dict:
+    """Return the columns that TRL, the reward and the trainer read."""
+    cells = [_split_sample(row, padding) for row in rows]
+    batch = {name: [cell[name] for cell in cells] for name in cells[0]}
+    if config.rl.off_policy.routing_replay == "r3":
+        batch[GIVEN] = [_routes(row, cell, routing) for row, cell in zip(rows, cells)]
+    return batch | {
+        "reward": [None if row is None else row.sample.reward for row in rows],
+        "advantage": [0.0 if row is None else row.advantage for row in rows],
+        "weight": [0.0 if row is None else row.weight for row in rows],
+    }
+
+
+def _split_sample(row: Row | None, padding: int) -> dict:
+    """Split a context into prompt (up to the first sampled token) and completion.
+
+    Tokens after the last sampled one are dropped. Without sampled tokens, the completion is one
+    padding token without loss.
+    """
+    ids = [padding] if row is None else row.sample.token_ids.tolist()
+    sampled = [] if row is None else row.sample.generated.nonzero()[0]
+    if row is None or not len(sampled):
         return {
             "prompt_ids": ids,
             "completion_ids": [padding],
             "logprobs": [0.0],
             "env_mask": [0],
         }
-    first, end = int(sampled[0]), int(sampled[-1]) + 1
+    sample, first, end = row.sample, int(sampled[0]), int(sampled[-1]) + 1
     return {
         "prompt_ids": ids[:first],
         "completion_ids": ids[first:end],
@@ -284,41 +349,49 @@ def _columns(sample: Trajectory, padding: int) -> dict:
     }
 
 
-def _routes(sample: Trajectory, row: dict, routing: Routing) -> np.ndarray:
-    """What the engine reported of a context's tokens that are in its `row`, uint16[T, L, k]; no
-    record of one in which it has said nothing. ValueError: it said something, and not where its
-    tokens went."""
-    if sample.routed_experts is not None:
-        return sample.routed_experts[: len(row["prompt_ids"]) + len(row["completion_ids"])]
-    require(not sample.generated.any(), f"{sample.id}: the engine reported no routes")
-    sizes = routing.sizes
-    return np.full((len(sample), sizes.layers, sizes.chosen), NO_RECORD, np.uint16)
+def _routes(row: Row | None, cell: dict, routing: Routing) -> np.ndarray:
+    """Return the engine's routes of a row's tokens, uint16 [T, L, k].
+
+    Raises:
+        ValueError: the engine generated tokens without reporting their routes.
+    """
+    length = len(cell["prompt_ids"]) + len(cell["completion_ids"])
+    if row is not None and row.sample.routed_experts is not None:
+        return row.sample.routed_experts[:length]
+    silent = row is None or not row.sample.generated.any()
+    require(silent, "the engine reported no routes of a rollout: create it with routes=True")
+    tokens = length if row is None else len(row.sample)
+    return np.full((tokens, routing.sizes.layers, routing.sizes.chosen), NO_RECORD, np.uint16)
 
 
-def judged_reward(prompts: Sequence, completions: Sequence, judged: list, **_) -> list:
-    """The reward that the rollout was given; None where nobody could judge."""
-    return judged
+def get_rollout_reward(prompts, completions, reward: list, **_) -> list:
+    """Return the reward of each rollout, None if it could not be judged (a TRL reward function)."""
+    return reward
 
 
-def filtered(rollouts: Rollouts) -> tuple[torch.Tensor, torch.Tensor]:
-    """The verdict of our own filter, which has seen the whole rollout."""
-    device = rollouts.rewards_N.device
-    weights_N = torch.tensor([row["weight"] for row in rollouts.inputs], device=device)
-    in_baseline_N = torch.tensor([row["in_baseline"] for row in rollouts.inputs], device=device)
-    return weights_N, in_baseline_N
+# ---------------------------------------------------------------- trainer
 
 
-class AgenticTrainer(DeepResearchGRPOTrainer):
-    """Our trainer with `rolls` for its rollouts, our schedule, and our part of a checkpoint."""
+class AgenticGRPOTrainer(DeepResearchGRPOTrainer):
+    """TRL trainer of prepared batches, with the local learning-rate schedule and checkpoints.
 
-    def __init__(self, rolls: RollOuts, model, tokenizer):
-        config = rolls.config
-        self.rolls = rolls
+    Callbacks use it as the learner.
+
+    Attributes:
+        kl_coef: coefficient of the KL term in the next update.
+        lr_scale: factor of the learning rate in the next update.
+        reference_age: steps since the start; the reference does not move.
+    """
+
+    def __init__(self, rollouts: RolloutFunction, model, tokenizer):
+        config = rollouts.config
+        self.rollouts = rollouts
         self.padding = tokenizer.pad_token_id
-        self._handed_over = -1  # the step whose weights the engine has
-        args = trainer_arguments(
+        self.lr_scale, self.reference_age = 1.0, 0
+        self._engine_step = -1  # step whose weights the engine has
+        args = build_arguments(
             GRPOConfig,
-            rolls.run,
+            rollouts.run,
             config,
             steps=config.rl.steps,
             rows=config.rl.questions * config.rl.group,
@@ -329,48 +402,75 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
             beta=config.rl.loss.kl_coef,
             shuffle_dataset=False,
             remove_unused_columns=False,
-            router_aux_loss_coef=balance_of(model.config._name_or_path, config),
+            router_aux_loss_coef=balance_coefficient(model.config._name_or_path, config),
         )
         super().__init__(
             model=model,
-            reward_funcs=judged_reward,
+            reward_funcs=get_rollout_reward,
             args=args,
-            train_dataset=rolls.dataset(),
+            train_dataset=rollouts.dataset(),
             processing_class=tokenizer,
-            peft_config=adapters(model, config),
-            rollout_func=rolls,
+            peft_config=build_lora_config(model, config),
+            rollout_func=rollouts,
             loss=loss_config(config),
-            advantages=ADVANTAGES[config.rl.advantage.estimator],
-            rollout_filter=filtered,
             routing=config.rl.off_policy.routing_replay,
         )
+        rollouts.learner = self
 
-    def hand_over_weights(self) -> None:
-        """The engine takes today's weights, once a step."""
-        step = self.state.global_step
-        before = self._handed_over
-        if step == before:
+    @property
+    def kl_coef(self) -> float:
+        return self.loss_config.kl_coef
+
+    @kl_coef.setter
+    def kl_coef(self, value: float) -> None:
+        self.loss_config = replace(self.loss_config, kl_coef=value)
+
+    @property
+    def reference(self):
+        """Reference model of the KL term; None if there is none, or if it is the base of LoRA."""
+        return self.ref_model
+
+    def restart(self) -> None:
+        """Clear the optimizer's state. Without a KL term there is no reference to move."""
+        self.optimizer.state.clear()
+
+    def scale_learning_rate(self) -> None:
+        """Apply lr_scale to the next update; the schedule sets the rate anew after it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] *= self.lr_scale
+
+    def update_engine(self) -> None:
+        """Give the engine the current weights, once per step."""
+        step, before = self.state.global_step, self._engine_step
+        self._engine_step = step
+        if step in (0, before):  # it was created with the weights of step 0
             return
-        self._handed_over = step
-        if step == 0:
-            return  # it was made with them
-        config, engine, ranks = self.rolls.config, self.rolls.engine, self.rolls.run.ranks
-        if (
-            config.engine.name == "hf" and not config.trainer.fsdp
-        ):  # it runs the very model that is trained
-            engine.update_weights(engine.model)
+        rollouts, engine, ranks = self.rollouts, self.rollouts.engine, self.rollouts.ranks
+        config = rollouts.config
+        if config.engine.name == "hf" and not config.trainer.fsdp:
+            engine.update_weights(engine.model)  # it runs the trained model itself
             return
-        own = config.engine.name != "server"  # a server is shared: the first process teaches it
-        model = whole_model(self, everywhere=own)
-        if own or ranks.first:
+        # a server is shared by all processes: the first one sends the weights
+        is_own = config.engine.name != "server"
+        model = gather_model(self, everywhere=is_own)
+        if is_own or ranks.first:
             engine.update_weights(model)
         else:
             engine.version += 1
         ranks.barrier()
 
+    def _advantages_and_weights(
+        self, rewards_NF: Tensor, inputs, completions, completion_ids_list
+    ) -> tuple[Tensor, Tensor]:
+        """Return the advantages and loss weights of the prepared batch."""
+        device = rewards_NF.device
+        advantages_N = torch.tensor([row["advantage"] for row in inputs], device=device)
+        weights_N = torch.tensor([row["weight"] for row in inputs], device=device)
+        return advantages_N, weights_N
+
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """The local loop's learning rate."""
-        config = self.rolls.config
+        """Create the learning-rate schedule of the local loop."""
+        config = self.rollouts.config
         warmup = config.rl.warmup_steps
 
         def factor(step: int) -> float:
@@ -380,16 +480,18 @@ class AgenticTrainer(DeepResearchGRPOTrainer):
         return self.lr_scheduler
 
     def log(self, logs: dict, *more, **named) -> None:
-        """Log the metrics of the rollouts beside those of TRL, and end the step of the callbacks."""
-        state, self.rolls.step_state = self.rolls.step_state, None
-        if state is not None:
-            self.rolls.callbacks.on_step_end(self.rolls, state)
-        super().log({**logs, **self.rolls.row}, *more, **named)
-        self.control.should_training_stop |= "stopped" in self.rolls.row
+        """Log the metrics of rollouts and update, after the callbacks at the end of the step."""
+        update = {}
+        for name, short in (("trained_share", "trained_share"), ("policy/kl", "kl")):
+            if values := self._metrics["train"].get(name):
+                update[short] = sum(values) / len(values)
+        row = self.rollouts.finish_step(update)
+        super().log({**logs, **row}, *more, **named)
+        self.control.should_training_stop |= "stopped" in row
 
     def _save_checkpoint(self, model, trial) -> None:
         folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        if self.rolls.run.ranks.first:
+        if self.rollouts.ranks.first:
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(folder / STATE, json.dumps(self.rolls.state()))
+            write_atomic(folder / STATE, json.dumps(self.rollouts.state_dict()))
         super()._save_checkpoint(model, trial)

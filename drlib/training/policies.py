@@ -1,16 +1,9 @@
-"""How a stage that trains or asks a policy begins and ends: its tools, its start, its result.
+"""Start and end of the local training stages: inputs, starting policy, result."""
 
-Apart from `data`, whose stages need no model library and should not wait for one.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
-from drlib.models.engine import Engine
-from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy, save_policy
 from drlib.training import stages
 from drlib.training.balance import balanced
@@ -20,19 +13,23 @@ from drlib.training.run_folder import RunFolder
 from drlib.worlds import Names, SmallWorld
 
 
-def policy_tools(config: Config, runs: Path):
-    """(tokenizer, chat ids, world, names) that every training stage begins with."""
+def load_stage_tools(config: Config, runs: Path):
+    """Return (tokenizer, chat ids, world, names) of a training stage."""
     folder = stages.input_folder("a policy", "world", config, runs)
     tokenizer = load_tokenizer(folder / "tokenizer")
     world = SmallWorld.load(folder / WORLD_FILE)
     return tokenizer, ChatIds(tokenizer), world, Names.from_world(world)
 
 
-def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
-    """(run folder, policy of stage `before`, chat ids, world, names): how stage `name` begins."""
+def begin_stage(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
+    """Return (run folder, policy of stage `before`, chat ids, world, names).
+
+    Raises:
+        ValueError: the policy named by a `start` setting has another vocabulary than the world.
+    """
     run = RunFolder(run_dir, stages.settings_of(name, config), ranks, config.trainer.report_to)
     runs = run_dir.parents[1]
-    tokenizer, *others = policy_tools(config, runs)
+    tokenizer, *others = load_stage_tools(config, runs)
     if before in stages.inputs_of(name, config):
         model, _ = load_policy(stages.input_folder(name, before, config, runs) / "policy")
         return run, balanced(model, config), *others
@@ -46,22 +43,8 @@ def begin(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | 
     return run, balanced(model, config), *others
 
 
-@contextmanager
-def opened(folder: Path, config: Config) -> Iterator[tuple[Engine, ChatIds, str | None]]:
-    """(engine, chat, system prompt) of the policy that a finished stage left in `folder`."""
-    if config.trainer.backend == "trl":
-        from drlib.training.model_setup import opened_model  # lazily: PEFT takes seconds
-
-        with opened_model(folder, config) as speaker:
-            yield speaker
-        return
-    model, tokenizer = load_policy(folder / "policy")
-    engine = LocalEngine(model.eval(), max_context=config.rollout.max_context_tokens, lockstep=True)
-    yield engine, ChatIds(tokenizer), None
-
-
-def finish(run: RunFolder, model, chat: ChatIds, metrics: dict) -> dict:
-    """How it ends: the policy saved, the folder complete; returns `metrics`."""
+def finish_stage(run: RunFolder, model, chat: ChatIds, metrics: dict) -> dict:
+    """Save the policy and complete the run folder; return `metrics`."""
     if run.ranks.first:
         save_policy(model, chat.tokenizer, run.path / "policy")
     return run.finish(metrics)

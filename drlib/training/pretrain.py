@@ -33,7 +33,7 @@ from drlib.training.balance import balance_experts
 from drlib.training.distributed import SHARDS, Ranks
 from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
 from drlib.training.packing import Flat, mixed, portions, score
-from drlib.training.policies import begin, finish, policy_tools
+from drlib.training.policies import begin_stage, finish_stage, load_stage_tools
 from drlib.training.run_folder import RunFolder
 from drlib.worlds import Names
 
@@ -132,7 +132,7 @@ def shape_of_policy(config: Config) -> PolicyShape:
 def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
     """Stage `untrained`: the initial weights as a checkpoint folder."""
     run = RunFolder(run_dir, stages.settings_of("untrained", config), ranks)
-    tokenizer, chat, *_ = policy_tools(config, run_dir.parents[1])
+    tokenizer, chat, *_ = load_stage_tools(config, run_dir.parents[1])
     model = build_policy(
         shape_of_policy(config),
         config.seed,
@@ -140,12 +140,12 @@ def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
     )
-    return finish(run, model, chat, {"parameters": sum(p.numel() for p in model.parameters())})
+    return finish_stage(run, model, chat, {"parameters": sum(p.numel() for p in model.parameters())})
 
 
 def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `cpt`: pre-train the initial policy on invented worlds; returns the last metrics."""
-    run, model, chat, _, names = begin("cpt", "untrained", config, run_dir, ranks)
+    run, model, chat, _, names = begin_stage("cpt", "untrained", config, run_dir, ranks)
     draw = documents(config, names, chat)
     metrics = train_supervised(
         run,
@@ -158,7 +158,7 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         warmup=config.pretrain.warmup_steps,
         decay_share=config.pretrain.decay_share,
     )
-    return finish(run, model, chat, metrics)
+    return finish_stage(run, model, chat, metrics)
 
 
 def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], Iterator[Sample]]:

@@ -16,7 +16,7 @@ from collections.abc import Container
 from fractions import Fraction
 
 from drlib.config import Config
-from drlib.questions.chains import MAX_MISSES, PYTHON_KINDS, SearchQuestions, python_task, trail
+from drlib.questions.chains import MAX_MISSES, PYTHON_KINDS, SearchQuestions, make_python_task, make_trail
 from drlib.questions.question_engine import CHAINS, CONDITIONS
 from drlib.rl.curriculum import Curriculum, Epochs, TaskMixture
 from drlib.task import Task
@@ -173,9 +173,9 @@ class Questions:
             TRAIL, config.rl.curriculum.trail_share, source, rng
         ):
             pages = rng.randint(1, config.rl.curriculum.trail_pages)
-            return trail(rng.getrandbits(60), self.names, pages)
+            return make_trail(rng.getrandbits(60), self.names, pages)
         if _falls_to(PYTHON, config.rl.curriculum.python_share, source, rng):
-            return python_task(rng, self._skill(sorted(PYTHON_KINDS), curriculum, rng)), None
+            return make_python_task(rng, self._skill(sorted(PYTHON_KINDS), curriculum, rng)), None
         skill = self._skill(self.skills, curriculum, rng)
         if _falls_to(FICTIONAL, config.rl.curriculum.fictional_share, source, rng):
             world = fictional_world(rng.getrandbits(60), self.names)

@@ -94,9 +94,10 @@ def sample_rollouts(
     Every SHARDS-th question belongs to a shard. A shard's rollouts run together and apart from the
     others', so they have the same bits whether another process makes the rest or this one does.
     """
-    mine = list(range(len(tasks))) if shard is None else list(range(shard, len(tasks), SHARDS))
     if ranks is not None:
-        mine = mine[ranks.part :: ranks.parts]
+        mine = ranks.assign(len(tasks), shard)
+    else:
+        mine = list(range(len(tasks)) if shard is None else range(shard, len(tasks), SHARDS))
     return sample_groups(agent, tasks, mine, worlds, config, step, draw * config.rl.questions)
 
 

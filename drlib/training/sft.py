@@ -40,7 +40,7 @@ from drlib.training import stages
 from drlib.training.data import read_episodes
 from drlib.training.distributed import Ranks
 from drlib.training.packing import mixed
-from drlib.training.policies import begin, finish
+from drlib.training.policies import begin_stage, finish_stage
 from drlib.training.pretrain import train_supervised
 from drlib.worlds import Names
 
@@ -65,7 +65,7 @@ def shuffled(samples: list[Sample], seed: str) -> Iterator[Sample]:
 
 def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "sft") -> dict:
     """Stage `sft` (or `name`); returns the last metrics."""
-    run, model, chat, _, names = begin(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
+    run, model, chat, _, names = begin_stage(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
     folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
     episodes = read_episodes(folder, config.sft.filter)
     steps = config.get(stages.STAGES[name].steps)
@@ -81,7 +81,7 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
         warmup=WARMUP_STEPS,
         decay_share=1.0,
     )
-    return finish(run, model, chat, metrics | {"pool": held})
+    return finish_stage(run, model, chat, metrics | {"pool": held})
 
 
 def mixture(

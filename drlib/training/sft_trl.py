@@ -33,23 +33,23 @@ from drlib.training import stages
 from drlib.training.data import WORLD_FILE, read_episodes
 from drlib.training.distributed import Ranks
 from drlib.training.model_setup import (
-    adapters,
-    load_tokenizer_of,
-    load_trained,
-    point_to,
-    policy_of,
-    save_whole,
-    told,
+    build_lora_config,
+    load_model_tokenizer,
+    load_trainable_model,
+    finish_unchanged,
+    find_policy,
+    save_trained_model,
+    build_chat,
 )
 from drlib.training.pretrain import documents
 from drlib.training.run_folder import RunFolder
 from drlib.training.sft import WARMUP_STEPS, mixture
-from drlib.training.trl_run import (
-    attend_without_cudnn,
-    balance_of,
-    last_checkpoint,
-    train_in,
-    trainer_arguments,
+from drlib.training.trl import (
+    disable_cudnn_attention,
+    balance_coefficient,
+    find_checkpoint,
+    run_trainer,
+    build_arguments,
 )
 from drlib.trajectory import Trajectory
 from drlib.validation import require
@@ -84,7 +84,7 @@ def sft_dataset(rows: Iterable, chat: ChatIds, max_tokens: int | None = None) ->
 
 def trainer_of(model, tokenizer, dataset: Dataset, length: int, folder: str, **options):
     """An `SFTTrainer` that packs rows of `length` tokens; `options` are fields of `SFTConfig`."""
-    attend_without_cudnn()
+    disable_cudnn_attention()
     cuda = torch.cuda.is_available()
     settings = dict(
         output_dir=folder,
@@ -127,7 +127,7 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Stage `cpt`: agentic continual pre-training; a real model may do without (`pretrain.steps=0`)."""
     stage = _Stage("cpt", "untrained", config, run_dir, ranks)
     if config.pretrain.steps == 0:
-        return point_to(stage.run, stage.where, {})
+        return finish_unchanged(stage.run, stage.where, {})
     draw = documents(config, stage.names, stage.told.chat)
     return stage.train(
         lambda step: draw(f"{config.seed}-{step}-0"),
@@ -169,9 +169,9 @@ class _Stage:
         self.run = RunFolder(
             run_dir, stages.settings_of(name, config), ranks, config.trainer.report_to
         )
-        self.where = policy_of(stages.input_folder(name, before, config, runs))
-        self.tokenizer = load_tokenizer_of(self.where)
-        self.told = told(self.tokenizer, config)
+        self.where = find_policy(stages.input_folder(name, before, config, runs))
+        self.tokenizer = load_model_tokenizer(self.where)
+        self.told = build_chat(self.tokenizer, config)
         world = stages.input_folder(name, "world", config, runs) / WORLD_FILE
         self.names = Names.from_world(SmallWorld.load(world))
 
@@ -191,7 +191,7 @@ class _Stage:
         require(rows > 0, f"a step of {tokens} tokens is less than one row: lower pack_tokens")
         samples = [sample for step in range(steps) for sample in _taken(draw(step), tokens)]
         dataset = sft_dataset(samples, self.told.chat, config.trainer.pack_tokens)
-        args = trainer_arguments(
+        args = build_arguments(
             SFTConfig,
             self.run,
             config,
@@ -203,19 +203,19 @@ class _Stage:
             packing_strategy="bfd",
             warmup_steps=warmup,
             lr_scheduler_type="linear",
-            router_aux_loss_coef=balance_of(self.where, config),
+            router_aux_loss_coef=balance_coefficient(self.where, config),
         )
-        checkpoint = last_checkpoint(Path(args.output_dir), self.run)
-        model = load_trained(self.where, checkpoint, config)
+        checkpoint = find_checkpoint(Path(args.output_dir), self.run)
+        model = load_trainable_model(self.where, checkpoint, config)
         trainer = SFTTrainer(
             model=model,
             args=args,
             train_dataset=dataset,
             processing_class=self.tokenizer,
-            peft_config=adapters(model, config),
+            peft_config=build_lora_config(model, config),
         )
-        last = train_in(self.run, trainer, checkpoint)
-        return save_whole(self.run, trainer, self.tokenizer, config, last | (metrics or {}))
+        last = run_trainer(self.run, trainer, checkpoint)
+        return save_trained_model(self.run, trainer, self.tokenizer, config, last | (metrics or {}))
 
 
 def _taken(samples: Iterator[Sample], tokens: int) -> Iterator[Sample]:

@@ -79,7 +79,7 @@ register(
     Stage(
         "untrained",
         "drlib.training.pretrain:build_untrained",
-        trl="drlib.training.model_setup:begin_with",
+        trl="drlib.training.model_setup:check_initial_model",
         inputs=("world",),
         parallel=False,
         title="untrained",

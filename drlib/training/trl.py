@@ -1,35 +1,34 @@
-"""TRL's GRPO trainer with the losses, advantages and filters of `drlib.rl`.
+"""TRL's GRPO trainer with the losses, advantages and filters of `drlib.rl`."""
 
-TRL brings accelerate, FSDP, PEFT, vLLM and checkpoints; what it cannot express by options is
-Tongyi's recipe: leave-one-out over the members that count, a token-level loss, failures left out of
-loss or baseline. `DeepResearchGRPOTrainer` replaces three methods (advantages by the filter's
-verdict, the denominator, the loss), so its gradients equal the local loop's on the same batch.
-
-- The denominator counts the whole generation batch over all processes; TRL then scales it to one
-  optimiser step. With `steps_per_generation` equal to `gradient_accumulation_steps` (TRL's default
-  and the on-policy case) that is exact, otherwise an even share.
-- Behaviour log-probabilities are the sampling engine's where it gave them, else the trainer's own
-  before the update. A clip is against the latter (except "double_sided"); the engine's mismatch
-  counts with a correction only.
-- Log-probabilities come from `training.frugal_head`, of the tokens that the model sampled alone;
-  from TRL's own head for models that it does not take. Experts: `training.routing`.
-- Rows without a gradient are not run through the model (`training.trl_batch`), as in the local
-  loop; the load-balancing loss is the mean over the tokens that are.
-
-Left out: images (TRL's head scores them), our agent loop as `rollout_func`, resampling of rollouts
-(TRL's batch has a fixed size), an entropy bonus.
-"""
-
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from accelerate import DistributedType, PartialState
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
+from drlib.config import Config
+from drlib.files import append_json_line, write_atomic
+from drlib.models.routing_replay import (
+    agreement,
+    expert_load,
+    record_routes,
+    replay_routes,
+    router_entropy,
+)
 from drlib.rl.advantages import leave_one_out
 from drlib.rl.losses import (
     LossConfig,
@@ -38,18 +37,12 @@ from drlib.rl.losses import (
     merge_metrics,
     policy_loss,
 )
+from drlib.training.distributed import Ranks
 from drlib.training.frugal_head import Scored, heads_of, score_tokens
-from drlib.training.routing import GIVEN, Routed, Routing
-from drlib.training.trl_batch import (
-    ROUTES,
-    live_rows,
-    live_tokens,
-    loss_mask,
-    loss_weighed,
-    sequences,
-)
-from drlib.training.trl_run import attend_without_cudnn
-from drlib.validation import require
+from drlib.training.optim import SKIPPED, GradientWatch
+from drlib.training.run_folder import METRICS, Interrupted, RunFolder, polite_signals, read_metrics
+from drlib.trajectory import NO_RECORD
+from drlib.validation import require, require_one_of
 
 # Options whose work `LossConfig`, the advantages or the filter do here.
 REPLACED = (
@@ -70,10 +63,21 @@ REPLACED = (
     "vllm_importance_sampling_clip_max",
     "vllm_importance_sampling_clip_min",
 )
-# in TRL's batch: log-probabilities from vLLM or a rollout function; the trainer's before the update
-TAIL_TOKENS = 32  # decoded to look for a text that ends a completion: more than any such text has
+TAIL_TOKENS = 32  # decoded to search for a text that ends a completion
+# Keys of TRL's batch: log-probabilities of the engine, and of the trainer before the update
 SAMPLED, OLD = "sampling_per_token_logps", "old_per_token_logps"
+PROMPT, COMPLETION = ("prompt_ids", "prompt_mask"), ("completion_ids", "completion_mask")
+ROUTES = "routes_BTLK"  # expert routes of prompt and completion
+GIVEN = "routed_experts"  # field of a rollout function's result
+Routed = Literal["none", "r2", "r3"]
+Batch = dict[str, Any]
+Arguments = TypeVar("Arguments", bound=TrainingArguments)
+CHECKPOINTS = "trl"  # folder of checkpoints in the run folder
+STATE = "trainer_state.json"
+KEPT_CHECKPOINTS = 2  # if a kill interrupts the writing of one, the other is complete
 
+
+# ---------------------------------------------------------------- trainer
 
 @dataclass(frozen=True)
 class Rollouts:
@@ -129,7 +133,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         routing: Routed = "none",
         **kwargs,
     ):
-        attend_without_cudnn()
+        disable_cudnn_attention()
         super().__init__(*args, **kwargs)
         self.loss_config = loss or LossConfig()
         self.advantage_estimator = advantages
@@ -145,10 +149,19 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """TRL's rewards of all processes; keeps the advantages and weights that follow."""
         rewards_NF = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._scored = self._advantages_and_weights(
+            rewards_NF, inputs, completions, completion_ids_list
+        )
+        return rewards_NF
+
+    def _advantages_and_weights(
+        self, rewards_NF: Tensor, inputs, completions, completion_ids_list
+    ) -> tuple[Tensor, Tensor]:
+        """Return advantages and loss weights of this process's n completions, from all N rewards."""
         judged_N = ~rewards_NF.isnan().all(dim=1)
         rewards_N = (rewards_NF * self.reward_weights.to(rewards_NF)).nansum(dim=1)
         rewards_N = rewards_N.masked_fill(~judged_N, torch.nan)
-        n, device = len(prompts), rewards_N.device
+        n, device = len(inputs), rewards_N.device
         own = slice(self.accelerator.process_index * n, (self.accelerator.process_index + 1) * n)
         truncated = [not self._ended(list(map(int, ids))) for ids in completion_ids_list]
         truncated_N = torch.tensor(truncated, device=device)
@@ -160,8 +173,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         size = self.num_generations if self.model.training else self.num_generations_eval
         groups_N = torch.arange(len(rewards_N), device=device) // size
         advantages_N = self.advantage_estimator(rewards_N, groups_N, valid_N)
-        self._scored = advantages_N[own].float(), weights_N.float() * judged_N[own]
-        return rewards_NF
+        return advantages_N[own].float(), weights_N.float() * judged_N[own]
 
     def _ended(self, ids: list[int]) -> bool:
         """Whether a completion stopped by itself: with an end token, or with one of `ends`."""
@@ -191,11 +203,11 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         message = f'correction="{config.correction}" needs the log-probabilities of vLLM, or of a '
         require(not corrected or SAMPLED in batch, f"{message}rollout_func that returns them")
         if OLD not in batch and (corrected or self.routing.mode == "r2"):
-            found = self._score_old(*sequences(batch), loss_mask(batch))
+            found = self._score_old(*join_sequences(batch), loss_mask(batch))
             if corrected:
                 batch[OLD] = found.logp_BT
         elif OLD not in batch:
-            self._routes = self.routing.placed(self._rolled[1], sequences(batch)[1])
+            self._routes = self.routing.placed(self._rolled[1], join_sequences(batch)[1])
         if self._routes is not None:
             batch[ROUTES] = self._routes
         self._rolled = None, None
@@ -213,8 +225,8 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
     def _count_tokens(self, batch) -> Tensor:
         """Tokens with a gradient, of all processes; reports as the local loop does how many are in
         the loss, and the share of those that have one."""
-        weighed = loss_weighed(batch).sum()
-        live = live_tokens(batch, self.loss_config.kl_coef > 0).sum()
+        weighed = weighted_mask(batch).sum()
+        live = count_live_tokens(batch, self.loss_config.kl_coef > 0).sum()
         own = torch.stack([weighed, live])
         total = self.accelerator.gather(own[None]).sum(dim=0)
         tokens, trained = total.tolist()
@@ -298,7 +310,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         """`policy_loss` of one micro-batch, scaled so that accumulation and ranks add up."""
         train = self._mode == "train"
         kl = self.loss_config.kl_coef > 0
-        inputs = live_rows(inputs, kl) if train else inputs
+        inputs = drop_dead_rows(inputs, kl) if train else inputs
         found = self._score_for_loss(model, inputs)
         logp_BT = found.logp_BT.float()  # bfloat16 from TRL's head under autocast
         # Where TRL gives no old ones, steps align: they are today's.
@@ -323,7 +335,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
             denominator=denominator,
         )
         if sampled_BT is not None:
-            gap_BT = torch.where(loss_weighed(inputs), old_BT.detach() - sampled_BT, 0)
+            gap_BT = torch.where(weighted_mask(inputs), old_BT.detach() - sampled_BT, 0)
             metrics["gap_max"] = float(gap_BT.abs().max())
         own = torch.tensor([[*metrics.values()]], device=self.accelerator.device)
         parts = [dict(zip(metrics, row)) for row in self.accelerator.gather(own).tolist()]
@@ -334,7 +346,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
             self._report({"mismatch/kl": merged["mismatch_kl"]})
         self._report({f"policy/{name}": value for name, value in merged.items()})
         if self.aux_loss_enabled:
-            part = live_tokens(inputs, kl).sum() / (inputs["live_tokens"] * share).clamp(min=1)
+            part = count_live_tokens(inputs, kl).sum() / (inputs["live_tokens"] * share).clamp(min=1)
             loss = loss + self.router_aux_loss_coef * part * found.aux_loss
             gathered = self.accelerator.gather_for_metrics(found.aux_loss.detach())
             self._report({"aux_loss": gathered.mean().item()})
@@ -342,14 +354,14 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
 
     def _score_for_loss(self, model, inputs) -> Scored:
         """The tokens in the loss, under replayed routes if so asked; counts the experts' load."""
-        ids_BT, seen_BT = sequences(inputs)
+        ids_BT, seen_BT = join_sequences(inputs)
         routes_BTLK = inputs.get(ROUTES)
         watched = self.routing.sizes is not None
         asked = self.aux_loss_enabled or watched
         with ExitStack() as until_scored:
             until = self._until_backward or until_scored
             recorder = self.routing.open(until, model, routes_BTLK)
-            chosen_BC = loss_weighed(inputs)
+            chosen_BC = weighted_mask(inputs)
             found = self._score(model, ids_BT, seen_BT, chosen_BC, router_logits=asked)
         if watched and self._mode == "train":
             self.routing.count(recorder.passes[-1], routes_BTLK, seen_BT, found.router_logits)
@@ -378,3 +390,442 @@ def _check_options(args: GRPOConfig, config: LossConfig) -> None:
     require(args.beta == config.kl_coef, f"{both}; give both the same number")
     countable = config.top_entropy == 1 or config.denominator == "all"
     require(countable, 'top_entropy < 1 needs LossConfig(denominator="all") here')
+
+
+# ---------------------------------------------------------------- batches in TRL's layout
+
+
+
+def loss_mask(batch: Batch) -> Tensor:
+    """Tokens [B, C] that the model sampled: no padding, no tool responses."""
+    return (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()
+
+
+def weighted_mask(batch: Batch) -> Tensor:
+    """Those of `loss_mask` that the filter left in the loss."""
+    return loss_mask(batch) & (batch["loss_weights"] > 0)[:, None]
+
+
+def join_sequences(batch: Batch) -> tuple[Tensor, Tensor]:
+    """(ids [B, P + C], 1 on tokens [B, P + C])."""
+    ids_BT, seen_BT = (torch.cat([batch[p], batch[c]], dim=1) for p, c in zip(PROMPT, COMPLETION))
+    return ids_BT, seen_BT
+
+
+def count_live_tokens(batch: Batch, kl: bool) -> Tensor:
+    """Tokens of each row [B] that have a gradient: in the loss, with an advantage or (`kl`) a pull
+    towards the reference."""
+    tokens_B = weighted_mask(batch).sum(dim=1)
+    return tokens_B if kl else tokens_B * (batch["advantages"] != 0)
+
+
+def drop_dead_rows(batch: Batch, kl: bool) -> Batch:
+    """The rows that have a gradient, without the columns that are padding in all of them.
+
+    One row stays where none has: the shortest, as every process must make its pass.
+    """
+    kept_B = count_live_tokens(batch, kl) > 0
+    _, seen_BT = join_sequences(batch)
+    if not kept_B.any():
+        kept_B[seen_BT.sum(dim=1).argmin()] = True
+    width = batch[PROMPT[0]].size(1)
+    used_T = seen_BT[kept_B].any(dim=0)
+    used_T[width] = True  # a completion of no tokens is none
+    of_prompt, of_completion = used_T[:width], used_T[width:]
+    completions_BC = batch[COMPLETION[0]].shape
+    rows = {}
+    for name, value in batch.items():
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            rows[name] = value
+        elif name in PROMPT:
+            rows[name] = value[kept_B][:, of_prompt]
+        elif name == ROUTES:
+            kept_there, used_there = kept_B.to(value.device), used_T.to(value.device)
+            rows[name] = value[kept_there][:, used_there]
+        elif value.shape[:2] == completions_BC:
+            rows[name] = value[kept_B][:, of_completion]
+        elif value.shape == kept_B.shape:
+            rows[name] = value[kept_B]
+        else:
+            return batch  # images, of which a row may have several
+    return rows
+
+
+# ---------------------------------------------------------------- routing replay
+
+
+
+class _Sizes(NamedTuple):
+    layers: int
+    experts: int
+    chosen: int  # experts a token
+
+
+class Routing:
+    """Records, replays and counts the routes of one trainer's model.
+
+    mode: what the loss replays: nothing, the old policy's routes or the sampling engine's.
+
+    ValueError: a mode beside "none" for a model without softmax top-k routers.
+    """
+
+    def __init__(self, model: nn.Module, mode: Routed = "none"):
+        require_one_of(mode, get_args(Routed), "routing")
+        self.mode, self.sizes = mode, _sizes(model)
+        require(
+            mode == "none" or self.sizes is not None,
+            f'routing="{mode}" replays experts, and {type(model).__name__} has no softmax top-k '
+            'routers: use routing="none"',
+        )
+        self._sums: dict[str, Tensor] = {}
+
+    def placed(self, given: Sequence[Any] | None, seen_BT: Tensor) -> Tensor | None:
+        """The sampling engine's routes as int16 [B, T, L, k] on the CPU, -1 for no record.
+
+        given: of each row an array [tokens, L, k], prompt included, all of them or all but the
+            last (which is never fed); uint16 65535 is no record. seen_BT: 1 on tokens.
+
+        ValueError: "r3" without them, or shapes that do not fit.
+        """
+        require(
+            self.mode != "r3" or given is not None,
+            f'routing="r3" replays the sampling engine\'s routes: the rollout function must return '
+            f'"{GIVEN}"',
+        )
+        if given is None or self.sizes is None:
+            return None
+        layers, _, k = self.sizes
+        require(len(given) == len(seen_BT), f"{GIVEN}: {len(given)} for {len(seen_BT)} rows")
+        placed_BTLK = torch.full((*seen_BT.shape, layers, k), -1, dtype=torch.int16)
+        for i, (routes, seen_T) in enumerate(zip(given, seen_BT.cpu().bool())):
+            routes_TLK = torch.from_numpy(np.array(routes, dtype=np.int32, order="C"))
+            got, tokens = [*routes_TLK.shape], int(seen_T.sum())
+            fits = got in ([tokens, layers, k], [tokens - 1, layers, k])
+            require(fits, f"{GIVEN} of row {i}: {got}, need {[tokens, layers, k]} [tokens, L, k]")
+            at_T = seen_T.nonzero()[: got[0], 0]
+            routes_TLK = routes_TLK.masked_fill(routes_TLK == NO_RECORD, -1)
+            placed_BTLK[i, at_T] = routes_TLK.to(torch.int16)
+        return placed_BTLK
+
+    def open(
+        self, stack: ExitStack, model: nn.Module, routes_BTLK: Tensor | None, rows: int = 0
+    ) -> record_routes | None:
+        """Watch, and if the mode says so replay, the next passes of `model` until `stack` closes.
+
+        rows: of one pass, where the batch is run in several. What the recorder sees are the
+        router's own choices. None: the model has no experts.
+        """
+        if self.sizes is None:
+            return None
+        model = _Unwrapped(model)
+        recorder = stack.enter_context(record_routes(model))  # before replay: the own choices
+        if routes_BTLK is not None and self.mode != "none":
+            parts = routes_BTLK.split(rows or len(routes_BTLK))
+            stack.enter_context(replay_routes(model, [_by_layer(part) for part in parts]))
+        return recorder
+
+    @contextmanager
+    def old_policy(
+        self, model: nn.Module, batch_shape: torch.Size, routes_BTLK: Tensor | None, rows: int
+    ) -> Iterator[list[Tensor]]:
+        """Around the old policy's passes over a batch [B, T], `rows` at a time.
+
+        Gives a list; after the block it holds, in mode "r2", the batch's routes [B, T, L, k].
+        """
+        found: list[Tensor] = []
+        with ExitStack() as stack:
+            wanted = routes_BTLK if self.mode == "r3" else None
+            recorder = None
+            if self.mode != "none":
+                recorder = self.open(stack, model, wanted, rows)
+            yield found
+        if self.mode == "r2":
+            routes_LNK = torch.cat(recorder.passes, dim=1).cpu()
+            found.append(routes_LNK.transpose(0, 1).reshape(*batch_shape, *self._by_token))
+
+    @property
+    def _by_token(self) -> tuple[int, int]:
+        return self.sizes.layers, self.sizes.chosen
+
+    @torch.no_grad()
+    def count(
+        self,
+        own_LNK: Tensor,
+        routes_BTLK: Tensor | None,
+        seen_BT: Tensor,
+        router_logits: Sequence[Tensor] | None,
+    ) -> None:
+        """Add one micro-batch to the step: its routers' own choices, and those on record."""
+        real_N = seen_BT.reshape(-1).bool()
+        own_LNK = own_LNK.masked_fill(~real_N[:, None], -1)
+        used_LNK, tokens = own_LNK, real_N.sum().double()
+        sums = {"tokens": tokens, "known": tokens * 0, "same_L": tokens.new_zeros(len(own_LNK))}
+        if routes_BTLK is not None:
+            known_LNK = _by_layer(routes_BTLK).to(own_LNK)
+            sums["known"] = ((known_LNK[0, :, 0] >= 0) & real_N).sum().double()
+            sums["same_L"] = agreement(own_LNK, known_LNK).nan_to_num() * sums["known"]
+            if self.mode != "none":
+                used_LNK = torch.where((known_LNK >= 0) & real_N[:, None], known_LNK, own_LNK)
+        sums["load_LE"] = expert_load(used_LNK, self.sizes.experts).double() * tokens
+        if router_logits is not None:
+            entropy_L = router_entropy([of_layer[real_N] for of_layer in router_logits])
+            sums["entropy_L"] = entropy_L.double() * tokens
+        for name, value in sums.items():
+            self._sums[name] = value + self._sums.get(name, 0)
+
+    def metrics(self, total=lambda tensor: tensor) -> dict[str, float]:
+        """Of the step since the last call; {} if nothing was counted. `total`: sum over processes.
+
+        moe/max_violation: load of the busiest expert over the mean load, minus 1, in the worst
+        layer (0: even); its mean over layers; router_entropy: mean, nats; rerouted: share of the
+        tokens on record that the router would send to other experts now, mean over layers.
+        """
+        if not self._sums:
+            return {}
+        names, parts = [*self._sums], [*self._sums.values()]
+        flat = total(torch.cat([part.reshape(-1) for part in parts]).float()).double()
+        pieces = flat.split([part.numel() for part in parts])
+        sums = {n: piece.view_as(part) for n, piece, part in zip(names, pieces, parts)}
+        self._sums = {}
+        load_LE = sums["load_LE"]
+        violation_L = load_LE.amax(dim=1) / load_LE.mean(dim=1) - 1
+        found = {
+            "moe/max_violation": violation_L.max(),
+            "moe/max_violation_mean": violation_L.mean(),
+        }
+        if "entropy_L" in sums:
+            found["moe/router_entropy"] = sums["entropy_L"].mean() / sums["tokens"]
+        if sums["known"] > 0:
+            found["moe/rerouted"] = 1 - sums["same_L"].mean() / sums["known"]
+        return {name: float(value) for name, value in found.items()}
+
+
+def _by_layer(routes_BTLK: Tensor) -> Tensor:
+    """As `replay_routes` takes them: experts_LNK with N = B x T."""
+    return routes_BTLK.flatten(0, 1).transpose(0, 1)
+
+
+def _sizes(model: nn.Module) -> _Sizes | None:
+    """None for a model that `record_routes` finds no routers in."""
+    try:
+        hooks = record_routes(model)
+    except ValueError:
+        return None
+    hooks.close()
+    config = model.config.get_text_config()
+    return _Sizes(hooks.n_layers, config.num_experts, config.num_experts_per_tok)
+
+
+class _Unwrapped:
+    """A model's modules under the names they had before activation checkpointing wrapped layers.
+
+    FSDP2's own recomputation puts a wrapper between the stack of layers and each layer.
+    """
+
+    WRAPPER = "._checkpoint_wrapped_module"
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+
+    def modules(self) -> Iterator[nn.Module]:
+        return self._model.modules()
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, module in self._model.named_modules():
+            yield name.replace(self.WRAPPER, ""), module
+
+    def get_submodule(self, name: str) -> nn.Module:
+        return dict(self.named_modules())[name]  # a wrapper's name goes to what it wraps
+
+
+# ---------------------------------------------------------------- run folder, metrics, checkpoints
+
+
+
+def build_arguments(
+    kind: type[Arguments],
+    run: RunFolder,
+    config: Config,
+    *,
+    steps: int,
+    rows: int,
+    lr: float,
+    **more: Any,
+) -> Arguments:
+    """The arguments of a TRL trainer, `kind` (SFTConfig or GRPOConfig): what both are told alike,
+    and `more`. rows: of one optimizer step, over all processes.
+
+    ValueError: the rows cannot be shared evenly; sharding without a GPU or without processes.
+    """
+    at_once = config.trainer.device_batch * run.ranks.size
+    require(
+        rows % at_once == 0,
+        f"{rows} rows a step cannot be shared by {run.ranks.size} processes with "
+        f"trainer.device_batch={config.trainer.device_batch}: give a number that divides them",
+    )
+    disable_cudnn_attention()
+    cuda = torch.cuda.is_available()
+    options: dict[str, Any] = {
+        "output_dir": str(run.path / CHECKPOINTS),
+        "max_steps": steps,
+        "per_device_train_batch_size": config.trainer.device_batch,
+        "gradient_accumulation_steps": rows // at_once,
+        "learning_rate": lr,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "bf16": config.model.dtype == "bfloat16",
+        "use_cpu": not cuda,
+        "gradient_checkpointing": config.trainer.gradient_checkpointing,
+        "seed": config.seed,
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": config.trainer.checkpoint_every,
+        "save_total_limit": KEPT_CHECKPOINTS,
+        "report_to": [],  # `RunCallback` shows the lines, as the local loop does
+        "disable_tqdm": True,
+    }
+    if config.trainer.fsdp:
+        require(
+            run.ranks.size > 1,
+            "trainer.fsdp=true shards over processes: set processes to 2 or more",
+        )
+        options["fsdp"] = True
+        options["fsdp_config"] = {"version": 2}
+        if config.trainer.gradient_checkpointing:  # FSDP2 has its own, which gathers a layer once
+            options["gradient_checkpointing"] = False
+            options["fsdp_config"]["activation_checkpointing"] = True
+    arguments = kind(**options, **more)
+    if config.trainer.fsdp and not cuda:
+        _enable_cpu_sharding(arguments)
+    return arguments
+
+
+def _enable_cpu_sharding(arguments: TrainingArguments) -> None:
+    """Accelerate looks at a request to shard only where the processes have devices, and drops it
+    without a word elsewhere. Gloo shards as well: for tests of what eight GPUs will run."""
+    _ = arguments.device  # its set-up forgets what was said before
+    PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def balance_coefficient(where: str, config: Config) -> float:
+    """The weight of the experts' load-balancing loss; the model at `where` has none if dense."""
+    has_experts = hasattr(AutoConfig.from_pretrained(where), "num_experts")
+    return config.trainer.balance_coef if has_experts else 0.0
+
+
+def disable_cudnn_attention() -> None:
+    """Leave attention to torch's other kernels, in this process, from now on.
+
+    torch prefers cuDNN's on Hopper, whose backward pass in half precision gives NaN where there is
+    a mask and a row has 128 n + 64 tokens (torch's issue 196678; seen here on an H200 with torch
+    2.11: figures/reference/gpu/cudnn).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def gradient_is_finite(model: nn.Module, ranks: Ranks) -> bool:
+    """In all processes; of a sharded model each looks at its own part."""
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    parts = [g.to_local() if isinstance(g, DTensor) else g for g in found]
+    own = torch.stack([g.isfinite().all() for g in parts]).all() if parts else torch.tensor(True)
+    return ranks.sum({"broken": float(not own)})["broken"] == 0
+
+
+class RunCallback(TrainerCallback):
+    """A line of metrics a step, and a polite end at Ctrl-C: a checkpoint at the step's end.
+
+    A step whose gradient is not finite is not taken, and its line says so under "skipped".
+
+    is_dead: whether nothing asked for an update in this step, which is then not taken: the
+    balance loss and the optimizer's momentum alone would move the weights.
+    """
+
+    def __init__(self, run: RunFolder, is_dead: Callable[[], bool]):
+        self.run = run
+        self.is_dead = is_dead
+        self.asked = False
+        self._watch = GradientWatch()
+        self._skipped: dict = {}  # what the step's line says of it
+        self._old: dict = {}
+        self._seconds = 0.0  # of the last step
+
+    def on_train_begin(self, args, state, control, **_):
+        log = self.run.path / METRICS
+        if self.run.ranks.first and log.exists():
+            lines = log.read_bytes().splitlines(keepends=True)
+            write_atomic(log, b"".join(lines[: state.global_step]))
+        self._shown = self.run.reporter(state.global_step)
+        self._old = {each: signal.signal(each, self._ask) for each in polite_signals()}
+
+    def _ask(self, *_) -> None:
+        self.asked = True
+
+    def on_step_begin(self, args, state, control, **_):
+        self._began = time.perf_counter()
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if self.run.ranks.first and "loss" in (logs or {}):
+            row = {"step": state.global_step, **logs, **self._skipped, "seconds": self._seconds}
+            append_json_line(self.run.path / METRICS, row)
+            self._shown.show(state.global_step, row)
+
+    def on_step_end(self, args, state, control, **_):
+        self._seconds = round(time.perf_counter() - self._began, 3)
+        if self.run.ranks.sum({"asked": float(self.asked)})["asked"] > 0:
+            self.asked = True
+            control.should_save = True
+            control.should_training_stop = True
+        return control
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+        wanted = not self.is_dead()
+        is_finite = not wanted or gradient_is_finite(model, self.run.ranks)
+        self._skipped = {} if self._watch.usable(is_finite) else {"skipped": SKIPPED}
+        if not wanted or not is_finite:
+            model.zero_grad(set_to_none=True)  # and the optimizer leaves every weight alone
+
+    def on_train_end(self, args, state, control, **_):
+        self._shown.close()
+        for each, handler in self._old.items():
+            signal.signal(each, handler)
+
+
+def run_trainer(
+    run: RunFolder,
+    trainer,
+    checkpoint: str | None,
+    is_dead: Callable[[], bool] = lambda: False,
+) -> dict:
+    """Train to the end, from `checkpoint` where there is one; the last line of metrics.
+
+    is_dead: as of `RunCallback`.
+
+    Interrupted: somebody asked to stop, and a checkpoint was written.
+    """
+    lines = RunCallback(run, is_dead)
+    trainer.add_callback(lines)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if lines.asked:
+        raise Interrupted
+    run.ranks.barrier()  # the first one has written its last line
+    return read_metrics(run.path)[-1]
+
+
+def find_checkpoint(folder: Path, run: RunFolder) -> str | None:
+    """The newest whole checkpoint; those that a kill cut short are deleted."""
+    if run.ranks.first and folder.is_dir():
+        for each in folder.glob("checkpoint-*"):
+            if not _is_complete(each):
+                shutil.rmtree(each)
+    run.ranks.barrier()
+    return get_last_checkpoint(str(folder)) if folder.is_dir() else None
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    try:
+        TrainerState.load_from_json(str(checkpoint / STATE))
+    except (OSError, ValueError):
+        return False
+    return True

@@ -24,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 
 from drlib.questions import synthesize_questions
-from drlib.questions.checks import faults
+from drlib.questions.checks import find_faults
 from drlib.questions.queries import from_text
 from drlib.questions.sql_engine import SqlEngine
 from drlib.worlds import load_world
@@ -109,7 +109,7 @@ def main():
         )
         engines = {"sets": None, "sql": SqlEngine(graph)}
         report["500_questions"]["faulty"] = {
-            name: sum(bool(faults(from_text(task.query), graph, engine)) for task in tasks)
+            name: sum(bool(find_faults(from_text(task.query), graph, engine)) for task in tasks)
             for name, engine in engines.items()
         }
         report["index_megabytes"] = round(index.stat().st_size / 1e6, 1)

@@ -45,7 +45,7 @@ from pathlib import Path
 import torch
 
 from drlib.files import write_atomic
-from drlib.training.shapes import KNOWN
+from drlib.training.memory_model import KNOWN
 from drlib.validation import require
 from tests.benchmarks import bench_head
 from tests.benchmarks.traffic import Traffic
@@ -194,13 +194,13 @@ def trained_model(config, rank: int, device: str):
     from transformers import AutoModelForCausalLM
 
     from drlib.config import Config
-    from drlib.training.model_setup import adapters, trained_dtype
+    from drlib.training.model_setup import build_lora_config, choose_weight_dtype
 
     settings = Config.load("gpu8", trainer__lora_rank=rank)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=trained_dtype(settings))
+        model = AutoModelForCausalLM.from_config(config, dtype=choose_weight_dtype(settings))
         if rank:
-            model = get_peft_model(model, adapters(model, settings))
+            model = get_peft_model(model, build_lora_config(model, settings))
             model.enable_input_require_grads()  # checkpointing needs it, and TRL does so
     model.gradient_checkpointing_enable()
     return model.train(), settings.balance_coef if hasattr(config, "num_experts") else 0.0
@@ -210,13 +210,13 @@ def train_step(sizes: Sizes, rank: int, tokens: int) -> dict:
     """Seconds of steps on one row of `tokens` tokens, their peak memory and the planner's."""
     from drlib.rl.losses import policy_loss
     from drlib.training.frugal_head import heads_of, score_tokens
-    from drlib.training.memory import Load, memory_plan
-    from drlib.training.shapes import shape_from
-    from drlib.training.trl_run import attend_without_cudnn
+    from drlib.training.memory_model import Load, memory_plan
+    from drlib.training.memory_model import count_shape
+    from drlib.training.trl import disable_cudnn_attention
 
-    attend_without_cudnn()  # as in the stages
+    disable_cudnn_attention()  # as in the stages
     device, config = sizes.device, model_config(sizes)
-    shape = shape_from(config)
+    shape = count_shape(config)
     model, balance = trained_model(config, rank, device)
     heads, trained = heads_of(model), [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, 1e-6, (0.9, 0.95), weight_decay=0.0, fused=True)

@@ -21,10 +21,10 @@ import time
 from collections import Counter
 from statistics import quantiles
 
-from drlib.questions.checks import constant_edges, effort, faults, target_edges
-from drlib.questions.expansion import expand, explain, known_by
-from drlib.questions.queries import canonical, constants, depth, from_text, to_text, walk
-from drlib.questions.question_engine import side_of, synthesize_questions
+from drlib.questions.checks import count_constant_edges, measure_effort, find_faults, count_target_edges
+from drlib.questions.expansion import expand, explain, find_known_facts
+from drlib.questions.queries import canonicalise, list_constants, measure_depth, from_text, to_text, walk
+from drlib.questions.question_engine import choose_side, synthesize_questions
 from drlib.questions.sql_engine import SqlEngine
 from drlib.worlds import load_world
 
@@ -32,7 +32,7 @@ FAULTS = ("not unique", "not minimal", "shortcut", "leak", "redundant", "shallow
 
 
 def timed(world, n: int, depth: int, **how) -> dict:
-    """Questions of exactly `depth` look-ups, verified by sets; `how`: of `synthesize_questions`."""
+    """Questions of exactly `measure_depth` look-ups, verified by sets; `how`: of `synthesize_questions`."""
     graph = world.graph
     _ = graph.relations, graph.neighbours, graph.kinds
     synthesize_questions(world, 1, "warm", hops={depth: 1}, **how)
@@ -63,7 +63,7 @@ def verified(tasks, graph) -> dict:
     queries = [from_text(task.query) for task in tasks]
     for name, engine in (("sets", None), ("sql", SqlEngine(graph))):
         started = time.process_time()
-        found = Counter(fault for query in queries for fault in faults(query, graph, engine))
+        found = Counter(fault for query in queries for fault in find_faults(query, graph, engine))
         rows[name] = {fault: found[fault] / len(tasks) for fault in FAULTS}
         rows[name]["checked_a_second"] = round(len(tasks) / (time.process_time() - started))
     return rows
@@ -71,15 +71,15 @@ def verified(tasks, graph) -> dict:
 
 def described(tasks, graph) -> dict:
     queries = [from_text(task.query) for task in tasks]
-    work = quantiles([effort(query, graph) for query in queries], n=10)
+    work = quantiles([measure_effort(query, graph) for query in queries], n=10)
     kinds = Counter(kind.__name__ for query in queries for kind in {type(p) for p in walk(query)})
     return {
-        "different": len({to_text(canonical(query)) for query in queries}),
+        "different": len({to_text(canonicalise(query)) for query in queries}),
         "answers": len({task.answer for task in tasks}),
         "largest_answer_share": max(Counter(t.answer for t in tasks).values()) / len(tasks),
-        "answers_of_the_other_side": sum(side_of(task.answer) != "train" for task in tasks),
-        "depth": dict(sorted(Counter(map(depth, queries)).items())),
-        "constants": dict(sorted(Counter(len(constants(q)) for q in queries).items())),
+        "answers_of_the_other_side": sum(choose_side(task.answer) != "train" for task in tasks),
+        "depth": dict(sorted(Counter(map(measure_depth, queries)).items())),
+        "constants": dict(sorted(Counter(len(list_constants(q)) for q in queries).items())),
         "questions_with": dict(sorted(kinds.items())),
         "pages_p10_p50_p90": [work[0], work[4], work[8]],
         "digest": hashlib.sha256("".join(t.id + t.question for t in tasks).encode()).hexdigest(),
@@ -92,7 +92,7 @@ def orders(graph, n: int = 300) -> dict:
     for order in ("layer", "sequential", "random"):
         rng = random.Random("orders")
         found = []
-        titles = [t for t in sorted(graph.nodes) if len(known_by(t, graph)) > 2]
+        titles = [t for t in sorted(graph.nodes) if len(find_known_facts(t, graph)) > 2]
         while len(found) < n:
             answer = rng.choice(titles)
             query = explain(answer, graph, rng, frozenset((answer,)), 2, 3)
@@ -100,8 +100,8 @@ def orders(graph, n: int = 300) -> dict:
                 query = query and expand(query, graph, rng, order)
             found += [query] if query else []
         rows[order] = {
-            "constant_constant": sum(constant_edges(q, graph) for q in found) / n,
-            "constant_target": sum(map(target_edges, found)) / n,
+            "constant_constant": sum(count_constant_edges(q, graph) for q in found) / n,
+            "constant_target": sum(map(count_target_edges, found)) / n,
         }
     return rows
 

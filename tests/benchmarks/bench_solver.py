@@ -18,7 +18,7 @@ import time
 
 from drlib.demonstrations.funnel import Funnel, seeking
 from drlib.demonstrations.solver import MISTAKES, Solver
-from drlib.questions.queries import from_text, required
+from drlib.questions.queries import from_text, find_required
 from drlib.questions.question_engine import synthesize_questions
 from drlib.tools import Toolbox
 from drlib.worlds import load_world
@@ -31,7 +31,7 @@ def measure(solver: Solver, tasks, world) -> dict:
     seconds = time.process_time() - started
     calls = sorted(len(e.tool_results) for e in episodes if e.correct)
     kept, report = Funnel().run(episodes)
-    rates = [seeking(e, required(from_text(e.task.query), world.graph)) for e in kept]
+    rates = [seeking(e, find_required(from_text(e.task.query), world.graph)) for e in kept]
     return {
         "solved": round(len(calls) / len(tasks), 4),
         "calls_p50": statistics.median(calls),

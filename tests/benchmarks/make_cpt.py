@@ -53,7 +53,7 @@ from drlib.demonstrations.agentfounder import (
 from drlib.demonstrations.oracle import Demonstrator, DemonstratorFaults, Episode
 from drlib.files import write_atomic
 from drlib.models.moe import load_policy
-from drlib.questions.chains import SearchQuestions, python_task
+from drlib.questions.chains import SearchQuestions, make_python_task
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training.packing import Flat, portions, score
@@ -142,9 +142,9 @@ def past_trajectories(world, titles, memory, toolbox, rng) -> list[tuple[str, Ep
     past = []
     for number in range(QUESTIONS):
         hops = rng.choice((0, 1, 2))
-        task = source.draw(hops, rng) if hops else python_task(rng)
+        task = source.draw(hops, rng) if hops else make_python_task(rng)
         episode = hand.play(task, toolbox, rng, world)
-        memory.tools(episode.tool_results, f"{world.name}/{number}")
+        memory.add_observations(episode.tool_results, f"{world.name}/{number}")
         past.append((f"{world.name}/{number}", episode))
     return past
 

@@ -1,11 +1,11 @@
 """Which searches a question needs, by hand; and which questions such searches do not answer.
 
-Run: python -m pytest tests/test_questions_lookups.py
+Run: python -m pytest tests/test_questions_search_plan.py
 """
 
 import pytest
 
-from drlib.questions.lookups import LookUp, look_ups, pages_shown, solves
+from drlib.questions.lookups import SearchStep, plan_searches, parse_pages, can_solve
 from drlib.questions.queries import And, Count, Diff, Or, Proj, to_text
 from drlib.task import Task
 from drlib.worlds import SmallWorld
@@ -34,35 +34,35 @@ def engine_task(query, answer, hops=2):
 
 def test_a_chain_is_read_value_by_value():
     task = Task("t", "?", "Oban", "search", "w", 2, "Auk", ("skipper", "home"))
-    first, second = look_ups(task)
-    assert first == LookUp(("Auk",), ("skipper",)) and second == LookUp((0,), ("home",))
+    first, second = plan_searches(task)
+    assert first == SearchStep(("Auk",), ("skipper",)) and second == SearchStep((0,), ("home",))
     assert first.query(first.titles([])) == "Auk"
     assert second.query(second.titles(["Bob"])) == "Bob"
 
 
 def test_conditions_are_looked_up_first_and_then_who_has_them_all():
     task = engine_task(And((BLACK_LIKE_TERN, WHERE_BOB_LIVES)), "Gull")
-    *each, last = look_ups(task)
-    assert each == [LookUp(("Tern",), ("hull",)), LookUp(("Bob",), ("home",))]
-    assert last == LookUp((0, 1), ("hull", "harbour"), is_holder=True)
+    *each, last = plan_searches(task)
+    assert each == [SearchStep(("Tern",), ("hull",)), SearchStep(("Bob",), ("home",))]
+    assert last == SearchStep((0, 1), ("hull", "harbour"), is_holder=True)
     assert last.query(last.titles(["black", "Oban"])) == "hull black; harbour Oban"
 
 
 def test_a_condition_on_the_way_is_found_before_it_is_read():
     task = engine_task(Proj("home", Proj("skipper of", Proj("skipper", "Auk"))), "?")
-    assert look_ups(task) == [
-        LookUp(("Auk",), ("skipper",)),
-        LookUp((0,), ("skipper",), is_holder=True),
-        LookUp((1,), ("home",)),
+    assert plan_searches(task) == [
+        SearchStep(("Auk",), ("skipper",)),
+        SearchStep((0,), ("skipper",), is_holder=True),
+        SearchStep((1,), ("home",)),
     ]
 
 
 def test_the_holder_has_all_facts_and_not_some():
     text = "1. [Auk](cldr:Auk)\nhull green; harbour Oban.\n2. [Gull](cldr:Gull)\n"
     text += "harbour Oban; hull black."
-    pages = pages_shown(text)
+    pages = parse_pages(text)
     assert pages == {"Auk": ["hull green", "harbour Oban"], "Gull": ["harbour Oban", "hull black"]}
-    both = LookUp((0, 1), ("hull", "harbour"), is_holder=True)
+    both = SearchStep((0, 1), ("hull", "harbour"), is_holder=True)
     assert both.read(pages, ["black", "Oban"]) == "Gull"
     assert both.read(pages, ["green", "Oban"]) == "Auk"
     assert both.read(pages, ["white", "Oban"]) is None
@@ -80,40 +80,40 @@ def test_the_holder_has_all_facts_and_not_some():
 )
 def test_what_searches_of_facts_do_not_answer_is_refused(query, world):
     with pytest.raises(ValueError, match="do not answer|already tells"):
-        look_ups(engine_task(query, "Gull"))
-    assert not solves(engine_task(query, "Gull"), world, 2, 6)
+        plan_searches(engine_task(query, "Gull"))
+    assert not can_solve(engine_task(query, "Gull"), world, 2, 6)
 
 
 def test_a_sum_has_no_look_up():
     with pytest.raises(ValueError, match="t has neither a chain of relations nor a query"):
-        look_ups(Task("t", "What is 2 times 3?", "6", "python", "python"))
+        plan_searches(Task("t", "What is 2 times 3?", "6", "python", "python"))
 
 
 def test_a_question_is_kept_when_short_searches_answer_it(world):
     task = engine_task(And((BLACK_LIKE_TERN, WHERE_BOB_LIVES)), "Gull")
-    assert solves(task, world, results=1, max_calls=3)
-    assert not solves(task, world, results=1, max_calls=2), "three searches"
+    assert can_solve(task, world, results=1, max_calls=3)
+    assert not can_solve(task, world, results=1, max_calls=2), "three searches"
     wrong = engine_task(And((BLACK_LIKE_TERN, WHERE_BOB_LIVES)), "Auk")
-    assert not solves(wrong, world, results=1, max_calls=3)
+    assert not can_solve(wrong, world, results=1, max_calls=3)
 
 
 def test_a_question_whose_answer_is_shown_too_early_is_not(world):
     task = engine_task(And((BLACK_LIKE_TERN, WHERE_BOB_LIVES)), "Gull")
     shown = {hit.title for name in ("Tern", "Bob") for hit in world.search(name, 2)}
-    assert "Gull" not in shown and solves(task, world, results=2, max_calls=3)
+    assert "Gull" not in shown and can_solve(task, world, results=2, max_calls=3)
     # another page that names the Tern is shown beside it
     rival = Entity("Gull", "boat", ROWS["Gull"][1] | {"rival": "Tern"})
     others = [Entity(title, *rest) for title, rest in ROWS.items() if title != "Gull"]
     told = SmallWorld([rival, *others])
     assert "Gull" in [hit.title for hit in told.search("Tern", 2)]
     assert "Gull" in [hit.title for hit in told.search("hull black; harbour Oban", 2)]
-    assert not solves(task, told, results=2, max_calls=3)
+    assert not can_solve(task, told, results=2, max_calls=3)
 
 
 def test_a_description_that_several_fit_is_not_left_to_luck(world):
     # Tern and Auk are Bob's: which of them the search shows first is luck
     query = Proj("hull", Proj("skipper of", Proj("skipper", "Auk")))
-    steps = look_ups(engine_task(query, "green"))
+    steps = plan_searches(engine_task(query, "green"))
     hit, *_ = world.search(steps[1].query(["Bob"]), 1)
     lucky = {"Auk": "green", "Tern": "black"}[hit.title]
-    assert not solves(engine_task(query, lucky), world, 2, 6)
+    assert not can_solve(engine_task(query, lucky), world, 2, 6)

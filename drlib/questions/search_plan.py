@@ -7,7 +7,7 @@ alone; a question of the engine (`drlib.questions.queries`) resolves its constan
 with the holder of all conditions.
 
 Left out: what searches of a few results cannot answer (unions, differences, numbers, descriptions
-that several things fit): `look_ups` refuses the first three, `solves` finds the last.
+that several things fit): `plan_searches` refuses the first three, `can_solve` finds the last.
 """
 
 import re
@@ -23,7 +23,7 @@ _CHAIN = re.compile(r"(?:What is|Find|Tell me) the (?P<chain>.+)[?.]")
 Pages = dict[str, list[str]]  # the title of each page that a search shows -> its facts
 
 
-class LookUp(NamedTuple):
+class SearchStep(NamedTuple):
     """One search. names: titles, or the numbers of the earlier look-ups that found them.
     relations: as many. is_holder: who has all these facts, and not the value of the one."""
 
@@ -46,23 +46,23 @@ class LookUp(NamedTuple):
         if self.is_holder:
             needed = {f"{r} {title}" for r, title in zip(self.relations, titles)}
             return next((page for page, facts in pages.items() if needed <= {*facts}), None)
-        return value_of(self.relations[0], titles[0], pages)
+        return find_value(self.relations[0], titles[0], pages)
 
 
-def look_ups(task: Task) -> list[LookUp]:
+def plan_searches(task: Task) -> list[SearchStep]:
     """The searches that `task` needs, each after those that it rests on. ValueError: it is no
     search question, or asks what searches of facts do not answer."""
     if task.relations:
         names = [task.start, *range(task.hops - 1)]
-        return [LookUp((name,), (relation,)) for name, relation in zip(names, task.relations)]
+        return [SearchStep((name,), (relation,)) for name, relation in zip(names, task.relations)]
     if not task.query:
         raise ValueError(f"task {task.id} has neither a chain of relations nor a query")
-    steps: list[LookUp] = []
-    _plan(from_text(task.query), steps)
+    steps: list[SearchStep] = []
+    _add_steps(from_text(task.query), steps)
     return steps
 
 
-def _plan(query: Query, steps: list[LookUp]) -> str | int:
+def _add_steps(query: Query, steps: list[SearchStep]) -> str | int:
     """Add to `steps` what `query` needs; returns its title, or the number of the last step."""
     if isinstance(query, str):
         return query
@@ -72,17 +72,17 @@ def _plan(query: Query, steps: list[LookUp]) -> str | int:
     are_backwards = [part.relation.endswith(" of") for part in parts]
     if len(parts) > 1 and not all(are_backwards):
         raise ValueError(f"one condition of {query} already tells its answer")
-    names = tuple([_plan(part.of, steps) for part in parts])
+    names = tuple([_add_steps(part.of, steps) for part in parts])
     relations = tuple(part.relation.removesuffix(" of") for part in parts)
-    steps.append(LookUp(names, relations, is_holder=all(are_backwards)))
+    steps.append(SearchStep(names, relations, is_holder=all(are_backwards)))
     return len(steps) - 1
 
 
-def solves(task: Task, world: SmallWorld, results: int, max_calls: int) -> bool:
+def can_solve(task: Task, world: SmallWorld, results: int, max_calls: int) -> bool:
     """Whether searches that show `results` pages answer `task` in `rollout.max_calls` at most: each step
     finds the one thing that it can be, and only the last shows the answer's page."""
     try:
-        steps = look_ups(task)
+        steps = plan_searches(task)
     except ValueError:
         return False
     on_the_way = [part.of for part in walk(from_text(task.query)) if isinstance(part, Proj)]
@@ -93,7 +93,7 @@ def solves(task: Task, world: SmallWorld, results: int, max_calls: int) -> bool:
     for number, step in enumerate(steps, 1):
         titles = step.titles(found)
         hits = world.search(step.query(titles), results)
-        pages = {hit.title: facts_of(hit.snippet) for hit in hits}
+        pages = {hit.title: split_facts(hit.snippet) for hit in hits}
         value = step.read(pages, titles)
         is_early = number < len(steps) and task.answer in pages
         if value is None or is_early:
@@ -102,17 +102,17 @@ def solves(task: Task, world: SmallWorld, results: int, max_calls: int) -> bool:
     return found[-1] == task.answer
 
 
-def pages_shown(observation: str) -> Pages:
+def parse_pages(observation: str) -> Pages:
     """The pages of a search observation: title -> its facts."""
-    return {hit["title"]: facts_of(hit["facts"]) for hit in _RESULT.finditer(observation)}
+    return {hit["title"]: split_facts(hit["facts"]) for hit in _RESULT.finditer(observation)}
 
 
-def facts_of(snippet: str) -> list[str]:
+def split_facts(snippet: str) -> list[str]:
     """The facts that a small world shows on a line, each as `relation value`."""
     return snippet.rstrip(".").split("; ")
 
 
-def value_of(relation: str, title: str, pages: Pages) -> str | None:
+def find_value(relation: str, title: str, pages: Pages) -> str | None:
     """The value of `relation` on the page of `title`; None: the pages do not say."""
     head = f"{relation} "
     for shown, facts in pages.items():
@@ -124,7 +124,7 @@ def value_of(relation: str, title: str, pages: Pages) -> str | None:
     return None
 
 
-def answer_from(question: str, pages: Pages) -> str | None:
+def answer_chain(question: str, pages: Pages) -> str | None:
     """What `pages` alone say to a chain's question ("What is the script of the language of
     Norway?"): a reader that never guesses. None: they do not say, or it is no such question."""
     asked = _CHAIN.fullmatch(question.strip())
@@ -133,7 +133,7 @@ def answer_from(question: str, pages: Pages) -> str | None:
         title = " of ".join(words[at:])
         relations = [word.removeprefix("the ") for word in words[:at]]
         for relation in reversed(relations):
-            title = value_of(relation, title, pages) if title else None
+            title = find_value(relation, title, pages) if title else None
         if title:
             return title
     return None
