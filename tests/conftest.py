@@ -27,7 +27,7 @@ ALONE = {
     "test_sandbox_kill.py": "it counts what lies in the shared /dev/shm before and after",
     "test_training_hosts.py": "Ray starts a cluster of two nodes, and kills a worker by its name",
     "test_sandbox_ray.py": "Ray starts a cluster of its own, as large as the machine",
-    "test_lab_sweep_ray.py": "Ray starts a cluster of two nodes, each of which trains",
+    "test_experiments_ray.py": "Ray starts a cluster of two nodes, each of which trains",
 }
 
 # Slow files, the slowest first: started last, one would keep one core busy and the other idle.
@@ -49,7 +49,7 @@ LONG = (
     "test_sandbox_fuzz.py",
     "test_sandbox_weakened_layers.py",
     "test_training_together.py",
-    "test_lab_sweep_runs.py",
+    "test_experiments_runner.py",
     "00_tour.ipynb",
     "10_stability.ipynb",
     "06_agentic_rl.ipynb",

@@ -14,7 +14,7 @@ FILES = [
         "print(open('<REPO>/tests/hostile_cases.py').read()[:1500])",
         leaks=True,
     ),
-    refused("read this library", "print(open('<REPO>/drlib/sandbox/zygote.py').read())"),
+    refused("read this library", "print(open('<REPO>/drlib/sandbox/worker_process.py').read())"),
     refused("list the repository", breach("import os\nos.listdir('<REPO>')"), leaks=True),
     refused("import this library", breach("import drlib"), "ModuleNotFoundError"),
     refused(

@@ -4,7 +4,7 @@ from tests.mutants import Mutant
 
 SAMPLES = "tests/test_training_samples.py"
 SKILLS = "tests/test_demonstrations_skills.py"
-STRATEGIES = "tests/test_evals_strategies.py"
+STRATEGIES = "tests/test_experiments_strategies.py"
 
 MUTANTS = [
     Mutant(
@@ -89,7 +89,7 @@ MUTANTS = [
     ),
     Mutant(
         "votes: of all samples",
-        "drlib/evals/strategies.py",
+        "drlib/experiments/agent_comparison.py",
         "chosen = vote(answers[:n])",
         "chosen = vote(answers)",
         (STRATEGIES,),
@@ -97,7 +97,7 @@ MUTANTS = [
     ),
     Mutant(
         "equal tokens: as many samples as there are",
-        "drlib/evals/strategies.py",
+        "drlib/experiments/agent_comparison.py",
         "return max(1, min(samples, len(one.right[0])))",
         "return len(one.right[0])",
         (STRATEGIES,),

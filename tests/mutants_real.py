@@ -137,7 +137,7 @@ MUTANTS = [
         "drlib/analysis/scaling_plots.py",
         "ready = [at + time.sync if at > trained else at for at in ready]",
         "ready = [at for at in ready]",
-        ("tests/test_training_plan.py::test_the_formula_of_actors_and_learner_is_that_of_a_clock",),
+        ("tests/test_training_plan.py::test_the_formulas_equal_the_simulation",),
         "a plan promises more steps an hour than there will be",
     ),
     Mutant(

@@ -201,7 +201,7 @@ MUTANTS = [
     ),
     Mutant(
         "rl.callbacks.world_change: the evaluation does not hear of it",
-        "drlib/evals/evaluate.py",
+        "drlib/evaluation/evaluate.py",
         "    if config.rl.callbacks.world_change:",
         "    if False:",
         (f"{DRIFT}::test_an_evaluation_asks_in_the_changed_world",),

@@ -3,13 +3,13 @@ programs begin, and of what the README is told (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
-SWEEP = "tests/test_lab_sweep.py"
-FIGURE = "tests/test_analysis_sweep.py"
-RUNS = "tests/test_lab_sweep_runs.py"
-FILE = "drlib/lab/sweep.py"
-BUILT = "drlib/lab/sweep_runs.py"
-TABLE = "drlib/lab/sweep_table.py"
-PLOTS = "drlib/analysis/sweep_plots.py"
+SWEEP = "tests/test_experiments_plan.py"
+FIGURE = "tests/test_experiments_figures.py"
+RUNS = "tests/test_experiments_runner.py"
+FILE = "drlib/experiments/plan.py"
+BUILT = "drlib/experiments/runner.py"
+TABLE = "drlib/experiments/tables.py"
+PLOTS = "drlib/experiments/figures.py"
 KEPT = "tests/test_cli.py::test_imports_are_excluded_from_garbage_collection"
 
 MUTANTS = [
@@ -151,10 +151,10 @@ MUTANTS = [
     ),
     Mutant(
         "sweep on Ray: what a task says is dropped",
-        "drlib/lab/sweep_ray.py",
+        "drlib/experiments/ray_runner.py",
         "        return ray.get(task)\n",
         '        return ray.get(task) and ""\n',
-        ("tests/test_lab_sweep_ray.py::test_every_run_is_there_and_a_failed_one_is_named",),
+        ("tests/test_experiments_ray.py::test_every_run_is_there_and_a_failed_one_is_named",),
         "a run that failed on the cluster passes for finished",
     ),
     Mutant(
@@ -162,7 +162,7 @@ MUTANTS = [
         PLOTS,
         "            color = CONTROL if low <= 0 <= high else COLORS[1]\n",
         "            color = CONTROL if low >= 0 >= high else COLORS[1]\n",
-        ("tests/test_analysis_sweep.py::test_the_effects_of_many_sweeps_are_in_one_figure",),
+        ("tests/test_experiments_figures.py::test_the_effects_of_many_sweeps_are_in_one_figure",),
         "chance looks like an effect",
     ),
     Mutant(
@@ -201,11 +201,11 @@ MUTANTS = [
     ),
     Mutant(
         "made again: the first run less the second",
-        "drlib/lab/reference.py",
+        "drlib/experiments/reference_run.py",
         'again.gain("rl", "rl", *asked, of=first)',
         'first.gain("rl", "rl", *asked, of=again)',
         (
-            "tests/test_lab_reference.py::test_a_run_made_again_stands_beside_the_first_with_their_difference",
+            "tests/test_experiments_reference.py::test_a_run_made_again_stands_beside_the_first_with_their_difference",
         ),
         "a line that got worse would be said to have got better",
     ),

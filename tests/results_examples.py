@@ -1,7 +1,7 @@
 """Hand-made outcomes of a small run of the tour: four python and six search questions."""
 
-from drlib.evals.evaluate import Outcome, rows_of
-from drlib.evals.results import Results
+from drlib.evaluation.evaluate import Outcome, rows_of
+from drlib.evaluation.results import Results
 
 K = 8
 

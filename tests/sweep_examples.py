@@ -5,11 +5,11 @@ from pathlib import Path
 
 import yaml
 
-from drlib.evals.evaluate import Outcome, rows_of
-from drlib.evals.results import Results
+from drlib.evaluation.evaluate import Outcome, rows_of
+from drlib.evaluation.results import Results
+from drlib.experiments.plan import Sweep, load_sweep
+from drlib.experiments.runner import RESULTS, RUNS, costs, what_ran
 from drlib.files import write_json_lines
-from drlib.lab.sweep import Sweep, load_sweep
-from drlib.lab.sweep_runs import RESULTS, RUNS, costs, what_ran
 
 RIGHT, HALF, WRONG = [True, True], [True, False], [False, False]
 CLIPS = {

@@ -11,7 +11,8 @@ from drlib.analysis import scaling_plots, widgets
 from drlib.config import Config
 from drlib.training.planner import GIB
 from drlib.training.planner import plan
-from drlib.training.planner import Rates, Span, StepTime, Workload, simulate_asynchronous, step_time
+from drlib.analysis.scaling_plots import Span, simulate_asynchronous
+from drlib.training.planner import Rates, StepTime, Workload, step_time
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_the_pace_is_the_formula_s_and_the_clock_s(ax):
 def test_a_clock_that_has_not_settled_does_not_count():
     time = StepTime(10.0, 1.0, 0.0, engines=1, knee=10, staleness=1)
     first, *_ = simulate_asynchronous(time, 3)
-    assert first.ended == 10.0 and scaling_plots.clocked(time) == 10.0
+    assert first.end == 10.0 and scaling_plots.clocked(time) == 10.0
 
 
 def test_the_share_of_tokens_above_a_gap(ax):

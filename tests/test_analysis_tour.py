@@ -8,10 +8,10 @@ import pytest
 from matplotlib.colors import to_hex
 
 from drlib.analysis import rendering, tour, tour_plots, widgets
-from drlib.evals.evaluate import rows_of
-from drlib.evals.metrics import wilson_interval
-from drlib.evals.results import Results
-from drlib.lab.reference import results_block
+from drlib.evaluation.evaluate import rows_of
+from drlib.intervals import wilson_interval
+from drlib.evaluation.results import Results
+from drlib.experiments.reference_run import results_block
 from drlib.trajectory import Segment, Termination, ToolResult, Trajectory, save_trajectories
 from tests.results_examples import asked, outcome, tour_results
 

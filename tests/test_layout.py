@@ -14,7 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from drlib.lab import papers
+from drlib.experiments import papers
 from tests import names
 from tests.conftest import ALONE
 

@@ -242,7 +242,7 @@ def test_every_kernel_is_compiled_once(model):
 
 
 def test_numba_is_imported_lazily():
-    asked = "import sys, drlib.training.grpo, drlib.evals.evaluate, drlib.app; "
+    asked = "import sys, drlib.training.grpo, drlib.evaluation.evaluate, drlib.app; "
     asked += "sys.exit(int(bool({'numba', 'llvmlite'} & set(sys.modules))))"
     assert subprocess.run([sys.executable, "-c", asked], cwd=ROOT, timeout=120).returncode == 0
 

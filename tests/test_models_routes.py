@@ -13,7 +13,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from drlib.agents import Agent, create_agent
 from drlib.agents.rollout_state import _routes as routes_of_contexts
 from drlib.config import ROOT
-from drlib.evals.evaluate import held_out
+from drlib.evaluation.evaluate import held_out
 from drlib.models.engine import Completion, SamplingParams
 from drlib.models.moe import load_policy
 from drlib.models.routing_replay import record_routes

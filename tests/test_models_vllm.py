@@ -18,8 +18,8 @@ from drlib.app.research import TOUR_POLICY
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.endpoint import ChatEndpoint, EndpointError
-from drlib.evals.evaluate import held_out
-from drlib.evals.metrics import wilson_interval
+from drlib.evaluation.evaluate import held_out
+from drlib.intervals import wilson_interval
 from drlib.models.engine import SamplingParams
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import PolicyShape, build_policy, load_policy

@@ -57,7 +57,9 @@ def test_chains_against_brute_force(cldr):
                     and all(p.casefold() not in start.casefold() for p in path)
                 ):
                     brute.add((start, (a, b), path[-1]))
-    assert brute == {(c.start, c.relations, c.answer) for c in enumerate_chains(world, 2) if c.hops == 2}
+    assert brute == {
+        (c.start, c.relations, c.answer) for c in enumerate_chains(world, 2) if c.hops == 2
+    }
 
 
 def test_train_and_test_share_no_answer(cldr):

@@ -9,18 +9,18 @@ import random
 import pytest
 
 from drlib.questions.checks import (
-    find_answer,
     count_coincidences,
-    list_conditions,
     count_constant_edges,
-    measure_effort,
+    count_page_parts,
+    count_target_edges,
+    find_answer,
     find_faults,
     find_first_fault,
     is_near,
-    leaks,
-    count_page_parts,
-    count_target_edges,
     iter_weakened,
+    leaks,
+    list_conditions,
+    measure_effort,
 )
 from drlib.questions.queries import (
     And,
@@ -260,7 +260,12 @@ def test_weakened_leaves_out_one_condition():
     assert list(iter_weakened(And((a, b, c)))) == [And((b, c)), And((a, c)), And((a, b))]
     assert list(iter_weakened(And((a, b)))) == [b, a]
     assert list(iter_weakened(Diff(a, b))) == [a] == list(iter_weakened(Extreme("since", a, True)))
-    assert list(iter_weakened(Or((a, b)))) == list(iter_weakened(Count(a))) == list(iter_weakened("x")) == []
+    assert (
+        list(iter_weakened(Or((a, b))))
+        == list(iter_weakened(Count(a)))
+        == list(iter_weakened("x"))
+        == []
+    )
 
 
 def test_conditions_and_edges():
@@ -270,7 +275,9 @@ def test_conditions_and_edges():
     assert count_target_edges(And(("Krona", MONEY))) == 1
     assert count_target_edges(Count(Proj("currency of", "Krona"))) == 0  # the target is a number
     assert (
-        count_constant_edges(And((Proj("a", "Aland"), Proj("b", "Krona"), Proj("c", "Danish"))), GRAPH)
+        count_constant_edges(
+            And((Proj("a", "Aland"), Proj("b", "Krona"), Proj("c", "Danish"))), GRAPH
+        )
         == 1
     )
 

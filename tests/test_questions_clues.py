@@ -12,13 +12,20 @@ import pytest
 from drlib.questions.checks import leaks
 from drlib.questions.expansion import (
     SEVERAL,
-    is_identifiable,
     draw_explanation,
     draw_stand_in,
-    has_explanation,
     find_known_facts,
+    has_explanation,
+    is_identifiable,
 )
-from drlib.questions.queries import And, list_constants, evaluate_query, from_text, is_number, to_text
+from drlib.questions.queries import (
+    And,
+    evaluate_query,
+    from_text,
+    is_number,
+    list_constants,
+    to_text,
+)
 from drlib.worlds.graph import Graph, Node
 from tests.shared_worlds import shared_world
 
@@ -34,7 +41,9 @@ def test_known_by_lists_true_conditions(world):
         for part, fulfil in find_known_facts(title, graph):
             assert title in fulfil == evaluate_query(part, graph)
             assert len(fulfil) <= 100 and part.of != title
-    codes = [part for part, _ in find_known_facts("Norwegian Krone", graph) if part.relation == "code of"]
+    codes = [
+        part for part, _ in find_known_facts("Norwegian Krone", graph) if part.relation == "code of"
+    ]
     assert codes == []  # the code of one currency leads to nothing else
 
 
@@ -166,7 +175,9 @@ def test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go(world, 
     graph, seen, of_two = world.graph, 0, 0
     titles = [t for t in sorted(graph.nodes) if 2 < len(find_known_facts(t, graph)) < 10][::9]
     for title in titles:
-        beside = sorted(frozenset().union(*(fulfil for _, fulfil in find_known_facts(title, graph))))
+        beside = sorted(
+            frozenset().union(*(fulfil for _, fulfil in find_known_facts(title, graph)))
+        )
         rng = random.Random(title)
         rivals = frozenset(rng.sample(beside, len(beside) // 3)) - {title}
         wanted, drawn = stand_ins_by_brute_force(title, graph, rivals), set()

@@ -14,8 +14,8 @@ from drlib.config import Config
 from drlib.demonstrations.actions import ActionData
 from drlib.demonstrations.oracle import Oracle
 from drlib.questions.chains import SearchQuestions
-from drlib.questions.search_plan import plan_searches
 from drlib.questions.question_engine import CONDITIONS, ConditionQuestions
+from drlib.questions.search_plan import plan_searches
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import data

@@ -17,9 +17,9 @@ from drlib.questions.crafting import (
     WISHES,
     count_outcomes,
     craft,
-    sample_statements,
-    number_statements,
     evaluate_expression,
+    number_statements,
+    sample_statements,
 )
 from drlib.questions.entity_memory import EntityMemory
 from drlib.questions.replies import Replies

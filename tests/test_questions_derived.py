@@ -6,12 +6,12 @@ import typeguard
 from drlib.questions.joins import normalise_query
 from drlib.questions.phrases import (
     Phrasebook,
-    to_active,
-    load_inflect,
-    derive_forms,
     classify_page,
-    name_page,
+    derive_forms,
     format_date,
+    load_inflect,
+    name_page,
+    to_active,
 )
 from drlib.questions.plainness import measure_strangeness
 from drlib.questions.queries import And, Or, Proj, from_text
@@ -100,7 +100,9 @@ def test_what_is_asked_in_plain_words_is_read_back(world):
         query = from_text(task.query)
         assert measure_strangeness(query, task.question, grammar.book) == 0
         for style in STYLES:
-            assert read_question(write_sentences(query, grammar.book, style), grammar) == normalise_query(query)
+            assert read_question(
+                write_sentences(query, grammar.book, style), grammar
+            ) == normalise_query(query)
 
 
 def test_what_is_strange_is_counted(world):
@@ -108,7 +110,9 @@ def test_what_is_strange_is_counted(world):
     one, two = sorted(title for title in world.graph.nodes if title.startswith("teams/"))[:2]
     members = Proj("team of", one)
     assert measure_strangeness(Proj("manager", members), "Who?", book) == 0
-    assert measure_strangeness(And((members, Or((members, Proj("team of", two))))), "Who?", book) >= 1
+    assert (
+        measure_strangeness(And((members, Or((members, Proj("team of", two))))), "Who?", book) >= 1
+    )
     alone = measure_strangeness(members, "", book)
     assert measure_strangeness(members, "Find it. Finally, who?", book) == 2 + alone
 
@@ -139,7 +143,10 @@ def test_two_that_have_one_in_common_share_it_by_its_verb(notes, world):
 
 def test_articles_and_plurals_are_imported_without_checks_of_types():
     """Which take two seconds; other packages keep theirs."""
-    assert load_inflect().a("hour") == "an hour" and load_inflect().plural_noun("currency") == "currencies"
+    assert (
+        load_inflect().a("hour") == "an hour"
+        and load_inflect().plural_noun("currency") == "currencies"
+    )
     assert load_inflect().plural_noun("") == ""  # a check of types would refuse it
 
     @typeguard.typechecked

@@ -21,7 +21,9 @@ def test_a_document_is_kept_at_every_entity_that_it_names():
     assert memory.entities == ["Guinea", "Mali", "Papua New Guinea"]
     # the longest name wins: the first sentence says nothing about Guinea
     assert [s.text for s in memory.list_statements("Guinea")] == ["Guinea borders Mali."]
-    assert memory.list_statements("Mali") == [Statement("Guinea borders Mali.", "2020-01-02", ("page:1",))]
+    assert memory.list_statements("Mali") == [
+        Statement("Guinea borders Mali.", "2020-01-02", ("page:1",))
+    ]
     assert memory.list_statements("Atlantis") == [] and memory.entities == sorted(memory.entities)
 
 
@@ -140,6 +142,9 @@ def test_a_statement_knows_the_entities_that_it_is_kept_at():
     memory.add_fact("Mali", "capital", "Bamako", "graph")
     (border,) = memory.list_statements("Guinea")
     assert memory.find_entities(border) == ["Guinea", "Mali"]
-    assert memory.find_entities(Statement("guinea borders MALI")) == ["Guinea", "Mali"]  # says the same
+    assert memory.find_entities(Statement("guinea borders MALI")) == [
+        "Guinea",
+        "Mali",
+    ]  # says the same
     assert memory.find_entities(memory.list_statements("Bamako")[0]) == ["Bamako", "Mali"]
     assert memory.find_entities(Statement("Nobody said this.")) == []

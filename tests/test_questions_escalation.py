@@ -3,7 +3,7 @@
 import pytest
 
 from drlib.questions import synthesize_questions
-from drlib.questions.checks import measure_effort, find_faults
+from drlib.questions.checks import find_faults, measure_effort
 from drlib.questions.escalation import ASKED_BEFORE, NO_UPGRADE, TOO_EASY, escalate
 from drlib.questions.joins import normalise_query
 from drlib.questions.queries import evaluate_query, from_text

@@ -11,23 +11,23 @@ import pytest
 from drlib.questions.checks import (
     count_coincidences,
     count_constant_edges,
-    measure_effort,
+    count_target_edges,
+    find_neighbours,
     is_far,
     is_near,
     leaks,
-    find_neighbours,
-    count_target_edges,
+    measure_effort,
 )
 from drlib.questions.expansion import (
     Bars,
-    is_identifiable,
     add_hop,
     draft_query,
     expand,
     explain,
-    list_layers,
-    find_single_things,
     find_rivals,
+    find_single_things,
+    is_identifiable,
+    list_layers,
 )
 from drlib.questions.queries import (
     And,
@@ -35,11 +35,11 @@ from drlib.questions.queries import (
     Diff,
     Or,
     Proj,
+    evaluate_query,
+    find_compared,
+    is_number,
     list_constants,
     measure_depth,
-    evaluate_query,
-    is_number,
-    find_compared,
     substitute,
     walk,
 )
@@ -106,7 +106,9 @@ def test_the_baselines_leave_shortcuts_and_redundancy(world):
                 query = expand(query, graph, rng, order) or query
             assert evaluate_query(query, graph) == {answer}
             if measure_depth(query) == 3 or order == "random":
-                count += Counter(target=count_target_edges(query), constant=count_constant_edges(query, graph))
+                count += Counter(
+                    target=count_target_edges(query), constant=count_constant_edges(query, graph)
+                )
         edges[order] = count
     assert edges["layer"]["target"] == edges["layer"]["constant"] == 0
     assert edges["sequential"]["target"] > 20
@@ -160,7 +162,10 @@ def test_rivals_in_unions_and_at_the_root_and_where_they_are_not_known(world):
     graph = world.graph
     krone = Proj("currency of", "Norwegian Krone")
     speaking = Proj("widely spoken language of", "Swahili")
-    everywhere, territories = find_rivals(speaking, "Swahili", graph), evaluate_query(speaking, graph)
+    everywhere, territories = (
+        find_rivals(speaking, "Swahili", graph),
+        evaluate_query(speaking, graph),
+    )
     for title in sorted(graph.nodes):
         values = graph.values(title, "widely spoken language of")
         assert (title in everywhere) == (not values <= territories)
@@ -169,7 +174,10 @@ def test_rivals_in_unions_and_at_the_root_and_where_they_are_not_known(world):
         And((Proj("currency of", "Euro"), union.parts[1])), "Euro", graph
     )
     assert find_rivals(Count(krone), "Norwegian Krone", graph) is None
-    assert find_rivals(Diff(Proj("script of", "Latin script"), krone), "Norwegian Krone", graph) is None
+    assert (
+        find_rivals(Diff(Proj("script of", "Latin script"), krone), "Norwegian Krone", graph)
+        is None
+    )
     twice = And((krone, Proj("former currency of", "Norwegian Krone")))
     assert find_rivals(twice, "Norwegian Krone", graph) is None
 
@@ -225,7 +233,9 @@ def test_a_draft_without_numbers_hangs_on_no_coincidence(world):
     graph, by_chance = world.graph, Counter()
     for numbers in (True, False):
         for _, query in drafts(graph, 150, 3, 9, numbers=numbers):
-            by_chance[numbers] += count_coincidences(query, lambda part: evaluate_query(part, graph)) > 0
+            by_chance[numbers] += (
+                count_coincidences(query, lambda part: evaluate_query(part, graph)) > 0
+            )
     assert by_chance[False] == 0 < by_chance[True]
 
 

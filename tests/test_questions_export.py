@@ -21,9 +21,9 @@ from drlib.questions.queries import (
     Count,
     Or,
     Proj,
-    list_constants,
     evaluate_query,
     from_text,
+    list_constants,
     to_text,
 )
 from drlib.task import Task
@@ -177,7 +177,9 @@ def test_their_files_are_read_with_their_faults(tmp_path):
         {"role": "user", "content": "<tool_response>\nx is in Rio\n</tool_response>"},
         {"role": "assistant", "content": said[1]},
     ]
-    export.write_rows([{"type": "chatml", "task": "?", "messages": messages, "answer": "Rio"}], attempts)
+    export.write_rows(
+        [{"type": "chatml", "task": "?", "messages": messages, "answer": "Rio"}], attempts
+    )
     (episode,) = episodes_module.read_attempts(attempts)
     assert episode.correct and episode.messages[2] == {"role": "tool", "content": "x is in Rio"}
     assert parse(episode.messages[1]["content"]).name == "search"

@@ -15,8 +15,8 @@ import pytest
 
 from drlib.analysis.data_plots import question_graph
 from drlib.demonstrations.solver import Solver
-from drlib.questions.checks import list_conditions, measure_effort, find_faults
-from drlib.questions.joins import Condition, normalise_query, join_conditions
+from drlib.questions.checks import find_faults, list_conditions, measure_effort
+from drlib.questions.joins import Condition, join_conditions, normalise_query
 from drlib.questions.plainness import measure_strangeness
 from drlib.questions.queries import (
     And,
@@ -29,11 +29,11 @@ from drlib.questions.queries import (
     Range,
     Var,
     bind,
-    measure_depth,
     evaluate_query,
     find_free_variables,
-    from_text,
     find_required,
+    from_text,
+    measure_depth,
     to_text,
     unfold,
     walk,
@@ -43,7 +43,7 @@ from drlib.questions.question_set import find_used_facts
 from drlib.questions.read_back import load_grammar, read_question
 from drlib.questions.sentences import STYLES, write_sentences
 from drlib.questions.sql_engine import SqlEngine
-from drlib.questions.websailor_v2 import find_cyclic_question, draw_dense_subgraph, draw_focuses
+from drlib.questions.websailor_v2 import draw_dense_subgraph, draw_focuses, find_cyclic_question
 from drlib.questions.webshaper import from_triples, to_triples
 from drlib.questions.wording import render_question
 from drlib.tools import Toolbox
@@ -76,7 +76,9 @@ def test_a_shared_thing_is_one_thing():
     assert evaluate_query(unfold(query), MAP) == {"Alba", "Borg", "Cove", "Dun"}
     of_crowns = Exists("X", Proj("money", "Alba"), same)
     assert evaluate_query(of_crowns, MAP) == {"Dun"} == SqlEngine(MAP).answers(of_crowns)
-    assert measure_depth(query) == 2 and measure_depth(of_crowns) == 3  # the money of Alba is looked up first
+    assert (
+        measure_depth(query) == 2 and measure_depth(of_crowns) == 3
+    )  # the money of Alba is looked up first
 
 
 def test_a_variable_may_be_counted_and_excluded():
@@ -112,7 +114,9 @@ def test_the_chosen_variables_are_few():
     triangle = [Condition(ASKED, "r", X), Condition(X, "r", Y), Condition(Y, "r", ASKED)]
     query = join_conditions(triangle, ASKED)
     assert len([part for part in walk(query) if isinstance(part, Exists)]) == 1
-    tree = join_conditions([Condition(ASKED, "r", X), Condition(X, "s", "A"), Condition(X, "s", "B")], ASKED)
+    tree = join_conditions(
+        [Condition(ASKED, "r", X), Condition(X, "s", "A"), Condition(X, "s", "B")], ASKED
+    )
     assert tree == Proj("r of", And((Proj("s of", "A"), Proj("s of", "B"))))
 
 

@@ -15,7 +15,15 @@ from drlib.endpoint import ChatEndpoint
 from drlib.files import read_json_lines
 from drlib.models.api_engine import ApiEngine
 from drlib.questions import escalation as module
-from drlib.questions.escalation import CLOSED_BOOK_PROMPT, make_agent_solver, make_closed_book_solver, check_gates, filter_by_gates, measure_pass_rates, rate_tasks
+from drlib.questions.escalation import (
+    CLOSED_BOOK_PROMPT,
+    check_gates,
+    filter_by_gates,
+    make_agent_solver,
+    make_closed_book_solver,
+    measure_pass_rates,
+    rate_tasks,
+)
 from drlib.questions.replies import Replies
 from drlib.rl.curriculum import DataCuration
 from drlib.task import Task
@@ -97,7 +105,9 @@ def test_who_only_thinks_or_refuses_has_answered_nothing(tmp_path):
         with Scripted(lambda messages, part=part: {"content": None, part: "Hm"}) as server:
             endpoint = ChatEndpoint(server.url, "scripted", timeout_s=20)
             replies = Replies(endpoint, tmp_path / f"{part}.jsonl", calls=30, pause_s=0.01)
-            assert measure_pass_rates(TASKS, make_closed_book_solver(replies), 2) == [0.0] * len(TASKS)
+            assert measure_pass_rates(TASKS, make_closed_book_solver(replies), 2) == [0.0] * len(
+                TASKS
+            )
             assert server.asked == replies.spent_calls == 2 * len(TASKS)
             assert replies.ask([{"role": "user", "content": "?"}]) == ("", "")
 
@@ -111,9 +121,19 @@ def test_by_heart_asks_the_question_alone_once_a_seed(tmp_path):
             calls=10,
             pause_s=0.01,
         )
-        assert measure_pass_rates(TASKS, make_closed_book_solver(replies), 2) == [1.0, 0.0, 0.0, 0.0]
+        assert measure_pass_rates(TASKS, make_closed_book_solver(replies), 2) == [
+            1.0,
+            0.0,
+            0.0,
+            0.0,
+        ]
         assert Counter(body["seed"] for body in server.bodies) == {0: 4, 1: 4}
-        assert measure_pass_rates(TASKS, make_closed_book_solver(replies), 2) == [1.0, 0.0, 0.0, 0.0]
+        assert measure_pass_rates(TASKS, make_closed_book_solver(replies), 2) == [
+            1.0,
+            0.0,
+            0.0,
+            0.0,
+        ]
         assert server.asked == 8
         # three more are wanted a task, two are left of the budget: who can be judged is judged
         rates = measure_pass_rates(TASKS[:2], make_closed_book_solver(replies), 4)
@@ -133,7 +153,9 @@ def test_an_attempt_that_the_environment_broke_does_not_count(tmp_path):
         assert measure_pass_rates(TASKS[2:3], make_agent_solver(agent), 2, path) == [None]
         assert check_gates(replace(TASKS[2], closed_book=0.0)) == "not judged with tools"
         assert check_gates(TASKS[2]) == "not judged closed book"
-        assert measure_pass_rates(TASKS[2:3], make_agent_solver(agent), 2, path) == [1.0]  # tried again
+        assert measure_pass_rates(TASKS[2:3], make_agent_solver(agent), 2, path) == [
+            1.0
+        ]  # tried again
 
 
 def test_a_killed_run_goes_on_behind_the_last_batch(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 
 from drlib.questions.joins import normalise_query
 from drlib.questions.phrases import Phrasebook
-from drlib.questions.plainness import REVEALING_PENALTY, select_plain_facts, measure_strangeness
+from drlib.questions.plainness import REVEALING_PENALTY, measure_strangeness, select_plain_facts
 from drlib.questions.queries import And, Or, Proj, evaluate_query
 from drlib.questions.read_back import Grammar, read_question
 from drlib.questions.sentences import write_sentences
@@ -68,7 +68,9 @@ def test_a_dependency_tells_its_state_and_its_money():
     assert measured(And((same_money, same_speech)), phrases) == REVEALING_PENALTY
     assert measured(And((MONEY, SPEECH)), phrases) == 0  # Bolm is no dependency
     other = book(*facts[:1])
-    assert measured(And((like("currency", "Jersey"), SPEECH)), other) == REVEALING_PENALTY  # for Arden too
+    assert (
+        measured(And((like("currency", "Jersey"), SPEECH)), other) == REVEALING_PENALTY
+    )  # for Arden too
     speech = like("official language", "Jersey")
     spoken = book(("Jersey", "official language", "Common"))
     assert measured(And((MONEY, speech)), spoken) == 0  # many speak as Jersey does
@@ -103,7 +105,9 @@ def test_a_land_and_its_language_begin_alike():
     assert told == [0, REVEALING_PENALTY]
 
 
-@pytest.mark.parametrize("official, more", [((), 0), (("Arden",), REVEALING_PENALTY)], ids=["one", "both"])
+@pytest.mark.parametrize(
+    "official, more", [((), 0), (("Arden",), REVEALING_PENALTY)], ids=["one", "both"]
+)
 def test_two_official_languages_of_the_answer_tell_it(official, more):
     """French and Dutch are Belgium to everybody; French, and what its immigrants speak, is not."""
     facts = [(land, "official language", "Tongue") for land in ("Sorn", *official)]
@@ -148,7 +152,9 @@ def test_two_lands_in_one_name_are_joined_by_a_word():
     phrases = book(("Jorn & Kest", "currency", "Crown"))
     query = And((like("currency", "Jorn & Kest"), SPEECH))
     assert "as Jorn and Kest" in write_sentences(query, phrases)
-    assert read_question(write_sentences(query, phrases), Grammar(phrases)) == normalise_query(query)
+    assert read_question(write_sentences(query, phrases), Grammar(phrases)) == normalise_query(
+        query
+    )
 
 
 def test_a_condition_that_leaves_the_answer_and_what_is_named_is_idle_for_a_reader():
@@ -271,7 +277,9 @@ def test_a_person_is_not_compared_with_a_product():
 
 def test_a_description_in_the_middle_of_a_phrase_is_torn():
     led = Proj("mentor of", Proj("lead", "Blue"))
-    assert write_sentences(led, office()) == ("Which person has the lead of the Blue team as their mentor?")
+    assert write_sentences(led, office()) == (
+        "Which person has the lead of the Blue team as their mentor?"
+    )
     assert measured(led, office()) == 1 + measured(Proj("mentor of", "Cleo"), office())
 
 

@@ -17,13 +17,13 @@ from drlib.analysis.plots import CONTROL, png_bytes
 from drlib.analysis.widgets import QuestionPanel
 from drlib.questions import checks, quality, synthesize_questions
 from drlib.questions.quality import (
+    build_quality_report,
+    count_split_overlap,
     find_contaminated,
     find_near_duplicates,
-    build_quality_report,
-    save_report,
-    measure_search_rates,
     get_shape,
-    count_split_overlap,
+    measure_search_rates,
+    save_report,
 )
 from drlib.questions.queries import (
     And,
@@ -33,9 +33,9 @@ from drlib.questions.queries import (
     Or,
     Proj,
     Range,
-    list_constants,
     evaluate_query,
     from_text,
+    list_constants,
     to_text,
 )
 from drlib.task import Task
@@ -157,7 +157,9 @@ def test_overlap_names_what_two_sides_share(tasks):
         dataclasses.replace(tasks[i], answer=a, aliases=b) for i, (a, b) in enumerate(names)
     )
     assert (
-        count_split_overlap([one], [two])["answers"] == count_split_overlap([two, two], [one])["answers"] == 1
+        count_split_overlap([one], [two])["answers"]
+        == count_split_overlap([two, two], [one])["answers"]
+        == 1
     )
     assert count_split_overlap([one, two], [other])["answers"] == 0
 

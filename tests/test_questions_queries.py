@@ -23,12 +23,12 @@ from drlib.questions.queries import (
     Proj,
     Range,
     canonicalise,
-    list_constants,
-    measure_depth,
     evaluate_query,
     from_text,
-    parse_numbers,
+    list_constants,
     list_subqueries,
+    measure_depth,
+    parse_numbers,
     substitute,
     to_text,
     unfold,
@@ -345,7 +345,11 @@ def test_the_limits_of_sqlite_are_one_named_error():
 def test_parts_of_a_query():
     query = And((Proj("r", Proj("s", "A")), Diff(Range("age", 1, 2), "B")))
     assert list_constants(query) == ["A", "B"]
-    assert measure_depth(query) == 2 and measure_depth("A") == 0 and measure_depth(Count(Range("age", 1, 2))) == 1
+    assert (
+        measure_depth(query) == 2
+        and measure_depth("A") == 0
+        and measure_depth(Count(Range("age", 1, 2))) == 1
+    )
     assert [type(part).__name__ for part in walk(query)] == [
         "And",
         "Proj",
@@ -363,7 +367,9 @@ def test_parts_of_a_query():
 
 
 def test_numbers():
-    assert sorted(parse_numbers(["7", "-3", "0012", "--5", "2²", "٣", "", "-", "1.5", "1" * 19])) == [
+    assert sorted(
+        parse_numbers(["7", "-3", "0012", "--5", "2²", "٣", "", "-", "1.5", "1" * 19])
+    ) == [
         -3,
         7,
         12,

@@ -16,14 +16,14 @@ from types import SimpleNamespace
 import pytest
 
 from drlib.questions import expansion, question_engine, synthesize_questions
-from drlib.questions.checks import count_coincidences, measure_effort, find_faults
+from drlib.questions.checks import count_coincidences, find_faults, measure_effort
 from drlib.questions.expansion import is_identifiable
 from drlib.questions.queries import (
     canonicalise,
-    list_constants,
-    measure_depth,
     evaluate_query,
     from_text,
+    list_constants,
+    measure_depth,
     to_text,
     walk,
 )
@@ -152,7 +152,9 @@ def test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone(world, mo
         asked.add(vague)
         widths.add(width)
         with_numbers.append(numbers)
-        return expansion.draft_query(answer, graph, rng, hops, width, strict, listed, numbers, vague)
+        return expansion.draft_query(
+            answer, graph, rng, hops, width, strict, listed, numbers, vague
+        )
 
     def deepened(query, graph, rng, bars):
         deeper.add(bars.vague)

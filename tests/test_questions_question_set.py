@@ -10,20 +10,19 @@ from dataclasses import replace
 import pytest
 
 from drlib.questions import families, question_set
-from drlib.questions.checks import find_faults
+from drlib.questions.checks import find_faults, find_neighbours
 from drlib.questions.families import FAMILIES, draw_block
 from drlib.questions.plainness import measure_strangeness
-from drlib.questions.queries import And, Diff, Proj, list_constants, evaluate_query, from_text
+from drlib.questions.queries import And, Diff, Proj, evaluate_query, from_text, list_constants
 from drlib.questions.question_engine import synthesize_questions
 from drlib.questions.question_set import (
-    Dependencies,
     DatasetRequest,
+    Dependencies,
     assemble,
     draw_dataset,
+    find_quote,
     find_used_facts,
     split_by_graph,
-    neighbourhood,
-    find_quote,
 )
 from drlib.questions.read_back import load_grammar, read_question
 from drlib.questions.wording import mentions
@@ -180,7 +179,9 @@ def test_pages_of_sentences_are_quoted_by_the_sentence():
 
 def rest(answer, *named, facts=(), names=(), around=()):
     titles = frozenset({*named, *(end for s, _, v in facts for end in (s, v))})
-    return Dependencies(answer, names, frozenset(named), titles, frozenset(facts), frozenset(around))
+    return Dependencies(
+        answer, names, frozenset(named), titles, frozenset(facts), frozenset(around)
+    )
 
 
 WAY = ("Oslo", "in", "Norway")
@@ -238,9 +239,9 @@ def test_without_a_test_share_all_is_training():
 def test_a_kind_joins_nothing():
     kinds = [(town, relation, "town") for town in ("Oslo", "Rome") for relation in ("kind", "type")]
     graph = graph_of([*kinds, ("Oslo", "in", "Norway")])
-    assert neighbourhood("town", graph) == frozenset()
-    assert neighbourhood("Oslo", graph) == {"Norway"}
-    assert neighbourhood("Norway", graph) == {"Oslo"}
+    assert find_neighbours("town", graph) == frozenset()
+    assert find_neighbours("Oslo", graph) == {"Norway"}
+    assert find_neighbours("Norway", graph) == {"Oslo"}
 
 
 # ----------------------------------------------------------------------------------- assembly

@@ -4,8 +4,8 @@ Run: python -m pytest tests/test_questions_search_plan.py
 """
 
 import pytest
+from drlib.questions.lookups import SearchStep, can_solve, parse_pages, plan_searches
 
-from drlib.questions.lookups import SearchStep, plan_searches, parse_pages, can_solve
 from drlib.questions.queries import And, Count, Diff, Or, Proj, to_text
 from drlib.task import Task
 from drlib.worlds import SmallWorld

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from query_examples import any_query, small_graph, unique_queries
 
-from drlib.questions.phrases import Phrasebook, to_plural, add_article
+from drlib.questions.phrases import Phrasebook, add_article, to_plural
 from drlib.questions.queries import (
     And,
     Count,
@@ -18,20 +18,20 @@ from drlib.questions.queries import (
     Proj,
     Range,
     canonicalise,
-    list_constants,
     evaluate_query,
     from_text,
+    list_constants,
     walk,
 )
 from drlib.questions.question_engine import synthesize_questions
 from drlib.questions.read_back import (
     Grammar,
-    load_grammar,
     in_one_form,
+    load_grammar,
     read_question,
     word_question,
 )
-from drlib.questions.sentences import STYLES, write_sentences, span
+from drlib.questions.sentences import STYLES, span, write_sentences
 from drlib.worlds.cldr import SPOKEN_PERCENT
 from drlib.worlds.graph import Graph, Node
 from tests.shared_worlds import shared_world
@@ -217,7 +217,9 @@ def test_columns_of_a_table_get_phrases_from_their_names():
         "Who has an entry year in the 2010s?"
     )
     for asked in (query, Range("entry year", 2010, 2019)):
-        assert read_question(write_sentences(asked, book, "what"), Grammar(book)) == in_one_form(asked)
+        assert read_question(write_sentences(asked, book, "what"), Grammar(book)) == in_one_form(
+            asked
+        )
 
 
 @pytest.mark.parametrize(
@@ -244,8 +246,14 @@ def test_no_two_names_are_said_alike(grammar):
     assert said.most_common(1)[0][1] == 1
     alike = [Node("Nauru", "language"), Node("Nauru (language)", "language")]
     book = Phrasebook(Graph(alike, []))
-    assert [book.mention(node.title) for node in alike] == ["the Nauru language", '"Nauru (language)"']
-    assert [book.titles[book.mention(node.title)] for node in alike] == ["Nauru", "Nauru (language)"]
+    assert [book.mention(node.title) for node in alike] == [
+        "the Nauru language",
+        '"Nauru (language)"',
+    ]
+    assert [book.titles[book.mention(node.title)] for node in alike] == [
+        "Nauru",
+        "Nauru (language)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +301,9 @@ def test_every_question_is_read_back_in_every_style(name, n):
         query = from_text(task.query)
         assert read_question(task.question, grammar) == in_one_form(query), task.question
         for style in STYLES:
-            assert read_question(write_sentences(query, grammar.book, style), grammar) == in_one_form(query)
+            assert read_question(
+                write_sentences(query, grammar.book, style), grammar
+            ) == in_one_form(query)
 
 
 def test_small_queries_of_every_kind_are_read_back():
@@ -321,7 +331,9 @@ def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
     for task in synthesize_questions(cldr, 60, 4, hops={2: 1}):
         query = from_text(task.query)
         text = hidden = write_sentences(query, grammar.book, "which")
-        for name in map(grammar.book.said, list_constants(query)):  # "Svalbard and Jan Mayen" are one
+        for name in map(
+            grammar.book.said, list_constants(query)
+        ):  # "Svalbard and Jan Mayen" are one
             hidden = hidden.replace(name, name.replace(" and ", " & "))
         shorter = re.sub(r",? and [^?.]*\?$", "?", hidden).replace(" & ", " and ")
         if shorter != text:

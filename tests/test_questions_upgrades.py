@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from drlib.questions import synthesize_questions
-from drlib.questions.checks import measure_effort, find_faults
+from drlib.questions.checks import find_faults, measure_effort
 from drlib.questions.expansion import find_single_things
 from drlib.questions.queries import (
     And,
@@ -19,9 +19,9 @@ from drlib.questions.queries import (
     Or,
     Proj,
     Range,
-    list_constants,
     evaluate_query,
     from_text,
+    list_constants,
     walk,
 )
 from drlib.questions.upgrades import OPERATORS, run_upgrade_rounds
@@ -107,7 +107,9 @@ def test_every_round_starts_from_the_one_before_and_costs_more(world):
         assert made == list(run_upgrade_rounds(query, graph, random.Random(i), 2))
         for stage, harder in made:
             stages.add(stage)
-            assert evaluate_query(harder, graph) == {task.answer} and find_faults(harder, graph) == []
+            assert (
+                evaluate_query(harder, graph) == {task.answer} and find_faults(harder, graph) == []
+            )
             assert measure_effort(harder, graph) > measure_effort(query, graph)
             query = harder
     assert stages >= {"knowledge expansion", "conceptual abstraction", "computational formulation"}

@@ -7,9 +7,15 @@ import pytest
 from query_examples import answers, small_graph, unique_queries
 
 from drlib.questions.checks import find_faults
-from drlib.questions.queries import And, Count, Proj, list_constants, measure_depth, evaluate_query
-from drlib.questions.webdancer import crawl, draw_crawl_questions, compute_distances, e2hqa, count_pages_read
-from drlib.questions.wording import TEMPLATES, render_question, mentions
+from drlib.questions.queries import And, Count, Proj, evaluate_query, list_constants, measure_depth
+from drlib.questions.webdancer import (
+    compute_distances,
+    count_pages_read,
+    crawl,
+    draw_crawl_questions,
+    e2hqa,
+)
+from drlib.questions.wording import TEMPLATES, mentions, render_question
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 from drlib.worlds.world import Page

@@ -14,9 +14,9 @@ from drlib.questions.queries import (
     Proj,
     Range,
     canonicalise,
-    list_constants,
     evaluate_query,
     from_text,
+    list_constants,
 )
 from drlib.questions.question_engine import synthesize_questions
 from drlib.questions.read_back import Grammar, load_grammar, read_question, word_question
@@ -33,7 +33,7 @@ from drlib.questions.websailor import (
     select_rare_seeds,
     widens,
 )
-from drlib.questions.wording import render_question, mentions
+from drlib.questions.wording import mentions, render_question
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
 from tests.shared_worlds import shared_world
@@ -219,7 +219,9 @@ def test_one_entity_satisfies_all_predicates_and_no_search_finds_it(queries, cld
         assert not mentions(text, answer)
         assert all(hit.title != answer for hit in cldr.search(text, 10))
         hidden = {clue.fact.of for _, clue in fuzzed.applied}
-        spoken.update(mentions(text, grammar.book.mention(name)) for name in hidden - {*list_constants(query)})
+        spoken.update(
+            mentions(text, grammar.book.mention(name)) for name in hidden - {*list_constants(query)}
+        )
         assert not any(is_resolved(clue, cldr) for _, clue in fuzzed.applied)
         with_initials += bool(fuzzed.names)
         if fuzzed.names:

@@ -15,19 +15,19 @@ from drlib.questions.queries import (
     Proj,
     Var,
     bind,
-    list_constants,
     evaluate_query,
+    list_constants,
     walk,
 )
 from drlib.questions.websailor_v2 import (
-    find_bridge_question,
     count_cycles,
-    find_cyclic_question,
     draw_dense_subgraph,
     draw_focuses,
+    find_bridge_question,
+    find_cyclic_question,
+    group_orbits,
     list_joining_relations,
     select_distinct_shapes,
-    group_orbits,
 )
 from drlib.worlds import load_world
 from drlib.worlds.graph import Graph, Node
@@ -69,7 +69,10 @@ def test_subgraphs_are_connected_dense_and_true(graph, subgraphs):
         assert count_cycles(found) == len(nx.cycle_basis(found)) >= 3
         for a, b, data in found.edges(data=True):
             assert a != b
-            assert data["relation"].split("/") in (list_joining_relations(a, b, graph), list_joining_relations(b, a, graph))
+            assert data["relation"].split("/") in (
+                list_joining_relations(a, b, graph),
+                list_joining_relations(b, a, graph),
+            )
             assert b in graph.neighbours[a]
         assert not any(graph.is_value(title) for title in found)
 

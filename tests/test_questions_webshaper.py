@@ -22,9 +22,9 @@ from drlib.questions.queries import (
     Proj,
     Range,
     Var,
-    measure_depth,
     evaluate_query,
     from_text,
+    measure_depth,
     substitute,
     walk,
 )
@@ -315,7 +315,9 @@ def expansions(query, graph, order, seed, n=3):
     rng, made = random.Random(f"{order}-{seed}"), [query]
     for _ in range(n):
         draws = (expand(made[-1], graph, rng, order, 1) for _ in range(60))
-        keep = (q for q in draws if q is not None and (order != "layer" or not find_faults(q, graph)))
+        keep = (
+            q for q in draws if q is not None and (order != "layer" or not find_faults(q, graph))
+        )
         if (new := next(keep, None)) is None:
             break
         made.append(new)

@@ -13,13 +13,13 @@ from drlib.questions import chain_questions
 from drlib.questions.webwatcher import (
     Visual,
     blank_picture,
-    find_examiner_fault,
     export_rows,
-    identify_thing,
     filter_visuals,
-    measure_relevance,
+    find_examiner_fault,
     find_selector_fault,
+    identify_thing,
     make_visual_questions,
+    measure_relevance,
 )
 from drlib.task import Task
 from drlib.tools.pictures import Album, from_png
@@ -127,7 +127,9 @@ def test_the_selector_catches_every_injected_leak(visuals):
             for change in (str, str.upper, str.lower):
                 told = change(visual.entity)
                 text = way.format(told, visual.task.question)
-                caught[find_selector_fault(asking(visual, text), WORLD) == f"leaks {visual.entity!r}"] += 1
+                caught[
+                    find_selector_fault(asking(visual, text), WORLD) == f"leaks {visual.entity!r}"
+                ] += 1
     assert caught[True] == len(visuals) * len(WAYS) * 3 and not caught[False]
 
 
@@ -137,9 +139,14 @@ def test_the_selector_catches_every_injected_leak(visuals):
 def test_the_selector_catches_aliases(told):
     album = Album(NAMED)
     task = Task("t", "What is the currency of Côte d'Ivoire?", "CFA Franc", "search", "", 1)
-    ((visual,), _) = make_visual_questions([replace(task, start="Côte d'Ivoire")], NAMED, album, others=0)
+    ((visual,), _) = make_visual_questions(
+        [replace(task, start="Côte d'Ivoire")], NAMED, album, others=0
+    )
     assert visual.task.question == "What is the currency of the thing in the picture?"
-    assert find_selector_fault(visual, NAMED) == "" and find_selector_fault(asking(visual, "What currency?"), NAMED) == ""
+    assert (
+        find_selector_fault(visual, NAMED) == ""
+        and find_selector_fault(asking(visual, "What currency?"), NAMED) == ""
+    )
     leaking = asking(visual, f"What is the currency of the thing in the picture ({told})?")
     assert find_selector_fault(leaking, NAMED).startswith("leaks ")
     aliased = replace(task, question="What is the currency of Ivory Coast?", start="Côte d'Ivoire")
@@ -161,7 +168,10 @@ def test_the_selector_drops_what_is_unchanged_or_beside_the_picture(visuals):
         beside = replace(visual, entity=other)
         asked = "What is the currency code of the language of the thing in the picture?"
         assert find_selector_fault(asking(beside, asked), WORLD) == "relevance 0.00"
-        assert find_selector_fault(asking(beside, "What about the thing there?"), WORLD) == "relevance 0.00"
+        assert (
+            find_selector_fault(asking(beside, "What about the thing there?"), WORLD)
+            == "relevance 0.00"
+        )
         words = " ".join(visual.task.relations).split()
         assert 1 / len(words) <= measure_relevance(visual, WORLD) <= 1
         strict = find_selector_fault(visual, WORLD, least=0.9)

@@ -21,10 +21,10 @@ from drlib.questions.queries import (
 )
 from drlib.questions.wording import (
     TEMPLATES,
-    to_simple_plural,
-    render_question,
-    mentions,
     format_vague_range,
+    mentions,
+    render_question,
+    to_simple_plural,
 )
 
 SMALL = small_graph()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from drlib.config import ROOT
-from drlib.evals.evaluate import read_outcomes
+from drlib.evaluation.evaluate import read_outcomes
 from drlib.rl.stability import Alarm, PageHinkley
 from drlib.training.callbacks import RolloutFacts, is_worse, monitors_of, watched_signals
 from drlib.trajectory import Termination, ToolResult, load_trajectories

@@ -15,24 +15,26 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
 from drlib.models.moe import PolicyShape, build_policy, save_policy
-from drlib.training.planner import GIB, fit_memory, list_loads, find_remedy
-from drlib.training.memory_model import Load
-from drlib.training.planner import main, plan, read_rates
-from drlib.training.planner import check
-from drlib.training.pretrain import shape_of_policy
-from drlib.training.memory_model import KNOWN, count_shape, shape_of
+from drlib.analysis.scaling_plots import simulate_asynchronous, simulate_synchronous
+from drlib.cli.plan import main, read_rates
+from drlib.training.memory_model import KNOWN, Load, count_shape, load_shape
 from drlib.training.planner import (
+    GIB,
     Rates,
     StepTime,
     Workload,
-    estimated,
+    check_settings,
+    estimate_rates,
+    find_remedy,
+    fit_memory,
+    list_loads,
     measure_rates,
-    simulate_synchronous,
     parse_rates,
-    simulate_asynchronous,
-    step_time,
+    plan,
     read_workload,
+    step_time,
 )
+from drlib.training.pretrain import shape_of_policy
 
 REFERENCE = ROOT / "figures" / "reference"
 RUNS = [f"tour/seed{n}_rl.jsonl" for n in range(5)]
@@ -144,11 +146,11 @@ def test_who_generates_with_a_sharded_model_holds_all_its_weights_beside_the_sha
 
 @pytest.mark.parametrize("engines", [1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize("push_bytes", [0.0, 2.0])
-def test_the_formula_of_actors_and_learner_is_that_of_a_clock(engines, push_bytes):
+def test_the_formulas_equal_the_simulation(engines, push_bytes):
     rates = Rates(generate_tokens_s=1.0, train_tokens_s=1.0, push_bytes_s=10.0)
     time = step_time(Workload(40.0, 10.0, push_bytes), rates, engines=engines)
     trained = [span for span in simulate_asynchronous(time, 200) if span.what == "train"][100:]
-    seconds = (trained[-1].ended - trained[0].ended) / (len(trained) - 1)
+    seconds = (trained[-1].end - trained[0].end) / (len(trained) - 1)
     assert seconds == pytest.approx(time.asynchronous)
     assert {span.age for span in trained} == {engines}  # also beyond the knee, where they wait
     if engines <= time.knee == 4:
@@ -158,7 +160,7 @@ def test_the_formula_of_actors_and_learner_is_that_of_a_clock(engines, push_byte
 def test_the_clock_by_hand():
     time = StepTime(generate=2.0, train=3.0, sync=1.0, engines=2, knee=2, staleness=1)
     spans = simulate_asynchronous(time, 2)
-    told = [(s.lane, s.what, s.began, s.ended, s.batch, s.age) for s in spans]
+    told = [(s.lane, s.what, s.start, s.end, s.batch, s.age) for s in spans]
     assert told == [
         (1, "generate", -2.0, 2.0, 0, 0),
         (0, "train", 2.0, 5.0, 0, 0),
@@ -168,9 +170,9 @@ def test_the_clock_by_hand():
         (0, "sync", 9.0, 10.0, 1, 0),
     ]
     after = simulate_synchronous(time, 2)
-    learner = [(s.what, s.began, s.ended) for s in after if s.lane == 0]
+    learner = [(s.what, s.start, s.end) for s in after if s.lane == 0]
     assert learner == [("train", 2, 5), ("sync", 5, 6), ("train", 8, 11), ("sync", 11, 12)]
-    assert [(s.lane, s.began) for s in after if s.what == "generate"] == [
+    assert [(s.lane, s.start) for s in after if s.what == "generate"] == [
         *((1, 0), (2, 0)),
         *((1, 6), (2, 6)),
     ]
@@ -208,7 +210,7 @@ def test_rows_without_what_is_needed_are_refused():
         measure_rates([])
     with pytest.raises(ValueError, match="lack 'generated'"):
         measure_rates(read_json_lines(REFERENCE / "tour" / "seed0_sft.jsonl"))
-    with pytest.raises(ValueError, match="rates of generation and training are needed"):
+    with pytest.raises(ValueError, match="rates of generation and training"):
         step_time(Workload(1, 1), Rates())
 
 
@@ -223,7 +225,7 @@ def test_cache_of_a_token_and_how_many_rollouts_it_holds(gpu8, sparse):
     assert sparse.kv_bytes(2) == 2 * 48 * 4 * 128 * 2  # keys and values, layers, heads, bfloat16
     fit = fit_memory(gpu8, sparse, 80 * GIB)
     cache = int(0.9 * 80 * GIB) - 2 * sparse.parameters - GIB
-    assert fit.serving.at_once == cache // (sparse.kv_bytes(2) * 32_768) == 4
+    assert fit.serving.contexts == cache // (sparse.kv_bytes(2) * 32_768) == 4
 
 
 def test_the_largest_step_is_planned():
@@ -267,7 +269,7 @@ def test_what_does_not_fit_comes_with_a_setting_that_does(profile, changes, gib,
 
 def test_the_remedy_is_the_nearest_one_and_nothing_is_promised_where_nothing_fits(gpu8, sparse):
     assert find_remedy(gpu8, sparse, 4 * GIB) == {}
-    assert "take a smaller model or larger devices" in plan(gpu8, 4).errors[0]
+    assert "use a smaller model or larger devices" in plan(gpu8, 4).errors[0]
     fault = plan(gpu8, 30).errors[0]
     assert "most of it" in fault and "\n" not in fault
 
@@ -275,7 +277,7 @@ def test_the_remedy_is_the_nearest_one_and_nothing_is_promised_where_nothing_fit
 def test_the_small_policy_s_context_is_that_of_the_policy_that_is_made():
     config = Config.load("laptop", rollout__max_context_tokens=2048)
     (fault,) = plan(config, 8).errors
-    assert fault == "rollout.max_context_tokens=2048: the model reads 1024 tokens at most"
+    assert "rollout.max_context_tokens=2048" in fault and "1024" in fault
     assert build_policy(shape_of_policy(config), 0).config.max_position_embeddings == 1024
 
 
@@ -283,14 +285,14 @@ REFUSED = {
     "trainer.lora_rank=8 needs trainer.backend=trl": {"trainer.lora_rank": 8},
     "trainer.fsdp=true needs trainer.backend=trl": {"trainer.fsdp": True},
     "trainer.gradient_checkpointing=true needs trainer.backend=trl": {"trainer.gradient_checkpointing": True},
-    "dtype=bfloat16 needs trainer.backend=trl": {"model.dtype": "bfloat16"},
-    "needs trainer.backend=trl: the local line trains the small": {"model.path": "x/y", "engine.name": "hf"},
+    "model.dtype=bfloat16 needs trainer.backend=trl": {"model.dtype": "bfloat16"},
+    "needs trainer.backend=trl: the local trainer has the tiny policy only": {"model.path": "x/y", "engine.name": "hf"},
     "trainer.fsdp=true shards over processes": {"trainer.backend": "trl", "trainer.fsdp": True, "processes": 1},
-    "rollout.max_turn_tokens=500 is more than": {"rollout.max_turn_tokens": 500},
-    "engine.name=local runs the small policy alone": {"trainer.backend": "trl", "model.path": "x/y"},
+    "rollout.max_turn_tokens=500 is larger than": {"rollout.max_turn_tokens": 500},
+    "engine.name=local runs the tiny policy only": {"trainer.backend": "trl", "model.path": "x/y"},
     "engine.name=server needs engine.url": {"engine.name": "server"},
     "engine.memory_share=0.0": {"engine.name": "vllm", "engine.memory_share": 0.0},
-    "device_batch must be at least 1": {"trainer.device_batch": 0},
+    "trainer.device_batch must be at least 1": {"trainer.device_batch": 0},
     "unknown world 'tuor': did you mean 'tour'": {"world.name": "tuor"},
     "world.name='folder:no/such': there is no": {"world.name": "folder:no/such"},
     "world.name='zim:no.zim': there is no": {"world.name": "zim:no.zim"},
@@ -300,14 +302,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_each_wrong_setting_is_one_clear_line(message):
-    faults = check(Config.load("laptop", **REFUSED[message]))
+    faults = check_settings(Config.load("laptop", **REFUSED[message]))
     assert len(faults) == 1, faults
     assert message in faults[0] and "\n" not in faults[0]
 
 
 def test_the_settings_of_all_profiles_are_in_order():
     for profile in ("laptop", "ci", "gpu1", "gpu8"):
-        assert check(Config.load(profile)) == []
+        assert check_settings(Config.load(profile)) == []
 
 
 @pytest.fixture
@@ -330,34 +332,17 @@ def test_a_model_folder_is_read_from_the_disk(folder):
     assert done.disk["the hub's model"] == 0
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (("tokenizer.json", "tokenizer_config.json"), "no tokenizer in"),
-        (("chat_template.jinja",), "has no chat template"),
-        (("model.safetensors",), "no model.safetensors"),
-    ],
-)
-def test_what_a_model_folder_lacks_is_named(folder, files, message):
-    for name in files:
-        (folder / name).unlink()
-    (fault,) = [f for f in check(of_folder(folder)) if message in f]
-    assert str(folder) in fault and "\n" not in fault
-
-
-def test_a_folder_without_configuration_and_an_unknown_name_cannot_be_planned(folder, tmp_path):
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"w": "part-1"}}')
-    assert any("part-1" in fault for fault in check(of_folder(folder)))
+def test_a_folder_without_configuration_and_an_unknown_name_cannot_be_planned(folder):
     (folder / "config.json").unlink()
-    with pytest.raises(ValueError, match="has no config.json"):
+    with pytest.raises(ValueError, match="cannot read config.json"):
         plan(of_folder(folder), 8)
-    with pytest.raises(ValueError, match="not in the local cache, and its sizes are not known"):
+    with pytest.raises(ValueError, match="not in the local cache"):
         plan(Config.load("gpu1", model__path="nobody/nothing"), 8)
 
 
 def test_a_longer_context_than_the_model_reads_is_refused():
     config = Config.load("gpu1", rollout__max_context_tokens=65_536)
-    assert any("reads 40960 tokens at most" in error for error in plan(config, 80).errors)
+    assert any("40960 positions" in error for error in plan(config, 80).errors)
 
 
 def test_disk_by_hand():

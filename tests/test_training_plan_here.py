@@ -21,9 +21,9 @@ from packaging.requirements import Requirement
 
 from drlib.config import ROOT, Config
 from drlib.models.vllm_engine import VllmEngine
-from drlib.training import plan_checks, stages
-from drlib.training.planner import main, plan
-from drlib.training.planner import HUB, here, check_server, check_vllm
+from drlib.cli.plan import main
+from drlib.training import planner, stages
+from drlib.training.planner import HUB, check_machine, check_server, check_vllm, plan
 from drlib.training.distributed import gpu_fault
 from tests.real_examples import miniature
 
@@ -83,16 +83,16 @@ def test_a_profile_for_gpus_on_this_machine(tmp_path):
         with pytest.raises(ModuleNotFoundError) as missing:
             VllmEngine("no/model")
         expected.append(str(missing.value))
-    assert here(Config.load("gpu1"), {}, tmp_path) == expected
-    assert here(Config.load("laptop"), {"metrics": 1000}, tmp_path) == []
-    four = here(Config.load("gpu8", engine__name="hf"), {}, tmp_path)
+    assert check_machine(Config.load("gpu1"), {}, tmp_path) == expected
+    assert check_machine(Config.load("laptop"), {"metrics": 1000}, tmp_path) == []
+    four = check_machine(Config.load("gpu8", engine__name="hf"), {}, tmp_path)
     assert four == ([fault] if (fault := gpu_fault(4, gpus)) else [])
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ("0.19.0", "vLLM 0.19.0 is installed, and drlib takes 0.31.0: on a GPU `pip install"),
+        ("0.19.0", "vLLM 0.19.0 is installed, drlib needs 0.31.0: on a GPU `pip install"),
         ("0.31.0", ""),
         ("0.31.0+cu129", ""),
     ],
@@ -118,29 +118,29 @@ def test_a_server_is_asked_for_its_models(tmp_path):
     with server(body=serving(MODEL)) as url:
         assert check_server(url, MODEL) == check_server(f"{url}/", MODEL) == ""
         settings = Config.load("gpu8", engine__url=url)
-        lacks = [line for line in here(settings, {}, tmp_path) if "engine.url" in line]
+        lacks = [line for line in check_machine(settings, {}, tmp_path) if "engine.url" in line]
         assert lacks == []
-        assert f"the server has ['{MODEL}'], and not model.path='x/y'" in check_server(url, "x/y")
+        assert f"the server has ['{MODEL}'], not model.path='x/y'" in check_server(url, "x/y")
     with server(body=serving("anything")) as url:
         assert check_server(url, "") == "", "the small policy has no name"
-    (line,) = [x for x in here(settings, {}, tmp_path) if "engine.url" in x]
-    assert f"engine.url={settings.engine_url!r}: no server answers" in line, "it is gone now"
+    (line,) = [x for x in check_machine(settings, {}, tmp_path) if "engine.url" in x]
+    assert f"engine.url={settings.engine.url!r}: no server answers" in line, "it is gone now"
     assert "VLLM_SERVER_DEV_MODE=1" in line and "\n" not in line
 
 
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"status": 404, "body": {}}, "refuses its list of models (HTTP 404)"),
-        ({"status": 401, "body": {}}, "refuses its list of models (HTTP 401)"),
-        ({"body": b"<html>"}, "has no list of models"),
-        ({"body": {"data": "none"}}, "has no list of models"),
-        ({"body": [1]}, "has no list of models"),
+        ({"status": 404, "body": {}}, "refused (HTTP 404)"),
+        ({"status": 401, "body": {}}, "refused (HTTP 401)"),
+        ({"body": b"<html>"}, "is not a list of models"),
+        ({"body": {"data": "none"}}, "is not a list of models"),
+        ({"body": [1]}, "is not a list of models"),
         ({"body": serving(MODEL), "silent_s": 1.0}, "no server answers (timed out)"),
     ],
 )
 def test_what_is_no_server_of_models_is_one_line(monkeypatch, how, said):
-    monkeypatch.setattr(plan_checks, "ANSWER_S", 0.3)
+    monkeypatch.setattr(planner, "SERVER_TIMEOUT_S", 0.3)
     with server(**how) as url:
         fault = check_server(url, MODEL)
     assert fault.startswith(f"engine.url={url!r}: ") and said in fault and "\n" not in fault
@@ -153,12 +153,12 @@ def test_what_is_no_address_is_one_line(url):
 
 def test_a_disk_without_room_is_one_line(tmp_path):
     laptop, runs = Config.load("laptop"), tmp_path / "not" / "there"
-    assert here(laptop, {"final models": 1, HUB: 0}, runs) == []
-    (line,) = here(laptop, {"final models": NO_DISK, "metrics": 1}, runs)
-    assert line.startswith(f"the run writes {NO_DISK / 2**30:.2f} GiB to {runs}, where ")
-    assert "GiB are free: make room" in line and "\n" not in line
-    (line,) = here(laptop, {"final models": 1, HUB: NO_DISK}, runs)
-    assert "hub" in line.split(", where")[0], "the model goes to the hub's cache, not to runs/"
+    assert check_machine(laptop, {"final models": 1, HUB: 0}, runs) == []
+    (line,) = check_machine(laptop, {"final models": NO_DISK, "metrics": 1}, runs)
+    assert line.startswith(f"the run writes {NO_DISK / 2**30:.2f} GiB to {runs}, which has ")
+    assert "GiB free" in line and "\n" not in line
+    (line,) = check_machine(laptop, {"final models": 1, HUB: NO_DISK}, runs)
+    assert "hub" in line.split(", which")[0], "the model goes to the hub's cache, not to runs/"
     assert not runs.exists()
 
 
@@ -170,12 +170,12 @@ def test_the_command(capsys, tmp_path):
         config = Config.load("gpu8", engine__url=url)
         assert main(settings) == 0, "of a plan alone it is no error"
         assert capsys.readouterr().err == ""
-        lacks = here(config, plan(config).disk, tmp_path)
+        lacks = check_machine(config, plan(config).disk, tmp_path)
         assert main([*settings, "--here"]) == bool(lacks)
         told = capsys.readouterr().err.splitlines()
     assert len(told) == len(lacks)
     for line, expected in zip(told, lacks):  # but for what others wrote to the disk meanwhile
-        assert line.split(", where")[0] == "error: " + expected.split(", where")[0]
+        assert line.split(", which")[0] == "error: " + expected.split(", which")[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")

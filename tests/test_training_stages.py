@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from drlib.config import Config
-from drlib.evals.evaluate import held_out, read_outcomes
+from drlib.evaluation.evaluate import held_out, read_outcomes
 from drlib.files import WriteError, write_atomic
 from drlib.training import build, grpo, stages
 from drlib.training.distributed import Ranks

@@ -14,7 +14,7 @@ from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import ROOT, Config
 from drlib.demonstrations.actions import ActionData
 from drlib.demonstrations.oracle import Oracle
-from drlib.evals.evaluate import held_out, read_outcomes
+from drlib.evaluation.evaluate import held_out, read_outcomes
 from drlib.files import read_json_lines
 from drlib.questions.chains import chain_questions
 from drlib.rl.curriculum import Curriculum

@@ -48,7 +48,7 @@ LIGHT = (
     "drlib.tools",
     "drlib.questions",
     "drlib.demonstrations",
-    "drlib.evals.metrics",
+    "drlib.intervals",
     "drlib.cli.train",
     "drlib.cli.report",
 )

@@ -183,7 +183,7 @@ OUTCOME_COLORS = {"reproduced": UP, "refuted": DOWN, "open": CONTROL}
 
 def findings_figure(found: Mapping[str, dict]) -> Figure:
     """The effect of each finding and its interval, by name: the file's contents, as
-    `python -m drlib.lab finding` writes it; coloured by its outcome."""
+    `python -m drlib.experiments finding` writes it; coloured by its outcome."""
     fig, ax = plt.subplots(figsize=(7.6, 0.9 + 0.4 * len(found)), layout="constrained")
     ax.axvline(0, color=CONTROL, lw=1, ls="--")
     for y, one in enumerate(found.values()):

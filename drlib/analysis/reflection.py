@@ -34,7 +34,7 @@ import yaml
 
 from drlib.analysis.entropy import high_entropy
 from drlib.analysis.token_table import RESPONSE_STATUSES, TokenTable
-from drlib.evals.metrics import RESAMPLES, Interval, resample
+from drlib.intervals import RESAMPLES, Interval, resample
 from drlib.trajectory import Segment
 from drlib.validation import require
 

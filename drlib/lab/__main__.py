@@ -1,4 +1,4 @@
-"""`python -m drlib.lab COMMAND`: notebooks, runs, and what is made from their results."""
+"""`python -m drlib.experiments COMMAND`: notebooks, runs, and what is made from their results."""
 
 import argparse
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from drlib.config import Config
 from drlib.files import WriteError, write_atomic
-from drlib.lab import papers
-from drlib.lab.statements import command_of
+from drlib.experiments import papers
+from drlib.experiments.verdicts import command_of
 from drlib.notebook.display import AGAIN, REFERENCE, ROOT
 from drlib.notebook.execution import NotebookError, find, parse_pairs, read_parameters, refresh, run
 from drlib.notebook.rules import problems
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m drlib.lab", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m drlib.experiments", description=__doc__)
     commands = parser.add_subparsers(required=True)
 
     def command(action, text: str) -> argparse.ArgumentParser:
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     line.add_argument("--out", type=Path, default=AGAIN, help="default: figures/reference/again")
     line.add_argument("--only", nargs="+", metavar="STAGE", help="keep these alone, such as rl")
     one = command(_finding, "a claim about learning against its control, for several seeds")
-    one.add_argument("name", metavar="NAME", help="of drlib/lab/findings.yaml")
+    one.add_argument("name", metavar="NAME", help="of drlib/experiments/findings.yaml")
     one.add_argument("--profile", default="laptop")
     one.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     one.add_argument("--runs", type=Path, default=ROOT / "runs")
@@ -109,7 +109,7 @@ def _check(args) -> int:
 
 
 def _reference(args) -> None:
-    from drlib.lab.reference import reference  # lazily, as in _table: it brings torch
+    from drlib.experiments.reference_run import reference  # lazily, as in _table: it brings torch
 
     if (args.set or args.only) and args.out.resolve() in (REFERENCE, AGAIN):
         raise ValueError("--set and --only need an --out that is not the recipe's (tour, again)")
@@ -119,13 +119,13 @@ def _reference(args) -> None:
 
 
 def _finding(args) -> None:
-    from drlib.lab.findings import measure  # lazily, as in _table
+    from drlib.experiments.findings import measure  # lazily, as in _table
 
     print(measure(args.name, args.profile, args.seeds, args.runs))
 
 
 def _sweep(args) -> int:
-    from drlib.lab import sweep, sweep_runs
+    from drlib.experiments import sweep, sweep_runs
 
     plan = sweep.load_sweep(args.file, args.profile, args.seeds)
     runs = args.runs.resolve()
@@ -134,14 +134,14 @@ def _sweep(args) -> int:
         print(sweep_runs.listing(plan, runs))
         return 0
     if args.draw:
-        from drlib.lab.sweep_table import write_summary  # lazily: it brings torch
+        from drlib.experiments.tables import write_summary  # lazily: it brings torch
 
         write_summary(plan, out)
         print(out)
         return 0
     built = sweep_runs.built_here(plan, runs)
     if args.ray is not None:
-        from drlib.lab.sweep_ray import built_on_ray
+        from drlib.experiments.ray_runner import built_on_ray
 
         built = built_on_ray(plan, runs, args.ray or None)
     command = command_of(f"sweep {args.file}", plan.profile, plan.seeds)
@@ -151,16 +151,16 @@ def _sweep(args) -> int:
 
 
 def _strategies(args) -> None:
-    from drlib.lab.strategies import measure  # lazily, as in _table
+    from drlib.experiments.strategies import measure  # lazily, as in _table
 
     for path in measure(args.profile, args.seeds, args.runs):
         print(path)
 
 
 def _table(args) -> None:
-    from drlib.analysis.sweep_plots import drawn, effects_figure
-    from drlib.lab.findings_page import EFFECTS, FINDINGS_PAGE, findings_page, reference_sweeps
-    from drlib.lab.reference import readme_blocks, refresh_readme
+    from drlib.experiments.figures import drawn, effects_figure
+    from drlib.experiments.findings_page import EFFECTS, FINDINGS_PAGE, findings_page, reference_sweeps
+    from drlib.experiments.reference_run import readme_blocks, refresh_readme
 
     changed = refresh_readme(ROOT / "README.md", readme_blocks())
     print(f"README.md: {'refreshed' if changed else 'unchanged'}")

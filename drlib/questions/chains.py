@@ -267,7 +267,9 @@ def make_trail(seed: int | str, names: Names, pages: int) -> tuple[Task, SmallWo
         raise ValueError(f"a trail has 1 to {most} pages in a world of these words, got {pages}")
     words = rng.sample(names.words, pages + others + 2 * TREASURES)
     start, answer, entities = _make_trail_pages(rng, words[:pages], words[-TREASURES:])
-    *_, beside = _make_trail_pages(rng, words[pages : pages + others], words[-2 * TREASURES : -TREASURES])
+    *_, beside = _make_trail_pages(
+        rng, words[pages : pages + others], words[-2 * TREASURES : -TREASURES]
+    )
     mixed = [*entities, *beside]
     rng.shuffle(mixed)
     world = SmallWorld(mixed, f"trail-{seed}", scheme=names.scheme)

@@ -48,13 +48,13 @@ from drlib.questions.queries import (
     Query,
     Range,
     bind,
-    list_closed_parts,
-    list_constants,
-    measure_depth,
     evaluate_query,
     is_number,
-    rebuild,
+    list_closed_parts,
+    list_constants,
     list_subqueries,
+    measure_depth,
+    rebuild,
     unfold,
     walk,
 )
@@ -118,7 +118,9 @@ def _is_long(word: str) -> bool:
 
 
 def _all_share_stem(words: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    return bool(words) and all(any(have_same_stem(word, other) for other in others) for word in words)
+    return bool(words) and all(
+        any(have_same_stem(word, other) for other in others) for word in words
+    )
 
 
 def have_same_stem(word: str, other: str) -> bool:
@@ -186,7 +188,7 @@ def _iter_faults(query: Query, graph: Graph, ask: Callable, strict: bool) -> Ite
     answers = ask(query)
     if len(answers) != 1:
         yield "not unique"
-    if strict and len(answers) == 1 and is_near(query, *answers, graph):
+    if strict and len(answers) == 1 and is_near(query, next(iter(answers)), graph):
         yield "near"
     given = [*named, *_list_exact_numbers(query)]
     hidden = sorted(_find_single_things(query, ask) | answers)
@@ -211,7 +213,11 @@ def is_near(query: Query, answer: str, graph: Graph) -> bool:
     given = {*list_constants(query), *_list_exact_numbers(query)}
     if given & find_neighbours(answer, graph):
         return True
-    return measure_depth(query) > 2 and bool(given) and not any(is_far(x, answer, graph) for x in given)
+    return (
+        measure_depth(query) > 2
+        and bool(given)
+        and not any(is_far(x, answer, graph) for x in given)
+    )
 
 
 def is_far(name: str, answer: str, graph: Graph) -> bool:

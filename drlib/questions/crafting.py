@@ -65,7 +65,10 @@ NEEDED = """\
 Which of the numbered statements below does a report need that does what the user asks for? Reply
 with a JSON list of their numbers and nothing else.
 {statements}"""
-OWN_STATEMENTS, LINKED_STATEMENTS = 6, 4  # statements shown, of the entity and of each that is linked with it
+OWN_STATEMENTS, LINKED_STATEMENTS = (
+    6,
+    4,
+)  # statements shown, of the entity and of each that is linked with it
 LINKED_ENTITIES = 2  # entities shown beside it
 HUB = 20  # statements of what links everything ("person"), and so nothing
 REPORT_POINTS = 3  # statements of a report, at least
@@ -159,7 +162,9 @@ def count_outcomes(crafted: Iterable[CraftedQuestion]) -> dict[str, dict[str, in
     return {style: dict(found[style].most_common()) for style in WISHES if style in found}
 
 
-def sample_statements(memory: EntityMemory, entity: str, rng: random.Random) -> list[ShownStatement]:
+def sample_statements(
+    memory: EntityMemory, entity: str, rng: random.Random
+) -> list[ShownStatement]:
     """What is shown of an entity: some of its statements, and some of those of a few entities that
     it shares a statement with, each once, in any order."""
     own = memory.list_statements(entity)
@@ -167,10 +172,14 @@ def sample_statements(memory: EntityMemory, entity: str, rng: random.Random) -> 
     beside = sorted({title for one in some for title in memory.find_entities(one)} - {entity})
     beside = [title for title in beside if len(memory.list_statements(title)) < HUB]
     for title in rng.sample(beside, min(LINKED_ENTITIES, len(beside))):
-        theirs = [one for one in memory.list_statements(title) if entity not in memory.find_entities(one)]
+        theirs = [
+            one for one in memory.list_statements(title) if entity not in memory.find_entities(one)
+        ]
         some += rng.sample(theirs, min(LINKED_STATEMENTS, len(theirs)))
     texts = dict.fromkeys(some)
-    shown = [ShownStatement(one.text, tuple(memory.find_entities(one)), one.sources) for one in texts]
+    shown = [
+        ShownStatement(one.text, tuple(memory.find_entities(one)), one.sources) for one in texts
+    ]
     return rng.sample(shown, len(shown))
 
 
@@ -182,7 +191,9 @@ def number_statements(known: Sequence[ShownStatement]) -> str:
 # ---- the writer, and what it says
 
 
-def _write_question(entity: str, style: str, shown: list[ShownStatement], writer: Replies) -> CraftedQuestion:
+def _write_question(
+    entity: str, style: str, shown: list[ShownStatement], writer: Replies
+) -> CraftedQuestion:
     more = ', "expression": ".."' if style == "numeric" else ""
     system = CRAFT.format(wish=WISHES[style].format(entity=entity), more=more)
     reply = writer.ask(make_prompt(system, number_statements(shown)))
@@ -304,10 +315,14 @@ def _find_numbers(text: str) -> list[Fraction]:
 # ---- the reader
 
 
-def _verify_answer(made: CraftedQuestion, shown: list[ShownStatement], reader: Replies) -> CraftedQuestion:
+def _verify_answer(
+    made: CraftedQuestion, shown: list[ShownStatement], reader: Replies
+) -> CraftedQuestion:
     """The question where a reader who does not know the answer comes to it."""
     wanted = NEEDED if made.style == "report" else ANSWER
-    reply = reader.ask(make_prompt(wanted.format(statements=number_statements(shown)), made.question))
+    reply = reader.ask(
+        make_prompt(wanted.format(statements=number_statements(shown)), made.question)
+    )
     if reply.failed:
         return made._replace(reason=reply.failed)
     if made.style != "report":

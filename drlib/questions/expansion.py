@@ -36,22 +36,29 @@ from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, combinations
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
-from drlib.questions.checks import count_constant_edges, is_far, leaks, find_neighbours, names_overlap, iter_without_one
+from drlib.questions.checks import (
+    count_constant_edges,
+    find_neighbours,
+    is_far,
+    iter_without_one,
+    leaks,
+    names_overlap,
+)
 from drlib.questions.queries import (
     And,
     Or,
     Proj,
     Query,
     canonicalise,
+    evaluate_query,
+    find_compared,
+    is_number,
     list_closed_parts,
     list_constants,
-    measure_depth,
-    evaluate_query,
-    is_number,
-    find_compared,
     list_subqueries,
+    measure_depth,
     substitute,
     walk,
 )
@@ -130,7 +137,9 @@ def draw_explanation(
     left = [(one, weight) for one, weight in zip(sets, single) if not one & barred]
     if not left:
         return None
-    drawn = _draw_weighted([one for one, _ in left], list(accumulate(weight for _, weight in left)), rng)
+    drawn = _draw_weighted(
+        [one for one, _ in left], list(accumulate(weight for _, weight in left)), rng
+    )
     return _build_query(drawn, rows)
 
 
@@ -149,7 +158,8 @@ def _index_by_constant(title: str, graph: Graph) -> dict[str, int]:
     """Constant -> the conditions of `title` that name it."""
     found: dict[str, int] = {}
     for i, (part, _) in enumerate(find_known_facts(title, graph)):
-        found[part.of] = found.get(part.of, 0) | 1 << i
+        constant = cast(str, part.of)
+        found[constant] = found.get(constant, 0) | 1 << i
     return found
 
 
@@ -176,11 +186,15 @@ class _Sizes(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 15)
-def _group_by_size(title: str, graph: Graph, least: int, most: int, listed: bool, numbers: bool) -> _Sizes:
+def _group_by_size(
+    title: str, graph: Graph, least: int, most: int, listed: bool, numbers: bool
+) -> _Sizes:
     """The sets of `least` to `most` conditions that explain `title`, by size. A size's share goes
     by the mean weight of its sets: a set of three things comes before one with a number."""
     rows = find_known_facts(title, graph)
-    pages = sum(1 << i for i, (part, _) in enumerate(rows) if not graph.is_value(part.of))
+    pages = sum(
+        1 << i for i, (part, _) in enumerate(rows) if not graph.is_value(cast(str, part.of))
+    )
     weights = [NUMBER_WEIGHT if is_number(part.of) else 1.0 for part, _ in rows]
     numbered = sum(1 << i for i, (part, _) in enumerate(rows) if is_number(part.of))
     found, shares = [], []
@@ -356,7 +370,7 @@ def explain(
     options = [row for row in find_known_facts(title, graph) if row[0].of not in banned]
     tried = rng.sample(options, min(len(options), MAX_OPTIONS))
     chosen: list[KnownFact] = []
-    left = None  # what fulfils all of `chosen`
+    left: frozenset[str] = NOTHING  # what fulfils all of `chosen`
     for part, fulfil in tried:
         tells_alone = len(fulfil) <= few
         if tells_alone and (chosen or least > 1):

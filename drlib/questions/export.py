@@ -30,7 +30,7 @@ from datasets import Dataset, DatasetDict
 
 from drlib.files import iter_json_lines, write_atomic, write_json_lines
 from drlib.questions.chains import digest_text
-from drlib.questions.queries import measure_depth, from_text, find_required, to_text
+from drlib.questions.queries import find_required, from_text, measure_depth, to_text
 from drlib.questions.question_set import row_to_task
 from drlib.questions.webshaper import read_loosely, to_triples
 from drlib.task import Task

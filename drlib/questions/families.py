@@ -21,21 +21,21 @@ from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from drlib.questions.checks import count_coincidences, measure_effort, find_first_fault
-from drlib.questions.expansion import is_identifiable, draft_query
-from drlib.questions.plainness import select_plain_facts, measure_strangeness
+from drlib.questions.checks import count_coincidences, find_first_fault, measure_effort
+from drlib.questions.expansion import draft_query, is_identifiable
+from drlib.questions.plainness import measure_strangeness, select_plain_facts
 from drlib.questions.queries import (
     Query,
     canonicalise,
-    measure_depth,
     evaluate_query,
+    measure_depth,
     to_text,
 )
 from drlib.questions.question_engine import (
     COINCIDENCE_SHARE,
     Wording,
-    select_facts,
     make_question_task,
+    select_facts,
     synthesize_questions,
 )
 from drlib.questions.read_back import load_grammar, word_question
@@ -43,12 +43,12 @@ from drlib.questions.sentences import STYLES
 from drlib.questions.webdancer import e2hqa
 from drlib.questions.websailor import Predicate, draw_hard_question, select_rare_seeds
 from drlib.questions.websailor_v2 import (
-    find_bridge_question,
-    find_cyclic_question,
     draw_dense_subgraph,
     draw_focuses,
+    find_bridge_question,
+    find_cyclic_question,
 )
-from drlib.questions.wording import TEMPLATES, render_question, mentions
+from drlib.questions.wording import TEMPLATES, mentions, render_question
 from drlib.registry import suggest_name
 from drlib.task import Task
 from drlib.worlds.graph import Graph
@@ -144,7 +144,9 @@ def _collect(
             if to_text(query) in questions:
                 reason = "asked before"
         if not reason:
-            text, wording = (vague, "sentences") if vague else _word_query(query, world, rng)
+            worded: tuple[str, Wording]
+            worded = (vague, "sentences") if vague else _word_query(query, world, rng)
+            text, wording = worded
             if any(mentions(text, name) for name in (answer, *world.graph.nodes[answer].aliases)):
                 reason = "told"
             elif plain and (wording == "brackets" or _is_strange(query, text, world)):
@@ -261,7 +263,11 @@ def _draw_websailor_v2(world, rng: random.Random, hops: int) -> Iterator[Candida
 FAMILIES = {
     "engine": Family(None, "the plain question engine: conditions, expansion, harder by operators"),
     "webdancer": Family(_draw_webdancer, "E2HQA: an easy question made harder round by round"),
-    "webshaper": Family(_draw_webshaper, "layer-wise expansion; each has its formalisation in triples"),
-    "websailor": Family(_draw_websailor, "facts said vaguely, until a search does not find the answer"),
+    "webshaper": Family(
+        _draw_webshaper, "layer-wise expansion; each has its formalisation in triples"
+    ),
+    "websailor": Family(
+        _draw_websailor, "facts said vaguely, until a search does not find the answer"
+    ),
     "websailor_v2": Family(_draw_websailor_v2, "cycles and bridges of dense subgraphs"),
 }

@@ -146,7 +146,9 @@ class _Join:
     def describe_variable(self, thing: Var) -> Query:
         """All that is said of a variable, and of what only it leads to."""
         of_it = [each for each in self.unused if thing in (each.head, each.tail)]
-        return _intersect([self.use_condition(each, thing) for each in of_it if each in self.unused])
+        return _intersect(
+            [self.use_condition(each, thing) for each in of_it if each in self.unused]
+        )
 
     def use_condition(self, condition: Condition, thing: End) -> Query:
         """What `condition` says of `thing`, which stands at one of its ends."""
@@ -206,7 +208,9 @@ def _find_shared(conditions: Iterable[Condition], target: Var) -> list[Var]:
         graph.remove_node(choice)
 
 
-def _split_connected(conditions: Iterable[Condition], shared: Sequence[Var]) -> list[list[Condition]]:
+def _split_connected(
+    conditions: Iterable[Condition], shared: Sequence[Var]
+) -> list[list[Condition]]:
     """The conditions that hang together by variables which are not `shared`."""
     graph = nx.Graph()
     conditions = list(conditions)

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from datetime import date
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -143,7 +143,9 @@ def derive_forms(
         return _make_since_forms(word.removesuffix(" since"), whens)
     done = find_participle(word)
     if done and word.endswith(" by"):
-        return _make_by_forms(word, done, noun, several, done in DONE or (is_over and done not in LASTING))
+        return _make_by_forms(
+            word, done, noun, several, done in DONE or (is_over and done not in LASTING)
+        )
     ends = [end for end in (" in", " at", " for", " on", " from", " with") if word.endswith(end)]
     if done and ends:
         return _make_place_forms(word, ends[0].strip(), noun)
@@ -449,7 +451,10 @@ class Phrasebook:
         if several:
             word = to_singular(word)
             common = f"{add_article(word)} in common with {{x}}"
-            whose, has = f"whose {to_plural(word)} include {{x}}", f"has {{x}} as {add_article(word)}"
+            whose, has = (
+                f"whose {to_plural(word)} include {{x}}",
+                f"has {{x}} as {add_article(word)}",
+            )
         else:
             common = f"the same {word} as {{x}}"
             whose = f"whose {word} is {{x}}"
@@ -486,7 +491,8 @@ class Phrasebook:
             shared = f"the same {'person' if is_person else word} as {{x}}"
             same, sames = (own[form].replace("{x}", shared) for form in ("of_thing", "of_things"))
             phrase = phrase._replace(same=same, sames=sames)
-        phrase = phrase._replace(**by_name, **own)
+        forms: dict[str, Any] = {**by_name, **own}
+        phrase = phrase._replace(**forms)
         if not is_over:
             return phrase
         return phrase._replace(of_thing=to_past(phrase.of_thing), same=to_past(phrase.same))

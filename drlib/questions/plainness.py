@@ -30,9 +30,9 @@ from drlib.questions.queries import (
     Query,
     Range,
     count_clauses,
-    list_constants,
     evaluate_query,
     find_compared,
+    list_constants,
     walk,
 )
 from drlib.worlds.graph import VALUE, Graph, inverse
@@ -249,7 +249,9 @@ def _is_idle_for_a_reader(
 # ---------------------------------------------------------------------------- what tells too much
 
 
-def _reveals_too_much(query: Query, parts: list[Query], answers: frozenset[str], book: Phrasebook) -> bool:
+def _reveals_too_much(
+    query: Query, parts: list[Query], answers: frozenset[str], book: Phrasebook
+) -> bool:
     """Whether a reader who looks up nothing knows the answer or a thing on the way."""
     names = list_constants(query)
     if any(book.kind(name) in TELLING for name in names):

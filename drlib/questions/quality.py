@@ -29,11 +29,11 @@ from drlib.questions.checks import count_coincidences, find_faults
 from drlib.questions.queries import (
     Query,
     canonicalise,
-    list_constants,
-    measure_depth,
     evaluate_query,
     from_text,
+    list_constants,
     list_subqueries,
+    measure_depth,
     to_text,
     walk,
 )

@@ -30,6 +30,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from drlib.worlds.graph import NOTHING, Graph, inverse
 
@@ -120,7 +121,7 @@ def evaluate_query(query: Query, graph: Graph) -> frozenset[str]:
     it has no `Exists`."""
     kind = type(query)  # not `match`: this is the innermost loop of the question engine
     if kind is str:
-        return frozenset((query,))
+        return frozenset((query,))  # type: ignore[arg-type]
     if kind is Proj:
         rows = graph.adjacent.get(query.relation, {})
         if type(query.of) is str:
@@ -272,7 +273,9 @@ def rebuild(query: Query, change: Callable[[Query], Query]) -> Query:
         return Diff(*inside)
     if isinstance(query, Exists):
         return Exists(query.name, *inside)
-    return replace(query, of=inside[0])
+    if isinstance(query, Extreme):
+        return Extreme(query.relation, inside[0], query.most)
+    return Count(inside[0])
 
 
 def substitute(query: Query, old: Query, new: Query) -> Query:
@@ -389,7 +392,7 @@ def _from_lists(value: object) -> Query:
     name, *fields = value
     if name not in _KINDS:
         raise ValueError(f"unknown kind of query {name!r}: known are {sorted(_KINDS)}")
-    kind = _KINDS[name]
+    kind: Any = _KINDS[name]
     if kind in (And, Or):
         if len(fields) < 2:
             raise ValueError(f"{name!r} needs at least two parts, got {len(fields)}")

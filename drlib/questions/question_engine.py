@@ -35,13 +35,25 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from drlib.questions.chains import Split, digest_text, split_answers
-from drlib.questions.checks import count_coincidences, measure_effort, find_first_fault, find_neighbours
-from drlib.questions.expansion import Bars, is_identifiable, add_hop, draft_query, has_explanation
-from drlib.questions.search_plan import can_solve
+from drlib.questions.checks import (
+    count_coincidences,
+    find_first_fault,
+    find_neighbours,
+    measure_effort,
+)
+from drlib.questions.expansion import Bars, add_hop, draft_query, has_explanation, is_identifiable
 from drlib.questions.phrases import TYPES
-from drlib.questions.plainness import MAX_CONDITIONS, select_plain_facts, measure_strangeness
-from drlib.questions.queries import Query, canonicalise, list_constants, measure_depth, evaluate_query, to_text
+from drlib.questions.plainness import MAX_CONDITIONS, measure_strangeness, select_plain_facts
+from drlib.questions.queries import (
+    Query,
+    canonicalise,
+    evaluate_query,
+    list_constants,
+    measure_depth,
+    to_text,
+)
 from drlib.questions.read_back import load_grammar, word_question
+from drlib.questions.search_plan import can_solve
 from drlib.questions.sentences import STYLES, Style
 from drlib.questions.upgrades import OPERATORS
 from drlib.questions.wording import TEMPLATES, render_question
@@ -411,7 +423,11 @@ def _draw_all(
         text = to_text(query) if query is not None else ""
         if query is not None and text not in tasks:
             question = _word_query(query, world, rng.randrange(TEMPLATES), presentation)
-            strange = _measure_strangeness(query, world, question) if presentation.plain and question else 0
+            strange = (
+                _measure_strangeness(query, world, question)
+                if presentation.plain and question
+                else 0
+            )
             if strange:
                 spare.append((strange, answer, query, text, question))
                 question, reason = "", "not plain"
@@ -480,7 +496,11 @@ def _draw_query(
                 continue
         else:
             harder = OPERATORS[name](query, graph, rng, strict)
-        if harder and measure_depth(harder) <= hops and measure_effort(harder, graph) <= rules.max_effort:
+        if (
+            harder
+            and measure_depth(harder) <= hops
+            and measure_effort(harder, graph) <= rules.max_effort
+        ):
             query = harder
     if measure_depth(query) != hops:
         return None, fault or "too few look-ups"

@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drlib.files import read_json_lines, write_atomic, write_json_lines
-from drlib.questions.checks import TYPE_RELATIONS, measure_effort
+from drlib.questions.checks import find_neighbours, measure_effort
 from drlib.questions.escalation import Solver, measure_pass_rates
 from drlib.questions.families import FAMILIES, draw_block
 from drlib.questions.quality import find_contaminated, find_near_duplicates
@@ -67,9 +67,9 @@ from drlib.questions.queries import (
     Query,
     Range,
     bind,
-    list_constants,
     evaluate_query,
     from_text,
+    list_constants,
     parse_numbers,
 )
 from drlib.questions.wording import mentions
@@ -103,16 +103,6 @@ class GraphSplit:
     train: list[int]
     test: list[int]
     dropped: dict[int, str] = field(default_factory=dict)
-
-
-def neighbourhood(title: str, graph: Graph) -> frozenset[str]:
-    """What a fact joins to `title`, other than one that says a kind, which joins half a world."""
-    return frozenset(
-        value
-        for relation in graph.relations.get(title, ())
-        if not TYPE_RELATIONS & {relation, inverse(relation)}
-        for value in graph.values(title, relation)
-    )
 
 
 def split_by_graph(rests: Sequence[Dependencies], share: float, seed: int) -> GraphSplit:
@@ -241,7 +231,9 @@ def find_used_facts(query: Query, graph: Graph, wanted: Iterable[str] | None = N
             return set().union(*(find_used_facts(part, graph, found) for part in parts))
         case Diff(left, right):
             excepted = evaluate_query(left, graph) & evaluate_query(right, graph)
-            return find_used_facts(left, graph, found | excepted) | find_used_facts(right, graph, excepted)
+            return find_used_facts(left, graph, found | excepted) | find_used_facts(
+                right, graph, excepted
+            )
         case Range(relation, low, high):
             rows = ((title, value) for title in found for value in graph.values(title, relation))
             return {
@@ -307,7 +299,9 @@ def _find_line(text: str, relation: str, value: str) -> str:
         start = f"- {relation}: "
         lines = [line for line in text.split("\n") if line.startswith(start)]
         return lines[-1]  # the block of facts stands last on a page
-    fitting = (said for said in _SENTENCE.split(text) if mentions(said, relation) and mentions(said, value))
+    fitting = (
+        said for said in _SENTENCE.split(text) if mentions(said, relation) and mentions(said, value)
+    )
     return next(fitting, "")
 
 
@@ -353,7 +347,7 @@ class DatasetRequest:
             share = getattr(self, name)
             require(0 <= share < 1, f"{name} must be at least 0 and below 1, not {share}")
         require(self.tries >= 1, f"a model is asked at least once, not {self.tries} times")
-        require(self.families, f"name a family. Known: {', '.join(FAMILIES)}")
+        require(bool(self.families), f"name a family. Known: {', '.join(FAMILIES)}")
         for name in self.families:
             require(name in FAMILIES, f"unknown family {name!r}: {suggest_name(name, FAMILIES)}")
         for path in self.benchmarks:
@@ -463,7 +457,9 @@ def _is_productive(rows: Sequence[dict], number: int, wish: DatasetRequest) -> b
 # ------------------------------------------------------------------------------------- pieces
 
 
-def _load_or_draw_piece(family: str, number: int, wish: DatasetRequest, world, folder: Path) -> tuple[list[dict], str]:
+def _load_or_draw_piece(
+    family: str, number: int, wish: DatasetRequest, world, folder: Path
+) -> tuple[list[dict], str]:
     """The rows of a block, and why it is not full; read where its file is there."""
     path = folder / "pieces" / f"{family}-{number:04}.jsonl"
     if not path.exists():
@@ -554,7 +550,9 @@ def assemble(
         dropped += _count(rows, reason)
         dropped -= _count(kept, reason)
         rows = kept
-    split = split_by_graph([_find_dependencies(row, graph) for row in rows], wish.test_share, wish.seed)
+    split = split_by_graph(
+        [_find_dependencies(row, graph) for row in rows], wish.test_share, wish.seed
+    )
     for place, reason in split.dropped.items():
         dropped[rows[place]["family"], reason] += 1
     test = [rows[place] for place in split.test][: round(wish.test_share * wish.n)]
@@ -620,5 +618,5 @@ def _find_dependencies(row: dict, graph: Graph) -> Dependencies:
     named = frozenset(list_constants(from_text(row["query"])))
     facts = frozenset(tuple(one["fact"]) for one in row["evidence"])
     ends = {end for subject, _, value in facts for end in (subject, value)}
-    around = neighbourhood(row["answer"], graph)
+    around = find_neighbours(row["answer"], graph)
     return Dependencies(row["answer"], tuple(row["aliases"]), named, named | ends, facts, around)

@@ -29,7 +29,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from drlib.questions.joins import normalise_query
-from drlib.questions.phrases import Phrasebook, to_plural_clause, to_plural
+from drlib.questions.phrases import Phrasebook, to_plural, to_plural_clause
 from drlib.questions.queries import (
     And,
     Count,
@@ -43,7 +43,16 @@ from drlib.questions.queries import (
     Var,
     choose_rank_words,
 )
-from drlib.questions.sentences import CHOSEN, FIRST, LAST, NEXT, ORDINALS, STYLES, Style, write_sentences
+from drlib.questions.sentences import (
+    CHOSEN,
+    FIRST,
+    LAST,
+    NEXT,
+    ORDINALS,
+    STYLES,
+    Style,
+    write_sentences,
+)
 from drlib.worlds.graph import Graph
 
 BEGINS = 4  # first letters by which titles are told apart
@@ -265,6 +274,7 @@ class _Reader:
     def read_conditions(self, at: int, is_verb: bool, that: str) -> list[Reading]:
         """One condition or several, and what is excepted from them."""
         found = []
+        waiting: list[tuple[tuple[Query, ...], int]]
         waiting = [((query,), end) for query, end in self._read_condition(at, is_verb, that)]
         while waiting:
             parts, end = waiting.pop()
@@ -278,14 +288,17 @@ class _Reader:
         return found
 
     def _read_exception(self, left: Query, at: int, is_verb: bool) -> list[Reading]:
-        found = []
+        found: list[Reading] = []
         name = ", and is not " if is_verb else ", other than "
         if self.text.startswith(name, at):
             start = at + len(name)
             others = [r for r in self._read_references(start, "") if isinstance(r[0], Var)]
-            found += [(Diff(left, query), end) for query, end in [*others, *self._read_names(start)]]
+            found += [
+                (Diff(left, query), end) for query, end in [*others, *self._read_names(start)]
+            ]
         some = ", but is not one " if is_verb else ", but not one "
         if self.text.startswith(some, at):
+            waiting: list[tuple[tuple[Query, ...], int]]
             waiting = [((q,), end) for q, end in self._read_condition(at + len(some), False, "")]
             while waiting:
                 parts, end = waiting.pop()
@@ -304,6 +317,7 @@ class _Reader:
         is_verb = key.endswith("True")
         found = self._read_fact(at, is_verb) + self._read_range(at, is_verb)
         if self.text.startswith("either ", at):
+            waiting: list[tuple[tuple[Query, ...], int]]
             waiting = [((q,), end) for q, end in self._read_condition(at + 7, is_verb, "")]
             while waiting:
                 parts, end = waiting.pop()
@@ -362,7 +376,8 @@ class _Reader:
         return found
 
     def _read_alternatives(self, at: int) -> list[Reading]:
-        found = []
+        found: list[Reading] = []
+        waiting: list[tuple[tuple[Query, ...], int]]
         waiting = [((query,), end) for query, end in self.read_operand(at)]
         while waiting:
             parts, end = waiting.pop()
@@ -374,7 +389,7 @@ class _Reader:
         return found
 
     def _read_extreme(self, at: int) -> list[Reading]:
-        found = []
+        found: list[Reading] = []
         for words, relation, most in self.grammar.ranks:
             if self.text.startswith(words, at):
                 groups = self.read_group(at + len(words), "the ")

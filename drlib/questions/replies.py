@@ -34,7 +34,8 @@ PROMPT_STATUSES = (400, 413, 422)  # statuses that say nothing about the next pr
 FRAME = 32  # tokens that a chat template adds to a message, at most
 # what a message has in the place of a content: a thought that came to no end, or a refusal
 EMPTY_CONTENT_FIELDS = ("reasoning", "reasoning_content", "refusal")
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Reply(NamedTuple):
@@ -199,7 +200,9 @@ def _parse_completion(reply: dict | None, most: int) -> tuple[str, int]:
     try:
         message = reply["choices"][0]["message"]
         text = message.get("content")
-        if text is None and any(isinstance(message.get(part), str) for part in EMPTY_CONTENT_FIELDS):
+        if text is None and any(
+            isinstance(message.get(part), str) for part in EMPTY_CONTENT_FIELDS
+        ):
             text = ""
         usage = reply.get("usage") or {}
         used = [usage.get(f"{of}_tokens") for of in ("prompt", "completion")]
@@ -219,13 +222,13 @@ def make_prompt(system: str, user: str) -> list[dict[str, str]]:
 def parse_json(text: str, kind: type[Result]) -> Result:
     """The JSON of this kind (dict or list) in what a model said, thoughts and fences aside.
     ValueError: there is none."""
-    said = said.rpartition("</think>")[2]
+    reply = text.rpartition("</think>")[2]
     opening, closing = "{}" if kind is dict else "[]"
-    start, end = said.find(opening), said.rfind(closing)
+    start, end = reply.find(opening), reply.rfind(closing)
     try:
-        found = json.loads(said[start : end + 1]) if 0 <= start < end else None
+        found = json.loads(reply[start : end + 1]) if 0 <= start < end else None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, kind):
-        raise ValueError(f"no JSON {kind.__name__} in the reply {said.strip()[:80]!r}")
+        raise ValueError(f"no JSON {kind.__name__} in the reply {reply.strip()[:80]!r}")
     return found

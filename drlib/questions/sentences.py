@@ -23,7 +23,13 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from drlib.questions.joins import UNNAMED
-from drlib.questions.phrases import Phrasebook, to_plural_clause, to_plural, choose_pronoun, add_article
+from drlib.questions.phrases import (
+    Phrasebook,
+    add_article,
+    choose_pronoun,
+    to_plural,
+    to_plural_clause,
+)
 from drlib.questions.queries import (
     And,
     Anything,
@@ -38,14 +44,14 @@ from drlib.questions.queries import (
     Var,
     bind,
     canonicalise,
+    choose_rank_words,
     count_clauses,
     evaluate_query,
+    find_compared,
     fits,
+    format_range,
     goes_back,
     is_union_of_titles,
-    choose_rank_words,
-    find_compared,
-    format_range,
     walk,
 )
 
@@ -226,9 +232,9 @@ class _SentenceWriter:
 
     def ends_in_a_clause(self, query: Query) -> bool:
         """Whether what follows could be said of a thing in it ("a module that X also raises")."""
-        relation = query.relation.removesuffix(" of") if isinstance(query, Proj) else ""
-        shares = relation and find_compared(query) is not None
-        return bool(shares) and " that " in self.book.phrases[relation].same
+        if not isinstance(query, Proj) or find_compared(query) is None:
+            return False
+        return " that " in self.book.phrases[query.relation.removesuffix(" of")].same
 
     def word_condition(self, query: Query, limit: int, is_verb: bool, several: bool = False) -> str:
         """One condition, as a verb of one thing or a clause about any number of things; `several`:
@@ -261,8 +267,8 @@ class _SentenceWriter:
         shared = find_compared(query)
         if shared is not None:
             form = phrase.same if is_verb else phrase.sames
-            is_language = isinstance(shared, str) and self.book.kind(shared) == "language"
-            if is_language and not self._names:  # of languages alone, and so is what is asked for
+            # only for languages: the noun of the question already has this kind
+            if isinstance(shared, str) and not self._names and self.book.kind(shared) == "language":
                 return form.format(x=self.book.mention_briefly(shared))
             return form.format(x=self.word_operand(shared, limit))
         form = phrase.of_thing if is_verb else phrase.of_things
@@ -274,9 +280,7 @@ class _SentenceWriter:
     def word_range(self, query: Range, is_verb: bool) -> str:
         phrase = self.book.phrases[query.relation]
         form = phrase.during if is_verb else phrase.durings
-        is_dated = (
-            add_article(phrase.label) not in form and add_article(query.relation) not in form
-        )
+        is_dated = add_article(phrase.label) not in form and add_article(query.relation) not in form
         return form.format(x=format_range(query.low, query.high, "in" if is_dated else "of"))
 
     # ---------------------------------------------------------------------------- what is named
@@ -295,6 +299,7 @@ class _SentenceWriter:
                 return f"the number of {self.word_group(query.of, limit).removeprefix('the ')}"
             if isinstance(query, Extreme):
                 return self.word_extreme(query, limit)
+            assert isinstance(query, Proj)  # what fits and is no Count or Extreme
             is_one = len(self.find_answers(query)) == 1
             noun, clause = self.noun_and_clause(query, limit - 1)
             return f"{f'the {noun}' if is_one else add_article(noun)} {clause}"
@@ -338,7 +343,11 @@ class _SentenceWriter:
         if isinstance(query, Extreme):
             return self.word_extreme(query, 1), is_one, noun
         if isinstance(query, Count):
-            return f"the number of {self.word_group(query.of, 1).removeprefix('the ')}", True, "number"
+            return (
+                f"the number of {self.word_group(query.of, 1).removeprefix('the ')}",
+                True,
+                "number",
+            )
         if isinstance(query, Or) and not all(isinstance(p, Proj | Range) for p in query.parts):
             said = " or ".join(self.word_operand(part, 0) for part in query.parts)
             return f"each {noun} that is {said}", False, noun

@@ -6,6 +6,7 @@ variable's place, so that one can check the other: answers that both give are an
 
 import json
 import sqlite3
+from typing import Any
 
 from drlib.questions.queries import (
     And,
@@ -20,8 +21,8 @@ from drlib.questions.queries import (
     Range,
     Var,
     bind,
-    rebuild,
     list_subqueries,
+    rebuild,
 )
 from drlib.worlds.graph import Graph
 
@@ -65,7 +66,7 @@ class SqlEngine:
                 "side by side and whole numbers of 64 bits; ask `evaluate_query`"
             ) from error
 
-    def _replace_choices(self, query: Query) -> Query | frozenset[str]:
+    def _replace_choices(self, query: Query) -> Any:
         """`query` with its answers instead of each Exists: one SELECT for each that it chooses
         among."""
         if not isinstance(query, Exists):
@@ -91,7 +92,9 @@ def _to_sql(query: Query | frozenset[str], values: list) -> str:
         raise ValueError(f"the variable {query.name!r} stands outside of its Exists")
     if isinstance(query, And | Or | Diff):
         word = {And: " INTERSECT ", Or: " UNION ", Diff: " EXCEPT "}[type(query)]
-        return word.join(f"SELECT * FROM ({_to_sql(part, values)})" for part in list_subqueries(query))
+        return word.join(
+            f"SELECT * FROM ({_to_sql(part, values)})" for part in list_subqueries(query)
+        )
     if isinstance(query, Count):
         return f"SELECT CAST(count(*) AS TEXT) FROM ({_to_sql(query.of, values)})"
     if isinstance(query, Proj):

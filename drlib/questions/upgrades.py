@@ -12,11 +12,11 @@ is executed. Left out: sums over several numbers, operators proposed by a langua
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, wraps
 
-from drlib.questions.checks import measure_effort, find_first_fault
+from drlib.questions.checks import find_first_fault, measure_effort
 from drlib.questions.expansion import SEVERAL, explain, find_known_facts, find_single_things
 from drlib.questions.queries import (
     Count,
@@ -26,11 +26,11 @@ from drlib.questions.queries import (
     Proj,
     Query,
     Range,
-    list_constants,
     evaluate_query,
     is_number,
-    parse_numbers,
+    list_constants,
     list_subqueries,
+    parse_numbers,
     substitute,
     walk,
 )
@@ -56,7 +56,9 @@ def register_operator(make: Callable) -> Callable:
         for name in rng.sample(named, min(CONSTANTS_TRIED, len(named))):
             replacement = make(name, graph, rng, banned)
             old = name
-            if isinstance(replacement, Range):  # it takes the place of the condition with the number
+            if isinstance(
+                replacement, Range
+            ):  # it takes the place of the condition with the number
                 old = next(part for part in walk(query) if name in list_subqueries(part))
                 replacement = _make_range(old, replacement)
             if replacement is None:
@@ -150,6 +152,7 @@ def difference(name: str, graph: Graph, rng: random.Random, banned: frozenset[st
 @register_operator
 def compute(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
     """The extreme one of several things in the place of a name, a count in that of a number."""
+    options: Sequence[Query]
     counted = parse_numbers([name])
     if counted:
         parts = group_by_size(graph)[counted[0]]
@@ -159,12 +162,16 @@ def compute(name: str, graph: Graph, rng: random.Random, banned: frozenset[str])
     return rng.choice(options) if options else None
 
 
-def _list_extremes(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> list[Extreme]:
+def _list_extremes(
+    name: str, graph: Graph, rng: random.Random, banned: frozenset[str]
+) -> list[Extreme]:
     """`name` as the one with the smallest or largest number of several like it."""
     common, _ = _draw_vague_condition(name, graph, rng, banned)
     if common is None:
         return []
-    relations = [relation for relation in graph.relations[name] if relation in _list_numeric_relations(graph)]
+    relations = [
+        relation for relation in graph.relations[name] if relation in _list_numeric_relations(graph)
+    ]
     found = [Extreme(relation, common, most) for relation in relations for most in (False, True)]
     return [part for part in found if evaluate_query(part, graph) == {name}]
 

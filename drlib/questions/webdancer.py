@@ -15,6 +15,7 @@ quality.
 
 import random
 from collections.abc import Iterator
+from typing import cast
 
 from drlib.questions.checks import find_answer, find_faults
 from drlib.questions.expansion import find_known_facts
@@ -23,12 +24,12 @@ from drlib.questions.queries import (
     Count,
     Proj,
     Query,
-    list_constants,
     evaluate_query,
+    list_constants,
     substitute,
     walk,
 )
-from drlib.questions.wording import TEMPLATES, render_question, mentions
+from drlib.questions.wording import TEMPLATES, mentions, render_question
 from drlib.worlds.graph import NOTHING, VALUE, Graph, Node
 from drlib.worlds.library import next_part
 
@@ -88,13 +89,16 @@ def e2hqa(query: Query, graph: Graph, rng: random.Random, n: int) -> list[Query]
     return made
 
 
-def _iter_replacements(query: Query, graph: Graph, away: dict[str, int]) -> Iterator[tuple[Node, Query]]:
+def _iter_replacements(
+    query: Query, graph: Graph, away: dict[str, int]
+) -> Iterator[tuple[Node, Query]]:
     """(an entity, `query` with a description in its place), for each description that means it
     alone and starts one fact further `away` from the answer."""
     for entity in sorted({*list_constants(query)} & away.keys()):
         for description, fits in find_known_facts(entity, graph):
-            means_it_alone = len(fits) == 1 and not graph.is_value(description.of)
-            if means_it_alone and away[description.of] == away[entity] + 1:
+            start = cast(str, description.of)
+            means_it_alone = len(fits) == 1 and not graph.is_value(start)
+            if means_it_alone and away[start] == away[entity] + 1:
                 yield graph.nodes[entity], substitute(query, entity, description)
 
 

@@ -18,7 +18,7 @@ DUPO in `drlib.rl.filtering`. Missing: vague words that nobody could check ("a f
 import random
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from drlib.questions.checks import find_answer, find_faults
 from drlib.questions.queries import (
@@ -90,9 +90,10 @@ def band(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
 def initials(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
     """A name becomes its initials: whatever of its kind has the same, and stands in this relation
     to something, may be meant. None for names that are no words (`os.path`)."""
-    node = graph.nodes.get(fact.of)
-    short = _take_initials(fact.of)
-    if node is None or graph.is_value(fact.of) or not short:
+    name = cast(str, fact.of)
+    node = graph.nodes.get(name)
+    short = _take_initials(name)
+    if node is None or graph.is_value(name) or not short:
         return None
     same = [
         title
@@ -108,10 +109,11 @@ def initials(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
 
 def describe(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
     """A thing becomes one of its facts, which similar things share: they merge into one."""
+    name = cast(str, fact.of)
     shared = [
         Proj(inverse(relation), value)
-        for relation in graph.relations.get(fact.of, ())
-        for value in sorted(graph.values(fact.of, relation))
+        for relation in graph.relations.get(name, ())
+        for value in sorted(graph.values(name, relation))
         if len(graph.values(value, inverse(relation))) > 1
     ]
     return Predicate(fact, Proj(fact.relation, rng.choice(shared))) if shared else None
@@ -213,7 +215,7 @@ def draw_hard_question(
 
 def _parse_number(fact: Proj) -> list[int]:
     """The number that `fact` compares with, if it does."""
-    return parse_numbers((fact.of,)) if fact.relation.endswith(" of") else []
+    return parse_numbers((cast(str, fact.of),)) if fact.relation.endswith(" of") else []
 
 
 def _take_initials(title: str) -> str:

@@ -31,8 +31,8 @@ from drlib.questions.queries import (
     Proj,
     Query,
     Var,
-    list_constants,
     evaluate_query,
+    list_constants,
     substitute,
 )
 from drlib.worlds.graph import Graph, inverse
@@ -48,7 +48,9 @@ COLOURS = {"node_attr": "kind", "edge_attr": "relation"}
 # ------------------------------------------------------------------------------------ subgraphs
 
 
-def draw_dense_subgraph(graph: Graph, rng: random.Random, size: int = 12, cycles: int = 3) -> nx.Graph:
+def draw_dense_subgraph(
+    graph: Graph, rng: random.Random, size: int = 12, cycles: int = 3
+) -> nx.Graph:
     """A connected subgraph of `size` pages with at least `cycles` independent cycles.
 
     Nodes carry "kind", edges "relation" (all that join the two). ValueError: 200 walks found none.
@@ -77,7 +79,8 @@ def _walk_randomly(graph: Graph, here: str, rng: random.Random, size: int) -> nx
         if not choice:
             break
         there = rng.choice(choice)
-        relation = "/".join(list_joining_relations(*sorted((here, there)), graph))
+        first, second = sorted((here, there))
+        relation = "/".join(list_joining_relations(first, second, graph))
         found.add_edge(here, there, relation=relation)
         here = there
     return found
@@ -133,7 +136,9 @@ def find_cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query 
     for ring in rings:
         meeting = ring[len(ring) // 2]
         facts = _list_outside_facts(meeting, ring, graph)
-        for named, among in product(_list_named_queries(ring, extra, graph) if facts else (), facts):
+        for named, among in product(
+            _list_named_queries(ring, extra, graph) if facts else (), facts
+        ):
             query = Exists("X", among, substitute(named, meeting, Var("X")))
             # what is chosen among is thousands of things: the cheap faults are looked for first
             if is_near(query, focus, graph) or _leaks_answer(query, focus, graph):
@@ -226,11 +231,7 @@ def _remove_edge(graph: Graph, a: str, b: str) -> Graph:
     return found
 
 
-def _ends(fact: Sequence[str]) -> tuple[str, str]:
-    return fact[0], fact[2]
-
-
-def _build_path_query(nodes: list[str], graph: Graph) -> Query:
+def _build_path_query(nodes: Sequence[str], graph: Graph) -> Query:
     """What stands at the start of a path, whose end is named."""
     query: Query = nodes[-1]
     for a, b in reversed(list(zip(nodes, nodes[1:]))):

@@ -27,6 +27,7 @@ the format cannot say.
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import TypeGuard, cast
 
 from drlib.questions.joins import UNNAMED, Condition, End, join_conditions
 from drlib.questions.queries import And, Anything, Exists, Or, Proj, Query, Var, walk
@@ -98,7 +99,7 @@ def _write_operand(part: Query, names: Iterator[str]) -> tuple[str, Query | None
     return f"{VARIABLE}{next(names)}", part
 
 
-def _is_named(part: Query) -> bool:
+def _is_named(part: Query) -> TypeGuard[End]:
     """A title, a variable, or a union of them."""
     members = part.parts if isinstance(part, Or) else (part,)
     return all(isinstance(member, str | Var) for member in members)
@@ -106,7 +107,7 @@ def _is_named(part: Query) -> bool:
 
 def _write_end(end: End) -> str:
     if isinstance(end, Or):
-        return JOIN.join(map(_write_end, end.parts))
+        return JOIN.join(_write_end(cast(End, part)) for part in end.parts)
     if isinstance(end, Var):
         return end.name if end.name == TARGET else VARIABLE + end.name
     if len(_split_ends(end)) > 1:
@@ -189,13 +190,15 @@ def _read_predicate(row: Sequence[str], numbers: Iterator[int]) -> list[Conditio
     return [Condition(event, f"{name}: {at}", each) for at, each in enumerate(arguments, 1)]
 
 
-def _read_conditions(row: Triple) -> list[Condition]:
+def _read_conditions(row: Sequence[str]) -> list[Condition]:
     """A triple as a condition; one of as many relations as ends as so many."""
     head, relation, tail = row
     relations, ends = relation.split(JOIN), _split_ends(tail)
     if len(relations) != len(ends):
         return [Condition(_parse_end(head), relation, _parse_end(tail))]
-    return [Condition(_parse_end(head), name, _parse_end(end)) for name, end in zip(relations, ends)]
+    return [
+        Condition(_parse_end(head), name, _parse_end(end)) for name, end in zip(relations, ends)
+    ]
 
 
 def _parse_end(text: str) -> End:

@@ -58,7 +58,10 @@ def render_question(
     writer = _Writer(graph, style, names or {})
     kind = writer.kind(query)
     return frame.format(
-        kind=kind, kinds=to_simple_plural(kind), a_kind=add_simple_article(kind), which=writer.which(described)
+        kind=kind,
+        kinds=to_simple_plural(kind),
+        a_kind=add_simple_article(kind),
+        which=writer.which(described),
     )
 
 

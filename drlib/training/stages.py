@@ -158,7 +158,7 @@ for _of in ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward"
     register(
         Stage(
             f"evaluate_{_of}",
-            "drlib.evals.evaluate:evaluate",
+            "drlib.evaluation.evaluate:evaluate",
             inputs=("rl" if _of == "closed_book" else _of,),
             reads="evaluate",
             arguments={"of": _of},

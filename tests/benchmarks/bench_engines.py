@@ -26,9 +26,9 @@ from drlib.app.research import TOUR_POLICY
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.endpoint import ChatEndpoint
-from drlib.evals.evaluate import held_out
-from drlib.evals.metrics import wilson_interval
+from drlib.evaluation.evaluate import held_out
 from drlib.files import write_atomic
+from drlib.intervals import wilson_interval
 from drlib.models.engine import SamplingParams
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy
@@ -110,7 +110,9 @@ def main() -> None:
             "vllm_server": VllmServer(ChatEndpoint(url, "tour"), TOUR_POLICY, max_context=context),
         }
         sandbox = opened.enter_context(Sandbox())
-        toolbox = opened.enter_context(Toolbox(world, sandbox, results=config.rollout.search_results))
+        toolbox = opened.enter_context(
+            Toolbox(world, sandbox, results=config.rollout.search_results)
+        )
         rows = compare(engines, model, prompts)
         for number in range(args.rounds):
             for name, engine in engines.items():

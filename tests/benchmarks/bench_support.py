@@ -23,7 +23,7 @@ from drlib.agents.react import ReAct
 from drlib.analysis.pseudo_gradient import support_set
 from drlib.chat.template import ChatIds
 from drlib.config import Config
-from drlib.evals.evaluate import ask, held_out
+from drlib.evaluation.evaluate import ask, held_out
 from drlib.files import write_atomic
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy
@@ -108,7 +108,10 @@ def main():
     rows = old.get("rows", [])
     config = Config.load("laptop", **settings)
     world = load_world(config.world.name)
-    with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox:
+    with (
+        Sandbox() as sandbox,
+        Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
+    ):
         for seed, m in ((seed, m) for seed in args.seeds for m in args.support):
             done = any(row["m"] == m and (m == 0 or row["seed"] == seed) for row in rows)
             if done:

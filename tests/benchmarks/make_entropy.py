@@ -26,7 +26,7 @@ from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import outcome, token_statistics
 from drlib.chat.template import ChatIds
 from drlib.config import Config
-from drlib.evals.evaluate import held_out
+from drlib.evaluation.evaluate import held_out
 from drlib.files import write_atomic
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy

@@ -1,6 +1,6 @@
 """The pictures of notebook 12: what agents of one policy reach, and what it costs.
 
-Each takes ledgers (`drlib.evals.strategies`) and returns a Figure; nothing here asks a policy.
+Each takes ledgers (`drlib.experiments.agent_comparison`) and returns a Figure; nothing here asks a policy.
 Accuracies are means over seeds and questions, bands their 95% intervals.
 """
 
@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from drlib.analysis.plots import CONTROL
-from drlib.evals.metrics import share_interval
-from drlib.evals.strategies import Ledger
+from drlib.intervals import share_interval
+from drlib.experiments.agent_comparison import Ledger
 
 Trials = Mapping[str, Sequence[Ledger]]  # a trial's name -> its ledgers, one a seed
 SAMPLES = (1, 2, 4, 8, 16)

@@ -7,7 +7,7 @@ command, in the middle of a run too. A run that fails is named with its reason, 
 on.
 
 OUT/results holds what is kept of the runs, made new after each of them; the table and the figure
-are made from it alone (`drlib.lab.sweep_table`), so they show what is there so far.
+are made from it alone (`drlib.experiments.tables`), so they show what is there so far.
 """
 
 import json
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from drlib.config import Config
 from drlib.files import write_atomic
-from drlib.lab.arms import save_arm
-from drlib.lab.sweep import Sweep
+from drlib.experiments.arms import save_arm
+from drlib.experiments.plan import Sweep
 from drlib.training import stages
 from drlib.training.launch import LaunchError, build_stage
 from drlib.training.run_folder import METRICS, RunFolder, RunFolderError, read_metrics
@@ -66,7 +66,7 @@ def measure(
     built: Iterable[tuple[str, int, str]],
 ) -> Failed:
     """Keep and sum up each run as it is built; returns those that failed, with the reason."""
-    from drlib.lab.sweep_table import write_summary  # lazily: it brings matplotlib
+    from drlib.experiments.tables import write_summary  # lazily: it brings matplotlib
 
     failed: Failed = {}
     for arm, seed, reason in built:

@@ -1,6 +1,6 @@
 """Agents on the same questions: ledgers, votes, costs, and what is claimed of them.
 
-Run: python -m pytest tests/test_evals_strategies.py
+Run: python -m pytest tests/test_experiments_strategies.py
 """
 
 import json
@@ -11,10 +11,10 @@ import pytest
 
 from drlib.agents import Limits, create_agent
 from drlib.agents.rollout_state import count_costs
-from drlib.analysis.strategy_plots import majority_right
+from drlib.experiments.strategy_figures import majority_right
 from drlib.chat.tool_calls import render_answer
-from drlib.evals.metrics import difference_interval
-from drlib.evals.strategies import (
+from drlib.intervals import difference_interval
+from drlib.experiments.agent_comparison import (
     Ledger,
     Trial,
     at_equal_tokens,
@@ -23,8 +23,8 @@ from drlib.evals.strategies import (
     questions_of,
     save_ledgers,
 )
-from drlib.lab.findings import FINDINGS
-from drlib.lab.strategies import LEDGERS, Plan, finding, measure, measured_Q, read_ledgers
+from drlib.experiments.findings import FINDINGS
+from drlib.experiments.strategies import LEDGERS, Plan, finding, measure, measured_Q, read_ledgers
 from drlib.task import Task
 from tests.agent_examples import Speaker, tour_chat, tour_toolbox, tour_world
 from tests.loop_examples import build_stages

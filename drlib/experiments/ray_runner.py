@@ -23,8 +23,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from drlib.config import Config
-from drlib.lab.sweep import Sweep
-from drlib.lab.sweep_runs import build_or_say, is_finished
+from drlib.experiments.plan import Sweep
+from drlib.experiments.runner import build_or_say, is_finished
 from drlib.registry import load_plugins
 from drlib.sandbox.client import import_extra
 from drlib.training import hosts, stages

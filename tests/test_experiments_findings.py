@@ -1,6 +1,6 @@
 """Findings: the effect by hand, the verdict, and that every committed one follows from its rows.
 
-Run: python -m pytest tests/test_lab_findings.py
+Run: python -m pytest tests/test_experiments_findings.py
 """
 
 import json
@@ -8,9 +8,9 @@ import json
 import pytest
 
 from drlib.config import Config
-from drlib.evals.evaluate import Outcome, rows_of
-from drlib.evals.results import Results
-from drlib.lab.findings import (
+from drlib.evaluation.evaluate import Outcome, rows_of
+from drlib.evaluation.results import Results
+from drlib.experiments.findings import (
     ARMS,
     CLAIMS,
     FINDINGS,
@@ -19,9 +19,9 @@ from drlib.lab.findings import (
     finding,
     measure,
 )
-from drlib.lab.findings_page import FINDINGS_PAGE, findings_block, findings_page
-from drlib.lab.statements import outcome_of
-from drlib.lab.strategies import Plan
+from drlib.experiments.findings_page import FINDINGS_PAGE, findings_block, findings_page
+from drlib.experiments.verdicts import outcome_of
+from drlib.experiments.strategies import Plan
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import build_stages
 

@@ -1,12 +1,12 @@
 """Wilson's interval and the bootstrap against their definitions, and simulated coverage.
 
-Run: python -m pytest tests/test_evals_metrics.py
+Run: python -m pytest tests/test_intervals_metrics.py
 """
 
 import numpy as np
 import pytest
 
-from drlib.evals.metrics import resample, wilson_interval
+from drlib.intervals import resample, wilson_interval
 
 
 def test_wilson_solves_its_defining_equation():

@@ -1,6 +1,6 @@
 """A small sweep on two nodes of a real local Ray cluster: the same runs and results as without.
 
-Run: python -m pytest tests/test_lab_sweep_ray.py
+Run: python -m pytest tests/test_experiments_ray.py
 """
 
 import json
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from drlib import cli
-from drlib.lab import sweep_ray
-from drlib.lab.sweep import load_sweep
+from drlib.experiments import ray_runner as sweep_ray
+from drlib.experiments.plan import load_sweep
 from drlib.training import hosts, stages
 from drlib.training.run_folder import MANIFEST, RunFolder, read_metrics
 from tests.loop_examples import build_stages

@@ -1,12 +1,12 @@
 """`drlib experiment run strategies`: agents of the same policies on the same questions, for seeds.
 
 `strategies.yaml`, beside this file, says which policies are trained, which agents are put to which
-questions under which limits (`drlib.evals.strategies.Trial`), and what is claimed of two trials.
+questions under which limits (`drlib.experiments.agent_comparison.Trial`), and what is claimed of two trials.
 Every trial of every seed is a ledger in `figures/reference/agents/strategies/seedN.json`; a claim
 is the paired difference of two of them, with its interval over seeds and questions, in
 `figures/reference/findings/NAME.json` beside the other findings.
 
-Left out: a correction for the number of claims, as in `drlib.lab.findings`.
+Left out: a correction for the number of claims, as in `drlib.experiments.findings`.
 """
 
 import json
@@ -22,8 +22,8 @@ import yaml
 
 from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
-from drlib.evals.metrics import difference_interval
-from drlib.evals.strategies import (
+from drlib.intervals import difference_interval
+from drlib.experiments.agent_comparison import (
     Ledger,
     Trial,
     at_equal_tokens,
@@ -32,9 +32,9 @@ from drlib.evals.strategies import (
     save_ledgers,
 )
 from drlib.files import write_atomic
-from drlib.lab.arms import copy_curve
-from drlib.lab.findings import FINDINGS
-from drlib.lab.statements import outcome_of
+from drlib.experiments.arms import copy_curve
+from drlib.experiments.findings import FINDINGS
+from drlib.experiments.verdicts import outcome_of
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy, save_policy
 from drlib.notebook.display import ROOT

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drlib.lab import papers
+from drlib.experiments import papers
 from drlib.training.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from drlib.analysis import tour
-from drlib.evals.results import Results
+from drlib.evaluation.results import Results
 from drlib.files import read_json_lines, write_atomic
-from drlib.lab.arms import curve_name
-from drlib.lab.statements import rounded
-from drlib.lab.sweep import Arm, Sweep
-from drlib.lab.sweep_runs import RESULTS, RUNS, what_ran
+from drlib.experiments.arms import curve_name
+from drlib.experiments.verdicts import rounded
+from drlib.experiments.plan import Arm, Sweep
+from drlib.experiments.runner import RESULTS, RUNS, what_ran
 from drlib.validation import require
 
 COSTS = ("seconds", "rollout_seconds", "rollouts", "generated_tokens", "trained_tokens")
@@ -30,7 +30,7 @@ def write_summary(sweep: Sweep, out: Path) -> dict:
 
     ValueError: there are no results, or they are of other settings than the file has now.
     """
-    from drlib.analysis import sweep_plots  # lazily: matplotlib, which --list does without
+    from drlib.experiments import figures as sweep_plots  # lazily: matplotlib, which --list does without
 
     found = summary(sweep, out / RESULTS)
     write_atomic(out / "sweep.json", json.dumps(found, indent=1) + "\n")

@@ -8,7 +8,7 @@ read, and refused, without torch.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drlib.evals.metrics import Interval
+from drlib.intervals import Interval
 from drlib.validation import require
 
 SAME = 0.1  # within ten points either way two arms are the same
@@ -64,4 +64,4 @@ def rounded(effect: Interval) -> dict:
 
 def command_of(action: str, profile: str, seeds: Sequence[int]) -> str:
     """What a person types to have it made again."""
-    return f"python -m drlib.lab {action} --profile {profile} --seeds {' '.join(map(str, seeds))}"
+    return f"python -m drlib.experiments {action} --profile {profile} --seeds {' '.join(map(str, seeds))}"

@@ -13,7 +13,7 @@
       cispo: {rl.loss.clip: cispo}
       none: {rl.loss.clip: none, claim: Without a clip it learns less, source: us, expected: lower}
 
-A finding (`drlib.lab.findings`) is two arms and a sentence; here arms are many, and each may carry
+A finding (`drlib.experiments.findings`) is two arms and a sentence; here arms are many, and each may carry
 such a sentence or none. What is wrong with a file is said in one line before anything is trained:
 an unknown name with the nearest known one, a control that is no arm, two arms that would be the
 same runs, arms that would be asked other questions, switches that exclude each other.
@@ -29,7 +29,7 @@ from pathlib import Path
 import yaml
 
 from drlib.config import ROOT, Config
-from drlib.lab.statements import Statement
+from drlib.experiments.verdicts import Statement
 from drlib.registry import load_plugins, suggest_name
 from drlib.training import stages
 from drlib.validation import require

@@ -1,6 +1,6 @@
 """The picture of a sweep, from results made by hand: its numbers, and that its words are apart.
 
-Run: python -m pytest tests/test_analysis_sweep.py
+Run: python -m pytest tests/test_experiments_figures.py
 """
 
 import copy
@@ -10,11 +10,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from drlib.analysis import sweep_plots
+from drlib.experiments import figures as sweep_plots
 from drlib.analysis.plots import CONTROL
-from drlib.lab.findings_page import EFFECTS, reference_sweeps
-from drlib.lab.sweep_runs import RESULTS
-from drlib.lab.sweep_table import curves, summary
+from drlib.experiments.findings_page import EFFECTS, reference_sweeps
+from drlib.experiments.runner import RESULTS
+from drlib.experiments.tables import curves, summary
 from tests.sweep_examples import HALF, RIGHT, asked, keep_made, rows, toy_sweep
 
 

@@ -6,7 +6,7 @@ for it, the mean over seeds and their range. An arm has one colour in all three 
 own in the first two, so eight arms are as legible as two; the control is grey and dashed.
 `effects_figure` has the differences of many sweeps in one picture.
 
-Drawn from what `drlib.lab.sweep_table` wrote; nothing here trains or reads a file.
+Drawn from what `drlib.experiments.tables` wrote; nothing here trains or reads a file.
 """
 
 import textwrap

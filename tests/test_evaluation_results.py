@@ -1,6 +1,6 @@
 """Outcomes to rows, rows to tables: sums by hand, files that round-trip, differences by question.
 
-Run: python -m pytest tests/test_evals_results.py
+Run: python -m pytest tests/test_evaluation_results.py
 """
 
 import json
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from drlib.config import Config
-from drlib.evals.evaluate import Outcome, rows_of
-from drlib.evals.metrics import difference_interval, share_interval
-from drlib.evals.results import Results, origin
+from drlib.evaluation.evaluate import Outcome, rows_of
+from drlib.intervals import difference_interval, share_interval
+from drlib.evaluation.results import Results, origin
 from drlib.training import run_folder, stages
 from drlib.training.distributed import Ranks
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from drlib.lab.findings import FINDINGS
-from drlib.lab.sweep import REFERENCE_SWEEPS
+from drlib.experiments.findings import FINDINGS
+from drlib.experiments.plan import REFERENCE_SWEEPS
 from drlib.notebook.display import ROOT
 
 FINDINGS_PAGE = ROOT / "docs" / "findings.md"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drlib.config import Config
-from drlib.evals.results import gather
+from drlib.evaluation.results import gather
 from drlib.files import write_json_lines
 from drlib.training import stages
 from drlib.training.run_folder import read_metrics

@@ -1,6 +1,6 @@
 """Notebook 12's pictures and its panel, on ledgers and attempts made by hand.
 
-Run: python -m pytest tests/test_analysis_strategies.py
+Run: python -m pytest tests/test_experiments_strategy_figures.py
 """
 
 import random
@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from drlib.agents import IterResearch, Limits
-from drlib.analysis import strategy_plots, widgets
+from drlib.experiments import strategy_figures as strategy_plots, widgets
 from drlib.analysis.rendering import turns_and_contexts
 from drlib.demonstrations.oracle import Oracle
 from drlib.demonstrations.skills import rounds
-from drlib.evals.strategies import Ledger, Trial
+from drlib.experiments.agent_comparison import Ledger, Trial
 from drlib.questions.chains import chain_questions
 from tests.agent_examples import Lines, tour_chat, tour_toolbox, tour_world
 

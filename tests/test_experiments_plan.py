@@ -1,8 +1,8 @@
 """A sweep's file, and its table by hand: what is refused, and what numbers come out.
 
-The runs themselves are in test_lab_sweep_runs.py, the figure is in test_analysis_sweep.py.
+The runs themselves are in test_experiments_runner.py, the figure is in test_experiments_figures.py.
 
-Run: python -m pytest tests/test_lab_sweep.py
+Run: python -m pytest tests/test_experiments_plan.py
 """
 
 import json
@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from drlib import cli
-from drlib.evals.metrics import difference_interval, share_interval
+from drlib.intervals import difference_interval, share_interval
 from drlib.files import read_json_lines
-from drlib.lab.sweep import REFERENCE_SWEEPS, SWEEPS, load_sweep
-from drlib.lab.sweep_runs import RESULTS, _reason, costs
-from drlib.lab.sweep_table import curves, summary, table, write_summary
+from drlib.experiments.plan import REFERENCE_SWEEPS, SWEEPS, load_sweep
+from drlib.experiments.runner import RESULTS, _reason, costs
+from drlib.experiments.tables import curves, summary, table, write_summary
 from tests.sweep_examples import (
     CLIPS,
     HALF,

@@ -2,7 +2,7 @@
 
 The committed runs themselves are held in test_reference.py.
 
-Run: python -m pytest tests/test_lab_reference.py
+Run: python -m pytest tests/test_experiments_reference.py
 """
 
 import json
@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from drlib.config import ROOT
-from drlib.evals.results import Results
-from drlib.lab import reference
+from drlib.evaluation.results import Results
+from drlib.experiments import reference_run as reference
 from tests.results_examples import asked, tour_results
 
 

@@ -1,12 +1,12 @@
 """Intervals over seeds and questions: cases computed by hand, and simulated coverage.
 
-Run: python -m pytest tests/test_evals_intervals.py
+Run: python -m pytest tests/test_intervals.py
 """
 
 import numpy as np
 import pytest
 
-from drlib.evals.metrics import (
+from drlib.intervals import (
     difference_interval,
     half_width,
     rate_interval,

@@ -1,6 +1,6 @@
 """A small sweep that really runs, by the `drlib` command: it is killed, goes on, one arm fails.
 
-Run: python -m pytest tests/test_lab_sweep_runs.py
+Run: python -m pytest tests/test_experiments_runner.py
 """
 
 import json
@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from drlib.config import ROOT
-from drlib.evals.results import Results
+from drlib.evaluation.results import Results
 from drlib.files import read_json_lines
-from drlib.lab.sweep import Sweep, load_sweep
-from drlib.lab.sweep_runs import listing
+from drlib.experiments.plan import Sweep, load_sweep
+from drlib.experiments.runner import listing
 from drlib.training import stages
 from drlib.training.run_folder import MANIFEST, METRICS, RunFolder, read_metrics
 from drlib.trajectory import load_trajectories

@@ -26,7 +26,7 @@ HEAD = """# Papers
 
 Every mechanism of the documents that drlib comes from: where it is here, the notebook that explains
 it, its test, what it has measured in a committed run, and how much of it there is. Drawn by
-`drlib experiment pages` from [papers.yaml](../drlib/lab/papers.yaml); a test follows each link.
+`drlib experiment pages` from [papers.yaml](../drlib/experiments/papers.yaml); a test follows each link.
 """
 COLUMNS = ("mechanism", "file", "notebook", "test", "measured", "how much of it")
 

@@ -27,11 +27,11 @@ import torch
 
 from drlib.analysis import tour
 from drlib.config import Config
-from drlib.evals.results import EVALUATED, Results, gather, titles
+from drlib.evaluation.results import EVALUATED, Results, gather, titles
 from drlib.files import write_atomic
-from drlib.lab.arms import copy_curve
-from drlib.lab.findings import FINDINGS
-from drlib.lab.findings_page import findings_block
+from drlib.experiments.arms import copy_curve
+from drlib.experiments.findings import FINDINGS
+from drlib.experiments.findings_page import findings_block
 from drlib.models.moe import load_policy, save_policy
 from drlib.notebook.display import AGAIN, REFERENCE, ROOT
 from drlib.training import stages

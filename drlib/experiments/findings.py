@@ -18,11 +18,11 @@ from pathlib import Path
 import yaml
 
 from drlib.config import Config
-from drlib.evals.metrics import Interval
-from drlib.evals.results import Results
+from drlib.intervals import Interval
+from drlib.evaluation.results import Results
 from drlib.files import write_atomic
-from drlib.lab.arms import save_arm
-from drlib.lab.statements import Statement, command_of, rounded
+from drlib.experiments.arms import save_arm
+from drlib.experiments.verdicts import Statement, command_of, rounded
 from drlib.notebook.display import ROOT
 from drlib.training.launch import build_stage
 from drlib.validation import require

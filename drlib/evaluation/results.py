@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from drlib.config import Config
-from drlib.evals.evaluate import Outcome, read_outcomes, rows_of
-from drlib.evals.metrics import Interval, difference_interval, share_interval, wilson_interval
+from drlib.evaluation.evaluate import Outcome, read_outcomes, rows_of
+from drlib.intervals import Interval, difference_interval, share_interval, wilson_interval
 from drlib.files import write_atomic
 from drlib.training import stages
 from drlib.training.data import read_episodes
