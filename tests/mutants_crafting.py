@@ -23,7 +23,7 @@ MUTANTS = [
     Mutant(
         "craft: an answer from any statement",
         CRAFT,
-        "any(says(one.text, said.answer) for one in said.used):",
+        "any(mentions(one.text, said.answer) for one in said.used):",
         "any(said.answer for one in said.used):",
         (f"{CRAFTING}::test_what_the_model_says_is_executed",),
         "answers that nobody told would be trained on",
@@ -47,7 +47,7 @@ MUTANTS = [
     Mutant(
         "craft: one statement is enough",
         CRAFT,
-        "    if any(says(one.text, title) for one in holds for title in named):\n",
+        "    if any(mentions(one.text, title) for one in holds for title in named):\n",
         "    if False:\n",
         (f"{CRAFTING}::test_what_the_model_says_is_executed",),
         "questions of two hops would need one",
@@ -63,7 +63,7 @@ MUTANTS = [
     Mutant(
         "craft: nobody reads again",
         CRAFT,
-        "return made if made.reason else _read_again(made, shown, reader or writer)",
+        "return made if made.reason else _verify_answer(made, shown, reader or writer)",
         "return made",
         (f"{CRAFTING}::test_a_second_reader_must_come_to_the_same",),
         "a question with two answers would have one",

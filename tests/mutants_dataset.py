@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "clues: a stand-in fits a rival",
         "drlib/questions/expansion.py",
-        "if len(fulfil) <= most and fulfil.isdisjoint(find_rivals):",
+        "if len(fulfil) <= most and fulfil.isdisjoint(rivals):",
         "if len(fulfil) <= most:",
         (f"{CLUES}::test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go",),
         "an expansion brings in another answer",
@@ -222,7 +222,7 @@ MUTANTS = [
     Mutant(
         "engine: an answer that stands back never comes again",
         "drlib/questions/question_engine.py",
-        "                answers += self.standing_back[hops]\n",
+        "                answers += self.postponed[hops]\n",
         "                pass\n",
         (f"{ENGINE}::test_answers_that_stand_back_come_again",),
         "a small world gives fewer questions than it has",
@@ -246,7 +246,7 @@ MUTANTS = [
     Mutant(
         "dataset: what is excepted is no evidence",
         "drlib/questions/question_set.py",
-        "return find_used_facts(left, graph, found | excepted) | find_used_facts(right, graph, excepted)\n",
+        "return used | find_used_facts(right, graph, excepted)\n",
         "return find_used_facts(left, graph, found)\n",
         (f"{TESTS}::test_the_facts_by_which_a_question_is_answered",),
         "the evidence does not show why the exception holds",

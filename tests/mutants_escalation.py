@@ -19,8 +19,8 @@ MUTANTS = [
     Mutant(
         "escalation: the rate that is hard enough is not asked for",
         ESCALATION,
-        "            why = gate(task, easy)\n",
-        "            why = gate(task)\n",
+        "            why = check_gates(task, easy)\n",
+        "            why = check_gates(task)\n",
         (f"{TESTS}::test_a_rate_that_is_hard_enough_is_kept",),
         "questions that are hard enough are thrown away",
     ),

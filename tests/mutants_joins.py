@@ -20,8 +20,8 @@ MUTANTS = [
     Mutant(
         "joins: a variable may be another thing wherever it is met",
         QUERIES,
-        "            found = _for_each(of, name, evaluate_query(among, graph), graph)\n",
-        "            found = {name: evaluate_query(bound(of, name, among), graph)}\n",
+        "            found = _evaluate_each(of, name, evaluate_query(among, graph), graph)\n",
+        "            found = {name: evaluate_query(bind(of, name, among), graph)}\n",
         (ONE_THING,),
         "a cycle is answered as a tree",
     ),
@@ -45,7 +45,7 @@ MUTANTS = [
         "joins: an inner Exists does not hide the outer one",
         QUERIES,
         "    if type(query) is Exists and query.name == name:\n"
-        "        return replace(query, among=bound(query.among, name, value))\n",
+        "        return replace(query, among=bind(query.among, name, value))\n",
         "",
         (f"{TESTS}::test_an_inner_name_hides_the_outer_one",),
         "a variable is bound twice",
@@ -53,8 +53,8 @@ MUTANTS = [
     Mutant(
         "joins: SQLite answers for the first choice alone",
         SQL,
-        "            found |= self.answers(bound(query.of, query.name, title))\n",
-        "            return self.answers(bound(query.of, query.name, title))\n",
+        "            found |= self.answers(bind(query.of, query.name, title))\n",
+        "            return self.answers(bind(query.of, query.name, title))\n",
         (ALL_CHOICES,),
         "the second engine checks nothing",
     ),
@@ -93,8 +93,8 @@ MUTANTS = [
     Mutant(
         "joins: a relation is read the other way",
         JOINS,
-        "            return Proj(inverse(condition.relation), self.operand(condition.tail))\n",
-        "            return Proj(condition.relation, self.operand(condition.tail))\n",
+        "            return Proj(inverse(condition.relation), self.build_operand(condition.tail))\n",
+        "            return Proj(condition.relation, self.build_operand(condition.tail))\n",
         (ALL_CHOICES,),
         "head and tail change places",
     ),
@@ -109,7 +109,7 @@ MUTANTS = [
     Mutant(
         "webshaper: what an Exists chooses among is not written",
         WEBSHAPER,
-        "        yield from _choice(part, names)\n",
+        "        yield from _iter_choice_triples(part, names)\n",
         "",
         (f"{FORMAT}::test_what_a_tree_cannot_say_is_read_and_written_again", ALL_CHOICES),
         "rows are lost",
@@ -117,7 +117,7 @@ MUTANTS = [
     Mutant(
         "webshaper: a variable within words is no argument",
         WEBSHAPER,
-        "        arguments += [_end(name) for name in _IN_WORDS.findall(text)]\n",
+        "        arguments += [_parse_end(name) for name in _IN_WORDS.findall(text)]\n",
         "",
         (f"{FORMAT}::test_a_row_that_is_no_triple_is_a_predicate",),
         "a released row loses what it is about",

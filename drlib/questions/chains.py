@@ -1,21 +1,9 @@
-"""Questions whose answers are verified by the graph, and sums whose answers are computed.
+"""Chain questions, Python questions and trail questions, whose answers are known by construction.
 
-A search question is a chain of functional relations read backwards: "What is the script of the
-language of Norway?" needs two look-ups, and has one answer because relations are functional. Train
-and test share no answer entity. A python question is a sum too long to guess; its answer is
-computed here, exactly, without the tool. Left out: query algebra, obfuscation, upgrades.
-
-Questions that are longer than a context: a trail of pages with treasures on the way.
-
-"What is the last treasure on the trail of Aba?" Every page of a trail names the next one, a few of
-them a treasure too, and the last page says that there is no next. So a question takes as many
-look-ups as the trail has pages, any number, and nobody knows that the treasure seen long ago was
-the last one before the end is reached: whoever forgets what it has read cannot answer, and whoever
-keeps everything runs out of context. That is what tells agents of different memories apart
-(ReSum, arXiv 2509.13313, and IterResearch, 2509.13309). A second trail lies in the same world, so
-that a treasure is not the treasure.
-
-All trails are invented; nothing about them can be known. Left out: trails that fork.
+A chain question ("What is the script of the language of Norway?") follows functional relations, so
+it has one answer. A Python question is arithmetic that is too long to guess. A trail question
+needs as many hops as its trail has pages and tests an agent's memory (ReSum, arXiv 2509.13313;
+IterResearch, arXiv 2509.13309). Training and test questions share no answer entity.
 """
 
 import hashlib
@@ -43,17 +31,23 @@ Split = Literal["train", "test"]
 
 
 class Chain(NamedTuple):
+    """A path of relations from a start title to an answer."""
+
     start: str
     relations: tuple[str, ...]
     answer: str
 
     @property
     def hops(self) -> int:
+        """Return the number of relations."""
         return len(self.relations)
 
 
 def enumerate_chains(world: SmallWorld, max_hops: int = MAX_HOPS) -> list[Chain]:
-    """Every chain of 1..max_hops relations that never meets an entity twice."""
+    """List every chain of 1 to `max_hops` relations that visits no entity twice.
+
+    A chain is skipped if its answer occurs in the name of its start.
+    """
     found = []
     frontier = [((), (title,)) for title in world.entities]  # relations, and the titles they meet
     for _ in range(max_hops):
@@ -71,7 +65,17 @@ def enumerate_chains(world: SmallWorld, max_hops: int = MAX_HOPS) -> list[Chain]
 
 
 def split_answers(world: SmallWorld, test_share: float = 0.25, seed: int = 0) -> dict[str, Split]:
-    """Each possible answer's side, drawn per kind of relation so that both sides have all kinds."""
+    """Assign each possible answer to a split, separately for each relation.
+
+    Args:
+        world: the world whose facts give the answers.
+        test_share: share of the answers of a relation, in [0, 1], that go to "test" (at least 4,
+            at most half).
+        seed: seed of the shuffle.
+
+    Returns:
+        A dictionary from answer to "train" or "test".
+    """
     by_relation = defaultdict(set)
     for entity in world.entities.values():
         for relation, value in entity.facts.items():
@@ -86,7 +90,7 @@ def split_answers(world: SmallWorld, test_share: float = 0.25, seed: int = 0) ->
 
 
 def make_search_task(chain: Chain, world: SmallWorld, wording: int) -> Task:
-    """The question of `chain`, in one of three wordings."""
+    """Return the task that asks for `chain`; `wording` indexes `SEARCH_WORDINGS`."""
     phrase = " of the ".join(reversed(chain.relations))
     text = SEARCH_WORDINGS[wording].format(relations=phrase, start=chain.start)
     key = f"{world.version}|{chain.start}|{'/'.join(chain.relations)}|{wording}"
@@ -103,13 +107,20 @@ def make_search_task(chain: Chain, world: SmallWorld, wording: int) -> Task:
 
 
 def digest_text(text: str) -> str:
-    """Ten hex digits that stand for `text` in the id of a task."""
+    """Return the first ten hexadecimal digits of the SHA-256 of `text`, used in task ids."""
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 class SearchQuestions:
-    """Draws search questions from one side of a world's split: an answer, then a chain to it, so
-    that a frequent answer ("Latin script") is no better a guess than a rare one."""
+    """Sampler of chain questions from one split of a world.
+
+    It draws an answer first and then a chain to it, so that all answers are equally likely.
+
+    Args:
+        world: the world to ask about.
+        split: "train" or "test" (see `split_answers`); None: no split.
+        max_hops: largest number of hops.
+    """
 
     def __init__(self, world: SmallWorld, split: Split | None, max_hops: int = MAX_HOPS):
         self.world = world
@@ -120,11 +131,15 @@ class SearchQuestions:
                 self._chains[chain.hops].setdefault(chain.answer, []).append(chain)
 
     def answers(self, hops: int) -> list[str]:
-        """The answers that questions of `hops` look-ups have, sorted."""
+        """Return the sorted answers of the questions with `hops` hops."""
         return list(self._chains[hops])
 
     def draw(self, hops: int, rng: random.Random) -> Task:
-        """One question of `hops` look-ups; ValueError when the world has none."""
+        """Draw one question with `hops` hops.
+
+        Raises:
+            ValueError: this split of the world has no such question.
+        """
         answers = self.answers(hops)
         if not answers:
             raise ValueError(f"{self.world.name} has no question of {hops} look-ups on this side")
@@ -187,7 +202,15 @@ PYTHON_KINDS: dict[str, tuple[list[tuple[int, int]], Callable]] = {
 
 
 def make_python_task(rng: random.Random, kind: str | None = None) -> Task:
-    """A sum of `kind` (drawn uniformly when None), with numbers from `rng`."""
+    """Return an arithmetic task with numbers drawn from `rng`.
+
+    Args:
+        rng: source of randomness.
+        kind: a key of `PYTHON_KINDS`; None: drawn uniformly.
+
+    Raises:
+        ValueError: `kind` is unknown.
+    """
     kind = kind or rng.choice(sorted(PYTHON_KINDS))
     if kind not in PYTHON_KINDS:
         raise ValueError(f"unknown python question {kind!r}: known are {sorted(PYTHON_KINDS)}")
@@ -199,8 +222,13 @@ def make_python_task(rng: random.Random, kind: str | None = None) -> Task:
 
 
 def has_shortcut(task: Task, world: SmallWorld, results: int) -> bool:
-    """Whether a look-up before the last already shows the answer, `results` pages a search: one for
-    Falkland Islands may show the page of their currency too."""
+    """Return True if a search before the last hop already shows the answer.
+
+    Args:
+        task: the question; a Python question has no hops and no shortcut.
+        world: the world that is searched.
+        results: number of pages shown per search.
+    """
     path = [task.start, *(world.follow(task.start, task.relations) or ())]  # a sum has no look-up
     before_the_last = path[: task.hops - 1]
     hits = [hit for title in before_the_last for hit in world.search(title, results)]
@@ -218,11 +246,20 @@ def chain_questions(
     results: int = 2,
     at_least: int | None = None,
 ) -> list[Task]:
-    """`n` different questions of `kind`; the same seed gives the same list.
+    """Return `n` different questions of one kind; the same seed gives the same list.
 
-    hops: the share of each number of look-ups; when one has run out, the others take its place.
-    results: pages that a search shows; a question with a shortcut (`has_shortcut`) is drawn again.
-    at_least: how many will do where the world cannot give `n`. ValueError: it gives fewer.
+    Args:
+        world: the world to ask about.
+        n: number of questions.
+        seed: seed of all draws.
+        split: the split whose answers are used.
+        kind: "search" or "python".
+        hops: share of each number of hops; when one is exhausted, the others replace it.
+        results: number of pages shown per search; questions with a shortcut are drawn again.
+        at_least: smallest acceptable number of questions; None: `n`.
+
+    Raises:
+        ValueError: the world has fewer than `at_least` questions.
     """
     rng = random.Random(f"questions-{split}-{kind}-{seed}")
     source = SearchQuestions(world, split) if kind == "search" else None
@@ -255,10 +292,18 @@ OTHER_PAGES = 6  # of the trail beside it, at most
 
 
 def make_trail(seed: int | str, names: Names, pages: int) -> tuple[Task, SmallWorld]:
-    """A question of `pages` look-ups and its world; the same seed gives the same.
+    """Return a question about a trail of `pages` pages and the world that contains it.
 
-    A title is one of the real world's words: what a trail tests is memory, not the copying of long
-    or unheard-of names. ValueError: a trail has no page, or there are too few words.
+    A second trail with other treasures is added as a distractor. Titles are words of `names`, so
+    that the question tests memory and not the copying of rare names.
+
+    Args:
+        seed: seed of all draws.
+        names: source of the words and of the URL scheme.
+        pages: length of the trail, equal to the number of hops.
+
+    Raises:
+        ValueError: `pages` is below 1 or `names` has too few words.
     """
     rng = random.Random(f"trail-{seed}")
     others = rng.randint(1, OTHER_PAGES)
@@ -282,7 +327,7 @@ def make_trail(seed: int | str, names: Names, pages: int) -> tuple[Task, SmallWo
 def _make_trail_pages(
     rng: random.Random, titles: list[str], treasures: list[str]
 ) -> tuple[str, str, list[Entity]]:
-    """(first page, last treasure, the pages) of one trail, some of the treasures on it."""
+    """Return (first title, last treasure, pages) of one trail."""
     n = rng.randint(1, min(len(titles), len(treasures)))
     places = sorted(rng.sample(range(len(titles)), n))
     found = dict(zip(places, treasures))

@@ -1,32 +1,10 @@
-"""Checks of a query by execution: one answer, every condition needed, nothing given away.
+"""Checks of a query by execution: unique answer, minimal conditions, no shortcut, no leak.
 
-WebShaper (arXiv 2507.15061, section 3.3) names two ways in which a multi-hop question is none: a
-*redundant* constant that another constant already leads to, and a *shortcut*, a constant that
-stands next to the target. The paper looks at the question's own edges; a fact that the question
-does not use is as short a way, and is looked for here too. WebSailor (2507.02592) and WebLeaper
-drop questions with several answers. Here all of it is decided by running the query, on sets or on
-SQLite, and not by a model.
-
-`measure_effort` is what a question costs somebody who has only the tools. Left out: whether a search for
-the question's text finds the answer (`drlib.questions.quality` measures it), and whether a reader
-knows the answer by heart.
-
-Whether one name gives another away: as whole words, or by a word's stem.
-
-"New Zealand Dollar" says New Zealand, "Israeli New Shekel" says Israel, "Norwegian Krone" Norway.
-The first is found in every name of both things, whole words in any case (`names_overlap`). The second is
-found between titles, which are what a question shows: every word of one title that says something
-has a word of the same stem in the other (`shares_stems`). Two words have the same stem when they are equal
-or begin with the same `STEM` letters or more, which are at least `STEM_SHARE` of the shorter word,
-accents left out. Words of fewer letters must be equal, and `PLAIN` words say nothing.
-
-Of the 150,602 pairs of a territory with a currency, a language or a script of CLDR, the stems join
-260 that whole words do not. A fact joins 193 of these too, nearly all rightly; of the other 67 some
-are right ("Thai script" and Thailand), most are not ("Australian Dollar" and Austria, "Nigerian
-Naira" and Niger): one pair in 2,500, and each costs no more than a question.
-Left out: names that change their first letters ("Danish" and Denmark, "Swiss" and
-Switzerland), and stems in the aliases, where six languages meet each other. A stemmer of words
-(Porter's) takes Norwegian and Norway for two stems, as it cuts endings of one word class only.
+WebShaper (arXiv 2507.15061, section 3.3) defines redundancy and shortcuts on the edges of a
+question; here every fact of the graph is considered. As in WebSailor (arXiv 2507.02592), questions
+with several answers are rejected. Queries are executed on sets or on SQLite; no model judges them.
+Names are compared as whole words, aliases included, and titles also by word stems.
+`measure_effort` estimates the pages that a solver with tools must read.
 """
 
 import math
@@ -72,32 +50,36 @@ PLAIN = frozenset(  # words of many names that tell none of them; "franc" is not
 
 @lru_cache(maxsize=1 << 18)
 def leaks(answer: str, constant: str, graph: Graph, stems: bool = True) -> bool:
-    """Whether a name of one says the other: as whole words, or with `stems` by a stem too."""
+    """Return True if one name reveals the other: as whole words or, with `stems`, by a word stem.
+
+    The results are cached per (answer, constant, graph, stems).
+    """
     return names_overlap(answer, constant, graph) or (stems and shares_stems(answer, constant))
 
 
 def names_overlap(answer: str, constant: str, graph: Graph) -> bool:
-    """Whether a name of one holds a name of the other, as whole words."""
+    """Return True if a name or alias of one contains a name of the other as whole words."""
     one, two = graph.nodes.get(answer), graph.nodes.get(constant)
     return _names_overlap(one or Node(answer, ""), two or Node(constant, ""))
 
 
 @lru_cache(maxsize=1 << 18)
 def _names_overlap(one: Node, two: Node) -> bool:
+    """Return True if a normalised name of one node contains a name of the other."""
     names, others = _normalise_names(one), _normalise_names(two)
     return any(name in other or other in name for name in names for other in others)
 
 
 @lru_cache(maxsize=1 << 16)
 def _normalise_names(node: Node) -> tuple[str, ...]:
-    """Title and aliases as ` words with single spaces `, in one case."""
+    """Return the title and aliases, case-folded, each word surrounded by single spaces."""
     names = (node.title, *node.aliases)
     words = {re.sub(r"[\W_]+", " ", f" {name.casefold()} ") for name in names}
     return tuple(sorted(words - {" "}))
 
 
 def shares_stems(a: str, b: str) -> bool:
-    """Whether each word of one title that says something has its stem in the other."""
+    """Return True if every significant word of one title shares a stem with the other."""
     (words, heads), (others, other_heads) = _split_words(a), _split_words(b)
     if heads.isdisjoint(other_heads):  # nearly always, and no stem is shared then
         return False
@@ -106,7 +88,7 @@ def shares_stems(a: str, b: str) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _split_words(title: str) -> tuple[tuple[str, ...], frozenset[str]]:
-    """(the words of `title` that say something, without accents; how the long ones begin)"""
+    """Return the significant words of `title` without accents, and prefixes of the long ones."""
     letters = unicodedata.normalize("NFKD", title.casefold())
     plain = "".join(letter for letter in letters if not unicodedata.combining(letter))
     found = tuple(word for word in re.findall(r"[^\W_]+", plain) if word not in PLAIN)
@@ -114,17 +96,23 @@ def _split_words(title: str) -> tuple[tuple[str, ...], frozenset[str]]:
 
 
 def _is_long(word: str) -> bool:
+    """Return True if `word` is long enough to have a stem."""
     return len(word) >= STEM and not word.isdigit()
 
 
 def _all_share_stem(words: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Return True if every word (at least one) shares a stem with a word of `others`."""
     return bool(words) and all(
         any(have_same_stem(word, other) for other in others) for word in words
     )
 
 
 def have_same_stem(word: str, other: str) -> bool:
-    """Whether two words in one case begin with the same stem."""
+    """Return True if two case-folded words are equal or share a long enough prefix.
+
+    The prefix has at least `STEM` letters and `STEM_SHARE` of the shorter word. On CLDR this joins
+    260 of 150,602 pairs that whole words do not join.
+    """
     if word == other:
         return True
     if not (_is_long(word) and _is_long(other)):
@@ -142,7 +130,7 @@ MAX_COINCIDENCES = 1  # of a query
 
 
 def find_answer(query: Query, graph: Graph) -> str | None:
-    """The one answer, or None when there is none or are several."""
+    """Return the only answer of `query`, or None if it has no answer or several."""
     found = evaluate_query(query, graph)
     return next(iter(found)) if len(found) == 1 else None
 
@@ -150,32 +138,40 @@ def find_answer(query: Query, graph: Graph) -> str | None:
 def find_faults(
     query: Query, graph: Graph, engine: SqlEngine | None = None, strict: bool = True
 ) -> list[str]:
-    """What is wrong with `query`; [] means verified. By sets, or by `engine`.
+    """Return the faults of `query`; an empty list means that it is verified.
 
-    "shallow": fewer than two look-ups follow each other. "redundant": a constant named twice, or
-    two constants that a fact joins. "shortcut": a constant stands next to the target (other than to
-    say its kind), or one of several conditions has no other answer. "coincidence": more than one
-    condition hangs on an equal number (`count_coincidences`). "not unique": not exactly one answer.
-    "near": any fact of the graph joins the answer with a constant (`is_near`). "leak": a name of
-    the answer, or of a single thing on the way to it, says a name of a constant or the other way
-    round (`drlib.questions.checks`). "not minimal": without one condition, at any depth, the
-    answers are still the same (`iter_weakened`), or a branch of a union adds nothing, or one of several
-    things that an `Exists` may choose need not be the same wherever it is met.
+    The faults are:
+        shallow: fewer than two consecutive hops.
+        redundant: a constant occurs twice, or a fact joins two constants.
+        shortcut: a constant is adjacent to the target (except to state its kind), or one of several
+            conditions alone has the same answers.
+        coincidence: more than one condition depends on an equal number (`count_coincidences`).
+        not unique: the number of answers is not one.
+        near: any fact of the graph joins the answer with a constant (`is_near`).
+        leak: a name of the answer, or of a single thing on the path to it, reveals the name of a
+            constant or is revealed by it (`leaks`).
+        not minimal: the answers are unchanged without one condition (`iter_weakened`) or one
+        branch of
+            a union, or if the choice of an `Exists` may differ between its occurrences.
 
-    Not `strict`: without "near", "coincidence" and leaks by a stem. Small worlds are asked so
-    (`drlib.questions.question_engine`): there nearly all things are near each other.
+    Args:
+        query: the query to check.
+        graph: the facts.
+        engine: executes the queries; None: set algebra.
+        strict: also check "near", "coincidence" and leaks by a stem. Small worlds disable it
+            because nearly all of their things are adjacent.
     """
     ask = engine.answers if engine else lambda part: evaluate_query(part, graph)
     return list(dict.fromkeys(_iter_faults(query, graph, ask, strict)))
 
 
 def find_first_fault(query: Query, graph: Graph, strict: bool = True) -> str:
-    """The first fault of `query`, "" for none; the others are not looked for."""
+    """Return the first fault of `query`, or an empty string."""
     return next(_iter_faults(query, graph, lambda part: evaluate_query(part, graph), strict), "")
 
 
 def _iter_faults(query: Query, graph: Graph, ask: Callable, strict: bool) -> Iterator[str]:
-    """The faults one by one, cheap checks first; `ask` gives the answers of a query."""
+    """Yield the faults, cheap checks first; `ask` returns the answers of a query."""
     if measure_depth(query) < 2:
         yield "shallow"
     named = list_constants(query)
@@ -203,10 +199,10 @@ def _iter_faults(query: Query, graph: Graph, ask: Callable, strict: bool) -> Ite
 
 
 def is_near(query: Query, answer: str, graph: Graph) -> bool:
-    """Whether the page of a constant, or of a number that is named, shows `answer` or is shown by
-    it: any fact joins the two, other than one that says a kind. Of three look-ups and more also:
-    whether all constants are within two facts, so that none of them is worth so many. What is
-    counted has no page that could be near.
+    """Return True if a fact other than a kind joins the answer with a constant or a named number.
+
+    With three or more hops, also True if every constant is within two facts of the answer. False
+    for a count, which has no page.
     """
     if isinstance(query, Count):
         return False
@@ -221,14 +217,14 @@ def is_near(query: Query, answer: str, graph: Graph) -> bool:
 
 
 def is_far(name: str, answer: str, graph: Graph) -> bool:
-    """Whether more than two facts lie between the two: nothing is joined to both."""
+    """Return True if more than two facts separate `name` and `answer` (no common neighbour)."""
     around = graph.neighbours.get(answer, NOTHING)
     return around.isdisjoint(graph.neighbours.get(name, NOTHING))
 
 
 @lru_cache(maxsize=1 << 15)
 def find_neighbours(answer: str, graph: Graph) -> frozenset[str]:
-    """What a fact joins with `answer`, those that say a kind not counted."""
+    """Return the titles that a fact joins with `answer`, facts that state a kind excepted."""
     relations = (
         relation
         for relation in graph.relations.get(answer, ())
@@ -238,8 +234,11 @@ def find_neighbours(answer: str, graph: Graph) -> frozenset[str]:
 
 
 def count_coincidences(query: Query, ask: Callable[[Query], frozenset[str]]) -> int:
-    """How many conditions of `query` hang on a number that two things happen to share: "whose
-    currency began in the year in which that of Peru ended". `ask` gives the answers of a query."""
+    """Count the conditions that depend on a number shared by chance.
+
+    An example is "whose currency began in the year in which that of Peru ended". `ask` returns the
+    answers of a query.
+    """
     return sum(
         isinstance(part, Proj) and not _is_constant(part.of) and any(map(is_number, ask(part.of)))
         for part in walk(unfold(query))
@@ -247,15 +246,17 @@ def count_coincidences(query: Query, ask: Callable[[Query], frozenset[str]]) -> 
 
 
 def _list_exact_numbers(query: Query) -> list[str]:
-    """The numbers that ranges of one number name."""
+    """List the numbers named by ranges of one number."""
     ranges = [part for part in walk(query) if isinstance(part, Range)]
     return [str(part.low) for part in ranges if part.low == part.high]
 
 
 def iter_weakened(query: Query) -> Iterator[Query]:
-    """`query` with one condition less, in all ways and at any depth: without a part of an And, the
-    exception of a Diff, the choice of an Extreme; with anything for what an Exists chooses
-    among."""
+    """Yield `query` with one condition removed, in every way and at any depth.
+
+    A part of an And, the exception of a Diff or the choice of an Extreme is dropped; what an Exists
+    chooses among is replaced by Anything.
+    """
     if isinstance(query, And):
         yield from iter_without_one(query)
     elif isinstance(query, Diff | Extreme):
@@ -268,19 +269,19 @@ def iter_weakened(query: Query) -> Iterator[Query]:
 
 
 def _replace_part(query: Query, old: Query, new: Query) -> Query:
-    """`query` with `new` where `old`, this very object, stands directly inside it."""
+    """Return `query` with `new` in place of the direct part `old`, compared by identity."""
     return rebuild(query, lambda part: new if part is old else part)
 
 
 def iter_without_one(query: And | Or) -> Iterator[Query]:
-    """`query` without each of its parts."""
+    """Yield `query` without each of its parts."""
     for i in range(len(query.parts)):
         rest = query.parts[:i] + query.parts[i + 1 :]
         yield type(query)(rest) if len(rest) > 1 else rest[0]
 
 
 def _has_idle_branch(query: Query, ask: Callable) -> bool:
-    """Whether a union stays the same, or a projection from it does, without one of its branches."""
+    """Return True if a union, or a projection of it, is unchanged without one of its branches."""
     for part in list_closed_parts(query):
         union = part.of if isinstance(part, Proj) else part
         if not isinstance(union, Or):
@@ -293,8 +294,7 @@ def _has_idle_branch(query: Query, ask: Callable) -> bool:
 
 
 def _has_idle_choice(query: Query, ask: Callable) -> bool:
-    """Whether an Exists among several things has the same answers where each of its variables may
-    be another."""
+    """Return True if an Exists has the same answers when its occurrences may differ."""
     return any(
         isinstance(part, Exists)
         and len(ask(part.among)) > 1
@@ -304,8 +304,7 @@ def _has_idle_choice(query: Query, ask: Callable) -> bool:
 
 
 def _find_single_things(query: Query, ask: Callable) -> frozenset[str]:
-    """The things on the way that are the only ones of their description, or the only ones that an
-    Exists can choose."""
+    """Return the titles that are the only answer of a subquery or the only choice of an Exists."""
     closed = list_closed_parts(query)
     found = [ask(part) for part in closed if not isinstance(part, str)]
     found += [_find_choices(part, ask) for part in closed if isinstance(part, Exists)]
@@ -313,12 +312,12 @@ def _find_single_things(query: Query, ask: Callable) -> frozenset[str]:
 
 
 def _find_choices(query: Exists, ask: Callable) -> frozenset[str]:
-    """The things that `query` has an answer for."""
+    """Return the choices for which the Exists `query` has an answer."""
     return frozenset(t for t in ask(query.among) if ask(bind(query.of, query.name, t)))
 
 
 def list_conditions(query: Query) -> tuple[Query, ...]:
-    """What the target itself must fulfil or not fulfil; nothing for a number that is counted."""
+    """Return the conditions on the target itself; none for a count."""
     match query:
         case And(parts) | Or(parts) if not _is_constant(query):
             return tuple(condition for part in parts for condition in list_conditions(part))
@@ -334,7 +333,7 @@ def list_conditions(query: Query) -> tuple[Query, ...]:
 
 
 def count_target_edges(query: Query) -> int:
-    """How many conditions tie the target to a constant, those that say its kind not counted."""
+    """Count the conditions that join the target to a constant, kinds excepted."""
     edges = 0
     for part in list_conditions(query):
         if isinstance(part, str):
@@ -345,25 +344,28 @@ def count_target_edges(query: Query) -> int:
 
 
 def _is_constant(query: Query) -> bool:
-    """A title, or a union of them (WebShaper merges such into one constant)."""
+    """Return True for a title or a union with a title, which WebShaper merges to one constant."""
     if isinstance(query, Or):
         return any(map(_is_constant, query.parts))
     return isinstance(query, str)
 
 
 def count_constant_edges(query: Query, graph: Graph) -> int:
-    """How many pairs of constants a fact joins."""
+    """Count the pairs of constants that a fact joins."""
     near = graph.neighbours
     return sum(b in near.get(a, ()) for a, b in combinations(list_constants(query), 2))
 
 
 @lru_cache(maxsize=1 << 12)
 def measure_effort(query: Query, graph: Graph) -> float:
-    """How many pages a solver must read that has only the tools; infinite: it cannot list them.
+    """Return the number of page parts that a solver with tools must read.
 
-    The solver lists the smallest part of an And and then either lists each other part or looks at
-    the pages of the candidates, whichever is less to read. A number or a year has no page: it can
-    be looked for on a candidate's page only. A page of n facts has n / 60 parts, rounded up.
+    The solver lists the smallest part of an And. For each other part it either lists that part or
+    reads the candidates' pages, whichever is cheaper. Numbers and years have no page, so they are
+    read on a candidate's page. A page of n facts has ceil(n / 60) parts.
+
+    Returns:
+        The number of parts; infinity if no page lists the candidates.
     """
     read: set[str] = set()
     try:
@@ -375,7 +377,7 @@ def measure_effort(query: Query, graph: Graph) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def count_page_parts(title: str, graph: Graph) -> int:
-    """How many parts the page of `title` has; none where it has no page."""
+    """Return the number of parts of the page of `title`; 0 if it has no page."""
     if graph.is_value(title):
         return 0
     facts = sum(len(graph.adjacent[name][title]) for name in graph.relations.get(title, ()))
@@ -383,7 +385,7 @@ def count_page_parts(title: str, graph: Graph) -> int:
 
 
 def _is_listable(query: Query, graph: Graph) -> bool:
-    """Whether pages list the answers of `query`: none does for what has a value or a number."""
+    """Return True if pages list the answers of `query`; values and ranges are not listed."""
     match query:
         case And(parts):
             return any(_is_listable(part, graph) for part in parts)
@@ -402,8 +404,11 @@ def _is_listable(query: Query, graph: Graph) -> bool:
 def _solve(
     query: Query, graph: Graph, read: set[str], among: frozenset[str] | None = None
 ) -> frozenset[str]:
-    """The answers of `query`, or those `among` these; what is read on the way goes to `read`.
-    LookupError: no page lists them."""
+    """Return the answers of `query`, restricted to `among`, and add the pages read to `read`.
+
+    Raises:
+        LookupError: no page lists the answers.
+    """
     match query:
         case And(parts):
             return _solve_all(parts, graph, read, among)
@@ -441,9 +446,10 @@ def _solve(
 def _solve_all(
     parts: tuple[Query, ...], graph: Graph, read: set[str], among: frozenset[str] | None
 ) -> frozenset[str]:
-    """`_solve` of an And: what can be listed first, and of that the smallest."""
+    """Solve the parts of an And: listable parts first, the smallest of them first."""
 
     def rank(i: int) -> tuple[bool, int, int]:
+        """Return the sort key of a part."""
         return not _is_listable(parts[i], graph), len(evaluate_query(parts[i], graph)), i
 
     for i in sorted(range(len(parts)), key=rank):
@@ -454,7 +460,7 @@ def _solve_all(
 def _is_cheaper_one_by_one(
     query: Proj, graph: Graph, read: set[str], among: frozenset[str] | None
 ) -> bool:
-    """Whether the candidates' own pages are less to read than a list of all answers."""
+    """Return True if reading the candidates' pages costs less than a list of all answers."""
     if among is None or any(map(graph.is_value, among)):
         return False
     if not _is_listable(query, graph):

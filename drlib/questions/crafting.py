@@ -1,22 +1,10 @@
-"""Questions that a language model makes of a memory, in AgentFounder's styles; none is believed.
+"""Questions written by a language model from an entity memory, in the styles of AgentFounder.
 
 AgentFounder (arXiv 2509.13310, section 3.1; Tongyi DeepResearch, arXiv 2510.24701, section 3.4.1)
-samples entities of an open-world memory, shows a model what is known of them and of what stands
-beside them, and lets it write questions. There the model is believed. Here it must say which of the
-numbered statements its answer follows from, and that is executed:
-
-    fact       a statement that it uses says the answer
-    numeric    the answer is the value of an expression whose numbers stand in what it uses
-    multi-hop  two statements are linked by something that the question does not name, and no
-               statement has the answer beside a name that the question says
-    report     there is no one answer: at least three statements are to be brought together
-
-Then a second call, which sees the question and all statements but not the answer, must come to the
-same one (or, for a report, to all of its statements). What comes of each wish has a reason, and
-nothing is lost.
-
-Left out: questions about several entities at once, styles beside these four, whether a reader
-outside the memory would know another answer (`drlib.questions.escalation` measures who solves it).
+shows a model the statements about sampled entities and trusts its questions. Here the model names
+the statements that its answer follows from, and the claim is checked: the answer occurs in one
+(fact), is computed from their numbers (numeric) or needs two linked ones (multi-hop); a report
+needs at least three. A second call without the answer must then agree.
 """
 
 import ast
@@ -84,7 +72,7 @@ _OPERATIONS = {
 
 
 class ShownStatement(NamedTuple):
-    """A statement as it is shown: what it is told of, and by whom."""
+    """A statement shown to the model, with its entities and its sources."""
 
     text: str
     entities: tuple[str, ...]
@@ -92,10 +80,13 @@ class ShownStatement(NamedTuple):
 
 
 class CraftedQuestion(NamedTuple):
-    """What came of a wish for a question of this style about this entity.
+    """A question of one style about one entity, or the reason why there is none.
 
-    known: the statements that its answer follows from. reason: why there is no question, "" where
-    there is one; detail: the same with particulars. A report has no answer.
+    Attributes:
+        known: the statements that the answer follows from.
+        reason: why the question was rejected; empty if it was kept.
+        detail: the reply or the error behind `reason`.
+        answer: empty for a report.
     """
 
     style: str
@@ -107,7 +98,11 @@ class CraftedQuestion(NamedTuple):
     detail: str = ""
 
     def task(self, world: str) -> Task:
-        """As a task of this world. ValueError: there is no question, or it is a report's."""
+        """Return the question as a task of `world`.
+
+        Raises:
+            ValueError: the question was rejected or is a report.
+        """
         if self.reason or self.style == "report":
             raise ValueError(f"no task of one answer: {self.reason or 'it asks for a report'}")
         digest = digest_text(f"{world}|{self.question}|{self.answer}")
@@ -117,7 +112,7 @@ class CraftedQuestion(NamedTuple):
 
 
 class _ParsedQuestion(NamedTuple):
-    """A model's question, read."""
+    """The fields of a model's reply."""
 
     question: str
     answer: str
@@ -132,11 +127,17 @@ def craft(
     reader: Replies | None = None,
     seed: int | str = 0,
 ) -> list[CraftedQuestion]:
-    """What comes of each (entity, style), in order.
+    """Write and verify a question for each (entity, style), in order.
 
-    reader: the replies of the model that answers; None: the writer's, in a call of its own. seed:
-    of what is shown of the memory. ValueError: an unknown style, or an entity of which nothing is
-    known.
+    Args:
+        memory: statements by entity.
+        wishes: pairs of an entity and a key of `WISHES`.
+        writer: replies of the model that writes the questions.
+        reader: replies of the model that verifies the answers; None: `writer`.
+        seed: seed of the statements shown.
+
+    Raises:
+        ValueError: a style is unknown, or the memory has no statement about an entity.
     """
     wishes = [*wishes]
     for entity, style in wishes:
@@ -146,6 +147,7 @@ def craft(
             raise ValueError(f"the memory knows nothing about {entity!r}")
 
     def one(wish: tuple[str, str]) -> CraftedQuestion:
+        """Write and verify one question."""
         entity, style = wish
         shown = sample_statements(memory, entity, random.Random(f"craft-{seed}-{entity}-{style}"))
         made = _write_question(entity, style, shown, writer)
@@ -155,7 +157,7 @@ def craft(
 
 
 def count_outcomes(crafted: Iterable[CraftedQuestion]) -> dict[str, dict[str, int]]:
-    """Style -> how many came to what end ("kept" is one)."""
+    """Count the outcomes of each style; "kept" counts the accepted questions."""
     found: dict[str, Counter] = {}
     for each in crafted:
         found.setdefault(each.style, Counter())[each.reason or "kept"] += 1
@@ -165,8 +167,9 @@ def count_outcomes(crafted: Iterable[CraftedQuestion]) -> dict[str, dict[str, in
 def sample_statements(
     memory: EntityMemory, entity: str, rng: random.Random
 ) -> list[ShownStatement]:
-    """What is shown of an entity: some of its statements, and some of those of a few entities that
-    it shares a statement with, each once, in any order."""
+    """Sample statements about `entity` and about entities that share a statement with it,
+    shuffled.
+    """
     own = memory.list_statements(entity)
     some = rng.sample(own, min(OWN_STATEMENTS, len(own)))
     beside = sorted({title for one in some for title in memory.find_entities(one)} - {entity})
@@ -184,7 +187,7 @@ def sample_statements(
 
 
 def number_statements(known: Sequence[ShownStatement]) -> str:
-    """The statements, a line each, from 1 on."""
+    """Return the statements as text, one numbered line each, starting at 1."""
     return "\n".join(f"{number}. {one.text}" for number, one in enumerate(known, 1))
 
 
@@ -194,6 +197,7 @@ def number_statements(known: Sequence[ShownStatement]) -> str:
 def _write_question(
     entity: str, style: str, shown: list[ShownStatement], writer: Replies
 ) -> CraftedQuestion:
+    """Request one question and check it by the rules of its style."""
     more = ', "expression": ".."' if style == "numeric" else ""
     system = CRAFT.format(wish=WISHES[style].format(entity=entity), more=more)
     reply = writer.ask(make_prompt(system, number_statements(shown)))
@@ -208,7 +212,11 @@ def _write_question(
 
 
 def _parse_question(text: str, shown: list[ShownStatement]) -> _ParsedQuestion:
-    """ValueError: it is not what was asked for."""
+    """Parse the model's JSON reply.
+
+    Raises:
+        ValueError: a field is missing or has the wrong type.
+    """
     found = parse_json(text, dict)
     question, answer = found.get("question"), found.get("answer", "")
     numbers, expression = found.get("statements"), found.get("expression", "")
@@ -227,7 +235,7 @@ def _parse_question(text: str, shown: list[ShownStatement]) -> _ParsedQuestion:
 
 
 def _find_general_fault(said: _ParsedQuestion, entity: str) -> str:
-    """What no style allows; "" for nothing."""
+    """Return the fault that every style forbids, or an empty string."""
     if not mentions(said.question, entity):
         return "it does not say what it is about"
     if said.answer and mentions(said.question, said.answer):
@@ -238,12 +246,14 @@ def _find_general_fault(said: _ParsedQuestion, entity: str) -> str:
 
 
 def _find_fact_fault(said: _ParsedQuestion, _shown: list[ShownStatement]) -> str:
+    """Return why no used statement supports the answer, or an empty string."""
     if not said.answer or not any(mentions(one.text, said.answer) for one in said.used):
         return "no statement says its answer"
     return ""
 
 
 def _find_numeric_fault(said: _ParsedQuestion, shown: list[ShownStatement]) -> str:
+    """Return why the answer is not computed from the statements, or an empty string."""
     there = {number for one in said.used for number in _find_numbers(one.text)}
     try:
         value, taken = evaluate_expression(said.expression)
@@ -259,6 +269,7 @@ def _find_numeric_fault(said: _ParsedQuestion, shown: list[ShownStatement]) -> s
 
 
 def _find_multi_hop_fault(said: _ParsedQuestion, shown: list[ShownStatement]) -> str:
+    """Return why the statements are no chain of two hops, or an empty string."""
     reason = _find_fact_fault(said, shown)
     if reason:
         return reason
@@ -274,6 +285,7 @@ def _find_multi_hop_fault(said: _ParsedQuestion, shown: list[ShownStatement]) ->
 
 
 def _find_report_fault(said: _ParsedQuestion, _shown: list[ShownStatement]) -> str:
+    """Return why the report needs too few statements, or an empty string."""
     return "" if len(said.used) >= REPORT_POINTS else "it needs too few statements"
 
 
@@ -286,7 +298,14 @@ CHECKS: dict[str, Callable[[_ParsedQuestion, list[ShownStatement]], str]] = {
 
 
 def evaluate_expression(expression: str) -> tuple[Fraction, list[Fraction]]:
-    """(what a sum comes to, the numbers in it), exactly. ValueError: it is none."""
+    """Evaluate an arithmetic expression exactly.
+
+    Returns:
+        The value and the numbers that occur in the expression.
+
+    Raises:
+        ValueError: it is not arithmetic with + - * / ( ).
+    """
     text = re.sub(r"(?<=\d),(?=\d{3})", "", expression[:MAX_EXPRESSION])
     try:
         tree = ast.parse(text.strip(), mode="eval").body
@@ -297,6 +316,7 @@ def evaluate_expression(expression: str) -> tuple[Fraction, list[Fraction]]:
 
 
 def _evaluate_node(node: ast.expr, taken: list[Fraction]) -> Fraction:
+    """Return the value of a syntax node and append its numbers to `taken`."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         taken.append(Fraction(str(node.value)))
         return taken[-1]
@@ -309,6 +329,7 @@ def _evaluate_node(node: ast.expr, taken: list[Fraction]) -> Fraction:
 
 
 def _find_numbers(text: str) -> list[Fraction]:
+    """Return the numbers in `text`; thousands separators are removed."""
     return [Fraction(number.replace(",", "")) for number in _NUMBER.findall(text)]
 
 
@@ -318,7 +339,9 @@ def _find_numbers(text: str) -> list[Fraction]:
 def _verify_answer(
     made: CraftedQuestion, shown: list[ShownStatement], reader: Replies
 ) -> CraftedQuestion:
-    """The question where a reader who does not know the answer comes to it."""
+    """Let a reader answer without the reference answer; return the question with a reason if it
+    disagrees.
+    """
     wanted = NEEDED if made.style == "report" else ANSWER
     reply = reader.ask(
         make_prompt(wanted.format(statements=number_statements(shown)), made.question)
@@ -340,7 +363,7 @@ def _verify_answer(
 
 
 def _drop_repeats(crafted: list[CraftedQuestion]) -> list[CraftedQuestion]:
-    """A question that came before is out."""
+    """Reject each question whose text was accepted before."""
     asked, found = set(), []
     for each in crafted:
         key = each.question.casefold()

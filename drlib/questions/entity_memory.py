@@ -1,25 +1,10 @@
-"""Entity-anchored memory: what has been said about each entity, when, and where.
+"""Entity memory: statements about each entity with their times and sources.
 
-Tongyi DeepResearch and AgentFounder (arXiv 2509.13310, section 3) keep open-world knowledge as
-entity -> statements with time and source. That takes in what a schema refuses (a sentence of a
-page, a line of a tool's log, a discarded trajectory), and a later question or judge only asks it
-what is known about an entity. Facts of graphs and cells of tables become sentences in ONE wording
-(`FACT`), so that `recall` can read them back as facts.
-
-Two statements about an entity are one when they differ in case, space or closing punctuation only;
-then all sources count, and the earliest time. What the memory holds does not depend on the order
-in which it was told. Left out: entities that are not named (pronouns, spelling variants).
-
-The memory of a world: its facts in one wording, and the sentences of its pages that name things.
-
-The things are called as a question would call them (`drlib.questions.phrases`): a page by its
-heading, a row of a table by its first cell. A thing whose name means several things here is left
-out, since a statement about one would be read as one about the other, and so are relations that say
-how files hang together (links, headings).
-
-Left out: a sentence that begins with a pronoun, or names nothing that its page links to or is about
-(pronouns are not resolved here; `drlib.worlds.folder` does that with an endpoint), tables and lists
-as text.
+Tongyi DeepResearch and AgentFounder (arXiv 2509.13310, section 3) keep open-world knowledge in this
+form. Facts and table cells are stored in one wording (`FACT`), so that `recall` can parse them.
+Statements that differ only in case, spaces or closing punctuation are merged; the contents do not
+depend on the order of insertion. `build_world_memory` fills a memory from a world's facts and
+pages. Pronouns and spelling variants are not resolved.
 """
 
 import re
@@ -40,8 +25,14 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 class Statement(NamedTuple):
-    """`time` as it was given (ISO dates sort), "" when unknown; `sources` are sorted; `fact`:
-    whether the text is that of a fact, whose capitals are to be trusted."""
+    """A statement of the memory.
+
+    Attributes:
+        text: the sentence.
+        time: the earliest time (ISO dates sort correctly); empty if unknown.
+        sources: all sources, sorted.
+        fact: True if the text is generated from a fact, so that its capitalisation is reliable.
+    """
 
     text: str
     time: str = ""
@@ -50,7 +41,7 @@ class Statement(NamedTuple):
 
 
 class EntityMemory:
-    """Statements by entity. `entities`: the titles that `read` looks for in running text."""
+    """Statements by entity; `entities` are the titles that `add_text` searches for in text."""
 
     def __init__(self, entities: Iterable[str] = ()):
         self._statements: dict[str, dict[str, Statement]] = defaultdict(dict)
@@ -60,7 +51,11 @@ class EntityMemory:
         self._names = re.compile(rf"(?<!\w)(?:{names})(?!\w)")
 
     def add(self, entity: str, text: str, source: str, time: str = "", fact: bool = False) -> bool:
-        """Whether that was new. ValueError: an empty entity, statement or source."""
+        """Add a statement about an entity and return True if it is new.
+
+        Raises:
+            ValueError: the entity, the statement or the source is empty.
+        """
         text = " ".join(text.split())
         if not (entity and text and source):
             raise ValueError(f"a statement needs entity, text and source: {(entity, text, source)}")
@@ -77,13 +72,13 @@ class EntityMemory:
         return not old.sources
 
     def add_fact(self, entity: str, relation: str, value: str, source: str, time: str = "") -> bool:
-        """A fact of a graph, kept at both its ends."""
+        """Add a fact of a graph at both of its ends; return True if it is new."""
         text = FACT.format(relation=relation, entity=entity, value=value)
         self.add(value, text, source, time, fact=True)
         return self.add(entity, text, source, time, fact=True)
 
     def add_table(self, rows: Iterable[Mapping], key: str, source: str, time: str = "") -> int:
-        """Each cell is a fact about its row's `key`; returns how many are new."""
+        """Add each cell as a fact about the `key` of its row; return the number of new facts."""
         cells = [
             (str(row[key]), column, str(value))
             for row in rows
@@ -94,8 +89,9 @@ class EntityMemory:
         return sum(self.add_fact(*cell, source, time) for cell in known)
 
     def add_text(self, text: str, source: str, time: str = "") -> int:
-        """A document: each sentence is kept at every known entity that it names; returns how many
-        statements are new."""
+        """Add each sentence at every known entity that it names; return the number of new
+        statements.
+        """
         new = 0
         for sentence in _SENTENCE.split(text):
             for entity in sorted({*self._names.findall(sentence)}):
@@ -103,8 +99,7 @@ class EntityMemory:
         return new
 
     def add_observations(self, results: Iterable[ToolResult], source: str, time: str = "") -> int:
-        """The observations of a trajectory, kept or discarded; a failed call's says nothing about
-        the world."""
+        """Add the observations of successful tool calls; return the number of new statements."""
         new = 0
         for i, result in enumerate(results):
             if result.ok:
@@ -113,19 +108,19 @@ class EntityMemory:
 
     @property
     def entities(self) -> list[str]:
-        """All that something is known about, sorted."""
+        """Return all entities with a statement, sorted."""
         return sorted(self._statements)
 
     def list_statements(self, entity: str) -> list[Statement]:
-        """What is known about `entity`, by time and then text; empty when nothing is."""
+        """Return the statements about `entity`, sorted by time and text."""
         return sorted(self._statements.get(entity, {}).values(), key=lambda s: (s.time, s.text))
 
     def find_entities(self, statement: Statement) -> list[str]:
-        """The entities at which this statement is kept, sorted."""
+        """Return the entities of a statement, sorted."""
         return sorted(self._entities_by_key.get(_normalise(statement.text), ()))
 
     def recall(self, entity: str, relation: str) -> list[tuple[str, Statement]]:
-        """(value, statement) of each fact that gives `entity` a value of `relation`."""
+        """Return (value, statement) of each fact about a `relation` of `entity`."""
         head = FACT.format(relation=relation, entity=entity, value="")[:-1]
         return [
             (known.text.removeprefix(head).removesuffix("."), known)
@@ -135,7 +130,7 @@ class EntityMemory:
 
 
 def _normalise(text: str) -> str:
-    """What statements that say the same have in common."""
+    """Return the key under which equivalent statements are merged."""
     return text.rstrip(".!?; ").casefold()
 
 
@@ -150,9 +145,13 @@ NOT_TEXT = ("|", "-", "*", "#", ">", "`", "!")  # what lines of Markdown that ar
 
 
 def build_world_memory(world: World) -> EntityMemory:
-    """What `world` says of each thing that has a page; a statement's source is the page's URL.
+    """Return a memory with the facts and sentences of `world`; sources are page URLs.
 
-    ValueError: a world of texts alone, of which nobody knows what they are about.
+    Things are named as in questions: a page by its heading, a table row by its first cell. Things
+    with ambiguous names and the structural relations of folders are skipped.
+
+    Raises:
+        ValueError: the world has no facts.
     """
     graph = world.graph
     require(graph is not None, f"{world.name} has no facts, so no things to keep a memory of")
@@ -170,8 +169,7 @@ def build_world_memory(world: World) -> EntityMemory:
 
 
 def _name_pages(world: World, book: Phrasebook) -> dict[str, str]:
-    """Title of a page -> how it is called, where that means one thing (else it is called by its
-    address)."""
+    """Return title -> name of the pages; pages that only have an address as name are skipped."""
     found = {}
     for title in world.graph.nodes:
         if world.graph.is_value(title) or world.find(title) is None:
@@ -186,7 +184,7 @@ def _name_pages(world: World, book: Phrasebook) -> dict[str, str]:
 def _add_page(
     world: World, title: str, name: str, names: dict[str, str], memory: EntityMemory
 ) -> None:
-    """Keep each sentence of a page at the things that it names."""
+    """Add each sentence of a page at the entities that it names."""
     page = world.page(title)
     beside = {names[other] for other in page.links if other in names} | {name}
     for sentence in _iter_sentences(page.text):
@@ -196,7 +194,7 @@ def _add_page(
 
 
 def _iter_sentences(text: str) -> Iterator[str]:
-    """The sentences of a page's text, without its facts, tables and lists."""
+    """Yield the sentences of a page without its facts, tables, lists and pronoun sentences."""
     body = _FACTS.split(text)[0]
     for line in body.splitlines():
         if line.strip() and not line.lstrip().startswith(NOT_TEXT):

@@ -1,31 +1,9 @@
-"""How hard a question is for a model: how often it is solved from memory, and with tools.
+"""Difficulty of questions: closed-book and with-tools pass rates, and rounds of upgrades.
 
-WebResearcher's data engine (arXiv 2509.13309) has two gates. What a solver without tools gets right
-is too easy and is dropped; of the rest, only what a solver with tools gets right is kept. `rate_tasks`
-measures both rates, `filter_by_gates` is the gates. The rates go with the task (`Task.closed_book`,
-`Task.with_tools`), and data curation takes them as they are:
-`DataCuration({task.id: task.with_tools for task in kept})` begins with what is solved sometimes.
-
-An attempt is a function of tasks and a number, so that any policy can be measured: `make_agent_solver` for
-an agent and its engine, `make_closed_book_solver` for a prompt without tools. An attempt that the environment
-broke says nothing about the question and does not count.
-
-Left out: curation's own start (`drlib.training.question_selection`), which tries all questions with the policy
-that is trained: the rates of another model are not its own.
-
-Questions made harder, round by round, until a solver needs its tools for them.
-
-WebResearcher's data engine (arXiv 2509.13309, section 3) has an ItemWriter whose questions pass two
-gates. What a solver gets right without tools is too easy: the question is upgraded, and what comes
-of it is the seed of the next round. What a solver never gets right with tools is out; what it gets
-right with them is kept. A similarity scorer takes out what was asked before.
-
-There a model writes and upgrades. Here the upgrades are the operators of
-`drlib.questions.upgrades`, executed and checked, so a question keeps its one answer however often
-it is made harder, and the solvers are any two attempts. Asked before means the same query: two
-texts of one query are one question here.
-
-Left out: operators that a model proposes, seeds from texts without facts.
+WebResearcher's data engine (arXiv 2509.13309, section 3) keeps a question if a solver without tools
+fails and a solver with tools succeeds. `rate_tasks` measures both rates, `filter_by_gates` applies
+the gates, and `escalate` upgrades questions that are too easy. In the paper a model upgrades; here
+the executed operators of `drlib.questions.upgrades` do, so the answer stays verified.
 """
 
 import random
@@ -56,13 +34,17 @@ CLOSED_BOOK_PROMPT = (
 
 
 def make_agent_solver(agent, **how) -> Solver:
-    """Attempts of an agent (`drlib.agents.Agent`), closed book where its toolbox is.
+    """Return a solver that runs an agent (`drlib.agents.Agent`).
 
-    how: of `Agent.run`, such as temperature and worlds. A task's random numbers depend on its id
-    and not on what is asked beside it.
+    Args:
+        agent: the agent; it is closed book if its toolbox is empty.
+        how: arguments of `Agent.run`, such as temperature and worlds.
+
+    Random numbers depend on a task's id only, not on the other tasks of the call.
     """
 
     def attempt(tasks: Sequence[Task], n: int) -> list[list[bool | None]]:
+        """Sample `n` rollouts of each task and judge the answers."""
         keys = [int(digest_text(task.id)[:7], 16) for task in tasks]
         done = agent.run(tasks, samples=n, keys=keys, **how)
         judged = [
@@ -77,15 +59,17 @@ def make_agent_solver(agent, **how) -> Solver:
 
 
 def make_closed_book_solver(replies: Replies) -> Solver:
-    """Attempts of a model that has the question and no tool; each has a seed of its own."""
+    """Return a solver that prompts a model without tools; each rollout has its own seed."""
 
     def one(asked: tuple[Task, int]) -> bool | None:
+        """Request and judge one answer."""
         task, number = asked
         reply = replies.ask(make_prompt(CLOSED_BOOK_PROMPT, task.question), seed=number)
         answer = reply.text.rpartition("</think>")[2].strip()
         return None if reply.failed else is_correct(answer, task)
 
     def attempt(tasks: Sequence[Task], n: int) -> list[list[bool | None]]:
+        """Sample `n` answers of each task and judge them."""
         judged = replies.each(one, [(task, number) for task in tasks for number in range(n)])
         return [judged[i : i + n] for i in range(0, len(judged), n)]
 
@@ -95,11 +79,18 @@ def make_closed_book_solver(replies: Replies) -> Solver:
 def measure_pass_rates(
     tasks: Sequence[Task], attempt: Solver, n: int, path: str | Path | None = None
 ) -> list[float | None]:
-    """The share of `n` attempts at each task that are right, None where nobody could judge one.
+    """Return the share of correct rollouts of each task; None if no rollout could be judged.
 
-    path: a file of JSON lines that keeps what was tried, for this attempt alone: a killed run goes
-    on behind the last `BATCH` of tasks. What nobody could judge is tried again.
-    ValueError: n below 1, a line of `path` is none of ours, or the attempt gave other than `n`.
+    Args:
+        tasks: the questions.
+        attempt: the solver.
+        n: rollouts per task.
+        path: JSON-lines file that stores the rates of this solver. A resumed run repeats at most
+            the last `BATCH` tasks; tasks that could not be judged are tried again.
+
+    Raises:
+        ValueError: `n` is below 1, a line of `path` is invalid, or the solver did not return `n`
+            results per task.
     """
     require(n >= 1, f"{n=} attempts: give 1 or more")
     known = _load_rates(Path(path)) if path is not None else {}
@@ -128,8 +119,16 @@ def rate_tasks(
     folder: str | Path | None = None,
     easy: float = 0.0,
 ) -> list[Task]:
-    """The tasks with their rates. What is solved closed book more often than `easy` is not tried
-    with tools, which is what costs. folder: keeps what was tried; one for each pair of solvers."""
+    """Return the tasks with their closed-book and with-tools pass rates.
+
+    Args:
+        tasks: the questions.
+        n: rollouts per task and solver.
+        closed_book: solver without tools.
+        with_tools: solver with tools; used only for tasks whose closed-book rate is at most `easy`.
+        folder: stores the rates; use one folder per pair of solvers.
+        easy: largest closed-book rate, in [0, 1], of a hard task.
+    """
     files = [None if folder is None else Path(folder) / f"{of}.jsonl" for of in ("closed", "tools")]
     rates = measure_pass_rates(tasks, closed_book, n, files[0])
     found = [replace(task, closed_book=rate) for task, rate in zip(tasks, rates)]
@@ -140,9 +139,14 @@ def rate_tasks(
 
 
 def check_gates(task: Task, easy: float = 0.0) -> str:
-    """Why a rated task is out, "" for kept. easy: the closed-book rate that is still hard enough.
+    """Return why a rated task is rejected, or an empty string.
 
-    ValueError: `easy` is no rate.
+    Args:
+        task: a task with pass rates.
+        easy: largest closed-book rate, in [0, 1], of a hard task.
+
+    Raises:
+        ValueError: `easy` is outside [0, 1].
     """
     require_within(easy, "[0, 1]", "easy")
     if task.closed_book is None:
@@ -155,7 +159,7 @@ def check_gates(task: Task, easy: float = 0.0) -> str:
 
 
 def filter_by_gates(tasks: Iterable[Task], easy: float = 0.0) -> tuple[list[Task], dict[str, int]]:
-    """The rated tasks that both gates keep, and how many came to what end."""
+    """Return the tasks that pass both gates, and the count of each outcome."""
     kept, counts = [], Counter()
     for task in tasks:
         why = check_gates(task, easy)
@@ -165,7 +169,11 @@ def filter_by_gates(tasks: Iterable[Task], easy: float = 0.0) -> tuple[list[Task
 
 
 def _load_rates(path: Path) -> dict[str, float | None]:
-    """The rates of earlier runs."""
+    """Return the rates stored by earlier runs.
+
+    Raises:
+        ValueError: a line is invalid.
+    """
     rates = {}
     for number, row in resume_json_lines(path):
         try:
@@ -182,11 +190,13 @@ TOO_EASY = "too easy after the last round"
 
 @dataclass
 class Escalation:
-    """What came of seeds.
+    """Result of `escalate`.
 
-    kept: rated tasks that both gates keep. out: task and why it is out, in the order in which that
-    was seen. stages: id of a task -> the upgrades on its way, first one first; none for a seed.
-    rounds: for each, how many of its tasks came to what end ("upgraded" is one).
+    Attributes:
+        kept: rated tasks that pass both gates.
+        out: rejected tasks with their reasons, in order.
+        stages: task id -> upgrades applied to it, in order; empty for a seed question.
+        rounds: outcome counts of each round, with "upgraded" as one outcome.
     """
 
     kept: list[Task] = field(default_factory=list)
@@ -207,12 +217,21 @@ def escalate(
     easy: float = 0.0,
     folder: str | Path | None = None,
 ) -> Escalation:
-    """The questions of `world` that come of `tasks` in at most `rounds` upgrades of each.
+    """Upgrade the questions that are too easy, for at most `rounds` rounds, and filter all of them.
 
-    n: attempts at each question, of either kind. easy: the closed-book rate that is hard enough.
-    folder: keeps what was tried, so that a killed run tries nothing twice; one for each pair of
-    solvers.
-    ValueError: a task without a query, or `rounds` below 0.
+    Args:
+        tasks: seed questions with queries.
+        world: the world of the questions.
+        n: rollouts per question and solver.
+        rounds: largest number of upgrades of a question.
+        closed_book: solver without tools.
+        with_tools: solver with tools.
+        seed: seed of the upgrades.
+        easy: largest closed-book rate, in [0, 1], of a hard question.
+        folder: stores the rates, so that a resumed run repeats nothing.
+
+    Raises:
+        ValueError: a task has no query, or `rounds` is negative.
     """
     require(rounds >= 0, f"{rounds=} starts at 0")
     for task in tasks:
@@ -242,7 +261,7 @@ def escalate(
 
 
 def _drop_repeats(tasks: Sequence[Task], asked: set[str], done: Escalation) -> list[Task]:
-    """Those whose query is not in `asked`; it is now."""
+    """Return the tasks whose query is not in `asked`, and add their queries to it."""
     found = []
     for task in tasks:
         text = to_text(canonicalise(from_text(task.query)))
@@ -255,8 +274,7 @@ def _drop_repeats(tasks: Sequence[Task], asked: set[str], done: Escalation) -> l
 
 
 def _upgrade_task(task: Task, world, seed: int | str, done: Escalation) -> Task | None:
-    """The task after the first upgrade of a round that succeeds and can be said; None: none does.
-    Its draws depend on the task and not on what is upgraded beside it."""
+    """Return the task after the first upgrade that succeeds and can be worded, or None."""
     rng = random.Random(f"escalate-{seed}-{task.id}")
     grammar = load_grammar(world.graph, world.scheme)
     for stage, query in run_upgrade_rounds(from_text(task.query), world.graph, rng, 1):

@@ -1,34 +1,10 @@
-"""From an answer to a query that only it fulfils, made deeper layer by layer.
+"""Query construction: conditions that identify an answer, then layer-wise expansion to more hops.
 
-An answer is *explained*: two or three conditions of which all are needed, from the lists of
-`drlib.questions.expansion` (`strict`) or by a greedy draw (`explain`: small worlds, and operators).
-The small worlds keep the draws by which policies were trained. Then each constant is
-replaced by a query that it answers, alone or as one of a few things, one layer after the other
-(the layer-wise expansion of WebShaper, arXiv 2507.15061, section 3.3): the answer stays, every path
-from a constant to the target grows, and no constant stands beside the target or is joined to
-another. A question of three look-ups and more may go deeper at one constant only (`add_hop`). The
-paper's two baselines, `random` and `sequential` expansion, are here for comparison.
-
-What may stand for a constant is known before it is drawn: anything true of it that fits none of
-its `find_rivals`. One pass from the target down to the constant finds them.
-
-Everything is drawn from a `random.Random` that the caller gives; None means that this draw found
-nothing, and another may.
-
-What tells one thing of a graph from the others: its conditions, and the sets of them that do.
-
-A condition is R(constant), "the currency of Norway". An answer is *explained* by conditions that it
-alone fulfils, and of which none can go: without any one of them more would fit. All such sets of
-one size are listed once for an answer, level by level: a set is looked at only where every smaller
-part of it still fits too many (Apriori, Agrawal and Srikant, 1994). A draw among them then costs
-next to nothing, and fails only where there is none.
-
-In these lists a set, of conditions or of the things that fulfil them, is a whole number with a bit
-for each member: a hundred thousand of them are compared in the time of a question.
-
-A constant of a query needs less: what stands in its place must not fit any of its *rivals*, the
-things that would bring in another answer there, and may fit others. Rivals change with the query,
-so nothing is listed for them (`draw_stand_in`).
+An answer is *explained* by a minimal set of conditions that only it fulfils; the sets of each size
+are enumerated level by level (Apriori, Agrawal and Srikant, 1994). Constants are then replaced by
+queries that they answer (WebShaper, arXiv 2507.15061, section 3.3); a replacement must not fit the
+constant's *rivals*, the things that would add an answer. Sets are stored as integer bit masks.
+Small worlds keep the greedy draws with which released policies were trained.
 """
 
 import random
@@ -76,9 +52,12 @@ KnownFact = tuple[Proj, frozenset[str]]  # R(constant), and all that fulfil it
 
 @lru_cache(maxsize=1 << 15)
 def find_known_facts(title: str, graph: Graph) -> tuple[KnownFact, ...]:
-    """Conditions R(constant) that `title` fulfils, each with all that fulfil it: `MAX_KNOWN` of
-    those that at most `HUB` things do. Left out: a value that one thing alone has, like a code,
-    which leads nowhere, and a name that tells the title."""
+    """Return up to `MAX_KNOWN` conditions that `title` fulfils, each with all things that fulfil
+    it.
+
+    Conditions that more than `HUB` things fulfil are skipped, as are values of a single thing (a
+    code leads nowhere) and names that overlap with the title.
+    """
     found = []
     for relation in graph.relations.get(title, ()):
         for value in sorted(graph.values(title, relation)):
@@ -94,14 +73,17 @@ def find_known_facts(title: str, graph: Graph) -> tuple[KnownFact, ...]:
 
 @lru_cache(maxsize=1 << 15)
 def is_identifiable(title: str, graph: Graph) -> bool:
-    """Whether several conditions together, and none alone, tell `title` from all else."""
+    """Return True if several conditions together, and none alone, identify `title`."""
     sets = [fulfil for _, fulfil in find_known_facts(title, graph) if len(fulfil) > 1]
     return len(sets) > 1 and len(frozenset.intersection(*sets)) == 1
 
 
 def has_explanation(title: str, graph: Graph, width: int, listed: bool = True) -> bool:
-    """Whether two to `width` conditions explain `title` alone, one of which a page lists if it is
-    to be `listed`: whether `draw_explanation` has anything to draw for an answer."""
+    """Return True if `draw_explanation` can draw two to `width` conditions for `title`.
+
+    Args:
+        listed: require a condition on a thing with a page.
+    """
     return bool(_group_by_size(title, graph, 2, width, listed, True).shares)
 
 
@@ -115,13 +97,20 @@ def draw_explanation(
     listed: bool = False,
     numbers: bool = True,
 ) -> Query | None:
-    """One of the sets of `least` to `most` conditions that together only `title` fulfils, and of
-    which none can go: rather few (`LONGER`) and rather without numbers (`NUMBER_WEIGHT`: what has
-    an equal year has little else in common), or not `numbers`: none with any. None: there is none,
-    or each of the drawn size names something `banned`.
+    """Draw a minimal set of conditions that only `title` fulfils.
 
-    `listed`: one condition at least names a thing with a page, which lists what fulfils the
-    condition; a value, as a year or a parameter, has no page, and a solver could not begin.
+    Small sets (`LONGER`) and sets without numbers (`NUMBER_WEIGHT`) are preferred, since things
+    with an equal year have little else in common.
+
+    Args:
+        banned: constants that must not be named.
+        least: smallest number of conditions.
+        most: largest number of conditions.
+        listed: require a condition on a thing with a page, where a solver can begin.
+        numbers: allow conditions on numbers.
+
+    Returns:
+        The query, or None if no set of the drawn size avoids `banned`.
     """
     sizes = _group_by_size(title, graph, least, most, listed, numbers)
     if not sizes.shares:
@@ -144,18 +133,19 @@ def draw_explanation(
 
 
 def _draw_weighted(rows: Sequence, weights: Sequence[float], rng: random.Random):
-    """One of `rows`, by `weights` summed up. (`random.choices` does this at twice the price.)"""
+    """Draw one of `rows` by cumulative weights (twice as fast as `random.choices`)."""
     return rows[bisect(weights, rng.random() * weights[-1], 0, len(rows) - 1)]
 
 
 def _build_query(chosen: int, rows: tuple[KnownFact, ...]) -> Query:
+    """Return the conditions of the bit mask as a query."""
     parts = tuple([part for i, (part, _) in enumerate(rows) if chosen >> i & 1])
     return And(parts) if len(parts) > 1 else parts[0]
 
 
 @lru_cache(maxsize=1 << 15)
 def _index_by_constant(title: str, graph: Graph) -> dict[str, int]:
-    """Constant -> the conditions of `title` that name it."""
+    """Return constant -> bit mask of the conditions that name it."""
     found: dict[str, int] = {}
     for i, (part, _) in enumerate(find_known_facts(title, graph)):
         constant = cast(str, part.of)
@@ -164,22 +154,30 @@ def _index_by_constant(title: str, graph: Graph) -> dict[str, int]:
 
 
 def _find_barred(title: str, graph: Graph, banned: frozenset[str]) -> int:
-    """The conditions that name something `banned`."""
+    """Return the bit mask of the conditions that name a banned constant."""
     named = _index_by_constant(title, graph)
     return sum(map(named.__getitem__, banned.intersection(named)))
 
 
 class _Level(NamedTuple):
-    """Sets of conditions of one size: those that several things fulfil, with these, and those that
-    explain."""
+    """Sets of conditions of one size.
+
+    Attributes:
+        wide: mask of a set that several things fulfil -> mask of these things.
+        telling: masks of the sets that only one thing fulfils.
+    """
 
     wide: dict[int, int]
     telling: list[int]
 
 
 class _Sizes(NamedTuple):
-    """(sets that explain, their weights summed up) of each size that has any, and the shares of
-    these sizes, summed up too."""
+    """Explaining sets by size.
+
+    Attributes:
+        rows: for each size, the sets and their cumulative weights.
+        shares: cumulative shares of the sizes.
+    """
 
     rows: list[tuple[list[int], list[float]]]
     shares: list[float]
@@ -189,8 +187,11 @@ class _Sizes(NamedTuple):
 def _group_by_size(
     title: str, graph: Graph, least: int, most: int, listed: bool, numbers: bool
 ) -> _Sizes:
-    """The sets of `least` to `most` conditions that explain `title`, by size. A size's share goes
-    by the mean weight of its sets: a set of three things comes before one with a number."""
+    """Group the explaining sets of `least` to `most` conditions by size.
+
+    The share of a size is the mean weight of its sets: three things are preferred to a set with a
+    number.
+    """
     rows = find_known_facts(title, graph)
     pages = sum(
         1 << i for i, (part, _) in enumerate(rows) if not graph.is_value(cast(str, part.of))
@@ -212,6 +213,7 @@ def _group_by_size(
 
 
 def _weigh(chosen: int, weights: list[float]) -> float:
+    """Return the product of the weights of the conditions in the mask."""
     product = 1.0
     for i, weight in enumerate(weights):
         if chosen >> i & 1:
@@ -221,7 +223,7 @@ def _weigh(chosen: int, weights: list[float]) -> float:
 
 @lru_cache(maxsize=1 << 15)
 def _compute_level(title: str, graph: Graph, size: int) -> _Level:
-    """The sets of `size` conditions of `title` whose smaller parts all fit others too."""
+    """Return the sets of `size` conditions whose proper subsets all fit several things."""
     things = _encode_things(title, graph)
     level = _Level({}, [])
     if size == 1:
@@ -243,7 +245,7 @@ def _compute_level(title: str, graph: Graph, size: int) -> _Level:
 
 
 def _are_all_wide(one: int, more: int, smaller: dict[int, int]) -> bool:
-    """Whether `one` and `more` without any member of `one` is among the `smaller` sets."""
+    """Return True if every set of `one` and `more` without a member of `one` is in `smaller`."""
     rest = one
     while rest:
         lowest = rest & -rest
@@ -254,7 +256,7 @@ def _are_all_wide(one: int, more: int, smaller: dict[int, int]) -> bool:
 
 
 def _encode_things(title: str, graph: Graph) -> list[int]:
-    """What fulfils each of the conditions."""
+    """Return, for each condition, the bit mask of the things that fulfil it."""
     places: dict[str, int] = {}
     return [
         sum(1 << places.setdefault(thing, len(places)) for thing in fulfil)
@@ -272,12 +274,19 @@ def draw_stand_in(
     exactly: bool = False,
     most: int = SEVERAL,
 ) -> Query | None:
-    """What may stand for `title` where none of its `find_rivals` may: a condition that none of them
-    fulfils, or, of a `width` of 2, two that none fulfils both and of which each is needed; at most
-    `most` things fit, and where only `title` does no name hints at it. Constants that are barred
-    are not named, and numbers only where nothing else will do. `exactly`: single conditions come
-    first that fit `title` alone, "the captain of the Heron" before "a captain from Oslo". None:
-    there is no such description."""
+    """Draw a description that can replace `title` and fits none of its `rivals`.
+
+    Args:
+        rivals: things that the description must not fit.
+        width: 1 for one condition; 2 also allows two, both of them needed.
+        is_barred: predicate of constants that must not be named.
+        exactly: prefer a condition that only `title` fulfils.
+        most: largest number of things that the description may fit.
+
+    Returns:
+        The description, or None. Numbers are used only if nothing else works. A description of
+        `title` alone does not leak its name.
+    """
     known = find_known_facts(title, graph)
     rows = rng.sample(known, len(known))
     rows.sort(key=lambda row: (is_number(row[0].of), exactly and len(row[1]) > 1))
@@ -295,7 +304,7 @@ def draw_stand_in(
 def _iter_single(
     rows: Sequence[KnownFact], rivals: frozenset[str], most: int
 ) -> Iterator[tuple[Query, frozenset[str]]]:
-    """The conditions that few things and no rival fulfil, and these things."""
+    """Yield the conditions that at most `most` things and no rival fulfil, with these things."""
     for part, fulfil in rows:
         if len(fulfil) <= most and fulfil.isdisjoint(rivals):
             yield part, fulfil
@@ -304,7 +313,9 @@ def _iter_single(
 def _iter_pairs(
     rows: Sequence[KnownFact], rivals: frozenset[str], most: int
 ) -> Iterator[tuple[Query, frozenset[str]]]:
-    """Each two conditions that some rivals fulfil, but none both, and the few things that do."""
+    """Yield the pairs of conditions that some rivals fulfil, but none both, with the things
+    that do.
+    """
     crossed = [(part, fulfil, fulfil & rivals) for part, fulfil in rows]
     crossed = [row for row in crossed if row[2]]
     for (part, fulfil, rival), (other, others, also) in combinations(crossed, 2):
@@ -333,16 +344,16 @@ Barred = Callable[[str], bool]  # whether a constant must not be named
 
 
 class Bars(NamedTuple):
-    """What a strict expansion does not do.
+    """Restrictions of a strict expansion.
 
-    near: titles that it does not name, as they stand next to the answer.
-    hints: naming what hints at a thing on the way, or what a fact joins to another constant. It
-        does no harm where the next expansion replaces what is named now.
-    numbers: replacing a number, so that a condition hangs on what two things share by coincidence.
-    vague: saying of a thing what others are too, where something is true of it alone; of what is
-        compared with another thing ("the same product as ..."), in any case. People ask so; without
-        this bar half of the draws do (`EXACT_SHARE`), as what is said of one thing alone often
-        leads no further.
+    Attributes:
+        near: titles that must not be named because they are adjacent to the answer.
+        hints: forbid names that leak a thing on the path, and constants joined by a fact. Harmless
+            if the next expansion replaces the constant.
+        numbers: forbid replacing a number, which makes a condition depend on a coincidence.
+        vague: forbid a description of several things where one thing alone can be described, and of
+            what is compared ("the same product as ..."). Otherwise half of the draws are exact
+            (`EXACT_SHARE`), as an exact description often cannot be expanded further.
     """
 
     near: frozenset[str] = NOTHING
@@ -363,10 +374,17 @@ def explain(
     most: int,
     few: int = 1,
 ) -> Query | None:
-    """`least` to `most` conditions that together only `title` fulfils, or at most `few` things, and
-    none alone; `banned` constants are not used. Conditions are taken in a random order, each that
-    leaves fewer things, and none is given back: None, this draw found none, says little. Where
-    numbers are not wanted or draws are many, `drlib.questions.expansion.draw_explanation` is better."""
+    """Draw conditions that together only `title`, or at most `few` things, fulfil.
+
+    Conditions are taken greedily in random order and never returned, so None only means that this
+    draw failed. `draw_explanation` is better if numbers are unwanted or draws are many.
+
+    Args:
+        banned: constants that must not be named.
+        least: smallest number of conditions.
+        most: largest number of conditions.
+        few: largest number of things that may fulfil all conditions.
+    """
     options = [row for row in find_known_facts(title, graph) if row[0].of not in banned]
     tried = rng.sample(options, min(len(options), MAX_OPTIONS))
     chosen: list[KnownFact] = []
@@ -387,12 +405,13 @@ def explain(
 
 
 def _join(rows: list[KnownFact]) -> Query:
+    """Return the conditions of the rows as one query."""
     parts = tuple(part for part, _ in rows)
     return And(parts) if len(parts) > 1 else parts[0]
 
 
 def are_all_needed(sets: list[frozenset[str]], few: int) -> bool:
-    """Whether without any one of several sets more than `few` things are in all others."""
+    """Return True if, without any one set, more than `few` things are in all the others."""
     if len(sets) == 1:
         return True
     others = (sets[:i] + sets[i + 1 :] for i in range(len(sets)))
@@ -400,7 +419,9 @@ def are_all_needed(sets: list[frozenset[str]], few: int) -> bool:
 
 
 def find_single_things(query: Query, graph: Graph) -> frozenset[str]:
-    """What must not be named again: the constants, the answer and every thing on the way."""
+    """Return the constants, the answer and every single thing on the path: titles not to be
+    named again.
+    """
     parts = (part for part in list_closed_parts(query) if not isinstance(part, str))
     found = (evaluate_query(part, graph) for part in parts)
     single = (some for some in found if len(some) == 1)
@@ -408,7 +429,7 @@ def find_single_things(query: Query, graph: Graph) -> frozenset[str]:
 
 
 def list_layers(query: Query, above: int = 0) -> list[tuple[int, str]]:
-    """(look-ups between it and the target, constant) for every constant, from left to right."""
+    """Return (hops to the target, constant) for each constant, from left to right."""
     if isinstance(query, str):
         return [(above, query)]
     above += isinstance(query, Proj)
@@ -424,11 +445,14 @@ def expand(
     strict: bool = True,
     bars: Bars = NO_BARS,
 ) -> Query | None:
-    """One expansion that keeps the answer; None: this draw found none. `strict`: within `bars`, and
-    with numbers only where nothing else will do.
+    """Return one expansion of `query` that keeps its answer, or None if this draw found none.
 
-    `layer` replaces all constants that are nearest to the target, `sequential` only the last one;
-    `random` adds a true condition to any constant or to the target and replaces nothing.
+    Args:
+        order: "layer" replaces all constants nearest to the target, "sequential" the last constant;
+            "random" adds a true condition and replaces nothing (the baselines of WebShaper).
+        width: largest number of conditions of a replacement.
+        strict: apply `bars`, and use numbers only if nothing else works.
+        bars: restrictions of a strict expansion.
     """
     on_the_way = find_single_things(query, graph)
     if order == "random":
@@ -461,9 +485,11 @@ def expand(
 def add_hop(
     query: Query, graph: Graph, rng: random.Random, bars: Bars = NO_BARS, width: int = 2
 ) -> Query | None:
-    """`query`, which has one answer, with a look-up more at one of the constants that are farthest
-    from the target, within `bars`; None: this draw found none. Of three look-ups and more one
-    constant at least is not within two facts of the answer (`drlib.questions.checks.is_far`)."""
+    """Return `query` with one more hop at a constant farthest from the target, or None.
+
+    With three or more hops at least one constant stays more than two facts from the answer
+    (`is_far`). `query` must have one answer.
+    """
     (answer,) = evaluate_query(query, graph)
     named, on_the_way = frozenset(list_constants(query)), find_single_things(query, graph)
     rows = list_layers(query)
@@ -489,10 +515,10 @@ def _make_bar(
     bars: Bars,
     graph: Graph,
 ) -> Barred:
-    """Whether a constant must not be named: it is `banned`, or within `bars` beside the constants
-    that are `kept`, where `hidden` things are on the way."""
+    """Return a predicate of constants that must not be named beside `kept` and `hidden` things."""
 
     def is_barred(name: str) -> bool:
+        """Return True if the constant must not be named."""
         if name in banned or name in bars.near:
             return True
         if not bars.hints:
@@ -505,6 +531,7 @@ def _make_bar(
 
 
 def _bar_near(is_barred: Barred, answer: str, graph: Graph) -> Barred:
+    """Return `is_barred` extended by constants within two facts of the answer."""
     return lambda name: not is_far(name, answer, graph) or is_barred(name)
 
 
@@ -517,7 +544,7 @@ def _find_stand_in(
     is_barred: Barred,
     bars: Bars,
 ) -> Query | None:
-    """Something to stand for the constant `name`: the answer stays, and no part of it can go."""
+    """Return a description that replaces the constant `name`, keeps the answer and is minimal."""
     wrong = find_rivals(query, name, graph)
     if wrong is None:
         return None
@@ -527,17 +554,20 @@ def _find_stand_in(
 
 
 def _is_compared(name: str, query: Query) -> bool:
-    """Whether `query` asks for what shares something with the constant `name`."""
+    """Return True if `query` compares the target with the constant `name`."""
     return any(isinstance(part, Proj) and find_compared(part) == name for part in walk(query))
 
 
 def find_rivals(query: Query, name: str, graph: Graph) -> frozenset[str] | None:
-    """What would bring in another answer if it stood where `query` has the constant `name`. None:
-    it is not to be told thing by thing, as the constant is named twice, or stands in what is
-    excepted, counted, compared or chosen among.
+    """Return the things that would add an answer in place of the constant `name`.
 
-    From the target down: an intersection lets a wrong thing through where all its other parts have
-    it, a projection where it leads to a wrong thing."""
+    One pass from the target down to the constant finds them. An intersection passes a wrong thing
+    on if all its other parts contain it; a projection, if it leads to a wrong thing.
+
+    Returns:
+        The rivals, or None if `name` occurs twice or below an exception, a count, an extreme or an
+        Exists.
+    """
     if list_constants(query).count(name) != 1:
         return None
     answers = evaluate_query(query, graph)
@@ -556,7 +586,7 @@ def find_rivals(query: Query, name: str, graph: Graph) -> frozenset[str] | None:
 
 
 def _find_path(name: str, query: Query) -> list[Query]:
-    """`query`, and what stands inside each other in it down to `name`; [] if that is not in it."""
+    """Return the nested queries from `query` down to the constant `name`; empty if absent."""
     if type(query) is str:
         return [query] if query == name else []
     for part in list_subqueries(query):
@@ -568,7 +598,7 @@ def _find_path(name: str, query: Query) -> list[Query]:
 def _find_leading(
     wrong: frozenset[str] | None, relation: str, answers: frozenset[str], graph: Graph
 ) -> frozenset[str]:
-    """What has a `wrong` value (None: one that is no answer) of `relation`."""
+    """Return the things with a wrong value of `relation`; `wrong` None means any non-answer."""
     if wrong is None:
         rows = graph.adjacent.get(relation, {})
         return frozenset(title for title, values in rows.items() if not values <= answers)
@@ -579,7 +609,7 @@ def _find_leading(
 def _add_condition(
     query: Query, graph: Graph, rng: random.Random, banned: frozenset[str]
 ) -> Query | None:
-    """`query` and one true condition, on any constant or on the target."""
+    """Return `query` with one true condition added to a constant or to the target."""
     spot = rng.choice([query, *list_constants(query)])
     (thing,) = evaluate_query(spot, graph)
     options = [part for part, _ in find_known_facts(thing, graph) if part.of not in banned]
@@ -596,10 +626,11 @@ def _describe_greedily(
     banned: frozenset[str],
     width: int,
 ) -> Query | None:
-    """As `_find_stand_in`, by the greedy draws of the small worlds."""
+    """Return a replacement of the constant `name`, drawn greedily (small worlds)."""
     answers = evaluate_query(query, graph)
 
     def keeps_the_answer(part: Query) -> bool:
+        """Return True if the answer is unchanged with `part` in place of the constant."""
         if evaluate_query(part, graph) == {name}:  # it is another word for the same
             return True
         return evaluate_query(substitute(query, name, part), graph) == answers
@@ -625,10 +656,16 @@ def draft_query(
     numbers: bool = True,
     vague: bool = True,
 ) -> Query | None:
-    """A query of `hops` look-ups for `answer`, not checked; None: this draw found none. `strict`:
-    of things rather than of numbers (not `numbers`: it hangs on none), none of them next to the
-    answer, and, if it is to be `listed`, such that a page lists what fulfils one condition of the
-    answer. Not `vague`: things are description by what fits them alone, where there is such."""
+    """Return an unchecked query with `hops` hops for `answer`, or None if this draw found none.
+
+    Args:
+        width: largest number of conditions of the answer.
+        strict: prefer things to numbers and name nothing adjacent to the answer; False: the greedy
+            draws of the small worlds.
+        listed: require a condition on a thing with a page.
+        numbers: allow conditions on numbers.
+        vague: allow descriptions that fit several things.
+    """
     if not strict:
         return _draft_greedily(answer, graph, rng, hops, width)
     bars = Bars(find_neighbours(answer, graph), numbers=not numbers, vague=not vague)
@@ -649,7 +686,7 @@ def draft_query(
 def _draft_greedily(
     answer: str, graph: Graph, rng: random.Random, hops: int, width: int
 ) -> Query | None:
-    """As `draft_query`, by the greedy draws of the small worlds."""
+    """Return a draft by the greedy draws of the small worlds."""
     query = explain(answer, graph, rng, frozenset((answer,)), rng.randint(2, width), width)
     while query is not None and measure_depth(query) < hops:
         whole_layer = measure_depth(query) == 1 or rng.random() < LAYER_SHARE
@@ -659,4 +696,5 @@ def _draft_greedily(
 
 
 def _keep_if_short(query: Query | None) -> Query | None:
+    """Return `query` if it names at most `MAX_CONSTANTS` constants, else None."""
     return query if query is not None and len(list_constants(query)) <= MAX_CONSTANTS else None

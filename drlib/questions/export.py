@@ -1,25 +1,10 @@
-"""Sets of questions and attempts under the field names that others released, and theirs as ours.
+"""Export of questions in the file formats of WebDancer, WebSailor, WebShaper, TRL and verl.
 
-    WebDancer   sample_qa.jsonl     question, answer, tag
-                sample_traj.jsonl   type, task, messages, functions, tool_calls, answer, tag
-    WebSailor   sailorfog-QA.jsonl  question, answer
-    WebShaper   webshaper.500.jsonl id, question, formalization, answer, urls
-
-`write_rows` makes the JSONL file and gives the same rows as a `datasets.Dataset`. Arrow wants one type a
-column, and arguments differ from tool to tool: `functions` and `tool_calls` hold JSON texts.
-
-Left out: a query that triples cannot say (counts, ranges) has no WebShaper row, which is counted.
-
-A data set's folder: the same questions for whoever trains on them.
-
-    data/SPLIT.jsonl        all that is known of a question, a JSON object a line
-    trl/SPLIT.jsonl         prompt (a message), answer, aliases: TRL hands columns to the reward
-    verl/SPLIT.parquet      data_source, prompt, ability, reward_model, extra_info, as verl reads
-    released/*_SPLIT.jsonl  the field names of WebDancer and of WebShaper (`drlib.questions.export`)
-    hf/                     the `data` rows for `datasets.load_from_disk`
-
-The same rows give the same bytes: `datasets` takes its fingerprint from the rows where they come
-from no file. Left out: a query that triples cannot say has no WebShaper row, which is counted.
+data/SPLIT.jsonl        complete rows, one JSON object per line
+trl/SPLIT.jsonl         prompt, answer, aliases (TRL passes columns to the reward)
+verl/SPLIT.parquet      data_source, prompt, ability, reward_model, extra_info
+released/*_SPLIT.jsonl  WebDancer: question, answer, tag; WebShaper: formalization, urls
+hf/                     the `data` rows for `datasets.load_from_disk`
 """
 
 import shutil
@@ -37,14 +22,17 @@ from drlib.task import Task
 
 
 def to_question_rows(tasks: Iterable[Task], tag: str = "") -> list[dict]:
-    """Rows of WebSailor; with `tag`, the family's name ("crawlqa", "e2hqa"), of WebDancer."""
+    """Return WebSailor rows; with a family name as `tag` ("crawlqa", "e2hqa"), WebDancer rows."""
     family = {"tag": tag} if tag else {}
     return [{"question": task.question, "answer": task.answer} | family for task in tasks]
 
 
 def to_webshaper_rows(tasks: Iterable[Task], world) -> tuple[list[dict], int]:
-    """Rows of WebShaper, and how many tasks have none because triples cannot say their query.
-    `urls` are the pages of `world` by which the query is evaluated."""
+    """Return WebShaper rows and the number of tasks without one.
+
+    A query with counts or ranges cannot be written as triples and is skipped. `urls` are the pages
+    of `world` that the query needs.
+    """
     rows = []
     tasks = list(tasks)
     for task in tasks:
@@ -67,8 +55,11 @@ def to_webshaper_rows(tasks: Iterable[Task], world) -> tuple[list[dict], int]:
 
 
 def write_rows(rows: Sequence[dict], path: str | Path) -> Dataset:
-    """One JSON object a line, under the final name when all is written; the rows as a data set.
-    ValueError: no rows."""
+    """Write one JSON object per line, atomically, and return the rows as a data set.
+
+    Raises:
+        ValueError: there are no rows.
+    """
     if not rows:
         raise ValueError(f"no rows for {path}: a data set needs one at least")
     write_json_lines(path, rows)
@@ -76,7 +67,11 @@ def write_rows(rows: Sequence[dict], path: str | Path) -> Dataset:
 
 
 def read_rows(path: str | Path, fields: Iterable[str] = ("question", "answer")) -> list[dict]:
-    """The rows of a JSONL file; ValueError names the first that is no object or lacks a field."""
+    """Return the rows of a JSON-lines file.
+
+    Raises:
+        ValueError: a row is no object or lacks one of `fields`.
+    """
     rows = []
     for number, row in iter_json_lines(path):
         known = row if isinstance(row, dict) else {}
@@ -88,9 +83,13 @@ def read_rows(path: str | Path, fields: Iterable[str] = ("question", "answer")) 
 
 
 def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
-    """Questions of any of the released files, and how many have a formalization that says nothing
-    of what is asked: their `query` is empty, as of files without one. Rows that are no triples are
-    read as predicates. Function only: no run uses it yet."""
+    """Read the questions of a released file.
+
+    Rows that are no triples are read as predicates (`webshaper.read_loosely`).
+
+    Returns:
+        The tasks, and the number of formalisations that could not be read (their `query` is empty).
+    """
     tasks = []
     unread = 0
     for row in read_rows(path):
@@ -126,8 +125,11 @@ VERL = "verl/{split}.parquet"
 
 
 def write_folder(rows: Mapping[str, Sequence[dict]], folder: Path, world) -> int:
-    """Write the files of the splits in `rows`, none of which is empty; gives how many questions
-    WebShaper's triples cannot say."""
+    """Write the files of all splits; each split has at least one row.
+
+    Returns:
+        The number of questions that cannot be written as WebShaper triples.
+    """
     unsaid = 0
     for side, some in rows.items():
         tasks = [row_to_task(row) for row in some]
@@ -149,7 +151,7 @@ def write_folder(rows: Mapping[str, Sequence[dict]], folder: Path, world) -> int
 
 
 def _save_to_disk(rows: Mapping[str, Sequence[dict]], target: Path) -> None:
-    """What `datasets.load_from_disk` reads; the folder is there when all of it is."""
+    """Write the folder for `datasets.load_from_disk` atomically."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     sides = {side: Dataset.from_list(list(some)) for side, some in rows.items()}
@@ -159,6 +161,7 @@ def _save_to_disk(rows: Mapping[str, Sequence[dict]], target: Path) -> None:
 
 
 def _to_trl_row(row: dict) -> dict:
+    """Return a row in TRL's format."""
     return {
         "prompt": [{"role": "user", "content": row["question"]}],
         "answer": row["answer"],
@@ -168,6 +171,7 @@ def _to_trl_row(row: dict) -> dict:
 
 
 def _to_verl_row(row: dict, place: int) -> dict:
+    """Return a row in verl's format."""
     return {
         "data_source": f"drlib/{row['family']}",
         "prompt": [{"role": "user", "content": row["question"]}],

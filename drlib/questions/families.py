@@ -1,16 +1,10 @@
-"""What a data set's questions are drawn from: the families that ask about a world's graph.
+"""Question families: the synthesis recipes that a data set draws from.
 
-A family is a way to make questions, named after the recipe that it comes from. Here each is one
-function that draws a block of them: the same world, block and seed give the same block, whatever
-was drawn before, so that a data set can be made piece by piece and go on after an interruption.
-Every question is a query that was executed: it has its one answer and no fault of
-`drlib.questions.checks`, the text does not tell it, and a solver reads at most `MAX_EFFORT` pages.
-
-What a query asks is said in sentences that are proved to mean it
-(`drlib.questions.read_back.word_question`), and in the older brackets where no sentence says it.
-
-Left out, with the reason, are the recipes in `EXCLUDED_RECIPES`: they ask about something else than a
-world's facts, or make no questions.
+Each family is named after its recipe and draws blocks of questions. A block depends only on world,
+family, block number and seed, so a data set can be resumed. Every question is an executed query
+with one answer and no fault (`checks`), an effort of at most `MAX_EFFORT` pages, and natural-
+language wording that is proved to have its meaning, or structured wording where none is.
+`EXCLUDED_RECIPES` gives the recipes that are not families.
 """
 
 import random
@@ -69,15 +63,24 @@ Candidate = tuple[str, Query, str] | None  # answer, query, text ("": the query'
 
 
 class Family(NamedTuple):
-    """`draws` yields one try after the other for ever: (world, rng, depth) -> what was found."""
+    """A synthesis recipe.
+
+    Attributes:
+        draws: function of (world, rng, hops) that yields candidates without end; None: the engine.
+        help: description for the command line.
+    """
 
     draws: Callable[..., Iterator[Candidate]] | None  # None: the engine draws whole blocks itself
     help: str
 
 
 class Block(NamedTuple):
-    """`questions`: each with how it is worded; `note`: why there are fewer than were asked for,
-    "" where there are not."""
+    """Questions with their wording.
+
+    Attributes:
+        questions: tasks with "sentences" or "brackets".
+        note: why there are fewer than requested; empty otherwise.
+    """
 
     questions: list[tuple[Task, Wording]]
     note: str
@@ -93,10 +96,22 @@ def draw_block(
     structure: bool = False,
     plain: bool = False,
 ) -> Block:
-    """Up to `n` verified questions of at most `hops` look-ups that follow each other, all
-    different in their query. `structure`: about links, sections and the like of a folder's pages as
-    well. `plain`: such as a person would ask; the engine fills up with others, as in
-    `synthesize_questions`, the other families do not. ValueError: the family is not known."""
+    """Draw up to `n` verified questions with different queries.
+
+    Args:
+        family: key of `FAMILIES`.
+        world: the world to ask about.
+        n: number of questions.
+        seed: seed of the data set.
+        block: number of the block.
+        hops: largest number of hops.
+        structure: ask also about links, sections and similar facts of folder pages.
+        plain: ask as a person would; the engine fills up with other questions (see
+            `synthesize_questions`), the other families do not.
+
+    Raises:
+        ValueError: the family is unknown.
+    """
     if family not in FAMILIES:
         raise ValueError(f"unknown family {family!r}: {suggest_name(family, FAMILIES)}")
     draws = FAMILIES[family].draws
@@ -127,7 +142,7 @@ def _collect(
     hops: int,
     plain: bool,
 ) -> Block:
-    """The first `n` different questions of `draws` that hold, until `MISSES` in a row do not."""
+    """Collect `n` valid questions; stop after `MISSES` consecutive failures."""
     questions: dict[str, tuple[Task, Wording]] = {}
     reasons: Counter[str] = Counter()
     misses = by_coincidence = 0
@@ -168,11 +183,12 @@ def _collect(
 
 
 def _is_strange(query: Query, text: str, world) -> bool:
+    """Return True if no person would ask the question in these words."""
     return measure_strangeness(query, text, load_grammar(world.graph, world.scheme).book) > 0
 
 
 def _word_query(query: Query, world, rng: random.Random) -> tuple[str, Wording]:
-    """`query` in sentences where they can say it."""
+    """Return the wording and its kind: natural language if it can be proved, else structured."""
     number = rng.randrange(TEMPLATES)
     grammar = load_grammar(world.graph, world.scheme)
     text = word_question(query, grammar, STYLES[number % len(STYLES)])
@@ -182,7 +198,7 @@ def _word_query(query: Query, world, rng: random.Random) -> tuple[str, Wording]:
 
 
 def _find_fault(answer: str, query: Query, graph: Graph, hops: int) -> str:
-    """Why this is no question for the data set; "" for nothing."""
+    """Return why the query is not accepted, or an empty string."""
     if measure_depth(query) > hops:
         return "too deep"
     if evaluate_query(query, graph) != {answer}:
@@ -194,7 +210,7 @@ def _find_fault(answer: str, query: Query, graph: Graph, hops: int) -> str:
 
 @lru_cache(maxsize=4)
 def _list_identifiable(graph: Graph) -> tuple[str, ...]:
-    """The pages that several facts together tell from all others."""
+    """Return the pages that several facts together identify."""
     pages = (title for title in graph.nodes if not graph.is_value(title))
     return tuple(title for title in pages if is_identifiable(title, graph))
 
@@ -205,7 +221,7 @@ def _list_identifiable(graph: Graph) -> tuple[str, ...]:
 def _draft_verified(
     answers: Sequence[str], graph: Graph, rng: random.Random, hops: int
 ) -> tuple[str, Query] | tuple[None, None]:
-    """(one of `answers`, a query for it without fault), or (None, None): this draw found none."""
+    """Return one of `answers` with a faultless query, or (None, None) if this draw found none."""
     answer = rng.choice(answers)
     query = draft_query(answer, graph, rng, hops)
     if query is None or find_first_fault(query, graph):
@@ -214,7 +230,7 @@ def _draft_verified(
 
 
 def _draw_webshaper(world, rng: random.Random, hops: int) -> Iterator[Candidate]:
-    """Layer-wise expansion alone: intersections of projections, which triples can say."""
+    """Yield layer-wise expansions: intersections of projections, which triples can express."""
     while True:
         answers = _list_identifiable(world.graph)
         answer, query = _draft_verified(answers, world.graph, rng, rng.randint(2, hops))
@@ -222,8 +238,7 @@ def _draw_webshaper(world, rng: random.Random, hops: int) -> Iterator[Candidate]
 
 
 def _draw_webdancer(world, rng: random.Random, hops: int) -> Iterator[Candidate]:
-    """E2HQA: an easy question, of one look-up, made harder round by round; the hardest that is
-    not deeper than wanted."""
+    """Yield E2HQA questions: the hardest round that is within the requested depth."""
     while True:
         answer = rng.choice(_list_identifiable(world.graph))
         easy = draft_query(answer, world.graph, rng, 1)
@@ -233,8 +248,7 @@ def _draw_webdancer(world, rng: random.Random, hops: int) -> Iterator[Candidate]
 
 
 def _draw_websailor(world, rng: random.Random, hops: int) -> Iterator[Candidate]:
-    """Fog: a question for a rare thing whose facts are said vaguely, each clue wider than its
-    fact, until a search of ten results does not find the answer."""
+    """Yield obfuscated questions about rare things that a search of ten results does not solve."""
     rare = select_rare_seeds(_list_identifiable(world.graph), world.graph)
     resolved: dict[Predicate, bool] = {}  # the same clues come again and again
     while True:
@@ -246,7 +260,7 @@ def _draw_websailor(world, rng: random.Random, hops: int) -> Iterator[Candidate]
 
 
 def _draw_websailor_v2(world, rng: random.Random, hops: int) -> Iterator[Candidate]:
-    """Cycles and bridges of dense subgraphs; ends where walks find no dense subgraph."""
+    """Yield cycles and bridges of dense subgraphs; stop if random walks find no such subgraph."""
     while True:
         try:
             subgraph = draw_dense_subgraph(world.graph, rng, FOCUSES)

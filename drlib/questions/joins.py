@@ -1,18 +1,10 @@
-"""Conditions on several unknown things as one query of the algebra.
+"""Conversion of a list of conditions on several variables to one query.
 
-A list of conditions ("X borders ?", "X has the currency Y", "? has the currency Y") is a graph of
-variables. Where it is a tree it is a query of nested projections. Where it closes a cycle, as few
-variables as a greedy search finds are chosen by an `Exists` (a feedback vertex set: without them
-the rest is a forest), and stand as `Var` wherever they are met:
+Conditions ("X borders ?", "X has the currency Y") form a graph of variables. A tree becomes nested
+projections. In a cycle, a greedily chosen feedback vertex set of variables is bound by `Exists`:
 
     Exists("Y", Anything(), And((Proj("currency of", Var("Y")),
                                  Proj("borders", Proj("currency of", Var("Y"))))))
-
-What is said of a constant describes it: And(("Oslo", Proj("capital", "Norway"))). What is said of
-things that nothing leads to from the target must hold all the same: an `Exists` without a name
-around the rest.
-
-Left out: the smallest set of chosen variables (finding it is NP-hard, and cycles here are few).
 """
 
 from collections import Counter
@@ -41,7 +33,7 @@ UNNAMED = ""  # of an Exists that only asks whether there is something
 
 
 class Condition(NamedTuple):
-    """`relation` leads from `head` to `tail`."""
+    """A fact pattern: `relation` leads from `head` to `tail`."""
 
     head: End
     relation: str
@@ -49,22 +41,25 @@ class Condition(NamedTuple):
 
 
 def join_conditions(conditions: Sequence[Condition], target: Var) -> Query:
-    """What `target` may be where all `conditions` hold of some choice of all other variables.
-    ValueError: no condition names the target."""
+    """Return the query for the values of `target` under which all conditions can hold.
+
+    Raises:
+        ValueError: no condition names the target.
+    """
     if not any(target in _iter_variables(condition) for condition in conditions):
         raise ValueError(f"nothing is said of {target.name}: a row is missing")
     return _Join(conditions, target).build_query()
 
 
 def _iter_variables(condition: Condition) -> Iterator[Var]:
-    """The variables at both ends."""
+    """Yield the variables at both ends of a condition."""
     for end in (condition.head, condition.tail):
         members = end.parts if isinstance(end, Or) else (end,)
         yield from (member for member in members if isinstance(member, Var))
 
 
 class _Join:
-    """Conditions on their way into a query: each is used once."""
+    """Builder of one query; it uses each condition once."""
 
     def __init__(self, conditions: Sequence[Condition], target: Var):
         self.target = target
@@ -73,6 +68,7 @@ class _Join:
         self.descriptions: dict[str, list[Condition]] = {}  # a title: the first of what is said
 
     def build_query(self) -> Query:
+        """Return the query for the target."""
         of_shared, of_nothing = self._split_pieces()
         guards = self._attach_descriptions(of_nothing)
         asked = self.target if self.target in self.shared else self.describe_variable(self.target)
@@ -84,7 +80,7 @@ class _Join:
         return asked
 
     def _split_pieces(self) -> tuple[list[list[Condition]], list[list[Condition]]]:
-        """The pieces that do not lead to the target: (those of shared variables, the others)."""
+        """Return the components without the target: those of shared variables, and the others."""
         of_shared: list[list[Condition]] = []
         of_nothing: list[list[Condition]] = []
         for piece in _split_connected(self.unused, self.shared):
@@ -99,8 +95,10 @@ class _Join:
     def _describe_shared(
         self, pieces: list[list[Condition]]
     ) -> tuple[dict[Var, list[Query]], list[list[Condition]]]:
-        """(what each shared variable is chosen among, the pieces that say more of one than a single
-        condition can). A piece is said of the last of its variables: the others are chosen then."""
+        """Return what each shared variable is chosen among, and the remaining components.
+
+        A component is assigned to the last of its variables, when the others are already bound.
+        """
         among: dict[Var, list[Query]] = {variable: [] for variable in self.shared}
         more = []
         for piece in pieces:
@@ -114,7 +112,7 @@ class _Join:
         return among, more
 
     def _attach_descriptions(self, pieces: list[list[Condition]]) -> list[list[Condition]]:
-        """Give each of `pieces` to a title that is met elsewhere; those without one are left."""
+        """Assign components to titles that occur elsewhere; return those without such a title."""
         inside = {each for piece in pieces for each in piece}
         met = {*_iter_titles(each for each in self.unused if each not in inside)}
         waiting = pieces
@@ -133,7 +131,9 @@ class _Join:
             waiting = left
 
     def root_piece(self, piece: list[Condition]) -> Query:
-        """What `piece` says of one of its things: without an answer where it does not hold."""
+        """Return a component as a query of one of its things; it is empty where it does not
+        hold.
+        """
         variables = [v for each in piece for v in _iter_variables(each) if v not in self.shared]
         if variables:
             return self.describe_variable(variables[0])
@@ -144,21 +144,21 @@ class _Join:
         return And((*parts, self.use_condition(condition, head)))
 
     def describe_variable(self, thing: Var) -> Query:
-        """All that is said of a variable, and of what only it leads to."""
+        """Return all conditions on a variable and on what only it leads to."""
         of_it = [each for each in self.unused if thing in (each.head, each.tail)]
         return _intersect(
             [self.use_condition(each, thing) for each in of_it if each in self.unused]
         )
 
     def use_condition(self, condition: Condition, thing: End) -> Query:
-        """What `condition` says of `thing`, which stands at one of its ends."""
+        """Return a condition as a query of `thing`, one of its ends, and mark it as used."""
         self.unused.pop(condition)
         if thing == condition.head:
             return Proj(inverse(condition.relation), self.build_operand(condition.tail))
         return Proj(condition.relation, self.build_operand(condition.head))
 
     def build_operand(self, end: End) -> Query:
-        """What stands at the other end of a condition."""
+        """Return the query for the other end of a condition."""
         if isinstance(end, Var):
             return end if end in self.shared else self.describe_variable(end)
         if isinstance(end, Or):
@@ -172,20 +172,24 @@ class _Join:
 
 
 def _intersect(parts: Sequence[Query]) -> Query:
+    """Return the intersection of the parts; Anything if there are none."""
     if not parts:
         return Anything()
     return And(tuple(parts)) if len(parts) > 1 else parts[0]
 
 
 def _iter_titles(conditions: Iterable[Condition]) -> Iterator[str]:
-    """The titles that stand alone at an end."""
+    """Yield the ends that are titles."""
     for condition in conditions:
         yield from (end for end in condition[::2] if isinstance(end, str))
 
 
 def _find_shared(conditions: Iterable[Condition], target: Var) -> list[Var]:
-    """The variables that are met again: those in unions, and of what remains of a graph without its
-    dead ends always the one with the most conditions, until no cycle is left."""
+    """Return the variables that must be bound.
+
+    These are the variables in unions and, of the remaining graph without its dead ends, repeatedly
+    the one with the most conditions until no cycle is left.
+    """
     conditions = list(conditions)
     mentions = Counter(v for condition in conditions for v in _iter_variables(condition))
     graph = nx.MultiGraph()
@@ -211,7 +215,7 @@ def _find_shared(conditions: Iterable[Condition], target: Var) -> list[Var]:
 def _split_connected(
     conditions: Iterable[Condition], shared: Sequence[Var]
 ) -> list[list[Condition]]:
-    """The conditions that hang together by variables which are not `shared`."""
+    """Return the components of conditions connected by variables that are not `shared`."""
     graph = nx.Graph()
     conditions = list(conditions)
     for at, condition in enumerate(conditions):
@@ -223,9 +227,10 @@ def _split_connected(
 
 
 def normalise_query(query: Query) -> Query:
-    """`canonicalise`, a range of one number as the number, and variables by their order."""
+    """Return the canonical query with ranges of one number as numbers and variables renumbered."""
 
     def one(part: Query) -> Query:
+        """Rewrite the ranges of one number inside a part."""
         if isinstance(part, Range) and part.low == part.high:
             return Proj(f"{part.relation} of", str(part.low))
         return rebuild(part, one)
@@ -234,7 +239,7 @@ def normalise_query(query: Query) -> Query:
 
 
 def _number_choices(query: Query, number: int) -> Query:
-    """`query` with X1, X2, .. for the names of the choices that begin it."""
+    """Rename the leading choices to X1, X2, and so on."""
     if not isinstance(query, Exists):
         return query
     name = f"X{number}"

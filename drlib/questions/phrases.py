@@ -1,29 +1,9 @@
-"""How facts are said: for each relation of a world a few phrases that end in the thing they name.
+"""Phrases: how each relation, kind and name of a world is expressed in English.
 
-A relation joins a thing with a value: a territory with its currency. English says it from both
-ends, about one thing or about several: "uses the euro", "territories whose currency is the euro",
-"the currency used in Estonia". A `Phrase` has these forms, each with {x} where the other end
-stands. Those of `cldr` and `pydocs` are written by hand (phrases.yaml); those of any other
-relation, such as a column of somebody's table, are derived from its name and from how many values
-things have.
-
-What only a source can decide is said: CLDR calls a language widely spoken from 5% of the people
-on, so its phrase has that number, and questions begin with "According to Unicode CLDR". Names are
-said as what they are: "the Georgian language", "the Norwegian Krone", "the Cayman Islands".
-
-Articles and plurals are inflect's. Left out: languages other than English.
-
-How the columns and keys of somebody's documents are said: phrases from their names.
-
-A key of front matter or a column of a table is a noun ("team", "office manager"), a participle
-("published", "approved by", "added in") or a verb ("requires"), and is said as such: "the team of
-Ada", "published in 2019", "approved by Ada", "requiring the cache module". Nouns that many
-documents have, such as "manager" or "author", have a verb of their own in phrases.yaml (`common`),
-which takes the place of "has .. as manager".
-
-What a page is called comes from its front matter ("type: paper") or from its folder ("people"), and
-how its name is said from that: people by their names, works in quotes, all else as "the Bergen
-office". Left out: languages other than English, and irregular verbs that `VERBS` does not name.
+A `Phrase` expresses a relation from both ends and for one or several things. The phrases of `cldr`
+and `pydocs` are handwritten (phrases.yaml); those of other relations are derived from the name of
+a column or key: a noun ("office manager"), a participle ("approved by") or a verb ("requires").
+Articles and plurals come from inflect. Only English is supported.
 """
 
 import posixpath
@@ -100,13 +80,15 @@ TYPES = frozenset(("type", "Type", "kind"))  # relations that say what a page is
 
 
 def to_past(phrase: str) -> str:
-    """ "uses the method" as "used the method"; what has no past in `PAST` stays."""
+    """Return "used the method" for "uses the method"; verbs that are not in `PAST` stay."""
     first, _, rest = phrase.partition(" ")
     return f"{PAST.get(first, first)} {rest}"
 
 
 def find_participle(relation: str) -> str:
-    """The participle that a relation's name begins with ("approved by"); "" for other names."""
+    """Return the participle at the start of a relation's name ("approved by"), or an empty
+    string.
+    """
     words = relation.casefold().removeprefix("first ").removeprefix("last ").split(" ")
     first = words[0].rpartition("-")[2]
     if first in NO_PARTICIPLE:
@@ -115,7 +97,9 @@ def find_participle(relation: str) -> str:
 
 
 def to_active(done: str) -> tuple[str, str, str]:
-    """ "raised" -> ("raises", "raising", "raised")."""
+    """Return present, gerund and past of a participle: "raised" -> ("raises", "raising",
+    "raised").
+    """
     if done in IRREGULAR:
         return IRREGULAR[done]
     stem = done.removesuffix("ed")
@@ -132,9 +116,14 @@ def to_active(done: str) -> tuple[str, str, str]:
 def derive_forms(
     relation: str, whens: str, noun: str, several: bool, is_over: bool = False
 ) -> dict[str, str]:
-    """The forms of a relation whose name is a participle or a verb; {} of a noun. `whens`: what its
-    values are: "year", "day", or "" for things. `noun`: what a value is called; `several`: whether
-    a thing may have more than one; `is_over`: whether things that have it are events of the past.
+    """Return the phrase forms of a relation named by a participle or a verb; empty for a noun.
+
+    Args:
+        relation: name of the relation.
+        whens: "year" or "day" if all values are such; empty for things.
+        noun: noun for a value.
+        several: True if a thing may have several values.
+        is_over: True if the things are past events.
     """
     word = relation.casefold()
     if word in VERBS:
@@ -153,7 +142,7 @@ def derive_forms(
 
 
 def _make_verb_forms(word: str, noun: str, several: bool) -> dict[str, str]:
-    """ "requires"."""
+    """Return the forms of a verb: "requires"."""
     doing, done = VERBS[word]
     shared = f"{_add_article(noun)} that is also {done} by {{x}}"
     shared = shared if several else f"the same {noun} as {{x}}"
@@ -169,7 +158,7 @@ def _make_verb_forms(word: str, noun: str, several: bool) -> dict[str, str]:
 
 
 def _make_since_forms(head: str, whens: str) -> dict[str, str]:
-    """ "customer since": "has been a customer since 2019"."""
+    """Return the forms of "customer since": "has been a customer since 2019"."""
     been = f"{_add_article(head)} since"
     return {
         "noun": whens,
@@ -186,7 +175,7 @@ def _make_since_forms(head: str, whens: str) -> dict[str, str]:
 
 
 def _make_by_forms(word: str, done: str, noun: str, several: bool, is_past: bool) -> dict[str, str]:
-    """ "approved by", "read by"."""
+    """Return the forms of "approved by" or "read by"."""
     does, doing, did = to_active(done)
     verb = "was" if is_past else "is"
     who = "who" if noun in PERSONS else "that"
@@ -205,7 +194,7 @@ def _make_by_forms(word: str, done: str, noun: str, several: bool, is_past: bool
 
 
 def _make_place_forms(word: str, place: str, noun: str) -> dict[str, str]:
-    """ "added in", "recorded at", "written for"."""
+    """Return the forms of "added in", "recorded at" or "written for"."""
     said = word.removesuffix(f" {place}")
     be = "is" if said in LASTING else "was"
     where = "where" if place == "at" else f"{place} which"
@@ -221,7 +210,7 @@ def _make_place_forms(word: str, place: str, noun: str) -> dict[str, str]:
 
 
 def _make_time_forms(word: str, whens: str) -> dict[str, str]:
-    """ "published", "joined" of years and days."""
+    """Return the forms of "published" or "joined" with years or days."""
     to = "on" if whens == "day" else "in"
     was, who = ("", "who ") if word == "joined" else ("was ", "")
     return {
@@ -239,7 +228,7 @@ def _make_time_forms(word: str, whens: str) -> dict[str, str]:
 
 
 def classify_dates(values: Mapping[str, object]) -> str:
-    """ "year" or "day" where all values are such; "" otherwise."""
+    """Return "year" or "day" if all values are such, else an empty string."""
     if values and all(re.fullmatch(YEAR, value) for value in values):
         return "year"
     if values and all((found := DAY.fullmatch(value)) and found[3] for value in values):
@@ -248,7 +237,7 @@ def classify_dates(values: Mapping[str, object]) -> str:
 
 
 def format_date(text: str) -> str:
-    """ "2019-03-04" as "4 March 2019"; what is no date stays as it is, or ""."""
+    """Return "4 March 2019" for "2019-03-04"; empty if `text` is no date."""
     found = DAY.fullmatch(text)
     if not found:
         return ""
@@ -260,8 +249,9 @@ def format_date(text: str) -> str:
 
 
 def classify_page(title: str, graph: Graph) -> str:
-    """What a page is: its front matter's `type`, else its folder's name in the singular; else
-    "page"."""
+    """Return the kind of a page: its `type`, else its folder's name in the singular, else
+    "page".
+    """
     for relation in sorted(TYPES):
         said = graph.values(title, relation)
         if len(said) == 1:
@@ -278,14 +268,17 @@ def classify_page(title: str, graph: Graph) -> str:
 
 
 def _add_article(noun: str) -> str:
+    """Return the noun with its article; empty for an empty noun."""
     return load_inflect().a(noun) if noun else ""
 
 
 @cache
 def load_inflect():
-    """inflect's engine. At its import every method is compiled once more, to check the types of its
-    arguments in each call: two seconds, and five times the work afterwards, of which nothing is
-    needed here. So the decorator that does it does nothing meanwhile."""
+    """Return inflect's engine.
+
+    Importing inflect recompiles every method with runtime type checks, which costs two seconds and
+    slows each call five times; the type-checking decorator is disabled during the import.
+    """
     import typeguard
 
     decorator = typeguard.typechecked
@@ -298,7 +291,7 @@ def load_inflect():
 
 
 def name_page(name: str, kind: str) -> str:
-    """What is of `kind` by its name: a person, 'the paper "..."', "the Bergen office"."""
+    """Return how a page is named by its kind: a person, 'the paper "..."', "the Bergen office"."""
     if kind in PERSONS or kind in OWN_NAMES:
         return name
     if re.search(r"\d", name) and len(name) < 5:  # E12
@@ -314,28 +307,29 @@ def name_page(name: str, kind: str) -> str:
 
 
 def shorten_name(name: str, kind: str) -> str:
-    """The name where the kind has just been said: 'whose paper is "..."', "whose office is
-    Bergen"."""
+    """Return the name for use after its kind: 'whose paper is "..."', "whose office is Bergen"."""
     return f'"{name}"' if kind in WORKS else name
 
 
 class Phrase(NamedTuple):
-    """The forms of a relation; {x} is the other end of the fact.
+    """Forms of a relation; {x} is the other end of the fact.
 
-    noun: what a value is called. of_thing and of_things: what a thing does that has the value {x},
-    said of one ("uses {x}") and of any number ("whose currency is {x}"). of_value and of_values:
-    the same of the value, where {x} is the thing. same and sames: of things that have a value in
-    common with {x}. during and durings: of things whose number lies in a span ("in the 1990s").
-    along and alongs: of values of one thing, {x} being another ("shares a direct base class with
-    {x}"); "" where that is said in two clauses.
-    label: what is smallest, largest, earliest or latest ("the earliest year of introduction").
-    owned: what a value is called before "of {x}" ("the official language of Mali"); "" where a
-    clause says it ("the language spoken by .."). owner: the same of what has the value ("the
-    direct base class of ..").
-    bare: whether of_thing and of_things say what {x} is, so that its short name will do ("where
-    French is official").
-    plain: whether a person asks by it: "always", "unshared" (not by what two things have in
-    common), or "never".
+    Attributes:
+        noun: noun for a value.
+        of_thing, of_things: predicate of one thing ("uses {x}") and clause of any number of things
+            ("whose currency is {x}") that have the value {x}.
+        of_value, of_values: the same for values of the thing {x}.
+        same, sames: the same for things that share a value with {x}.
+        during, durings: the same for things whose number lies in a range ("in the 1990s").
+        label: what is ranked ("the earliest year of introduction").
+        along, alongs: the same for values of one thing, {x} being another value ("shares a direct
+        base
+            class with {x}"); empty if two clauses express it.
+        owned: noun for a value before "of {x}" ("the official language of Mali"); empty for a
+            clause.
+        owner: noun for the thing before "of {x}" ("the direct base class of ...").
+        bare: True if the forms state the kind of {x}, so that its short name suffices.
+        plain: whether a person asks by it: "always", "unshared" (not by a shared value) or "never".
     """
 
     noun: str
@@ -358,7 +352,7 @@ class Phrase(NamedTuple):
 
 @lru_cache(maxsize=1)
 def load_phrases() -> Mapping[str, Mapping[str, Phrase]]:
-    """World -> relation -> phrase: those of phrases.yaml."""
+    """Return world -> relation -> phrase of phrases.yaml."""
     return {
         world: {relation: _make_phrase(relation, **row) for relation, row in relations.items()}
         for world, relations in _load_rows().items()
@@ -368,6 +362,7 @@ def load_phrases() -> Mapping[str, Mapping[str, Phrase]]:
 
 @lru_cache(maxsize=1)
 def _load_rows() -> Mapping[str, Mapping[str, Mapping]]:
+    """Return the parsed phrases.yaml."""
     return yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text(encoding="utf-8"))
 
 
@@ -386,7 +381,7 @@ def _make_phrase(
     bare: bool = False,
     plain: str = "always",
 ) -> Phrase:
-    """A row of phrases.yaml, with what follows from it."""
+    """Return the phrase of a row of phrases.yaml with its derived forms."""
     one, many = _split_forms(same)
     during = f"has {add_article(relation)} {{x}}"
     durings = f"with {add_article(relation)} {{x}}"
@@ -398,7 +393,7 @@ def _make_phrase(
 
 
 def _split_forms(phrase: str | list[str]) -> tuple[str, str]:
-    """Of one thing and of any number: "has .." and "with ..", or the two phrases in full."""
+    """Return the forms for one thing ("has ...") and for several ("with ...")."""
     if isinstance(phrase, str):
         return f"has {phrase}", f"with {phrase}"
     one, many = phrase
@@ -437,12 +432,12 @@ class Phrasebook:
 
     @cached_property
     def phrases(self) -> Mapping[str, Phrase]:
-        """Relation (no inverse) -> its phrase."""
+        """Return relation (inverses excluded) -> phrase."""
         relations = [name for name in self.graph.adjacent if not name.endswith(" of")]
         return {name: self._written.get(name) or self._derive(name) for name in relations}
 
     def _derive(self, relation: str) -> Phrase:
-        """A phrase from the relation's name; verbs that its noun often has are in `common`."""
+        """Return a phrase derived from the relation's name, with the verbs of `common` nouns."""
         word = self._to_word(relation)
         rows = self.graph.adjacent[relation]
         several = max(map(len, rows.values())) > 1
@@ -498,8 +493,10 @@ class Phrasebook:
         return phrase._replace(of_thing=to_past(phrase.of_thing), same=to_past(phrase.same))
 
     def _is_over(self, relation: str) -> bool:
-        """Whether all that have `relation` are events that are over, by another of their facts:
-        what was carried out was led by somebody, and is not any more."""
+        """Return True if all things with `relation` are past events by another of their facts.
+
+        What was carried out was led by a person and no longer is.
+        """
         things = set(self.graph.adjacent[relation])
         return any(
             find_participle(other) in OVER and things <= set(rows)
@@ -508,15 +505,18 @@ class Phrasebook:
         )
 
     def _to_word(self, relation: str) -> str:
-        """A column's name as a word inside a sentence: "Harbour" as "harbour", where no other
-        relation is called so."""
+        """Return a column name as a word: "harbour" for "Harbour", unless another relation has
+        that name.
+        """
         small = relation[:1].lower() + relation[1:]
         is_name = not relation[1:].islower() or small in self.graph.adjacent
         return relation if is_name else small
 
     def noun(self, titles: frozenset[str], relation: str = "") -> str:
-        """A noun for `titles`, which are what `relation` (with or without " of") leads to; where
-        there are none, for all that it leads to."""
+        """Return a noun for `titles`, the values of `relation` (with or without " of").
+
+        If there are no titles, the noun covers all values of the relation.
+        """
         titles = titles or frozenset(self.graph.adjacent.get(inverse(relation), ()))
         kinds = self._kinds(titles)
         if kinds and VALUE not in kinds and len(kinds) <= 2:
@@ -525,10 +525,11 @@ class Phrasebook:
         return phrase.noun if phrase else "thing"
 
     def _kinds(self, titles: frozenset[str]) -> list[str]:
+        """Return the sorted kinds of the titles."""
         return sorted({self.kind(title) for title in titles})
 
     def kind(self, title: str) -> str:
-        """What `title` is; of a page in a folder what it says or where it lies says."""
+        """Return the kind of `title`; for a folder page, by its front matter or folder."""
         node = self.graph.nodes.get(title)
         if node is None:
             return VALUE
@@ -536,7 +537,7 @@ class Phrasebook:
         return classify_page(title, self.graph) if is_page else node.kind
 
     def name(self, title: str) -> str:
-        """`title` with what tells its kind."""
+        """Return the name of `title` with the words that state its kind."""
         node = self.graph.nodes.get(title)
         if node is None or node.kind == VALUE:
             is_number = title.lstrip("-").isdigit()
@@ -556,8 +557,7 @@ class Phrasebook:
         return NAMES.get(node.kind, "{x}").format(x=shown)
 
     def _shorten_title(self, title: str) -> str:
-        """The short name of what has an address for its title, where nothing else is called so: of
-        a page or section its heading, of a row of a table its first cell."""
+        """Return a page's heading or a row's first cell if it is unique, else the title."""
         node = self.graph.nodes[title]
         headings = self.graph.values(title, "heading")
         short = ""
@@ -569,7 +569,7 @@ class Phrasebook:
 
     @cached_property
     def _holders(self) -> dict[str, int]:
-        """Name -> how many nodes with a page have it as their title, alias or heading."""
+        """Return name -> number of things with that title, alias or heading."""
         found: dict[str, int] = {}
         for node in self.graph.nodes.values():
             if node.kind != VALUE:
@@ -579,8 +579,9 @@ class Phrasebook:
         return found
 
     def mention_briefly(self, title: str) -> str:
-        """`title` where its kind has been said: "whose office is Bergen"; in full if that is not
-        unique."""
+        """Return `title` after its kind was stated ("whose office is Bergen"); in full if
+        ambiguous.
+        """
         node = self.graph.nodes.get(title)
         if node is None or not self._has_short_name(node):
             return self.mention(title)
@@ -588,14 +589,13 @@ class Phrasebook:
         return short if self.titles.get(short) == title else self.mention(title)
 
     def mention(self, title: str) -> str:
-        """`title` as a sentence says it, so that it means nothing else here."""
+        """Return the unambiguous text for `title` in a sentence."""
         name = self.name(title)
         return name if self.titles.get(name) in (title, None) else f'"{title}"'
 
     @cached_property
     def titles(self) -> Mapping[str, str]:
-        """What a sentence says -> the title that it means. Of two that would be said alike the
-        second is said by its whole title."""
+        """Return text -> title; of two titles with the same text the second is quoted in full."""
         found: dict[str, str] = {}
         for title in self.graph.nodes:
             name = self.name(title)
@@ -606,17 +606,18 @@ class Phrasebook:
         return found
 
     def _has_short_name(self, node: Node) -> bool:
+        """Return True if the node's name can omit its kind."""
         return node.kind != VALUE and (self.is_folder or node.kind == "language")
 
     def _omit_kind(self, title: str) -> str:
-        """A name where the kind has just been said."""
+        """Return a name without the words that state its kind."""
         if self.is_folder:
             return shorten_name(self._shorten_title(title), self.kind(title))
         return title.removesuffix(" (language)")
 
     @cached_property
     def nouns(self) -> tuple[str, ...]:
-        """All nouns that a sentence may use, longest first."""
+        """Return all nouns that a sentence may use, longest first."""
         kinds = sorted({self.kind(title) for title in self.graph.nodes} - {VALUE})
         pairs = [f"{a} or {b}" for a in kinds for b in kinds if a < b]
         values = [phrase.noun for phrase in self.phrases.values()]
@@ -626,30 +627,29 @@ class Phrasebook:
 
 
 def choose_pronoun(noun: str) -> str:
-    """The word that joins a clause to `noun`: who or that."""
+    """Return the relative pronoun of `noun`: "who " or "that "."""
     return "who " if noun in PERSONS else "that "
 
 
 def to_plural_clause(clause: str) -> str:
-    """`clause` about several things: "that raises {x}" -> "that raise {x}". Only a verb after
-    "that" has a number; "raising" has none."""
+    """Return a clause in the plural: "that raises {x}" -> "that raise {x}"; "raising" stays."""
     clause = re.sub(r"^that has ", "that have ", clause)
     return re.sub(r"^that (\w+)s ", r"that \1 ", clause)
 
 
 @lru_cache(maxsize=4096)
 def add_article(noun: str) -> str:
-    """`noun` with "a" or "an" before it."""
+    """Return `noun` with "a" or "an"."""
     return load_inflect().a(noun)
 
 
 @lru_cache(maxsize=4096)
 def to_singular(noun: str) -> str:
-    """`currencies` -> `currency`; a word that is no plural stays as it is."""
+    """Return the singular; a word that is no plural stays."""
     return load_inflect().singular_noun(noun) or noun
 
 
 @lru_cache(maxsize=4096)
 def to_plural(noun: str) -> str:
-    """`currency` -> `currencies`; of "class or exception" both."""
+    """Return the plural; both nouns of "class or exception"."""
     return " or ".join(load_inflect().plural_noun(word) or word for word in noun.split(" or "))

@@ -1,16 +1,9 @@
-"""Whether a question is one that a person would ask: short, of one kind of thing at a time.
+"""Plainness: rules for questions that a person would ask.
 
-The engine's rules hold what a question means: one answer, no idle condition. Some that keep them
-all are still nobody's: they hang on two things that happen to share a year, compare with a thing
-that has no name ("the same product as a customer in Porto"), speak of "the courses or people" of a
-team, put a clause inside a clause inside a condition, ask by facts that only a database has
-(phrases.yaml says which), or need several sentences. In others a reader is told too much: a name
-looks like the answer or like a thing on the way, or holds what it shares with the answer, a time
-zone's name says a city, a language says its only country. Such a question is put aside and given
-only where a world has no others, those that tell too much last.
-
-Left out: whether the words are well chosen, which only a reader can say (figures/reference/data/
-readings); what everybody knows, but for the few marks of it named here.
+A verified query can still be unnatural: it depends on an equal year, compares with an unnamed
+thing, nests clauses, uses facts that only a database has (phrases.yaml marks them), or needs
+several sentences. It can also reveal too much, for example by names that resemble the answer. Such
+questions are used only if a world has too few others, those that reveal too much last.
 """
 
 import re
@@ -73,7 +66,13 @@ ALIKE = 3  # letters with which a land and its language begin: Finland, Finnish
 
 
 def measure_strangeness(query: Query, text: str, book: Phrasebook) -> int:
-    """How much keeps a person from asking `query` in the words `text`; 0: nothing that we know."""
+    """Return a penalty for what keeps a person from asking `query` as `text`; 0 means plain.
+
+    Args:
+        query: the query.
+        text: its wording.
+        book: the phrases of its world.
+    """
     if any(isinstance(part, Exists) for part in walk(query)):
         return OF_TWO_SENTENCES  # what is chosen has a sentence of its own
     words = text.removeprefix(f"{book.source}, ")
@@ -108,7 +107,7 @@ def measure_strangeness(query: Query, text: str, book: Phrasebook) -> int:
 
 
 def select_plain_facts(graph: Graph, book: Phrasebook) -> Graph:
-    """`graph` with the facts that people ask by: what is drawn from these is seldom strange."""
+    """Return `graph` with only the facts and titles that people ask about."""
     pages = [node for node in graph.nodes.values() if node.kind != VALUE]
     hidden = UNINHABITED | {node.title for node in pages if node.kind in TELLING}
     facts = [
@@ -120,7 +119,7 @@ def select_plain_facts(graph: Graph, book: Phrasebook) -> Graph:
 
 
 def _iter_conditions(query: Query) -> Iterator[Query]:
-    """What a sentence joins by "and" or excepts."""
+    """Yield the conditions that a sentence joins by "and" or excepts."""
     if isinstance(query, And):
         yield from query.parts
     elif isinstance(query, Diff):
@@ -131,7 +130,7 @@ def _iter_conditions(query: Query) -> Iterator[Query]:
 
 
 def _get_relation(query: Query) -> str:
-    """What a condition asks by, in either direction."""
+    """Return the relation of a condition without direction, or its class name."""
     is_fact = isinstance(query, Proj | Range | Extreme)
     return query.relation.removesuffix(" of") if is_fact else type(query).__name__
 
@@ -140,7 +139,7 @@ def _get_relation(query: Query) -> str:
 
 
 def _is_odd(part: Query, book: Phrasebook) -> bool:
-    """Whether `part` asks by what no person asks by."""
+    """Return True if no person asks by the relation of `part`."""
     if not isinstance(part, Proj | Range | Extreme):
         return False
     phrase = book.phrases[_get_relation(part)]
@@ -150,8 +149,7 @@ def _is_odd(part: Query, book: Phrasebook) -> bool:
 
 
 def _is_torn(part: Query, book: Phrasebook) -> bool:
-    """Whether a description stands in the middle of a phrase: "has the manager of Ada as its
-    lead"."""
+    """Return True if a description splits a phrase: "has the manager of Ada as its lead"."""
     if not isinstance(part, Proj) or not part.relation.endswith(" of"):
         return False
     phrase = book.phrases[_get_relation(part)]
@@ -162,8 +160,9 @@ def _is_torn(part: Query, book: Phrasebook) -> bool:
 
 
 def _compares_kinds(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
-    """Whether a condition compares what is asked for with a thing of another kind (a person in the
-    same team as a product), or a person with one who is only described (and may be the same)."""
+    """Return True if the target is compared with another kind, or a person with a described
+    person.
+    """
     other = find_compared(part) if isinstance(part, Proj) else None
     if other is None or not book.is_folder:
         return False
@@ -174,8 +173,7 @@ def _compares_kinds(part: Query, answers: frozenset[str], book: Phrasebook) -> b
 
 
 def _compares_methods(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
-    """Whether two methods are said to share a parameter's name: all of them share "self", which is
-    not meant."""
+    """Return True if two methods share a parameter name, since all of them share "self"."""
     other = find_compared(part) if isinstance(part, Proj) else None
     if other is None or _get_relation(part) != "parameter":
         return False
@@ -184,14 +182,16 @@ def _compares_methods(part: Query, answers: frozenset[str], book: Phrasebook) ->
 
 
 def _compares_with_any(part: Query, book: Phrasebook) -> bool:
-    """Whether something is said to share with one of several: "the same product as a customer in
-    Porto". Readers of questions read these twice, more than anything else."""
+    """Return True if the target is compared with one of several things.
+
+    An example is "the same product as a customer in Porto", which readers misread most often.
+    """
     other = find_compared(part) if isinstance(part, Proj) else None
     return isinstance(other, Proj) and len(evaluate_query(other, book.graph)) > 1
 
 
 def _is_one_of_several(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
-    """Whether "the same currency" is said of what has two."""
+    """Return True if "the same currency" refers to a thing with two of them."""
     if not isinstance(part, Proj) or find_compared(part) is None:
         return False
     relation = _get_relation(part)
@@ -200,8 +200,7 @@ def _is_one_of_several(part: Query, answers: frozenset[str], book: Phrasebook) -
 
 
 def _is_one_of_any(part: Query, book: Phrasebook) -> bool:
-    """Whether "the language spoken by at least 5%" says one and any number at once, or "the
-    function that raises PermissionError" says one of what is mostly several."""
+    """Return True if a description of one thing is worded as for any number of things."""
     if not isinstance(part, Proj) or len(evaluate_query(part, book.graph)) != 1:
         return False
     says_any = "at least" in book.phrases[_get_relation(part)].of_values
@@ -211,14 +210,13 @@ def _is_one_of_any(part: Query, book: Phrasebook) -> bool:
 
 @lru_cache(maxsize=1 << 10)
 def _are_mostly_several(relation: str, book: Phrasebook) -> bool:
-    """Whether more than half of what has a value of `relation` has several."""
+    """Return True if most things with a value of `relation` have several."""
     counts = [len(values) for values in book.graph.adjacent.get(relation, {}).values()]
     return 2 * sum(count > 1 for count in counts) > len(counts)
 
 
 def _repeats(query: Query, book: Phrasebook) -> bool:
-    """Whether one relation follows itself ("extended by the class extended by"), or what is ranked
-    has no noun for its rank ("the earliest released year"), or it says "or"."""
+    """Return True if a relation follows itself, a rank has no noun, or the text needs "or"."""
     for part in walk(query):
         if isinstance(part, Proj) and isinstance(part.of, Proj):
             is_value = not part.relation.endswith(" of")
@@ -234,14 +232,17 @@ def _repeats(query: Query, book: Phrasebook) -> bool:
 
 
 def _is_of_one_kind(query: Query, book: Phrasebook) -> bool:
+    """Return True if all answers of `query` have the same kind."""
     return len({book.kind(title) for title in evaluate_query(query, book.graph)}) < 2
 
 
 def _is_idle_for_a_reader(
     parts: list[Query], names: list[str], answers: frozenset[str], book: Phrasebook
 ) -> bool:
-    """Whether one condition alone leaves the answer and things that the question names: of "the
-    same currency as Sint Maarten" a reader takes Sint Maarten out."""
+    """Return True if one condition leaves only the answer and things that the question names.
+
+    In "the same currency as Sint Maarten" a reader excludes Sint Maarten.
+    """
     left = (evaluate_query(part, book.graph) - {*names} for part in parts)
     return len(parts) > 1 and any(some <= answers for some in left)
 
@@ -252,7 +253,7 @@ def _is_idle_for_a_reader(
 def _reveals_too_much(
     query: Query, parts: list[Query], answers: frozenset[str], book: Phrasebook
 ) -> bool:
-    """Whether a reader who looks up nothing knows the answer or a thing on the way."""
+    """Return True if a reader without tools can guess the answer or a thing on the path."""
     names = list_constants(query)
     if any(book.kind(name) in TELLING for name in names):
         return True
@@ -277,7 +278,9 @@ def _reveals_too_much(
 
 
 def _find_intermediate(query: Query, book: Phrasebook) -> frozenset[str]:
-    """What the descriptions in `query` find: German, in a question whose answer is Germany."""
+    """Return the answers of the descriptions in `query`, such as German if the answer is
+    Germany.
+    """
     described = (part.of for part in walk(query) if isinstance(part, Proj))
     found = (evaluate_query(of, book.graph) for of in described if isinstance(of, Proj))
     return frozenset().union(*found)
@@ -286,8 +289,7 @@ def _find_intermediate(query: Query, book: Phrasebook) -> frozenset[str]:
 def _names_two_official_languages(
     parts: list[Query], answers: frozenset[str], book: Phrasebook
 ) -> bool:
-    """Whether two conditions say an official language of the answer each: French, and Dutch, which
-    is Belgium to everybody."""
+    """Return True if two conditions give official languages of the answer, as for Belgium."""
     languages = [book.graph.values(answer, OFFICIAL) for answer in answers]
     official = frozenset().union(*languages)
     said = [part.of for part in parts if isinstance(part, Proj)]
@@ -296,8 +298,9 @@ def _names_two_official_languages(
 
 
 def _is_shared_currency(part: Query) -> bool:
-    """Whether it was or is the money of a land that another has now or had: most are neighbours or
-    were one state, as Ireland and the United Kingdom, Haiti and the Dominican Republic."""
+    """Return True if a former currency of one country is asked by that of another, mostly a
+    neighbour.
+    """
     if not (isinstance(part, Proj) and isinstance(part.of, Proj)):
         return False
     relations = {part.relation.removesuffix(" of"), part.of.relation}
@@ -305,8 +308,7 @@ def _is_shared_currency(part: Query) -> bool:
 
 
 def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
-    """Whether a description names what it describes: the official language of Samoa, the place
-    where Hebrew is spoken."""
+    """Return True if a description names its result: the official language of Samoa."""
     if not (isinstance(part, Proj) and isinstance(part.of, str)):
         return False
     found = evaluate_query(part, book.graph)
@@ -321,8 +323,10 @@ def _names_what_it_finds(part: Query, book: Phrasebook) -> bool:
 
 
 def _names_what_is_shared(part: Query, answers: frozenset[str], book: Phrasebook) -> bool:
-    """Whether a thing that is compared with the answer has what they share in its name (a function
-    waitstatus_to_exitcode, and its parameter status), or has the money of its state."""
+    """Return True if a compared thing has the shared value in its name, or its state's currency.
+
+    An example is a function waitstatus_to_exitcode with a parameter status.
+    """
     other = find_compared(part) if isinstance(part, Proj) else None
     if not isinstance(other, str):
         return False
@@ -336,13 +340,12 @@ def _names_what_is_shared(part: Query, answers: frozenset[str], book: Phrasebook
 
 
 def _strip_to_letters(name: str) -> str:
-    """`name` without its article, spaces and signs."""
+    """Return `name` without article, spaces and punctuation, case-folded."""
     return re.sub(r"\W", "", name.removeprefix("the ")).casefold()
 
 
 def _is_alike(name: str, answer: str, book: Phrasebook) -> bool:
-    """Whether two names share a word's stem (UPLOAD_LIMIT and harbor.uploads, Turkish and Turkey),
-    or stand in one package (ssl.SSLSocket and ssl.SSLError)."""
+    """Return True if two names share a word stem or a package (ssl.SSLSocket and ssl.SSLError)."""
     said = [book.name(title) for title in (name, answer)]
     package, other = (one.removeprefix("the ").partition(".") for one in said)
     if package[1] and package[0] == other[0] and package[0] not in _find_common_words(book):
@@ -352,12 +355,13 @@ def _is_alike(name: str, answer: str, book: Phrasebook) -> bool:
 
 
 def _find_long_words(name: str) -> frozenset[str]:
+    """Return the long words of a name, case-folded."""
     return frozenset(word.casefold() for word in LONG_WORD.findall(name.partition(" (")[0]))
 
 
 @lru_cache(maxsize=8)
 def _find_common_words(book: Phrasebook) -> frozenset[str]:
-    """Words of names that tell none of them: those of many, and what kinds are called."""
+    """Return words that distinguish no name: frequent ones and nouns of kinds."""
     names = [book.name(title) for title, node in book.graph.nodes.items() if node.kind != VALUE]
     counts = Counter(word for name in names for word in _find_long_words(name))
     frequent = {word for word, count in counts.items() if count > COMMON * len(names)}

@@ -1,19 +1,10 @@
-"""How good a set of questions is, measured by execution and not by opinion.
+"""Quality report of a set of questions, measured by execution.
 
-One report with everything that a reader of a data set should ask: is each answer unique and each
-condition needed (by two engines), can the answer be guessed or read off the question, does one
-search find it, how deep and how varied are the questions, are train and test apart, and does any
-benchmark that lies on this disk contain them. Rates are shares of the questions in 0..1.
-
-Two engines say more than one only where they answer by themselves: "wrong answer", "not unique",
-"not minimal", the things on the way of "leak" and the single conditions of "shortcut". "shallow",
-"redundant", "told", "near", the words of "leak" and the edges of "shortcut" are the same code in
-both.
-
-Two texts are near duplicates when their word 8-grams have a Jaccard index of 0.7 or more; a
-question is contaminated when it shares a word 13-gram with a benchmark (8-grams for questions that
-are shorter than that, all its words below 8), the thresholds in use since GPT-3. Left out: MinHash
-(an index of 8-grams is exact and fast enough), judging naturalness by a model.
+It covers unique answers and minimal conditions (by two engines), leaks, recall@1 and recall@5 of a
+search for the question, depth, variety, duplicates, the split, and contamination by benchmarks.
+Only answers are computed independently by the engines; comparisons of names and edges share code.
+Near duplicates have a Jaccard index of word 8-grams of 0.7 or more; contamination is a shared
+13-gram (8-gram for shorter questions), the thresholds used since GPT-3.
 """
 
 import json
@@ -70,13 +61,18 @@ def build_quality_report(
     benchmarks: Iterable[Path] = (),
     searched: int = 200,
 ) -> dict:
-    """Everything about `tasks`, questions of `world` that carry their query.
+    """Return the quality report of `tasks`; rates are in [0, 1].
 
     Args:
-        against: the other side of the split; answers and queries that both have are counted.
+        tasks: questions of `world` with queries.
+        world: the world of the questions.
+        against: the other side of the split; shared answers and queries are counted.
         benchmarks: local files (JSON, JSON lines, CSV or text) that must not contain a question.
-        searched: how many questions are put to the world's search as they stand.
-    Raises ValueError: no task, or one without a query; OSError: a benchmark cannot be read.
+        searched: number of questions used as search texts.
+
+    Raises:
+        ValueError: there is no task, or a task has no query.
+        OSError: a benchmark cannot be read.
     """
     if not tasks or not all(task.query for task in tasks):
         raise ValueError(
@@ -113,14 +109,14 @@ def build_quality_report(
 
 
 def get_shape(query: Query) -> list | str:
-    """The query without its names: what kind of expression it is, parts sorted."""
+    """Return the query without its names: nested class names, parts sorted."""
     if isinstance(query, str):
         return ""
     return [type(query).__name__, *sorted(map(get_shape, list_subqueries(query)), key=json.dumps)]
 
 
 def measure_search_rates(tasks: Sequence[Task], world) -> dict[str, float]:
-    """How often the question itself, typed into the search, finds the answer's page."""
+    """Return recall@1 and recall@5 of the answer's page in a search for the question."""
     places = []
     for task in tasks:
         titles = [hit.title for hit in world.search(task.question, 5)]
@@ -129,7 +125,7 @@ def measure_search_rates(tasks: Sequence[Task], world) -> dict[str, float]:
 
 
 def find_near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs (i < j) whose word 8-grams have a Jaccard index of at least 0.7; short texts: equal."""
+    """Return pairs (i < j) of near duplicates; short texts must be equal."""
     grams = [_find_ngrams(text, SHORT_NGRAM) or {text.casefold()} for text in texts]
     holders = defaultdict(list)  # n-gram -> the texts before that have it
     shared: Counter[tuple[int, int]] = Counter()
@@ -145,8 +141,9 @@ def find_near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def count_split_overlap(tasks: Sequence[Task], against: Sequence[Task]) -> dict[str, int]:
-    """How many answers (by any of their names), queries and constants of `tasks` are in `against`
-    too; constants may be."""
+    """Count the answers (by any name), queries and constants of `tasks` that occur in
+    `against`; shared constants are allowed.
+    """
     taken = {name for task in against for name in _normalise_names(task)}
     shared = {min(_normalise_names(task)) for task in tasks if taken & _normalise_names(task)}
     here, there = ([from_text(task.query) for task in side] for side in (tasks, against))
@@ -158,19 +155,22 @@ def count_split_overlap(tasks: Sequence[Task], against: Sequence[Task]) -> dict[
 
 
 def _normalise_names(task: Task) -> set[str]:
+    """Return the normalised answer and aliases of a task."""
     return {normalise_answer(name) for name in (task.answer, *task.aliases)}
 
 
 def _list_forms(queries: Iterable[Query]) -> set[str]:
+    """Return the canonical texts of the queries."""
     return {to_text(canonicalise(query)) for query in queries}
 
 
 def _list_constants(queries: Iterable[Query]) -> set[str]:
+    """Return the constants of the queries."""
     return {name for query in queries for name in list_constants(query)}
 
 
 def find_contaminated(texts: Sequence[str], path: str | Path) -> list[int]:
-    """The places of the `texts` that share an n-gram with the benchmark in `path`."""
+    """Return the indices of the texts that share an n-gram with the benchmark in `path`."""
     sizes = [_choose_ngram_size(len(split_words(text))) for text in texts]
     known: dict[int, set[str]] = {n: set() for n in sizes}
     for line in _read_texts(Path(path)):
@@ -180,26 +180,28 @@ def find_contaminated(texts: Sequence[str], path: str | Path) -> list[int]:
 
 
 def _choose_ngram_size(length: int) -> int:
-    """Words of the n-gram by which a text of that many words is looked for."""
+    """Return the n-gram size for a text of `length` words."""
     return LONG_NGRAM if length >= LONG_NGRAM else max(1, min(length, SHORT_NGRAM))
 
 
 def save_report(report: dict, path: str | Path) -> Path:
-    """Write `quality_report.json`, whole or not at all."""
+    """Write the report as JSON, atomically."""
     return write_atomic(path, json.dumps(report, indent=1, ensure_ascii=False))
 
 
 def split_words(text: str) -> list[str]:
+    """Return the case-folded words of `text`."""
     return _WORD.findall(text.casefold())
 
 
 def _find_ngrams(text: str, n: int) -> set[str]:
+    """Return the word n-grams of `text`."""
     found = split_words(text)
     return {" ".join(found[i : i + n]) for i in range(len(found) - n + 1)}
 
 
 def _read_texts(path: Path) -> Iterable[str]:
-    """The texts of a benchmark file: every string of its JSON, else its lines."""
+    """Return the texts of a benchmark file: every string of its JSON, else its lines."""
     if path.suffix == ".jsonl":
         return [found for row in read_json_lines(path) for found in _iter_strings(row)]
     text = path.read_text(encoding="utf-8-sig")
@@ -207,6 +209,7 @@ def _read_texts(path: Path) -> Iterable[str]:
 
 
 def _iter_strings(value) -> Iterable[str]:
+    """Yield the strings of a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -217,7 +220,7 @@ def _iter_strings(value) -> Iterable[str]:
 def _measure_faults(
     tasks: Sequence[Task], queries: Sequence[Query], graph: Graph, engine: SqlEngine | None
 ) -> dict[str, float]:
-    """Share of the tasks with each fault; an engine of None works on sets."""
+    """Return the share of tasks with each fault; `engine` None uses set algebra."""
     found = Counter(fault for query in queries for fault in find_faults(query, graph, engine))
     for task, query in zip(tasks, queries, strict=True):
         answers = engine.answers(query) if engine else evaluate_query(query, graph)
@@ -227,16 +230,18 @@ def _measure_faults(
 
 
 def _count(values: Iterable) -> dict[str, int]:
+    """Count the values."""
     return {str(value): n for value, n in sorted(Counter(values).items())}
 
 
 def _compute_share(holds: Iterable[bool]) -> float:
+    """Return the share of true values."""
     found = [*holds]
     return round(sum(found) / len(found), 4)
 
 
 def _measure_spread(values: Sequence[str]) -> dict[str, float]:
-    """How many different values, their entropy in bits, and the largest one's share."""
+    """Return the number of distinct values, their entropy in bits and the largest share."""
     counts = sorted(Counter(values).values(), reverse=True)
     shares = [n / len(values) for n in counts]
     return {

@@ -1,25 +1,12 @@
-"""The query algebra: what a question asks, as an expression that can be executed.
+"""Query algebra: a question as an executable expression.
 
-WebShaper (arXiv 2507.15061, section 3) formalises information seeking with knowledge projections:
-R(V) is the set of things that stand in relation R to some member of V; tasks are unions and
-intersections of projections, nested. Here a query is a constant (a title) or one of the frozen
-classes below; difference, ranges, extremes and counts are added, as questions need them.
+WebShaper (arXiv 2507.15061, section 3) uses unions and intersections of projections R(V), the
+things related by R to a member of V; difference, ranges, extremes, counts and `Exists` are added
+here:
 
-    Proj("currency of", "Norwegian Krone")      the places whose currency is the krone
-    And((Proj(..), Proj(..)))                   all of them hold
+    And((Proj("currency of", "Norwegian Krone"), Proj("language of", "Norwegian")))
 
-Such a query is a tree: what is described in two places may be two things. Conditions that close a
-cycle need the same thing twice; `Exists` names it, `Var` stands for it:
-
-    Exists("X", Proj("currency of", "Norwegian Krone"),         X has the krone: what borders
-           And((Proj("border", Var("X")), Proj("language of",   X and speaks a language of X?
-                                               Proj("language", Var("X"))))))
-
-`evaluate_query` works on sets, `drlib.questions.sql_engine` on SQLite; `to_text` writes JSON lists.
-Left out: algebra beyond order, nesting and repetition, as that R(A) or R(B) is R(A or B).
-
-How a condition nests when it is said: what `drlib.questions.sentences` asks of a query before it
-chooses words.
+`evaluate_query` works on sets, `sql_engine` on SQLite.
 """
 
 from __future__ import annotations
@@ -45,21 +32,21 @@ class Proj:
 
 @dataclass(frozen=True)
 class And:
-    """What is in all of `parts`."""
+    """The intersection of `parts`."""
 
     parts: tuple[Query, ...]
 
 
 @dataclass(frozen=True)
 class Or:
-    """What is in one of `parts`."""
+    """The union of `parts`."""
 
     parts: tuple[Query, ...]
 
 
 @dataclass(frozen=True)
 class Diff:
-    """What is in `left` and not in `right`."""
+    """The members of `left` that are not in `right`."""
 
     left: Query
     right: Query
@@ -67,7 +54,7 @@ class Diff:
 
 @dataclass(frozen=True)
 class Range:
-    """What has a value of `relation` that is a whole number in low..high (both included)."""
+    """The things whose `relation` is a whole number in low..high, both inclusive."""
 
     relation: str
     low: int
@@ -76,7 +63,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Extreme:
-    """The member of `of` with the one largest (`most`) or smallest number of `relation`."""
+    """The member of `of` with the largest (`most`) or smallest number of `relation`."""
 
     relation: str
     of: Query
@@ -85,26 +72,32 @@ class Extreme:
 
 @dataclass(frozen=True)
 class Count:
-    """How many members `of` has, as a text of digits."""
+    """The number of members of `of`, as decimal digits."""
 
     of: Query
 
 
 @dataclass(frozen=True)
 class Anything:
-    """Every thing of the graph."""
+    """All things of the graph."""
 
 
 @dataclass(frozen=True)
 class Var:
-    """The one thing that the `Exists` of this name around it has chosen."""
+    """The thing bound by the enclosing `Exists` of this name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Exists:
-    """What is in `of` for one at least of `among`, for which `Var(name)` stands in `of`."""
+    """The union of `of` over all members of `among` bound to `Var(name)`.
+
+    It joins conditions that form a cycle, which a tree of projections cannot:
+
+        Exists("X", Proj("currency of", "Norwegian Krone"),
+               And((Proj("border", Var("X")), Proj("language of", Proj("language", Var("X"))))))
+    """
 
     name: str
     among: Query
@@ -117,8 +110,12 @@ _NUMBER = re.compile(r"-?[0-9]{1,18}")  # 18 digits: SQLite counts in 64 bits
 
 
 def evaluate_query(query: Query, graph: Graph) -> frozenset[str]:
-    """The answers of `query`, by set algebra. TypeError: it is no query. ValueError: a variable in
-    it has no `Exists`."""
+    """Return the answers of `query` by set algebra.
+
+    Raises:
+        TypeError: it is no query.
+        ValueError: a variable has no `Exists`.
+    """
     kind = type(query)  # not `match`: this is the innermost loop of the question engine
     if kind is str:
         return frozenset((query,))  # type: ignore[arg-type]
@@ -139,7 +136,7 @@ def evaluate_query(query: Query, graph: Graph) -> frozenset[str]:
 
 
 def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
-    """What `evaluate_query` seldom meets. TypeError: it is no query."""
+    """Evaluate the less frequent classes."""
     match query:
         case Or(parts):
             return NOTHING.union(*(evaluate_query(part, graph) for part in parts))
@@ -175,8 +172,10 @@ def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
 def _evaluate_each(
     query: Query, name: str, titles: Collection[str], graph: Graph
 ) -> dict[str, frozenset[str]]:
-    """Those of `titles` that have any: the answers of `query` with each of them for `Var(name)`.
-    All at once: thousands may stand for it, and one part of the query leaves few for the next."""
+    """Return the answers of `query` for each title bound to `Var(name)`, empty ones excluded.
+
+    All titles are evaluated together, since one part of a query often leaves few of thousands.
+    """
     kind = type(query)
     if name not in find_free_variables(query):
         found = dict.fromkeys(titles, evaluate_query(query, graph))
@@ -205,7 +204,7 @@ def _evaluate_each(
 
 
 def bind(query: Query, name: str, value: Query) -> Query:
-    """`query` with `value` for every `Var(name)` that no `Exists` inside it binds."""
+    """Return `query` with `value` for each free `Var(name)`."""
     if type(query) is Var:
         return value if query.name == name else query
     if type(query) is Exists and query.name == name:
@@ -214,15 +213,17 @@ def bind(query: Query, name: str, value: Query) -> Query:
 
 
 def unfold(query: Query) -> Query:
-    """`query` as a tree: what each variable may be stands in its place, so that it may be another
-    thing in each. It has the answers of `query`, and perhaps more."""
+    """Return `query` as a tree with each variable replaced by what it is chosen among.
+
+    The occurrences become independent, so the result may have more answers.
+    """
     if type(query) is Exists:
         return bind(unfold(query.of), query.name, unfold(query.among))
     return rebuild(query, unfold)
 
 
 def find_free_variables(query: Query) -> frozenset[str]:
-    """The names of the variables in `query` that no `Exists` in it binds."""
+    """Return the names of the variables that no `Exists` in `query` binds."""
     if type(query) is Var:
         return frozenset((query.name,))
     if type(query) is Exists:
@@ -231,18 +232,22 @@ def find_free_variables(query: Query) -> frozenset[str]:
 
 
 def parse_numbers(values: Iterable[str]) -> list[int]:
-    """Those of `values` that are whole numbers of at most 18 digits."""
+    """Return the values that are whole numbers of at most 18 digits, as integers."""
     return [int(value) for value in values if is_number(value)]
 
 
 @lru_cache(maxsize=1 << 16)
 def is_number(value: str) -> bool:
-    """Whether `value` is a whole number of at most 18 digits."""
+    """Return True if `value` is a whole number of at most 18 digits."""
     return _NUMBER.fullmatch(value) is not None
 
 
 def list_subqueries(query: Query) -> tuple[Query, ...]:
-    """The queries that stand directly inside `query`. TypeError: it is no query."""
+    """Return the direct subqueries of `query`.
+
+    Raises:
+        TypeError: it is no query.
+    """
     kind = type(query)
     if kind is Proj or kind is Extreme or kind is Count:
         return (query.of,)
@@ -258,8 +263,9 @@ def list_subqueries(query: Query) -> tuple[Query, ...]:
 
 
 def rebuild(query: Query, change: Callable[[Query], Query]) -> Query:
-    """`query` with `change` done to each query that stands directly inside it; `query` itself, this
-    very object, where that leaves all of them as they are."""
+    """Return `query` with `change` applied to its direct subqueries; the same object if none
+    changes.
+    """
     if type(query) is Proj:  # nearly all of them
         of = change(query.of)
         return query if of is query.of else Proj(query.relation, of)
@@ -279,7 +285,7 @@ def rebuild(query: Query, change: Callable[[Query], Query]) -> Query:
 
 
 def substitute(query: Query, old: Query, new: Query) -> Query:
-    """`query` with every `old` in it replaced by `new`."""
+    """Return `query` with every `old` replaced by `new`."""
     if type(query) is type(old) and query == old:
         return new
     if type(query) is str:  # half of all parts
@@ -288,7 +294,7 @@ def substitute(query: Query, old: Query, new: Query) -> Query:
 
 
 def walk(query: Query) -> Iterator[Query]:
-    """`query` and everything inside it, outermost first."""
+    """Yield `query` and all its subqueries in pre-order."""
     waiting = [query]
     while waiting:
         part = waiting.pop()
@@ -298,7 +304,7 @@ def walk(query: Query) -> Iterator[Query]:
 
 
 def list_closed_parts(query: Query) -> list[Query]:
-    """Those of `walk` that can be asked alone: no variable in them is bound outside of them."""
+    """Return the parts of `walk` without free variables, which can be evaluated alone."""
     parts = list(walk(query))
     if Exists not in map(type, parts):
         return parts
@@ -306,7 +312,7 @@ def list_closed_parts(query: Query) -> list[Query]:
 
 
 def list_constants(query: Query) -> list[str]:
-    """The titles that the query names, from left to right."""
+    """Return the titles in the query from left to right."""
     if type(query) is str:
         return [query]
     if type(query) is Proj:  # nearly all of them
@@ -315,7 +321,7 @@ def list_constants(query: Query) -> list[str]:
 
 
 def measure_depth(query: Query) -> int:
-    """The longest chain of projections down to a constant: how many look-ups follow each other."""
+    """Return the number of consecutive hops: the longest chain of projections to a constant."""
     kind = type(query)
     if kind is str:
         return 0
@@ -327,7 +333,7 @@ def measure_depth(query: Query) -> int:
 
 
 def canonicalise(query: Query) -> Query:
-    """One form for queries that differ in the order, nesting or repetition of their parts."""
+    """Return one form for queries that differ in order, nesting or repetition of parts."""
     if type(query) is str:
         return query
     query = rebuild(query, canonicalise)
@@ -358,11 +364,12 @@ _FIELDS = {
 
 @lru_cache(maxsize=1 << 14)  # the parts of a query are sorted by their texts again and again
 def to_text(query: Query) -> str:
-    """As JSON: a constant is a string, all else a list of a name and what it holds."""
+    """Return the query as JSON: a string for a constant, else a list of class name and fields."""
     return json.dumps(_to_lists(query), ensure_ascii=False)
 
 
 def _to_lists(query: Query) -> str | list:
+    """Return the query as nested lists."""
     if isinstance(query, str):
         return query
     fields = query.parts if isinstance(query, And | Or) else vars(query).values()
@@ -371,7 +378,11 @@ def _to_lists(query: Query) -> str | list:
 
 
 def from_text(text: str) -> Query:
-    """What `to_text` wrote. ValueError: it is no query; the message names what is wrong."""
+    """Parse the output of `to_text`.
+
+    Raises:
+        ValueError: the text is no query; the message names the fault.
+    """
     try:
         query = _from_lists(json.loads(text))
         unbound = sorted(find_free_variables(query))
@@ -385,6 +396,7 @@ def from_text(text: str) -> Query:
 
 
 def _from_lists(value: object) -> Query:
+    """Return the query of nested lists."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
@@ -407,8 +419,9 @@ def _from_lists(value: object) -> Query:
 
 
 def find_required(query: Query, graph: Graph, wanted: Iterable[str] | None = None) -> set[str]:
-    """R, the titles by which `query` is evaluated: all that lead to `wanted` (by default its
-    answers), and what a count or an extreme compares."""
+    """Return the titles needed to derive `wanted` (default: all answers), and what counts and
+    extremes compare.
+    """
     answers = {*evaluate_query(query, graph)}
     found = answers if wanted is None else answers & {*wanted}
     match query:
@@ -441,12 +454,12 @@ RANKS = ("smallest", "largest")
 
 
 def choose_rank_words(label: str) -> tuple[str, str]:
-    """The words for the smallest and the largest of what is compared."""
+    """Return the words for the smallest and the largest value of `label`."""
     return YEAR_RANKS if "year" in label.split() else RANKS
 
 
 def format_range(low: int, high: int, one: str) -> str:
-    """The whole numbers low..high in words; `one` stands before a single number."""
+    """Return the whole numbers low..high in words; `one` precedes a single number."""
     if low == high:
         return f"{one} {low}"
     if 1000 <= low <= 2100 and low % 10 == 0 and high == low + 9:
@@ -455,7 +468,7 @@ def format_range(low: int, high: int, one: str) -> str:
 
 
 def find_compared(query: Proj) -> Query | None:
-    """Y, where `query` asks for what has a value in common with Y; else None."""
+    """Return Y if `query` asks for things that share a value with Y, else None."""
     of = query.of
     if isinstance(of, Proj) and query.relation == inverse(of.relation):
         return of.of if query.relation.endswith(" of") else None
@@ -463,16 +476,17 @@ def find_compared(query: Proj) -> Query | None:
 
 
 def goes_back(query: Proj) -> bool:
-    """Whether `query` asks for what is a value of the same thing as another is."""
+    """Return True if `query` asks for another value of the same thing."""
     return isinstance(query.of, Proj) and query.of.relation == inverse(query.relation)
 
 
 def is_union_of_titles(query: Query) -> bool:
+    """Return True for a union of titles."""
     return isinstance(query, Or) and all(isinstance(part, str) for part in query.parts)
 
 
 def count_clauses(query: Query) -> int:
-    """How many clauses the condition `query` opens inside one another when said in full."""
+    """Return the number of nested clauses that the wording of a condition opens."""
     if isinstance(query, str | Var) or is_union_of_titles(query):
         return 0
     if isinstance(query, Range):
@@ -484,7 +498,7 @@ def count_clauses(query: Query) -> int:
 
 
 def fits(query: Query, limit: int) -> bool:
-    """Whether a noun phrase of at most `limit` clauses says it."""
+    """Return True if a noun phrase of at most `limit` clauses expresses the query."""
     if isinstance(query, Count | Extreme):
         return limit > 0 and isinstance(query.of, Proj) and count_clauses(query.of) == 1
     return isinstance(query, Proj) and count_clauses(query) <= limit

@@ -1,29 +1,9 @@
-"""The question engine: from an answer backwards to a question that has only this answer.
+"""Question engine: draw an answer, build a query that only it fulfils, and word the question.
 
-An answer is drawn, explained and expanded (`drlib.questions.expansion`); what comes out is made
-harder (`drlib.questions.upgrades`) and kept only when it passes every check.
-
-Questions are split by answer, so that a policy cannot learn test answers from training questions,
-and no answer may have more than `max_share` of the questions, so that none is a good guess.
-
-Why a world gives fewer questions than were asked for, and what would help.
-
-A page can be asked for when it shares two facts or more with other pages and is the only one that
-has them all. So the account goes from the pages (how many can be asked for) over the draws (what
-came of them) to the facts (which of them several pages share), and ends with what to do.
-
-Search questions of one side of a small world: chains, and the engine's with several conditions.
-
-"Which boat has the harbour of Left Glove and the hull of Third Cousin?" names two things and needs
-three searches: both are looked up, and then the one page is found that has the two facts. The
-engine (`drlib.questions.question_engine`) proves that it has one answer and that no condition is idle;
-`search_plan.solves` proves that searches as short as a rollout's find it. A chain has one condition.
-
-A skill is what `Task.skill` says: h1 to h3, chains by their look-ups; c2 and c3, by their
-conditions. All of a side's questions keep to one split by answer.
-
-Left out: questions deeper than two look-ups (they do not fit a rollout), and what `search_plan` leaves
-out; both are drawn again.
+An answer is explained and expanded (`expansion`), made harder (`upgrades`) and kept if the query
+passes every check (`checks`). Questions are split by answer, and `max_share` limits the questions
+with one answer. If a world has too few questions, a report explains why and what to change.
+`ConditionQuestions` are the engine's questions about small worlds that short searches can solve.
 """
 
 import math
@@ -78,10 +58,14 @@ DRAW_OUTCOMES = {  # what may come of a draw; other keys of a tally are faults o
 
 @dataclass
 class Tally:
-    """`answers`: pages that can be asked for; `quota`: questions that one of them may have;
-    `structure_left_out`: facts of links, sections and the like that were not asked about;
-    `reasons`: why draws gave no question (a key of `DRAW_OUTCOMES`, or a fault of
-    `drlib.questions.checks`) -> how many did."""
+    """Counters of one call of the engine.
+
+    Attributes:
+        answers: number of pages that can be asked for.
+        quota: largest number of questions with one answer.
+        reasons: failed draws by reason, a key of `DRAW_OUTCOMES` or a fault of `checks`.
+        structure_left_out: number of structural facts (links, sections) that were excluded.
+    """
 
     answers: int
     quota: int
@@ -90,7 +74,7 @@ class Tally:
 
 
 def explain_shortage(world, n: int, tasks: Sequence[Task], tally: Tally) -> str:
-    """The account of a call for `n` questions of `world` that gave the fewer `tasks`."""
+    """Return the report for a call that gave fewer than `n` questions."""
     graph = world.graph
     if graph is None or not graph.facts:
         lines = [
@@ -116,6 +100,7 @@ def explain_shortage(world, n: int, tasks: Sequence[Task], tally: Tally) -> str:
 
 
 def _describe_pages(graph: Graph, tally: Tally) -> str:
+    """Describe the pages and how many can be asked for."""
     pages = sum(not graph.is_value(title) for title in graph.nodes)
     bare = sum(title not in graph.neighbours for title in graph.nodes)
     text = (
@@ -126,7 +111,7 @@ def _describe_pages(graph: Graph, tally: Tally) -> str:
 
 
 def _describe_draws(tasks: Sequence[Task], tally: Tally) -> list[str]:
-    """Nothing where no page can be asked for: then nothing was drawn."""
+    """Describe the failed draws; empty if no page can be asked for."""
     lines = []
     if tasks:
         ((answer, times),) = Counter(task.answer for task in tasks).most_common(1)
@@ -146,7 +131,7 @@ def _describe_draws(tasks: Sequence[Task], tally: Tally) -> list[str]:
 
 
 def _describe_facts(graph: Graph) -> str:
-    """Facts by relation, and how many of each have a value that another page has as well."""
+    """Describe the facts by relation, with the number whose value other pages share."""
     counts = Counter(relation for _, relation, _ in graph.facts)
     named = []
     for relation, count in counts.most_common(SHOWN):
@@ -164,7 +149,7 @@ def _describe_facts(graph: Graph) -> str:
 
 
 def _describe_clues(graph: Graph) -> str:
-    """The relations that can be clues: some value of them is that of several things."""
+    """Describe the relations with values shared by several things."""
     counts = {
         relation: sum(len(some) for some in holders.values() if len(some) > 1)
         for relation, holders in graph.adjacent.items()
@@ -178,7 +163,7 @@ def _describe_clues(graph: Graph) -> str:
 
 
 def _describe_files(skipped: Mapping[str, str]) -> str:
-    """How many files are left out, by reason, and the first of each."""
+    """Describe the skipped files by reason."""
     found: dict[str, list[str]] = defaultdict(list)
     for name, reason in sorted(skipped.items()):
         found[reason.split("; ")[0][:LONGEST_REASON]].append(name)
@@ -190,7 +175,7 @@ def _describe_files(skipped: Mapping[str, str]) -> str:
 
 
 def _describe_remedies(world, tasks: Sequence[Task], tally: Tally) -> str:
-    """What would give more questions: other pages, other settings, or a smaller wish."""
+    """Describe what gives more questions: pages, settings, or a smaller request."""
     todo = []
     graph = world.graph
     if graph is None or not graph.facts or getattr(world, "scheme", "") == "folder":
@@ -206,6 +191,7 @@ def _describe_remedies(world, tasks: Sequence[Task], tally: Tally) -> str:
 
 
 def _list_folder_remedies(graph: Graph | None) -> list[str]:
+    """List changes to a folder that give more questions."""
     relations = {relation for _, relation, _ in graph.facts} if graph is not None else set()
     todo = []
     if not relations:
@@ -238,8 +224,12 @@ COINCIDENCE_SHARE = 0.05  # of the questions, those that may hang on an equal nu
 
 
 class _Rules(NamedTuple):
-    """What a question must be like, and the graph that it is asked about: its facts may be some of
-    those of `whole`, by which the question is checked."""
+    """Requirements of a question.
+
+    Attributes:
+        graph: the facts that questions are about.
+        whole: all facts, by which questions are checked.
+    """
 
     graph: Graph
     whole: Graph
@@ -250,18 +240,18 @@ class _Rules(NamedTuple):
 
 
 class _Presentation(NamedTuple):
-    """How questions are put, and whether those that a person would ask come first."""
+    """Wording of the questions, and whether plain ones are preferred."""
 
     wording: Wording
     plain: bool
 
 
 class _Answers:
-    """Of each depth the answers that may still give a question.
+    """Remaining answers for each depth.
 
-    An answer that a few draws in a row miss stands back until no other is left at that depth, and
-    again when they are twice and four times as many: such answers would take most of all draws.
-    One that many miss is given up. `patience`: (few, a power of two; many).
+    An answer is postponed after `few` consecutive failed draws until no other answer is left, and
+    again after twice and four times as many; otherwise such answers would take most draws. After
+    `many` failures it is removed. `patience` is (few, a power of two; many).
     """
 
     def __init__(self, answers: list[str], shares: Mapping[int, float], patience: tuple[int, int]):
@@ -271,7 +261,7 @@ class _Answers:
         self.misses: Counter[tuple[int, str]] = Counter()
 
     def choose_depth(self, wanted: int) -> int | None:
-        """The depth nearest to the `wanted` one at which an answer is left; None: none is."""
+        """Return the depth nearest to `wanted` with an answer left, or None."""
         for hops, answers in self.live.items():
             if not answers:
                 answers += self.postponed[hops]
@@ -280,7 +270,7 @@ class _Answers:
         return min(left, key=lambda hops: (abs(hops - wanted), hops), default=None)
 
     def record_miss(self, hops: int, spot: int, has_its_share: bool) -> None:
-        """A draw for the answer at `spot` gave nothing."""
+        """Record a failed draw for the answer at index `spot`."""
         answers = self.live[hops]
         answer = answers[spot]
         self.misses[hops, answer] += 1
@@ -296,7 +286,7 @@ class _Answers:
 
 
 def choose_side(answer: str) -> Split:
-    """The side of the split to which questions with this answer belong, one in four to `test`."""
+    """Return the split of an answer; one in four belongs to "test"."""
     return "train" if int(digest_text(f"side of {answer.casefold()}"), 16) % 4 else "test"
 
 
@@ -318,28 +308,32 @@ def synthesize_questions(
     strict: bool = True,
     plain: bool = False,
 ) -> list[Task]:
-    """`n` verified questions of `world`, all different, or as many as it gives; the same seed gives
-    the same list. Where there are fewer, a warning says why, what the world lacks, and what to do.
+    """Return `n` verified, distinct questions; the same seed gives the same list.
+
+    If the world has fewer, a warning explains why and what to change.
 
     Args:
-        depth: look-ups that follow each other, at most. width: conditions of the answer, at most.
-        split: one side alone (`choose_side` the answer); None: both.
-        max_share: of `n`, the questions that may have the same answer (one always may).
-        max_effort: pages that a solver may have to read.
-        hops: the share of each depth, 2 and more; by default a depth's share grows with it. When
-            one depth has run out, the others take its place.
-        asked: titles that may be asked for (say, the train answers of another split); None: all.
-        at_least: fewer questions than this are no use to the caller.
-        wording: "sentences" for readers and large models, each proved to have one meaning
-            (`drlib.questions.read_back`); "brackets" are the few words that a tiny policy learns.
-        structure: ask about links, sections, headings and tables of a folder's pages as well
-            (`drlib.worlds.triples.OWN`): they join pages and say nothing of what these are about.
-        strict: no constant near the answer, no name that hints at it, few equal numbers
-            (`drlib.questions.checks.find_faults`); small worlds have not enough facts for that.
-        plain: of questions in sentences prefer those that a person would ask
-            (`drlib.questions.plainness`): one sentence, no "or", nothing that hangs on an equal
-            year. Others are given only where a world has too few of these.
-    ValueError: fewer than `at_least`, with what the warning would say; or impossible settings.
+        world: the world to ask about.
+        n: number of questions.
+        seed: seed of all draws.
+        depth: largest number of hops.
+        width: largest number of conditions on the answer.
+        split: "train" or "test" (see `choose_side`); None: both.
+        max_share: largest share of `n` with one answer (at least one question).
+        max_effort: largest number of pages that a solver must read.
+        hops: share of each depth (2 or more); default: proportional to the depth. An exhausted
+            depth is replaced by the others.
+        asked: titles that may be answers; None: all.
+        at_least: smallest acceptable number of questions.
+        wording: "sentences" for natural language with a proved meaning (`read_back`); "brackets"
+            for the structured wording that a tiny policy learns.
+        structure: also ask about links, sections, headings and tables of folder pages.
+        strict: also check nearness, name stems and coincidences (`checks.find_faults`); small
+            worlds have too few facts for this.
+        plain: prefer questions that a person would ask (`plainness`); requires "sentences".
+
+    Raises:
+        ValueError: there are fewer than `at_least` questions, or a setting is invalid.
     """
     shares = hops or {d: d for d in range(2, depth + 1)}
     if n < 1 or width < 2 or not shares or min(shares) < 2:
@@ -376,7 +370,7 @@ def synthesize_questions(
 
 
 def select_facts(graph: Graph | None, structure: bool) -> Graph | None:
-    """`graph` with the facts that questions may be about."""
+    """Return `graph` without structural facts unless `structure` is set."""
     of_structure = {*RESERVED_RELATIONS, *TYPES}
     if graph is None or structure or not any(fact[1] in RESERVED_RELATIONS for fact in graph.facts):
         return graph
@@ -385,7 +379,7 @@ def select_facts(graph: Graph | None, structure: bool) -> Graph | None:
 
 
 def _choose_patience(strict: bool, plain: bool) -> tuple[int, int]:
-    """Misses until an answer stands back, and until it is given up; the same where none does."""
+    """Return the misses before an answer is postponed and before it is removed."""
     few, many = PLAIN_MISSES if plain else MISSES_AN_ANSWER
     return (few if strict else many), many
 
@@ -399,8 +393,9 @@ def _draw_all(
     tally: Tally,
     presentation: _Presentation,
 ) -> list[Task]:
-    """A question of each of the `wanted` depths, until no answer is left. The answers that are
-    `left` are used up here; `tally` counts the draws that gave nothing."""
+    """Draw a question for each wanted depth until no answer is left, and count failures in
+    `tally`.
+    """
     used: Counter[str] = Counter()
     tasks: dict[str, Task] = {}
     spare: list[tuple[int, str, Query, str, str]] = []  # that nobody would ask, if there are better
@@ -453,7 +448,7 @@ def _add_spare(
     used: Counter[str],
     quota: int,
 ) -> None:
-    """Add to `tasks`, up to `n`, what is least strange of the questions that were put aside."""
+    """Fill `tasks` up to `n` with the least strange questions that were set aside."""
     for _, answer, query, text, question in sorted(spare, key=lambda row: row[0]):
         if len(tasks) < n and used[answer] < quota and text not in tasks:
             tasks[text] = make_question_task(world, answer, query, question)
@@ -461,18 +456,22 @@ def _add_spare(
 
 
 def _measure_strangeness(query: Query, world, question: str) -> int:
+    """Return the strangeness of a worded query."""
     return measure_strangeness(query, question, load_grammar(world.graph, world.scheme).book)
 
 
 def _coincides(query: Query, graph: Graph) -> bool:
+    """Return True if a condition depends on an equal number."""
     return count_coincidences(query, lambda part: evaluate_query(part, graph)) > 0
 
 
 def _draw_query(
     answer: str, rng: random.Random, hops: int, rules: _Rules, numbers: bool
 ) -> tuple[Query | None, str]:
-    """(a verified query of `hops` look-ups for `answer`, canonical, ""), or (None, why this draw
-    found none). Not `numbers`: it is to hang on no equal number."""
+    """Return a verified canonical query and an empty string, or None and the reason.
+
+    With `numbers` False no condition may depend on an equal number.
+    """
     graph, strict = rules.graph, rules.strict
     names = [] if rules.plain else rng.sample(sorted(OPERATORS), rng.choice(UPGRADE_COUNTS))
     listed = rules.max_effort < math.inf
@@ -512,7 +511,7 @@ def _draw_query(
 
 
 def _find_fault(query: Query, graph: Graph, rules: _Rules) -> str:
-    """What is wrong with `query`; "" if nothing is."""
+    """Return the fault of `query`, or an empty string."""
     fault = find_first_fault(query, graph, rules.strict)
     if not fault and measure_effort(query, graph) > rules.max_effort:
         return "max_effort"
@@ -520,7 +519,9 @@ def _find_fault(query: Query, graph: Graph, rules: _Rules) -> str:
 
 
 def _word_query(query: Query, world, number: int, presentation: _Presentation) -> str:
-    """`query` in words, in one of several styles; "" if no wording is proved to mean it alone."""
+    """Return the wording of `query`, or an empty string if no wording is proved to be
+    unambiguous.
+    """
     if presentation.wording == "brackets":
         return render_question(query, world.graph, number)
     grammar = load_grammar(world.graph, world.scheme)
@@ -529,7 +530,7 @@ def _word_query(query: Query, world, number: int, presentation: _Presentation) -
 
 
 def make_question_task(world, answer: str, query: Query, question: str) -> Task:
-    """The task that asks `question`, which says `query` and has one `answer`, a page of `world`."""
+    """Return the task of a worded query; `answer` is a page of `world`."""
     hops, text = measure_depth(query), to_text(query)
     return Task(
         f"search-h{hops}-{digest_text(f'{world.version}|{text}')}",
@@ -554,14 +555,24 @@ MAX_EFFORT = 30  # pages
 
 
 def _choose_side(title: str, of_value: dict[str, Split]) -> Split:
-    """The side on which `title` is an answer: that of chains, or where no chain ends, its own."""
+    """Return the split of `title`: that of the chains, or its own if no chain ends there."""
     return of_value.get(title) or choose_side(title)
 
 
 class ConditionQuestions:
-    """The engine's questions of a world, by their conditions and answers, all of which searches of
-    `results` pages answer in `rollout.max_calls`; `drawn`: how many the engine is asked for. In either
-    `wording` they are the same questions where all can be said in sentences, as in the tour."""
+    """Engine questions of a small world that short searches can solve.
+
+    Both wordings give the same questions if all of them can be worded in natural language.
+
+    Args:
+        world: the world to ask about.
+        split: "train" or "test", shared with the chains; None: both.
+        results: pages shown per search.
+        max_calls: largest number of searches (`rollout.max_calls`).
+        drawn: number of questions requested from the engine.
+        seed: seed of all draws.
+        wording: "sentences" or "brackets".
+    """
 
     def __init__(
         self,
@@ -600,16 +611,16 @@ class ConditionQuestions:
 
     @property
     def skills(self) -> list[str]:
-        """Of `CONDITIONS`, those that the world has."""
+        """Return the members of `CONDITIONS` that the world has questions for."""
         return sorted(self._tasks)
 
     def all(self, skill: str | None = None) -> list[Task]:
-        """All questions, or those of one skill."""
+        """Return all questions, or those of one skill."""
         skills = self.skills if skill is None else [skill]
         by_answer = [self._tasks.get(name, {}) for name in skills]
         return [task for some in by_answer for tasks in some.values() for task in tasks]
 
     def draw(self, skill: str, rng: random.Random) -> Task:
-        """One question: an answer, then a question for it."""
+        """Draw an answer and then a question with this answer."""
         answer = rng.choice(sorted(self._tasks[skill]))
         return rng.choice(self._tasks[skill][answer])

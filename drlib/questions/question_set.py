@@ -1,43 +1,10 @@
-"""A data set of questions about a world: drawn piece by piece, then put together.
+"""Data sets of questions: drawing in resumable blocks, filtering and a split by graph.
 
-Blocks of questions are drawn in rounds, one of each family. A block is a pure function of world,
-family, number and seed, and is kept as a *piece*, a file that is there whole or not at all. All
-else (doubles, benchmarks, the quota, the split) is a pure function of the pieces. So the same wish
-gives the same questions, however often the work was interrupted on the way.
-
-A question is dropped that says the same as one before it (its query, or 8-grams of words with a
-Jaccard index of 0.7), that shares an n-gram with a benchmark (`drlib.questions.quality`), that a
-model answers from memory, where one is asked, whose answer has its share of the questions already,
-over all families, or that would show training what the test asks for
-(`drlib.questions.question_set`).
-
-Left out: a model's judgement of questions, and pass rates with tools
-(`drlib.questions.escalation`), which need an agent and are another program's work.
-
-A split of questions on their graph: what leads to a test answer is not seen in training.
-
-Questions that differ in their answers can still teach each other's: a training question that goes
-over the page of a test answer, or rests on the very fact that a test question asks to find. So a
-test set is made of *answers*: they are drawn one after the other until their questions are the
-wanted share of what is left. A training question is dropped that has an answer of the same name,
-names a test answer or has it on its way, names or asks for anything that a fact joins to a test
-answer, or rests on a fact on which a test question rests.
-
-On a dense graph that costs most of the training questions if the test answers lie anywhere. So each
-step draws `CHOICES` answers and takes the one that costs the fewest for each of its questions: the
-test set stays a random sample with a leaning towards neighbours of what is in it already.
-
-Left out: what a page shows beside the fact that is used. A hub's page that a training question
-needs may list a test answer among hundreds of others.
-
-The facts by which a question is answered, each with the line of the page that shows it.
-
-`find_used_facts` is to facts what `drlib.demonstrations.funnel.required` is to titles: evaluation from the
-answers backwards, so that of a hub's hundred facts only those count that lead to the answer. What
-an exception, a count or an extreme compares is used too: without it the answer is not known.
-
-Left out: which of several pages a solver would read. A fact is shown on the page of its subject
-(short lists, its own relation's name), and on the page of its value where the subject has none.
+Blocks are pure functions of world, family, number and seed, stored as atomic files; the rest is a
+pure function of the blocks. Questions are dropped if they repeat a query or nearly a text, occur in
+a benchmark, are answered from memory or exceed an answer's quota. The split is made by answers: a
+training question must not touch a test answer, name a neighbour of one, or use a fact of a test
+question. Each row lists its facts with the page lines that show them.
 """
 
 import json
@@ -84,9 +51,16 @@ CHOICES = 16
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What a question rests on: its answer and the other names of that, the titles that it names,
-    those and the ones that it has on its way, the facts by which it is answered, and the titles
-    `around` its answer, which a fact joins to it."""
+    """The parts of the graph that a question depends on.
+
+    Attributes:
+        answer: the answer's title.
+        names: its aliases.
+        named: titles that the question names.
+        titles: `named` and the titles on the path to the answer.
+        facts: the facts that lead to the answer.
+        around: titles joined with the answer by a fact.
+    """
 
     answer: str
     names: tuple[str, ...]
@@ -98,7 +72,7 @@ class Dependencies:
 
 @dataclass
 class GraphSplit:
-    """Places of the questions on each side; `dropped`: place of each other one -> why it went."""
+    """Indices of the questions on each side; `dropped` maps the other indices to reasons."""
 
     train: list[int]
     test: list[int]
@@ -106,10 +80,14 @@ class GraphSplit:
 
 
 def split_by_graph(rests: Sequence[Dependencies], share: float, seed: int) -> GraphSplit:
-    """Questions by what they rest on, split so that about `share` of what is kept is `test`.
+    """Split questions so that about `share` of the kept ones are test questions.
 
-    The same questions in the same order give the same split. ValueError: share is not in 0..1 (1
-    excluded).
+    Each step draws `CHOICES` answers and takes the one that costs the fewest training questions
+    per test question; on a dense graph random answers would cost most of them. The result is
+    deterministic.
+
+    Raises:
+        ValueError: `share` is outside [0, 1).
     """
     if not 0 <= share < 1:
         raise ValueError(f"the test share must be at least 0 and below 1, not {share}")
@@ -134,8 +112,9 @@ def split_by_graph(rests: Sequence[Dependencies], share: float, seed: int) -> Gr
 
 
 class _Index:
-    """Which questions share what. A *group* is all questions whose answers have a name in common,
-    known by the title that sorts first."""
+    """Index of shared parts; a group is all questions whose answers share a name, keyed by its
+    first title.
+    """
 
     def __init__(self, rests: Sequence[Dependencies]):
         self._rests = rests
@@ -156,7 +135,7 @@ class _Index:
         self._cache: dict[str, dict[str, set[int]]] = {}
 
     def find_conflicts(self, group: str) -> dict[str, set[int]]:
-        """Why a question cannot be in training when this group is in test -> which."""
+        """Return reason -> questions that cannot be in training if this group is in test."""
         if group not in self._cache:
             mine = self.groups[group]
             answers = {self._rests[place].answer for place in mine}
@@ -173,16 +152,17 @@ class _Index:
         return self._cache[group]
 
     def compute_price(self, group: str, test: set[int], lost: dict[int, str]) -> tuple[float, str]:
-        """Training questions that it would cost more, for each question that it gives."""
+        """Return the additional training questions lost per question of the group."""
         costs = set().union(*self.find_conflicts(group).values()) - test - lost.keys()
         return len(costs) / len(self.groups[group]), group
 
 
 def _group_places(sets, size: int, rests: Sequence[Dependencies]) -> dict[str, set[int]]:
-    """Places that are in a set together, directly or by others, as groups by the first answer."""
+    """Return the connected indices as groups keyed by their first answer."""
     parent = list(range(size))
 
     def root(place: int) -> int:
+        """Return the representative of an index."""
         while parent[place] != place:
             parent[place] = parent[parent[place]]
             place = parent[place]
@@ -202,7 +182,13 @@ _SENTENCE = re.compile(r"(?<=\.) (?=Its? )")  # where one begins on a page of se
 
 
 class Quote(NamedTuple):
-    """`find_quote` stands in the page that the world serves at `address`; `chunk` is its title."""
+    """A line that shows a fact.
+
+    Attributes:
+        quote: the line.
+        address: address of its page.
+        chunk: title of its page.
+    """
 
     quote: str
     address: str
@@ -210,8 +196,13 @@ class Quote(NamedTuple):
 
 
 def find_used_facts(query: Query, graph: Graph, wanted: Iterable[str] | None = None) -> set[Fact]:
-    """The facts by which `wanted` (by default all answers) are found to be answers of `query`.
-    TypeError: it is no query."""
+    """Return the facts that make `wanted` (default: all answers) answers of `query`.
+
+    Facts that an exception, a count or an extreme compares are included.
+
+    Raises:
+        TypeError: it is no query.
+    """
     found = evaluate_query(query, graph)
     if wanted is not None:
         found &= frozenset(wanted)
@@ -231,9 +222,8 @@ def find_used_facts(query: Query, graph: Graph, wanted: Iterable[str] | None = N
             return set().union(*(find_used_facts(part, graph, found) for part in parts))
         case Diff(left, right):
             excepted = evaluate_query(left, graph) & evaluate_query(right, graph)
-            return find_used_facts(left, graph, found | excepted) | find_used_facts(
-                right, graph, excepted
-            )
+            used = find_used_facts(left, graph, found | excepted)
+            return used | find_used_facts(right, graph, excepted)
         case Range(relation, low, high):
             rows = ((title, value) for title in found for value in graph.values(title, relation))
             return {
@@ -265,13 +255,13 @@ def find_used_facts(query: Query, graph: Graph, wanted: Iterable[str] | None = N
 
 
 def _orient_fact(start: str, relation: str, value: str) -> Fact:
-    """The fact as the graph keeps it, under the relation's own name and not its inverse's."""
+    """Return the fact under the relation's own name instead of its inverse."""
     is_inverse = relation.endswith(" of")
     return (value, inverse(relation), start) if is_inverse else (start, relation, value)
 
 
 def find_quote(fact: Fact, world) -> Quote | None:
-    """The line of a page of `world` that shows `fact`; None: no page shows it."""
+    """Return the page line that shows `fact` (on the subject's page first), or None."""
     subject, relation, value = fact
     for title, name, other in ((subject, relation, value), (value, inverse(relation), subject)):
         if world.find(title) != title:
@@ -284,7 +274,7 @@ def find_quote(fact: Fact, world) -> Quote | None:
 
 
 def _iter_pages(title: str, world) -> Iterator:
-    """The page of `title`, and those on which its facts go on."""
+    """Yield the page of `title` and its continuation pages."""
     address: str | None = title
     while address:
         page = world.page(address)
@@ -293,8 +283,9 @@ def _iter_pages(title: str, world) -> Iterator:
 
 
 def _find_line(text: str, relation: str, value: str) -> str:
-    """The line of facts in `text` that has `value` under `relation`, or, on pages of sentences, the
-    sentence that names both; "" for none."""
+    """Return the line with `value` under `relation`, else the sentence that names both, else
+    an empty string.
+    """
     if value in read_facts(text).get(relation, ()):
         start = f"- {relation}: "
         lines = [line for line in text.split("\n") if line.startswith(start)]
@@ -316,15 +307,22 @@ NOT_JUDGED, FROM_MEMORY = "not judged closed book", "answered from memory"
 
 @dataclass(frozen=True)
 class DatasetRequest:
-    """What is wanted; the same wish gives the same data set.
+    """Settings of a data set; equal settings give equal data.
 
-    n: questions of both sides together. hops: look-ups that follow each other, at most. test_share:
-    of the questions. max_share: of `n`, those that may have the same answer (one always may).
-    structure: about a folder's links and sections too. plain: such as a person would ask
-    (`drlib.questions.families.draw_block`). benchmarks: files of which no question may be in the data
-    set. closed_book: the name of the model that is asked each question `tries` times without a
-    tool; what it answers once is left out. "" asks none.
-    ValueError: a setting is impossible, or a family not known; OSError: a benchmark is missing.
+    Attributes:
+        n: number of questions on both sides.
+        hops: largest number of hops.
+        test_share: share of test questions.
+        max_share: largest share of `n` with one answer (at least one question).
+        structure: also ask about links and sections of folders.
+        plain: ask as a person would (`families.draw_block`).
+        benchmarks: files that must not contain a question.
+        closed_book: name of the model that answers each question `tries` times without tools; what
+            it solves once is dropped. Empty: none.
+
+    Raises:
+        ValueError: a setting is invalid or a family unknown.
+        FileNotFoundError: a benchmark is missing.
     """
 
     world: str
@@ -356,28 +354,34 @@ class DatasetRequest:
 
     @property
     def block(self) -> int:
-        """Questions of each block."""
+        """Return the number of questions per block."""
         return max(1, min(BLOCK, round(SPARE * self.n / len(self.families))))
 
     @property
     def quota(self) -> int:
-        """Questions that may have the same answer."""
+        """Return the largest number of questions with one answer."""
         return max(1, int(self.max_share * self.n))
 
 
 class Assembly(NamedTuple):
-    """`rows`: split -> its questions. `dropped`: (family, reason) -> how many."""
+    """Rows of a data set.
+
+    Attributes:
+        rows: split -> rows.
+        dropped: (family, reason) -> count.
+    """
 
     rows: dict[str, list[dict]]
     dropped: Counter[tuple[str, str]]
 
     @property
     def size(self) -> int:
+        """Return the number of rows."""
         return sum(map(len, self.rows.values()))
 
 
 class DatasetResult(NamedTuple):
-    """`notes`: family -> why it gave fewer than it was asked for."""
+    """A drawn data set; `notes` maps a family to why it gave fewer questions than requested."""
 
     assembly: Assembly
     notes: dict[str, str]
@@ -390,10 +394,19 @@ def draw_dataset(
     tell: Callable[[str], object],
     closed_book: Solver | None = None,
 ) -> DatasetResult:
-    """The questions of `wish`, or as many as `world` gives. `folder`: where the pieces and rates
-    are kept, and where a run that was interrupted goes on; `tell` is given a line after each round.
-    `closed_book`: asks the model that the wish names.
-    ValueError: the folder holds another data set, or the wish names a model and nobody asks it."""
+    """Draw the questions of a request, or as many as `world` has.
+
+    Args:
+        wish: the request.
+        world: the world to ask about.
+        folder: stores blocks and rates, and lets an interrupted run resume.
+        tell: receives a progress line after each block and round.
+        closed_book: solver of the model that the request names.
+
+    Raises:
+        ValueError: the folder belongs to another data set, or only one of the request and the call
+            names a closed-book model.
+    """
     require(
         bool(wish.closed_book) == (closed_book is not None),
         "a model is asked where the wish names one, and only there: give both or none",
@@ -401,6 +414,7 @@ def draw_dataset(
     _claim_folder(folder, wish, world)
 
     def rates(rows: Sequence[dict]) -> list[float | None]:
+        """Return the closed-book pass rates of rows."""
         tasks = [row_to_task(row) for row in rows]
         return measure_pass_rates(tasks, closed_book, wish.tries, folder / RATES)
 
@@ -427,7 +441,11 @@ def draw_dataset(
 
 
 def _claim_folder(folder: Path, wish: DatasetRequest, world) -> None:
-    """Say in `folder` whose pieces it holds; what a killed run was writing is cleared away."""
+    """Store the settings in `folder` and delete partial files.
+
+    Raises:
+        ValueError: the folder belongs to another data set.
+    """
     for path in folder.rglob(".*.partial"):
         if path.is_file():
             path.unlink()
@@ -444,11 +462,12 @@ def _claim_folder(folder: Path, wish: DatasetRequest, world) -> None:
 
 
 def _count_drawn(pieces: dict[str, list[dict]]) -> int:
+    """Return the number of drawn rows."""
     return sum(map(len, pieces.values()))
 
 
 def _is_productive(rows: Sequence[dict], number: int, wish: DatasetRequest) -> bool:
-    """Whether the family's block of that number had anything new to speak of."""
+    """Return True if the last block of a family had enough new queries."""
     before = {row["query"] for row in rows if row["block"] < number}
     last = {row["query"] for row in rows if row["block"] == number}
     return len(last - before) >= MIN_NEW_SHARE * wish.block
@@ -460,7 +479,7 @@ def _is_productive(rows: Sequence[dict], number: int, wish: DatasetRequest) -> b
 def _load_or_draw_piece(
     family: str, number: int, wish: DatasetRequest, world, folder: Path
 ) -> tuple[list[dict], str]:
-    """The rows of a block, and why it is not full; read where its file is there."""
+    """Return the rows of a block and its note; read its file if it exists."""
     path = folder / "pieces" / f"{family}-{number:04}.jsonl"
     if not path.exists():
         block = draw_block(
@@ -479,7 +498,7 @@ def _load_or_draw_piece(
 
 
 def _find_evidence(task: Task, world) -> list[dict]:
-    """Each fact by which the question is answered, with its quote; none where one has no quote."""
+    """Return each used fact with its quote; empty if a fact has no quote."""
     facts = sorted(find_used_facts(from_text(task.query), world.graph))
     quotes = [find_quote(fact, world) for fact in facts]
     if None in quotes:
@@ -488,6 +507,7 @@ def _find_evidence(task: Task, world) -> list[dict]:
 
 
 def _make_row(task: Task, wording: str, family: str, number: int, world) -> dict:
+    """Return the row of a task."""
     return {
         "id": task.id,
         "question": task.question,
@@ -507,7 +527,7 @@ def _make_row(task: Task, wording: str, family: str, number: int, world) -> dict
 
 
 def row_to_task(row: dict) -> Task:
-    """The question of a row as the other rooms take it."""
+    """Return the task of a row."""
     difficulty = row["difficulty"]
     task = Task(
         row["id"],
@@ -532,10 +552,17 @@ def assemble(
     graph: Graph,
     rates: Callable[[Sequence[dict]], list[float | None]] | None = None,
 ) -> Assembly:
-    """The data set that the rows of the families give. The families take turns, so that what is
-    dropped for a question before it is dropped from all of them alike. `rates`: how often a model
-    answers each of some rows from memory, None where nobody can say; it is asked about what is no
-    double and in no benchmark."""
+    """Filter and split the rows of all families.
+
+    The families take turns, so that duplicates are dropped from all of them alike.
+
+    Args:
+        pieces: family -> rows.
+        wish: the request.
+        graph: the facts of the world.
+        rates: returns the closed-book rate of each row, None if it could not be judged; called
+            after duplicates and benchmark questions are dropped.
+    """
     turns = zip_longest(*pieces.values())
     rows = [row for row in chain.from_iterable(turns) if row is not None]
     dropped: Counter[tuple[str, str]] = Counter()
@@ -572,11 +599,12 @@ def assemble(
 
 
 def _count(rows: Sequence[dict], reason: str) -> Counter[tuple[str, str]]:
+    """Count the rows by family."""
     return Counter((row["family"], reason) for row in rows)
 
 
 def _drop_duplicates(rows: list[dict]) -> list[dict]:
-    """The first of those that have the same query or nearly the same text."""
+    """Keep the first of the rows with the same query or nearly the same text."""
     firsts = list({row["query"]: row for row in reversed(rows)}.values())[::-1]
     doubles: set[int] = set()
     for one, other in find_near_duplicates([row["question"] for row in firsts]):
@@ -586,13 +614,18 @@ def _drop_duplicates(rows: list[dict]) -> list[dict]:
 
 
 def _drop_benchmarks(rows: list[dict], benchmarks: Sequence[str]) -> list[dict]:
+    """Drop the rows that occur in a benchmark."""
     texts = [row["question"] for row in rows]
     known = {place for path in benchmarks for place in find_contaminated(texts, path)}
     return [row for place, row in enumerate(rows) if place not in known]
 
 
 def _add_rates(rows: Sequence[dict], rates: Callable) -> list[dict]:
-    """Those whose rate is known, with it. ValueError: none is, so nothing is known of the model."""
+    """Return the rows that could be judged, with their rates.
+
+    Raises:
+        ValueError: no row could be judged.
+    """
     found = [row | {"closed_book": rate} for row, rate in zip(rows, rates(rows), strict=True)]
     kept = [row for row in found if row["closed_book"] is not None]
     require(
@@ -604,6 +637,7 @@ def _add_rates(rows: Sequence[dict], rates: Callable) -> list[dict]:
 
 
 def _apply_quota(rows: list[dict], quota: int) -> list[dict]:
+    """Drop the rows whose answer has reached its quota."""
     used: Counter[str] = Counter()
     kept = []
     for row in rows:
@@ -615,6 +649,7 @@ def _apply_quota(rows: list[dict], quota: int) -> list[dict]:
 
 
 def _find_dependencies(row: dict, graph: Graph) -> Dependencies:
+    """Return the dependencies of a row."""
     named = frozenset(list_constants(from_text(row["query"])))
     facts = frozenset(tuple(one["fact"]) for one in row["evidence"])
     ends = {end for subject, _, value in facts for end in (subject, value)}

@@ -1,25 +1,8 @@
-"""A question in sentences, read back to its query: the proof that nothing was lost in the wording.
+"""Parser that proves that a natural-language question means its query and nothing else.
 
-The reader knows the grammar of `drlib.questions.sentences` and the phrases of the world, and
-nothing of the query. It follows every way in which a text can be read. A wording is good where all
-ways lead to one and the same query: then it is complete, and it has one meaning.
-
-Left out: sentences of others. What does not follow this grammar is no question here.
-
-The titles of a world that stand at a place of a text.
-
-A text that is read back is asked this at every place where a name may stand, and a world has ten
-thousand titles of a hundred lengths. They are looked up by their first letters and then by the
-lengths that occur among those that begin so, which are few.
-
-Left out: titles in another case or spelling: the texts are our own.
-
-A question in sentences that is proved to ask its query and nothing else.
-
-`drlib.questions.sentences` words, `drlib.questions.read_back` reads. A text is used only where all
-its readings are the query; where one style leaves two meanings, another may not.
-
-Left out: a choice among good texts: the first style that can be proved is taken.
+It uses the grammar of `sentences` and the phrases of the world, and follows every possible reading.
+A wording is accepted only if all readings give the same query. `word_question` tries the styles in
+turn and returns the first text that is proved.
 """
 
 import re
@@ -59,7 +42,9 @@ BEGINS = 4  # first letters by which titles are told apart
 
 
 class TitleIndex:
-    """`titles`: how each is said in texts -> the title."""
+    """Index of the texts of titles by their first letters and lengths; `titles` maps text to
+    title.
+    """
 
     def __init__(self, titles: Mapping[str, str]):
         self.titles = titles
@@ -69,8 +54,9 @@ class TitleIndex:
         self._lengths = {begins: sorted(some, reverse=True) for begins, some in found.items()}
 
     def find_at(self, text: str, at: int) -> Iterator[tuple[str, int]]:
-        """(title, where it ends) of all that begin `at` a place of `text` and end with a word, the
-        longest first."""
+        """Yield (title, end) for each title at position `at` that ends at a word boundary,
+        longest first.
+        """
         lengths = self._lengths.get(text[at : at + BEGINS], ())
         for length in (*lengths, *self._lengths.get("", ())):
             end = at + length
@@ -84,7 +70,7 @@ SPAN = re.compile(r"in the (\d+)s|between (-?\d+) and (-?\d+)|(?:in|of) (-?\d+)"
 
 
 class Form(NamedTuple):
-    """A phrase as the texts before and after {x}, and what it makes of the query for {x}."""
+    """A phrase as the texts before and after {x}, and the query it makes from that of {x}."""
 
     before: str
     after: str
@@ -92,14 +78,14 @@ class Form(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What a step found, and the noun that later sentences call it by."""
+    """The query of a step and the noun by which later sentences refer to it."""
 
     query: Query
     noun: str
 
 
 class Grammar:
-    """The forms of a world's phrases, by their first word: make once, used for many texts."""
+    """The phrase forms of a world, indexed by their first word."""
 
     def __init__(self, book: Phrasebook):
         self.book = book
@@ -125,6 +111,7 @@ class Grammar:
         ]
 
     def _add(self, relation: str, phrase) -> None:
+        """Index the forms of one phrase."""
         back = f"{relation} of"
         makers = (
             (phrase.of_thing, phrase.of_things, lambda of: Proj(back, of)),
@@ -143,8 +130,11 @@ class Grammar:
 
 
 def read_question(text: str, grammar: Grammar) -> Query:
-    """The query that `text` asks, `normalise_query`. ValueError: it is not of this grammar, or can be
-    read in several ways."""
+    """Return the normalised query that `text` asks.
+
+    Raises:
+        ValueError: the text does not follow the grammar or is ambiguous.
+    """
     found = {normalise_query(query) for query in _iter_readings(text, grammar)}
     if len(found) != 1:
         ways = f"can be read in {len(found)} ways" if found else "is none of ours"
@@ -154,11 +144,12 @@ def read_question(text: str, grammar: Grammar) -> Query:
 
 @lru_cache(maxsize=8)
 def load_grammar(graph: Graph, scheme: str) -> Grammar:
-    """The grammar of a world, by its `graph` and `scheme`; make once."""
+    """Return the cached grammar of a world."""
     return Grammar(Phrasebook(graph, scheme))
 
 
 def _iter_readings(text: str, grammar: Grammar) -> Iterator[Query]:
+    """Yield the queries that `text` can mean."""
     if grammar.book.source:
         text = _strip_source(text, grammar.book.source)
         if not text:
@@ -167,7 +158,7 @@ def _iter_readings(text: str, grammar: Grammar) -> Iterator[Query]:
 
 
 def _strip_source(text: str, source: str) -> str:
-    """`text` without the words of `sourced`; "" where it has none."""
+    """Return `text` without the words of `add_source`; empty if they are missing."""
     before, after = f"{source}, ", f", {source[0].lower()}{source[1:]}."
     if text.startswith(before):
         text = text.removeprefix(before)
@@ -176,7 +167,7 @@ def _strip_source(text: str, source: str) -> str:
 
 
 def _read_steps(text: str, at: int, grammar: Grammar, found: list[StepResult]) -> Iterator[Query]:
-    """The readings of what is left of a question after some steps and what they found."""
+    """Yield the readings of the rest of a question after the steps in `found`."""
     reader = _Reader(text, grammar, found)
     if text.startswith(CHOSEN, at):
         start = at + len(CHOSEN)
@@ -201,7 +192,7 @@ def _read_steps(text: str, at: int, grammar: Grammar, found: list[StepResult]) -
 
 
 class _Reader:
-    """Reads one text; every method gives all readings that begin `at` a place."""
+    """Reader of one text; each method returns all readings that start at position `at`."""
 
     def __init__(self, text: str, grammar: Grammar, found: list[StepResult]):
         self.text = text
@@ -210,11 +201,12 @@ class _Reader:
         self._known: dict[tuple[str, int], list[Reading]] = {}
 
     def read_final(self, at: int) -> Iterator[Query]:
-        """What the last sentence asks; it is the rest of the text."""
+        """Yield the queries of the last sentence, which is the rest of the text."""
         end = len(self.text)
         begins = self.text[at : at + 1].lower() + self.text[at + 1 :]
 
         def rest(words: str) -> int | None:
+            """Return the position after `words`, or None."""
             return at + len(words) if begins.startswith(words) else None
 
         for words, ending in (("how many ", " are there?"), ("what is the number of ", "?")):
@@ -238,12 +230,12 @@ class _Reader:
                         yield query
 
     def _skip_noun(self, at: int) -> list[int]:
-        """The places after each noun that stands here, and its space."""
+        """Return the positions after each noun that starts here, including its space."""
         nouns = self.grammar.nouns.get(self._get_word(at), ())
         return [at + len(noun) for noun in nouns if self.text.startswith(noun, at)]
 
     def _read_relation(self, start: int, end: int) -> list[Reading]:
-        """ "harbour of the boat": a noun that is a relation's name stands from `start` to `end`."""
+        """Read "harbour of the boat": a noun that names a relation, from `start` to `end`."""
         relations = self.grammar.relations.get(self.text[start : end - 1], ())
         if not relations or not self.text.startswith("of ", end):
             return []
@@ -251,7 +243,7 @@ class _Reader:
         return [(Proj(relation, of), stop) for relation in relations for of, stop in things]
 
     def list_step_nouns(self, at: int) -> list[str]:
-        """What later sentences may call the thing or things of the step that begins here."""
+        """List the nouns by which later sentences can refer to the step that starts here."""
         for begins in ("the ", "each ", "a ", "an "):
             if self.text.startswith(begins, at):
                 start = at + len(begins)
@@ -260,7 +252,7 @@ class _Reader:
         return []
 
     def read_description(self, at: int, articles: Sequence[str] = ("the ",)) -> list[Reading]:
-        """ "the currency used in Denmark", with all its conditions."""
+        """Read "the currency used in Denmark" with all its conditions."""
         found = []
         for begins in articles:
             noun = at + len(begins)
@@ -272,7 +264,7 @@ class _Reader:
         return found
 
     def read_conditions(self, at: int, is_verb: bool, that: str) -> list[Reading]:
-        """One condition or several, and what is excepted from them."""
+        """Read one or several conditions and their exceptions."""
         found = []
         waiting: list[tuple[tuple[Query, ...], int]]
         waiting = [((query,), end) for query, end in self._read_condition(at, is_verb, that)]
@@ -288,6 +280,7 @@ class _Reader:
         return found
 
     def _read_exception(self, left: Query, at: int, is_verb: bool) -> list[Reading]:
+        """Read an exception to the conditions in `left`."""
         found: list[Reading] = []
         name = ", and is not " if is_verb else ", other than "
         if self.text.startswith(name, at):
@@ -309,11 +302,13 @@ class _Reader:
         return found
 
     def _read_condition(self, at: int, is_verb: bool, that: str) -> list[Reading]:
+        """Read one condition after the pronoun `that`."""
         if not self.text.startswith(that, at):
             return []
         return self._memoise(f"condition {is_verb}", at + len(that), self._read_any_condition)
 
     def _read_any_condition(self, at: int, key: str) -> list[Reading]:
+        """Read a fact, a range, alternatives or an identity."""
         is_verb = key.endswith("True")
         found = self._read_fact(at, is_verb) + self._read_range(at, is_verb)
         if self.text.startswith("either ", at):
@@ -332,6 +327,7 @@ class _Reader:
         return found
 
     def _read_fact(self, at: int, is_verb: bool) -> list[Reading]:
+        """Read a phrase with its operand."""
         forms = self.grammar.verbs if is_verb else self.grammar.clauses
         found = []
         for form in forms.get(self._get_word(at), ()):
@@ -342,6 +338,7 @@ class _Reader:
         return found
 
     def _read_range(self, at: int, is_verb: bool) -> list[Reading]:
+        """Read a number, a range or a decade."""
         found = []
         for relation, before, after in self.grammar.spans[is_verb]:
             if not self.text.startswith(before, at):
@@ -356,10 +353,11 @@ class _Reader:
         return found
 
     def read_operand(self, at: int) -> list[Reading]:
-        """A name, names with "or", what a step found, a number of things, or what is described."""
+        """Read a name, names with "or", a step reference, a count or a description."""
         return self._memoise("operand", at, self._read_any_operand)
 
     def _read_any_operand(self, at: int, _key: str) -> list[Reading]:
+        """Read an operand without the cache."""
         found = self._read_names(at) + self._read_references(at, "one of ")
         counted = "the number of "
         if self.text.startswith(counted, at):
@@ -376,6 +374,7 @@ class _Reader:
         return found
 
     def _read_alternatives(self, at: int) -> list[Reading]:
+        """Read operands joined by "or"."""
         found: list[Reading] = []
         waiting: list[tuple[tuple[Query, ...], int]]
         waiting = [((query,), end) for query, end in self.read_operand(at)]
@@ -389,6 +388,7 @@ class _Reader:
         return found
 
     def _read_extreme(self, at: int) -> list[Reading]:
+        """Read "with the earliest year among ..."."""
         found: list[Reading] = []
         for words, relation, most in self.grammar.ranks:
             if self.text.startswith(words, at):
@@ -397,7 +397,7 @@ class _Reader:
         return found
 
     def read_group(self, at: int, article: str) -> list[Reading]:
-        """All of the things that are meant: "(the) currencies used in Denmark", "those years"."""
+        """Read a set of things: "(the) currencies used in Denmark" or "those years"."""
         found = self._read_names(at) + self._read_references(at, "")
         if not article:
             found += self._read_references(at, "", drop="the ")
@@ -408,10 +408,11 @@ class _Reader:
         return found
 
     def _read_names(self, at: int) -> list[Reading]:
-        """A name, or several with "or" between them."""
+        """Read a name, or several with "or"."""
         return self._memoise("names", at, self._read_any_names)
 
     def _read_any_names(self, at: int, _key: str) -> list[Reading]:
+        """Read names without the cache."""
         found: list[Reading] = []
         for title, end in self.grammar.titles.find_at(self.text, at):
             found.append((title, end))
@@ -422,8 +423,10 @@ class _Reader:
         return found
 
     def _read_references(self, at: int, one_of: str, drop: str = "") -> list[Reading]:
-        """What steps found: "that year", "one of those years", "(one of) the years of the first
-        step". In a group `one_of` is empty; `drop` is the article that it goes without."""
+        """Read a step reference: "that year", "one of those years", "the years of the first step".
+
+        `one_of` is empty in a group; `drop` is the article that the reference omits.
+        """
         found = []
         for number, (query, noun) in enumerate(self.found):
             step = f"the {noun} of the {ORDINALS[number]} step"
@@ -435,11 +438,12 @@ class _Reader:
         return found
 
     def _get_word(self, at: int) -> str:
-        """The word that begins here, with the marks that stand at it."""
+        """Return the word that starts here, including punctuation."""
         end = self.text.find(" ", at)
         return self.text[at:] if end < 0 else self.text[at:end]
 
     def _memoise(self, rule: str, at: int, read: Callable) -> list[Reading]:
+        """Return the cached readings of a rule at a position."""
         key = (rule, at)
         if key not in self._known:
             self._known[key] = read(at, rule)
@@ -449,11 +453,14 @@ class _Reader:
 def word_question(
     query: Query, grammar: Grammar, style: Style, names: Mapping[Query, str] | None = None
 ) -> str | None:
-    """`query` in sentences that are proved to mean it and nothing else, in `style` if that one can
-    be proved; None: no style can.
+    """Return `query` in natural language with a proved meaning, or None.
 
-    names: texts that stand for constants or unions of constants. What is proved then is the same
-    question with the titles; it is said again with these texts in their places.
+    Args:
+        query: the query.
+        grammar: grammar of its world.
+        style: preferred style; the others follow.
+        names: texts for constants or unions of constants. The question with the titles is proved;
+            the returned text uses these names.
     """
     wanted = normalise_query(query)
     for tried in (style, *(other for other in STYLES if other != style)):
@@ -464,6 +471,7 @@ def word_question(
 
 
 def _has_one_meaning(text: str, wanted: Query, grammar: Grammar) -> bool:
+    """Return True if `text` can only mean `wanted`."""
     try:
         return read_question(text, grammar) == wanted
     except ValueError:  # it can be read in no way, or in several

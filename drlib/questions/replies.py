@@ -1,17 +1,9 @@
-"""Replies of a language model to many prompts: kept on disk, within a budget, none asked for twice.
+"""Replies of a language model, cached on disk, within a budget and with retries.
 
-Synthesis with a model asks thousands of prompts of a server that is paid for and that fails. Each
-reply is a line of JSON at once, under a digest of the model's name, the messages and the options;
-so the same program, started again after it was killed, asks only for what it has no reply to. The
-budget counts all requests that the file tells of, those of earlier runs among them, and holds
-exactly: a request that could exceed it is not sent.
-
-What is known of a failure decides what follows: one that passes (`EndpointError.is_transient`) is tried
-again with longer and longer pauses, any other costs that one prompt its reply; a server that fails
-`MAX_FAILED` prompts in a row is not asked any more.
-
-Left out: several processes that write to one file, and requests that were under way when a process
-was killed, which no line tells of (`workers` at most).
+Each reply is appended at once as a JSON line under a digest of model, messages and options, so a
+restarted program requests only what is missing. The budget includes earlier runs and is never
+exceeded. Transient errors (`EndpointError.is_transient`) are retried with growing pauses; after
+`MAX_FAILED` failed prompts in a row no further request is sent. Only one process may use a file.
 """
 
 import hashlib
@@ -39,26 +31,36 @@ Result = TypeVar("Result")
 
 
 class Reply(NamedTuple):
-    """What the model says, "" also where it only thought or refused; `failed`: why there is no
-    reply, "" where there is one."""
+    """A model's reply.
+
+    Attributes:
+        text: the content; empty if the model only reasoned or refused.
+        failed: why there is no reply; empty if there is one.
+    """
 
     text: str
     failed: str = ""
 
 
 class Replies:
-    """The replies of the model behind `endpoint`, kept in `path`. May be used by several threads.
+    """Cached replies of the model behind `endpoint`; thread-safe.
 
     Args:
-        calls: requests that may be sent in all, retries and earlier runs with `path` included.
-        tokens: the same for tokens, read and said; None: no limit. A request holds the most that it
-            can cost (a token for each byte of the prompt, `max_tokens` of reply) until the server
-            says what it did cost, and that is what counts where the server never says.
-        attempts: for each prompt, 1 for none but the first. pause_s: before the second; doubled
-            each time, up to 30 s, by up to half at random.
-        workers: prompts at once. options: of every request, such as `{"temperature": 0}`.
+        endpoint: the chat endpoint.
+        path: JSON-lines file of the replies.
+        calls: largest number of requests, including retries and earlier runs.
+        tokens: largest number of prompt and completion tokens; None: no limit. A request reserves
+            its largest possible cost (one token per prompt byte and `max_tokens`) until the server
+            reports the actual cost.
+        max_tokens: completion limit per request.
+        attempts: requests per prompt, at least 1.
+        pause_s: pause before the second request; doubled each time with up to 50% jitter, at most
+            30 s.
+        workers: concurrent prompts.
+        options: options of every request, such as `{"temperature": 0}`.
 
-    ValueError: an impossible setting, or a line of `path` is none of ours.
+    Raises:
+        ValueError: a setting or a line of `path` is invalid.
     """
 
     def __init__(
@@ -88,13 +90,14 @@ class Replies:
         self._load()
 
     def each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """`work` of each item, in order, `workers` at once."""
+        """Apply `work` to each item with `workers` threads and return the results in order."""
         with ThreadPoolExecutor(self.workers, thread_name_prefix="drlib-replies") as pool:
             return list(pool.map(work, items))
 
     def ask(self, messages: Sequence[dict[str, str]], **options) -> Reply:
-        """What the model says to `messages`, from the file where it is there. A prompt without a
-        reply is asked again when it comes again."""
+        """Return the reply to `messages`, from the cache if possible; failed prompts are sent
+        again.
+        """
         asked = {"messages": [*messages], "max_tokens": self.max_tokens, **self.options, **options}
         text = json.dumps([self.endpoint.model, asked], sort_keys=True, ensure_ascii=False)
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -116,7 +119,7 @@ class Replies:
         return reply
 
     def _fetch(self, digest: str, asked: dict) -> Reply:
-        """The server's reply, which has its line when this returns; `failed` too, if it cost."""
+        """Request a reply and store it; a failure is stored too if it cost requests."""
         most = _bound_tokens(asked)
         text, failed, calls, tokens = None, "", 0, 0
         fault = None
@@ -143,7 +146,7 @@ class Replies:
         return Reply(text or "", failed)
 
     def _reserve(self, most: int) -> str:
-        """Take a request of `most` tokens from the budget; why that cannot be, "" for taken."""
+        """Reserve a request of `most` tokens; return why that is impossible, or an empty string."""
         with self._changed:
             while True:
                 if self._failed >= MAX_FAILED:
@@ -161,7 +164,7 @@ class Replies:
             return ""
 
     def _send(self, asked: dict, most: int) -> tuple[str | None, int, EndpointError | None]:
-        """(text, tokens, what went wrong) of one request."""
+        """Send one request; return its text, its tokens and its error."""
         text, used, fault = None, most, None
         try:
             text, used = _parse_completion(self.endpoint.complete(**asked), most)
@@ -176,7 +179,7 @@ class Replies:
         return text, used, fault
 
     def _load(self) -> None:
-        """Take in the lines of earlier runs."""
+        """Load the replies of earlier runs."""
         for number, row in resume_json_lines(self.path):
             try:
                 self.spent_calls += row["calls"]
@@ -190,13 +193,17 @@ class Replies:
 
 
 def _bound_tokens(asked: dict) -> int:
-    """The most that a request can cost: no token is less than a byte."""
+    """Return an upper bound of a request's tokens: no token is shorter than a byte."""
     said = sum(len(one["content"].encode("utf-8", "replace")) for one in asked["messages"])
     return said + FRAME * len(asked["messages"]) + asked["max_tokens"]
 
 
 def _parse_completion(reply: dict | None, most: int) -> tuple[str, int]:
-    """(text, tokens) of a chat completion. EndpointError: it is none; another try may go well."""
+    """Return the text and the tokens of a chat completion.
+
+    Raises:
+        EndpointError: the completion is malformed; a retry may succeed.
+    """
     try:
         message = reply["choices"][0]["message"]
         text = message.get("content")
@@ -215,13 +222,17 @@ def _parse_completion(reply: dict | None, most: int) -> tuple[str, int]:
 
 
 def make_prompt(system: str, user: str) -> list[dict[str, str]]:
-    """What a model is told, and what it is then asked."""
+    """Return a system and a user message."""
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def parse_json(text: str, kind: type[Result]) -> Result:
-    """The JSON of this kind (dict or list) in what a model said, thoughts and fences aside.
-    ValueError: there is none."""
+    """Return the JSON object of this type (dict or list) in a reply; reasoning and code fences are
+    skipped.
+
+    Raises:
+        ValueError: the reply has none.
+    """
     reply = text.rpartition("</think>")[2]
     opening, closing = "{}" if kind is dict else "[]"
     start, end = reply.find(opening), reply.rfind(closing)

@@ -1,13 +1,9 @@
-"""What must be looked up to answer a question in a small world: one search after the other.
+"""Search plans: the sequence of searches that answers a question in a small world.
 
-A small world's search shows the facts of the pages it finds, forwards only. So a question is
-answered by two moves. A *value*: search for a title, read one of its facts. A *holder*: search for
-some facts together, and among the pages found take the one that has them all. A chain is values
-alone; a question of the engine (`drlib.questions.queries`) resolves its constants first and ends
-with the holder of all conditions.
-
-Left out: what searches of a few results cannot answer (unions, differences, numbers, descriptions
-that several things fit): `plan_searches` refuses the first three, `can_solve` finds the last.
+A search shows the facts of the pages that it finds. Two steps suffice: read a *value* (search a
+title, read one fact) and find a *holder* (search several facts, take the page that has all). A
+chain needs values only; an engine question resolves its constants and ends with a holder. Unions,
+differences and numbers are not supported.
 """
 
 import re
@@ -24,25 +20,30 @@ Pages = dict[str, list[str]]  # the title of each page that a search shows -> it
 
 
 class SearchStep(NamedTuple):
-    """One search. names: titles, or the numbers of the earlier look-ups that found them.
-    relations: as many. is_holder: who has all these facts, and not the value of the one."""
+    """One search.
+
+    Attributes:
+        names: titles, or indices of the earlier steps that found them.
+        relations: one relation per name.
+        is_holder: True to find the page with all these facts, False to read the value of one.
+    """
 
     names: tuple[str | int, ...]
     relations: tuple[str, ...]
     is_holder: bool = False
 
     def titles(self, found: list[str]) -> list[str]:
-        """The names, with what the earlier look-ups `found` in place of their numbers."""
+        """Return the names with indices replaced by what the earlier steps found."""
         return [found[name] if isinstance(name, int) else name for name in self.names]
 
     def query(self, titles: list[str]) -> str:
-        """What to search for."""
+        """Return the search text."""
         if not self.is_holder:
             return titles[0]
         return "; ".join(f"{r} {title}" for r, title in zip(self.relations, titles))
 
     def read(self, pages: Pages, titles: list[str]) -> str | None:
-        """What was looked for, on the pages that a search shows; None: they do not say."""
+        """Return the result of the step on the shown pages, or None if they lack it."""
         if self.is_holder:
             needed = {f"{r} {title}" for r, title in zip(self.relations, titles)}
             return next((page for page, facts in pages.items() if needed <= {*facts}), None)
@@ -50,8 +51,11 @@ class SearchStep(NamedTuple):
 
 
 def plan_searches(task: Task) -> list[SearchStep]:
-    """The searches that `task` needs, each after those that it rests on. ValueError: it is no
-    search question, or asks what searches of facts do not answer."""
+    """Return the searches that `task` needs, each after the searches it depends on.
+
+    Raises:
+        ValueError: the task is no search question or needs unsupported operations.
+    """
     if task.relations:
         names = [task.start, *range(task.hops - 1)]
         return [SearchStep((name,), (relation,)) for name, relation in zip(names, task.relations)]
@@ -63,7 +67,7 @@ def plan_searches(task: Task) -> list[SearchStep]:
 
 
 def _add_steps(query: Query, steps: list[SearchStep]) -> str | int:
-    """Add to `steps` what `query` needs; returns its title, or the number of the last step."""
+    """Append the steps of `query`; return its title or the index of its last step."""
     if isinstance(query, str):
         return query
     parts = query.parts if isinstance(query, And) else (query,)
@@ -79,8 +83,10 @@ def _add_steps(query: Query, steps: list[SearchStep]) -> str | int:
 
 
 def can_solve(task: Task, world: SmallWorld, results: int, max_calls: int) -> bool:
-    """Whether searches that show `results` pages answer `task` in `rollout.max_calls` at most: each step
-    finds the one thing that it can be, and only the last shows the answer's page."""
+    """Return True if a plan of at most `max_calls` searches with `results` pages answers `task`.
+
+    Each step must have one result, and only the last may show the page of the answer.
+    """
     try:
         steps = plan_searches(task)
     except ValueError:
@@ -103,17 +109,17 @@ def can_solve(task: Task, world: SmallWorld, results: int, max_calls: int) -> bo
 
 
 def parse_pages(observation: str) -> Pages:
-    """The pages of a search observation: title -> its facts."""
+    """Return title -> facts of the pages in a search observation."""
     return {hit["title"]: split_facts(hit["facts"]) for hit in _RESULT.finditer(observation)}
 
 
 def split_facts(snippet: str) -> list[str]:
-    """The facts that a small world shows on a line, each as `relation value`."""
+    """Return the facts of a snippet, each as "relation value"."""
     return snippet.rstrip(".").split("; ")
 
 
 def find_value(relation: str, title: str, pages: Pages) -> str | None:
-    """The value of `relation` on the page of `title`; None: the pages do not say."""
+    """Return the value of `relation` on the page of `title`, or None."""
     head = f"{relation} "
     for shown, facts in pages.items():
         if shown.casefold() != title.casefold():
@@ -125,8 +131,9 @@ def find_value(relation: str, title: str, pages: Pages) -> str | None:
 
 
 def answer_chain(question: str, pages: Pages) -> str | None:
-    """What `pages` alone say to a chain's question ("What is the script of the language of
-    Norway?"): a reader that never guesses. None: they do not say, or it is no such question."""
+    """Answer a chain question ("What is the script of the language of Norway?") from `pages`,
+    or return None.
+    """
     asked = _CHAIN.fullmatch(question.strip())
     words = asked["chain"].split(" of ") if asked else []
     for at in range(1, len(words)):

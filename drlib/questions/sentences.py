@@ -1,22 +1,10 @@
-"""A query as sentences that a person would say, and no brackets.
+"""Natural-language wording: a query as English sentences without brackets.
 
-What a query nests, a sentence says in relative clauses, at most two inside one another and the
-second only at the sentence's end. What does not fit is found first, in a sentence of its own, and
-named after it:
+Nested conditions become relative clauses, at most two deep. What is deeper is found first, in a
+sentence of its own, and referred to later, so that no clause can attach to the wrong noun:
 
     Find the languages official in Mali and written in the Latin script. Finally, which territory
     has the same currency as Togo and officially uses one of those languages?
-
-So no clause can be attached to the wrong noun, and `drlib.questions.read_back` reads every question
-back to its query. What an `Exists` chooses has a sentence of its own too:
-
-    There is a currency introduced in 1999. Which territory uses that currency and borders a
-    territory that formerly used that currency?
-
-The words come from `drlib.questions.phrases`.
-
-Left out: the short wordings that small policies learn (`drlib.questions.wording`); choices inside
-of a condition, and among anything: no sentence says them.
 """
 
 from collections.abc import Mapping
@@ -63,8 +51,14 @@ MARK = "\0"  # round what stands for a step until all steps are known
 
 
 class Step(NamedTuple):
-    """What is found first, or chosen: its noun, whether it is one thing, and the sentence's noun
-    phrase."""
+    """A sentence that precedes the question.
+
+    Attributes:
+        noun: noun for what is found or chosen.
+        is_one: True if it is a single thing.
+        text: noun phrase of the sentence.
+        is_chosen: True for the choice of an `Exists`.
+    """
 
     noun: str
     is_one: bool
@@ -72,7 +66,7 @@ class Step(NamedTuple):
     is_chosen: bool = False
 
     def write(self, number: int) -> str:
-        """As the sentence of this number, from 0."""
+        """Return the sentence with index `number`."""
         lead = CHOSEN if self.is_chosen else NEXT if number else FIRST
         return f"{lead}{self.text}."
 
@@ -83,12 +77,17 @@ def write_sentences(
     style: Style = "which",
     names: Mapping[Query, str] | None = None,
 ) -> str:
-    """`query` as a question of one to nine sentences. `steps` finds everything that is described
-    in a sentence of its own; the other styles only what would nest too deep. "" for a question of
-    more than eight steps, and for an `Exists` that no sentence says.
+    """Return `query` as a question of one to nine sentences.
 
-    names: texts for constants or unions of constants that stand in for their titles
-    (`drlib.questions.websailor`); such a question cannot be read back.
+    Args:
+        query: the query.
+        book: phrases of its world.
+        style: "steps" gives each description its own sentence; the others only deep ones.
+        names: texts for constants or unions of constants (`websailor`); such a question cannot be
+            parsed back.
+
+    Returns:
+        The question; empty if it needs more than eight steps or has an inexpressible `Exists`.
     """
     writer = _SentenceWriter(book, 0 if style == "steps" else 1, names or {})
     query = writer.word_choices(canonicalise(query))
@@ -106,23 +105,22 @@ def write_sentences(
 
 
 def add_source(sentence: str, source: str) -> str:
-    """`sentence` with its `source` ("According to Unicode CLDR"): before a question, and at the end
-    of what is told to do, where it would hang on nothing."""
+    """Return `sentence` with its source: before a question, at the end of an instruction."""
     if sentence.startswith((FIRST, "Name ")):
         return f"{sentence[:-1]}, {source[0].lower()}{source[1:]}."
     return _lead_in(f"{source}, ", sentence)
 
 
 def _lead_in(lead: str, sentence: str) -> str:
-    """`sentence` with words before it."""
+    """Return `sentence` with words before it."""
     return f"{lead}{sentence[0].lower()}{sentence[1:]}"
 
 
 class _SentenceWriter:
-    """Says the parts of one question; `steps` are the sentences that come first.
+    """Writer of one question; `steps` are the sentences that come first.
 
-    `spare`: how many clauses a described thing may open at the end of a sentence, beyond those that
-    it may anywhere.
+    `spare` is the number of additional clauses that a description may open at the end of a
+    sentence.
     """
 
     def __init__(self, book: Phrasebook, spare: int, names: Mapping[Query, str]):
@@ -134,7 +132,7 @@ class _SentenceWriter:
         self._among: dict[str, Query] = {}  # what variables are chosen among
 
     def word_choices(self, query: Query) -> Query:
-        """`query` without the choices that begin it: each is a sentence now."""
+        """Return `query` without its leading choices, each of which becomes a step."""
         while isinstance(query, Exists):
             among = query.among
             if query.name == UNNAMED or any(isinstance(p, Exists | Anything) for p in walk(among)):
@@ -150,7 +148,7 @@ class _SentenceWriter:
         return query
 
     def find_answers(self, query: Query) -> frozenset[str]:
-        """What `query` may be, whatever was chosen."""
+        """Return the answers of `query` for any choice."""
         for name, among in reversed(self._among.items()):
             query = bind(query, name, among)
         return evaluate_query(query, self.book.graph)
@@ -158,7 +156,7 @@ class _SentenceWriter:
     # ------------------------------------------------------------------------------ the question
 
     def word_final(self, query: Query, style: Style) -> str:
-        """The last sentence."""
+        """Return the last sentence."""
         if isinstance(query, Count):
             group = self.word_group(query.of, 2 * self._spare)
             is_found = group.startswith(MARK)  # "how many those territories" is no English
@@ -174,11 +172,12 @@ class _SentenceWriter:
             return f"What is {self.word_description(query)}?"
         noun = self.noun(query)
         if style == "name":
-            return f"Name the {noun} {self.word_conditions(query, is_verb=True, that=choose_pronoun(noun))}."
+            clause = self.word_conditions(query, is_verb=True, that=choose_pronoun(noun))
+            return f"Name the {noun} {clause}."
         return f"Which {noun} {self.word_conditions(query, is_verb=True)}?"
 
     def word_description(self, query: Query) -> str:
-        """A noun phrase for all that `query` is, at the end of a sentence."""
+        """Return a noun phrase for all of `query` at the end of a sentence."""
         if isinstance(query, str | Extreme | Count):
             return self.word_operand(query, 2 * self._spare)
         if isinstance(query, Proj):
@@ -186,7 +185,7 @@ class _SentenceWriter:
         return f"the {self.noun(query)} {self.word_clause(query, is_one=True)}"
 
     def word_clause(self, query: Query, is_one: bool) -> str:
-        """The conditions of one thing, or of any number of things."""
+        """Return the conditions on one thing or on several."""
         several = isinstance(query, And) or (
             isinstance(query, Diff) and isinstance(query.left, And)
         )
@@ -195,7 +194,7 @@ class _SentenceWriter:
         return self.word_conditions(query, several=not is_one)
 
     def noun(self, query: Query) -> str:
-        """What the answers of `query` are called."""
+        """Return the noun for the answers of `query`."""
         inner = query
         while isinstance(inner, And | Diff | Extreme):
             parts = inner.parts if isinstance(inner, And) else ()
@@ -206,7 +205,7 @@ class _SentenceWriter:
     def word_conditions(
         self, query: Query, is_verb: bool = False, that: str = "", several: bool = False
     ) -> str:
-        """What the things of `query` fulfil, joined: the one that nests deepest comes last."""
+        """Return the joined conditions of `query`, the deepest one last."""
         excluded = None
         if isinstance(query, Diff):
             query, excluded = query.left, query.right
@@ -231,14 +230,15 @@ class _SentenceWriter:
         return f"{text}, but {'is ' if is_verb else ''}not one {said}"
 
     def ends_in_a_clause(self, query: Query) -> bool:
-        """Whether what follows could be said of a thing in it ("a module that X also raises")."""
+        """Return True if what follows could attach to its clause ("a module that X also
+        raises").
+        """
         if not isinstance(query, Proj) or find_compared(query) is None:
             return False
         return " that " in self.book.phrases[query.relation.removesuffix(" of")].same
 
     def word_condition(self, query: Query, limit: int, is_verb: bool, several: bool = False) -> str:
-        """One condition, as a verb of one thing or a clause about any number of things; `several`:
-        a clause that follows a plural."""
+        """Return one condition as a verb or a clause; `several` selects the plural."""
         if isinstance(query, Proj):
             said = self.word_fact(query, limit, is_verb)
             return to_plural_clause(said) if several else said
@@ -254,7 +254,7 @@ class _SentenceWriter:
         return f"{'is' if is_verb else 'being'} {self.word_operand(query, 0)}"
 
     def word_fact(self, query: Proj, limit: int, is_verb: bool) -> str:
-        """What a projection says of its things."""
+        """Return the phrase of a projection."""
         relation = query.relation.removesuffix(" of")
         phrase = self.book.phrases[relation]
         if relation == query.relation:
@@ -278,6 +278,7 @@ class _SentenceWriter:
         return form.format(x=self.word_operand(query.of, limit))
 
     def word_range(self, query: Range, is_verb: bool) -> str:
+        """Return the phrase of a range."""
         phrase = self.book.phrases[query.relation]
         form = phrase.during if is_verb else phrase.durings
         is_dated = add_article(phrase.label) not in form and add_article(query.relation) not in form
@@ -286,10 +287,13 @@ class _SentenceWriter:
     # ---------------------------------------------------------------------------- what is named
 
     def name_title(self, title: str) -> str:
+        """Return the text for a title."""
         return self._names.get(title) or self.book.mention(title)
 
     def word_operand(self, query: Query, limit: int) -> str:
-        """A noun phrase: a name, a description of at most `limit` clauses, or what a step found."""
+        """Return a noun phrase: a name, a description of at most `limit` clauses, or a step
+        reference.
+        """
         if isinstance(query, str):
             return self.name_title(query)
         if is_union_of_titles(query):
@@ -306,8 +310,9 @@ class _SentenceWriter:
         return self.refer_to(query, "member")
 
     def noun_and_clause(self, query: Proj, limit: int, several: bool = False) -> tuple[str, str]:
-        """A noun and the one condition of what is described: ("exception", "raised by the module"),
-        or, where a noun says the relation, ("currency", "of Denmark")."""
+        """Return noun and condition: ("exception", "raised by the module") or ("currency", "of
+        Denmark").
+        """
         phrase = self.book.phrases[query.relation.removesuffix(" of")]
         noun = phrase.owner if query.relation.endswith(" of") else phrase.owned
         if noun:
@@ -315,7 +320,7 @@ class _SentenceWriter:
         return self.noun(query), self.word_condition(query, limit, False, several)
 
     def word_group(self, query: Query, limit: int) -> str:
-        """A noun phrase for all of the things of `query`, in the plural."""
+        """Return a plural noun phrase for all things of `query`."""
         if isinstance(query, str):
             return self.name_title(query)
         if query not in self._found and fits(query, limit) and isinstance(query, Proj):
@@ -324,13 +329,14 @@ class _SentenceWriter:
         return self.refer_to(query, "group")
 
     def word_extreme(self, query: Extreme, limit: int) -> str:
+        """Return the phrase of an extreme."""
         label = self.book.phrases[query.relation].label
         rank = choose_rank_words(label)[query.most]
         group = self.word_group(query.of, limit)
         return f"the {self.noun(query)} with the {rank} {label} among {group}"
 
     def refer_to(self, query: Query, how: str) -> str:
-        """A mark that `resolved` turns into words, once all steps are known."""
+        """Return a mark for a step, which `resolve_marks` replaces once all steps exist."""
         if query not in self._found:
             text, is_one, noun = self._word_step(query)
             self._found[query] = len(self.steps)
@@ -338,6 +344,7 @@ class _SentenceWriter:
         return f"{MARK}{self._found[query]}{how[0]}{MARK}"
 
     def _word_step(self, query: Query) -> tuple[str, bool, str]:
+        """Return noun phrase, number and noun of a new step."""
         is_one = len(self.find_answers(query)) == 1
         noun = self.noun(query)
         if isinstance(query, Extreme):
@@ -358,8 +365,9 @@ class _SentenceWriter:
         return f"the {noun if is_one else to_plural(noun)} {clause}", is_one, noun
 
     def resolve_marks(self, text: str) -> str:
-        """`text` with words for what steps found: "that language", "one of those languages", or by
-        the step where two found things of one noun."""
+        """Replace the marks by "that language", "one of those languages" or a reference by
+        step number.
+        """
         nouns = [step.noun for step in self.steps]
         for number, step in enumerate(self.steps):
             noun = step.noun if step.is_one else to_plural(step.noun)

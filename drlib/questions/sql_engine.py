@@ -1,8 +1,4 @@
-"""The second engine of the query algebra: a query as one SELECT of SQLite.
-
-It shares no code with `drlib.questions.queries.evaluate_query` but the putting of a title in a
-variable's place, so that one can check the other: answers that both give are answers.
-"""
+"""SQLite engine for queries, an independent check of `queries.evaluate_query`."""
 
 import json
 import sqlite3
@@ -28,10 +24,10 @@ from drlib.worlds.graph import Graph
 
 
 class SqlEngine:
-    """The second engine: the facts of `graph` in SQLite, a query as one SELECT.
+    """A graph's facts in SQLite; a query becomes one SELECT.
 
-    It reads the facts alone: inverses, sets and numbers are SQLite's work and share nothing with
-    `evaluate_query` but the query.
+    Inverses, sets and numbers are computed by SQLite. Only the binding of variables is shared with
+    `evaluate_query`.
     """
 
     def __init__(self, graph: Graph):
@@ -47,15 +43,20 @@ class SqlEngine:
             self._add(f"{relation} of", value, subject)
 
     def _add(self, relation: str, head: str, tail: str) -> None:
+        """Insert one edge."""
         digits = tail.removeprefix("-")
         whole = digits.isascii() and digits.isdigit() and len(digits) <= 18
         row = (relation, head, tail, int(tail) if whole else None)
         self._rows.execute("INSERT INTO edges VALUES (?, ?, ?, ?)", row)
 
     def answers(self, query: Query) -> frozenset[str]:
-        """The answers of `query`. TypeError: it is no query. ValueError: it is nested too deeply or
-        has too many parts for SQLite, or a number is beyond 64 bits; or a variable in it has no
-        `Exists`."""
+        """Return the answers of `query`.
+
+        Raises:
+            TypeError: it is no query.
+            ValueError: SQLite's limits on nesting, parts or 64-bit numbers are exceeded, or a
+                variable has no `Exists`.
+        """
         values: list = []
         try:
             sql = _to_sql(self._replace_choices(query), values)
@@ -67,8 +68,7 @@ class SqlEngine:
             ) from error
 
     def _replace_choices(self, query: Query) -> Any:
-        """`query` with its answers instead of each Exists: one SELECT for each that it chooses
-        among."""
+        """Return `query` with each Exists replaced by its answers."""
         if not isinstance(query, Exists):
             return rebuild(query, self._replace_choices)
         found: set[str] = set()
@@ -78,7 +78,7 @@ class SqlEngine:
 
 
 def _to_sql(query: Query | frozenset[str], values: list) -> str:
-    """`query` as a SELECT of one column; its parameters are added to `values` in order."""
+    """Return `query` as a SELECT of one column and append its parameters to `values`."""
     edges = "SELECT DISTINCT {} FROM edges WHERE relation = ? AND "
     if isinstance(query, str):
         values.append(query)

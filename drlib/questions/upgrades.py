@@ -1,12 +1,9 @@
-"""Operators that make a finished question harder, and the loop of rounds that applies them.
+"""Operators that make a finished question harder, and rounds that apply them.
 
-Each says a constant in another way. What it gives must have the old answer, pass all checks
-(`checks.faults`) and cost a solver more pages than before (`checks.effort`), or it is dropped.
-
-Tongyi DeepResearch (arXiv 2510.24701) upgrades seed questions in rounds of knowledge expansion,
-conceptual abstraction and computational formulation, where what a round asks seeds the next one:
-`run_upgrade_rounds`. A model does it there, with search and Python; here operators do, and everything
-is executed. Left out: sums over several numbers, operators proposed by a language model.
+An operator replaces a constant. The result must keep the answer, pass all checks and cost a solver
+more pages (`checks.measure_effort`). The rounds follow Tongyi DeepResearch (arXiv 2510.24701):
+knowledge expansion, conceptual abstraction and computational formulation. In the paper a model
+upgrades the questions; here every upgrade is executed.
 """
 
 import math
@@ -42,15 +39,17 @@ OPERATORS: dict[str, Callable[..., Query | None]] = {}
 
 
 def register_operator(make: Callable) -> Callable:
-    """`make(constant, graph, rng, banned)`, which says a constant in another way, as an operator
-    (query, graph, rng, strict=True) -> the harder query that passes all checks, or None: this draw
-    found none.
+    """Register `make(constant, graph, rng, banned)` as an operator.
+
+    The operator (query, graph, rng, strict=True) returns a harder verified query, or None if this
+    draw found none.
     """
 
     @wraps(make)
     def upgrade(
         query: Query, graph: Graph, rng: random.Random, strict: bool = True
     ) -> Query | None:
+        """Return a harder query or None."""
         banned = find_single_things(query, graph)
         named = list_constants(query)
         for name in rng.sample(named, min(CONSTANTS_TRIED, len(named))):
@@ -73,14 +72,14 @@ def register_operator(make: Callable) -> Callable:
 
 
 def _make_range(condition: Query, numbers_: Range) -> Range | None:
-    """The range of numbers with the relation of the condition that names one of them."""
+    """Return the range with the relation of the condition that names the number."""
     if not isinstance(condition, Proj):
         return None
     return replace(numbers_, relation=inverse(condition.relation))
 
 
 def is_better(new: Query, query: Query, graph: Graph, strict: bool = True) -> bool:
-    """Whether `new` has the answer of `query`, no fault, and costs a solver more pages."""
+    """Return True if `new` has the answer of `query`, no fault and a larger finite effort."""
     if evaluate_query(new, graph) != evaluate_query(query, graph):
         return False
     if find_first_fault(new, graph, strict):
@@ -90,20 +89,20 @@ def is_better(new: Query, query: Query, graph: Graph, strict: bool = True) -> bo
 
 @register_operator
 def deepen(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
-    """A look-up more on the way to a constant."""
+    """Add a hop before a constant."""
     return explain(name, graph, rng, banned, 1, 1)
 
 
 @register_operator
 def widen(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
-    """Two or three conditions in the place of a constant."""
+    """Replace a constant by two or three conditions."""
     return explain(name, graph, rng, banned, 2, 3)
 
 
 def _draw_vague_condition(
     name: str, graph: Graph, rng: random.Random, banned: frozenset[str]
 ) -> tuple[Proj | None, list[str]]:
-    """A condition that `name` and a few other things fulfil, and these."""
+    """Return a condition that `name` and a few other things fulfil, and these things."""
     options = [
         (part, sorted(fulfil - {name}))
         for part, fulfil in find_known_facts(name, graph)
@@ -114,8 +113,7 @@ def _draw_vague_condition(
 
 @register_operator
 def fuzz(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
-    """A decade or a range in the place of a number, an attribute that several things have in that
-    of a name."""
+    """Replace a number by a decade or range, or a name by a shared attribute."""
     for number in parse_numbers([name]):
         if number >= 1000:
             decade = number - number % 10
@@ -129,7 +127,7 @@ def fuzz(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) ->
 
 @register_operator
 def abstract(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
-    """A union of two alike in the place of one of them."""
+    """Replace a constant by a union with a similar thing."""
     _, others = _draw_vague_condition(name, graph, rng, frozenset())
     others = [other for other in others if other not in banned]
     return Or((name, rng.choice(others))) if others else None
@@ -137,7 +135,7 @@ def abstract(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]
 
 @register_operator
 def difference(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
-    """What several things have in common, save those that have something else too."""
+    """Replace a constant by a shared condition with an exception."""
     common, others = _draw_vague_condition(name, graph, rng, banned)
     if not others:
         return None
@@ -151,7 +149,7 @@ def difference(name: str, graph: Graph, rng: random.Random, banned: frozenset[st
 
 @register_operator
 def compute(name: str, graph: Graph, rng: random.Random, banned: frozenset[str]) -> Query | None:
-    """The extreme one of several things in the place of a name, a count in that of a number."""
+    """Replace a name by an extreme, or a number by a count."""
     options: Sequence[Query]
     counted = parse_numbers([name])
     if counted:
@@ -165,7 +163,7 @@ def compute(name: str, graph: Graph, rng: random.Random, banned: frozenset[str])
 def _list_extremes(
     name: str, graph: Graph, rng: random.Random, banned: frozenset[str]
 ) -> list[Extreme]:
-    """`name` as the one with the smallest or largest number of several like it."""
+    """List extremes of similar things that identify `name`."""
     common, _ = _draw_vague_condition(name, graph, rng, banned)
     if common is None:
         return []
@@ -178,7 +176,7 @@ def _list_extremes(
 
 @lru_cache(maxsize=4)
 def _list_numeric_relations(graph: Graph) -> frozenset[str]:
-    """The relations that have a number as a value."""
+    """Return the relations with numeric values."""
     return frozenset(
         relation
         for relation, rows in graph.adjacent.items()
@@ -188,7 +186,7 @@ def _list_numeric_relations(graph: Graph) -> frozenset[str]:
 
 @lru_cache(maxsize=4)
 def group_by_size(graph: Graph) -> Mapping[int, list[Proj]]:
-    """Number -> the conditions R(title) that so many things fulfil, for small numbers."""
+    """Return number -> conditions that this many things fulfil, for small numbers."""
     found = defaultdict(list)
     for relation, rows in graph.adjacent.items():
         for title, values in sorted(rows.items()):
@@ -208,9 +206,11 @@ UPGRADE_STAGES = {
 def run_upgrade_rounds(
     query: Query, graph: Graph, rng: random.Random, n: int
 ) -> Iterator[tuple[str, Query]]:
-    """(stage, query) of `n` rounds of `UPGRADE_STAGES`; every query has the answer of the first, no
-    fault, and costs a solver more pages than the one before. A stage whose operators find nothing
-    in `DRAWS_A_STAGE` draws is left out."""
+    """Yield (stage, query) of `n` rounds of `UPGRADE_STAGES`.
+
+    Each query keeps the answer and has more effort than the one before. A stage is skipped if
+    `DRAWS_A_STAGE` draws find nothing.
+    """
     for _ in range(n):
         for stage, names in UPGRADE_STAGES.items():
             draws = (OPERATORS[rng.choice(names)](query, graph, rng) for _ in range(DRAWS_A_STAGE))

@@ -1,16 +1,9 @@
-"""WebDancer (arXiv 2505.22648, NeurIPS 2025, section 2.1): E2HQA and CRAWLQA.
+"""WebDancer (arXiv 2505.22648, section 2.1): E2HQA and CRAWLQA questions.
 
-The paper: a full recipe in four stages. Questions are made in two ways. E2HQA replaces an entity of
-an easy question by a description of it, again and again: the answer stays, and the number of rounds
-controls the look-ups. CRAWLQA asks about pages that were crawled from a root, with questions of
-type count, multi-hop and intersection. Attempts are then rejected by form, correctness and quality,
-and train a cold start (loss on the model's own tokens) and DAPO.
-
-Taken from it: both kinds of question, with their released fields. The rejection is
-`drlib.demonstrations.episodes.Funnel`, the rows of its files `drlib.questions.export`. Reduced: a
-model writes the questions in the paper; here operators do, everything is executed, and a round of
-E2HQA costs exactly one look-up more. Missing: the model that walks through a site, and its judge of
-quality.
+E2HQA repeatedly replaces an entity by a description; the answer stays and each round adds one hop.
+CRAWLQA asks about crawled pages with count, multi-hop and intersection questions. In the paper a
+model writes the questions; here operators do and everything is executed. Not reproduced: the model
+that walks through a site, and its quality judge.
 """
 
 import random
@@ -42,13 +35,13 @@ DRAWS_A_QUESTION = 1000  # of pages, for each question that is wanted
 
 
 def count_pages_read(query: Query, graph: Graph) -> int:
-    """How many titles the query's projections start from: each is looked up once."""
+    """Return the number of distinct titles at which the query's projections start."""
     steps = [part for part in walk(query) if isinstance(part, Proj)]
     return len({title for step in steps for title in evaluate_query(step.of, graph)})
 
 
 def compute_distances(title: str, graph: Graph) -> dict[str, int]:
-    """How many facts each node is away from `title`, by breadth-first search."""
+    """Return the number of facts between `title` and each node (breadth-first search)."""
     found = {title: 0}
     layer = {title}
     steps = 0
@@ -61,11 +54,14 @@ def compute_distances(title: str, graph: Graph) -> dict[str, int]:
 
 
 def e2hqa(query: Query, graph: Graph, rng: random.Random, n: int) -> list[Query]:
-    """`query` and up to `n` harder ones, each made from the one before, all of one answer.
+    """Return `query` and up to `n` successively harder queries with the same answer.
 
-    A round puts in an entity's place a projection that means it alone, from a page one fact further
-    from the answer: one look-up more, and no shorter way leads there. No name or alias of what was
-    replaced is left in the question. ValueError: `query` has not exactly one answer.
+    A round replaces an entity by a projection that identifies it, from a page one fact farther
+    from the answer: one more page is read and no shorter path exists. No name of a replaced entity
+    remains.
+
+    Raises:
+        ValueError: `query` does not have exactly one answer.
     """
     answer = find_answer(query, graph)
     if answer is None:
@@ -92,8 +88,9 @@ def e2hqa(query: Query, graph: Graph, rng: random.Random, n: int) -> list[Query]
 def _iter_replacements(
     query: Query, graph: Graph, away: dict[str, int]
 ) -> Iterator[tuple[Node, Query]]:
-    """(an entity, `query` with a description in its place), for each description that means it
-    alone and starts one fact further `away` from the answer."""
+    """Yield (entity, new query) for each description that identifies it from one fact farther
+    away.
+    """
     for entity in sorted({*list_constants(query)} & away.keys()):
         for description, fits in find_known_facts(entity, graph):
             start = cast(str, description.of)
@@ -103,6 +100,7 @@ def _iter_replacements(
 
 
 def _names_any(text: str, nodes: list[Node]) -> bool:
+    """Return True if `text` mentions a name of a node."""
     return any(mentions(text, name) for node in nodes for name in (node.title, *node.aliases))
 
 
@@ -110,7 +108,7 @@ def _names_any(text: str, nodes: list[Node]) -> bool:
 
 
 def crawl(world, root: str, limit: int = 1000) -> Graph:
-    """The link graph of the first `limit` pages that breadth-first clicks from `root` open."""
+    """Return the link graph of the first `limit` pages reached breadth-first from `root`."""
     links: dict[str, list[str]] = {}
     queue = [root]
     for title in queue:  # grows while it is read
@@ -128,9 +126,13 @@ def crawl(world, root: str, limit: int = 1000) -> Graph:
 
 
 def draw_crawl_questions(graph: Graph, n: int, rng: random.Random) -> list[dict]:
-    """`n` rows {question, answer, tag, type, query} about a `crawl`; the types "count", "multi-hop"
-    and "intersection" take turns. Each is verified on the links: one answer, no condition that
-    could go, no constant that links to another. ValueError: too few."""
+    """Draw `n` rows {question, answer, tag, type, query} about a crawled graph.
+
+    The types alternate. Each query has one answer, minimal conditions and no linked constants.
+
+    Raises:
+        ValueError: there are fewer questions.
+    """
     back = graph.adjacent.get(f"{CLICK} of", {})
     shared = sorted(page for page, some in back.items() if len(some) > 1)
     found: dict[Query, dict] = {}
@@ -152,8 +154,7 @@ def draw_crawl_questions(graph: Graph, n: int, rng: random.Random) -> list[dict]
 
 
 def _draw_crawl_query(kind: str, page: str, graph: Graph, rng: random.Random) -> Query | None:
-    """What one click or two from one page and one click from another have in common; None: some
-    second clicks are not known."""
+    """Return a query on the pages linked from two pages, or None if a second click is unknown."""
     back = graph.adjacent[f"{CLICK} of"]
     first, second = rng.sample(sorted(back[page]), 2)
     if kind == "multi-hop":

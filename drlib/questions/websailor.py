@@ -1,18 +1,10 @@
-"""WebSailor (arXiv 2507.02592, section 3.1): fog, questions that say less than they know.
+"""WebSailor (arXiv 2507.02592, section 3.1): obfuscated questions about rare entities.
 
-The paper: SailorFog-QA draws subgraphs around rare entities of the web and blurs what a question
-says: a date becomes a period ("in the early 2010s"), a name its initials, a number a range ("of
-less than 1"). Attempts of a strong model get short new thoughts, and are kept when they are right,
-of at most 32k tokens and more than five calls; DUPO fills dead groups of a batch with copies.
-
-Taken from it: rare seeds and the obfuscation. There a model writes the vague words; here an
-operator gives a *predicate*, a query that can be executed. A clue is fog only if it *widens*: what
-satisfied the fact satisfies the predicate, and so does something else. Another name of the same
-thing is no fog: it means no more than the name did, and a search for it finds the page. Nor is a
-description whose words a search answers with the thing that they hide (`is_resolved`). The whole
-question must still have its one answer, which is checked over the whole corpus with every other
-check of `drlib.questions.checks`. New thoughts and bounds are in `drlib.demonstrations.episodes`,
-DUPO in `drlib.rl.filtering`. Missing: vague words that nobody could check ("a famous city").
+SailorFog-QA blurs dates, names and numbers. In the paper a model writes the vague words; here an
+operator returns an executable predicate, which must *widen* the fact: everything that satisfied the
+fact satisfies it, and something else too. A clue whose words find the hidden thing by search is
+rejected (`is_resolved`), and the whole question must keep its one answer. Not reproduced: vague
+words that cannot be checked ("a famous city").
 """
 
 import random
@@ -44,8 +36,13 @@ RARE_SHARE = 1 / 2  # of the things that can be asked for: those with the fewest
 
 
 class Predicate(NamedTuple):
-    """`fact` said vaguely: everything that satisfies it satisfies `query`. `said` is the text that
-    stands for `query.of`, "" where the query's own wording will do."""
+    """A vague form of `fact`.
+
+    Attributes:
+        fact: the original condition.
+        query: a query that everything with the fact satisfies.
+        said: text for `query.of`; empty if the query's own wording suffices.
+    """
 
     fact: Proj
     query: Query
@@ -53,8 +50,12 @@ class Predicate(NamedTuple):
 
 
 class FuzzedQuery(NamedTuple):
-    """What is left of a question. `names` are the texts for parts of `query` that wordings take
-    (`render_question`, `word_question`); `applied` are (operator's name, predicate)."""
+    """An obfuscated query.
+
+    Attributes:
+        names: texts for parts of `query` (for `render_question` and `word_question`).
+        applied: (operator name, predicate) pairs.
+    """
 
     query: Query
     names: dict[Query, str]
@@ -62,7 +63,7 @@ class FuzzedQuery(NamedTuple):
 
 
 def period(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
-    """A year becomes its decade or the early, mid or late part of it."""
+    """Replace a year by its decade or by the early, middle or late part of it."""
     for year in _parse_number(fact):
         decade, digit = year // 10 * 10, year % 10
         if digit <= 3:
@@ -78,7 +79,7 @@ def period(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
 
 
 def band(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
-    """A number becomes the range of those with its first digit; one below 10 "less than 10"."""
+    """Replace a number by the range with its first digit; below 10, by "less than 10"."""
     for number in _parse_number(fact):
         unit = max(10, 10 ** (len(str(number)) - 1)) if number else 1
         low = number // unit * unit
@@ -88,8 +89,9 @@ def band(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
 
 
 def initials(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
-    """A name becomes its initials: whatever of its kind has the same, and stands in this relation
-    to something, may be meant. None for names that are no words (`os.path`)."""
+    """Replace a name by its initials, meaning all things of its kind with them; None for
+    identifiers.
+    """
     name = cast(str, fact.of)
     node = graph.nodes.get(name)
     short = _take_initials(name)
@@ -108,7 +110,7 @@ def initials(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
 
 
 def describe(fact: Proj, graph: Graph, rng: random.Random) -> Predicate | None:
-    """A thing becomes one of its facts, which similar things share: they merge into one."""
+    """Replace a thing by one of its facts that other things share."""
     name = cast(str, fact.of)
     shared = [
         Proj(inverse(relation), value)
@@ -129,10 +131,17 @@ def obfuscate(
     operators: Sequence[Callable] = OBFUSCATIONS,
     is_fog: Callable[[Predicate], bool] = lambda predicate: True,
 ) -> FuzzedQuery | None:
-    """`query` with each of its facts made vague once, by a random operator that widens it and under
-    which the answer stays the only one and no new fault appears. None: no fact could be made vague.
+    """Obfuscate each fact of `query` once, if the answer stays unique and no new fault appears.
 
-    is_fog: what else a predicate must be, beside wider than its fact (`widens`).
+    Args:
+        query: the query.
+        graph: the facts.
+        rng: source of randomness.
+        operators: obfuscation operators.
+        is_fog: further requirement on a predicate, besides `widens`.
+
+    Returns:
+        The obfuscated query, or None if no fact could be obfuscated.
     """
     answer = find_answer(query, graph)
     known_faults = {*find_faults(query, graph)}
@@ -156,13 +165,13 @@ def obfuscate(
 
 
 def widens(predicate: Predicate, graph: Graph) -> bool:
-    """Whether more things satisfy the predicate than its fact, and all that satisfied the fact."""
+    """Return True if the predicate holds for all things with the fact and for others."""
     fact, vague = (evaluate_query(q, graph) for q in (predicate.fact, predicate.query))
     return fact < vague
 
 
 def is_resolved(predicate: Predicate, world) -> bool:
-    """Whether a search for a clue's own words shows first the thing whose name it hides."""
+    """Return True if the first hit of a search for the clue is the thing that it hides."""
     hidden = predicate.fact.of
     described = getattr(predicate.query, "of", None)
     if described is None:  # a number in a range: it has no page
@@ -172,8 +181,9 @@ def is_resolved(predicate: Predicate, world) -> bool:
 
 
 def select_rare_seeds(titles: Sequence[str], graph: Graph) -> tuple[str, ...]:
-    """The half of `titles` with the fewest neighbours, in their order: seeds of which little is
-    told. (The paper takes rare entities of the web by rules over Wikidata.)"""
+    """Return the half of `titles` with the fewest neighbours (the paper uses rules over
+    Wikidata).
+    """
     neighbours = {title: len(graph.neighbours.get(title, ())) for title in titles}
     most = sorted(neighbours.values())[int(RARE_SHARE * (len(titles) - 1))]
     return tuple(title for title in titles if neighbours[title] <= most)
@@ -187,17 +197,27 @@ def draw_hard_question(
     k: int = 10,
     resolved: dict[Predicate, bool] | None = None,
 ) -> tuple[str, FuzzedQuery] | None:
-    """(a question in sentences, its `FuzzedQuery`) that obfuscates `query`: no search for a clue finds
-    what it hides, and none for the whole question shows the answer's page among the first `k`.
-    None: eight draws gave none.
+    """Return (question, obfuscated query) that no single search solves.
 
-    world: anything with a graph and a search. grammar: that of the whole world. resolved: which
-    clues a search resolves, as far as earlier calls for the same world asked; filled here.
+    No search for a clue finds what it hides, and a search for the question does not show the
+    answer's page among the first `k` results.
+
+    Args:
+        query: the query to obfuscate.
+        world: object with a graph and a search.
+        grammar: grammar of the whole world.
+        rng: source of randomness.
+        k: number of results.
+        resolved: cache of `is_resolved` for this world, filled here.
+
+    Returns:
+        The question, or None after `OBFUSCATION_DRAWS` draws.
     """
     graph = world.graph
     known = {} if resolved is None else resolved
 
     def is_fog(clue: Predicate) -> bool:
+        """Return True if a search does not resolve the clue."""
         if clue not in known:
             known[clue] = is_resolved(clue, world)
         return not known[clue]
@@ -214,12 +234,12 @@ def draw_hard_question(
 
 
 def _parse_number(fact: Proj) -> list[int]:
-    """The number that `fact` compares with, if it does."""
+    """Return the number that `fact` compares with, if any."""
     return parse_numbers((cast(str, fact.of),)) if fact.relation.endswith(" of") else []
 
 
 def _take_initials(title: str) -> str:
-    """Of a name in words; "" for one of a program."""
+    """Return the initials of a name; empty for an identifier."""
     if re.search(r"\w[._]\w", title):
         return ""
     return " ".join(f"{word[0]}." for word in re.findall(r"[^\W\d]\w*", title))

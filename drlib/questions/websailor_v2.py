@@ -1,18 +1,10 @@
 """WebSailor-V2 (arXiv 2509.13305, section 3): questions from dense subgraphs with cycles.
 
-The paper: a tree of facts can be climbed from its leaves, so SailorFog-QA-V2 walks at random on a
-graph, comes back to nodes it knows so that cycles close, keeps one subgraph of each shape
-(Weisfeiler-Leman), and asks evenly about the *orbits* of its nodes, their structural roles. On top
-come kinds of uncertainty beyond obfuscation: distractors, and facts that no detour avoids
-(bridges). Training then runs in two environments, a simulated one and the real web.
-
-Taken from it: walk, shapes, orbits, cyclic questions, bridges and distractors; every step is
-deterministic and every question is a query that `drlib.questions.checks` has executed. A cycle
-through the focus is asked as two paths that meet in a node without a name ("There is a currency
-introduced in 1999. Which territory uses that currency and borders one that formerly used that
-currency?"). So no page of the cycle is given, and a solver has to find where it closes. Reduced:
-orbits are colour classes, coarser than true orbits at worst. Missing: statistics per entity, and
-the pair of environments.
+Random walks that return to visited nodes give dense subgraphs. One subgraph per shape
+(Weisfeiler-Leman hash) is kept, and questions are spread evenly over the orbits of its nodes. A
+cycle is asked as two paths that meet in an unnamed node, so a solver must find where it closes.
+Simplified: orbits are colour classes. Not reproduced: statistics per entity and the real-web
+environment.
 """
 
 import random
@@ -51,9 +43,12 @@ COLOURS = {"node_attr": "kind", "edge_attr": "relation"}
 def draw_dense_subgraph(
     graph: Graph, rng: random.Random, size: int = 12, cycles: int = 3
 ) -> nx.Graph:
-    """A connected subgraph of `size` pages with at least `cycles` independent cycles.
+    """Return a connected subgraph of `size` pages with at least `cycles` independent cycles.
 
-    Nodes carry "kind", edges "relation" (all that join the two). ValueError: 200 walks found none.
+    Nodes have the attribute "kind", edges "relation" (all relations that join the two).
+
+    Raises:
+        ValueError: `WALKS` walks found none.
     """
     starts = [title for title in graph.neighbours if not graph.is_value(title)]
     for _ in range(WALKS if starts else 0):
@@ -65,8 +60,7 @@ def draw_dense_subgraph(
 
 
 def _walk_randomly(graph: Graph, here: str, rng: random.Random, size: int) -> nx.Graph:
-    """What a walk from `here` joins, up to `size` pages: it likes to come back to what it knows, or
-    to go where it soon can."""
+    """Return the subgraph of a random walk that prefers to close cycles."""
     found = nx.Graph()
     for _ in range(STEPS_A_PAGE * size):
         near = [t for t in sorted(graph.neighbours[here] - {here}) if not graph.is_value(t)]
@@ -87,17 +81,17 @@ def _walk_randomly(graph: Graph, here: str, rng: random.Random, size: int) -> nx
 
 
 def count_cycles(subgraph: nx.Graph) -> int:
-    """Independent cycles of a connected graph: edges - nodes + 1."""
+    """Return the number of independent cycles of a connected graph: edges - nodes + 1."""
     return subgraph.number_of_edges() - len(subgraph) + 1
 
 
 def list_joining_relations(a: str, b: str, graph: Graph) -> list[str]:
-    """The relations that lead from `a` to `b`, inverses included."""
+    """Return the relations from `a` to `b`, inverses included."""
     return [relation for relation in graph.relations[a] if b in graph.values(a, relation)]
 
 
 def select_distinct_shapes(subgraphs: Iterable[nx.Graph]) -> list[nx.Graph]:
-    """The first subgraph of each Weisfeiler-Leman hash."""
+    """Return the first subgraph of each Weisfeiler-Leman hash."""
     shapes: dict[str, nx.Graph] = {}
     for found in subgraphs:
         shape = nx.weisfeiler_lehman_graph_hash(found, **COLOURS, iterations=4)
@@ -106,7 +100,7 @@ def select_distinct_shapes(subgraphs: Iterable[nx.Graph]) -> list[nx.Graph]:
 
 
 def group_orbits(subgraph: nx.Graph) -> list[list[str]]:
-    """The nodes by structural role: Weisfeiler-Leman colour, refined until it is stable."""
+    """Return the nodes by structural role, their stable Weisfeiler-Leman colour."""
     rounds = nx.weisfeiler_lehman_subgraph_hashes(subgraph, **COLOURS, iterations=len(subgraph))
     classes: dict[str, list[str]] = {}
     for node in sorted(subgraph):
@@ -116,7 +110,7 @@ def group_orbits(subgraph: nx.Graph) -> list[list[str]]:
 
 
 def draw_focuses(subgraph: nx.Graph, n: int, rng: random.Random) -> list[str]:
-    """`n` nodes to ask about; the counts of any two orbits differ by at most one."""
+    """Draw `n` nodes to ask about; the counts of two orbits differ by at most one."""
     classes = group_orbits(subgraph)
     rng.shuffle(classes)
     return [rng.choice(classes[i % len(classes)]) for i in range(n)]
@@ -126,10 +120,10 @@ def draw_focuses(subgraph: nx.Graph, n: int, rng: random.Random) -> list[str]:
 
 
 def find_cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query | None:
-    """A verified query for `focus` along one of its cycles of 4 to 6 nodes, or None.
+    """Return a verified query for `focus` along a cycle of 4 to 6 nodes, or None.
 
-    It names no node of the cycle: the one where both ways round meet is chosen (`Exists`) among the
-    things that have some fact beside the cycle in common with it.
+    No node of the cycle is named. The node opposite to the focus is bound by `Exists` among the
+    things that share a fact outside the cycle with it.
     """
     rings = _list_rings(subgraph, focus)
     extra = _draw_extra_paths(focus, graph) if rings else []
@@ -149,14 +143,17 @@ def find_cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query 
 
 
 def _leaks_answer(query: Query, focus: str, graph: Graph) -> bool:
+    """Return True if a constant of `query` reveals the focus."""
     return any(leaks(focus, name, graph) for name in list_constants(query))
 
 
 def _list_named_queries(
     ring: Sequence[str], extra: Sequence[tuple[Query, frozenset[str]]], graph: Graph
 ) -> list[Query]:
-    """The queries along a cycle that its first node alone answers, and that name the node opposite,
-    where both ways round meet; where that node would be an answer too, it is excluded."""
+    """Return the queries along a cycle that only its first node answers.
+
+    They name the opposite node, and exclude it if it would be an answer too.
+    """
     focus, middle = ring[0], len(ring) // 2
     one_way = _build_path_query(ring[: middle + 1], graph)
     other_way = _build_path_query(ring[middle:][::-1], graph)
@@ -169,8 +166,9 @@ def _list_named_queries(
 
 
 def _list_outside_facts(title: str, ring: Sequence[str], graph: Graph) -> list[Query]:
-    """Up to `EXTRA_FACTS` queries of one fact that `title` answers and that name a page outside of
-    the `ring`; those that most other things answer too come first."""
+    """Return up to `EXTRA_FACTS` conditions on `title` that name a page outside the ring,
+    widest first.
+    """
     facts = [
         Proj(inverse(relation), value)
         for relation in graph.relations[title]
@@ -182,8 +180,7 @@ def _list_outside_facts(title: str, ring: Sequence[str], graph: Graph) -> list[Q
 
 
 def _list_rings(subgraph: nx.Graph, focus: str) -> list[list[str]]:
-    """The cycles of 4 to 6 nodes through `focus`, each from it and back to it in the direction that
-    sorts first; the shortest come first."""
+    """Return the cycles of 4 to 6 nodes through `focus` in one direction, shortest first."""
     found = []
     for cycle in nx.simple_cycles(subgraph, length_bound=6):
         if focus in cycle and len(cycle) > 3:
@@ -196,9 +193,10 @@ def _list_rings(subgraph: nx.Graph, focus: str) -> list[list[str]]:
 def find_bridge_question(
     subgraph: nx.Graph, focus: str, graph: Graph
 ) -> tuple[Query, tuple[str, str]] | None:
-    """(a verified query for `focus`, a bridge of `subgraph` that no solver can do without): when
-    the facts that join the bridge's two ends are gone, `focus` is no answer in the whole graph.
-    None: there is none."""
+    """Return a verified query for `focus` and a bridge of `subgraph` that it needs, or None.
+
+    Without the facts between the bridge's ends `focus` is no answer in the whole graph.
+    """
     extra = _draw_extra_paths(focus, graph)
     for bridge in sorted(nx.bridges(subgraph)):
         without = nx.restricted_view(subgraph, (), [bridge])
@@ -216,8 +214,9 @@ def find_bridge_question(
 
 
 def _remove_edge(graph: Graph, a: str, b: str) -> Graph:
-    """`graph` without the facts between `a` and `b`, for `evaluate_query` alone: a new graph of
-    the other facts would be a hundred times the work."""
+    """Return a shallow copy of `graph` without the facts between `a` and `b`, for
+    `evaluate_query` only.
+    """
     found = copy(graph)
     found.adjacent = dict(graph.adjacent)
     for relation, rows in graph.adjacent.items():
@@ -232,7 +231,7 @@ def _remove_edge(graph: Graph, a: str, b: str) -> Graph:
 
 
 def _build_path_query(nodes: Sequence[str], graph: Graph) -> Query:
-    """What stands at the start of a path, whose end is named."""
+    """Return the query for the start of a path whose end is named."""
     query: Query = nodes[-1]
     for a, b in reversed(list(zip(nodes, nodes[1:]))):
         query = Proj(inverse(list_joining_relations(a, b, graph)[0]), query)
@@ -240,7 +239,7 @@ def _build_path_query(nodes: Sequence[str], graph: Graph) -> Query:
 
 
 def _draw_extra_paths(focus: str, graph: Graph) -> list[tuple[Query, frozenset[str]]]:
-    """Paths of two facts from `focus`, anywhere in the graph, with their answers."""
+    """Return sampled paths of two facts from `focus`, with their answers."""
     near = graph.neighbours[focus]
     paths = [
         [focus, by, end]
@@ -255,8 +254,9 @@ def _draw_extra_paths(focus: str, graph: Graph) -> list[tuple[Query, frozenset[s
 def _iter_enriched(
     arms: Sequence[Query], extra: Sequence[tuple[Query, frozenset[str]]], graph: Graph
 ) -> Iterator[Query]:
-    """And of `arms`, and of `arms` and one of the `_draw_extra_paths`: those of which all parts are
-    needed and that at most one other thing fits."""
+    """Yield the intersections of `arms` and at most one extra path that are minimal and have
+    at most two answers.
+    """
     sets = [evaluate_query(arm, graph) for arm in arms]
     both = frozenset.intersection(*sets)
     if len(both) < 3 and are_all_needed(sets, len(both)):

@@ -1,27 +1,10 @@
-"""WebShaper (arXiv 2507.15061, section 3): a question formalised as triples, and its released file.
+"""WebShaper (arXiv 2507.15061, section 3): conversion of queries to and from its triples.
 
-The paper: information seeking is set algebra on knowledge projections R(V), the things that stand
-in relation R to some member of V; a task is nested intersections of unions of them. Questions are
-grown from seeds by layer-wise expansion, which keeps the answer and avoids redundant constants and
-shortcuts, and the formal task is what is validated and then worded.
-
-Taken from it: the algebra (`drlib.questions.queries`), the expansion with both baselines
-(`drlib.questions.expansion`), the two faults (`drlib.questions.checks`), and, here, the released
-format. Each row of `webshaper.500.jsonl` has a list of triples: ["V@X", "currency", "C@Euro"] says
-that the currency of the variable X is the constant Euro; "?" is what is asked. Rows that share a
-variable are an intersection; they may close a cycle, describe a constant, or leave a variable open
-(`drlib.questions.joins` makes a query of all of these). By its proposition 1, R(A) and R(B) unite
-to R(A and B): a union is one merged constant, here "C@German & C@French", so that "Bosnia &
-Herzegovina" stays a name. As many relations as ends, ["V@X", "born in & lives in", "C@Oslo & V@Y"],
-are as many triples.
-
-Of the 500 released formalisations 405 are of triples throughout and say something of "?";
-`from_triples` reads them and `to_triples` writes them again. In the others words hold variables, a
-verb has no object, or three things. `read_loosely` takes such a row for a predicate: what stands
-alone is an argument, so is a variable within words, and the other words are the predicate's name;
-it reads 499 (`figures/reference/data/webshaper.json`). Reduced: the expander is a search over a
-graph, not a model with tools on the web. Missing: differences, ranges, extremes and counts, which
-the format cannot say.
+A row ["V@X", "currency", "C@Euro"] states that the currency of variable X is the constant Euro; "?"
+is the target. Rows may form cycles, describe constants or leave variables open (`joins`). A union
+is one merged constant, "C@German & C@French" (proposition 1 of the paper). `from_triples` reads
+strict rows; `read_loosely` also reads released rows with variables inside words, missing objects
+or more than three texts. Differences, ranges, extremes and counts cannot be expressed.
 """
 
 import re
@@ -48,17 +31,19 @@ Triple = list[str]  # head, relation, tail
 
 
 def to_triples(query: Query) -> list[Triple]:
-    """The rows of `query`, outermost first; ValueError names a node that the format cannot say.
+    """Return the rows of `query`, outermost first.
 
-    `from_triples` gives a query of the same answers back, and of a tree the same query, with nested
-    intersections flat and unions of projections written as projections of unions.
+    `from_triples` restores a query with the same answers.
+
+    Raises:
+        ValueError: a node cannot be expressed.
     """
     named = {part.name for part in walk(query) if isinstance(part, Exists | Var)}
     return [*_iter_triples(TARGET, query, (f"X{i}" for i in count(1) if f"X{i}" not in named))]
 
 
 def _iter_triples(head: str, part: Query, names: Iterator[str]) -> Iterator[Triple]:
-    """The rows that say `part` of `head`; `names` are those of new variables."""
+    """Yield the rows that state `part` of `head`; `names` yields new variables."""
     if isinstance(part, And):
         for one in part.parts:
             yield from _iter_triples(head, one, names)
@@ -79,7 +64,7 @@ def _iter_triples(head: str, part: Query, names: Iterator[str]) -> Iterator[Trip
 
 
 def _iter_choice_triples(chosen: Exists, names: Iterator[str]) -> Iterator[Triple]:
-    """The rows about what an Exists chooses among."""
+    """Yield the rows about what an Exists chooses among."""
     if chosen.name != UNNAMED:
         yield from _iter_triples(_write_end(Var(chosen.name)), chosen.among, names)
         return
@@ -88,7 +73,7 @@ def _iter_choice_triples(chosen: Exists, names: Iterator[str]) -> Iterator[Tripl
 
 
 def _write_operand(part: Query, names: Iterator[str]) -> tuple[str, Query | None]:
-    """How the operand of a projection is written, and what more has to be said of it."""
+    """Return the text of a projection's operand and the rest of its description."""
     if _is_named(part):
         return _write_end(part), None
     if isinstance(part, And):
@@ -100,12 +85,13 @@ def _write_operand(part: Query, names: Iterator[str]) -> tuple[str, Query | None
 
 
 def _is_named(part: Query) -> TypeGuard[End]:
-    """A title, a variable, or a union of them."""
+    """Return True for a title, a variable or a union of them."""
     members = part.parts if isinstance(part, Or) else (part,)
     return all(isinstance(member, str | Var) for member in members)
 
 
 def _write_end(end: End) -> str:
+    """Return the text of an end."""
     if isinstance(end, Or):
         return JOIN.join(_write_end(cast(End, part)) for part in end.parts)
     if isinstance(end, Var):
@@ -116,6 +102,7 @@ def _write_end(end: End) -> str:
 
 
 def _make_unsayable_error(part: Query) -> ValueError:
+    """Return the error for a node that triples cannot express."""
     return ValueError(
         f"WebShaper's triples cannot say {part!r:.80}: use intersections of "
         "projections, and unions of constants"
@@ -123,7 +110,7 @@ def _make_unsayable_error(part: Query) -> ValueError:
 
 
 def _merge_union(part: Query) -> Query:
-    """A union of projections of one relation as the projection of a union (proposition 1)."""
+    """Return a union of projections of one relation as the projection of a union."""
     if not isinstance(part, Or) or not all(isinstance(one, Proj) for one in part.parts):
         return part
     relations = {one.relation for one in part.parts}
@@ -136,9 +123,10 @@ def _merge_union(part: Query) -> Query:
 
 
 def from_triples(rows: Sequence[Triple]) -> Query:
-    """The query of a list of triples, each of which may be written in either direction.
+    """Return the query of triples, each in either direction.
 
-    ValueError names the first row that is no triple, and a list that says nothing of "?".
+    Raises:
+        ValueError: a row is no triple, or no row mentions "?".
     """
     _, rest = split_rows(rows)
     for bad in rest:
@@ -149,12 +137,13 @@ def from_triples(rows: Sequence[Triple]) -> Query:
 
 
 def read_loosely(rows: Sequence[Sequence[str]]) -> Query:
-    """The query of a list of which some rows are no triples, as in the released file.
+    """Return the query of rows of which some are no triples, as in the released file.
 
-    Such a row is a predicate. Its arguments are the texts that stand alone and the variables within
-    others; its name is the other words. Of one argument it is a relation to anything, of more than
-    two a thing of its own that has them all. ValueError: a row without any argument, or nothing
-    is said of "?".
+    Such a row is a predicate: ends and variables inside words are its arguments, the other words
+    its name. One argument is related to anything; more than two become an event with all of them.
+
+    Raises:
+        ValueError: a row has no argument, or no row mentions "?".
     """
     numbers = count(1)
     conditions = [
@@ -166,7 +155,7 @@ def read_loosely(rows: Sequence[Sequence[str]]) -> Query:
 
 
 def _read_predicate(row: Sequence[str], numbers: Iterator[int]) -> list[Condition]:
-    """The conditions of a row that is no triple; `numbers` are those of new variables."""
+    """Return the conditions of a row that is no triple; `numbers` names new variables."""
     is_texts = isinstance(row, list | tuple) and all(isinstance(text, str) for text in row)
     arguments: list[End] = []
     words: list[str] = []
@@ -191,7 +180,7 @@ def _read_predicate(row: Sequence[str], numbers: Iterator[int]) -> list[Conditio
 
 
 def _read_conditions(row: Sequence[str]) -> list[Condition]:
-    """A triple as a condition; one of as many relations as ends as so many."""
+    """Return the conditions of a triple, one per relation if relations and ends correspond."""
     head, relation, tail = row
     relations, ends = relation.split(JOIN), _split_ends(tail)
     if len(relations) != len(ends):
@@ -202,7 +191,7 @@ def _read_conditions(row: Sequence[str]) -> list[Condition]:
 
 
 def _parse_end(text: str) -> End:
-    """A title, a variable, or a union of them."""
+    """Return the title, variable or union of a text."""
     members = [
         member.removeprefix(CONSTANT)
         if member.startswith(CONSTANT)
@@ -213,21 +202,23 @@ def _parse_end(text: str) -> End:
 
 
 def split_rows(rows: Sequence[Triple]) -> tuple[list[Triple], list[Triple]]:
-    """(the triples, the rest in its order). A triple is three texts, and its ends are "?", a V@
-    variable or a C@ constant."""
+    """Return (triples, other rows). The ends of a triple are "?", V@ variables or C@ constants."""
     triples = [row for row in rows if _is_triple(row)]
     return triples, [row for row in rows if not _is_triple(row)]
 
 
 def _is_triple(row: object) -> bool:
+    """Return True if the row is a triple."""
     if not isinstance(row, list | tuple) or [type(text) for text in row] != [str] * 3:
         return False
     return _is_end(row[0]) and _is_end(row[2])
 
 
 def _is_end(text: str) -> bool:
+    """Return True if the text is an end or a union of ends."""
     return all(_END.fullmatch(end) for end in _split_ends(text))
 
 
 def _split_ends(text: str) -> list[str]:
+    """Split a union into its ends."""
     return re.split(f"{JOIN}(?={VARIABLE}|{CONSTANT})", text)

@@ -1,16 +1,9 @@
-"""WebWalker (arXiv 2501.07572, ACL 2025): questions about what stands deep in a site.
+"""WebWalker (arXiv 2501.07572): sites with golden paths and questions about content deep in a site.
 
-The paper: an explorer clicks from page to page of one site and never answers; a critic reads after
-every click, keeps what is useful in a memory and stops when that suffices, within 15 actions. Its
-benchmark WebWalkerQA has 680 questions over 1,373 pages, of one source or of several, easy to hard
-by the clicks that lead to a source.
-
-Taken from it: sites with golden paths (`make_site`), rows with its released fields, and the
-critic's judgement whether a memory suffices (`answer_from_memory`); `SiteWorld` is a site as a world, for
-the tools. Reduced: sites are made, not crawled;
-a page tells one number; a question has one source or two; 2 to 4 clicks. The explorer and the
-critic are an agent (`drlib.agents.webwalker`). Missing: the silver questions that the paper makes
-for training.
+Rows have the fields of the released benchmark WebWalkerQA. `SiteWorld` presents a site to the
+tools, and `answer_from_memory` decides whether the critic's memory suffices. Simplified: sites are
+generated, a page states one number, and questions have one or two sources 2 to 4 clicks deep. The
+agents are in `drlib.agents.webwalker`. Not reproduced: the silver training questions.
 """
 
 import hashlib
@@ -29,7 +22,7 @@ MEMBERS = range(5000, 10000)
 
 
 class Site(NamedTuple):
-    """Pages by URL (their links are URLs) and the rows of WebWalkerQA about two of its leaves."""
+    """Pages by URL (links are URLs) and the WebWalkerQA rows about two leaves."""
 
     root: str
     pages: dict[str, Page]
@@ -37,7 +30,7 @@ class Site(NamedTuple):
 
 
 class SiteWorld:
-    """A site as the tool `visit` sees one: pages under their own URLs, no index and no graph."""
+    """A site for the tool `visit`: pages by URL, without search index and graph."""
 
     name, scheme = "site", "https"
     graph: Graph | None = None
@@ -48,19 +41,27 @@ class SiteWorld:
         self.version = f"site-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     def find(self, text: str) -> str | None:
-        """The URL, where it is one of the site's."""
+        """Return the URL if the site has it."""
         return text if text in self.site.pages else None
 
     def search(self, query: str, k: int = 10) -> list[Hit]:
-        """Nothing: one gets about by links alone."""
+        """Return no hits; a site is navigated by links only."""
         return []
 
     def page(self, title_or_url: str) -> Page:
-        """The page of a URL; KeyError when there is none."""
+        """Return the page of a URL.
+
+        Raises:
+            KeyError: there is no such page.
+        """
         return self.site.pages[title_or_url]
 
     def links(self, title_or_url: str) -> tuple[str, ...]:
-        """The URLs that a page links to; KeyError when there is no page."""
+        """Return the URLs that a page links to.
+
+        Raises:
+            KeyError: there is no such page.
+        """
         return self.page(title_or_url).links
 
     def __len__(self) -> int:
@@ -68,10 +69,13 @@ class SiteWorld:
 
 
 def make_site(seed: int | str, size: int = 40, depth: int = 4, links: int = 4) -> Site:
-    """A site of `size` pages: two golden leaves `depth` clicks deep, the rest leads astray.
+    """Return a site of `size` pages with two golden leaves `depth` clicks deep.
 
-    Every page but the root tells the members of what it is about; a page links to at most `links`
-    deeper ones and to the root. ValueError: the numbers do not fit together.
+    Each page except the root states the members of its organisation and links to at most `links`
+    deeper pages and to the root.
+
+    Raises:
+        ValueError: size, depth and links are inconsistent.
     """
     most = sum(links**level for level in range(depth + 1))
     if not (2 <= depth <= 4 and 2 * depth < size <= most):
@@ -108,9 +112,10 @@ def make_site(seed: int | str, size: int = 40, depth: int = 4, links: int = 4) -
 def _build_tree(
     size: int, depth: int, links: int, rng: random.Random
 ) -> tuple[dict[int, tuple[int, ...]], dict[int, list[int]]]:
-    """(page -> the pages from the root down to it, page -> the deeper pages that it links to). Two
-    branches reach `depth` by themselves, and end in the pages `depth` and 2 * `depth`; the other
-    pages are hung anywhere."""
+    """Return page -> path from the root, and page -> deeper pages that it links to.
+
+    The golden leaves are the pages `depth` and 2 * `depth`.
+    """
     paths: dict[int, tuple[int, ...]] = {0: (0,)}
     below: dict[int, list[int]] = {page: [] for page in range(size)}
     for page in range(1, size):
@@ -126,6 +131,8 @@ def _build_tree(
 
 
 class _Leaf(NamedTuple):
+    """A page that a question asks about."""
+
     title: str
     url: str
     members: int
@@ -133,7 +140,7 @@ class _Leaf(NamedTuple):
 
 
 def _make_row(leaves: Sequence[_Leaf], root: str, depth: int) -> dict:
-    """The question about one leaf or two, under WebWalkerQA's field names."""
+    """Return the question about one or two leaves as a WebWalkerQA row."""
     titles = " and ".join(leaf.title for leaf in leaves)
     if len(leaves) == 2:
         hop, asked = "multi-source", f"do {titles} have together?"
@@ -155,7 +162,7 @@ def _make_row(leaves: Sequence[_Leaf], root: str, depth: int) -> dict:
 
 
 def answer_from_memory(memory: Iterable[str], row: Mapping) -> str | None:
-    """The answer to a row of a `Site`, if the texts in `memory` suffice for it; else None."""
+    """Return the answer of a row if the texts in `memory` suffice, else None."""
     text = "\n".join(memory)
     total = 0
     for path in row["Info"]["Golden_Path"]:

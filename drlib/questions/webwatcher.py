@@ -1,20 +1,10 @@
-"""WebWatcher (arXiv 2508.05748): questions about a picture, made from questions about a name.
+"""WebWatcher (arXiv 2508.05748): questions about pictures, converted from questions about names.
 
-The paper: text questions come from a tree of linked pages, explicit (level 1) or fuzzed (level 2).
-Each becomes one about a picture: the entity's name gives way to words such as "the object in the
-image", and real photographs of it are found. A Selector drops what is no question about a picture
-(unchanged, the name or an alias in it, image and question that have little to do with each other);
-an Examiner drops pictures that a model cannot tell the entity from. Attempts must be right, be
-consistent step by step, and have at least 3 calls of tools. Rows: question, image_path, answers,
-domain.
-
-Taken from it: the conversion (`make_visual_questions`), Selector and Examiner, whose verdicts are reasons
-(`find_selector_fault`, `find_examiner_fault`, `filter_visuals`), the filter of attempts (`find_rollout_fault`), the rows. Reduced:
-pictures are drawn emblems (`drlib.worlds.emblems`), alone or several on a sheet, of which one is
-meant by its number; relevance and consistency are rules, no model's judgement. The reward is
-`format_and_answer` in `drlib.rewards.functions`, the agent `drlib.agents.webwatcher`; `act_by_rule` is a
-policy for it that needs no weights, to try the line with and for demonstrations. Missing:
-photographs, fuzzy questions (other families' blurs come before the conversion), runs of GRPO.
+The entity's name is replaced by "the thing in the picture". The Selector and the Examiner drop
+unusable questions and pictures, and `find_rollout_fault` filters rollouts. Simplified: pictures are
+drawn emblems (`drlib.worlds.emblems`), alone or numbered on a sheet, and rules replace the models'
+judgements. `act_by_rule` is a policy without weights for tests and demonstrations. Not reproduced:
+photographs and fuzzy questions.
 """
 
 import random
@@ -47,11 +37,13 @@ See = Callable[[Pixels, str], str | None]
 
 @dataclass(frozen=True)
 class Visual:
-    """A question about a picture, and what it was made from.
+    """A question about a picture.
 
-    task: with `picture`, its name in the album. source: the question in words alone. entity: whose
-    name gave way. number: of its emblem, where the picture has others beside it; "" where it stands
-    alone.
+    Attributes:
+        task: the task with `picture`, its name in the album.
+        source: the original question.
+        entity: the entity whose name was replaced.
+        number: the number of its emblem on a sheet; empty if the emblem is alone.
     """
 
     task: Task
@@ -63,10 +55,20 @@ class Visual:
 def make_visual_questions(
     tasks: Iterable[Task], world: World, album: Album, seed: int | str = 0, others: int = OTHERS
 ) -> tuple[list[Visual], list[tuple[Task, str]]]:
-    """Each task's question about a picture, and (task, reason) for those that become none.
+    """Convert tasks to questions about pictures.
 
-    others: emblems on the sheet beside the entity's, drawn by the seed; 0 for the entity's alone.
-    ValueError: the album has too few emblems.
+    Args:
+        tasks: the questions.
+        world: their world.
+        album: emblems and pictures; new pictures are added.
+        seed: seed of the other emblems.
+        others: other emblems on the sheet; 0 shows the entity's emblem alone.
+
+    Returns:
+        The converted questions, and (task, reason) for the rest.
+
+    Raises:
+        ValueError: the album has too few emblems.
     """
     require(0 <= others < len(album.emblems), f"others={others}: {len(album.emblems)} emblems")
     made: list[Visual] = []
@@ -81,6 +83,7 @@ def make_visual_questions(
 
 
 def _make_visual(task: Task, world: World, album: Album, others: int, rng: random.Random) -> Visual:
+    """Convert one task."""
     entity = task.start
     number = album.emblems[entity].number if others else ""
     words = AMONG.format(number) if others else ALONE
@@ -105,7 +108,7 @@ def _make_visual(task: Task, world: World, album: Album, others: int, rng: rando
 
 
 def _list_names(entity: str, world: World) -> tuple[str, ...]:
-    """An entity's title and aliases."""
+    """Return the title and aliases of an entity."""
     node = world.graph.nodes.get(entity) if world.graph is not None else None
     return (entity, *(node.aliases if node else ()))
 
@@ -114,8 +117,9 @@ def _list_names(entity: str, world: World) -> tuple[str, ...]:
 
 
 def find_selector_fault(visual: Visual, world: World, least: float = LEAST_RELEVANCE) -> str:
-    """The Selector: why a question is dropped, "" for none: it is unchanged, it leaks a name of the
-    entity, or its picture has less than `least` to do with it (`measure_relevance`)."""
+    """Return the Selector's reason to drop a question (unchanged, leak, low relevance), or an
+    empty string.
+    """
     if _split_words(visual.task.question) == _split_words(visual.source.question):
         return "unchanged"
     asked = _split_words(visual.task.question)
@@ -127,8 +131,9 @@ def find_selector_fault(visual: Visual, world: World, least: float = LEAST_RELEV
 
 
 def measure_relevance(visual: Visual, world: World) -> float:
-    """How much of what is asked the entity's page speaks of, 0..1: of the words of relations in the
-    question, the share that its page has."""
+    """Return the share, in [0, 1], of the question's relation words that the entity's page
+    contains.
+    """
     known = {word for relation in world.graph.adjacent for word in _split_words(relation)} - {"of"}
     asked = [word for word in _split_words(visual.task.question) if word in known]
     page = set(_split_words(world.page(visual.entity).text))
@@ -136,22 +141,24 @@ def measure_relevance(visual: Visual, world: World) -> float:
 
 
 def _split_words(text: str) -> list[str]:
-    """Words without case and accents, as somebody would still recognise a name by."""
+    """Return the words without case and accents."""
     plain = unicodedata.normalize("NFKD", text.casefold())
     return re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
 
 
 def _contains_sequence(name: Sequence[str], words: Sequence[str]) -> bool:
-    """Whether the words of a name follow each other somewhere."""
+    """Return True if the words of a name occur consecutively."""
     places = range(len(words) - len(name) + 1)
     return bool(name) and any([*words[at : at + len(name)]] == [*name] for at in places)
 
 
 def find_examiner_fault(visual: Visual, album: Album, see: See | None = None) -> str:
-    """The Examiner: why a picture is dropped, "" for none: whoever sees it takes it for another
-    thing, or for none.
+    """Return the Examiner's reason to drop a picture, or an empty string.
 
-    see: (pixels, number or "") -> title; by default the rule that compares emblems.
+    Args:
+        visual: the question.
+        album: the pictures.
+        see: function of (pixels, number or empty) that returns a title; default: emblem comparison.
     """
     if visual.task.picture not in album:
         return "no picture"
@@ -163,7 +170,7 @@ def find_examiner_fault(visual: Visual, album: Album, see: See | None = None) ->
 
 
 def identify_thing(pixels: Pixels, number: str, album: Album) -> str | None:
-    """The title that a picture shows; with a number, of the thing that bears it."""
+    """Return the title of the thing in a picture; with a number, of the thing that bears it."""
     if not number:
         return album.identify(pixels)
     parts = [
@@ -176,7 +183,7 @@ def identify_thing(pixels: Pixels, number: str, album: Album) -> str | None:
 def filter_visuals(
     visuals: Iterable[Visual], world: World, album: Album, see: See | None = None
 ) -> tuple[list[Visual], list[tuple[Visual, str]]]:
-    """What Selector and Examiner keep, and (question, reason) for all that one of them drops."""
+    """Return the questions that pass Selector and Examiner, and (question, reason) for the rest."""
     kept: list[Visual] = []
     dropped: list[tuple[Visual, str]] = []
     for visual in visuals:
@@ -189,7 +196,7 @@ def filter_visuals(
 
 
 def blank_picture(visual: Visual, album: Album) -> Visual:
-    """The same question with a white picture of the same size: what can be answered without."""
+    """Return the question with a white picture of the same size, as a control."""
     white = np.full_like(album.pixels(visual.task.picture), WHITE)
     return replace(visual, task=replace(visual.task, picture=album.add(white)))
 
@@ -198,9 +205,11 @@ def blank_picture(visual: Visual, album: Album) -> Visual:
 
 
 def find_rollout_fault(trajectory: Trajectory, task: Task, least: int = LEAST_CALLS) -> str:
-    """Why nobody should learn from an attempt, "" for nothing: a wrong answer, fewer than `least`
-    calls (refused turns are none), or a step that names a picture or a page of which nothing before
-    it told."""
+    """Return why a rollout must not be learnt from, or an empty string.
+
+    The reasons are a wrong answer, fewer than `least` valid calls, or a call that names a picture
+    or page that no earlier message showed.
+    """
     if not is_correct(trajectory.answer, task):
         return "wrong answer"
     calls = sum(result.tool != "format" for result in trajectory.tool_results)
@@ -219,15 +228,14 @@ def find_rollout_fault(trajectory: Trajectory, task: Task, least: int = LEAST_CA
 
 
 def _list_addresses(arguments: Mapping) -> list[str]:
-    """The pictures and pages that a call names."""
+    """Return the pictures and pages that a call names."""
     urls = arguments.get("url", [])
     named = [arguments.get("image"), *([urls] if isinstance(urls, str) else urls)]
     return [name for name in named if isinstance(name, str)]
 
 
 def export_rows(visuals: Iterable[Visual], album: Album, folder: str | Path) -> list[dict]:
-    """Rows with the released fields {question, image_path, answers, domain}; the pictures are
-    written into `folder` as PNG files. The domain is the kind of level: "emblem" or "sheet"."""
+    """Return rows {question, image_path, answers, domain} and write the pictures as PNG files."""
     rows = []
     for visual in visuals:
         path = Path(folder) / visual.task.picture
@@ -249,12 +257,13 @@ UNKNOWN = "unknown"
 
 
 def act_by_rule(messages: Sequence[dict]) -> str:
-    """The next turn of a policy that sees by rule: a function of messages as a server gets them.
+    """Return the next turn of a rule-based policy that sees only the messages.
 
-    It decodes the picture, reads the numbers, cuts out what bears the one that is asked for, finds
-    the thing by its pixels and follows the relations that the question names by `search`. It knows
-    nothing but what stands in `messages`; where pixels find nothing it searches for the question's
-    words and guesses. ValueError: a question that it cannot read (`make_visual_questions` makes those it can).
+    It reads the numbers, crops the requested thing, identifies it by its pixels and searches for
+    each relation. If the pixels match nothing, it searches for the question's words and guesses.
+
+    Raises:
+        ValueError: the question is not one of `make_visual_questions`.
     """
     first = next(message for message in messages if message["role"] == "user")
     question, picture = _split_content(first["content"])
@@ -291,7 +300,7 @@ def act_by_rule(messages: Sequence[dict]) -> str:
 
 
 def _split_content(content: str | list[dict]) -> tuple[str, Pixels | None]:
-    """What a user's message says, and its picture, decoded."""
+    """Return the text and the decoded picture of a user message."""
     if isinstance(content, str):
         return content, None
     text = "".join(part["text"] for part in content if part["type"] == "text")
@@ -300,7 +309,7 @@ def _split_content(content: str | list[dict]) -> tuple[str, Pixels | None]:
 
 
 def _list_steps(messages: Sequence[dict]) -> list[tuple[ToolCall, str]]:
-    """The calls so far, each with what was observed."""
+    """Return the calls so far with their observations."""
     steps = []
     for said, heard in zip(messages, messages[1:]):
         action = parse(said["content"]) if said["role"] == "assistant" else None
@@ -312,7 +321,7 @@ def _list_steps(messages: Sequence[dict]) -> list[tuple[ToolCall, str]]:
 
 
 def _find_box(number: str, read: str, picture: Pixels | None) -> Box | None:
-    """Where the thing stands whose number was read, by what the picture looks like."""
+    """Return the box of the thing with this number."""
     boxes = [] if picture is None else find_boxes(picture)
     numbers = read.split()
     found = len(boxes) == len(numbers) and number in numbers
@@ -320,14 +329,16 @@ def _find_box(number: str, read: str, picture: Pixels | None) -> Box | None:
 
 
 def _find_fact(relation: str, lines: Iterable[str]) -> str:
-    """The value of a relation in a hit's line of facts."""
+    """Return the value of a relation in lines of facts."""
     found = (re.search(rf"(?:^|; ){re.escape(relation)} ([^;]+?)(?:;|\.$)", line) for line in lines)
     return next((fact[1] for fact in found if fact), UNKNOWN)
 
 
 def _write_call(thought: str, name: str, **arguments) -> str:
+    """Return a turn with a tool call."""
     return f"<think>{thought}</think>{render_call(name, arguments)}"
 
 
 def _write_answer(value: str) -> str:
+    """Return a turn with an answer."""
     return f"<think>So it is.</think>{render_answer(value)}"

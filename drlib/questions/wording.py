@@ -1,9 +1,8 @@
-"""Questions in English: a query of the algebra as one sentence, in several paraphrases.
+"""Structured wording: a query as one short English sentence with brackets, in several templates.
 
-Each node has its phrase, and a condition that stands inside another is in brackets wherever the
-reader could attach it to the wrong noun: no conjunct is lost, and two queries do not read the same.
-Words come from the graph: relation names ("currency", "currency of") and the kinds of nodes.
-`names` lets a caller say a part in other words (`drlib.questions.websailor`).
+Nested conditions are bracketed wherever they could attach to the wrong noun, so no condition is
+lost and different queries have different texts. Small policies learn this wording; `sentences` is
+the natural-language wording.
 """
 
 import re
@@ -45,9 +44,13 @@ RANKS = ("smallest", "largest")
 def render_question(
     query: Query, graph: Graph, template: int = 0, names: Mapping[Query, str] | None = None
 ) -> str:
-    """`query` as an English question. template: 0..TEMPLATES - 1 (taken modulo TEMPLATES).
+    """Return `query` as an English question.
 
-    names: texts for constants or unions of constants that stand in for their titles.
+    Args:
+        query: the query.
+        graph: the facts, for the nouns.
+        template: number of the template, taken modulo `TEMPLATES`.
+        names: texts for constants or unions of constants.
     """
     template %= TEMPLATES
     for_a_thing, for_a_number = FRAMES[template]
@@ -66,13 +69,17 @@ def render_question(
 
 
 class _Writer(NamedTuple):
+    """Writer of one question; `among` are the variables with what they are chosen among."""
+
     graph: Graph
     style: tuple[str, str, str]
     names: Mapping[Query, str]
     among: tuple[tuple[str, Query], ...] = ()  # variables and what they are chosen among
 
     def kind(self, query: Query) -> str:
-        """The noun for the answers of `query`: their one kind, else the relation, else "thing"."""
+        """Return the noun for the answers of `query`: their kind, else the relation, else
+        "thing".
+        """
         for name, among in reversed(self.among):
             query = bind(query, name, among)
         while isinstance(query, Exists):
@@ -85,7 +92,7 @@ class _Writer(NamedTuple):
         return kinds.pop() if len(kinds) == 1 else "thing"
 
     def which(self, query: Query, alone: bool = True) -> str:
-        """`query` as a clause ("that has the currency Euro"); not `alone`: others stand beside."""
+        """Return `query` as a clause; `alone` is False if other clauses stand beside it."""
         match query:
             case Proj():
                 return self.projection(query, alone)
@@ -112,7 +119,7 @@ class _Writer(NamedTuple):
         return f"that is {self.named(query)}"
 
     def projection(self, query: Proj, alone: bool) -> str:
-        """What a projection says: of a named thing, or of what is described in its turn."""
+        """Return the clause of a projection."""
         relation = query.relation.removesuffix(" of")
         is_backwards = query.relation.endswith(" of")
         of_values, with_value, with_some = self.style
@@ -130,12 +137,12 @@ class _Writer(NamedTuple):
         return form.format(r=relation, a=add_simple_article(relation), x=text)
 
     def part(self, query: Query, alone: bool = False, brackets: bool = False) -> str:
-        """A clause that stands beside others, or inside one; in brackets if that can be misread."""
+        """Return a clause beside or inside others, in brackets if it could be misread."""
         text = self.which(query, alone)
         return f"({text})" if brackets or isinstance(query, And | Or | Diff) else text
 
     def named(self, query: Query) -> str:
-        """The text of what is named or counted, not described; "" for the rest."""
+        """Return the text of what is named or counted; empty for a description."""
         if isinstance(query, Or):
             texts = [self.named(part) for part in query.parts]
             union = " or ".join(texts) if all(texts) else ""
@@ -148,19 +155,19 @@ class _Writer(NamedTuple):
 
 
 def add_simple_article(noun: str) -> str:
-    """`noun` with "a" or "an" before it."""
+    """Return `noun` with "a" or "an", by its first letter."""
     before = "an" if noun[:1].lower() in tuple("aeiou") else "a"
     return f"{before} {noun}"
 
 
 def to_simple_plural(noun: str) -> str:
-    """`territory` -> `territories`, `class` -> `classes`, `script` -> `scripts`."""
+    """Return the plural by suffix rules: `territory` -> `territories`, `class` -> `classes`."""
     noun = re.sub("(?<![aeiou])y$", "ie", noun)
     return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
 
 
 def format_vague_range(low: int, high: int) -> str:
-    """The whole numbers low..high in words; thirds of a decade as WebSailor names them."""
+    """Return the whole numbers low..high in words; thirds of a decade as in WebSailor."""
     parts = {(0, 9): "", (0, 3): "early ", (4, 6): "mid ", (7, 9): "late "}
     decade = low // 10 * 10
     part = parts.get((low - decade, high - decade))
@@ -172,7 +179,9 @@ def format_vague_range(low: int, high: int) -> str:
 
 
 def mentions(text: str, name: str) -> bool:
-    """Whether `name` stands in `text` as whole words and numbers (5 not in 1.5 or -5), any case."""
+    """Return True if `text` contains `name` as whole words or numbers (5 is not in 1.5 or -5),
+    in any case.
+    """
     before = r"(?<!\w)(?!(?<=\d[.,])\d|(?<=\W-)\d|(?<=^-)\d)"
     after = r"(?!\w|(?<=\d)[.,]\d)"
     return bool(re.search(before + re.escape(name) + after, text, re.IGNORECASE))
