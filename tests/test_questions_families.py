@@ -8,11 +8,11 @@ from pathlib import Path
 SCRIPT = """
 import hashlib, random
 from query_examples import unique_queries
-from drlib.questions.webdancer import crawl, crawl_questions, e2hqa
+from drlib.questions.webdancer import crawl, draw_crawl_questions, e2hqa
 from drlib.questions.webwalker import make_site
 from drlib.questions.websailor import obfuscate
 from drlib.questions.websailor_v2 import (
-    bridge_question, cyclic_question, dense_subgraph, focuses)
+    find_bridge_question, find_cyclic_question, draw_dense_subgraph, draw_focuses)
 from drlib.questions.wording import render_question
 from drlib.worlds import load_world
 world = load_world("tour")
@@ -21,9 +21,9 @@ for i, (query, _) in enumerate(unique_queries(graph, 30, 2)):
     made += [render_question(query, graph, i), obfuscate(query, graph, random.Random(i)),
              e2hqa(query, graph, random.Random(i), 3)]
 for i in range(6):
-    found = dense_subgraph(graph, random.Random(i), 10, 2)
-    for focus in focuses(found, 4, random.Random(i)):
-        made += [cyclic_question(found, focus, graph), bridge_question(found, focus, graph)]
+    found = draw_dense_subgraph(graph, random.Random(i), 10, 2)
+    for focus in draw_focuses(found, 4, random.Random(i)):
+        made += [find_cyclic_question(found, focus, graph), find_bridge_question(found, focus, graph)]
 made += [make_site(0)]
 made += [sum(map(bool, made)), crawl(world, "Norway").facts]
 print(hashlib.sha256(repr(made).encode()).hexdigest())

@@ -4,9 +4,9 @@ Run: python -m pytest tests/test_questions_search_plan.py
 """
 
 import pytest
-from drlib.questions.lookups import SearchStep, can_solve, parse_pages, plan_searches
 
 from drlib.questions.queries import And, Count, Diff, Or, Proj, to_text
+from drlib.questions.search_plan import SearchStep, can_solve, parse_pages, plan_searches
 from drlib.task import Task
 from drlib.worlds import SmallWorld
 from drlib.worlds.small import Entity

@@ -26,12 +26,12 @@ from drlib.questions.queries import (
 from drlib.questions.question_engine import synthesize_questions
 from drlib.questions.read_back import (
     Grammar,
-    in_one_form,
     load_grammar,
+    normalise_query,
     read_question,
     word_question,
 )
-from drlib.questions.sentences import STYLES, span, write_sentences
+from drlib.questions.sentences import STYLES, format_range, write_sentences
 from drlib.worlds.cldr import SPOKEN_PERCENT
 from drlib.worlds.graph import Graph, Node
 from tests.shared_worlds import shared_world
@@ -217,9 +217,9 @@ def test_columns_of_a_table_get_phrases_from_their_names():
         "Who has an entry year in the 2010s?"
     )
     for asked in (query, Range("entry year", 2010, 2019)):
-        assert read_question(write_sentences(asked, book, "what"), Grammar(book)) == in_one_form(
-            asked
-        )
+        assert read_question(
+            write_sentences(asked, book, "what"), Grammar(book)
+        ) == normalise_query(asked)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_no_two_names_are_said_alike(grammar):
     ],
 )
 def test_a_decade_is_a_whole_one(low, high, said):
-    assert span(low, high, "in") == said
+    assert format_range(low, high, "in") == said
 
 
 def test_the_share_that_is_said_is_the_one_that_the_world_was_made_with(grammar):
@@ -299,17 +299,19 @@ def test_every_question_is_read_back_in_every_style(name, n):
     grammar = load_grammar(world.graph, world.scheme)
     for task in synthesize_questions(world, n, 3):
         query = from_text(task.query)
-        assert read_question(task.question, grammar) == in_one_form(query), task.question
+        assert read_question(task.question, grammar) == normalise_query(query), task.question
         for style in STYLES:
             assert read_question(
                 write_sentences(query, grammar.book, style), grammar
-            ) == in_one_form(query)
+            ) == normalise_query(query)
 
 
 def test_small_queries_of_every_kind_are_read_back():
     for query, _ in unique_queries(small_graph(), 40, 1, depth=3, width=3):
         for style in STYLES:
-            assert read_question(word_question(query, SMALL, style), SMALL) == in_one_form(query)
+            assert read_question(word_question(query, SMALL, style), SMALL) == normalise_query(
+                query
+            )
 
 
 def test_nothing_is_ever_read_as_something_else():
@@ -321,7 +323,7 @@ def test_nothing_is_ever_read_as_something_else():
         text = word_question(query, SMALL, rng.choice(STYLES))
         read[text is not None] += 1
         if text:
-            assert read_question(text, SMALL) == in_one_form(query)
+            assert read_question(text, SMALL) == normalise_query(query)
     assert read[True] > 200
 
 
@@ -338,7 +340,7 @@ def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
         shorter = re.sub(r",? and [^?.]*\?$", "?", hidden).replace(" & ", " and ")
         if shorter != text:
             tried += 1
-            assert read_question(shorter, grammar) in [*map(in_one_form, walk(query))][1:]
+            assert read_question(shorter, grammar) in [*map(normalise_query, walk(query))][1:]
     assert tried > 20
 
 
@@ -400,7 +402,7 @@ def test_every_form_of_every_phrase_is_read_back(name):
         for query in (Proj(back, value), Proj(relation, thing), *likes):
             for style in STYLES:
                 said = write_sentences(query, grammar.book, style)
-                assert read_question(said, grammar) == in_one_form(query), said
+                assert read_question(said, grammar) == normalise_query(query), said
 
 
 def test_a_verb_agrees_with_its_noun():
