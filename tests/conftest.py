@@ -25,7 +25,7 @@ START_NEW_KERNEL = nbval.kernel.start_new_kernel
 ALONE = {
     "test_sandbox_bounds.py": "it measures what a call holds of the whole machine's memory",
     "test_sandbox_kill.py": "it counts what lies in the shared /dev/shm before and after",
-    "test_training_hosts.py": "Ray starts a cluster of two nodes, and kills a worker by its name",
+    "test_training_ray.py": "Ray starts a cluster of two nodes, and kills a worker by its name",
     "test_sandbox_ray.py": "Ray starts a cluster of its own, as large as the machine",
     "test_experiments_ray.py": "Ray starts a cluster of two nodes, each of which trains",
 }

@@ -1,9 +1,8 @@
-"""Programs that hoard what the kernel gives: each takes all it can get, and then holds it.
+"""Programs that allocate as much kernel memory as possible and keep it.
 
-`test_sandbox_bounds.py` measures from outside what the machine lost. Every program opens with one
-line that says what it does. All are bounded: by `<SECONDS>` of hoarding, and by `<CAP>` megabytes,
-by which the machine that runs the tests is safe although a wall should be missing. What they hold
-goes with their process.
+`test_sandbox_bounds.py` measures them from outside. The first line of every program describes it.
+All are limited to `<SECONDS>` seconds and `<CAP>` megabytes, so that the test machine is safe even
+if a layer is missing. Their memory is released with the process.
 """
 
 from __future__ import annotations

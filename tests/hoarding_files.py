@@ -1,4 +1,4 @@
-"""Programs that hoard, second half: descriptors and files. See `hoarding_cases.py`."""
+"""Programs that allocate descriptors and files. See `hoarding_cases.py`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Hostile code as data: what reaches for processes, the network, powers and other calls.
+"""Hostile programs as data: access to processes, network, privileges and other calls.
 
-The rest of it: what reaches for files (`hostile_files.py`), what exhausts (`greedy_cases.py`) and
-what confuses, forges or looks odd (`odd_cases.py`). A case is a program, the statuses that it may
-end with and a pattern that its output must show. Programs print `<BREACH>` once they got what they
-must not get, or print a canary; neither may ever be seen. `leaks` marks those that must succeed
-when isolation is off: their targets are all planted by the tests, so this negative control harms
-nobody. `endless` marks those that only a limit ends.
+Related: files (`hostile_files.py`), exhaustion (`greedy_cases.py`), confusing or forging programs
+(`odd_cases.py`). A case is a program, its permitted statuses and a pattern for its output. Programs
+print `<BREACH>` after forbidden access, or print a canary; neither may appear. `leaks` marks cases
+that must succeed without isolation: all their targets are planted by the tests. `endless` marks
+cases that only a limit ends.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SOCKET = "import socket\n"
 
 @dataclass(frozen=True)
 class Case:
-    """One program and what may become of it."""
+    """One program and its permitted outcomes."""
 
     name: str
     code: str
@@ -33,27 +32,27 @@ class Case:
 
 
 def refused(name, code, says=DENIED, leaks=False, **more):
-    """Ends as an exception: the system said no."""
+    """Build a case that ends with an exception of the system."""
     return Case(name, code, ("error",), says, leaks, **more)
 
 
 def useless(name, code, says="", leaks=False, statuses=("ok", "error"), **more):
-    """May end well, but has reached nothing."""
+    """Build a case that may end normally but reaches nothing."""
     return Case(name, code, statuses, says, leaks, **more)
 
 
 def breach(action):
-    """A program that says so if `action` went through."""
+    """Build a program that reports a breach if `action` succeeds."""
     return f"{action}\nprint('<BREACH>')"
 
 
 def calls(text, result="0"):
-    """A C call that must not return `result`."""
+    """Build a program with a C call that must not return `result`."""
     return f"{SYS}if libc.{text} {'>=' if result == '>=0' else '=='} 0: print('<BREACH>')"
 
 
 def listed(paths, action="open(p, 'rb').read(1)"):
-    """Tries every path and names those that opened."""
+    """Build a program that prints every path it can open."""
     return (
         f"import os\nfor p in {paths!r}:\n    try: {action}\n"
         "    except OSError: continue\n    print('<BREACH>', p)"

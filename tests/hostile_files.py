@@ -1,5 +1,4 @@
-"""Hostile code as data: what reaches for files and for what is shared by name (see
-`hostile_cases.py`)."""
+"""Hostile programs as data: access to files and named shared objects (see `hostile_cases.py`)."""
 
 from __future__ import annotations
 

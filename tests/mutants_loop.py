@@ -196,7 +196,7 @@ MUTANTS = [
     Mutant(
         "gradient: balance by the share of live tokens",
         "drlib/training/learner.py",
-        "(n / count_live_tokens)",
+        "(n / live_tokens)",
         "(n / denominator)",
         (f"{LOOP}::test_the_balance_loss_weighs_the_same_however_many_tokens_are_live",),
         "a KL term multiplies the balance loss by 2.6",

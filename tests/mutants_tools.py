@@ -243,7 +243,7 @@ SANDBOX = [
         "_CLONE: [_when(0, _THREAD, 0x1200011, mask=_ALL ^ _DETACHED)],",
         (
             "tests/test_sandbox_filter.py::"
-            "test_threads_and_no_processes_and_no_descriptors_of_their_own",
+            "test_threads_but_no_processes_or_own_descriptors",
         ),
         "a call could start processes",
     ),
@@ -252,7 +252,7 @@ SANDBOX = [
         "drlib/sandbox/seccomp.py",
         "_TGKILL: [_when(0, _PID)],",
         "_TGKILL: [_when(0, _PID, 2)],",
-        ("tests/test_sandbox_filter.py::test_a_process_signals_itself_alone",),
+        ("tests/test_sandbox_filter.py::test_process_signals_only_itself",),
         "a call could end processes of its user",
     ),
     Mutant(
@@ -276,7 +276,7 @@ SANDBOX = [
         "drlib/sandbox/client.py",
         "yield index, SandboxResult(**answer)",
         "yield len(calls) - 1 - index, SandboxResult(**answer)",
-        ("tests/test_sandbox_service.py::test_the_client_answers_as_a_sandbox_does",),
+        ("tests/test_sandbox_service.py::test_client_results_equal_those_of_a_sandbox",),
         "a rollout would get the output of another one's program",
     ),
     Mutant(
@@ -284,7 +284,7 @@ SANDBOX = [
         "drlib/sandbox/service.py",
         'hmac.compare_digest(header, f"Bearer {self.token}".encode())',
         'f"Bearer {self.token}".encode().startswith(header)',
-        ("tests/test_sandbox_service.py::test_a_token_is_asked_for_everywhere",),
+        ("tests/test_sandbox_service.py::test_every_route_needs_the_token",),
         "the service would answer whoever sends no token at all",
     ),
     Mutant(
@@ -292,7 +292,7 @@ SANDBOX = [
         "drlib/sandbox/result.py",
         "return self.status in ENV_FAULTS",
         'return self.status in ENV_FAULTS and self.status != "worker_died"',
-        ("tests/test_sandbox_pool.py::test_second_death_is_a_fault_of_the_environment",),
+        ("tests/test_sandbox_pool.py::test_second_death_is_an_environment_fault",),
         "a policy would be punished for a machine without memory",
     ),
     Mutant(

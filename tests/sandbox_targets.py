@@ -1,7 +1,7 @@
-"""What the hostile suites aim at, and the checks that all of it is as before.
+"""Targets of the hostile suites, and checks that they are unchanged.
 
-Everything is planted by the tests: files, a process, listening sockets. File modes let everybody in
-(pytest's own folders do not), so that the sandbox alone keeps code out.
+The tests plant files, a process and listening sockets. File modes permit access (pytest's own
+folders do not), so that only the sandbox prevents it.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ def skip_without(level: str) -> None:
 
 
 def sandbox_at(level: str, **arguments) -> Sandbox:
-    """A sandbox at exactly this level, started while a secret is in the environment."""
+    """Start a sandbox at exactly this level while a secret is in the environment."""
     found = probe() if level == HERE else probe().without("namespaces")
     os.environ["DRLIB_TEST_SECRET"] = CANARY
     try:
@@ -57,7 +57,7 @@ def sandbox_at(level: str, **arguments) -> Sandbox:
 
 @contextmanager
 def planted_in(folder):
-    """The path of a secret file in a folder of the user."""
+    """Yield the path of a secret file in a folder."""
     with tempfile.NamedTemporaryFile(prefix=f".{TOKEN}-", dir=folder) as file:
         file.write(CANARY.encode())
         file.flush()
@@ -65,7 +65,7 @@ def planted_in(folder):
 
 
 class Places:
-    """A secret file, other readable files, a process, listening sockets."""
+    """A secret file, other readable files, a process and listening sockets."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -103,7 +103,7 @@ class Places:
         return self.tcp, self.udp, self.abstract, self.named
 
     def fill(self, code: str) -> str:
-        """The program with the names of the targets in the places kept for them."""
+        """Insert the names of the targets into a program."""
         values = {
             "FOLDER": self.folder,
             "SECRET": self.secret,
@@ -126,7 +126,7 @@ class Places:
         return code
 
     def state(self):
-        """All that a case could have changed, comparable."""
+        """Return everything that a case could change, comparable."""
         found = [
             (p.name, s.st_mode, s.st_uid, s.st_size, s.st_mtime_ns, s.st_nlink)
             for p in sorted(self.folder.iterdir())
@@ -144,7 +144,7 @@ class Places:
         )
 
     def check(self) -> None:
-        """Nothing is changed and nobody has called."""
+        """Check that nothing has changed and no socket received data."""
         assert self.state() == self.before
         for one in self.listeners():
             with pytest.raises(BlockingIOError):
@@ -152,7 +152,7 @@ class Places:
 
 
 def remaining(before: dict) -> list[str]:
-    """What exists now and did not exist `before`: processes, folders, shared memory, sockets."""
+    """Return processes, folders, shared memory and sockets that did not exist `before`."""
     left = []
     for process in psutil.Process().children(recursive=True):
         if process.pid not in before["pids"] and process.status() == psutil.STATUS_ZOMBIE:
@@ -172,15 +172,16 @@ def remaining(before: dict) -> list[str]:
 
 
 def _adopt_orphans(yes: bool) -> None:
-    """Whether processes whose parents are gone become our children (PR_SET_CHILD_SUBREAPER)."""
+    """Make this process the parent of orphans, or not (PR_SET_CHILD_SUBREAPER)."""
     assert ctypes.CDLL(None).prctl(36, ctypes.c_ulong(yes), 0, 0, 0) == 0
 
 
 @contextmanager
 def nothing_left():
-    """Adopt every orphan meanwhile; fail if anything outlives the block.
+    """Adopt orphans during the block; fail if anything outlives it.
 
-    Work folders go into one of the block's own, for others may run sandboxes at the same time.
+        Work folders use a separate parent, because other sandboxes may run at the same time.
+
     """
     _adopt_orphans(True)
     before = {"pids": {p.pid for p in psutil.Process().children(recursive=True)}}
@@ -205,7 +206,7 @@ def shown(result) -> str:
 
 
 def judge(case, result) -> None:
-    """Status and output as the case wants them, no canary, no sign of success."""
+    """Check status and output of a case: no canary, no breach."""
     assert result.status in case.statuses, result
     if case.says:
         assert re.search(case.says, shown(result), re.MULTILINE), result

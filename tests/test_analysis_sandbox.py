@@ -1,4 +1,4 @@
-"""The panels of notebook 08 show the numbers that they are given, and refuse a file without any."""
+"""Plots of notebook 08 show the given numbers and reject a file without rows."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -38,7 +38,7 @@ def test_latencies_are_the_chosen_rows_sorted(ax):
         sandbox_plots.latencies(ax, {"rows": rows}, "print", 2)
 
 
-def test_gantt_shows_the_wait_and_marks_what_is_long(ax):
+def test_gantt_shows_waits_and_marks_long_calls(ax):
     sandbox_plots.gantt(ax, [(0, 0.0, 1.0, 1.5), (3, 0.5, 0.5, 4.0)], long_s=1.0)
     found = [(b.get_x(), b.get_width(), b.get_y() + b.get_height() / 2) for b in ax.patches]
     assert np.allclose(found, [(0, 1, 0), (1, 0.5, 0), (0.5, 0, 3), (0.5, 3.5, 3)])
@@ -48,7 +48,7 @@ def test_gantt_shows_the_wait_and_marks_what_is_long(ax):
     assert ax.get_ylim() == (3.7, -0.7)
 
 
-def test_waiting_is_a_line_for_each_way_of_arriving(ax):
+def test_waiting_has_a_line_per_arrival_pattern(ax):
     found = {"at once": {2: [4.0, 6.0], 8: [1.0, 1.0]}, "in 60 s": {2: [0.5, 0.5], 8: [0.0, 0.0]}}
     sandbox_plots.waiting(ax, found, 1.0)
     means = [line for line in ax.lines if line.get_label() in found]

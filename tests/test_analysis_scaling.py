@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from drlib.analysis import scaling_plots, widgets
-from drlib.config import Config
-from drlib.training.planner import GIB
-from drlib.training.planner import plan
 from drlib.analysis.scaling_plots import Span, simulate_asynchronous
-from drlib.training.planner import Rates, StepTime, Workload, step_time
+from drlib.config import Config
+from drlib.training.planner import GIB, Rates, StepTime, Workload, plan, step_time
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +75,7 @@ def test_the_pace_is_the_formula_s_and_the_clock_s(ax):
     work, rates = Workload(40.0, 10.0, 2.0), Rates(1.0, 1.0, push_bytes_s=2.0)
     scaling_plots.pace(ax, work, rates, learners=1, most=6)
     lines = {line.get_label(): line for line in ax.lines}
-    beside, turns, clock = (lines[k].get_ydata() for k in ("side by side", "in turns", "the clock"))
+    beside, turns, clock = (lines[k].get_ydata() for k in ("asynchronous", "synchronous", "simulated"))
     third = step_time(work, rates, engines=3)
     assert beside[2] == 3600 / third.asynchronous and turns[2] == 3600 / third.synchronous
     assert clock == pytest.approx(beside)

@@ -12,7 +12,7 @@ import pytest
 from drlib import cli
 from drlib.experiments import ray_runner as sweep_ray
 from drlib.experiments.plan import load_sweep
-from drlib.training import hosts, stages
+from drlib.training import ray_training, stages
 from drlib.training.run_folder import MANIFEST, RunFolder, read_metrics
 from tests.loop_examples import build_stages
 from tests.ray_cluster import two_nodes
@@ -106,6 +106,6 @@ def test_a_runs_folder_that_the_hosts_do_not_share_is_said(file, cluster, tmp_pa
     """The path means another place in each process, as one of a local disk does on each host."""
     monkeypatch.chdir(tmp_path)
     own = Path("/proc/self/cwd/runs")
-    with hosts.connected(cluster.address):
+    with ray_training.connect_to_ray(cluster.address):
         told = [reason for *_, reason in sweep_ray.built_on_ray(load_sweep(file), own)]
     assert len(told) == 6 and all("cannot see what this host writes to" in one for one in told)

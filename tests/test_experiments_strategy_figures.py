@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from drlib.agents import IterResearch, Limits
-from drlib.experiments import strategy_figures as strategy_plots, widgets
+from drlib.analysis import widgets
+from drlib.experiments import strategy_figures as strategy_plots
 from drlib.analysis.rendering import turns_and_contexts
 from drlib.demonstrations.oracle import Oracle
 from drlib.demonstrations.skills import rounds

@@ -12,28 +12,28 @@ from drlib.intervals import (
     rate_interval,
     relative_rate_interval,
     share_interval,
-    student,
+    t_quantile,
     wilson_interval,
 )
 
 
 def test_student_is_that_of_the_tables():
-    table = {1: 12.706, 2: 4.303, 10: 2.228, 11: 2.201, 15: 2.131, 30: 2.042, 120: 1.980}
+    table = {1: 12.706204736432095, 2: 4.302652729911275, 10: 2.228, 11: 2.201, 15: 2.131, 30: 2.042, 120: 1.980}
     for freedom, value in table.items():
-        assert student(freedom) == pytest.approx(value, abs=0.003)
+        assert t_quantile(freedom) == pytest.approx(value, abs=0.003)
 
 
 def test_seeds_alone_are_a_t_interval_of_their_means():
     """Three seeds with means 0.2, 0.4 and 0.6, and questions that are all alike."""
     values_SQ = np.repeat([[0.2], [0.4], [0.6]], 50, axis=1)
-    # the standard deviation of the three is 0.2, and t with two degrees of freedom 4.303
-    assert half_width(values_SQ) == pytest.approx(4.303 * 0.2 / np.sqrt(3), rel=1e-6)
+    # the standard deviation of the three is 0.2, and t with two degrees of freedom 4.302652729911275
+    assert half_width(values_SQ) == pytest.approx(4.302652729911275 * 0.2 / np.sqrt(3), rel=1e-6)
 
 
 def test_questions_alone_are_a_t_interval_of_their_means():
     """Five questions that every seed answers alike: another seed would bring nothing new."""
     values_SQ = np.tile([0.0, 0.0, 1.0, 1.0, 0.5], (3, 1))
-    half = 2.776 * np.sqrt(0.25) / np.sqrt(5)  # their variance: (4 x 0.25) / 4
+    half = 2.7764451051977987 * np.sqrt(0.25) / np.sqrt(5)  # their variance: (4 x 0.25) / 4
     assert half_width(values_SQ) == pytest.approx(half, rel=1e-6)
     assert half_width(values_SQ[:1]) == pytest.approx(half, rel=1e-6)  # one seed says the same
 
@@ -41,12 +41,12 @@ def test_questions_alone_are_a_t_interval_of_their_means():
 def test_both_parts_add_as_squares_and_noise_is_not_difficulty():
     """Two seeds with means 0.5 and 0.75; two questions with means 0.875 and 0.375."""
     values_SQ = np.array([[1.0, 0.0], [0.75, 0.75]])
-    from_seeds = 12.706 * np.sqrt(0.03125) / np.sqrt(2)  # variance: 2 x 0.125^2
+    from_seeds = 12.706204736432095 * np.sqrt(0.03125) / np.sqrt(2)  # variance: 2 x 0.125^2
     # what neither explains is +-0.25 in each of the four places: 0.25 of noise, half of which is
     # in a question's mean; that is the questions' whole variance, 2 x 0.25^2
     assert half_width(values_SQ) == pytest.approx(from_seeds, rel=1e-6)
     harder_SQ = values_SQ - [0.0, 2.0]  # now their means are 2.5 apart
-    from_questions = 12.706 * np.sqrt((2 * 1.25**2 - 0.125) / 2)
+    from_questions = 12.706204736432095 * np.sqrt((2 * 1.25**2 - 0.125) / 2)
     assert half_width(harder_SQ) == pytest.approx(np.hypot(from_seeds, from_questions), rel=1e-6)
 
 

@@ -1,13 +1,12 @@
-"""What a call can hold of the machine's memory, by every call of the kernel that allocates.
+"""Memory that one call can occupy through every allocating system call.
 
-The programs are data (`hoarding_cases.py`, `hoarding_files.py`). Each takes all it can get and
-holds it for a moment, while the kernel's own account of the whole machine (/proc/meminfo) is
-sampled here. Limits on address space and files do not see most of what is measured: page tables,
-locks, buffers of sockets, pages of files without a name.
+The programs are in `hoarding_cases.py` and `hoarding_files.py`. Each allocates as much as possible
+and keeps it for a moment, while this test samples /proc/meminfo. Limits on address space and files
+miss most of it: page tables, locks, socket buffers, deleted files.
 
-Others use the machine as well. So what a call held is the least of what was missing against before
-and against after it, and one that seems to hold too much is measured again. As a script, this
-writes the table of all cases (or of those named) at all levels:
+Other processes use the machine too. The result is therefore the smaller of the differences to the
+values before and after the call, and an excess is measured again. As a script, this writes the
+table of all (or the named) cases at all levels:
 `python -m tests.test_sandbox_bounds OUT.json [CASE ...]`.
 """
 
@@ -41,8 +40,11 @@ KINDS = ("Shmem", "SUnreclaim", "KernelStack", "PageTables", "Own")  # what grew
 
 
 def account() -> dict[str, float]:
-    """The kernel's account of this machine; MB. `Used` is all that is neither free nor can be had
-    back at once, without other people's processes: of memory in processes, ours alone counts."""
+    """Return memory counters of this machine, MB.
+
+        `Used` is memory that is neither free nor reclaimable; process memory counts only ours.
+
+    """
     rows = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     found = {row[0].rstrip(":"): int(row[1]) / 1024 for row in rows}
     with contextlib.suppress(OSError):  # free as well, on lists of each processor's own
@@ -57,7 +59,7 @@ def account() -> dict[str, float]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below `pid`."""
+    """Return all processes below `pid`."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # gone meanwhile
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -67,7 +69,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def anonymous(pid: int) -> float:
-    """Memory of a process that belongs to no file; MB."""
+    """Return the memory of a process without file mappings, MB."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
@@ -75,8 +77,8 @@ def anonymous(pid: int) -> float:
     return 0.0
 
 
-def settled() -> dict[str, float]:
-    """The account once nothing more comes back from what ran before."""
+def wait_until_released() -> dict[str, float]:
+    """Return the counters once the memory of earlier calls is released."""
     best = account()
     end = time.monotonic() + 3.0
     while time.monotonic() < end:
@@ -88,16 +90,16 @@ def settled() -> dict[str, float]:
     return best
 
 
-def held_once(sandbox, code: str) -> dict:
-    """What the machine lacked while `code` ran: at most, in MB, and of which kinds."""
-    before = settled()
+def measure_once(sandbox, code: str) -> dict:
+    """Measure the peak memory in MB while `code` runs, and its kinds."""
+    before = wait_until_released()
     future = sandbox.submit(code)
     most = before
     while not future.done():
         now = account()
         most = {kind: max(most[kind], now[kind]) for kind in now}
         time.sleep(SAMPLE_S)
-    after = settled()
+    after = wait_until_released()
     grown = {kind: round(most[kind] - before[kind]) for kind in KINDS}
     result = future.result()
     return {
@@ -113,12 +115,12 @@ def limit(name: str) -> int:
 
 
 def held(sandbox, name: str) -> dict:
-    """What case `name` holds: the least of some tries, if one is too much."""
+    """Measure the memory of case `name`; the least of several runs if one exceeds the limit."""
     code = PRELUDE + CASES[name]
     code = code.replace("<SECONDS>", str(SECONDS)).replace("<CAP>", str(CAP_MB))
     tries = []
     while not tries or (tries[-1]["held_mb"] > limit(name) and len(tries) < TRIES):
-        tries.append(held_once(sandbox, code))
+        tries.append(measure_once(sandbox, code))
     return min(tries, key=lambda one: one["held_mb"])
 
 
@@ -135,14 +137,14 @@ def sandbox(request):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_call_holds_no_more_than_it_was_given(name, sandbox):
+def test_call_memory_stays_within_its_limit(name, sandbox):
     found = held(sandbox, name)
     assert found["held_mb"] <= limit(name), found
     assert sandbox.run("print(1)").text == "1"
 
 
-def test_a_program_that_hoards_is_seen_to_hoard(sandbox):
-    """The measure itself: memory that may be held is found, and found to be what it is."""
+def test_measurement_finds_allowed_memory(sandbox):
+    """Check the measurement itself: it finds memory that may be allocated."""
     found = held(sandbox, "memory")
     assert found["held_mb"] > MEMORY_MB / 2, found
 
@@ -157,8 +159,8 @@ CLOSED = [
 ]
 
 
-def test_a_folder_that_its_owner_may_not_list_hides_nothing(tmp_path):
-    """The level "standard" of a plain user: an unmapped user namespace takes root's rights away."""
+def test_unlistable_folders_are_measured(tmp_path):
+    """Run level "standard" as an unprivileged user, in an unmapped user namespace."""
     skip_without("standard")
     if subprocess.run(["unshare", "-U", "true"], check=False).returncode:
         pytest.skip("no user namespace can be made here")
@@ -177,7 +179,7 @@ def test_a_folder_that_its_owner_may_not_list_hides_nothing(tmp_path):
 
 
 def table(names: list[str]) -> dict:
-    """What these cases hold at every level of this machine."""
+    """Measure these cases at every level of this machine."""
     rows: dict[str, dict] = {name: {"limit_mb": limit(name)} for name in names}
     for level in LEVELS[2 : LEVELS.index(HERE) + 1]:
         with nothing_left(), sandbox_for(level) as made:

@@ -1,8 +1,8 @@
-"""What one call can learn of another, or of the host, without opening anything: nothing.
+"""Channels between calls and information about the host: none without opening a file.
 
-Found by breaking the sandbox: locks, futexes, page caches, file flags, names in /proc, and what a
-template or a keeper remembers. Each test shows the channel shut at every level that this machine
-has; the last part is about answers that a fault must not change.
+Found by attacking the sandbox: locks, futexes, page caches, file flags, names in /proc and template
+memory. Each test runs at every level of this machine. The last part tests that hostile code does
+not cause environment faults.
 """
 
 import os
@@ -44,14 +44,14 @@ time.sleep(0.5)
 """
 
 
-def test_locks_on_shared_files_link_no_calls(pair):
-    """Both hold the exclusive lock, for neither is real, and nobody can ask who has it."""
+def test_locks_on_shared_files_have_no_effect(pair):
+    """Both calls obtain the exclusive lock, because locks have no effect and no owner."""
     codes = [LOCKER.format(kind=kind) for kind in (1, 0)]  # F_WRLCK, F_RDLCK
     for result in pair.map(codes):
         assert result.text == "held held held held\nPermissionError"
 
 
-def test_a_data_base_in_a_file_works_with_locks_that_do_nothing(pair):
+def test_sqlite_works_with_ineffective_locks(pair):
     code = (
         "import sqlite3\nfor _ in range(2):\n    with sqlite3.connect('base') as base:\n"
         "        base.execute('create table if not exists t (x)')\n"
@@ -62,7 +62,7 @@ def test_a_data_base_in_a_file_works_with_locks_that_do_nothing(pair):
 
 
 def denied(call: str) -> str:
-    """A program that makes a C call and prints its error number, 0 where it went through."""
+    """Build a program that makes a C call and prints its error number, or 0 on success."""
     return f"{SYS}print(libc.{call} == -1 and ctypes.get_errno())"
 
 
@@ -87,17 +87,17 @@ def denied(call: str) -> str:
     ],
 )
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="call numbers of x86-64")
-def test_calls_that_tell_or_hold_too_much_are_denied(call, pair):
+def test_leaking_and_allocating_system_calls_are_denied(call, pair):
     assert pair.run(denied(call)).text == "1"  # EPERM
 
 
-def test_advice_about_files_does_nothing(pair):
+def test_file_advice_has_no_effect(pair):
     """POSIX_FADV_DONTNEED would write into the page cache that other calls read."""
     code = "import os\nf = os.open(os.__file__, 0)\nprint(os.posix_fadvise(f, 0, 0, 4))"
     assert pair.run(code).text == "None"
 
 
-def test_frames_below_a_call_tell_nothing_of_the_last_one(pair):
+def test_frames_below_a_call_reveal_no_earlier_outcome(pair):
     look = (
         "import sys\nf, seen, names = sys._getframe(), [], ('reply', 'status', 'usage')\n"
         "while f:\n    found = {**f.f_locals, **getattr(f.f_locals.get('self'), '__dict__', {})}\n"
@@ -108,7 +108,7 @@ def test_frames_below_a_call_tell_nothing_of_the_last_one(pair):
     assert [result.text for result in pair.map([look] * 4)] == ["[]"] * 4
 
 
-def test_the_limits_of_a_call_are_set_for_good(pair):
+def test_limits_of_a_call_are_hard_limits(pair):
     names = ("CPU", "FSIZE", "NOFILE", "CORE", "MEMLOCK", "MSGQUEUE", "SIGPENDING")
     code = (
         f"import resource\nfor name in {names}:\n"
@@ -121,7 +121,7 @@ def test_the_limits_of_a_call_are_set_for_good(pair):
 # --- the host -----------------------------------------------------------------------------------
 
 
-def test_at_strong_the_file_tree_holds_what_may_be_read_and_no_other_name(tmp_path):
+def test_file_tree_at_strong_contains_only_readable_files(tmp_path):
     skip_without("strong")
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to("a-telling-text")
@@ -148,8 +148,8 @@ for action in (lambda: os.mkdir('/made'), lambda: open('/box/made', 'w'), lambda
     assert changed == "None /"  # the parent of the root is the root
 
 
-def test_the_tree_is_read_only_to_whoever_owns_its_files(pair):
-    """Without seccomp and Landlock the mounts alone would still refuse; with them all three do."""
+def test_file_tree_is_read_only_for_the_owner(pair):
+    """Mounts, seccomp and Landlock each refuse writing."""
     code = "import os\ntry: open(os.__file__, 'r+')\nexcept OSError as error: print(error.errno)"
     assert pair.run(code).text in ("1", "13", "30")
 
@@ -157,13 +157,13 @@ def test_the_tree_is_read_only_to_whoever_owns_its_files(pair):
 # --- answers that a fault must not change --------------------------------------------------------
 
 
-def test_earlier_cells_have_the_room_for_output_that_they_had(pair):
+def test_earlier_cells_have_the_full_output_limit(pair):
     cells = ["y = 0"] + ["print('x' * 3_000_000)\ny += 1"] * 4
     assert pair.run("print(y)", history=cells).text == "4"
 
 
-def test_a_main_thread_that_ends_alone_hides_nothing():
-    """/proc tells nothing of such a process, so what it holds cannot be measured."""
+def test_ended_main_thread_hides_no_files():
+    """/proc hides such a process, so its files cannot be measured."""
     skip_without("standard")
     code = (
         "import ctypes, os, threading, time\n"
@@ -193,8 +193,8 @@ def test_a_main_thread_that_ends_alone_hides_nothing():
         "x = bytearray(200 << 20)\nprint('done')",
     ],
 )
-def test_code_cannot_bring_its_template_down(code, pair):
-    """A fault of the environment would take its rollout out of the loss."""
+def test_code_cannot_crash_its_template(code, pair):
+    """An environment fault would exclude the rollout from the loss."""
     pids = pair.template_pids()
     result = pair.run(code)
     assert not result.env_fault and result.text in ("done", "OutputError: output limit exceeded.")

@@ -1,7 +1,7 @@
-"""Emptying and measuring folders while hostile threads swap what lies in them, on both cores.
+"""Empty and measure folders while hostile processes replace their content.
 
-The rule: every file is named by a descriptor of its folder and the last part of its path, and no
-link is followed. The control does the same work by path, as it used to be done, and is led out.
+Every file is addressed by a descriptor of its folder and its last path component, and no link is
+followed. The controls do the same work by path and are redirected outside.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ def test_wipe_removes_any_tree_and_follows_no_link(tmp_path):
     assert os.listdir(work) == [] and os.listdir(outside) == ["kept"]
 
 
-def test_wipe_does_not_begin_at_a_link(tmp_path):
+def test_wipe_rejects_a_link(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("x")
@@ -81,8 +81,11 @@ while True:  # until it is killed
 
 @contextmanager
 def swapped(tmp_path):
-    """A work folder in which two processes swap folders for links to the folder beside it, which
-    holds 100 files: (work, outside)."""
+    """Yield (work, outside): two processes replace folders in `work` by links to `outside`.
+
+        The folder `outside` holds 100 files.
+
+    """
     work, outside = tmp_path / "work", tmp_path / "outside"
     work.mkdir()
     (outside / "b" / "c").mkdir(parents=True)
@@ -107,7 +110,7 @@ def state(folder):
     return found
 
 
-def test_wipe_is_not_led_out_by_a_race(tmp_path):
+def test_wipe_stays_inside_during_races(tmp_path):
     with swapped(tmp_path) as (work, outside):
         before = state(outside)
         for _ in range(ROUNDS):
@@ -117,7 +120,7 @@ def test_wipe_is_not_led_out_by_a_race(tmp_path):
 
 
 def wipe_by_path(folder):
-    """The control: what `wipe` was."""
+    """Empty a folder by path: the negative control of `wipe`."""
     for entry in list(os.scandir(folder)):
         if not entry.is_dir(follow_symlinks=False):
             os.unlink(entry.path)
@@ -130,7 +133,7 @@ def wipe_by_path(folder):
         os.rmdir(entry.path)
 
 
-def test_control_the_same_by_path_is_led_out(tmp_path):
+def test_control_wipe_by_path_escapes(tmp_path):
     with swapped(tmp_path) as (work, outside):
         before = state(outside)
         end = time.monotonic() + 60
@@ -141,13 +144,13 @@ def test_control_the_same_by_path_is_led_out(tmp_path):
 
 
 def plain_open(top: int, path: str) -> int:
-    """The control of `open_below`: links on the way are followed."""
+    """Open a folder and follow links: the negative control of `open_below`."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=top)
 
 
 @pytest.mark.parametrize("open_folder", [layers.open_below, plain_open])
-def test_measuring_is_not_led_out_by_a_race(open_folder, tmp_path):
-    """The folder beside has files that the work folder never has: whether one is ever seen."""
+def test_open_below_stays_inside_during_races(open_folder, tmp_path):
+    """Files of the outside folder must never be listed."""
     seen = opened = refused = 0
     enough = (
         ROUNDS if open_folder is layers.open_below else 10**6
@@ -170,7 +173,7 @@ def test_measuring_is_not_led_out_by_a_race(open_folder, tmp_path):
     assert seen or min(opened, refused) >= ROUNDS
 
 
-def test_measuring_counts_bytes_entries_and_what_has_no_name(tmp_path, monkeypatch):
+def test_measurement_counts_bytes_entries_and_deleted_files(tmp_path, monkeypatch):
     monkeypatch.setattr(bounds, "WORK_BYTES", 1 << 20)
     monkeypatch.setattr(bounds, "WORK_ENTRIES", 50)
     work, here = str(tmp_path), os.getpid()
@@ -199,7 +202,7 @@ def test_measuring_counts_bytes_entries_and_what_has_no_name(tmp_path, monkeypat
     assert not bounds.holds_too_much(2**22 - 1, work)  # nobody's number: it has ended
 
 
-def test_a_deleted_file_that_is_mapped_alone_counts_as_the_largest(tmp_path):
+def test_deleted_mapped_file_counts_as_the_largest(tmp_path):
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     with open(tmp_path / "f\rwith odd \n name", "w+b") as file:
@@ -212,9 +215,12 @@ def test_a_deleted_file_that_is_mapped_alone_counts_as_the_largest(tmp_path):
     assert bounds.nameless_bytes(os.getpid(), str(tmp_path)) == 0
 
 
-def test_a_look_takes_no_longer_where_the_tree_is_deep(tmp_path, monkeypatch):
-    """Counted in names that are walked, not in seconds: each folder opened from the top again would
-    walk some 800,000."""
+def test_walk_of_a_deep_tree_is_linear(tmp_path, monkeypatch):
+    """Count path components, not seconds.
+
+        Opening each folder from the top again would take about 800,000 components.
+
+    """
     walked = []
     open_below = bounds.layers.open_below
 
@@ -245,13 +251,13 @@ def test_a_look_takes_no_longer_where_the_tree_is_deep(tmp_path, monkeypatch):
         wipe(str(tmp_path))
 
 
-def test_more_mappings_than_can_be_looked_through_are_too_much(tmp_path, monkeypatch):
+def test_too_many_mappings_exceed_the_limit(tmp_path, monkeypatch):
     assert not bounds.holds_too_much(os.getpid(), str(tmp_path))
     monkeypatch.setattr(bounds, "MOST_MAPPINGS", 5)
     assert bounds.holds_too_much(os.getpid(), str(tmp_path))
 
 
-def test_a_tree_deeper_than_a_path_can_be_long_is_measured(tmp_path, monkeypatch):
+def test_tree_deeper_than_path_max_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(bounds, "WORK_BYTES", 2 << 20)
     top = os.getcwd()
     try:
@@ -269,8 +275,8 @@ def test_a_tree_deeper_than_a_path_can_be_long_is_measured(tmp_path, monkeypatch
     assert os.listdir(tmp_path) == []
 
 
-def test_a_thread_that_ends_meanwhile_is_no_error(tmp_path):
-    """Files and processes come and go while they are measured."""
+def test_vanishing_files_are_no_error(tmp_path):
+    """Files appear and vanish during the measurement."""
     going = threading.Event()
 
     def churn():

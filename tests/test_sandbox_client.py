@@ -1,4 +1,4 @@
-"""The client against services that are broken, slow to take more, or take less than it sends."""
+"""The client against services that are broken, busy, or accept less than it sends."""
 
 import contextlib
 import json
@@ -69,7 +69,7 @@ BROKEN = {
 
 @contextlib.contextmanager
 def answering(make_reply):
-    """A server that answers each request with `make_reply(body)`; its address."""
+    """Start a server that answers each request with `make_reply(body)`; yield its address."""
 
     class Answer(socketserver.StreamRequestHandler):
         timeout = 30
@@ -88,7 +88,7 @@ def answering(make_reply):
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_service_costs_no_call_where_another_works(kind, service):
+def test_broken_service_loses_no_call(kind, service):
     asked = []
     with answering(lambda body: asked.append(1) or BROKEN[kind]) as broken:
         # Each call is answered long before the hour that one of them asks for; and as every batch
@@ -99,7 +99,7 @@ def test_a_broken_service_costs_no_call_where_another_works(kind, service):
     assert 1 <= len(asked) < 20
 
 
-def test_calls_that_a_node_finds_too_large_are_sent_singly(service):
+def test_too_large_batches_are_split(service):
     def proxy(body):  # one before the service that takes less
         if len(body) > 2000:
             return reply(413, b"proxy: too large")
@@ -113,14 +113,14 @@ def test_calls_that_a_node_finds_too_large_are_sent_singly(service):
             futures[-1].result()
 
 
-def test_a_call_with_too_many_bytes_is_an_error_of_its_own(client):
+def test_too_large_call_raises_in_its_own_future(client):
     futures = [client.submit(code) for code in [*numbers(4), "#" + "\x01" * 6_000_000, "print(4)"]]
     with pytest.raises(ValueError, match=f"too large.*{MAX_BODY_BYTES}"):
         futures.pop(4).result()
     assert texts(f.result() for f in futures) == [str(i) for i in range(5)]
 
 
-def test_when_all_nodes_rest_calls_wait_no_longer_than_their_deadline():
+def test_deadline_applies_while_all_nodes_are_paused():
     with (
         answering(lambda body: reply(503, b"", "Retry-After: 3600")) as url,
         SandboxClient(url, deadline_s=1.0) as client,

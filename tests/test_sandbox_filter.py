@@ -1,4 +1,4 @@
-"""The seccomp filter, simulated: every path of the BPF program ends in a verdict, the right one."""
+"""Simulate the seccomp filter: every path of the BPF program ends in the right verdict."""
 
 import struct
 
@@ -48,7 +48,7 @@ def machine(request):
 
 
 def judge(machine: str, name: str, *arguments: int) -> int:
-    """The verdict on one system call."""
+    """Return the verdict on one system call."""
     column = list(ARCHITECTURES).index(machine)
     program = SeccompFilter(machine)
     return verdict(program, ARCHITECTURES[machine], NUMBERS[name][column], arguments)
@@ -74,7 +74,7 @@ def verdict(program: SeccompFilter, arch: int, number: int, arguments: tuple[int
             index += yes if test[operation] else no
 
 
-def test_plain_yes_and_no(machine):
+def test_unconditional_verdicts(machine):
     for name in ("read", "getpid"):
         assert judge(machine, name) == ALLOW
     for name in ("execve", "socket", "mount", "setrlimit", "timer_create", "splice", "tee", "acct"):
@@ -89,12 +89,12 @@ def test_another_architecture_is_killed(machine):
         assert verdict(SeccompFilter(machine), ARCHITECTURES[machine], 0x40000000 + 39) == KILL
 
 
-def test_a_machine_without_a_table_is_refused():
+def test_unknown_machine_raises():
     with pytest.raises(LayerError, match="riscv64"):
         SeccompFilter("riscv64")
 
 
-def test_threads_and_no_processes_and_no_descriptors_of_their_own(machine):
+def test_threads_but_no_processes_or_own_descriptors(machine):
     assert judge(machine, "clone", THREAD) == ALLOW
     assert judge(machine, "clone", THREAD | 0x400000) == ALLOW  # CLONE_DETACHED, ignored
     for flags in (FORK, THREAD ^ FILES, THREAD | NEW_USER, 17, 0, THREAD ^ 0x10000):
@@ -104,7 +104,7 @@ def test_threads_and_no_processes_and_no_descriptors_of_their_own(machine):
         assert judge(machine, "close_range", 3, 9, flags) == EPERM
 
 
-def test_locks_succeed_and_do_nothing(machine):
+def test_locks_succeed_without_effect(machine):
     assert judge(machine, "flock", 3, 2) == DONE
     for command in (6, 7, 37, 38):  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
         assert judge(machine, "fcntl", 3, command) == DONE
@@ -114,14 +114,14 @@ def test_locks_succeed_and_do_nothing(machine):
         assert judge(machine, "fcntl", 3, command) == EPERM
 
 
-def test_no_anonymous_memory_that_is_shared(machine):
+def test_shared_anonymous_memory_is_denied(machine):
     for flags in (0x2, 0x22, 0x1, 0x3, 0x32):
         assert judge(machine, "mmap", 0, 4096, 3, flags) == ALLOW, hex(flags)
     for flags in (0x21, 0x23, 0x8021):
         assert judge(machine, "mmap", 0, 4096, 3, flags) == EPERM, hex(flags)
 
 
-def test_a_process_signals_itself_alone(machine):
+def test_process_signals_only_itself(machine):
     for name in ("kill", "tgkill"):
         # the number that stands for the process until it installs the filter
         assert judge(machine, name, 0xFFFFFFF1, 9) == ALLOW
@@ -129,7 +129,7 @@ def test_a_process_signals_itself_alone(machine):
             assert judge(machine, name, other, 9) == EPERM
 
 
-def test_what_would_tell_calls_of_each_other_is_denied(machine):
+def test_channels_between_calls_are_denied(machine):
     assert judge(machine, "openat", 0, 0, 0o2) == ALLOW
     assert judge(machine, "openat", 0, 0, 0x400000 | 0x10000 | 2) == EPERM  # O_TMPFILE
     for clock in (0, 1, 2, 3, 7, 11):

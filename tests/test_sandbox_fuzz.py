@@ -1,8 +1,8 @@
-"""Random text as code, stdin and history: a typed result for each, in order, and never a hang.
+"""Random text as code, stdin and history: a typed result for each, in order, without a hang.
 
-Seeded: bytes read as Latin-1 and as UTF-8 with replacements, lone surrogates, words of Python in
-random order, and working programs with characters changed. `DRLIB_FUZZ_CALLS` sets how many; the
-ten thousand take about a minute on two cores.
+Seeded: bytes decoded as Latin-1 and as UTF-8 with replacements, lone surrogates, Python words in
+random order, and working programs with changed characters. `DRLIB_FUZZ_CALLS` sets the number; ten
+thousand take about a minute on two cores.
 """
 
 import os
@@ -25,7 +25,7 @@ PROGRAMS = [c.code for c in WORKS + FORGED + ODD if len(c.code) < 600 and "sleep
 
 
 def random_text(generator: random.Random) -> str:
-    """One text of one of the five kinds, at most 400 characters."""
+    """Draw a text of one of the five kinds, at most 400 characters."""
     kind = generator.randrange(5)
     size = int(400 ** generator.random())
     if kind == 0:
@@ -52,7 +52,7 @@ def random_text(generator: random.Random) -> str:
 
 
 def check(result: SandboxResult) -> None:
-    """Typed, printable, and not the environment's fault."""
+    """Check that a result is typed, printable and no environment fault."""
     assert isinstance(result, SandboxResult) and result.status in STATUSES, result
     assert not result.env_fault and len(result.text) < 10_000
     for text in (result.text, result.stdout, result.stderr):
@@ -68,7 +68,7 @@ def sandbox():
 
 
 def fuzz_codes(sandbox: Sandbox, count: int, seed: int) -> dict[str, int]:
-    """Run `count` random programs with numbered ones between them; how often each status came."""
+    """Run `count` random programs with numbered ones between them; count each status."""
     generator = random.Random(seed)
     codes = [
         f"print('number', {i})" if i % 25 == 0 else random_text(generator) for i in range(count)
@@ -103,8 +103,8 @@ def test_random_input_and_history(sandbox):
         assert result.text == str(len(as_read)), (stdin, result)
 
 
-def test_random_history_is_only_code(sandbox):
-    """A broken earlier cell is as if it were not there."""
+def test_random_history_has_no_effect(sandbox):
+    """A failing earlier cell has no effect."""
     generator = random.Random(2)
     for _ in range(CALLS // 100):
         cell = generator.randbytes(60).decode("latin-1")

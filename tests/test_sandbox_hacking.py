@@ -1,9 +1,9 @@
-"""Reward hacking: generated code against a grader, and branches of a session against each other.
+"""Reward hacking: generated code against a grader.
 
-The grader is what a user would write: the model's function runs in the sandbox on inputs, and the
-parent, which alone knows the answers, compares what was printed. No attack may be graded as passed,
-blame the environment or change another call's result. The controls: the same attacks do fool a
-grader that runs code in its own process, or that trusts an exit code or a printed word.
+The grader is typical user code: the policy's function runs in the sandbox on inputs, and the parent
+process, which alone has the answers, compares the output. No attack may pass, cause an environment
+fault or change the result of another call. Negative controls: the same attacks fool a grader that
+runs code in its own process, or trusts an exit code or a printed word.
 """
 
 import json
@@ -31,7 +31,7 @@ def sandbox(request):
 
 
 def grade(sandbox: Sandbox, code: str) -> tuple[bool, list[SandboxResult]]:
-    """Whether the function is right for every input; judged here, from status and last line."""
+    """Return (passed, results), judged here from status and last line of each input."""
     results = [sandbox.run(code + HARNESS, stdin=f"{n}\n") for n in ANSWERS]
     passed = True
     for result, answer in zip(results, ANSWERS.values(), strict=True):
@@ -114,8 +114,8 @@ def test_no_attack_is_graded_as_passed(name, sandbox):
     assert grade(sandbox, HONEST)[0]
 
 
-def test_another_call_cannot_be_answered(sandbox):
-    """Beside a call that writes replies to every descriptor, its neighbours get their own."""
+def test_forged_replies_do_not_reach_other_calls(sandbox):
+    """A call that writes replies to every descriptor does not affect concurrent calls."""
     forged = json.dumps({"status": "ok", "exit_code": 0, "reason": "", "duration_s": 0.1})
     body = len(forged).to_bytes(4, "big") + forged.encode()
     writer = sandbox.submit(
@@ -129,7 +129,7 @@ def test_another_call_cannot_be_answered(sandbox):
     assert writer.result().stdout == ""
 
 
-def test_honest_and_wrong_code_are_told_apart(sandbox):
+def test_grader_separates_honest_and_wrong_code(sandbox):
     assert grade(sandbox, HONEST)[0]
     assert not grade(sandbox, HONEST.replace("982451653", "982451654"))[0]
     assert not grade(sandbox, "def solve(n): return")[0]
@@ -139,7 +139,7 @@ def test_honest_and_wrong_code_are_told_apart(sandbox):
 
 
 def naive_in_process(code: str) -> bool:
-    """Runs the code where the checks are; `verifier.check` does the comparison."""
+    """Grade in this process; `verifier.check` compares."""
     verifier = types.ModuleType("verifier")
     verifier.check = lambda value, answer: value == answer
     sys.modules["verifier"] = verifier

@@ -1,9 +1,9 @@
-"""Hostile code against the sandbox, at each level that this machine has.
+"""Hostile code against the sandbox, at each level of this machine.
 
-The cases are data (`hostile_cases.py`, `greedy_cases.py`). After each: no canary in what it
-printed, every planted target (`sandbox_targets.py`) as before, the same template still answers in
-an empty folder. After all: no process, file, shared memory or socket left. The negative control
-runs the cases with isolation off, where the planted canaries must leak, so the cases can fail.
+The cases are data (`hostile_cases.py`, `greedy_cases.py`). After each one, the output contains no
+canary, every planted target (`sandbox_targets.py`) is unchanged, and the same template answers in
+an empty folder. At the end no process, file, shared memory or socket is left. The negative control
+runs the cases without isolation, where the canaries must leak.
 """
 
 import dataclasses
@@ -50,8 +50,8 @@ def level(request):
     return request.param
 
 
-def test_negative_control_with_isolation_off_the_same_cases_leak():
-    """Limits only, the user's own rights: nearly every marked case reads its canary or says so."""
+def test_control_cases_leak_without_isolation():
+    """With limits only, nearly every marked case reads its canary or reports a breach."""
     layers_off = ("landlock", "seccomp", "namespaces", "no_new_privileges", "unprivileged")
     found = dataclasses.replace(probe().without(*layers_off), drop="none")
     marked = [case for case in CASES.values() if case.leaks]
@@ -107,7 +107,7 @@ def sandbox(level, places):
 
 @pytest.fixture(scope="module")
 def endless(level, places):
-    """Results of the code that only a limit ends: all queued at once, on workers of their own."""
+    """Return results of the endless cases, all queued at once on separate workers."""
     chosen = [case for case in CASES.values() if case.endless]
     with sandbox_at(level, workers=4, timeout_s=0.4, memory_mb=256, output_chars=BOUND) as made:
         futures = [made.submit(places.fill(c.code), c.stdin, c.history) for c in chosen]
@@ -139,7 +139,7 @@ def test_endless_case(name, endless):
     judge(CASES[name], endless[name])
 
 
-def test_there_are_as_many_cases_as_promised():
+def test_number_of_cases():
     assert len(CASES) == len(REACHING + OTHERS) >= 130  # no two of one name
 
 
@@ -237,9 +237,8 @@ def test_system_calls_outside_the_list_fail(sandbox):
     assert result.text == "Finished execution."
 
 
-def test_a_call_does_no_harm_to_its_neighbour(level, places):
-    """Two calls at one time: the same file name is two files, and one's threads and memory leave
-    the other what it needs."""
+def test_concurrent_calls_are_isolated(level, places):
+    """Two concurrent calls have separate files and enough threads and memory."""
     with sandbox_at(level, workers=2, timeout_s=6.0, memory_mb=256) as pair:
         same = (
             "import time\nopen('f', 'w').write('{0}')\ntime.sleep(0.3)\n"
@@ -266,8 +265,8 @@ def test_a_template_killed_in_a_call_is_replaced(level, places):
         assert single.template_pids() not in ([], [old])
 
 
-def test_a_client_that_goes_leaves_nothing(level, places):
-    """The module's last check would find the processes and folders of this caller."""
+def test_exiting_caller_leaves_nothing(level, places):
+    """The module's last check would find left-over processes and folders of this caller."""
     script = (
         "from drlib.sandbox import template\n"
         f"template.scratch = lambda: {template.scratch()!r}\n"
@@ -292,8 +291,8 @@ def test_a_client_that_goes_leaves_nothing(level, places):
 # --- less than everything ----------------------------------------------------------------------
 
 
-def test_a_layer_that_fails_stops_the_call_before_any_code():
-    """Landlock without the no-new-privileges mark is refused by the kernel: nothing may run."""
+def test_failing_layer_stops_the_call_before_any_code():
+    """Without no_new_privs, the kernel refuses Landlock, so no code may run."""
     skip_without("standard")
     incomplete = probe().without("no_new_privileges", "namespaces")
     with warnings.catch_warnings():
@@ -306,7 +305,7 @@ def test_a_layer_that_fails_stops_the_call_before_any_code():
     assert result.text == "SandboxError: the code could not be run."
 
 
-def test_less_than_standard_is_refused_by_default():
+def test_level_below_standard_raises_by_default():
     weak = probe().without("landlock", "seccomp")
     assert weak.level == "weak"
     with pytest.raises(SandboxUnavailable, match="min_level=.weak.") as refusal:
@@ -320,7 +319,7 @@ def test_less_than_standard_is_refused_by_default():
         Sandbox(min_level="strong", found=probe().without("namespaces"))
 
 
-def test_a_library_in_a_folder_with_a_colon_is_isolated_as_well(tmp_path):
+def test_library_path_with_a_colon(tmp_path):
     skip_without("standard")
     ours = Path(template.__file__).parents[1]
     copy = tmp_path / "a:b" / "drlib"

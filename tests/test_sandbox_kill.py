@@ -1,7 +1,7 @@
-"""What may happen under running calls: deaths, full disks, no descriptors; and 2,000 calls.
+"""Failures under running calls: killed processes, full disks, no descriptors; and 2,000 calls.
 
-Real processes and real full file systems (small ones, mounted here: root only). After each, every
-accepted call has exactly one answer or a typed error, and the sandbox works again.
+Real processes and real full file systems (small ones, mounted here: root only). Afterwards every
+accepted call has exactly one result or a typed error, and the sandbox works again.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ SLOW = "import time; time.sleep({}); print({})"
 
 
 class Answers:
-    """Submits calls and counts the answers of each."""
+    """Submit calls and count the answers of each."""
 
     def __init__(self, sandbox, codes):
         self.counts, self.futures = [0] * len(codes), []
@@ -42,7 +42,7 @@ class Answers:
         self.counts[i] += 1
 
     def results(self):
-        """Every result, or the OSError in its place; each call has one, of a known status."""
+        """Return every result, or its OSError; each call has one with a known status."""
         found = [future.exception(60) or future.result() for future in self.futures]
         end = time.monotonic() + 10
         while 0 in self.counts and time.monotonic() < end:  # callbacks come after the result
@@ -64,7 +64,7 @@ def works(sandbox):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """The path of a file system of 4 MB."""
+    """Return the path of a file system of 4 MB."""
     if os.geteuid():
         pytest.skip("mounting a small file system needs root")
     command = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=1777", "tmpfs", str(tmp_path)]
@@ -76,7 +76,7 @@ def small_disk(tmp_path):
 
 
 def fill(folder):
-    """Leave no byte and no file's worth of space."""
+    """Fill all bytes and inodes of a disk."""
     with open(folder / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
@@ -118,7 +118,7 @@ def test_a_full_disk(what, level, small_disk, monkeypatch):
 
 
 @pytest.mark.parametrize("whom", ["template", "child"])
-def test_a_killed_process_costs_no_other_call(whom):
+def test_killed_process_affects_no_other_call(whom):
     with Sandbox(workers=2) as sandbox:
         answers = Answers(sandbox, [SLOW.format(0.05, i) for i in range(60)])
         killed = 0
@@ -146,12 +146,12 @@ def test_a_killed_process_costs_no_other_call(whom):
 
 
 def failed(result):
-    """Whether the fault is ours: a result that says so, or the error itself."""
+    """Return True for an environment fault: a result with that status, or an error."""
     return result.errno == errno.EMFILE if isinstance(result, OSError) else result.env_fault
 
 
 def take_all(held):
-    """Open files until there is no descriptor left."""
+    """Open files until no descriptor is left."""
     with pytest.raises(OSError) as full:
         while True:
             held.append(os.open("/dev/null", os.O_RDONLY))
@@ -179,7 +179,7 @@ def test_no_free_descriptors_in_the_caller():
         assert works(sandbox)
 
 
-def test_two_thousand_calls_leave_memory_and_descriptors_as_they_were():
+def test_two_thousand_calls_leak_nothing():
     def held():
         gc.collect()
         family = [psutil.Process(pid) for pid in sandbox.template_pids()]

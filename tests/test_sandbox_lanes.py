@@ -1,4 +1,4 @@
-"""Lanes, queue time, memory, closing: short calls pass long ones, every call gets one answer."""
+"""Lanes, queue time, memory and closing: short calls pass long ones, every call gets one result."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_long_call_does_not_hold_up_short_ones():
+def test_long_call_does_not_delay_short_ones():
     with Sandbox(timeout_s=20.0, long_s=0.1) as single:
         ended = []
         long = single.submit("import time; time.sleep(8); print('long')")
@@ -35,7 +35,7 @@ def test_a_spare_template_starts_only_for_a_long_call():
         assert len(single.template_pids()) == 1
 
 
-def test_long_calls_are_bounded_and_none_is_lost():
+def test_long_calls_are_limited_and_none_is_lost():
     with Sandbox(timeout_s=20.0, long_s=0.05, long_workers=2) as single:
         peak, gauge = [0], threading.Event()
 
@@ -53,7 +53,7 @@ def test_long_calls_are_bounded_and_none_is_lost():
         assert (single._workers.short, single._workers.long) in ((0, 0), (1, 0))
 
 
-def test_a_call_that_waits_too_long_is_a_fault_of_the_environment():
+def test_queue_timeout_is_an_environment_fault():
     with Sandbox(timeout_s=20.0, queue_timeout_s=0.5, long_workers=0) as single:
         first = single.submit("import time; time.sleep(1.5); print('ran')")
         late = single.submit("print('late')")
@@ -66,7 +66,7 @@ def test_a_call_that_waits_too_long_is_a_fault_of_the_environment():
 
 
 def test_calls_wait_for_memory_and_then_run(monkeypatch):
-    """The reading of the machine's memory is replaced: 150 MB are left, then 1,000."""
+    """The machine's free memory is replaced: 150 MB, then 1,000 MB."""
     left = [150 << 20]
     monkeypatch.setattr(pool, "available_bytes", lambda: left[0])
     with Sandbox(workers=2, memory_mb=100, timeout_s=20.0) as double:
@@ -80,7 +80,7 @@ def test_calls_wait_for_memory_and_then_run(monkeypatch):
         assert abs(float(began[0].text) - float(began[1].text)) < 0.9  # side by side
 
 
-def test_memory_that_never_comes_is_said(monkeypatch):
+def test_missing_memory_is_reported(monkeypatch):
     monkeypatch.setattr(pool, "available_bytes", lambda: 1 << 20)
     monkeypatch.setattr(pool, "MEMORY_PATIENCE_S", 0.2)
     with Sandbox(memory_mb=64) as single:
@@ -88,7 +88,7 @@ def test_memory_that_never_comes_is_said(monkeypatch):
         assert result.status == "queue_timeout" and "lower memory_mb" in result.stderr
 
 
-def test_available_bytes_is_what_the_machine_says():
+def test_available_bytes_are_plausible():
     import psutil
 
     assert 0 < pool.available_bytes() <= psutil.virtual_memory().total
@@ -121,7 +121,7 @@ LEVELS = {
 @pytest.mark.parametrize("level", [name for name, found in LEVELS.items() if found.level == name])
 @pytest.mark.filterwarnings("ignore:Sandbox runs with WEAK")
 def test_a_template_serves_many_calls(level):
-    """A retry would hide a template that has to be started again for every call."""
+    """A retry would hide a template that restarts for every call."""
     with Sandbox(found=LEVELS[level], min_level="weak") as single:
         single.run("import numpy")
         pids = single.template_pids()
@@ -130,7 +130,7 @@ def test_a_template_serves_many_calls(level):
         assert single.template_pids() == pids and len(pids) == 2
 
 
-def test_code_gets_no_descriptor_of_a_caller_with_many_open_files():
+def test_code_inherits_no_descriptor_of_the_caller():
     held = [os.open(os.devnull, os.O_RDONLY) for _ in range(400)]
     scan = """
 import os
@@ -148,7 +148,7 @@ print(seen)
             os.close(fd)
 
 
-def test_no_call_is_left_without_an_answer_by_closing():
+def test_closing_answers_every_call():
     for _ in range(5):
         single, futures = Sandbox(), []
 
@@ -179,7 +179,7 @@ def test_a_callback_may_close_the_sandbox():
     assert future.result().text == "1" and done.wait(20)
 
 
-def test_a_fault_of_our_own_reaches_the_caller_and_the_next_call_runs(monkeypatch):
+def test_internal_error_reaches_the_caller(monkeypatch):
     def broken():
         raise ZeroDivisionError("ours")
 
@@ -197,7 +197,7 @@ def below(pid):
 
 
 def waiting_child(template):
-    """The last process below a template that is a session leader: the next call's."""
+    """Return the child prepared for the next call: the last session leader below a template."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
         for pid in reversed(below(template)):
@@ -210,8 +210,8 @@ def waiting_child(template):
 
 @pytest.mark.parametrize("level", [name for name, found in LEVELS.items() if found.level == name])
 @pytest.mark.filterwarnings("ignore:Sandbox runs with WEAK")
-def test_the_next_child_holds_nothing_of_its_template(level):
-    """A copy of the channel would hide the template's death from the caller."""
+def test_next_child_has_no_descriptor_of_its_template(level):
+    """A copy of the socket would hide the template's death from the caller."""
     with Sandbox(found=LEVELS[level], min_level="weak") as single:
         single.run("print(1)")
         held, end = [], time.monotonic() + 20
@@ -222,7 +222,7 @@ def test_the_next_child_holds_nothing_of_its_template(level):
         assert len([name for name in held if name.startswith("socket:")]) == 1 and len(held) == 4
 
 
-def test_a_killed_spare_costs_no_answer():
+def test_killed_spare_loses_no_answer():
     with Sandbox() as single:
         for _ in range(3):
             assert single.run("print(1)").text == "1"

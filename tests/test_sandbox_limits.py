@@ -1,6 +1,6 @@
-"""What a call is given, to the number: seconds, bytes of memory and of files, and no network.
+"""Exact limits of a call: seconds, bytes of memory and of files, and no network.
 
-`test_sandbox_bounds.py` looks for ways around these; here they are measured where they stand.
+`test_sandbox_bounds.py` tests ways around these limits.
 Run: python -m pytest tests/test_sandbox_limits.py
 """
 
@@ -23,27 +23,27 @@ def sandbox(request):
 
 
 @pytest.mark.parametrize("code", ["while True: pass", "import time\ntime.sleep(60)"])
-def test_a_call_has_the_seconds_that_it_was_given(code, sandbox):
+def test_time_limit_is_exact(code, sandbox):
     began = time.monotonic()
     result = sandbox.run(code)
     assert result.status == "timeout" and 0.5 <= result.duration_s < 3, result
     assert time.monotonic() - began < 4
 
 
-def test_a_call_has_the_memory_that_it_was_given_and_not_twice_that(sandbox):
+def test_memory_limit_is_exact(sandbox):
     assert sandbox.run("x = bytearray(40 << 20)\nprint(len(x) >> 20)").text == "40"
     assert sandbox.run("x = bytearray(100 << 20)\nprint(len(x) >> 20)").status == "memory_limit"
 
 
-def test_a_file_has_the_bytes_that_it_was_given_and_not_one_more(sandbox):
+def test_file_size_limit_is_exact(sandbox):
     code = (
         "f = open('f', 'wb', buffering=0)\nf.write(bytes((8 << 20) - 1))\nprint(f.write(bytes(2)))"
     )
     assert sandbox.run(code).text == "1"
 
 
-def test_namespaces_alone_keep_code_from_the_network():
-    """The filter and Landlock deny it as well, and would hide that it is there."""
+def test_namespaces_alone_deny_the_network():
+    """The filter and Landlock are off, because they would hide a missing namespace."""
     skip_without("strong")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -57,8 +57,8 @@ def test_namespaces_alone_keep_code_from_the_network():
             server.accept()
 
 
-def test_namespaces_that_the_kernel_gives_forbid_what_they_should():
-    """A trial that finds a hole is no reason to go on at a lower level unseen."""
+def test_available_namespaces_pass_their_trial():
+    """A failing trial must not lower the level unnoticed."""
     skip_without("standard")
     (namespaces,) = (layer for layer in probe().layers if layer.name == "namespaces")
     assert "was possible" not in namespaces.detail

@@ -1,4 +1,4 @@
-"""The pool: results, independence of calls, threads, event loops, deaths, what is left behind."""
+"""The pool: results, independence of calls, threads, event loops, failures, clean-up."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ def sandbox(request):
 
 
 def gone(pid: int, patience_s: float = 10.0) -> bool:
-    """Whether the process ends (a zombie of another parent counts as ended)."""
+    """Return True once the process ends (a zombie of another parent counts as ended)."""
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
         try:
@@ -54,7 +54,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def running_child(template: int) -> int:
-    """The descendant of the template that has begun to run code (its own session leader)."""
+    """Return the descendant of the template that runs code (its own session leader)."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
         for pid in descendants(template):
@@ -183,7 +183,7 @@ def test_nothing_survives_a_call(level):
         assert after.text == "True False False []"
 
 
-def test_random_numbers_depend_on_the_call_alone(sandbox):
+def test_random_numbers_depend_only_on_the_call(sandbox):
     code = (
         "import random, numpy, sympy.core.random as s\n"
         "print(random.random(), numpy.random.rand(), s.rng.random(), {'a', 'b', 'c'})"
@@ -251,7 +251,7 @@ def test_template_killed_in_a_call_is_replaced_and_the_call_repeated():
         assert single.template_pids() != [old]
 
 
-def test_second_death_is_a_fault_of_the_environment():
+def test_second_death_is_an_environment_fault():
     with Sandbox(timeout_s=60.0) as single:
         future = single.submit("import time; time.sleep(50)")
         for _ in range(2):
@@ -266,7 +266,7 @@ def test_second_death_is_a_fault_of_the_environment():
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_lost_work_folder_is_healed(level):
+def test_lost_work_folder_is_replaced(level):
     with Sandbox(found=LEVELS[level]) as single:
         folder = folder_of(single.template_pids()[0])
         if level == "strong":
@@ -306,7 +306,7 @@ print(*sandbox.template_pids(), flush=True)
 
 
 @pytest.mark.parametrize("end", ["killed", "forgotten", "interrupted"])
-def test_a_caller_that_goes_leaves_no_orphan(end):
+def test_exiting_caller_leaves_no_orphan(end):
     last = "sys.exit(0)" if end == "forgotten" else "future.result()"
     # a shell's background job ignores SIGINT, and so would what it starts
     caller = subprocess.Popen(
@@ -327,7 +327,7 @@ def test_a_caller_that_goes_leaves_no_orphan(end):
     assert folder is None or not folder.exists()
 
 
-def test_a_forked_copy_is_refused(sandbox):
+def test_forked_copy_raises(sandbox):
     read, write = os.pipe()
     pid = os.fork()
     if not pid:

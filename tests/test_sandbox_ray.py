@@ -1,4 +1,4 @@
-"""The Ray front on a real cluster of two local nodes, one of which is killed under its calls."""
+"""`RaySandbox` on a real cluster of two local nodes, one of which is killed under its calls."""
 
 import asyncio
 import os
@@ -72,7 +72,7 @@ def test_a_cluster_is_needed():
             RaySandbox()
 
 
-def test_it_answers_as_a_sandbox_does(front):
+def test_results_equal_those_of_a_sandbox(front):
     assert len(front._nodes) == 2
     result = front.run("print(input(), x)", stdin="in", history=["x = 1"])
     assert (result.status, result.text, result.isolation) == ("ok", "in 1", probe().level)
@@ -81,7 +81,7 @@ def test_it_answers_as_a_sandbox_does(front):
     assert [r.text for r in front.map(numbers(60))] == [str(i) for i in range(60)]
 
 
-def test_both_nodes_work_and_nothing_of_ray_reaches_the_code(front):
+def test_both_nodes_work_and_code_inherits_nothing_of_ray(front):
     assert len({node.address._actor_id.hex() for node in front._nodes}) == 2
     for process in template_processes(front):
         assert not [name for name in process.environ() if "RAY" in name.upper()]
@@ -97,7 +97,7 @@ def test_both_nodes_work_and_nothing_of_ray_reaches_the_code(front):
     assert front.run("import ray").text == "ModuleNotFoundError: No module named 'ray'"
 
 
-def test_calls_that_are_given_up_are_not_run(front, monkeypatch):
+def test_cancelled_calls_do_not_run(front, monkeypatch):
     from drlib.sandbox.client import Unreachable
 
     address = front._nodes[0].address
@@ -118,7 +118,7 @@ def test_a_lost_actor_starts_again(front):
     assert family and gone(family)
 
 
-def test_a_node_killed_under_a_map_costs_no_call(cluster, front):
+def test_killed_node_loses_no_call(cluster, front):
     import ray
 
     answered = []

@@ -1,4 +1,4 @@
-"""The HTTP service as a real process, and its client: answers, refusals, deaths, what is left."""
+"""The HTTP service as a real process, and its client: results, refusals, failures, clean-up."""
 
 import asyncio
 import http.client
@@ -31,7 +31,7 @@ SECRET = "a-secret-of-the-test"
 
 
 class Service:
-    """`drlib sandbox serve` in a process of its own."""
+    """`drlib sandbox serve` in a separate process."""
 
     def __init__(self, *options, port=0, token="", host="127.0.0.1"):
         environment = {k: v for k, v in os.environ.items() if k != TOKEN}
@@ -40,7 +40,8 @@ class Service:
             [
                 sys.executable,
                 "-m",
-                "drlib.sandbox",
+                "drlib.cli",
+                "sandbox",
                 "serve",
                 f"--host={host}",
                 f"--port={port}",
@@ -56,7 +57,7 @@ class Service:
         self.headers |= {"Authorization": f"Bearer {token}"} if token else {}
 
     def ask(self, method, path, body=None, **headers):
-        """(status, headers, body) of one request."""
+        """Send one request; return (status, headers, body)."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             body = json.dumps(body) if isinstance(body, dict | list) else body
@@ -70,18 +71,18 @@ class Service:
         return json.loads(self.ask("GET", "/health")[2])
 
     def metric(self, name):
-        """Sum over the labels of one metric."""
+        """Sum one metric over its labels."""
         text = self.ask("GET", "/metrics")[2].decode()
         found = re.findall(rf"^drlib_sandbox_{name}(?:{{[^}}]*}})? (\S+)$", text, re.M)
         assert found, f"{name} is not in\n{text}"
         return sum(map(float, found))
 
     def family(self):
-        """Every process below the service."""
+        """Return all processes below the service."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def kill(self, number=signal.SIGKILL):
-        """Its exit code; nothing of it may be left."""
+        """Kill the service and return its exit code; no process may be left."""
         below = self.family() if self.process.poll() is None else []
         self.process.send_signal(number)
         code = self.process.wait(60)
@@ -115,7 +116,7 @@ def texts(results):
 # --- answers ----------------------------------------------------------------------------------
 
 
-def test_the_client_answers_as_a_sandbox_does(service, client):
+def test_client_results_equal_those_of_a_sandbox(service, client):
     with Sandbox(timeout_s=4.0) as here:
         for call in (
             {"code": "print(6 * 7)"},
@@ -140,7 +141,7 @@ def test_the_client_answers_as_a_sandbox_does(service, client):
         client.submit("#" * 16_000_001)
 
 
-def test_results_have_the_ids_of_the_calls_and_come_as_they_end(service):
+def test_results_stream_with_the_ids_of_their_calls(service):
     calls = [
         {"code": f"import time; time.sleep({0.8 - 0.8 * i}); print({i})", "id": f"n{i}"}
         for i in range(2)
@@ -151,7 +152,7 @@ def test_results_have_the_ids_of_the_calls_and_come_as_they_end(service):
     assert sorted(got) == [("2", "in\n"), ("n0", "0\n"), ("n1", "1\n")]
 
 
-def test_two_hundred_clients_each_have_their_own_answers(service):
+def test_two_hundred_clients_get_their_own_results(service):
     async def one(number):
         with SandboxClient(service.url) as mine:
             codes = [f"print({number}, {k}, input())" for k in range(2)]
@@ -165,7 +166,7 @@ def test_two_hundred_clients_each_have_their_own_answers(service):
     assert got == [[f"{i} {k} {-i}" for k in range(2)] for i in range(200)]
 
 
-def test_metrics_add_up_to_the_calls_made(service, client):
+def test_metrics_count_all_calls(service, client):
     names = ("calls_total", r"seconds_count(?={part=.run)", r"seconds_count(?={part=.wait)")
     before = [service.metric(name) for name in names]
     client.map(numbers(30) + ["1 / 0"] * 5)
@@ -234,7 +235,7 @@ def test_other_refusals_and_random_bytes(service, client):
     assert client.run("print(1)").text == "1" and service.health()["status"] == "ok"
 
 
-def test_a_token_is_asked_for_everywhere():
+def test_every_route_needs_the_token():
     command = [sys.executable, "-m", "drlib.cli", "sandbox", "serve", "--port=0"]
     free = {k: v for k, v in os.environ.items() if k != TOKEN}
     for host in ("0.0.0.0", "::"):
@@ -265,7 +266,7 @@ def test_a_token_is_asked_for_everywhere():
         made.kill(signal.SIGTERM)
 
 
-def test_idle_strangers_do_not_take_all_the_places():
+def test_idle_connections_do_not_block_the_service():
     made, crowd = Service(token=SECRET), []
     try:
         for _ in range(1100):  # more than it accepts in all
@@ -279,7 +280,7 @@ def test_idle_strangers_do_not_take_all_the_places():
         made.kill(signal.SIGTERM)
 
 
-def test_a_full_queue_refuses_whole_batches_and_the_client_comes_back():
+def test_full_queue_rejects_batches_and_the_client_retries():
     made = Service("--workers=1", "--max-queue=64")
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(
@@ -296,7 +297,7 @@ def test_a_full_queue_refuses_whole_batches_and_the_client_comes_back():
     made.kill(signal.SIGTERM)
 
 
-def test_a_call_that_waits_too_long_is_a_fault_of_the_environment():
+def test_queue_timeout_is_an_environment_fault():
     made = Service("--workers=1", "--queue-timeout=0.5")
     body = made.ask("POST", "/run", {"calls": [{"code": c} for c in numbers(10, 0.2)]})[2]
     statuses = {r["id"]: r["status"] for r in map(json.loads, body.splitlines())}
@@ -314,7 +315,7 @@ def test_a_call_that_waits_too_long_is_a_fault_of_the_environment():
 # --- deaths -----------------------------------------------------------------------------------
 
 
-def test_killed_and_restarted_under_a_client_every_call_has_one_right_answer():
+def test_restarted_service_loses_no_call():
     made = Service("--workers=2")
     answered = []
     with SandboxClient(made.url, batch=16) as client:
@@ -333,7 +334,7 @@ def test_killed_and_restarted_under_a_client_every_call_has_one_right_answer():
             assert again.kill(signal.SIGTERM) == 0
 
 
-def test_a_client_that_leaves_takes_its_waiting_calls_along(service):
+def test_disconnected_client_cancels_its_waiting_calls(service):
     def count(status):
         text = service.ask("GET", "/metrics")[2].decode()
         found = re.search(rf'calls_total{{status="{status}"}} (\S+)', text)
@@ -350,7 +351,7 @@ def test_a_client_that_leaves_takes_its_waiting_calls_along(service):
     assert ran + cancelled == 64 and 1 <= ran < cancelled
 
 
-def test_sigterm_answers_what_runs_and_leaves_nothing():
+def test_sigterm_finishes_running_calls_and_leaves_nothing():
     made = Service("--workers=1")
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(
@@ -367,7 +368,7 @@ def test_sigterm_answers_what_runs_and_leaves_nothing():
         made.health()
 
 
-def test_without_a_service_the_answer_is_a_fault_of_the_environment():
+def test_missing_service_is_an_environment_fault():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with SandboxClient(f"http://127.0.0.1:{port}", deadline_s=0.3) as client:

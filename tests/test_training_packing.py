@@ -10,8 +10,8 @@ import torch
 
 from drlib.models.moe import build_policy
 from drlib.models.packed import ATTENTION, EXPERTS, Prefix, packed_forward
-from drlib.training.packing import Flat, balance_loss, score
 from drlib.training.optim import Muon, Optimizers, orthogonalise, schedule, split_parameters
+from drlib.training.packing import Flat, balance_loss, score
 from tests.policy_examples import small
 
 

@@ -12,11 +12,11 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
+from drlib.analysis.scaling_plots import simulate_asynchronous, simulate_synchronous
+from drlib.cli.plan import main, read_rates
 from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
 from drlib.models.moe import PolicyShape, build_policy, save_policy
-from drlib.analysis.scaling_plots import simulate_asynchronous, simulate_synchronous
-from drlib.cli.plan import main, read_rates
 from drlib.training.memory_model import KNOWN, Load, count_shape, load_shape
 from drlib.training.planner import (
     GIB,

@@ -19,12 +19,12 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
+from drlib.cli.plan import main
 from drlib.config import ROOT, Config
 from drlib.models.vllm_engine import VllmEngine
-from drlib.cli.plan import main
 from drlib.training import planner, stages
-from drlib.training.planner import HUB, check_machine, check_server, check_vllm, plan
 from drlib.training.distributed import gpu_fault
+from drlib.training.planner import HUB, check_machine, check_server, check_vllm, plan
 from tests.real_examples import miniature
 
 MODEL = "Qwen/Qwen3-30B-A3B-Thinking-2507"  # of the profile gpu8
@@ -92,7 +92,7 @@ def test_a_profile_for_gpus_on_this_machine(tmp_path):
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ("0.19.0", "vLLM 0.19.0 is installed, drlib needs 0.31.0: on a GPU `pip install"),
+        ("0.19.0", "vLLM 0.19.0 is installed, drlib needs 0.31.0: on a GPU"),
         ("0.31.0", ""),
         ("0.31.0+cu129", ""),
     ],

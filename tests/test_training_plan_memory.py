@@ -36,6 +36,7 @@ from drlib.training.memory_model import (
     Load,
     Shape,
     activation_bytes,
+    count_shape,
     head_bytes,
     memory_plan,
     state_bytes,
@@ -43,7 +44,6 @@ from drlib.training.memory_model import (
     working_bytes,
 )
 from drlib.training.model_setup import build_lora_config
-from drlib.training.memory_model import count_shape
 
 RANK, TOKENS = 4, 128
 SIZES = {

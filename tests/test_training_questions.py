@@ -9,7 +9,13 @@ from fractions import Fraction
 import pytest
 
 from drlib.rl.curriculum import Curriculum, Epochs
-from drlib.training.question_scheduler import SKILLS, Questions, check_questions, shares_of, source_of
+from drlib.training.question_scheduler import (
+    SKILLS,
+    Questions,
+    check_questions,
+    shares_of,
+    source_of,
+)
 from drlib.worlds import Names, fictional_world
 from tests.loop_examples import after_a_kill, cold_start, settings
 

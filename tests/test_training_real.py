@@ -18,13 +18,13 @@ from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
 from drlib.models.moe import load_policy
 from drlib.notebook import execution
-from drlib.training import stages
+from drlib.training import grpo_trl, stages
 from drlib.training.learner import FINAL_LR
-from drlib.training.model_setup import build_lora_config, load_model, find_policy
+from drlib.training.model_setup import build_lora_config, find_policy, load_model
 from drlib.training.optim import schedule
+from drlib.training.planner import measure_rates, read_workload
 from drlib.training.question_scheduler import Questions
 from drlib.training.run_folder import read_manifest, read_metrics
-from drlib.training.planner import measure_rates, read_workload
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import ColdStart, settings
 from tests.real_examples import MINIATURE, built, gap, miniature, weights
@@ -248,8 +248,27 @@ def tour(**changes) -> Config:
         {"rl.off_policy.routing_replay": "r2"},
         {"rl.sampling.oversample": 2, "rl.sampling.resample": "sort", "rl.group": 4},
         {"rl.curriculum.pool": 8, "rl.curriculum.mixture": "exact"},
+        {"rl.sampling.draws": 2, "rl.group": 4, "rl.reward.name": "exact_match"},
+        {"rl.sampling.duplicate": True, "rl.filter.drop_equal": True},
+        {"rl.sampling.adaptive_group": True},
+        {"rl.filter.repair_groups": True},
+        {"rl.curriculum.pool": 8, "rl.curriculum.curation_every": 1, "rl.group": 4},
+        {"rl.callbacks.drift_factor": 0.5, "rl.callbacks.kl_target": 0.01, "rl.loss.kl_coef": 0.1},
     ],
-    ids=["recipe", "kl", "sequences", "routes replayed", "more than are kept", "a pool"],
+    ids=[
+        "recipe",
+        "kl",
+        "sequences",
+        "routing replay",
+        "oversampling",
+        "pool",
+        "dynamic sampling",
+        "duplicated groups",
+        "adaptive groups",
+        "repaired groups",
+        "curation",
+        "drift alarm and KL control",
+    ],
 )
 def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
     """The same questions, the same rollouts, and after one update the same weights."""
@@ -278,6 +297,29 @@ def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
     # Adam's first step is the gradient's sign: a coordinate whose gradient is rounding may turn
     share = torch.cat([(o.abs() > 1e-3).float().flatten() for o in off]).mean().item()
     assert max(far) > 5e-3 and share < 2e-3
+
+
+def test_curriculum_stages_change_limits_and_reset_the_optimizer(tmp_path, monkeypatch):
+    """The stages of rStar2-Agent: shorter contexts first, and a new optimizer in the last stage."""
+    pool = {"rl.curriculum.pool": 8, "rl.curriculum.stages": "three"}
+    config = tour(rl__steps=3, rl__questions=2, rollout__max_context_tokens=640, **pool)
+    contexts, resets = [], []
+    restart, collect = grpo_trl.AgenticGRPOTrainer.restart, grpo_trl.collect_rollouts
+
+    def record_limits(agent, *rest):
+        contexts.append(agent.limits.context_tokens)
+        return collect(agent, *rest)
+
+    def record_reset(trainer):
+        restart(trainer)
+        resets.append(len(trainer.optimizer.state))
+
+    monkeypatch.setattr(grpo_trl, "collect_rollouts", record_limits)
+    monkeypatch.setattr(grpo_trl.AgenticGRPOTrainer, "restart", record_reset)
+    rows = read_metrics(built("rl", config, tmp_path))
+    assert [row["stage"] for row in rows] == [1, 2, 3]
+    assert contexts == [640 * 8 // 12, 640, 640] and resets == [0]
+    assert rows[2]["probe_rollouts"] > 0, "the last stage begins with a probe of all questions"
 
 
 def test_the_learning_rate_is_the_local_loop_s(tmp_path):

@@ -11,7 +11,7 @@ import torch
 
 from drlib.endpoint import EndpointError
 from drlib.training import stages
-from drlib.training.model_setup import load_model, open_policy, find_policy
+from drlib.training.model_setup import find_policy, load_model, open_policy
 from drlib.training.run_folder import read_metrics
 from drlib.trajectory import load_trajectories
 from tests.real_examples import built, gap, miniature, weights

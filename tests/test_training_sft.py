@@ -14,8 +14,8 @@ from drlib.demonstrations.actions import ActionData
 from drlib.demonstrations.agentfounder import ActionRows, memory_of_attempts, recalled
 from drlib.files import read_json_lines
 from drlib.training import data, pretrain, sft, stages
-from drlib.training.packing import mixed
 from drlib.training.distributed import Ranks
+from drlib.training.packing import mixed
 from drlib.training.run_folder import RunFolder, read_manifest, read_metrics
 from drlib.worlds import Names, fictional_world, load_world
 from tests.loop_examples import build_stages

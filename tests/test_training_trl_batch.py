@@ -9,7 +9,7 @@ import torch
 from drlib.models.moe import load_policy
 from drlib.rl.losses import LossConfig
 from drlib.training import trl
-from drlib.training.trl import ROUTES, drop_dead_rows, count_live_tokens, weighted_mask
+from drlib.training.trl import ROUTES, count_live_tokens, drop_dead_rows, weighted_mask
 from tests.trl_examples import (
     COMPLETION,
     EOS,

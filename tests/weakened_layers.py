@@ -121,7 +121,7 @@ def run_attack(weakening: Weakening, rounds: int = ROUNDS) -> dict:
 
 
 def call_rounds(name: str, level: str, rounds: int):
-    """For each round of an attack by a single call, what it breached."""
+    """Yield, for each round of a single call, its breaches."""
     from tests.sandbox_targets import BREACH, CANARY, CASES, Places, sandbox_at, shown
 
     with ExitStack() as stack:
@@ -134,7 +134,7 @@ def call_rounds(name: str, level: str, rounds: int):
 
 
 def hoard_rounds(name: str, level: str, rounds: int):
-    """For each round of a hoard, whether it held too much."""
+    """Yield, for each round, a message if the memory exceeds the limit."""
     from tests import test_sandbox_bounds as bounds
 
     bounds.SECONDS = 6.0  # some hoard slowly, on a slow machine

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drlib.training.packing import portions
+from drlib.training.packing import split_by_size
 from drlib.trajectory import Segment, Trajectory
 from drlib.validation import require
 
@@ -53,7 +53,7 @@ def answer_losses(
     cache = None
     cached = 0  # tokens in it
     losses: list[float] = []
-    for ends in portions(each.tolist(), lambda end: end + len(branch), batch_tokens):
+    for ends in split_by_size(each.tolist(), lambda end: end + len(branch), batch_tokens):
         # the prefix grows: its last token begins the branch, whose logits may be the answer's first
         more = context[cached : max(ends[-1] - 1, 1)]
         if more:

@@ -1,8 +1,8 @@
-"""The panels of notebook 08, each drawn into given axes; nothing here runs code.
+"""Plots of notebook 08, each drawn into given axes.
 
-The numbers are those that the notebook has made or read from `figures/reference/sandbox`. Blue is
-the sandbox, orange what goes wrong or costs (a runaway, a process a call), grey what contains
-nothing or is only a formula.
+The data come from the notebook or from `figures/reference/sandbox`. Blue is the sandbox, orange
+marks failures and costs (a runaway, one process per call), grey marks methods without isolation and
+formulas.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,15 @@ FLOOR_S = 0.01  # shorter waits are below the axis
 
 
 def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None:
-    """Share of the calls that were back within a time, every arm in view; the dot is the median.
+    """Plot the cumulative distribution of latencies of each arm; a dot marks the median.
 
-    bench: what the benchmark wrote: `rows`, each with `arm`, `code` ("print" or "sympy"),
-    `concurrency` (calls at the same time) and `latencies_ms`. ValueError: it has no such rows.
+        Args:
+            bench: output of the benchmark: `rows`, each with `arm`, `code` ("print" or "sympy"),
+                `concurrency` (simultaneous calls) and `latencies_ms`.
+
+        Raises:
+            ValueError: there are no such rows.
+
     """
     chosen = [r for r in bench["rows"] if (r["code"], r["concurrency"]) == (code, concurrency)]
     if not chosen:
@@ -46,9 +51,12 @@ def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None
 
 
 def gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: float) -> None:
-    """A row a rollout: pale while a call waits, coloured while it runs, orange beyond `long_s`.
+    """Plot one row per rollout: pale while a call waits, blue while it runs, orange if long.
 
-    bars: (rollout, asked, began, ended) of each call, seconds.
+        Args:
+            bars: (rollout, queued, began, ended) of each call, seconds.
+            long_s: calls that run longer are orange.
+
     """
     for rollout, asked, began, ended in bars:
         color = DOWN if ended - began > long_s else RUNS
@@ -59,9 +67,12 @@ def gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: flo
 
 
 def waiting(ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_s: float) -> None:
-    """How long the unluckiest hundredth waits, by cores; a line for each way of arriving.
+    """Plot the 99th percentile of the waiting time by cores, one line per arrival pattern.
 
-    found: label -> cores -> the 99th percentile of each seed, seconds. bound_s: still acceptable.
+        Args:
+            found: label -> cores -> the 99th percentile of each seed, seconds.
+            bound_s: acceptable wait, drawn as a line.
+
     """
     for at, (label, by_cores) in enumerate(found.items()):
         runs = np.maximum(list(by_cores.values()), FLOOR_S / 10).T  # on a logarithmic axis
@@ -76,10 +87,13 @@ def waiting(ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_
 def answered(
     ax: Axes, rates: Sequence[float], shares: Mapping[str, SeedRows], formulas: SeedRows = ()
 ):
-    """Share of calls that end as an observation, by the chance of a fault.
+    """Plot the share of calls that end as an observation, by fault probability.
 
-    rates: R chances. shares: label -> a row of R shares for each seed. formulas: rows of R expected
-    shares, drawn dashed over the rest.
+        Args:
+            rates: R fault probabilities.
+            shares: label -> a row of R shares for each seed.
+            formulas: rows of R expected shares, drawn dashed.
+
     """
     for color, (label, rows) in zip((DOWN, UP, "C2"), shares.items(), strict=False):
         seed_band(ax, 100 * np.asarray(rows), color, label, rates)

@@ -137,7 +137,10 @@ def timelines(time: StepTime) -> Figure:
     height = 1.6 + 0.5 * time.engines
     fig, axes = plt.subplots(2, 1, figsize=(9, height), sharex=True)
     until = BATCHES * time.asynchronous
-    clocks = (simulate_synchronous(time, BATCHES), simulate_asynchronous(time, BATCHES + time.engines))
+    clocks = (
+        simulate_synchronous(time, BATCHES),
+        simulate_asynchronous(time, BATCHES + time.engines),
+    )
     for ax, spans in zip(axes, clocks):
         timeline(ax, spans, until)
     axes[0].set(xlabel="", title=f"synchronous: {time.synchronous:.3g} s a step")

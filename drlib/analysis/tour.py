@@ -48,7 +48,7 @@ class TourRun:
     def local(config: Config, runs: Path) -> "TourRun":
         """What is finished of the run of `config`; RunFolderError when the line itself is not."""
         at = {name: stages.folder(name, config, runs) for name in stages.STAGES}
-        done = {name for name, path in at.items() if RunFolder.complete(path)}
+        done = {name for name, path in at.items() if RunFolder.is_complete(path)}
         names = [n for n in EVALUATED if n not in CONTROLS or f"evaluate_{n}" in done]
         command = f"drlib run 00 -p profile {config.profile} -p seed {config.seed}"
         results = gather([config], runs, names, command)

@@ -109,7 +109,9 @@ def _wishes(memory: EntityMemory, args: argparse.Namespace) -> list[tuple[str, s
     ValueError: there is no such thing."""
     styles = [style for style in args.styles.split(",") if style]
     require(styles, "--styles names none")
-    known = [one for one in memory.entities if len(memory.list_statements(one)) >= FEWEST_STATEMENTS]
+    known = [
+        one for one in memory.entities if len(memory.list_statements(one)) >= FEWEST_STATEMENTS
+    ]
     require(
         known,
         f"--world {args.world} says {FEWEST_STATEMENTS} things of nothing: it needs facts, such as "
@@ -176,7 +178,9 @@ def _bare(text: str) -> str:
     return text.strip("\n")
 
 
-def _write(crafted: Sequence[CraftedQuestion], rows: Sequence[CptRow], args: argparse.Namespace) -> None:
+def _write(
+    crafted: Sequence[CraftedQuestion], rows: Sequence[CptRow], args: argparse.Namespace
+) -> None:
     """All files but the replies, each whole."""
     questions = [
         one._asdict() | {"known": [known._asdict() for known in one.known]} for one in crafted
@@ -190,7 +194,9 @@ def _lines(rows: Iterable[dict]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _card(crafted: Sequence[CraftedQuestion], rows: Sequence[CptRow], args: argparse.Namespace) -> str:
+def _card(
+    crafted: Sequence[CraftedQuestion], rows: Sequence[CptRow], args: argparse.Namespace
+) -> str:
     """What the folder holds."""
     table = [
         f"| {style} | {end} | {number} |"

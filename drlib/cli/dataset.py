@@ -23,9 +23,15 @@ from drlib.files import write_atomic
 from drlib.notebook.display import use_style
 from drlib.questions.escalation import Solver, make_closed_book_solver
 from drlib.questions.export import CONFIGS, VERL, write_folder
-from drlib.questions.families import FAMILIES, EXCLUDED_RECIPES
-from drlib.questions.quality import build_quality_report, save_report, count_split_overlap
-from drlib.questions.question_set import MAX_DRAWN_RATIO, DatasetResult, DatasetRequest, draw_dataset, row_to_task
+from drlib.questions.families import EXCLUDED_RECIPES, FAMILIES
+from drlib.questions.quality import build_quality_report, count_split_overlap, save_report
+from drlib.questions.question_set import (
+    MAX_DRAWN_RATIO,
+    DatasetRequest,
+    DatasetResult,
+    draw_dataset,
+    row_to_task,
+)
 from drlib.questions.replies import Replies
 from drlib.validation import require
 from drlib.worlds import load_world
@@ -67,10 +73,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--families", default=ALL, help=f"{ALL}, or some of {','.join(FAMILIES)}")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--seed", type=int, default=DatasetRequest.seed)
-    parser.add_argument("--hops", type=int, default=DatasetRequest.hops, help="look-ups in a row, at most")
+    parser.add_argument(
+        "--hops", type=int, default=DatasetRequest.hops, help="look-ups in a row, at most"
+    )
     parser.add_argument("--test-share", type=float, default=DatasetRequest.test_share)
     parser.add_argument(
-        "--max-share", type=float, default=DatasetRequest.max_share, help="of n, with the same answer"
+        "--max-share",
+        type=float,
+        default=DatasetRequest.max_share,
+        help="of n, with the same answer",
     )
     parser.add_argument(
         "--structure", action="store_true", help="ask about a folder's links and sections as well"
@@ -88,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
         help="leave out what the model there answers from memory (its key: DRLIB_API_KEY)",
     )
     parser.add_argument("--model", default="", help="of --closed-book")
-    parser.add_argument("--tries", type=int, default=DatasetRequest.tries, help="of --closed-book, each")
+    parser.add_argument(
+        "--tries", type=int, default=DatasetRequest.tries, help="of --closed-book, each"
+    )
     return parser
 
 
@@ -119,7 +132,9 @@ def _closed_book(wish: DatasetRequest, args: argparse.Namespace) -> Solver:
     once, for a server that fails now and then."""
     endpoint = ChatEndpoint(args.closed_book, args.model, api_key=os.environ.get(KEY, ""))
     calls = 2 * wish.tries * MAX_DRAWN_RATIO * wish.n
-    return make_closed_book_solver(Replies(endpoint, args.out / REPLIES, calls=calls, options=AS_IT_SAMPLES))
+    return make_closed_book_solver(
+        Replies(endpoint, args.out / REPLIES, calls=calls, options=AS_IT_SAMPLES)
+    )
 
 
 def _tell(line: str) -> None:

@@ -4,10 +4,12 @@
     drlib train rl --recipe dapo --rl.lr 2e-4
     drlib train rl --settings                    the settings that it and its inputs read
     drlib train --list                           all stages
+    drlib train rl --workers 16 --address auto   on the hosts of a Ray cluster
 
 A finished stage with the same settings is reused. Stop with Ctrl-C; the same command resumes.
 """
 
+import argparse
 import os
 import signal
 import subprocess
@@ -25,6 +27,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0, the status of the stage that failed, or 1 with the cause."""
     parser = stage_arguments(__doc__)
     parser.prog = "drlib train"
+    parser.add_argument("--workers", type=int, help="train on Ray with this number of processes")
+    parser.add_argument("--address", help="Ray cluster, or auto (default: Ray on this host)")
+    parser.add_argument("--restarts", type=int, default=0, help="Ray: restarts after failures")
     parser.add_argument("--settings", action="store_true", help="list the settings and exit")
     argv = sys.argv[1:] if argv is None else argv
     if argv == ["--list"]:
@@ -40,7 +45,9 @@ def main(argv: list[str] | None = None) -> int:
             print(settings_table(list_settings(args.stage, config), config))
             return 0
         runs = args.runs.resolve()
-        missing = stages.needed(args.stage, config, runs)
+        if args.workers is not None or args.address:
+            return train_on_hosts(args, config, runs)
+        missing = stages.missing_stages(args.stage, config, runs)
         check_machine(missing, config)
         for name in missing:
             status = run_stage(name, config, runs)
@@ -51,6 +58,23 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, RunFolderError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def train_on_hosts(args: argparse.Namespace, config: Config, runs: Path) -> int:
+    """Train one stage, whose inputs are finished, with Ray; return the exit status."""
+    from drlib.training import ray_training
+
+    options = {"address": args.address, "restarts": args.restarts}
+    workers = 2 if args.workers is None else args.workers
+    try:
+        print(ray_training.train_on_ray(args.stage, config, runs, workers=workers, **options))
+    except (*ray_training.REPORTED, ray_training.WorkerFailed, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # includes Interrupted
+        print(f"interrupted: {ray_training.RESUME}", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -111,5 +135,5 @@ def list_stages() -> str:
 
 def list_settings(stage: str, config: Config) -> list[str]:
     """Return the names of the settings that a stage and its inputs read."""
-    readers = {stages.STAGES[name].reads or name for name in stages.before(stage, config)}
+    readers = {stages.STAGES[name].reads or name for name in stages.list_ancestors(stage, config)}
     return [name for name, one in FIELDS.items() if readers & {*one.metadata["stages"]}]

@@ -18,8 +18,8 @@ from drlib.sandbox import Sandbox
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.training import stages
-from drlib.training.data import WORLD_FILE, engine_questions
-from drlib.training.rollouts import limits_of
+from drlib.training.data import WORLD_FILE, build_condition_questions
+from drlib.training.rollouts import rollout_limits
 from drlib.training.model_setup import open_policy
 from drlib.training.distributed import Ranks
 from drlib.training.run_folder import RunFolder
@@ -53,7 +53,7 @@ def held_out(world: SmallWorld, config: Config) -> list[Task]:
     python = chain_questions(world, *drawn, "python")
     results = config.rollout.search_results
     search = chain_questions(world, *drawn, "search", results=results, at_least=1)
-    conditions = engine_questions(world, config, "test")
+    conditions = build_condition_questions(world, config, "test")
     if conditions is None:
         return python + search
     rng = random.Random(f"conditions-{config.evaluation.seed}")
@@ -122,9 +122,9 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     """Stage `evaluate_<of>`."""
     closed = of == "closed_book"
     name, runs = f"evaluate_{of}", run_dir.parents[1]
-    run = RunFolder(run_dir, stages.settings_of(name, config), ranks)
-    world = SmallWorld.load(stages.input_folder(name, "world", config, runs) / WORLD_FILE)
-    asked = stages.input_folder(name, "rl" if closed else of, config, runs)
+    run = RunFolder(run_dir, stages.stage_settings(name, config), ranks)
+    world = SmallWorld.load(stages.require_input(name, "world", config, runs) / WORLD_FILE)
+    asked = stages.require_input(name, "rl" if closed else of, config, runs)
     tasks = held_out(world, config)
     if config.rl.callbacks.world_change:
         # the same questions in the world that training ended with
@@ -138,7 +138,7 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
         ) as toolbox,
         open_policy(asked, config) as (engine, chat, system),
     ):
-        agent = ReAct(engine, toolbox, chat, limits_of(config), system)
+        agent = ReAct(engine, toolbox, chat, rollout_limits(config), system)
         outcomes, greedy, sampled = ask(agent, [tasks[i] for i in mine], mine, config)
     if ranks.first:
         save_trajectories(run.path / "greedy.parquet", greedy[-KEPT_TRAJECTORIES:])

@@ -59,7 +59,7 @@ def gather(
     for config in configs:
         rows += _demonstrator_rows(config, runs) if demonstrator else []
         for name in names:
-            path = stages.input_folder("a results table", f"evaluate_{name}", config, runs)
+            path = stages.require_input("a results table", f"evaluate_{name}", config, runs)
             outcomes[name, config.seed] = read_outcomes(path)
             rows += rows_of(outcomes[name, config.seed], name, config.seed)
     return Results(command, configs[0].profile, rows, outcomes, origin(configs, runs, names))

@@ -17,13 +17,12 @@ from pathlib import Path
 
 import yaml
 
-from drlib.config import Config
-from drlib.intervals import Interval
+from drlib.config import ROOT, Config
 from drlib.evaluation.results import Results
-from drlib.files import write_atomic
-from drlib.experiments.arms import save_arm
+from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 from drlib.experiments.verdicts import Statement, command_of, rounded
-from drlib.notebook.display import ROOT
+from drlib.files import write_atomic
+from drlib.intervals import Interval
 from drlib.training.launch import build_stage
 from drlib.validation import require
 
@@ -65,10 +64,11 @@ def measure(
     profile: str,
     seeds: Sequence[int],
     runs: Path,
-    out: Path = FINDINGS,
+    out: Path = EXPERIMENTS,
+    claims_folder: Path = FINDINGS,
     table: Path = CLAIMS,
 ) -> Path:
-    """Train both arms where they are missing, compare, write; returns the finding's file."""
+    """Train both arms if missing, compare them, and return the finding's file."""
     known = claims(table)
     require(name in known, f"unknown finding {name!r}: there are {sorted(known)}")
     claim = known[name]
@@ -77,18 +77,20 @@ def measure(
         for configs in arms.values():
             build_stage("demonstrations", configs[seed], runs=runs)
             build_stage(f"evaluate_{claim.stage}", configs[seed], runs=runs)
-    command = command_of(f"finding {name}", profile, seeds)
+    command = command_of(f"run {name}", profile, seeds)
+    records = ExperimentRecords({"command": command, "stage": claim.stage, "seeds": list(seeds)})
     for arm, configs in arms.items():
-        save_arm(configs, claim.stage, runs, command, out / name / arm)
-    found = finding(claim, out / name)
-    return write_atomic(out / f"{name}.json", json.dumps(found, indent=1) + "\n")
+        records.add_arm(arm, configs, claim.stage, runs, command)
+    records.save(out / f"{name}.parquet")
+    found = finding(claim, records)
+    return write_atomic(claims_folder / f"{name}.json", json.dumps(found, indent=1) + "\n")
 
 
-def finding(claim: Claim, rows: Path) -> dict:
-    """What the rows of both arms say of the claim; effects are shares, the setting's less its
-    control's."""
-    on, off = (Results.load(rows / arm) for arm in ARMS)
+def finding(claim: Claim, records: ExperimentRecords) -> dict:
+    """Return the judged claim; effects are shares, setting minus control."""
+    on, off = (records.results[arm] for arm in ARMS)
     accuracy, effect = _compared(claim, claim.kind, claim.decoding, on, off)
+    by_seed = _by_seed(claim, on, off)
     first = on.outcomes[claim.stage, on.seeds[0]]
     others = [
         (kind, decoding)
@@ -97,11 +99,13 @@ def finding(claim: Claim, rows: Path) -> dict:
         if (kind, decoding) != (claim.kind, claim.decoding)
     ]
     return {
-        **claim.judged(effect),
+        **claim.judge(effect, by_seed),
         "accuracy": accuracy,
         "command": on.command,
+        "commit": sorted({*on.made.get("recipe", []), *off.made.get("recipe", [])}),
         "n": sum(outcome.kind == claim.kind for outcome in first),
         "seeds": on.seeds,
+        "by_seed": by_seed,
         "asked": {"stage": claim.stage, "kind": claim.kind, "decoding": claim.decoding},
         "setting": dict(claim.setting),
         "control": dict(claim.control),
@@ -123,3 +127,12 @@ def _compared(
     shares = [arm.accuracy(claim.stage, kind, decoding)[0] for arm in (on, off)]
     effect = on.gain(claim.stage, claim.stage, kind, decoding, of=off)
     return [round(float(share), 5) for share in shares], effect
+
+
+def _by_seed(claim: Claim, on: Results, off: Results) -> list[float]:
+    """Return the paired difference of each seed."""
+    stage, asked = claim.stage, (claim.kind, claim.decoding)
+    gains = (
+        on.only([seed]).gain(stage, stage, *asked, of=off.only([seed]))[0] for seed in on.seeds
+    )
+    return [round(float(gain), 5) for gain in gains]

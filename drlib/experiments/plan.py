@@ -28,14 +28,13 @@ from pathlib import Path
 
 import yaml
 
-from drlib.config import ROOT, Config
+from drlib.config import Config
 from drlib.experiments.verdicts import Statement
 from drlib.registry import load_plugins, suggest_name
 from drlib.training import stages
 from drlib.validation import require
 
-SWEEPS = Path(__file__).with_name("sweeps")  # those that come with the kit
-REFERENCE_SWEEPS = ROOT / "figures" / "reference" / "sweeps"
+PLANS = Path(__file__).with_name("plans")  # shipped plans
 REQUIRED = ("name", "about", "stage", "control", "arms")
 KEYS = (*REQUIRED, "profile", "seeds", "asked", "common")
 SAID = ("claim", "source", "expected")  # what an arm may carry beside its settings
@@ -111,7 +110,7 @@ def load_sweep(
 
 
 def _found(file: str | Path) -> Path:
-    shipped = {path.stem: path for path in SWEEPS.glob("*.yaml")}
+    shipped = {path.stem: path for path in PLANS.glob("*.yaml")}
     path = shipped.get(str(file), Path(file))
     fault = (
         f"no sweep {str(file)!r}: give the path of a file, or a name: {suggest_name(file, shipped)}"
@@ -224,24 +223,27 @@ def _config(sweep: Sweep, arm: str) -> Config:
 
 def _check_questions(name: str, settings: Mapping, config: Config) -> None:
     """Differences are paired by question, so whatever chooses the questions is of all arms."""
-    chooses = {"questions", "search_results"}  # what one search finds is no question of two
+    chooses = {
+        "questions.source",
+        "rollout.search_results",
+    }  # what one search finds is no question of two
     if config.questions.source == "engine":
-        chooses.add("max_calls")  # what cannot be found in so many is not asked
+        chooses.add("rollout.max_calls")  # what cannot be found in so many is not asked
     for key in settings:
         fault = f"arm {name!r}: {key} chooses the held-out questions, which are the same for all"
-        fits = key not in chooses and not key.startswith(("eval_", "world"))
+        fits = key not in chooses and not key.startswith(("evaluation.", "world."))
         require(fits, f"{fault}: move it to common")
 
 
 def _check_switches(sweep: Sweep, name: str, config: Config) -> None:
     """What reinforcement learning itself would refuse, hours later."""
-    covered = {stages.STAGES[one].reads or one for one in stages.before(sweep.stage, config)}
+    covered = {stages.STAGES[one].reads or one for one in stages.list_ancestors(sweep.stage, config)}
     if "rl" not in covered:
         return
-    from drlib.training.switches import check_switches  # lazily: it brings torch
+    from drlib.training.switches import check_rl_settings  # lazily: it brings torch
 
     try:
-        check_switches(config)
+        check_rl_settings(config)
     except ValueError as fault:
         raise ValueError(f"arm {name!r}: {fault}") from None
 

@@ -7,7 +7,7 @@ Every stage that is missing becomes one Ray task, after those of its inputs, and
 CPUs as it has processes (and GPUs, where TRL trains on a cluster that has some). So a stage that
 several runs share is built once, before them, and the runs of an arm and a seed go side by side as
 far as the cluster has room. A stage's processes stay on one node; one stage over several nodes is
-`drlib.training.hosts`.
+`drlib.training.ray_training`.
 
 The runs folder must lie under the same path on every host, on one file system: the driver writes a
 token there, and a task that does not see it says so. The package, and the modules of `plugins`,
@@ -27,7 +27,7 @@ from drlib.experiments.plan import Sweep
 from drlib.experiments.runner import build_or_say, is_finished
 from drlib.registry import load_plugins
 from drlib.sandbox.client import import_extra
-from drlib.training import hosts, stages
+from drlib.training import ray_training, stages
 from drlib.validation import require
 
 
@@ -47,7 +47,7 @@ def built_on_ray(
     """
     runs.mkdir(parents=True, exist_ok=True)
     try:
-        connected = hosts.connected(address)
+        connected = ray_training.connect_to_ray(address)
         with connected, tempfile.TemporaryDirectory(dir=runs, prefix=".sweep-") as scratch:
             token = Path(scratch, "token")
             token.write_text(secrets.token_hex())
@@ -67,10 +67,10 @@ def _built(sweep: Sweep, runs: Path, token: Path) -> Iterator[tuple[str, int, st
             continue
         config = sweep.config(arm, seed)
         work = {"config": config, "runs": runs, "token": token, "text": token.read_text()}
-        for name in stages.needed(f"evaluate_{sweep.stage}", config, runs):
+        for name in stages.missing_stages(f"evaluate_{sweep.stage}", config, runs):
             folder = stages.folder(name, config, runs)
             if folder not in tasks:
-                inputs = [stages.folder(i, config, runs) for i in stages.inputs_of(name, config)]
+                inputs = [stages.folder(i, config, runs) for i in stages.list_inputs(name, config)]
                 before = [tasks[path] for path in inputs if path in tasks]
                 task = ray.remote(_build_here).options(**_wants(name, config))
                 tasks[folder] = task.remote(work | {"stage": name}, *before)

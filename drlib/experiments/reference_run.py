@@ -20,7 +20,7 @@ number there can neither be typed nor grow old.
 import itertools
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -28,10 +28,7 @@ import torch
 from drlib.analysis import tour
 from drlib.config import Config
 from drlib.evaluation.results import EVALUATED, Results, gather, titles
-from drlib.files import write_atomic
-from drlib.experiments.arms import copy_curve
-from drlib.experiments.findings import FINDINGS
-from drlib.experiments.findings_page import findings_block
+from drlib.experiments.records import copy_curve
 from drlib.models.moe import load_policy, save_policy
 from drlib.notebook.display import AGAIN, REFERENCE, ROOT
 from drlib.training import stages
@@ -90,10 +87,9 @@ def results_block(results: Results) -> str:
     """The claim and the table, as Markdown."""
     return (
         f"{_claim(results)}\n\n{_table(results)}\n\n"
-        f"All rows: `{results.command}`. One row: "
-        "`drlib train STAGE`, with the stage's name from the last column. The "
-        "demonstrator was asked its own easy training questions, and it is not trained: its "
-        "interval is over answers alone."
+        f"All rows: `{results.command}`. One row: `drlib train STAGE` with the stage of the last "
+        "column. The teacher answered its own easy training questions; its interval is over "
+        "answers only."
     )
 
 
@@ -112,16 +108,16 @@ def _claim(results: Results) -> str:
     errors = [tour.percent(tour.error_rate(results, stage)) for stage in ("rl", OVER)]
     ratio, low, high = tour.error_ratio(results, "rl", OVER)
     return (
-        "What reinforcement learning adds to the same fine-tuning continued with its compute, on "
-        f"held-out questions (the whole line from {tour.seeds(len(results.seeds))}; 95% intervals "
-        f"over {tour.drawn_over(len(results.seeds))}):\n\n"
-        f"- **Search questions**, sampled: {share('rl', 'search', 'sample')} right, "
+        "Gain of reinforcement learning over SFT continued with the same compute, on held-out "
+        f"questions ({tour.seeds(len(results.seeds))}; 95% intervals over "
+        f"{tour.drawn_over(len(results.seeds))}):\n\n"
+        f"- **Search questions**, sampled: {share('rl', 'search', 'sample')} correct, "
         f"{gains['search']} points.\n"
-        "- **Three look-ups**, which nobody demonstrated, greedy: "
-        f"{share('rl', 'search', 'greedy', 3)} right, against "
+        "- **Three hops**, never demonstrated, greedy: "
+        f"{share('rl', 'search', 'greedy', 3)} correct, against "
         f"{share(OVER, 'search', 'greedy', 3)}; seed by seed "
         f"{_each_seed(results, 'search', 'greedy', 3)}.\n"
-        f"- **Python questions**, sampled: {share('rl', 'python', 'sample')} right, "
+        f"- **Python questions**, sampled: {share('rl', 'python', 'sample')} correct, "
         f"{gains['python']} points; both kinds together {gains[None]}.\n"
         f"- Failed tool calls: {errors[0]}% of all, against {errors[1]}%, so "
         f"{ratio:.2f} [{low:.2f}, {high:.2f}] times as many."
@@ -144,10 +140,10 @@ def _table(results: Results) -> str:
         for kind in ("python", "search")
         for title, decoding in shown.items()
     }
-    columns["three look-ups, greedy"] = ("search", "greedy", 3)
+    columns["three hops, greedy"] = ("search", "greedy", 3)
     asked = {of: results.count("rl", *of)[1] for of in columns.values()}
     heads = [f"{title} (n={asked[of]})" for title, of in columns.items()]
-    lines = ["| % right | " + " | ".join(heads) + " | made by |", "|" + "---|" * (len(heads) + 2)]
+    lines = ["| % correct | " + " | ".join(heads) + " | made by |", "|" + "---|" * (len(heads) + 2)]
     for stage in results.stages:
         line = f"| {titles()[stage]} | "
         for of, usual in asked.items():
@@ -159,16 +155,14 @@ def _table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def readme_blocks() -> dict[str, str]:
-    """Marker -> what the committed runs say there; all but the first once there are some."""
+def reference_blocks() -> dict[str, str]:
+    """Return the tables of the committed reference runs by name: results, again, worlds."""
     blocks = {"results": results_block(Results.load(REFERENCE))}
     if (AGAIN / "results.json").exists():
         blocks["again"] = again_block(Results.load(REFERENCE), Results.load(AGAIN))
     others = sorted(path.parent for path in WORLDS.glob("*/results.json"))
     if others:
         blocks["worlds"] = worlds_block([REFERENCE, *others])
-    if [*FINDINGS.glob("*.json")]:
-        blocks["findings"] = findings_block()
     return blocks
 
 
@@ -180,7 +174,7 @@ def again_block(first: Results, again: Results) -> str:
         for kind in ("search", "python")
         for title, decoding in (("sampled", "sample"), ("greedy", "greedy"))
     }
-    columns["three look-ups, greedy"] = ("search", "greedy", 3)
+    columns["three hops, greedy"] = ("search", "greedy", 3)
     heads = ["% right after RL", *columns, "RL adds to search, sampled"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, results in (("the run above", first), ("trained again", again)):
@@ -190,7 +184,7 @@ def again_block(first: Results, again: Results) -> str:
     apart = [again.gain("rl", "rl", *asked, of=first) for asked in columns.values()]
     cells = [*(tour.percent(one, "+") for one in apart), ""]
     lines.append(f"| difference, paired | {' | '.join(cells)} |")
-    uneven = ("python, sampled", "three look-ups, greedy")  # where a mean hides a seed
+    uneven = ("python, sampled", "three hops, greedy")  # where a mean hides a seed
     told = [
         f"{title} {_each_seed(first, *columns[title])} above, "
         f"{_each_seed(again, *columns[title])} again"
@@ -205,7 +199,7 @@ def worlds_block(folders: Sequence[Path]) -> str:
     """The line on each world as a Markdown table: its search questions."""
     lines = [
         "| search questions, % right | pages | after RL, sampled | SFT continued, sampled | "
-        "RL adds | after RL, greedy | RL adds | three look-ups, greedy | closed book | made by |",
+        "RL adds | after RL, greedy | RL adds | three hops, greedy | closed book | made by |",
         "|" + "---|" * 10,
     ]
     for folder in folders:
@@ -237,18 +231,7 @@ def with_block(text: str, block: str, name: str) -> str:
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     once = text.count(begin) == text.count(end) == 1
     if not once or text.index(begin) > text.index(end):
-        raise ValueError(f"the README needs {begin} and, after it, {end}, once each")
+        raise ValueError(f"the page needs {begin} and, after it, {end}, once each")
     before = text.partition(begin)[0]
     after = text.partition(end)[2]
     return f"{before}{begin}\n{block}\n{end}{after}"
-
-
-def refresh_readme(readme: Path, blocks: Mapping[str, str]) -> bool:
-    """Write each block between the markers of its name; whether the file changed."""
-    text = new = readme.read_text(encoding="utf-8")
-    for name, block in blocks.items():
-        new = with_block(new, block, name)
-    if new == text:
-        return False
-    write_atomic(readme, new)
-    return True

@@ -11,21 +11,17 @@ are made from it alone (`drlib.experiments.tables`), so they show what is there 
 """
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from drlib.config import Config
-from drlib.files import write_atomic
-from drlib.experiments.arms import save_arm
 from drlib.experiments.plan import Sweep
+from drlib.experiments.records import ExperimentRecords
 from drlib.training import stages
 from drlib.training.launch import LaunchError, build_stage
 from drlib.training.run_folder import METRICS, RunFolder, RunFolderError, read_metrics
 
-RESULTS, RUNS = "results", "runs.json"
 # the last line of a traceback, or what a stage says of settings that it cannot use
 FAULT = re.compile(r"^(?:\[rank\d+\]: )?((?:error|[\w.]+(?:Error|Exception|Interrupt)): .+)$", re.M)
 Failed = dict[tuple[str, int], str]  # (arm, seed) -> why
@@ -73,35 +69,32 @@ def measure(
         if reason:
             failed[arm, seed] = reason
         print(f"{arm}, seed {seed}: {'failed: ' + reason if reason else 'finished'}", flush=True)
-        keep(sweep, runs, out, command, failed)
-        write_summary(sweep, out)
+        write_summary(sweep, keep(sweep, runs, out, command, failed), out)
     return failed
 
 
 def is_finished(sweep: Sweep, arm: str, seed: int, runs: Path) -> bool:
     """Whether the run's evaluation lies there complete."""
     path = stages.folder(f"evaluate_{sweep.stage}", sweep.config(arm, seed), runs)
-    return RunFolder.complete(path)
+    return RunFolder.is_complete(path)
 
 
-def keep(sweep: Sweep, runs: Path, out: Path, command: str, failed: Failed) -> None:
-    """Write OUT/results anew: a folder for each arm that has finished runs, and runs.json."""
-    partial = out / f"{RESULTS}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+def keep(sweep: Sweep, runs: Path, out: Path, command: str, failed: Failed) -> ExperimentRecords:
+    """Write the records of all finished runs to OUT/NAME.parquet and return them."""
     kept: dict[str, dict[int, dict]] = {arm: {} for arm in sweep.arms}
     for arm, seed in sweep.runs():
         if is_finished(sweep, arm, seed, runs):
             kept[arm][seed] = cost_of(sweep.stage, sweep.config(arm, seed), runs)
         elif (arm, seed) in failed:
             kept[arm][seed] = {"failed": failed[arm, seed]}
+    head = {"command": command, **what_ran(sweep), "seeds": list(sweep.seeds), "runs": kept}
+    records = ExperimentRecords(json.loads(json.dumps(head)))  # seeds as text, as after loading
     for arm, by_seed in kept.items():
         done = [sweep.config(arm, seed) for seed, run in by_seed.items() if "failed" not in run]
         if done:
-            save_arm(done, sweep.stage, runs, command, partial / arm, demonstrator=False)
-    head = {"command": command, **what_ran(sweep), "seeds": list(sweep.seeds), "runs": kept}
-    write_atomic(partial / RUNS, json.dumps(head, indent=1) + "\n")
-    shutil.rmtree(out / RESULTS, ignore_errors=True)
-    os.replace(partial, out / RESULTS)
+            records.add_arm(arm, done, sweep.stage, runs, command, demonstrator=False)
+    records.save(out / f"{sweep.name}.parquet")
+    return records
 
 
 def what_ran(sweep: Sweep) -> dict:
@@ -154,7 +147,7 @@ def listing(sweep: Sweep, runs: Path) -> str:
     lines = []
     for arm, seed in sweep.runs():
         config = sweep.config(arm, seed)
-        missing = stages.needed(f"evaluate_{sweep.stage}", config, runs)
+        missing = stages.missing_stages(f"evaluate_{sweep.stage}", config, runs)
         state = f"missing: {', '.join(missing)}" if missing else "finished"
         lines.append(f"{arm}, seed {seed}: {state}{_begun(missing, config, runs)}")
     return "\n".join(lines)

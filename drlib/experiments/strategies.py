@@ -22,7 +22,6 @@ import yaml
 
 from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
-from drlib.intervals import difference_interval
 from drlib.experiments.agent_comparison import (
     Ledger,
     Trial,
@@ -31,10 +30,11 @@ from drlib.experiments.agent_comparison import (
     load_ledgers,
     save_ledgers,
 )
-from drlib.files import write_atomic
-from drlib.experiments.arms import copy_curve
 from drlib.experiments.findings import FINDINGS
-from drlib.experiments.verdicts import outcome_of
+from drlib.experiments.records import copy_curve
+from drlib.experiments.verdicts import SEEDS, decide, smallest_detectable
+from drlib.files import write_atomic
+from drlib.intervals import difference_interval
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy, save_policy
 from drlib.notebook.display import ROOT
@@ -165,10 +165,10 @@ def _there(path: Path, head: Mapping) -> dict[Trial, Ledger]:
 
 def _tried(trial: Trial, config: Config, runs: Path, question_seed: int) -> Ledger:
     """One trial with one policy, in this process."""
-    folder = stages.input_folder("a trial", trial.stage, config, runs) / "policy"
+    folder = stages.require_input("a trial", trial.stage, config, runs) / "policy"
     model, _ = load_policy(folder)
     chat = ChatIds(load_tokenizer(folder))
-    world = stages.input_folder("a trial", "world", config, runs) / WORLD_FILE
+    world = stages.require_input("a trial", "world", config, runs) / WORLD_FILE
     world = SmallWorld.load(world)
     torch.set_num_threads(1)  # small matrices: threads would only wait for each other
     with (
@@ -218,13 +218,18 @@ def finding(claim: Claim, folder: Path, seeds: Sequence[int]) -> dict:
         f"claim {claim.name}: its trials asked different questions",
     )
     effect, *interval = difference_interval(on_SQ - off_SQ)
+    by_seed = [round(float(each), 5) for each in (on_SQ - off_SQ).mean(1)]
     trials = [pairs[0][arm].trial for arm in (0, 1)]
     return {
         "claim": claim.claim,
         "source": claim.source,
         "expected": claim.expected,
-        "outcome": outcome_of(claim.expected, *interval),
+        "outcome": decide(claim.expected, *interval, len(seeds)),
+        "pilot": len(seeds) < SEEDS,
+        "smallest_detectable": smallest_detectable(by_seed),
+        "by_seed": by_seed,
         "command": head["command"],
+        "commit": [head["commit"]] if head.get("commit") else [],
         "n": on_SQ.shape[1],
         "seeds": list(seeds),
         "asked": {

@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from drlib.analysis.plots import CONTROL
-from drlib.intervals import share_interval
 from drlib.experiments.agent_comparison import Ledger
+from drlib.intervals import share_interval
 
 Trials = Mapping[str, Sequence[Ledger]]  # a trial's name -> its ledgers, one a seed
 SAMPLES = (1, 2, 4, 8, 16)

@@ -1,11 +1,8 @@
-"""What the runs of a sweep say: `sweep.json`, `table.md` and `figure.png`, from OUT/results alone.
+"""Summaries of an experiment: accuracies, paired differences to the control, costs, claims.
 
 An arm's accuracy has an interval over seeds and questions; its difference to the control is paired
-by seed and question, over the seeds that both have. Beside them stand what the runs cost. A claim
-that an arm carries is judged by the first of the kinds of question that were asked.
-
-Left out: a correction for the number of arms. Of twenty without any effect one would seem to have
-some.
+by seed and question over the seeds that both have. A claim is judged by the first kind of question.
+No correction is made for the number of arms.
 """
 
 import json
@@ -14,45 +11,79 @@ from pathlib import Path
 
 from drlib.analysis import tour
 from drlib.evaluation.results import Results
-from drlib.files import read_json_lines, write_atomic
-from drlib.experiments.arms import curve_name
-from drlib.experiments.verdicts import rounded
 from drlib.experiments.plan import Arm, Sweep
-from drlib.experiments.runner import RESULTS, RUNS, what_ran
+from drlib.experiments.records import ExperimentRecords
+from drlib.experiments.runner import what_ran
+from drlib.experiments.verdicts import rounded
+from drlib.files import write_atomic
 from drlib.validation import require
 
 COSTS = ("seconds", "rollout_seconds", "rollouts", "generated_tokens", "trained_tokens")
 NONE = "–"
 
 
-def write_summary(sweep: Sweep, out: Path) -> dict:
-    """Write the three files; returns what `sweep.json` has.
+def write_summary(sweep: Sweep, records: ExperimentRecords, out: Path) -> dict:
+    """Write OUT/NAME.png and the claims' files in OUT/claims; return the summary."""
+    from drlib.experiments import figures  # lazy: matplotlib
 
-    ValueError: there are no results, or they are of other settings than the file has now.
-    """
-    from drlib.experiments import figures as sweep_plots  # lazily: matplotlib, which --list does without
-
-    found = summary(sweep, out / RESULTS)
-    write_atomic(out / "sweep.json", json.dumps(found, indent=1) + "\n")
-    write_atomic(out / "table.md", table(found))
-    figure = sweep_plots.sweep_figure(found, curves(found, out / RESULTS))
-    write_atomic(out / "figure.png", sweep_plots.drawn(figure))
+    found = summary(sweep, records)
+    figure = figures.sweep_figure(found, curves(found, records))
+    write_atomic(out / f"{sweep.name}.png", figures.drawn(figure))
+    for name, claim in claims_of(found).items():
+        write_atomic(out / "claims" / f"{name}.json", json.dumps(claim, indent=1) + "\n")
     return found
 
 
-def summary(sweep: Sweep, folder: Path) -> dict:
-    """What the kept runs say; shares and their differences, costs a run (the mean over seeds)."""
-    ran = _ran(sweep, folder)
-    results = {arm: Results.load(folder / arm) for arm, runs in ran["runs"].items() if _done(runs)}
-    control = results.get(sweep.control)
+def claims_of(found: Mapping) -> dict[str, dict]:
+    """Return the judged claims of a summary as findings, by SWEEP_ARM."""
+    arms = {arm["arm"]: arm for arm in found["arms"]}
+    control = arms[found["control"]]
+    claims = {}
+    for arm in found["arms"]:
+        claim = arm.get("claim")
+        if not claim or "effect" not in claim:
+            continue
+        first = arm["asked"][0]
+        claims[f"{found['name']}_{arm['arm']}"] = {
+            **claim,
+            "accuracy": [first["accuracy"], control["asked"][0]["accuracy"]],
+            "command": found["command"],
+            "commit": found["commit"],
+            "n": first["n"],
+            "seeds": first["difference"]["seeds"],
+            "by_seed": first["difference"]["by_seed"],
+            "asked": {
+                "stage": found["stage"],
+                "kind": first["kind"],
+                "decoding": first["decoding"],
+            },
+            "setting": arm["settings"],
+            "control": control["settings"],
+            "common": found["common"],
+        }
+    return claims
+
+
+def summary(sweep: Sweep, records: ExperimentRecords) -> dict:
+    """Return accuracies, paired differences to the control and mean costs of every arm.
+
+    Raises:
+        ValueError: the records were made with other settings than the plan has now.
+    """
+    ran = _check_head(sweep, records.head)
+    control = records.results.get(sweep.control)
     arms = [
-        _arm(sweep, arm, ran["runs"].get(name, {}), results.get(name), control, ran["seeds"])
+        _arm(
+            sweep, arm, ran["runs"].get(name, {}), records.results.get(name), control, ran["seeds"]
+        )
         for name, arm in sweep.arms.items()
     ]
+    commits = {code for one in records.results.values() for code in one.made.get("recipe", [])}
     return {
         "name": sweep.name,
         "about": sweep.about,
         "command": ran["command"],
+        "commit": sorted(commits),
         "stage": sweep.stage,
         "profile": ran["profile"],
         "seeds": ran["seeds"],
@@ -63,16 +94,15 @@ def summary(sweep: Sweep, folder: Path) -> dict:
     }
 
 
-def _ran(sweep: Sweep, folder: Path) -> dict:
-    """runs.json, where it is of this sweep; ValueError else."""
-    try:
-        ran = json.loads((folder / RUNS).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as fault:
-        raise ValueError(f"no readable {folder / RUNS}: run the sweep first") from fault
+def _check_head(sweep: Sweep, ran: Mapping) -> Mapping:
+    """Return the head of the records if they belong to the plan; ValueError otherwise."""
     now = json.loads(json.dumps(what_ran(sweep)))
     changed = [key for key in ("stage", "settings") if ran[key] != now[key]]
-    fault = f"{folder} is of another {' and '.join(changed)} than the file has now"
-    require(not changed, f"{fault}: run the sweep again, or give another --out")
+    require(
+        not changed,
+        f"the records of {sweep.name!r} have another {' and '.join(changed)} than the plan: "
+        "run the experiment again, or pass another --out",
+    )
     return ran
 
 
@@ -145,26 +175,16 @@ def _difference(
 
 
 def _judged(arm: Arm, asked: Sequence[Mapping]) -> dict:
-    """The claim that the arm carries and its outcome: "open" where nothing was compared yet, or by
-    one seed alone, whose interval says nothing of other trainings."""
+    """Return the arm's claim with its verdict; open before anything was compared."""
     if arm.statement is None:
         return {}
     if not asked or "difference" not in asked[0]:
-        return {"claim": _open(arm)}
+        said = arm.statement
+        claim = {"claim": said.claim, "source": said.source, "expected": said.expected}
+        return {"claim": claim | {"outcome": "open", "pilot": True}}
     difference = asked[0]["difference"]
-    judged = arm.statement.judged((difference["effect"], *difference["interval"]))
-    alone = {"outcome": "open"} if len(difference["seeds"]) < 2 else {}
-    return {"claim": judged | alone}
-
-
-def _open(arm: Arm) -> dict:
-    said = arm.statement
-    return {
-        "claim": said.claim,
-        "source": said.source,
-        "expected": said.expected,
-        "outcome": "open",
-    }
+    effect = (difference["effect"], *difference["interval"])
+    return {"claim": arm.statement.judge(effect, difference["by_seed"])}
 
 
 def _mean_cost(runs: Sequence[Mapping]) -> dict:
@@ -173,17 +193,22 @@ def _mean_cost(runs: Sequence[Mapping]) -> dict:
     return {name: round(sum(run[name] for run in runs) / len(runs), 1) for name in shared}
 
 
-def curves(found: Mapping, folder: Path) -> dict[str, list[list[dict]]]:
-    """Arm -> the rows of each finished seed's steps; arms without any are left out."""
+def curves(found: Mapping, records: ExperimentRecords) -> dict[str, list[list[dict]]]:
+    """Return the metrics of every finished seed by arm; arms without any are left out."""
     kept = {
-        arm["arm"]: [folder / arm["arm"] / curve_name(found["stage"], s) for s in arm["seeds"]]
+        arm["arm"]: [
+            records.curves.get(arm["arm"], {})[seed]
+            for seed in arm["seeds"]
+            if seed in records.curves.get(arm["arm"], {})
+        ]
         for arm in found["arms"]
     }
-    read = {
-        name: [read_json_lines(path) for path in paths if path.exists()]
-        for name, paths in kept.items()
-    }
-    return {name: rows for name, rows in read.items() if rows}
+    return {name: rows for name, rows in kept.items() if rows}
+
+
+def outcome_text(claim: Mapping) -> str:
+    """Return the verdict as pages show it."""
+    return f"{claim['outcome']} (pilot)" if claim.get("pilot") else claim["outcome"]
 
 
 def table(found: Mapping) -> str:
@@ -194,7 +219,7 @@ def table(found: Mapping) -> str:
         heads += [f"{what}, % right [95%]", f"less {found['control']}, points [95%]"]
     heads += ["each seed", "seconds a run", "in rollouts", "rollouts"]
     heads += ["generated tokens", "trained tokens", "claim"]
-    lines = [f"# {found['name']}", "", found["about"], "", _told(found), ""]
+    lines = [f"# {found['name']}", "", found["about"], "", _describe(found), ""]
     lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for arm in found["arms"]:
         cells = [cell.replace("|", "\\|") for cell in _cells(arm, found)]
@@ -203,7 +228,7 @@ def table(found: Mapping) -> str:
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
-def _told(found: Mapping) -> str:
+def _describe(found: Mapping) -> str:
     """How it was measured."""
     common = ", ".join(f"{name}={value}" for name, value in found["common"].items())
     first = next((arm["asked"] for arm in found["arms"] if arm["asked"]), [])
@@ -232,7 +257,7 @@ def _cells(arm: Mapping, found: Mapping) -> list[str]:
     costs = (arm["cost"].get(name) for name in COSTS)
     cells += [NONE if value is None else f"{value:,.0f}" for value in costs]
     claim = arm.get("claim")
-    said = f"{claim['claim']} ({claim['source']}): **{claim['outcome']}**" if claim else NONE
+    said = f"{claim['claim']} ({claim['source']}): **{outcome_text(claim)}**" if claim else NONE
     return [*cells, said]
 
 

@@ -1,25 +1,31 @@
-"""What somebody says of a setting against its control, and how it is judged by what was measured.
+"""Claims about a setting against its control, and the verdict that the measured effect allows.
 
-Findings and sweeps share it: a sentence, its source, what is expected, and the verdict that the
-interval of the paired difference gives. It is apart from what trains, so that a file of claims is
-read, and refused, without torch.
+Outcomes: reproduced, refuted, no effect (the interval lies within the margin), open. Fewer seeds
+than `SEEDS` are a pilot: the outcome is open, whatever the interval. `SEEDS` gives 80% power at the
+margin for the usual standard deviation of a paired difference between seeds (7 points).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drlib.intervals import Interval
+from drlib.intervals import Interval, t_quantile
 from drlib.validation import require
 
-SAME = 0.1  # within ten points either way two arms are the same
+MARGIN = 0.05  # equivalence margin: five points
+SEEDS = 20  # seeds needed for a verdict
 EXPECTED = ("higher", "lower", "same")
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What somebody says of a setting against its control, before anything is measured.
+    """A claim about a setting against its control, written before the measurement.
 
-    expected: "higher", "lower" or "same"; ValueError for anything else.
+    Attributes:
+        expected: "higher", "lower" or "same".
+
+    Raises:
+        ValueError: another value of `expected`.
     """
 
     name: str
@@ -28,40 +34,68 @@ class Statement:
     expected: str
 
     def __post_init__(self):
-        is_known = self.expected in EXPECTED
-        require(is_known, f"{self.name}: expected: {self.expected!r}: give higher, lower or same")
+        require(
+            self.expected in EXPECTED,
+            f"{self.name}: expected={self.expected!r} must be higher, lower or same",
+        )
 
-    def judged(self, effect: Interval) -> dict:
-        """The statement beside what was measured: (estimate, low, high), shares."""
+    def judge(self, effect: Interval, by_seed: Sequence[float]) -> dict:
+        """Return the claim with its effect, interval, verdict and detectable effect.
+
+        Args:
+            effect: (estimate, low, high), shares.
+            by_seed: the paired difference of each seed, shares.
+        """
         _, low, high = effect
         return {
             "claim": self.claim,
             "source": self.source,
             "expected": self.expected,
-            "outcome": outcome_of(self.expected, low, high),
+            "outcome": decide(self.expected, low, high, len(by_seed)),
+            "pilot": len(by_seed) < SEEDS,
             **rounded(effect),
+            "smallest_detectable": smallest_detectable(by_seed),
         }
 
 
-def outcome_of(expected: str, low: float, high: float) -> str:
-    """`reproduced` or `refuted` where the interval excludes zero, else `open`.
+def decide(expected: str, low: float, high: float, seeds: int) -> str:
+    """Return the verdict of an interval: reproduced, refuted, no effect or open.
 
-    Arms that are expected to be the same are so where the whole interval lies within `SAME`.
+    >>> decide("higher", 0.01, 0.09, 20), decide("higher", 0.01, 0.09, 3)
+    ('reproduced', 'open')
+    >>> decide("higher", -0.03, 0.04, 20), decide("same", -0.03, 0.04, 20)
+    ('no effect', 'reproduced')
     """
-    if expected == "same" and max(-low, high) <= SAME:
-        return "reproduced"
+    if seeds < SEEDS:
+        return "open"
+    if max(-low, high) <= MARGIN:
+        return "reproduced" if expected == "same" else "no effect"
     if low <= 0 <= high:
         return "open"
     as_expected = {"higher": low > 0, "lower": high < 0, "same": False}[expected]
     return "reproduced" if as_expected else "refuted"
 
 
+def smallest_detectable(by_seed: Sequence[float], power: float = 0.8) -> float | None:
+    """Return the smallest effect that this design detects with the given power.
+
+    (t(0.975) + t(power)) s / sqrt(n), s the standard deviation of the paired differences between n
+    seeds; None below two seeds.
+    """
+    n = len(by_seed)
+    if n < 2:
+        return None
+    mean = sum(by_seed) / n
+    deviation = math.sqrt(sum((each - mean) ** 2 for each in by_seed) / (n - 1))
+    return round((t_quantile(n - 1) + t_quantile(n - 1, power)) * deviation / math.sqrt(n), 5)
+
+
 def rounded(effect: Interval) -> dict:
-    """An effect and its interval, as a finding's file has them."""
+    """Return an effect and its interval as they are stored."""
     estimate, *interval = (round(float(end), 5) for end in effect)
     return {"effect": estimate, "interval": interval}
 
 
 def command_of(action: str, profile: str, seeds: Sequence[int]) -> str:
-    """What a person types to have it made again."""
-    return f"python -m drlib.experiments {action} --profile {profile} --seeds {' '.join(map(str, seeds))}"
+    """Return the command that repeats an experiment."""
+    return f"drlib experiment {action} --profile {profile} --seeds {' '.join(map(str, seeds))}"

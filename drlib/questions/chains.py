@@ -20,7 +20,7 @@ from drlib.task import Task
 from drlib.worlds import Entity, Names, SmallWorld
 
 MAX_HOPS = 3
-MAX_MISSES = 2000  # draws in a row that gave nothing new: the world is exhausted
+MAX_MISSES = 2000  # failed draws in a row until the world is regarded as exhausted
 HELD_OUT_HOPS = {1: 0.35, 2: 0.35, 3: 0.30}
 SEARCH_WORDINGS = (
     "What is the {relations} of {start}?",
@@ -56,7 +56,7 @@ def enumerate_chains(world: SmallWorld, max_hops: int = MAX_HOPS) -> list[Chain]
             start, end = path[0], path[-1]
             facts = world.entities[end].facts if end in world.entities else {}
             for relation, value in facts.items():
-                # an answer that stands in the start's name would be given away
+                # the start's name must not give the answer away
                 if value not in path and value.casefold() not in start.casefold():
                     longer.append(((*relations, relation), (*path, value)))
         frontier = longer
@@ -142,13 +142,15 @@ class SearchQuestions:
         """
         answers = self.answers(hops)
         if not answers:
-            raise ValueError(f"{self.world.name} has no question of {hops} look-ups on this side")
+            raise ValueError(
+                f"{self.world.name} has no question with {hops} hops in this split: choose other hops"
+            )
         answer = rng.choice(answers)
         chain = rng.choice(self._chains[hops][answer])
         return make_search_task(chain, self.world, rng.randrange(len(SEARCH_WORDINGS)))
 
 
-# kind of sum -> (ranges its numbers are drawn from, numbers -> (question, program, answer))
+# kind -> (ranges of its numbers, function of numbers to (question, program, answer))
 PYTHON_KINDS: dict[str, tuple[list[tuple[int, int]], Callable]] = {
     "product": (
         [(12, 99), (12, 99)],
@@ -213,7 +215,9 @@ def make_python_task(rng: random.Random, kind: str | None = None) -> Task:
     """
     kind = kind or rng.choice(sorted(PYTHON_KINDS))
     if kind not in PYTHON_KINDS:
-        raise ValueError(f"unknown python question {kind!r}: known are {sorted(PYTHON_KINDS)}")
+        raise ValueError(
+            f"unknown Python question kind {kind!r}: choose one of {sorted(PYTHON_KINDS)}"
+        )
     ranges, make = PYTHON_KINDS[kind]
     drawn = [rng.randint(*bounds) for bounds in ranges]
     question, code, answer = make(*drawn)
@@ -229,7 +233,10 @@ def has_shortcut(task: Task, world: SmallWorld, results: int) -> bool:
         world: the world that is searched.
         results: number of pages shown per search.
     """
-    path = [task.start, *(world.follow(task.start, task.relations) or ())]  # a sum has no look-up
+    path = [
+        task.start,
+        *(world.follow(task.start, task.relations) or ()),
+    ]  # empty for a Python question
     before_the_last = path[: task.hops - 1]
     hits = [hit for title in before_the_last for hit in world.search(title, results)]
     answer = re.compile(rf"(?<!\w){re.escape(task.answer)}(?!\w)", re.I)  # Mali is not in Somalia
@@ -267,7 +274,7 @@ def chain_questions(
     tasks: dict[str, Task] = {}
     while len(tasks) < n and shares:
         wanted = rng.choices(list(shares), list(shares.values()))[0] if source else 0
-        for _ in range(MAX_MISSES):  # a rejected question is replaced by one of as many look-ups
+        for _ in range(MAX_MISSES):  # a rejected question is replaced by one with as many hops
             drawn = source.draw(wanted, rng) if source else make_python_task(rng)
             if drawn.id not in tasks and not has_shortcut(drawn, world, results):
                 tasks[drawn.id] = drawn
@@ -275,7 +282,9 @@ def chain_questions(
         else:
             del shares[wanted]
     if len(tasks) < (n if at_least is None else at_least):
-        raise ValueError(f"{world.name} has only {len(tasks)} different {kind} questions of {n}")
+        raise ValueError(
+            f"{world.name} has only {len(tasks)} different {kind} questions, not n={n}: lower n"
+        )
     return list(tasks.values())
 
 
@@ -288,7 +297,7 @@ TREASURE = "treasure"
 END = "nowhere"  # the next page of the last one
 NO_TREASURE = "none yet"
 TREASURES = 3  # of a trail, at most
-OTHER_PAGES = 6  # of the trail beside it, at most
+OTHER_PAGES = 6  # of the distractor trail, at most
 
 
 def make_trail(seed: int | str, names: Names, pages: int) -> tuple[Task, SmallWorld]:
@@ -309,7 +318,7 @@ def make_trail(seed: int | str, names: Names, pages: int) -> tuple[Task, SmallWo
     others = rng.randint(1, OTHER_PAGES)
     most = len(names.words) - others - 2 * TREASURES
     if not 1 <= pages <= most:
-        raise ValueError(f"a trail has 1 to {most} pages in a world of these words, got {pages}")
+        raise ValueError(f"pages={pages} is outside 1..{most}, the range for this many words")
     words = rng.sample(names.words, pages + others + 2 * TREASURES)
     start, answer, entities = _make_trail_pages(rng, words[:pages], words[-TREASURES:])
     *_, beside = _make_trail_pages(

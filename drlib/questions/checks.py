@@ -42,7 +42,7 @@ from drlib.worlds.store import FACTS_PER_PAGE
 
 STEM = 4  # letters that two words must begin with
 STEM_SHARE = 0.6  # of the shorter word's letters
-PLAIN = frozenset(  # words of many names that tell none of them; "franc" is not France
+PLAIN = frozenset(  # words too common to identify a name; "franc" is not France
     "and city de east eastern franc great island islands la new north northern of old republic "
     "saint south southern st the union united west western".split()
 )
@@ -420,7 +420,7 @@ def _solve(
             _solve(right, graph, read, found)
         case Range():
             if among is None or any(map(graph.is_value, among)):
-                raise LookupError("no page lists what has a number in a range")
+                raise LookupError("no page lists the things with a number in a range")
             read |= among
         case Anything():
             raise LookupError("no page lists everything")

@@ -56,9 +56,9 @@ with a JSON list of their numbers and nothing else.
 OWN_STATEMENTS, LINKED_STATEMENTS = (
     6,
     4,
-)  # statements shown, of the entity and of each that is linked with it
-LINKED_ENTITIES = 2  # entities shown beside it
-HUB = 20  # statements of what links everything ("person"), and so nothing
+)  # statements shown per entity
+LINKED_ENTITIES = 2  # further entities that are shown
+HUB = 20  # an entity with this many statements ("person") is no meaningful link
 REPORT_POINTS = 3  # statements of a report, at least
 MAX_EXPRESSION = 200  # letters of an expression
 UNREADABLE = "it cannot be read"
@@ -104,7 +104,9 @@ class CraftedQuestion(NamedTuple):
             ValueError: the question was rejected or is a report.
         """
         if self.reason or self.style == "report":
-            raise ValueError(f"no task of one answer: {self.reason or 'it asks for a report'}")
+            raise ValueError(
+                f"no task of one answer: {self.reason or 'it is a report'}: use kept questions of other styles"
+            )
         digest = digest_text(f"{world}|{self.question}|{self.answer}")
         hops = len(self.known) if self.style == "multi-hop" else 1
         name = f"crafted-{self.style}-{digest}"
@@ -142,9 +144,9 @@ def craft(
     wishes = [*wishes]
     for entity, style in wishes:
         if style not in WISHES:
-            raise ValueError(f"unknown style {style!r}: there are {', '.join(WISHES)}")
+            raise ValueError(f"unknown style {style!r}: choose one of {', '.join(WISHES)}")
         if not memory.list_statements(entity):
-            raise ValueError(f"the memory knows nothing about {entity!r}")
+            raise ValueError(f"the memory has no statement about {entity!r}: add one or drop it")
 
     def one(wish: tuple[str, str]) -> CraftedQuestion:
         """Write and verify one question."""
@@ -191,7 +193,7 @@ def number_statements(known: Sequence[ShownStatement]) -> str:
     return "\n".join(f"{number}. {one.text}" for number, one in enumerate(known, 1))
 
 
-# ---- the writer, and what it says
+# ---- writing
 
 
 def _write_question(
@@ -333,7 +335,7 @@ def _find_numbers(text: str) -> list[Fraction]:
     return [Fraction(number.replace(",", "")) for number in _NUMBER.findall(text)]
 
 
-# ---- the reader
+# ---- verification
 
 
 def _verify_answer(

@@ -58,13 +58,13 @@ class EntityMemory:
         """
         text = " ".join(text.split())
         if not (entity and text and source):
-            raise ValueError(f"a statement needs entity, text and source: {(entity, text, source)}")
+            raise ValueError(f"entity, text and source must not be empty: {(entity, text, source)}")
         known = self._statements[entity]
         key = _normalise(text)
         old = known.get(key, Statement(text, fact=fact))
         times = {old.time, time} - {""}
         sources = {*old.sources, source}
-        # of two wordings a fact's wins, and else the one that sorts last, whatever came first
+        # prefer a fact's wording, else the one that sorts last, independent of the order
         is_fact, wording = max((old.fact, old.text), (fact, text))
         earliest = min(times, default="")
         known[key] = Statement(wording, earliest, tuple(sorted(sources)), is_fact)

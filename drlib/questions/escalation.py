@@ -24,9 +24,9 @@ from drlib.task import Task, is_correct
 from drlib.trajectory import Termination
 from drlib.validation import require, require_within
 
-# (tasks, n) -> for each task, whether each of n attempts was right; None: nobody can say
+# (tasks, n) -> for each task, n results: correct, wrong, or None if it could not be judged
 Solver = Callable[[Sequence[Task], int], Sequence[Sequence[bool | None]]]
-BATCH = 16  # tasks whose attempts are lost with a killed run
+BATCH = 16  # tasks whose rollouts are lost if the run is killed
 CLOSED_BOOK_PROMPT = (
     "Answer the user's question from what you know. Reply with the answer alone: a name or a "
     "number. If you do not know, guess."
@@ -92,7 +92,7 @@ def measure_pass_rates(
         ValueError: `n` is below 1, a line of `path` is invalid, or the solver did not return `n`
             results per task.
     """
-    require(n >= 1, f"{n=} attempts: give 1 or more")
+    require(n >= 1, f"{n=} rollouts: use 1 or more")
     known = _load_rates(Path(path)) if path is not None else {}
     keys = [digest_text(f"{n}|{task.id}|{task.question}|{task.answer}") for task in tasks]
     todo = list({key: task for key, task in zip(keys, tasks) if key not in known}.items())
@@ -100,7 +100,10 @@ def measure_pass_rates(
         some = todo[start : start + BATCH]
         tries = attempt([task for _, task in some], n)
         sizes = {len(each) for each in tries}
-        require(len(tries) == len(some) and sizes == {n}, f"not {n} attempts of each task: {sizes}")
+        require(
+            len(tries) == len(some) and sizes == {n},
+            f"the solver returned {sizes} results per task instead of {n}",
+        )
         for (key, task), each in zip(some, tries):
             judged = [bool(right) for right in each if right is not None]
             known[key] = sum(judged) / len(judged) if judged else None
@@ -179,7 +182,7 @@ def _load_rates(path: Path) -> dict[str, float | None]:
         try:
             rates[row["tried"]] = row["right"] / row["judged"]
         except (LookupError, TypeError, ZeroDivisionError) as error:
-            raise ValueError(f"{path}, line {number} is no rate of ours ({error!r})") from error
+            raise ValueError(f"{path}, line {number}, is no rate ({error!r}): delete it") from error
     return rates
 
 

@@ -61,7 +61,7 @@ def write_rows(rows: Sequence[dict], path: str | Path) -> Dataset:
         ValueError: there are no rows.
     """
     if not rows:
-        raise ValueError(f"no rows for {path}: a data set needs one at least")
+        raise ValueError(f"no rows for {path}: pass at least one")
     write_json_lines(path, rows)
     return Dataset.from_list(list(rows))
 

@@ -50,9 +50,9 @@ from drlib.worlds.graph import Graph
 MAX_EFFORT = 60  # pages that a solver may have to read, as in the engine
 MISSES = 400  # draws in a row that gave nothing new: the world has no more for this family
 PLAIN_MISSES = 4000  # the same where questions must be plain: one draw in some hundreds is
-FOCUSES = 12  # things that are asked for in one dense subgraph, as many as it has pages
+FOCUSES = 12  # answers drawn in one dense subgraph, as many as it has pages
 EXCLUDED_RECIPES = {
-    "webwalker": "asks about sites that it builds itself, not about a world",
+    "webwalker": "asks about generated sites, not about a world",
     "webwatcher": "asks about pictures",
     "agentscaler": "makes tasks for tools over databases, not questions",
     "agentfounder": "makes text for pre-training, not questions",
@@ -125,7 +125,9 @@ def draw_block(
         return Block([(task, "sentences") for task in tasks], note)
     graph = select_facts(world.graph, structure)
     if graph is None or not graph.facts or not _list_identifiable(graph):
-        return Block([], "no page can be asked for: no two facts tell one from the others")
+        return Block(
+            [], "no page can be an answer: no two facts identify one; add facts that pages share"
+        )
     rng = random.Random(f"{family}-{seed}-{block}")
     grammar = load_grammar(world.graph, world.scheme)
     if plain:
@@ -250,7 +252,7 @@ def _draw_webdancer(world, rng: random.Random, hops: int) -> Iterator[Candidate]
 def _draw_websailor(world, rng: random.Random, hops: int) -> Iterator[Candidate]:
     """Yield obfuscated questions about rare things that a search of ten results does not solve."""
     rare = select_rare_seeds(_list_identifiable(world.graph), world.graph)
-    resolved: dict[Predicate, bool] = {}  # the same clues come again and again
+    resolved: dict[Predicate, bool] = {}  # clues recur, so the results are cached
     while True:
         answer, query = _draft_verified(rare, world.graph, rng, rng.randint(2, hops))
         hard = None

@@ -29,7 +29,7 @@ from drlib.questions.queries import (
 from drlib.worlds.graph import inverse
 
 End = Var | str | Or  # a variable, a title, or a union of both
-UNNAMED = ""  # of an Exists that only asks whether there is something
+UNNAMED = ""  # of an Exists that only tests whether something exists
 
 
 class Condition(NamedTuple):
@@ -47,7 +47,7 @@ def join_conditions(conditions: Sequence[Condition], target: Var) -> Query:
         ValueError: no condition names the target.
     """
     if not any(target in _iter_variables(condition) for condition in conditions):
-        raise ValueError(f"nothing is said of {target.name}: a row is missing")
+        raise ValueError(f"no condition names {target.name}: add a row with it")
     return _Join(conditions, target).build_query()
 
 
@@ -63,9 +63,11 @@ class _Join:
 
     def __init__(self, conditions: Sequence[Condition], target: Var):
         self.target = target
-        self.unused = dict.fromkeys(conditions)  # in order; a repeated one says nothing more
+        self.unused = dict.fromkeys(conditions)  # in order, without repetitions
         self.shared = _find_shared(self.unused, target)
-        self.descriptions: dict[str, list[Condition]] = {}  # a title: the first of what is said
+        self.descriptions: dict[
+            str, list[Condition]
+        ] = {}  # title -> the first condition of each component that describes it
 
     def build_query(self) -> Query:
         """Return the query for the target."""

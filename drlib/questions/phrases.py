@@ -61,7 +61,7 @@ DONE = frozenset(
 # Participles of events: once they took place they are over.
 OVER = frozenset("carried conducted performed completed".split())
 PAST = {"uses": "used", "is": "was", "draws": "drew", "belongs": "belonged"}
-# Participles of what goes on: "is held at", not "was held at".
+# Participles of lasting states: "is held at", not "was held at".
 LASTING = frozenset("based held hosted kept located served stored".split())
 NO_PARTICIPLE = ("need", "speed", "seed", "feed", "breed", "red", "bed", "shed", "species")
 YEAR = "1[0-9]{3}|20[0-9]{2}"
@@ -76,7 +76,7 @@ OWN_NAMES = frozenset(
 )
 TRADED = frozenset("project tool library class function".split())
 PLAIN_FOLDERS = frozenset("docs doc notes pages content src wiki about misc".split())
-TYPES = frozenset(("type", "Type", "kind"))  # relations that say what a page is, and no more
+TYPES = frozenset(("type", "Type", "kind"))  # relations that only state the kind of a page
 
 
 def to_past(phrase: str) -> str:
@@ -406,7 +406,7 @@ SOURCES = {
     "cldr": "According to Unicode CLDR",
     "pydocs": "Going by the signatures and raise statements in Python's library",
 }
-# How a name of a kind is said; {x} is the name.
+# Text for a name of each kind; {x} is the name.
 NAMES = {
     "currency": "the {x}",
     "language": "the {x} language",
@@ -471,7 +471,7 @@ class Phrasebook:
         kinds = self._kinds(frozenset(self.graph.adjacent[f"{relation} of"]))
         if kinds == [VALUE] and not whens:
             phrase = phrase._replace(of_thing=f"has the {word} {{x}}")
-        if kinds == [word] and self.is_folder:  # where a name says its kind
+        if kinds == [word] and self.is_folder:  # the name already states its kind
             phrase = phrase._replace(of_thing="has {x}")
         noun = kinds[0] if len(kinds) == 1 and kinds[0] != VALUE else word
         is_over = self._is_over(relation)

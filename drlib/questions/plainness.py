@@ -36,9 +36,9 @@ MAX_NAMES = 3
 MAX_CONDITIONS = 2
 MAX_INNER_CLAUSES = 1  # in all conditions together
 OF_TWO_SENTENCES = 2  # how strange a question is that takes another sentence
-REVEALING_PENALTY = 3  # how much stranger a question is that tells too much
+REVEALING_PENALTY = 3  # penalty for a question that reveals too much
 FEW = 4  # of public facts: a condition that leaves fewer things than this is a good guess
-TELLING = frozenset(["time zone"])  # kinds whose names say another thing: Africa/Cairo
+TELLING = frozenset(["time zone"])  # kinds whose names contain another name: Africa/Cairo
 OF_ONE_PLACE = frozenset(["language", "script", "currency"])  # often: Hebrew, Adlam
 # in a name: "(1994–2002)", "Congo - Brazzaville", "Wallis & Futuna" before "and is one where", and
 # scripts that CLDR alone calls so
@@ -46,7 +46,7 @@ AWKWARD = re.compile(r"\(\d| - | SAR | & |^(?:Simplified|Traditional) script$")
 # "the SQL for everyone course" begins as another sentence
 UNQUOTED = re.compile(r"^the [^\"“]+ (?:and|at|for|from|in|of|to|with) [^\"“]+$")
 LONG_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]{3,}|[A-Z]{4,}")  # camel case is several
-COMMON = 0.1  # a word of so many names says nothing
+COMMON = 0.1  # a word in this share of the names distinguishes none
 SAID_TWICE = tuple(  # one word, or one comparison
     re.compile(pattern)
     for pattern in (
@@ -61,7 +61,7 @@ SAID_TWICE = tuple(  # one word, or one comparison
 )
 # one thing both over and going on: "Which experiment was led by Ada and uses the same method"
 TWO_TIMES = re.compile(r"^\S+ \S+ (?:was\b.* and uses|uses\b.* and was)\b")
-OFFICIAL = "official language"  # what schoolbooks say of a land
+OFFICIAL = "official language"  # common knowledge about a country
 ALIKE = 3  # letters with which a land and its language begin: Finland, Finnish
 
 

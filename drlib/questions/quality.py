@@ -33,8 +33,8 @@ from drlib.questions.wording import mentions
 from drlib.task import Task, normalise_answer
 from drlib.worlds.graph import Graph
 
-# Those of `checks.faults`; "wrong answer": the query has other answers; "told": the question's text
-# says the answer.
+# The faults of `checks.find_faults`; "wrong answer": the query has other answers; "told": the text
+# of the question contains the answer.
 QUESTION_FAULTS = (
     "not unique",
     "not minimal",
@@ -76,7 +76,7 @@ def build_quality_report(
     """
     if not tasks or not all(task.query for task in tasks):
         raise ValueError(
-            "a report needs questions with queries: make them with "
+            "the report needs questions with queries: make them with "
             "synthesize_questions(world, n, seed)"
         )
     queries = [from_text(task.query) for task in tasks]

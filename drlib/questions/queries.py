@@ -165,7 +165,7 @@ def _evaluate_rare(query: Query, graph: Graph) -> frozenset[str]:
         case Anything():
             return frozenset(graph.nodes)
         case Var(name):
-            raise ValueError(f"the variable {name!r} stands outside of its Exists")
+            raise ValueError(f"the variable {name!r} has no enclosing Exists")
     raise TypeError(f"not a query: {query!r}")
 
 
@@ -387,11 +387,11 @@ def from_text(text: str) -> Query:
         query = _from_lists(json.loads(text))
         unbound = sorted(find_free_variables(query))
     except (json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"a query is JSON lists, and {text!r} is no JSON: {error}") from error
+        raise ValueError(f"a query must be JSON, but {text!r} cannot be parsed: {error}") from error
     except RecursionError as error:
-        raise ValueError("a query that is nested too deeply to be read") from error
+        raise ValueError("the query is nested too deeply to be parsed") from error
     if unbound:
-        raise ValueError(f"the variables {unbound} stand outside of their Exists: {text}")
+        raise ValueError(f"the variables {unbound} have no enclosing Exists: {text}")
     return query
 
 
@@ -400,10 +400,12 @@ def _from_lists(value: object) -> Query:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
-        raise ValueError(f"a query is a title or a list that starts with its kind, not {value!r}")
+        raise ValueError(
+            f"a query must be a title or a list that starts with its kind, not {value!r}"
+        )
     name, *fields = value
     if name not in _KINDS:
-        raise ValueError(f"unknown kind of query {name!r}: known are {sorted(_KINDS)}")
+        raise ValueError(f"unknown kind of query {name!r}: choose one of {sorted(_KINDS)}")
     kind: Any = _KINDS[name]
     if kind in (And, Or):
         if len(fields) < 2:
@@ -494,7 +496,7 @@ def count_clauses(query: Query) -> int:
     if isinstance(query, Proj):
         shared = find_compared(query)
         return 1 + count_clauses(query.of if shared is None else shared)
-    return 9  # said in a step
+    return 9  # too deep for a clause: needs a step of its own
 
 
 def fits(query: Query, limit: int) -> bool:

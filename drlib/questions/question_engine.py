@@ -46,13 +46,13 @@ SHOWN = 4  # reasons and relations that are named, most frequent first
 FOLDER_RELATIONS = ("link", "section", "heading")  # what every folder with headings and links has
 LONGEST_REASON = 120  # characters of why a file is left out
 RARE = 0.01  # a reason of fewer draws is not worth a word
-DRAW_OUTCOMES = {  # what may come of a draw; other keys of a tally are faults of the query
-    "no draft": "no few facts that tell the page from all others",
-    "too few look-ups": "a question of fewer look-ups than wanted",
+DRAW_OUTCOMES = {  # reasons of failed draws; the other keys of a tally are faults of the query
+    "no draft": "no small set of facts that identifies the page",
+    "too few hops": "fewer hops than requested",
     "max_effort": "a question with more pages to read than max_effort",
     "max_share": "an answer that has its share of the questions",
     "asked before": "a question that is there already",
-    "no wording": "a query that no sentence says in one meaning",
+    "no wording": "a query without an unambiguous wording",
 }
 
 
@@ -338,7 +338,7 @@ def synthesize_questions(
     shares = hops or {d: d for d in range(2, depth + 1)}
     if n < 1 or width < 2 or not shares or min(shares) < 2:
         raise ValueError(
-            f"n must be at least 1, width and depths 2: {n=}, {width=}, {dict(shares)}"
+            f"{n=}, {width=} or depths {dict(shares)} too small: n starts at 1, the others at 2"
         )
     graph = select_facts(world.graph, structure)
     left_out = len(world.graph.facts) - len(graph.facts) if graph is not None else 0
@@ -364,7 +364,7 @@ def synthesize_questions(
     if len(tasks) < n:
         why = explain_shortage(world, n, tasks, tally)
         if len(tasks) < at_least:
-            raise ValueError(f"{why}\n{at_least} questions are needed here.")
+            raise ValueError(f"{why}\nat_least={at_least} questions are required.")
         warnings.warn(why, stacklevel=2)
     return tasks
 
@@ -502,7 +502,7 @@ def _draw_query(
         ):
             query = harder
     if measure_depth(query) != hops:
-        return None, fault or "too few look-ups"
+        return None, fault or "too few hops"
     if rules.whole is not graph:  # whose facts may be shorter ways, and make its pages longer
         fault = _find_fault(query, rules.whole, rules)
         if fault:
@@ -547,7 +547,7 @@ def make_question_task(world, answer: str, query: Query, question: str) -> Task:
 
 CHAINS = ("h1", "h2", "h3")
 CONDITIONS = ("c2", "c3")
-DEPTH = 2  # look-ups that follow each other
+DEPTH = 2  # hops
 POOL_SIZE = 1500  # questions that the engine is asked for in a whole world,
 SMALL_POOL_SIZE = 16  # and in one that is soon thrown away
 MAX_SHARE = 0.02  # of a whole world's questions may have the same answer

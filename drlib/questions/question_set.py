@@ -90,7 +90,7 @@ def split_by_graph(rests: Sequence[Dependencies], share: float, seed: int) -> Gr
         ValueError: `share` is outside [0, 1).
     """
     if not 0 <= share < 1:
-        raise ValueError(f"the test share must be at least 0 and below 1, not {share}")
+        raise ValueError(f"the test share {share} is outside [0, 1): lower it")
     index = _Index(rests)
     rng = random.Random(f"split-{seed}")
     left = sorted(index.groups)
@@ -340,11 +340,13 @@ class DatasetRequest:
 
     def __post_init__(self) -> None:
         require(self.n >= 1, f"a data set has at least 1 question, not {self.n}")
-        require(self.hops >= 2, f"questions have at least 2 look-ups, not {self.hops}")
+        require(self.hops >= 2, f"questions have at least 2 hops, not {self.hops}")
         for name in ("test_share", "max_share"):
             share = getattr(self, name)
             require(0 <= share < 1, f"{name} must be at least 0 and below 1, not {share}")
-        require(self.tries >= 1, f"a model is asked at least once, not {self.tries} times")
+        require(
+            self.tries >= 1, f"the closed-book model answers at least once, not {self.tries} times"
+        )
         require(bool(self.families), f"name a family. Known: {', '.join(FAMILIES)}")
         for name in self.families:
             require(name in FAMILIES, f"unknown family {name!r}: {suggest_name(name, FAMILIES)}")
@@ -409,7 +411,7 @@ def draw_dataset(
     """
     require(
         bool(wish.closed_book) == (closed_book is not None),
-        "a model is asked where the wish names one, and only there: give both or none",
+        "the request and the call must both name a closed-book model, or neither",
     )
     _claim_folder(folder, wish, world)
 
@@ -458,7 +460,7 @@ def _claim_folder(folder: Path, wish: DatasetRequest, world) -> None:
     other = [name for name in own if own[name] != held.get(name)]
     if other:
         changes = ", ".join(f"{name} was {held.get(name)!r} and is {own[name]!r}" for name in other)
-        raise ValueError(f"{folder} holds another data set ({changes}): name another folder")
+        raise ValueError(f"{folder} belongs to another data set ({changes}): choose another folder")
 
 
 def _count_drawn(pieces: dict[str, list[dict]]) -> int:
@@ -631,7 +633,7 @@ def _add_rates(rows: Sequence[dict], rates: Callable) -> list[dict]:
     require(
         bool(kept) or not rows,
         f"the model answered none of {len(rows)} questions: is its server up, and is that its "
-        "name? The same command goes on",
+        "name? Run the same command again to resume",
     )
     return kept
 

@@ -38,7 +38,7 @@ from drlib.questions.sentences import (
 )
 from drlib.worlds.graph import Graph
 
-BEGINS = 4  # first letters by which titles are told apart
+BEGINS = 4  # first letters by which titles are indexed
 
 
 class TitleIndex:

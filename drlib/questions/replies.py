@@ -20,11 +20,11 @@ from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import append_json_line, resume_json_lines
 from drlib.validation import require
 
-MAX_FAILED = 5  # prompts in a row, until no other is asked about
+MAX_FAILED = 5  # failed prompts in a row until requests stop
 LONGEST_PAUSE_S = 30.0
-PROMPT_STATUSES = (400, 413, 422)  # statuses that say nothing about the next prompt
+PROMPT_STATUSES = (400, 413, 422)  # HTTP statuses caused by the prompt, not by the server
 FRAME = 32  # tokens that a chat template adds to a message, at most
-# what a message has in the place of a content: a thought that came to no end, or a refusal
+# fields without content: unfinished reasoning, or a refusal
 EMPTY_CONTENT_FIELDS = ("reasoning", "reasoning_content", "refusal")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -170,7 +170,9 @@ class Replies:
             text, used = _parse_completion(self.endpoint.complete(**asked), most)
         except EndpointError as error:
             fault = error
-            used = most if error.status is None else 0  # late: the model may have said all of it
+            used = (
+                most if error.status is None else 0
+            )  # timeout: the model may have generated everything
         finally:
             with self._changed:
                 self._reserved -= most
@@ -188,8 +190,8 @@ class Replies:
                     self._asked[row["asked"]] = Future()
                     self._asked[row["asked"]].set_result(Reply(str(row["text"])))
             except (LookupError, TypeError) as error:
-                message = f"{self.path}, line {number} is no reply of ours ({error!r})"
-                raise ValueError(f"{message}: give a file of its own") from error
+                message = f"{self.path}, line {number} is no cached reply ({error!r})"
+                raise ValueError(f"{message}: choose another file") from error
 
 
 def _bound_tokens(asked: dict) -> int:

@@ -60,7 +60,7 @@ def plan_searches(task: Task) -> list[SearchStep]:
         names = [task.start, *range(task.hops - 1)]
         return [SearchStep((name,), (relation,)) for name, relation in zip(names, task.relations)]
     if not task.query:
-        raise ValueError(f"task {task.id} has neither a chain of relations nor a query")
+        raise ValueError(f"task {task.id} has neither relations nor a query: pass a search task")
     steps: list[SearchStep] = []
     _add_steps(from_text(task.query), steps)
     return steps
@@ -72,10 +72,12 @@ def _add_steps(query: Query, steps: list[SearchStep]) -> str | int:
         return query
     parts = query.parts if isinstance(query, And) else (query,)
     if not all(isinstance(part, Proj) for part in parts):
-        raise ValueError(f"searches of facts do not answer {query}")
+        raise ValueError(
+            f"searches cannot answer {query}: only intersections of projections are supported"
+        )
     are_backwards = [part.relation.endswith(" of") for part in parts]
     if len(parts) > 1 and not all(are_backwards):
-        raise ValueError(f"one condition of {query} already tells its answer")
+        raise ValueError(f"one condition of {query} already identifies its answer")
     names = tuple([_add_steps(part.of, steps) for part in parts])
     relations = tuple(part.relation.removesuffix(" of") for part in parts)
     steps.append(SearchStep(names, relations, is_holder=all(are_backwards)))

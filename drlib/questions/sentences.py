@@ -47,7 +47,7 @@ Style = Literal["which", "what", "name", "steps"]
 STYLES: tuple[Style, ...] = ("which", "what", "name", "steps")
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 FIRST, NEXT, LAST, CHOSEN = "Find ", "Then find ", "Finally, ", "There is "
-MARK = "\0"  # round what stands for a step until all steps are known
+MARK = "\0"  # surrounds the reference to a step until all steps exist
 
 
 class Step(NamedTuple):

@@ -64,7 +64,7 @@ class SqlEngine:
         except (sqlite3.Error, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"SQLite cannot answer this query ({error}): it takes about 8 levels, 500 parts "
-                "side by side and whole numbers of 64 bits; ask `evaluate_query`"
+                "side by side and 64-bit integers; use `evaluate_query`"
             ) from error
 
     def _replace_choices(self, query: Query) -> Any:
@@ -89,7 +89,7 @@ def _to_sql(query: Query | frozenset[str], values: list) -> str:
     if isinstance(query, Anything):
         return "SELECT title FROM nodes"
     if isinstance(query, Var):
-        raise ValueError(f"the variable {query.name!r} stands outside of its Exists")
+        raise ValueError(f"the variable {query.name!r} has no enclosing Exists")
     if isinstance(query, And | Or | Diff):
         word = {And: " INTERSECT ", Or: " UNION ", Diff: " EXCEPT "}[type(query)]
         return word.join(

@@ -65,10 +65,12 @@ def e2hqa(query: Query, graph: Graph, rng: random.Random, n: int) -> list[Query]
     """
     answer = find_answer(query, graph)
     if answer is None:
-        raise ValueError(f"E2HQA starts from a question of one answer, not from {query!r:.80}")
+        raise ValueError(f"E2HQA needs a query with exactly one answer, not {query!r:.80}")
     away = compute_distances(answer, graph)
     made = [query]
-    hidden = [graph.nodes.get(answer, Node(answer, VALUE))]  # whose names must not be told
+    hidden = [
+        graph.nodes.get(answer, Node(answer, VALUE))
+    ]  # their names must not appear in the question
     for _ in range(n):
         before = count_pages_read(made[-1], graph)
         steps = [
@@ -139,7 +141,7 @@ def draw_crawl_questions(graph: Graph, n: int, rng: random.Random) -> list[dict]
     for _ in range(DRAWS_A_QUESTION * n if shared else 0):
         kind = CRAWL_TYPES[len(found) % len(CRAWL_TYPES)]
         query = _draw_crawl_query(kind, rng.choice(shared), graph, rng)
-        # links are what is asked for, so few clicks and constants beside the answer are no faults
+        # links are the subject here, so short chains and adjacent constants are allowed
         if query is not None and {*find_faults(query, graph)} <= {"shallow", "shortcut", "near"}:
             found[query] = {
                 "question": render_question(query, graph, rng.randrange(TEMPLATES)),

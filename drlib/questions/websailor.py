@@ -29,7 +29,7 @@ from drlib.questions.sentences import STYLES
 from drlib.questions.wording import add_simple_article, render_question
 from drlib.worlds.graph import Graph, inverse
 
-DECADES = range(1000, 2101)  # years that are said as a decade or a part of one
+DECADES = range(1000, 2101)  # years worded as a decade or a part of one
 CLUE_DRAWS = 4  # of one operator for one fact, until its predicate widens
 OBFUSCATION_DRAWS = 8  # of an obfuscation, until a question is hard to find
 RARE_SHARE = 1 / 2  # of the things that can be asked for: those with the fewest neighbours

@@ -29,7 +29,7 @@ from drlib.questions.queries import (
 )
 from drlib.worlds.graph import Graph, inverse
 
-EXTRA_PATHS = 200  # further facts that are tried to tell the answer from what else fits
+EXTRA_PATHS = 200  # extra facts tried to exclude other answers
 EXTRA_FACTS = 12  # that are tried for the node where a cycle closes
 RETURN_SHARE = 0.6  # how often the walk closes a cycle when it can
 WALKS = 200  # until a dense subgraph is given up

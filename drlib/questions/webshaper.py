@@ -104,7 +104,7 @@ def _write_end(end: End) -> str:
 def _make_unsayable_error(part: Query) -> ValueError:
     """Return the error for a node that triples cannot express."""
     return ValueError(
-        f"WebShaper's triples cannot say {part!r:.80}: use intersections of "
+        f"WebShaper's triples cannot express {part!r:.80}: use intersections of "
         "projections, and unions of constants"
     )
 
@@ -170,7 +170,7 @@ def _read_predicate(row: Sequence[str], numbers: Iterator[int]) -> list[Conditio
         return [Condition(arguments[0], row[1], row[2])]  # a constant without its C@
     name = " ".join(word for word in words if word)
     if not arguments:
-        raise ValueError(f"this row names nothing that could be looked for: {row}")
+        raise ValueError(f"the row has no argument (a V@, C@ or ? end): {row}")
     if len(arguments) == 1:
         return [Condition(arguments[0], name, Var(f"any{next(numbers)}"))]
     if len(arguments) == 2:

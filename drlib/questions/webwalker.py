@@ -79,7 +79,9 @@ def make_site(seed: int | str, size: int = 40, depth: int = 4, links: int = 4) -
     """
     most = sum(links**level for level in range(depth + 1))
     if not (2 <= depth <= 4 and 2 * depth < size <= most):
-        raise ValueError(f"{size} pages do not fit: depth {depth} (2 to 4), {links} links a page")
+        raise ValueError(
+            f"{size=} does not fit {depth=} (2 to 4) and {links=} per page: change one"
+        )
     rng = random.Random(f"site-{seed}")
     names = {"".join(rng.choices(SYLLABLES, k=4)).capitalize(): 0 for _ in range(4 * size)}
     titles = [*names][:size]

@@ -28,7 +28,7 @@ from drlib.worlds.emblems import WHITE, Box, Pixels, draw, find_boxes, make_shee
 
 ALONE = "the thing in the picture"
 AMONG = "the thing numbered {} in the picture"
-OTHERS = 3  # on a sheet, beside what is asked about
+OTHERS = 3  # other emblems on a sheet
 LEAST_RELEVANCE = 0.2
 LEAST_CALLS = 3
 
@@ -88,7 +88,7 @@ def _make_visual(task: Task, world: World, album: Album, others: int, rng: rando
     number = album.emblems[entity].number if others else ""
     words = AMONG.format(number) if others else ALONE
     question = task.question
-    # the longest first: a name may stand in another one
+    # longest first: a name may contain another one
     for name in sorted(_list_names(entity, world), key=len, reverse=True):
         question = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", words, question, flags=re.IGNORECASE)
     beside = [

@@ -9,7 +9,7 @@ draws without a formula (its report has none; strictly on-policy training needs 
 drawn as in prioritised experience replay (Schaul et al., arXiv 1511.05952, section 3): in
 proportion to a priority, with weights that correct for it.
 
-Ages are counted in the units of the rollouts' `versions`; `drlib.training.staleness` counts
+Ages are counted in the units of the rollouts' `versions`; `drlib.training.policy_age` counts
 updates. The token-level correction is in `policy_loss`.
 """
 

@@ -1,4 +1,4 @@
-"""Experts balanced by biases, in the stages' loops: all ranks' tokens move the biases of each.
+"""Experts prepare_router_biases by biases, in the stages' loops: all ranks' tokens move the biases of each.
 
 `drlib.models.router_bias` says what the biases are. With `trainer.router_bias_rate` above 0 a stage gives
 them to the policy that it begins with, and moves them after every step; a later stage goes on from
@@ -16,7 +16,7 @@ from drlib.models.router_bias import (
 from drlib.training.distributed import all_sum
 
 
-def balanced(model, config: Config):
+def prepare_router_biases(model, config: Config):
     """The policy as a stage trains it: with biases where they are to move."""
     return add_router_bias(model) if config.trainer.router_bias_rate > 0 else model
 

@@ -25,8 +25,8 @@ from drlib.rl.resampling import (
 from drlib.rl.staleness import StalenessFilter, repair_groups
 from drlib.training.distributed import Ranks
 from drlib.training.flat_routes import Routes
-from drlib.training.rollouts import all_contexts, step_seed
-from drlib.training.staleness import Clock
+from drlib.training.rollouts import split_all_contexts, step_seed
+from drlib.training.policy_age import Clock
 from drlib.trajectory import Trajectory
 from drlib.validation import require
 
@@ -85,16 +85,16 @@ def prepare_batch(
     selected = [t for shard in shards for t in shard]
     # compare rewards over contexts instead of rollouts (WebResearcher)
     if config.rl.advantage.baseline == "samples":
-        shards = [all_contexts(shard)[0] for shard in shards]
+        shards = [split_all_contexts(shard)[0] for shard in shards]
     # filter, compute advantages and loss weights; group statistics need all shards
     everything = [t for shard in shards for t in shard]
-    advantages_N, weights_N, report = advantages_of(everything, config, ranks, clock)
+    advantages_N, weights_N, report = compute_advantages(everything, config, ranks, clock)
     # split each rollout into its contexts, which share its advantage and weight
     parts, before = [], 0
     for shard in shards:
         mine = slice(before, before + len(shard))
         before += len(shard)
-        samples, owners = all_contexts(shard)
+        samples, owners = split_all_contexts(shard)
         parts.append(
             RolloutBatch(
                 samples,
@@ -112,7 +112,7 @@ def truncate_batch(parts: Sequence[RolloutBatch], config: Config, step: int) -> 
     return [part.of(_kept(part.trajectories, config, step)) for part in parts]
 
 
-def advantages_of(
+def compute_advantages(
     trajectories: list[Trajectory],
     config: Config,
     ranks: Ranks | None = None,
@@ -127,8 +127,8 @@ def advantages_of(
         clock: update counter of the trained policy; None before its first update.
     """
     ranks = ranks or Ranks()
-    weights_N, in_baseline_N, report = filter_rollouts(trajectories, filter_of(config))
-    weights_N, in_baseline_N, report["lost"] = without_lost(
+    weights_N, in_baseline_N, report = filter_rollouts(trajectories, build_filter(config))
+    weights_N, in_baseline_N, report["lost"] = exclude_stale_rollouts(
         trajectories, weights_N, in_baseline_N, config, clock or Clock()
     )
     own = [
@@ -187,7 +187,7 @@ def minibatch_indices(batch: RolloutBatch, part: int, config: Config) -> list[in
     return [i for i, t in enumerate(batch.trajectories) if t.group_id in selected]
 
 
-def filter_of(config: Config) -> FilterConfig:
+def build_filter(config: Config) -> FilterConfig:
     """Build the rollout filter from rl.filter."""
     pipeline = (
         Pipeline(low_weight=config.rl.filter.low_weight) if config.rl.filter.pipeline else None
@@ -197,7 +197,7 @@ def filter_of(config: Config) -> FilterConfig:
     )
 
 
-def without_lost(
+def exclude_stale_rollouts(
     trajectories: Sequence[Trajectory],
     weights_N: Tensor,
     in_baseline_N: Tensor,

@@ -38,15 +38,15 @@ def build(name: str, config: Config, runs: Path, ranks: "Ranks | None" = None) -
     path = stages.folder(name, config, runs)
     stage = stages.STAGES[name]
     ranks = ranks or Ranks(config.trainer.backend)
-    with sole_builder(path, ranks) as is_there:
+    with build_lock(path, ranks) as is_there:
         if not is_there:
             build_it = stage.builder(config)
-            build_it(stages.readable(name, config), path, ranks, **stage.arguments)
+            build_it(stages.restricted_config(name, config), path, ranks, **stage.arguments)
     return path
 
 
 @contextmanager
-def sole_builder(path: Path, ranks: "Ranks") -> Iterator[bool]:
+def build_lock(path: Path, ranks: "Ranks") -> Iterator[bool]:
     """Nobody else builds this stage inside the block; whether it is complete already.
 
     Two notebooks may need the same stage at the same time: the second waits, then uses it, also
@@ -57,7 +57,7 @@ def sole_builder(path: Path, ranks: "Ranks") -> Iterator[bool]:
     with open(path.with_name(f".{path.name}.lock"), "w") as lock:
         if ranks.first:
             fcntl.flock(lock, fcntl.LOCK_EX)
-        is_there = ranks.first and RunFolder.complete(path)
+        is_there = ranks.first and RunFolder.is_complete(path)
         yield ranks.sum({"is_there": float(is_there)})["is_there"] > 0
 
 

@@ -267,7 +267,7 @@ class DriftAlarm(Callback):
     """Lower the learning rate when rewards, tool errors or observations drift, then recover."""
 
     def __init__(self, config: Config, tools: Iterable[str]):
-        self.detector = DriftDetector(monitors_of(config, tools))
+        self.detector = DriftDetector(build_monitors(config, tools))
         self.rate = AdaptiveLearningRate(config.rl.callbacks.drift_factor)
 
     def on_batch(self, trainer, state: StepState) -> None:
@@ -328,7 +328,7 @@ def _facts(trajectory: Trajectory) -> RolloutFacts:
     )
 
 
-def monitors_of(config: Config, tools: Iterable[str]) -> dict[str, PageHinkley | HistogramShift]:
+def build_monitors(config: Config, tools: Iterable[str]) -> dict[str, PageHinkley | HistogramShift]:
     """Return one monitor per signal; none if rl.callbacks.drift_factor is 1.
 
     Thresholds scale with 1 / sqrt(questions per step), the standard error of a share. A histogram

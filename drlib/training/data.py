@@ -39,8 +39,8 @@ from drlib.questions.chains import (
     NEXT_PAGE,
     PYTHON_KINDS,
     SEARCH_WORDINGS,
-    TREASURE,
     TRAIL_WORDINGS,
+    TREASURE,
     SearchQuestions,
     Split,
     make_python_task,
@@ -107,7 +107,7 @@ PIECES_NOT_OF_NAMES = 1000
 WORLD_FILE = "world.json"
 
 
-def training_world(
+def load_training_world(
     config: Config, replies_path: Path | None = None
 ) -> tuple[SmallWorld, dict[str, int]]:
     """The world that a policy learns in, and how much of the named one it is (the stage's metrics).
@@ -189,8 +189,8 @@ def _count_conditions(world: SmallWorld) -> dict[str, int]:
 
 def build_world(config: Config, run_dir: Path, ranks) -> dict:
     """Stage `world`: `world.json` and the tokenizer's folder."""
-    run = RunFolder(run_dir, stages.settings_of("world", config), ranks)
-    world, counts = training_world(config, run.path / "replies.jsonl")
+    run = RunFolder(run_dir, stages.stage_settings("world", config), ranks)
+    world, counts = load_training_world(config, run.path / "replies.jsonl")
     titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
     texts = world_texts(world)
     names = Names.from_world(world)
@@ -213,7 +213,7 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     return run.finish({"version": world.version, **counts})
 
 
-def engine_questions(
+def build_condition_questions(
     world: SmallWorld, config: Config, split: Split | None
 ) -> ConditionQuestions | None:
     """What the engine asks of a side of the world, or a few questions of an invented one (`split`
@@ -275,10 +275,10 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
         config.demonstrations.teacher in TEACHERS,
         "demonstrations.teacher=model is for models that can answer already: set trainer.backend=trl and model=FOLDER",
     )
-    run = RunFolder(run_dir, stages.settings_of("demonstrations", config), ranks)
-    folder = stages.input_folder("demonstrations", "world", config, run_dir.parents[1])
+    run = RunFolder(run_dir, stages.stage_settings("demonstrations", config), ranks)
+    folder = stages.require_input("demonstrations", "world", config, run_dir.parents[1])
     world = SmallWorld.load(folder / WORLD_FILE)
-    conditions = engine_questions(world, config, "train")
+    conditions = build_condition_questions(world, config, "train")
     n = config.demonstrations.count
     mix = "memory" if config.questions.skills == "memory" else ""
     asked = demonstration_tasks(world, n, config.seed, conditions, mix)

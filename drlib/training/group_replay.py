@@ -26,7 +26,7 @@ from drlib.training.batch import RolloutBatch
 from drlib.training.callbacks import CALLBACKS, Callback, StepState
 from drlib.training.distributed import SHARDS, Ranks
 from drlib.training.rollouts import has_changed, step_seed
-from drlib.training.staleness import Clock
+from drlib.training.policy_age import Clock
 from drlib.trajectory import Termination, Trajectory
 from drlib.worlds.perturbed import perturbed_version
 
@@ -76,7 +76,7 @@ class GroupReplay(Callback):
             again, ages, weights = replayed(drawn, clock, share_of)
             found.append(_together(share, again))
             told.append((len(drawn), len(ages), sum(ages), sum(weights)))
-            learned += [(shard, group) for group in trained_groups(share, clock)]
+            learned += [(shard, group) for group in select_trained_groups(share, clock)]
         self._keep(learned)
         names = ("groups", "rollouts", "age", "weight")
         sums = self.ranks.sum(dict(zip(names, map(float, map(sum, zip(*told))))))
@@ -92,7 +92,7 @@ class GroupReplay(Callback):
         worlds = None
         if has_changed(self.config, step):
             seen = {t.world_version for g in buffer.state["groups"] for t in g.rollouts}
-            worlds = {name for name in seen if answers_still(name)}
+            worlds = {name for name in seen if is_world_current(name)}
         rng = random.Random(step_seed(f"{self.config.seed}-replay-{shard}", step))
         n = self.config.rl.off_policy.replay_groups // SHARDS
         drawn = buffer.draw(n, clock.now, rng, worlds=worlds)
@@ -137,7 +137,7 @@ def _build_group_replay(config: Config, trainer) -> Callback | None:
     return GroupReplay(config, trainer.ranks) if is_on else None
 
 
-def answers_still(world: str) -> bool:
+def is_world_current(world: str) -> bool:
     """Whether a world's version is none of before the change (`rl.callbacks.world_change`)."""
     return world == NO_WORLD or world.endswith(perturbed_version(""))
 
@@ -165,7 +165,7 @@ def replayed(
     return replace(share, weights_N=weights_N * factors_N), ages, factors_N.tolist()
 
 
-def trained_groups(share: RolloutBatch, clock: Clock) -> list[TrainedGroup]:
+def select_trained_groups(share: RolloutBatch, clock: Clock) -> list[TrainedGroup]:
     """The share's groups that have a gradient, without the rollouts that its loss leaves out."""
     groups: dict[str, list[int]] = {}
     for i, trajectory in enumerate(share.trajectories):

@@ -25,12 +25,12 @@ from drlib.training.callbacks import StepState, build_callbacks
 from drlib.training.distributed import Ranks
 from drlib.training.learner import LocalLearner
 from drlib.training.policies import begin_stage, finish_stage
-from drlib.training.question_scheduler import SKILLS, Questions
-from drlib.training.rollouts import collect_rollouts, limits_of
+from drlib.training.question_scheduler import SKILLS, QuestionScheduler
+from drlib.training.rollouts import collect_rollouts, rollout_limits
 from drlib.training.run_folder import RunFolder
-from drlib.training.staleness import Clock
+from drlib.training.policy_age import Clock
 from drlib.training.step_summary import summarise
-from drlib.training.switches import check_switches, off_policy
+from drlib.training.switches import check_rl_settings, off_policy
 from drlib.trajectory import Trajectory, save_trajectories
 from drlib.validation import require
 
@@ -47,7 +47,7 @@ class GRPOTrainer:
         model,
         chat: ChatIds,
         toolbox: Toolbox,
-        scheduler: Questions,
+        scheduler: QuestionScheduler,
     ):
         self.config, self.run, self.ranks = config, run, run.ranks
         self.model, self.chat, self.toolbox = model, chat, toolbox
@@ -80,7 +80,7 @@ class GRPOTrainer:
     def build_agent(self, config: Config) -> Agent:
         """Build the rollout agent with the limits in `config`."""
         return create_agent(
-            self.config.rl.agent, self.engine, self.toolbox, self.chat, limits_of(config)
+            self.config.rl.agent, self.engine, self.toolbox, self.chat, rollout_limits(config)
         )
 
     def step(self, step: int) -> tuple[dict, list[Trajectory]]:
@@ -169,10 +169,10 @@ def engine_weights(model, config: Config):
 def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     """Run stage `rl` from the cold start; return the metrics of the last step."""
     name = "rl_random_reward" if config.rl.reward.name == "random" else "rl"
-    check_switches(config)
+    check_rl_settings(config)
     replay = config.rl.off_policy.routing_replay
     require(
-        replay == "none" or off_policy(config),
+        replay == "none" or is_off_policy(config),
         f'rl.off_policy.routing_replay="{replay}" has no effect on the exact local engine: '
         "set rl.minibatches, rl.off_policy.staleness or rl.off_policy.engine_dtype too",
     )
@@ -181,7 +181,7 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
     ):
-        scheduler = Questions(config, world, names)
+        scheduler = QuestionScheduler(config, world, names)
         trainer = GRPOTrainer(config, run, model, chat, toolbox, scheduler)
         metrics = run.loop(trainer, config.rl.steps, config.trainer.checkpoint_every, trainer.extra)
     return finish_stage(run, model, chat, metrics)

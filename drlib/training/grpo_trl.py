@@ -50,12 +50,12 @@ from drlib.training.model_setup import (
     save_trained_model,
 )
 from drlib.training.optim import schedule
-from drlib.training.question_scheduler import SKILLS, Questions
-from drlib.training.rollouts import collect_rollouts, contexts_of, limits_of, step_seed
+from drlib.training.question_scheduler import SKILLS, QuestionScheduler
+from drlib.training.rollouts import collect_rollouts, split_contexts, rollout_limits, step_seed
 from drlib.training.run_folder import RunFolder
-from drlib.training.staleness import Clock
+from drlib.training.policy_age import Clock
 from drlib.training.step_summary import summarise
-from drlib.training.switches import check_switches, loss_config
+from drlib.training.switches import check_rl_settings, loss_config
 from drlib.training.trl import (
     CHECKPOINTS,
     GIVEN,
@@ -88,10 +88,10 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     name = "rl_random_reward" if config.rl.reward.name == "random" else "rl"
     check_supported(config)
     runs = run_dir.parents[1]
-    run = RunFolder(run_dir, stages.settings_of(name, config), ranks, config.trainer.report_to)
+    run = RunFolder(run_dir, stages.stage_settings(name, config), ranks, config.trainer.report_to)
     where = _find_start(name, config, runs)
     tokenizer = load_model_tokenizer(where)
-    world = SmallWorld.load(stages.input_folder(name, "world", config, runs) / WORLD_FILE)
+    world = SmallWorld.load(stages.require_input(name, "world", config, runs) / WORLD_FILE)
     checkpoint = find_checkpoint(run.path / CHECKPOINTS, run)
     model = load_trainable_model(where, checkpoint, config)
     # an engine in this process needs all weights: a second copy if the trained model is sharded
@@ -102,7 +102,7 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
         create_engine(whole, where, config, routes=routes) as engine,
     ):
-        scheduler = Questions(config, world, Names.from_world(world))
+        scheduler = QuestionScheduler(config, world, Names.from_world(world))
         rollouts = RolloutFunction(
             config, run, engine, toolbox, build_chat(tokenizer, config), scheduler
         )
@@ -116,7 +116,7 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
 
 def check_supported(config: Config) -> None:
     """Raise ValueError for settings that need the local trainer or have no effect."""
-    check_switches(config)
+    check_rl_settings(config)
     for name, (value, reason) in UNSUPPORTED.items():
         given = config.get(name)
         require(
@@ -148,7 +148,7 @@ def _find_start(name: str, config: Config, runs: Path) -> str:
     """Return the folder or hub id of the policy to train."""
     if config.rl.start:
         return str(stages.start_folder(name, config))
-    return find_policy(stages.input_folder(name, "sft", config, runs))
+    return find_policy(stages.require_input(name, "sft", config, runs))
 
 
 class Row(NamedTuple):
@@ -173,7 +173,7 @@ class RolloutFunction:
         engine: Engine,
         toolbox: Toolbox,
         chat_setup: ChatSetup,
-        scheduler: Questions,
+        scheduler: QuestionScheduler,
     ):
         self.config, self.run, self.ranks = config, run, run.ranks
         self.engine, self.toolbox, self.scheduler = engine, toolbox, scheduler
@@ -187,7 +187,7 @@ class RolloutFunction:
 
     def build_agent(self, config: Config) -> Agent:
         """Build the rollout agent with the limits in `config`."""
-        limits = limits_of(config)
+        limits = rollout_limits(config)
         return create_agent(
             self.config.rl.agent, self.engine, self.toolbox, self.chat, limits, self.system
         )
@@ -288,7 +288,7 @@ def draw_contexts(
     Args:
         selected: the rollouts that the samples of `batch` are contexts of.
     """
-    rollout_of = {context.id: t.id for t in selected for context in contexts_of(t)}
+    rollout_of = {context.id: t.id for t in selected for context in split_contexts(t)}
     samples_of: dict[str, list[int]] = {}
     for i, sample in enumerate(batch.trajectories):
         samples_of.setdefault(rollout_of[sample.id], []).append(i)
@@ -364,7 +364,7 @@ def _routes(row: Row | None, cell: dict, routing: Routing) -> np.ndarray:
     return np.full((tokens, routing.sizes.layers, routing.sizes.chosen), NO_RECORD, np.uint16)
 
 
-def get_rollout_reward(prompts, completions, reward: list, **_) -> list:
+def judged_reward(prompts, completions, reward: list, **_) -> list:
     """Return the reward of each rollout, None if it could not be judged (a TRL reward function)."""
     return reward
 
@@ -406,7 +406,7 @@ class AgenticGRPOTrainer(DeepResearchGRPOTrainer):
         )
         super().__init__(
             model=model,
-            reward_funcs=get_rollout_reward,
+            reward_funcs=judged_reward,
             args=args,
             train_dataset=rollouts.dataset(),
             processing_class=tokenizer,

@@ -171,7 +171,7 @@ def build_stage(
 
     config = Config.load(config) if isinstance(config, str) else config
     runs = ROOT / "runs" if runs is None else Path(runs).resolve()
-    for name in stages.needed(stage, config, runs):
+    for name in stages.missing_stages(stage, config, runs):
         spec = stages.STAGES[name]
         final = stages.folder(name, config, runs)
         launch(

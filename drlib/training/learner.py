@@ -94,7 +94,7 @@ class LocalLearner:
             return None
         if self.config.rl.off_policy.routing_replay == "r3":
             return engine_routes(samples)
-        return chosen_routes(self.model.eval(), samples, self.config)
+        return record_trainer_routes(self.model.eval(), samples, self.config)
 
     def update(self, batch: Sequence[RolloutBatch], step: int) -> dict:
         """Take rl.minibatches updates, each on its groups; return the metrics of the last one.
@@ -103,7 +103,7 @@ class LocalLearner:
         alone would change the weights. So is one with a non-finite gradient (`GradientWatch`).
         """
         config, ranks = self.config, self.ranks
-        batch = choosing_tokens(batch, "batch", config, ranks)
+        batch = select_learning_tokens(batch, "batch", config, ranks)
         self.model.train()
         factor = schedule(step, config.rl.steps, config.rl.warmup_steps, 0.5, FINAL_LR)
         factor *= self.lr_scale
@@ -111,7 +111,7 @@ class LocalLearner:
         for part in range(config.rl.minibatches):
             parts = [shard.of(minibatch_indices(shard, part, config)) for shard in batch]
             # loss and gradient of this process, then the sum over processes
-            row |= learn(self.model, parts, config, ranks, kl_coef=self.kl_coef)
+            row |= accumulate_gradients(self.model, parts, config, ranks, kl_coef=self.kl_coef)
             row["grad_norm"] = ranks.sum_gradients(self.model)
             if row["trained_share"] == 0:
                 continue
@@ -175,7 +175,7 @@ def record(
 
 
 @torch.no_grad()
-def chosen_routes(model, trajectories: Sequence[Trajectory], config: Config) -> Routes:
+def record_trainer_routes(model, trajectories: Sequence[Trajectory], config: Config) -> Routes:
     """The experts that `model` sends each token to: uint16 [T, L, k] a trajectory."""
     found: list = [None] * len(trajectories)
     for batch in _batches(trajectories, range(len(trajectories)), config):
@@ -186,7 +186,7 @@ def chosen_routes(model, trajectories: Sequence[Trajectory], config: Config) -> 
     return found
 
 
-def learn(
+def accumulate_gradients(
     model,
     shares: Sequence[RolloutBatch],
     config: Config,
@@ -209,8 +209,8 @@ def learn(
     shares and two processes with one each reach the same bits.
     """
     switches = loss_config(config, kl_coef)
-    shares = choosing_tokens(shares, "mini", config, ranks)
-    shares = [_choosing_by_micro_batch(share, switches, config) for share in shares]
+    shares = select_learning_tokens(shares, "mini", config, ranks)
+    shares = [_select_by_micro_batch(share, switches, config) for share in shares]
     counted = [_count(share, switches) for share in shares]
     counts = ranks.sum({name: sum(c[name] for c in counted) for name in COUNTED})
     per = "tokens" if switches.aggregate == "token" else "sequences"
@@ -297,7 +297,7 @@ def _batches(trajectories: Sequence[Trajectory], some: Iterable[int], config: Co
     for i in some:
         of_prompt.setdefault(_prompt_ids(trajectories[i]).tobytes(), []).append(i)
     order = [i for indices in of_prompt.values() for i in indices]
-    return micro_batches(order, trajectories, config.rollout.max_context_tokens)
+    return split_micro_batches(order, trajectories, config.rollout.max_context_tokens)
 
 
 def _prompt_ids(trajectory: Trajectory) -> np.ndarray:
@@ -306,7 +306,7 @@ def _prompt_ids(trajectory: Trajectory) -> np.ndarray:
     return trajectory.token_ids[: int(generated.argmax()) if generated.any() else len(generated)]
 
 
-def _choosing_by_micro_batch(
+def _select_by_micro_batch(
     share: RolloutBatch, switches: LossConfig, config: Config
 ) -> RolloutBatch:
     """With the tokens that learn, where they are chosen in each micro-batch by itself.
@@ -360,7 +360,7 @@ def _metrics(sums: dict, counts: dict, gap_max: float, config: Config) -> dict:
         row["learning_tokens"] = int(counts["learning"])
     if config.rl.off_policy.routing_replay != "none":
         row["rerouted"] = sums["rerouted"] / scored
-    if off_policy(config) or config.rl.loss.kl_coef > 0:
+    if is_off_policy(config) or config.rl.loss.kl_coef > 0:
         row |= {name: sums[name] / scored for name in LOGGED}
         row["ess"] = row["weight_mean"] ** 2 / max(row["weight_square_mean"], 1e-30)
     return row
@@ -385,7 +385,7 @@ def batch_loss(
     gap_BT = (logp_BT.detach() - behaviour_BT).abs()
     loss, metrics = policy_loss(
         logp_BT,
-        behaviour_BT if off_policy(config) else logp_BT.detach(),
+        behaviour_BT if is_off_policy(config) else logp_BT.detach(),
         laid_out(share.advantages_N.tolist()),
         mask_BT,
         switches,
@@ -431,7 +431,7 @@ def _layout(tokens: Flat, scored: Scored, config: Config) -> tuple[Tensor, Tenso
     return at_BT, torch.arange(at_BT.size(1))[None] < lengths_B[:, None]
 
 
-def micro_batches(order: list[int], trajectories: Sequence[Trajectory], width: int) -> Iterator:
+def split_micro_batches(order: list[int], trajectories: Sequence[Trajectory], width: int) -> Iterator:
     """Runs of `order` of at most MICRO_BATCH_CONTEXTS contexts of `width` tokens; in each run a
     prompt of several counts once."""
     limit = MICRO_BATCH_CONTEXTS * width
@@ -458,7 +458,7 @@ def micro_batches(order: list[int], trajectories: Sequence[Trajectory], width: i
 # ---------------------------------------------------------------- token selection (80/20 rule, arXiv 2506.01939)
 
 
-def choosing_tokens(
+def select_learning_tokens(
     shares: Sequence[RolloutBatch], scope: str, config: Config, ranks: Ranks
 ) -> list[RolloutBatch]:
     """The shares with the tokens that learn, where `rl.loss.entropy_scope` is `scope`; else as they are.
@@ -470,7 +470,7 @@ def choosing_tokens(
     parts = ranks.gather_parts([_token_scores(share, config) for share in shares])
     flat = [score for part in parts for share in part for score in share]
     before = sum(len(share) for part in parts[: ranks.rank] for share in part)
-    chosen = chosen_tokens(flat, config.rl.loss.top_entropy)
+    chosen = mark_top_share(flat, config.rl.loss.top_entropy)
     found = []
     for share in shares:
         n = len(share.trajectories)
@@ -481,10 +481,10 @@ def choosing_tokens(
 
 def learning_tokens(share: RolloutBatch, config: Config) -> list[np.ndarray]:
     """The tokens that learn, chosen among this share's alone: bool [T] a trajectory."""
-    return _laid_out(share, chosen_tokens(_token_scores(share, config), config.rl.loss.top_entropy))
+    return _laid_out(share, mark_top_share(_token_scores(share, config), config.rl.loss.top_entropy))
 
 
-def chosen_tokens(scores: Sequence[np.ndarray], share: float) -> list[np.ndarray]:
+def mark_top_share(scores: Sequence[np.ndarray], share: float) -> list[np.ndarray]:
     """Which of N sequences' scores are among the highest `share` of all: bool, shaped like them.
 
     Exactly ceil(share n) of n, ties to the earlier one.

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from drlib.config import ROOT, Config
 from drlib.models.chunked_logprobs import TILES
 from drlib.models.moe import policy_config
-from drlib.training.pretrain import shape_of_policy
+from drlib.training.pretrain import policy_shape
 from drlib.validation import require
 
 FLOAT32 = 4  # bytes
@@ -36,6 +36,7 @@ STATES = 2  # of AdamW
 RESERVED = 2**30  # bytes of a CUDA context and cuBLAS: assumed, not measured
 ENGINE_WORK = 2**30  # bytes of an engine besides weights and cache (CUDA graphs): assumed
 SERVER_SHARE = 0.9  # share of its device that vLLM uses by default
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -225,7 +226,7 @@ def load_shape(config: Config) -> Shape:
         ValueError: the model's configuration is not available.
     """
     if config.model.path == "":
-        return count_shape(policy_config(shape_of_policy(config)))
+        return count_shape(policy_config(policy_shape(config)))
     return count_shape(_load_configuration(config.model.path))
 
 

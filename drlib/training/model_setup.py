@@ -80,7 +80,9 @@ def build_chat(tokenizer, config: Config) -> ChatSetup:
         chat = TemplateIds(tokenizer, [tool.function for tool in tools])
         return ChatSetup(chat, research_prompt(today=PROMPT_DATE))
     schemas = [tool.schema for tool in tools]
-    return ChatSetup(TemplateIds(tokenizer, tool_role="user"), research_prompt(schemas, PROMPT_DATE))
+    return ChatSetup(
+        TemplateIds(tokenizer, tool_role="user"), research_prompt(schemas, PROMPT_DATE)
+    )
 
 
 def find_policy(folder: Path) -> str:
@@ -348,7 +350,7 @@ def check_initial_model(config: Config, run_dir: Path, ranks: Ranks | None = Non
     """
     if not config.model.path:
         return build_untrained(config, run_dir, ranks or Ranks("trl"))
-    run = RunFolder(run_dir, stages.settings_of("untrained", config), ranks)
+    run = RunFolder(run_dir, stages.stage_settings("untrained", config), ranks)
     build_chat(load_model_tokenizer(config.model.path), config)
     model = load_model(config.model.path, getattr(torch, config.model.dtype))
     return finish_unchanged(run, config.model.path, {"parameters": model.num_parameters()})

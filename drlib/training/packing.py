@@ -92,7 +92,7 @@ def _prefixes(ids: Sequence[Tensor], prompts: Sequence[int]) -> list[Prefix | No
     return prefixes
 
 
-def portions(items: Iterable, size: Callable[[Any], int], limit: float) -> Iterator[list]:
+def split_by_size(items: Iterable, size: Callable[[Any], int], limit: float) -> Iterator[list]:
     """Runs of `items` whose sizes add up to no more than `limit`, an item at least."""
     chosen, total = [], 0
     for item in items:
@@ -172,7 +172,7 @@ def balance_loss(
     return torch.stack(losses).mean()
 
 
-def mixed(
+def mix_streams(
     rng: random.Random, streams: Sequence[Iterator[Any]], shares: Sequence[float]
 ) -> Iterator[Any]:
     """Samples of each stream by its share, and of the last one what is left, for ever."""

@@ -383,25 +383,40 @@ def check_settings(config: Config) -> list[str]:
     """Return one message per missing path and per combination of settings that excludes itself."""
     trainer, engine, model = config.trainer, config.engine, config.model
     is_local, rollout = trainer.backend == "local", config.rollout
-    rules = [  # (is wrong, message)
-        (is_local and trainer.lora_rank > 0, f"trainer.lora_rank={trainer.lora_rank} needs trainer.backend=trl"),
-        (is_local and trainer.fsdp, "trainer.fsdp=true needs trainer.backend=trl"),
-        (is_local and trainer.gradient_checkpointing, "trainer.gradient_checkpointing=true needs trainer.backend=trl"),
-        (is_local and model.dtype != "float32", f"model.dtype={model.dtype} needs trainer.backend=trl"),
-        (is_local and model.path != "", f"model.path={model.path!r} needs trainer.backend=trl: the local trainer has the tiny policy only"),
-        (not is_local and trainer.router_bias_rate > 0, f"trainer.router_bias_rate={trainer.router_bias_rate} needs trainer.backend=local"),
-        (not is_local and trainer.fsdp and config.processes < 2, "trainer.fsdp=true shards over processes: set processes to 2 or more"),
-        (rollout.max_turn_tokens > rollout.max_context_tokens, f"rollout.max_turn_tokens={rollout.max_turn_tokens} is larger than rollout.max_context_tokens={rollout.max_context_tokens}: lower it"),
-        (engine.name == "local" and model.path != "", "engine.name=local runs the tiny policy only: set engine.name=hf, vllm or server"),
-        (engine.name == "server" and not engine.url, "engine.name=server needs engine.url, the address of a vLLM server"),
-        (engine.name == "vllm" and not 0 < engine.memory_share < 1, f"engine.memory_share={engine.memory_share} must be above 0 and below 1"),
-    ]  # fmt: skip
-    for name in ("processes", "trainer.device_batch", "trainer.pack_tokens", "rollout.max_context_tokens", "rl.questions", "rl.group", "rl.sampling.oversample"):  # fmt: skip
-        rules.append((config.get(name) < 1, f"{name} must be at least 1"))
+    needs_trl, context = "needs trainer.backend=trl", rollout.max_context_tokens
+    counts = (
+        *("processes", "trainer.device_batch", "trainer.pack_tokens"),
+        *("rollout.max_context_tokens", "rl.questions", "rl.group", "rl.sampling.oversample"),
+    )
+    rules = {  # message -> applies
+        f"trainer.lora_rank={trainer.lora_rank} {needs_trl}": is_local and trainer.lora_rank > 0,
+        f"trainer.fsdp=true {needs_trl}": is_local and trainer.fsdp,
+        f"trainer.gradient_checkpointing=true {needs_trl}": is_local
+        and trainer.gradient_checkpointing,
+        f"model.dtype={model.dtype} {needs_trl}": is_local and model.dtype != "float32",
+        f"model.path={model.path!r} {needs_trl}: the local trainer has the tiny policy only": is_local
+        and model.path != "",
+        f"trainer.router_bias_rate={trainer.router_bias_rate} needs trainer.backend=local": not is_local
+        and trainer.router_bias_rate > 0,
+        "trainer.fsdp=true shards over processes: set processes to 2 or more": not is_local
+        and trainer.fsdp
+        and config.processes < 2,
+        f"rollout.max_turn_tokens={rollout.max_turn_tokens} is larger than "
+        f"rollout.max_context_tokens={context}: lower it": rollout.max_turn_tokens > context,
+        "engine.name=local runs the tiny policy only: set engine.name=hf, vllm or server": engine.name
+        == "local"
+        and model.path != "",
+        "engine.name=server needs engine.url, the address of a vLLM server": engine.name == "server"
+        and not engine.url,
+        f"engine.memory_share={engine.memory_share} must be above 0 and below 1": engine.name
+        == "vllm"
+        and not 0 < engine.memory_share < 1,
+        **{f"{name} must be at least 1": config.get(name) < 1 for name in counts},
+    }
     start = ROOT / config.rl.start
-    missing = bool(config.rl.start) and not (start / WEIGHTS).exists()
-    rules.append((missing, f"rl.start={config.rl.start!r}: there is no policy in {start}"))
-    return [message for is_wrong, message in rules if is_wrong] + _check_world(config)
+    is_missing = bool(config.rl.start) and not (start / WEIGHTS).exists()
+    rules[f"rl.start={config.rl.start!r}: there is no policy in {start}"] = is_missing
+    return [message for message, applies in rules.items() if applies] + _check_world(config)
 
 
 def _check_world(config: Config) -> list[str]:
@@ -550,7 +565,11 @@ def plan(config: Config, device_gb: float | None = None, rates: Rates | None = N
     """
     require(device_gb is None or device_gb > 0, f"device_gb must be above 0, got {device_gb}")
     rates = rates or (TOUR_RATES if config.trainer.backend == "local" else Rates())
-    faults, shape, context = check_settings(config), load_shape(config), config.rollout.max_context_tokens
+    faults, shape, context = (
+        check_settings(config),
+        load_shape(config),
+        config.rollout.max_context_tokens,
+    )
     if context > shape.positions:
         faults.append(
             f"rollout.max_context_tokens={context} exceeds the model's {shape.positions} positions"
@@ -559,9 +578,13 @@ def plan(config: Config, device_gb: float | None = None, rates: Rates | None = N
     fit = fit_memory(config, shape, device, rates.engines)
     notes = _list_notes(config, rates)
     # an engine does not need more cache than all rollouts of a step
-    cache = min(fit.serving.cache, count_rollouts(config) * context * shape.kv_bytes(fit.load.itemsize))
+    cache = min(
+        fit.serving.cache, count_rollouts(config) * context * shape.kv_bytes(fit.load.itemsize)
+    )
     rates = estimate_rates(rates, shape, fit.load, cache, context)
-    generated = count_rollouts(config) * (rates.generated_per_rollout or rates.generated_share * context)
+    generated = count_rollouts(config) * (
+        rates.generated_per_rollout or rates.generated_share * context
+    )
     is_remote = config.engine.name in ("vllm", "server")
     push = shape.parameters * memory_model.ITEMSIZE[config.model.dtype] if is_remote else 0
     work = Workload(generated, generated * rates.trained_share, push)
@@ -594,15 +617,22 @@ def _list_notes(config: Config, rates: Rates) -> tuple[str, ...]:
     """Return the assumptions of a plan."""
     is_trl = config.trainer.backend == "trl"
     source = "an H100's specification" if is_trl else "the reference runs of the tour"
-    estimated = rates.generate_tokens_s is None or rates.train_tokens_s is None
-    notes = (
-        (estimated, f"missing rates are estimated from {source}, not measured"),
-        (not rates.generated_per_rollout, f"a rollout is assumed to generate {rates.generated_share:.0%} of its context"),
-        (is_trl, "a CUDA context and an engine's graphs are assumed to take 1 GiB each"),
-        (is_trl and config.trainer.device_batch > 1, "rows of a micro-batch are padded, which needs a T x T mask in each layer; trainer.device_batch=1 needs none"),
-        (config.engine.name == "server" and not rates.engines, f"one engine per process is assumed ({config.processes}): set the rate `engines`"),
-    )  # fmt: skip
-    return tuple(note for applies, note in notes if applies)
+    notes = []
+    if rates.generate_tokens_s is None or rates.train_tokens_s is None:
+        notes.append(f"missing rates are estimated from {source}, not measured")
+    if not rates.generated_per_rollout:
+        notes.append(f"a rollout is assumed to generate {rates.generated_share:.0%} of its context")
+    if is_trl:
+        notes.append("a CUDA context and an engine's graphs are assumed to take 1 GiB each")
+    if is_trl and config.trainer.device_batch > 1:
+        notes.append(
+            "rows of a micro-batch are padded, which needs a T x T mask in each layer; "
+            "trainer.device_batch=1 needs none"
+        )
+    if config.engine.name == "server" and not rates.engines:
+        count = config.processes
+        notes.append(f"one engine per process is assumed ({count}): set the rate `engines`")
+    return tuple(notes)
 
 
 def _default_gib(config: Config) -> float:
@@ -618,7 +648,11 @@ def render(done: Plan) -> str:
     config, shape, fit, time, needs = done.config, done.shape, done.fit, done.time, done.fit.memory
     trained = memory_model.trained_parameters(shape, fit.load)
     method = "all" if fit.load.full else f"LoRA of rank {fit.load.lora_rank}"
-    context, rollouts, serving = config.rollout.max_context_tokens, count_rollouts(config), fit.serving
+    context, rollouts, serving = (
+        config.rollout.max_context_tokens,
+        count_rollouts(config),
+        fit.serving,
+    )
     used = {kind: n for kind, n in done.disk.items() if n}
     lines = [
         f"model        {config.model.path or 'the tiny policy'}",

@@ -6,7 +6,7 @@ from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
 from drlib.models.moe import load_policy, save_policy
 from drlib.training import stages
-from drlib.training.balance import balanced
+from drlib.training.balance import prepare_router_biases
 from drlib.training.data import WORLD_FILE
 from drlib.training.distributed import Ranks
 from drlib.training.run_folder import RunFolder
@@ -15,7 +15,7 @@ from drlib.worlds import Names, SmallWorld
 
 def load_stage_tools(config: Config, runs: Path):
     """Return (tokenizer, chat ids, world, names) of a training stage."""
-    folder = stages.input_folder("a policy", "world", config, runs)
+    folder = stages.require_input("a policy", "world", config, runs)
     tokenizer = load_tokenizer(folder / "tokenizer")
     world = SmallWorld.load(folder / WORLD_FILE)
     return tokenizer, ChatIds(tokenizer), world, Names.from_world(world)
@@ -27,12 +27,12 @@ def begin_stage(name: str, before: str, config: Config, run_dir: Path, ranks: Ra
     Raises:
         ValueError: the policy named by a `start` setting has another vocabulary than the world.
     """
-    run = RunFolder(run_dir, stages.settings_of(name, config), ranks, config.trainer.report_to)
+    run = RunFolder(run_dir, stages.stage_settings(name, config), ranks, config.trainer.report_to)
     runs = run_dir.parents[1]
     tokenizer, *others = load_stage_tools(config, runs)
-    if before in stages.inputs_of(name, config):
-        model, _ = load_policy(stages.input_folder(name, before, config, runs) / "policy")
-        return run, balanced(model, config), *others
+    if before in stages.list_inputs(name, config):
+        model, _ = load_policy(stages.require_input(name, before, config, runs) / "policy")
+        return run, prepare_router_biases(model, config), *others
     start = stages.start_folder(name, config)
     model, own = load_policy(start)
     if own.get_vocab() != tokenizer.get_vocab():
@@ -40,7 +40,7 @@ def begin_stage(name: str, before: str, config: Config, run_dir: Path, ranks: Ra
             f"the policy in {start} has another vocabulary than the world {config.world.name!r}: "
             "start from one that was trained on this world"
         )
-    return run, balanced(model, config), *others
+    return run, prepare_router_biases(model, config), *others
 
 
 def finish_stage(run: RunFolder, model, chat: ChatIds, metrics: dict) -> dict:

@@ -32,7 +32,7 @@ from drlib.training import stages
 from drlib.training.balance import balance_experts
 from drlib.training.distributed import SHARDS, Ranks
 from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
-from drlib.training.packing import Flat, mixed, portions, score
+from drlib.training.packing import Flat, mix_streams, split_by_size, score
 from drlib.training.policies import begin_stage, finish_stage, load_stage_tools
 from drlib.training.run_folder import RunFolder
 from drlib.worlds import Names
@@ -65,7 +65,7 @@ def train_supervised(
     def take(step: int) -> dict:
         started = time.perf_counter()
         limit = batch_tokens / SHARDS
-        drawn = [next(portions(draw(step, shard), len, limit)) for shard in ranks.shards]
+        drawn = [next(split_by_size(draw(step, shard), len, limit)) for shard in ranks.shards]
         shards = [samples[ranks.part :: ranks.parts] for samples in drawn]
         counted = ranks.sum({"n": sum(sum(s.loss[1:]) for shard in shards for s in shard)})["n"]
         sums = _accumulate(model, shards, counted, parts, config.trainer.balance_coef)
@@ -113,7 +113,7 @@ def _accumulate(
     return sums
 
 
-def shape_of_policy(config: Config) -> PolicyShape:
+def policy_shape(config: Config) -> PolicyShape:
     """The small policy's sizes, as the settings say."""
     model = config.model
     return PolicyShape(
@@ -131,10 +131,10 @@ def shape_of_policy(config: Config) -> PolicyShape:
 
 def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
     """Stage `untrained`: the initial weights as a checkpoint folder."""
-    run = RunFolder(run_dir, stages.settings_of("untrained", config), ranks)
+    run = RunFolder(run_dir, stages.stage_settings("untrained", config), ranks)
     tokenizer, chat, *_ = load_stage_tools(config, run_dir.parents[1])
     model = build_policy(
-        shape_of_policy(config),
+        policy_shape(config),
         config.seed,
         config.model.init,
         eos_id=tokenizer.eos_token_id,
@@ -176,7 +176,7 @@ def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], It
 
     def with_skills(key: str) -> Iterator[Sample]:
         streams = skills.stream(key), actions.stream(key)
-        return mixed(random.Random(f"skills-{key}"), streams, (SKILL_SHARE,))
+        return mix_streams(random.Random(f"skills-{key}"), streams, (SKILL_SHARE,))
 
     of_tour = with_skills if config.questions.skills == "memory" else actions.stream
     if sum(shares) == 0:
@@ -187,6 +187,6 @@ def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], It
 
     def with_rows(key: str) -> Iterator[Sample]:
         streams = rows.stream(key, "fas"), rows.stream(key, "has"), of_tour(key)
-        return mixed(random.Random(f"documents-{key}"), streams, shares)
+        return mix_streams(random.Random(f"documents-{key}"), streams, shares)
 
     return with_rows

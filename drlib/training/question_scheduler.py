@@ -16,11 +16,17 @@ from collections.abc import Container
 from fractions import Fraction
 
 from drlib.config import Config
-from drlib.questions.chains import MAX_MISSES, PYTHON_KINDS, SearchQuestions, make_python_task, make_trail
+from drlib.questions.chains import (
+    MAX_MISSES,
+    PYTHON_KINDS,
+    SearchQuestions,
+    make_python_task,
+    make_trail,
+)
 from drlib.questions.question_engine import CHAINS, CONDITIONS
 from drlib.rl.curriculum import Curriculum, Epochs, TaskMixture
 from drlib.task import Task
-from drlib.training.data import engine_questions
+from drlib.training.data import build_condition_questions
 from drlib.validation import require
 from drlib.worlds import Names, SmallWorld, fictional_world
 
@@ -29,7 +35,7 @@ SKILLS = (*sorted(PYTHON_KINDS), *CHAINS, *CONDITIONS, TRAIL)
 PYTHON, REAL, FICTIONAL = "python", "real", "fictional"  # sources, beside TRAIL
 
 
-def source_of(task: Task, worlds: Container[str]) -> str:
+def question_source(task: Task, worlds: Container[str]) -> str:
     """Where a question is from: PYTHON, TRAIL, FICTIONAL or REAL.
 
     worlds: the versions of the invented worlds that were drawn with it.
@@ -39,7 +45,7 @@ def source_of(task: Task, worlds: Container[str]) -> str:
     return FICTIONAL if task.world in worlds else REAL
 
 
-def shares_of(config: Config) -> dict[str, Fraction]:
+def source_shares(config: Config) -> dict[str, Fraction]:
     """Source -> its share of the questions, exactly as the settings are written; none of 0."""
     trails, sums, invented = (
         Fraction(str(share))
@@ -59,7 +65,7 @@ def shares_of(config: Config) -> dict[str, Fraction]:
     return {source: share for source, share in shares.items() if share > 0}
 
 
-def check_questions(config: Config) -> None:
+def check_question_settings(config: Config) -> None:
     """ValueError for settings of what is asked that do not go together."""
     pool, a_step = config.rl.curriculum.pool, config.rl.questions
     require(
@@ -92,18 +98,18 @@ class Questions:
     """
 
     def __init__(self, config: Config, world: SmallWorld, names: Names):
-        check_questions(config)
+        check_question_settings(config)
         self.config, self.names = config, names
         self.real = SearchQuestions(world, "train")
         self.skills = list(CHAINS)
         self.conditions = None
         if config.rl.curriculum.conditions > 1:
-            self.conditions = engine_questions(world, config, "train")
+            self.conditions = build_condition_questions(world, config, "train")
         if self.conditions:
             wanted = CONDITIONS[: config.rl.curriculum.conditions - 1]
             self.skills += [skill for skill in wanted if skill in self.conditions.skills]
         self.mixture = (
-            TaskMixture(shares_of(config)) if config.rl.curriculum.mixture == "exact" else None
+            TaskMixture(source_shares(config)) if config.rl.curriculum.mixture == "exact" else None
         )
         self.pool = self._collected(config.rl.curriculum.pool)
         self.epochs = Epochs(self.pool, config.seed) if self.pool else None
@@ -117,13 +123,13 @@ class Questions:
         """
         n = self.config.rl.questions
         if self.epochs is not None:
-            return self.of_pool(self.epochs.draw(n))
+            return self.pool_questions(self.epochs.draw(n))
         rng = random.Random(f"rl-{self.config.seed}-{step}" + (f"-{again}" if again else ""))
         drawn = [self._one(rng, curriculum, source) for source in self._sources(n, rng)]
         worlds = {world.version: world for _, world in drawn if world is not None}
         return [task for task, _ in drawn], worlds
 
-    def of_pool(self, ids: list[str]) -> tuple[list[Task], dict[str, SmallWorld]]:
+    def pool_questions(self, ids: list[str]) -> tuple[list[Task], dict[str, SmallWorld]]:
         """The pool's questions with these ids, and their fictional worlds."""
         some = [self.pool[name] for name in ids]
         return [task for task, _ in some], {w.version: w for _, w in some if w is not None}
@@ -193,7 +199,7 @@ class Questions:
     def _invented(self, world: SmallWorld, skill: str, rng: random.Random) -> Task:
         """A question of a fictional world, or where it has none of this skill, an easier one."""
         if skill in CONDITIONS:
-            found = engine_questions(world, self.config, None)
+            found = build_condition_questions(world, self.config, None)
             easier = [one for one in found.skills if one <= skill]
             if easier:
                 return found.draw(easier[-1], rng)

@@ -23,7 +23,7 @@ from drlib.config import Config
 from drlib.rl.curriculum import RSTAR2_STAGES, DataCuration, RolloutStage, StagedCurriculum
 from drlib.training.callbacks import CALLBACKS, Callback, StepState
 from drlib.training.distributed import Ranks
-from drlib.training.question_scheduler import Questions
+from drlib.training.question_scheduler import QuestionScheduler
 from drlib.training.rollouts import sample_rollouts, step_seed
 from drlib.trajectory import Trajectory
 from drlib.validation import require
@@ -39,7 +39,7 @@ class StepStart(NamedTuple):
     reset: bool
 
 
-def stages_of(config: Config) -> list[RolloutStage]:
+def scale_stages(config: Config) -> list[RolloutStage]:
     """rStar2-Agent's three in proportion to `rl.steps`, at least a step each, and up to the
     profile's limits, which the last one has whole."""
     total = sum(stage.steps for stage in RSTAR2_STAGES)
@@ -69,7 +69,7 @@ class QuestionSelection(Callback):
     def __init__(
         self,
         config: Config,
-        questions: Questions,
+        questions: QuestionScheduler,
         ranks: Ranks,
         agent_of: Callable[[Config], Agent],
         chat: ChatIds,
@@ -81,7 +81,7 @@ class QuestionSelection(Callback):
         self._cost = {"probe_rollouts": 0.0, "probe_tokens": 0.0}  # of the running step
         self.stages: StagedCurriculum | None = None
         if config.rl.curriculum.stages == "three":
-            self.stages = StagedCurriculum(stages_of(config))
+            self.stages = StagedCurriculum(scale_stages(config))
             self._check_room(chat)
 
     @property
@@ -245,7 +245,7 @@ class QuestionSelection(Callback):
             rl__sampling__resample="none",
             rl__sampling__adaptive_group=False,
         )
-        tasks, worlds = self.questions.of_pool(names)
+        tasks, worlds = self.questions.pool_questions(names)
         agent = self.agent_of(config)
         made = []
         for shard in ranks.shards:

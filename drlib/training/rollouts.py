@@ -23,7 +23,7 @@ from drlib.rewards.functions import Reward, make_reward, soft_overlong_penalty
 from drlib.rl.curriculum import Curriculum
 from drlib.task import Task, is_correct, normalise_answer
 from drlib.training.distributed import SHARDS, Ranks
-from drlib.training.question_scheduler import Questions, source_of
+from drlib.training.question_scheduler import QuestionScheduler, question_source
 from drlib.trajectory import Termination, Trajectory, select_tokens, with_reward
 from drlib.worlds import SmallWorld
 from drlib.worlds.perturbed import perturb_worlds
@@ -44,7 +44,7 @@ class Rollouts(NamedTuple):
 
 def collect_rollouts(
     agent: Agent,
-    scheduler: Questions,
+    scheduler: QuestionScheduler,
     curriculum: Curriculum,
     config: Config,
     step: int,
@@ -63,14 +63,14 @@ def collect_rollouts(
             trajectories += sample_rollouts(agent, tasks, worlds, config, step, shard, draw, ranks)
         if config.rl.sampling.draws == 1:
             return Rollouts(sampled, sampled, 1)
-        live = first_live(sampled, config.rl.questions, ranks)
+        live = find_live_groups(sampled, config.rl.questions, ranks)
         if len(live) == config.rl.questions:
             break
     trainable = [[t for t in shard if t.group_id in live] for shard in sampled]
     return Rollouts(sampled, trainable if live else sampled, draw + 1)
 
 
-def limits_of(config: Config) -> Limits:
+def rollout_limits(config: Config) -> Limits:
     return Limits(
         config.rollout.max_calls, config.rollout.max_turn_tokens, config.rollout.max_context_tokens
     )
@@ -118,12 +118,12 @@ def sample_groups(
     half differ; the rollouts that are made are those that the whole group would have had
     (but for rounding, as fewer run beside each other).
     """
-    sources = [source_of(task, worlds) for task in tasks]  # before the real world is among them
+    sources = [question_source(task, worlds) for task in tasks]  # before the real world is among them
     if has_changed(config, step):
         tasks, worlds = perturb_worlds(tasks, worlds, agent.toolbox.world)
     tries = config.rl.group * config.rl.sampling.oversample
     half = tries // 2 if config.rl.sampling.adaptive_group else tries
-    judge = reward_of(config)
+    judge = build_reward(config)
 
     def run(some: list[int], numbers: range) -> dict[int, list[Trajectory]]:
         """Question -> its rollouts with these numbers, judged."""
@@ -141,7 +141,7 @@ def sample_groups(
         for at, trajectory in enumerate(made):
             trajectory.metadata["source"] = sources[some[at // n]]
         return {
-            i: [judged(t, tasks[i], judge) for t in made[at * n : (at + 1) * n]]
+            i: [judge_rollout(t, tasks[i], judge) for t in made[at * n : (at + 1) * n]]
             for at, i in enumerate(some)
         }
 
@@ -151,7 +151,7 @@ def sample_groups(
         for i, rest in run(undecided, range(half, tries)).items():
             groups[i] += rest
     return [
-        t for i in mine for t in rewarded(groups[i], tasks[i], config, _chance(i, config, step))
+        t for i in mine for t in adjust_rewards(groups[i], tasks[i], config, _chance(i, config, step))
     ]
 
 
@@ -170,7 +170,7 @@ def has_changed(config: Config, step: int) -> bool:
     return 0 < config.rl.callbacks.world_change <= step
 
 
-def first_live(shards: list[list[Trajectory]], want: int, ranks: Ranks) -> set[str]:
+def find_live_groups(shards: list[list[Trajectory]], want: int, ranks: Ranks) -> set[str]:
     """The names of the first `want` groups, or of all there are, whose rewards differ, over all
     ranks; the order is that in which their questions were drawn."""
     facts = ranks.gather([(t.group_id, t.reward) for shard in shards for t in shard])
@@ -190,13 +190,13 @@ def step_seed(seed: int | str, step: int) -> int:
 # ---------------------------------------------------------------- rewards
 
 
-def reward_of(config: Config) -> Reward:
+def build_reward(config: Config) -> Reward:
     """The reward that `rl.reward.name` names."""
     settings = {"seed": config.seed} if config.rl.reward.name == "random" else {}
     return make_reward(config.rl.reward.name, **settings)
 
 
-def judged(trajectory: Trajectory, task: Task, reward: Reward) -> Trajectory:
+def judge_rollout(trajectory: Trajectory, task: Task, reward: Reward) -> Trajectory:
     """With its reward, and whether its answer is right."""
     result = reward(trajectory, task)
     right = is_correct(trajectory.answer, task)
@@ -204,7 +204,7 @@ def judged(trajectory: Trajectory, task: Task, reward: Reward) -> Trajectory:
     return with_reward(trajectory, result.value, {**result.parts, "correct": float(right)})
 
 
-def rewarded(
+def adjust_rewards(
     group: Sequence[Trajectory], task: Task, config: Config, generator: torch.Generator
 ) -> list[Trajectory]:
     """A question's judged rollouts with the rewards that are trained on.
@@ -246,7 +246,7 @@ def _length_penalty(trajectory: Trajectory, config: Config) -> float:
     limit = config.rollout.max_context_tokens
     length = limit
     if trajectory.termination != Termination.LENGTH:
-        length = max(len(context) for context in contexts_of(trajectory))
+        length = max(len(context) for context in split_contexts(trajectory))
     penalty = soft_overlong_penalty(torch.tensor([length]), limit, config.rl.reward.overlong_buffer)
     return float(penalty)
 
@@ -254,7 +254,7 @@ def _length_penalty(trajectory: Trajectory, config: Config) -> float:
 # ---------------------------------------------------------------- contexts
 
 
-def contexts_of(trajectory: Trajectory) -> list[Trajectory]:
+def split_contexts(trajectory: Trajectory) -> list[Trajectory]:
     """The contexts in which the policy spoke, each with the rollout's reward and group; the
     trajectory itself where it is one context."""
     if trajectory.contexts is None:
@@ -268,11 +268,11 @@ def contexts_of(trajectory: Trajectory) -> list[Trajectory]:
     return found
 
 
-def all_contexts(trajectories: Iterable[Trajectory]) -> tuple[list[Trajectory], list[int]]:
+def split_all_contexts(trajectories: Iterable[Trajectory]) -> tuple[list[Trajectory], list[int]]:
     """(the contexts of all, the index of the trajectory that each is of)."""
     samples, owners = [], []
     for index, trajectory in enumerate(trajectories):
-        some = contexts_of(trajectory)
+        some = split_contexts(trajectory)
         samples += some
         owners += [index] * len(some)
     return samples, owners

@@ -66,12 +66,12 @@ class RunFolder:
             ranks = Ranks()
         self.final, self.settings, self.ranks, self.report_to = final, settings, ranks, report_to
         self.path = final.with_name(final.name + ".partial")
-        if self.complete(final):
+        if self.is_complete(final):
             raise RunFolderError(f"{final} is already complete: delete it to build it again")
         self.path.mkdir(parents=True, exist_ok=True)
 
     @staticmethod
-    def complete(path: Path) -> bool:
+    def is_complete(path: Path) -> bool:
         """Whether `path` is a finished stage: it carries a readable manifest."""
         try:
             return "settings" in json.loads((path / MANIFEST).read_text())

@@ -39,7 +39,7 @@ from drlib.task import Task
 from drlib.training import stages
 from drlib.training.data import read_episodes
 from drlib.training.distributed import Ranks
-from drlib.training.packing import mixed
+from drlib.training.packing import mix_streams
 from drlib.training.policies import begin_stage, finish_stage
 from drlib.training.pretrain import train_supervised
 from drlib.worlds import Names
@@ -66,7 +66,7 @@ def shuffled(samples: list[Sample], seed: str) -> Iterator[Sample]:
 def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "sft") -> dict:
     """Stage `sft` (or `name`); returns the last metrics."""
     run, model, chat, _, names = begin_stage(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
-    folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
+    folder = stages.require_input(name, "demonstrations", config, run_dir.parents[1])
     episodes = read_episodes(folder, config.sft.filter)
     steps = config.get(stages.STAGES[name].steps)
     draw, held = mixture(name, episodes, names, chat, config)
@@ -117,7 +117,7 @@ def mixture(
         )
         learned = (CONTEXT_SHARE, OTHERS_SHARE) if learns_memory else (0, 0)
         shares = (config.sft.replay_share, config.sft.tool_use_share, *learned)
-        return mixed(random.Random(f"mix-{key}"), streams, shares)
+        return mix_streams(random.Random(f"mix-{key}"), streams, shares)
 
     return draw, len({id(sample) for pool in pools for sample in pool})
 

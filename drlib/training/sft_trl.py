@@ -33,23 +33,23 @@ from drlib.training import stages
 from drlib.training.data import WORLD_FILE, read_episodes
 from drlib.training.distributed import Ranks
 from drlib.training.model_setup import (
+    build_chat,
     build_lora_config,
+    find_policy,
+    finish_unchanged,
     load_model_tokenizer,
     load_trainable_model,
-    finish_unchanged,
-    find_policy,
     save_trained_model,
-    build_chat,
 )
 from drlib.training.pretrain import documents
 from drlib.training.run_folder import RunFolder
 from drlib.training.sft import WARMUP_STEPS, mixture
 from drlib.training.trl import (
-    disable_cudnn_attention,
     balance_coefficient,
+    build_arguments,
+    disable_cudnn_attention,
     find_checkpoint,
     run_trainer,
-    build_arguments,
 )
 from drlib.trajectory import Trajectory
 from drlib.validation import require
@@ -141,7 +141,7 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
 def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "sft") -> dict:
     """Stage `sft` (or `name`): the cold start on the attempts that `sft.filter` keeps."""
     stage = _Stage(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
-    folder = stages.input_folder(name, "demonstrations", config, run_dir.parents[1])
+    folder = stages.require_input(name, "demonstrations", config, run_dir.parents[1])
     episodes = read_episodes(folder, config.sft.filter)
     require(
         len(episodes) > 0,
@@ -167,12 +167,12 @@ class _Stage:
         runs = run_dir.parents[1]
         self.config = config
         self.run = RunFolder(
-            run_dir, stages.settings_of(name, config), ranks, config.trainer.report_to
+            run_dir, stages.stage_settings(name, config), ranks, config.trainer.report_to
         )
-        self.where = find_policy(stages.input_folder(name, before, config, runs))
+        self.where = find_policy(stages.require_input(name, before, config, runs))
         self.tokenizer = load_model_tokenizer(self.where)
         self.told = build_chat(self.tokenizer, config)
-        world = stages.input_folder(name, "world", config, runs) / WORLD_FILE
+        world = stages.require_input(name, "world", config, runs) / WORLD_FILE
         self.names = Names.from_world(SmallWorld.load(world))
 
     def train(

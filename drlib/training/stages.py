@@ -89,7 +89,7 @@ register(
     Stage(
         "demonstrations",
         "drlib.training.data:build_demonstrations",
-        trl="drlib.training.attempts:demonstrate",
+        trl="drlib.training.model_demonstrations:demonstrate",
         inputs=("world",),
         parallel=False,
         title="the demonstrator",
@@ -167,12 +167,12 @@ for _of in ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward"
     )
 
 
-def config_of(name: str, config: Config) -> Config:
+def stage_config(name: str, config: Config) -> Config:
     """All settings, with those that make it this stage."""
     return config.unrestricted().derive(**STAGES[name].fixed)
 
 
-def inputs_of(name: str, config: Config) -> tuple[str, ...]:
+def list_inputs(name: str, config: Config) -> tuple[str, ...]:
     """The stages that `name` is made from: of a policy given by its folder, only the world's; of
     the model's own attempts, the model too."""
     stage = STAGES[name]
@@ -184,16 +184,16 @@ def inputs_of(name: str, config: Config) -> tuple[str, ...]:
     return stage.inputs
 
 
-def before(name: str, config: Config) -> list[str]:
+def list_ancestors(name: str, config: Config) -> list[str]:
     """All stages that `name` rests on, itself last, each once and after its own inputs."""
-    found = [s for i in inputs_of(name, config) for s in before(i, config)]
+    found = [s for i in list_inputs(name, config) for s in list_ancestors(i, config)]
     return [*dict.fromkeys(found), name]
 
 
-def readable(name: str, config: Config) -> Config:
+def restricted_config(name: str, config: Config) -> Config:
     """The settings as the stage may read them: those that its folder's hash covers."""
-    covered = before(name, config)
-    return config_of(name, config).restrict(STAGES[n].reads or n for n in covered)
+    covered = list_ancestors(name, config)
+    return stage_config(name, config).restrict(STAGES[n].reads or n for n in covered)
 
 
 def start_folder(name: str, config: Config) -> Path:
@@ -207,11 +207,11 @@ def start_folder(name: str, config: Config) -> Path:
     return path
 
 
-def settings_of(name: str, config: Config) -> dict:
+def stage_settings(name: str, config: Config) -> dict:
     """Everything that the stage's result depends on, inputs included."""
-    inputs = {i: settings_of(i, config) for i in inputs_of(name, config)}
+    inputs = {i: stage_settings(i, config) for i in list_inputs(name, config)}
     stage = STAGES[name]
-    whole = config_of(name, config)
+    whole = stage_config(name, config)
     own = {setting: whole.get(setting) for setting in declared_for(stage.reads or name)}
     if own.get(stage.start):
         own[stage.start] = _hash((start_folder(name, config) / WEIGHTS).read_bytes())
@@ -250,22 +250,22 @@ def _hash(data: bytes) -> str:
 
 def folder(name: str, config: Config, runs: Path) -> Path:
     """Where the stage lies when it is complete."""
-    text = json.dumps(settings_of(name, config), sort_keys=True)
+    text = json.dumps(stage_settings(name, config), sort_keys=True)
     return runs / config.unrestricted().profile / f"{name}-{_hash(text.encode())[:10]}"
 
 
-def needed(name: str, config: Config, runs: Path) -> list[str]:
+def missing_stages(name: str, config: Config, runs: Path) -> list[str]:
     """The stages that must still be built for `name`, in order."""
-    if RunFolder.complete(folder(name, config, runs)):
+    if RunFolder.is_complete(folder(name, config, runs)):
         return []
-    missing = [s for i in inputs_of(name, config) for s in needed(i, config, runs)]
+    missing = [s for i in list_inputs(name, config) for s in missing_stages(i, config, runs)]
     return [*dict.fromkeys(missing), name]
 
 
-def input_folder(name: str, which: str, config: Config, runs: Path) -> Path:
+def require_input(name: str, which: str, config: Config, runs: Path) -> Path:
     """A complete input of stage `name`; RunFolderError says what to build first."""
     path = folder(which, config, runs)
-    if not RunFolder.complete(path):
+    if not RunFolder.is_complete(path):
         raise RunFolderError(f"{name} needs the finished stage {which!r} ({path}): build it first")
     return path
 

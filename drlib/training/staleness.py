@@ -16,7 +16,7 @@ from drlib.trajectory import Trajectory
 from drlib.validation import require
 
 
-def check_staleness(config: Config) -> None:
+def check_policy_age(config: Config) -> None:
     """Raise ValueError for settings of stale samples that have no effect."""
     older = config.rl.off_policy.staleness > 0 or config.rl.off_policy.replay_groups > 0
     require(

@@ -7,7 +7,7 @@ from drlib.questions.chains import PYTHON_KINDS
 from drlib.questions.question_engine import CHAINS, CONDITIONS
 from drlib.training.distributed import Ranks
 from drlib.training.question_scheduler import FICTIONAL, REAL, TRAIL
-from drlib.training.rollouts import contexts_of
+from drlib.training.rollouts import split_contexts
 from drlib.trajectory import Termination, Trajectory
 
 
@@ -56,7 +56,7 @@ def _facts(trajectory: Trajectory, positive: bool) -> dict:
         "no_call": not trajectory.tool_results,
         "errors": sum(not result.ok for result in trajectory.tool_results),
         "generated": int(trajectory.generated.sum()),
-        "contexts": len(contexts_of(trajectory)),
+        "contexts": len(split_contexts(trajectory)),
         "entropy": float(trajectory.entropies.sum()),
     }
 

@@ -3,19 +3,19 @@
 from drlib.config import Config
 from drlib.rl.losses import LossConfig
 from drlib.training.callbacks import check_callbacks
-from drlib.training.staleness import check_staleness
+from drlib.training.policy_age import check_policy_age
 from drlib.validation import require, require_within
 
 
-def check_switches(config: Config) -> None:
+def check_rl_settings(config: Config) -> None:
     """ValueError for switches that would do nothing, or something else, without each other."""
-    differ = off_policy(config) or config.rl.loss.correction == "none"
+    differ = is_off_policy(config) or config.rl.loss.correction == "none"
     require(
         differ,
         f'rl.loss.correction="{config.rl.loss.correction}" compares the trainer with an engine '
         "that differs: set rl.off_policy.engine_dtype, rl.off_policy.staleness, rl.minibatches or rl.off_policy.replay_groups too",
     )
-    check_staleness(config)
+    check_policy_age(config)
     for name in (
         "rl.minibatches",
         "rl.sampling.oversample",
@@ -114,7 +114,7 @@ def loss_config(config: Config, kl_coef: float | None = None) -> LossConfig:
     )
 
 
-def off_policy(config: Config) -> bool:
+def is_off_policy(config: Config) -> bool:
     """Whether the policy that learns may differ from the one that sampled."""
     older = config.rl.off_policy.staleness > 0 or config.rl.off_policy.replay_groups > 0
     return config.rl.minibatches > 1 or older or config.rl.off_policy.engine_dtype != "float32"

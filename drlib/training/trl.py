@@ -38,9 +38,9 @@ from drlib.rl.losses import (
     policy_loss,
 )
 from drlib.training.distributed import Ranks
-from drlib.training.frugal_head import Scored, heads_of, score_tokens
 from drlib.training.optim import SKIPPED, GradientWatch
 from drlib.training.run_folder import METRICS, Interrupted, RunFolder, polite_signals, read_metrics
+from drlib.training.token_scoring import Scored, find_heads, score_tokens
 from drlib.trajectory import NO_RECORD
 from drlib.validation import require, require_one_of
 
@@ -78,6 +78,7 @@ KEPT_CHECKPOINTS = 2  # if a kill interrupts the writing of one, the other is co
 
 
 # ---------------------------------------------------------------- trainer
+
 
 @dataclass(frozen=True)
 class Rollouts:
@@ -272,7 +273,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
     ) -> Scored:
         """Scores [B, C] of completions; TRL's own head (of some models) scores all tokens."""
         width = chosen_BC.size(1)
-        heads = heads_of(self.accelerator.unwrap_model(model))
+        heads = find_heads(self.accelerator.unwrap_model(model))
         if not heads or self.is_deepspeed_enabled:
             base = super()._get_per_token_logps_and_entropies
             wanted = router_logits and self.aux_loss_enabled
@@ -346,7 +347,9 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
             self._report({"mismatch/kl": merged["mismatch_kl"]})
         self._report({f"policy/{name}": value for name, value in merged.items()})
         if self.aux_loss_enabled:
-            part = count_live_tokens(inputs, kl).sum() / (inputs["live_tokens"] * share).clamp(min=1)
+            part = count_live_tokens(inputs, kl).sum() / (inputs["live_tokens"] * share).clamp(
+                min=1
+            )
             loss = loss + self.router_aux_loss_coef * part * found.aux_loss
             gathered = self.accelerator.gather_for_metrics(found.aux_loss.detach())
             self._report({"aux_loss": gathered.mean().item()})
@@ -393,7 +396,6 @@ def _check_options(args: GRPOConfig, config: LossConfig) -> None:
 
 
 # ---------------------------------------------------------------- batches in TRL's layout
-
 
 
 def loss_mask(batch: Batch) -> Tensor:
@@ -452,7 +454,6 @@ def drop_dead_rows(batch: Batch, kl: bool) -> Batch:
 
 
 # ---------------------------------------------------------------- routing replay
-
 
 
 class _Sizes(NamedTuple):
@@ -639,7 +640,6 @@ class _Unwrapped:
 
 
 # ---------------------------------------------------------------- run folder, metrics, checkpoints
-
 
 
 def build_arguments(

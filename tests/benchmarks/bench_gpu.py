@@ -209,16 +209,15 @@ def trained_model(config, rank: int, device: str):
 def train_step(sizes: Sizes, rank: int, tokens: int) -> dict:
     """Seconds of steps on one row of `tokens` tokens, their peak memory and the planner's."""
     from drlib.rl.losses import policy_loss
-    from drlib.training.frugal_head import heads_of, score_tokens
-    from drlib.training.memory_model import Load, memory_plan
-    from drlib.training.memory_model import count_shape
+    from drlib.training.memory_model import Load, count_shape, memory_plan
+    from drlib.training.token_scoring import find_heads, score_tokens
     from drlib.training.trl import disable_cudnn_attention
 
     disable_cudnn_attention()  # as in the stages
     device, config = sizes.device, model_config(sizes)
     shape = count_shape(config)
     model, balance = trained_model(config, rank, device)
-    heads, trained = heads_of(model), [p for p in model.parameters() if p.requires_grad]
+    heads, trained = find_heads(model), [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, 1e-6, (0.9, 0.95), weight_decay=0.0, fused=True)
     ids_BT = torch.randint(config.vocab_size, (1, tokens), device=device)
     seen_BT, advantages_B = torch.ones_like(ids_BT), torch.ones(1, device=device)

@@ -55,7 +55,7 @@ CONCURRENCIES = (1, 8)
 
 
 def run_here(code):
-    """In a worker of the pool: what `exec` prints."""
+    """In a worker of the pool: return the output of `exec`."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(code, {"__name__": "__main__"})
     return out.getvalue()
@@ -82,7 +82,7 @@ def smolagents_runner():
 
 
 def make_arms(stack, workers):
-    """{name: function from code to what it printed}, all warm."""
+    """Return {name: function from code to its output}, all warm."""
     import_sympy()  # smolagents runs here; and all pay for it alike
     best = warm(stack.enter_context(Sandbox(workers=workers, timeout_s=30.0)))
     arms = {"sandbox": lambda code: best.run(code).stdout}
@@ -100,7 +100,7 @@ def make_arms(stack, workers):
 
 
 def cpu_seconds():
-    """User and system time of this process and of all that descended from it so far."""
+    """Return user and system time of this process and all its descendants."""
     total = sum(os.times()[:4])
     for process in psutil.Process().children(recursive=True):
         try:
@@ -111,7 +111,7 @@ def cpu_seconds():
 
 
 def block(run, code, expected, calls, concurrency):
-    """One block: {"calls_s", "cpu_ms", "latencies_ms"}."""
+    """Run one block: {"calls_s", "cpu_ms", "latencies_ms"}."""
     latencies = []
 
     def one(_):
@@ -134,7 +134,7 @@ def block(run, code, expected, calls, concurrency):
 
 
 def compare(arms, args):
-    """Every contender on every (code, concurrency): a list of rows, one a block."""
+    """Run every arm on every (code, concurrency): a list of rows, one per block."""
     rows = []
     names = list(arms)
     for turn in range(args.rounds):
@@ -160,13 +160,13 @@ def compare(arms, args):
 
 
 def of_arm(rows, kind, concurrency, arm):
-    """The rows of one contender on one (code, concurrency), in the order of the rounds."""
+    """Return the rows of one arm on one (code, concurrency), in round order."""
     wanted = (kind, concurrency, arm)
     return [row for row in rows if (row["code"], row["concurrency"], row["arm"]) == wanted]
 
 
 def summarize(rows):
-    """One entry an arm, code and concurrency; medians over rounds, ratios against subprocess."""
+    """Summarise each arm, code and concurrency: medians over rounds, ratios to subprocess."""
     summary = []
     keys = sorted({(r["code"], r["concurrency"], ARMS.index(r["arm"])) for r in rows})
     for kind, concurrency, index in keys:

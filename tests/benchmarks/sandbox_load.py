@@ -1,4 +1,4 @@
-"""Parts of `bench_sandbox.py` that load one sandbox: many calls at once, memory, random code."""
+"""Load tests of one sandbox for `bench_sandbox.py`: many calls at once, memory, random code."""
 
 import math
 import random
@@ -22,20 +22,20 @@ CODES = {
 
 
 def warm(sandbox):
-    """Every template of every worker started: one call each at the same time, of both kinds."""
+    """Start both templates of every worker by one call each."""
     for code, _ in CODES.values():
         sandbox.map([f"{code}\nimport time\ntime.sleep(0.4)"] * sandbox.workers)
     return sandbox
 
 
 def quantile(values, share):
-    """The smallest of the values that at least this share of them does not exceed."""
+    """Return the smallest value that at least this share does not exceed."""
     ordered = sorted(values)
     return ordered[max(math.ceil(len(ordered) * share) - 1, 0)]
 
 
 def queue_many(sandbox, count):
-    """`count` numbered calls queued at once: each answered once, by its own number."""
+    """Queue `count` numbered calls at once; each must return its own number once."""
     ended = []  # (number, seconds), in the order in which they ended
     answers = [0] * count
     start = time.perf_counter()
@@ -94,7 +94,7 @@ def resident_mb(process):
 
 
 def watch_memory(workers, count):
-    """Memory over `count` calls, of which one in twenty is large, wrong or dies; 100 samples."""
+    """Sample memory 100 times over `count` calls, of which 5% are large, wrong or die."""
     generator = random.Random(0)
     samples = []
     step = max(count // 100, 1)
@@ -127,7 +127,7 @@ def watch_memory(workers, count):
 
 
 def fuzz(workers, count):
-    """How often each status came; the checks are the test's."""
+    """Run random programs and count each status."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from tests.test_sandbox_fuzz import fuzz_codes
 

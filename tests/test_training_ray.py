@@ -1,0 +1,257 @@
+"""A stage on two nodes of a real local Ray cluster: the same weights as torchrun's, by the local
+loop and by TRL, one line where it fails, and going on after Ctrl-C and after a worker's death.
+
+Run: python -m pytest tests/test_training_ray.py
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+from waiting import until
+
+from drlib.config import ROOT, Config
+from drlib.training import build, ray_training, stages
+from drlib.training.run_folder import (
+    CHECKPOINT,
+    RunFolder,
+    RunFolderError,
+    read_manifest,
+    read_metrics,
+)
+from tests.loop_examples import build_stages
+from tests.ray_cluster import gone, two_nodes
+
+if os.environ.get("RAY_ADDRESS"):
+    pytest.skip("a cluster of the user's is configured", allow_module_level=True)
+ray = pytest.importorskip("ray", reason="the cluster extra is not installed")
+
+# A stage of which the second worker breaks while the first one waits for it.
+PLUGIN = """
+from drlib.training.stages import Stage, register
+
+def fail(config, run_dir, ranks):
+    if ranks.rank == 1:
+        1 / 0
+    ranks.barrier()
+
+register(Stage("breaks", "breaking:fail"))
+"""
+STEPS = {"pretrain.steps": 24, "trainer.checkpoint_every": 1}
+# Two steps of TRL's trainer, a group of the tour's policy for each process; so high a rate that the
+# second step's rollouts show whether the first one's weights came through.
+TRL = {
+    "trainer.backend": "trl",
+    "rl.steps": 2,
+    "rl.questions": 2,
+    "rl.group": 4,
+    "rl.lr": 1e-3,
+    "rl.warmup_steps": 0,
+    "rl.filter.overlong": "keep",
+}
+RL = "rl_random_reward"  # of the exact ones, two groups may all be equal
+
+
+def settings(**changes):
+    return Config.load("ci", **changes)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A runs folder with what pre-training needs, beside a folder with the plugin."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "breaking.py").write_text(PLUGIN)
+    build_stages(["world", "untrained"], settings(processes=1), folder / "runs")
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def cluster(runs):
+    how = {
+        "PYTHONPATH": str(runs.parent),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "1",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
+    }
+    with two_nodes(**how) as made:
+        yield made
+
+
+@pytest.fixture
+def connected(cluster):
+    with ray_training.connect_to_ray(cluster.address):
+        yield ray
+
+
+def weights(folder):
+    return load_file(folder / "policy" / stages.WEIGHTS)
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(one[n].equal(other[n]) for n in one)
+
+
+def by_torchrun(stage, runs, folder, **changes):
+    """The stage's folder by torchrun's two processes, in a copy of the runs folder."""
+    copy = folder / "runs"
+    shutil.copytree(runs, copy, ignore=shutil.ignore_patterns(f"{stage}-*"))
+    arguments = stages.arguments(stage, settings(**changes), copy)
+    command = [sys.executable, *build.TORCHRUN, "--nproc-per-node=2", "-m", build.MODULE]
+    usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run([*command, *arguments], cwd=ROOT, env=os.environ | usual, check=True)
+    return stages.folder(stage, settings(**changes), copy)
+
+
+def ctrl_c_is_heard():
+    """A background job ignores it, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def command(cluster, runs, *arguments, **how):
+    """The command, as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "drlib.cli", "train", *arguments, f"--runs={runs}", "--profile=ci"]
+        + [f"--address={cluster.address}"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=ctrl_c_is_heard,
+        **how,
+    )
+
+
+def leftovers(runs):
+    return [*runs.glob(".hosts-*")]
+
+
+@pytest.mark.parametrize(
+    ("first", "arguments", "line"),
+    [
+        ("sys.modules['ray'] = None", (), 'ray is missing: pip install "drlib[cluster]".'),
+        (
+            "",
+            ("--address=auto",),
+            'no Ray cluster answers: start one with "ray start --head", and name it with --address',
+        ),
+        (
+            "",
+            ("--address=127.0.0.1:9",),
+            "no Ray cluster answers at '127.0.0.1:9': start one with \"ray start --head\", "
+            "and name it with --address",
+        ),
+    ],
+)
+def test_without_ray_or_a_cluster_one_line_says_what_to_do(runs, tmp_path, first, arguments, line):
+    """Before the cluster of this file is there: "auto" would find it."""
+    program = f"import sys; {first}\nfrom drlib.cli.train import main\nsys.exit(main(sys.argv[1:]))"
+    given = ["cpt", "--profile=ci", "--pretrain.steps=7", f"--runs={runs}", *arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *given],
+        cwd=ROOT,
+        env=os.environ | {"RAY_TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {line}\n")
+
+
+def test_two_nodes_reach_torchruns_weights_after_ctrl_c_and_a_workers_death(
+    runs, cluster, tmp_path
+):
+    final = stages.folder("cpt", settings(**STEPS), runs)
+    partial = RunFolder(final, stages.settings_of("cpt", settings(**STEPS))).path
+    arguments = ["cpt", *(f"--{name}={value}" for name, value in STEPS.items())]
+    cut = command(cluster, runs, *arguments)
+    until(lambda: (partial / CHECKPOINT).exists() and len(read_metrics(partial)) > 1)
+    cut.send_signal(signal.SIGINT)
+    out, said = cut.communicate(timeout=200)
+    assert (cut.returncode, out) == (130, ""), said
+    assert said.splitlines()[-1] == f"interrupted: {ray_training.RESUME}"
+    assert not RunFolder.complete(final) and not leftovers(runs)
+    done = len(read_metrics(partial))
+    assert 2 <= done < 24
+    again = command(cluster, runs, *arguments, "--restarts=1")
+    until(lambda: len(read_metrics(partial)) > done + 1)
+    workers = [p for p in psutil.process_iter(["name"]) if "RayTrainWorker" in p.name()]
+    assert len(workers) == 2
+    workers[1].kill()
+    out, said = again.communicate(timeout=400)
+    assert (again.returncode, out.splitlines()[-1]) == (0, str(final)), said
+    assert gone(workers) and not leftovers(runs)
+    assert [row["step"] for row in read_metrics(final)] == [*range(1, 25)]
+    assert read_manifest(final)["processes"] == 2
+    assert equal(weights(final), weights(by_torchrun("cpt", runs, tmp_path, **STEPS)))
+
+
+def test_a_stage_of_trl_on_two_nodes_is_torchruns_to_the_bit(runs, connected, tmp_path):
+    """Rollouts with tools, TRL's step and accelerate's processes, in the workers of Ray."""
+    folder = ray_training.train_on_ray(RL, settings(**TRL), runs, workers=2)
+    other = by_torchrun(RL, runs, tmp_path, **TRL)
+    assert read_manifest(folder)["processes"] == read_manifest(other)["processes"] == 2
+    rows, expected = read_metrics(folder), read_metrics(other)
+    for row in (*rows, *expected):
+        assert row["live_groups"] > 0 and row["grad_norm"] > 0
+        for name in [name for name in row if "seconds" in name or name == "step_time"]:
+            del row[name]
+    assert rows == expected and [row["step"] for row in rows] == [1, 2]
+    assert equal(weights(folder), weights(other))
+    start = load_file(stages.start_folder(RL, settings(**TRL)) / stages.WEIGHTS)
+    assert not any(tensor.equal(start[name]) for name, tensor in weights(folder).items())
+    assert not leftovers(runs)
+
+
+def test_a_fault_of_one_worker_is_one_line(runs, cluster):
+    path = {"PYTHONPATH": str(runs.parent)}
+    started = command(cluster, runs, "breaks", "--plugins=breaking", env=os.environ | path)
+    out, said = started.communicate(timeout=200)
+    line = "error: worker 1 failed: ZeroDivisionError: division by zero\n"
+    assert (started.returncode, out, said) == (1, "", line)
+
+
+def test_of_all_that_the_workers_ended_with_the_cause_is_told():
+    from ray.train import WorkerGroupError
+
+    echo = RuntimeError("[gloo] Connection closed by peer")
+    fault = ValueError("give --x=1")
+    assert ray_training._find_cause(WorkerGroupError("", {0: echo, 1: fault, 2: echo})) is fault
+    told = ray_training._find_cause(WorkerGroupError("", {0: echo, 1: KeyError("a\nb"), 2: fault}))
+    assert (
+        isinstance(told, ray_training.WorkerFailed) and str(told) == "worker 1 failed: KeyError: 'a\\nb'"
+    )
+    two_lines = RuntimeError("out of\n  memory")
+    told = ray_training._find_cause(WorkerGroupError("", {3: two_lines}))
+    assert str(told) == "worker 3 failed: RuntimeError: out of memory"
+
+
+def test_a_runs_folder_that_the_hosts_do_not_share_is_refused(runs, connected, monkeypatch):
+    """The path means another place in each process, as one of a local disk does on each host."""
+    monkeypatch.chdir(runs.parent)
+    with pytest.raises(RunFolderError, match="cannot see what this host writes to /proc/self/cwd"):
+        own = Path("/proc/self/cwd/runs")
+        ray_training.train_on_ray("cpt", settings(pretrain__steps=5), own, workers=2)
+    assert not stages.folder("cpt", settings(pretrain__steps=5), runs).exists()
+    assert not leftovers(runs)
+
+
+def test_what_cannot_begin_is_said_before_any_worker_starts(runs, connected, tmp_path):
+    def refused(stage, runs=runs, workers=2, **changes):
+        with pytest.raises((ValueError, RunFolderError)) as fault:
+            ray_training.train_on_ray(stage, settings(**changes), runs, workers=workers)
+        return str(fault.value)
+
+    assert [node["Resources"]["CPU"] for node in connected.nodes()] == [1, 1]
+    assert refused("cpt", workers=3, pretrain__steps=6) == "workers=3: the cluster has 2 CPUs"
+    assert refused("cpt", workers=0, pretrain__steps=6) == "workers=0: the cluster has 2 CPUs"
+    assert refused("world") == "stage 'world' takes one process: give --workers 1"
+    assert "'untrained'" in refused("cpt", runs=tmp_path)
+    assert "sfd" in refused("sfd")
+    assert "untrained" in refused("cpt", seed=3)
