@@ -240,7 +240,7 @@ def _check_switches(sweep: Sweep, name: str, config: Config) -> None:
     covered = {stages.STAGES[one].reads or one for one in stages.list_ancestors(sweep.stage, config)}
     if "rl" not in covered:
         return
-    from drlib.training.switches import check_rl_settings  # lazily: it brings torch
+    from drlib.training.grpo import check_rl_settings  # lazily: it brings torch
 
     try:
         check_rl_settings(config)

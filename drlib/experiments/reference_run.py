@@ -175,7 +175,7 @@ def again_block(first: Results, again: Results) -> str:
         for title, decoding in (("sampled", "sample"), ("greedy", "greedy"))
     }
     columns["three hops, greedy"] = ("search", "greedy", 3)
-    heads = ["% right after RL", *columns, "RL adds to search, sampled"]
+    heads = ["% correct after RL", *columns, "RL adds to search, sampled"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, results in (("the run above", first), ("trained again", again)):
         cells = [tour.cell(results, "rl", *asked) for asked in columns.values()]
@@ -198,7 +198,7 @@ def again_block(first: Results, again: Results) -> str:
 def worlds_block(folders: Sequence[Path]) -> str:
     """The line on each world as a Markdown table: its search questions."""
     lines = [
-        "| search questions, % right | pages | after RL, sampled | SFT continued, sampled | "
+        "| search questions, % correct | pages | after RL, sampled | SFT continued, sampled | "
         "RL adds | after RL, greedy | RL adds | three hops, greedy | closed book | made by |",
         "|" + "---|" * 10,
     ]
@@ -219,7 +219,7 @@ def worlds_block(folders: Sequence[Path]) -> str:
             gains[1],
             tour.cell(results, "rl", "search", "greedy", 3),
             tour.cell(results, "closed_book", "search", "sample", None),
-            f"[{tour.seeds(len(results.seeds))}]({os.path.relpath(folder, ROOT)})",
+            f"[{tour.seeds(len(results.seeds))}]({os.path.relpath(folder, ROOT / "docs")})",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
