@@ -101,8 +101,8 @@ SOUNDS = [start + end for start in STARTS for end in ENDS]
 
 
 def island_folder(path):
-    """Thirty islands, their towns and mayors, each a page with front matter, and a table of lights;
-    chains lead from a light to a pet.
+    """Create thirty islands with towns, mayors and a table of lights; chains lead from a light
+    to a pet.
     """
     lights = ["# Lights", "", "| Light | Island | Height |", "|---|---|---|"]
     for number, sound in enumerate(SOUNDS):
@@ -124,9 +124,7 @@ def island_folder(path):
 
 
 def guild_folder(path):
-    """Eighty people with a home, a guild, a trade and a teacher, each a page with facts; drawn with
-    one seed.
-    """
+    """Create eighty people with home, guild, trade and teacher, drawn with one seed."""
     rng = random.Random("guilds-0")
     towns = [f"Town {letter}" for letter in "ABCDEFGHIJ"]
     guilds = [f"Guild {letter}" for letter in "KLMNOPQRS"]

@@ -29,7 +29,7 @@ def tour_graph():
 
 
 def small_graph():
-    """Two rivers, three towns, years and numbers; small enough to check by hand."""
+    """Return a graph of two rivers and three towns that can be checked by hand."""
     nodes = [
         Node("Alba", "town"),
         Node("Borg", "town", ("Burg",)),
@@ -56,7 +56,7 @@ def small_graph():
 
 
 def satisfies(title, query, graph):
-    """Whether `title` fits `query`, from the facts around it."""
+    """Return True if `title` fits `query`, judged from its neighbouring facts."""
     match query:
         case str():
             return title == query
@@ -97,7 +97,7 @@ def answers(query, graph):
 
 
 def explain(title, graph, rng, depth, width=2):
-    """A query that `title` fits: a constant at depth 0, else up to `width` facts about it."""
+    """Return a query that `title` fits: a constant at depth 0, else up to `width` facts."""
     around = [
         (r, v) for r in graph.relations.get(title, ()) for v in sorted(graph.values(title, r))
     ]
@@ -115,7 +115,7 @@ def explain(title, graph, rng, depth, width=2):
 
 
 def unique_queries(graph, n, seed, depth=2, width=2):
-    """`n` different queries of one answer that is a page."""
+    """Return `n` different queries with a page as their only answer."""
     rng, found = random.Random(f"unique-{seed}"), {}
     pages = [title for title in graph.nodes if not graph.is_value(title)]
     for _ in range(200 * n):
@@ -129,7 +129,7 @@ def unique_queries(graph, n, seed, depth=2, width=2):
 
 
 def any_query(graph, rng, depth=3):
-    """A query of any node, which may have no answer."""
+    """Return a query of any node, possibly without an answer."""
     titles = sorted(graph.nodes)
     relations = sorted(graph.adjacent)
     if depth == 0:

@@ -12,8 +12,9 @@ TOWNS = [f"Town {i:03}" for i in range(150)]
 
 
 def tiny():
-    """Towns 0..149: in Bigland (all), on River r (i % 10), with Guild g (i % 7); people: 1000 + i.
-    Town 5, 12 and 19 have a mill; Bigland's page has three parts."""
+    """Return towns 0..149 in Bigland with rivers, guilds and people; towns 5, 12 and 19 have a
+    mill; Bigland's page has three parts.
+    """
     facts = [
         (town, relation, value)
         for i, town in enumerate(TOWNS)
@@ -51,7 +52,9 @@ RIGHT = f"<think>I have it.</think>{render_answer('Somali Shilling')}"
 
 
 def episode(*contents, task=GIVEN, roles=None):
-    """Turns after the question, assistant and tool in turn; the answer is that of the last."""
+    """Return alternating assistant and tool turns after the question; the last turn has the
+    answer.
+    """
     made = Episode(task, None, None)
     roles = roles or ["tool" if at % 2 else "assistant" for at in range(len(contents))]
     made.messages += [{"role": r, "content": text} for r, text in zip(roles, contents)]

@@ -1,4 +1,4 @@
-"""Questions: verified answers, disjoint sides, and an oracle that solves all of them with tools.
+"""Tests of chain and Python questions: verified answers, disjoint splits, solvable with tools.
 
 Run: python -m pytest tests/test_questions_chains.py
 """
@@ -79,7 +79,7 @@ def test_same_seed_same_questions_and_all_different(cldr):
     assert a == b != chain_questions(cldr, 60, 8)
     assert len({t.id for t in a}) == 60
     assert all(t.question.endswith((f"{t.start}?", f"{t.start}.")) for t in a)
-    with pytest.raises(ValueError, match=r"cldr has only \d+ different search questions of 100000"):
+    with pytest.raises(ValueError, match=r"only \d+ different search questions, not n=100000"):
         chain_questions(cldr, 100_000, 0)
 
 

@@ -1,4 +1,4 @@
-"""Checks of a query: every fault on a hand-made query, by both engines, and the work of a solver.
+"""Tests of query checks: each fault on a handmade query with both engines, and solver effort.
 
 Run: python -m pytest tests/test_questions_checks.py
 """
@@ -90,8 +90,7 @@ def both(query, graph=GRAPH):
 
 
 def test_a_good_query_has_no_fault():
-    """Aland, Bland, Cland have the krona; Bland, Cland, Dland speak Danish; of both, Bland alone
-    speaks Swedish."""
+    """Bland is the only country with the krona, Danish and Swedish."""
     assert evaluate_query(And((MONEY, TONGUE)), GRAPH) == {"Bland", "Cland"}
     assert find_answer(GOOD, GRAPH) == "Bland"
     assert both(GOOD) == set()
@@ -218,7 +217,7 @@ def test_hints_are_stems_of_all_words_that_say_something(one, other, hint):
 
 
 def test_a_fact_that_the_question_does_not_use_is_a_shortcut_too():
-    """Fort trades in pesos, as Dland does. That Fort's twin lies in Bland is not asked about."""
+    """Fort uses pesos like Dland; the unused fact that its twin is in Bland is a shortcut."""
     query = And((MONEY, TONGUE, Proj("language of", Proj("speech", "Fort"))))
     assert "near" not in both(query) and evaluate_query(query, GRAPH) == {"Bland"}
     nearer = Graph(GRAPH.nodes.values(), [*GRAPH.facts, ("Bland", "twin", "Fort")])

@@ -1,4 +1,4 @@
-"""What tells a thing from the others: true conditions, all the sets of them that explain, draws.
+"""Tests of conditions, explaining sets and draws against brute force.
 
 Run: python -m pytest tests/test_questions_clues.py
 """
@@ -47,8 +47,8 @@ def test_known_by_lists_true_conditions(world):
     assert codes == []  # the code of one currency leads to nothing else
 
 
-def by_brute_force(title, graph, size):
-    """The sets of `size` conditions that explain `title`, as frozensets of their texts."""
+def list_by_brute_force(title, graph, size):
+    """Return the sets of `size` conditions that explain `title`, as frozensets of texts."""
     rows = find_known_facts(title, graph)
 
     def fits(some):
@@ -70,7 +70,7 @@ def test_draws_are_all_the_sets_that_explain_and_no_others(world, size):
     graph, seen = world.graph, 0
     titles = [t for t in sorted(graph.nodes) if 2 < len(find_known_facts(t, graph)) < 14][::5]
     for title in titles:
-        wanted = by_brute_force(title, graph, size)
+        wanted = list_by_brute_force(title, graph, size)
         rng, drawn = random.Random(title), set()
         nothing = frozenset()
         for _ in range(20 * len(wanted) + 1):
@@ -94,7 +94,7 @@ def test_a_draw_names_nothing_that_is_banned_and_says_when_all_is(world):
             assert banned.isdisjoint(list_constants(query))
             banned |= {rng.choice(list_constants(query))}
             found += 1
-        for texts in by_brute_force(title, graph, 2):
+        for texts in list_by_brute_force(title, graph, 2):
             assert any(from_text(text).of in banned for text in texts)
     assert found > 60
 
@@ -116,16 +116,20 @@ def test_an_answer_is_explained_where_a_page_lists_one_of_its_conditions():
     assert not any(listed)
 
 
-def sharing(*groups):
-    """A graph of people A to D: each group (relation, value, those who have it)."""
+def make_sharing_graph(*groups):
+    """Return a graph of people A to D; each group is (relation, value, holders)."""
     facts = [(one, relation, value) for relation, value, some in groups for one in some]
     clubs = [Node(value, "club") for relation, value, _ in groups if relation == "club"]
     return Graph([Node(title, "person") for title in "ABCD"] + clubs, facts)
 
 
 def test_numbers_explain_only_where_little_else_does():
-    """Any two of three conditions tell A; weighed .02 a number, 1 + .02 + .02 in all."""
-    graph = sharing(("club", "Chess", "AB"), ("club", "Go", "AC"), ("year", "1999", "AD"))
+    """Any two of three conditions identify A; the weights are 0.02 per number, 1 + 0.02 + 0.02
+    in total.
+    """
+    graph = make_sharing_graph(
+        ("club", "Chess", "AB"), ("club", "Go", "AC"), ("year", "1999", "AD")
+    )
     rng, named = random.Random(1), Counter()
     for _ in range(2000):
         query = draw_explanation("A", graph, rng, frozenset(), 2, 3)
@@ -141,7 +145,9 @@ def test_numbers_explain_only_where_little_else_does():
 
 
 def test_three_conditions_explain_where_no_two_do():
-    graph = sharing(("club", "Chess", "ABC"), ("club", "Go", "ABD"), ("club", "Golf", "ACD"))
+    graph = make_sharing_graph(
+        ("club", "Chess", "ABC"), ("club", "Go", "ABD"), ("club", "Golf", "ACD")
+    )
     nothing = frozenset()
     query = draw_explanation("A", graph, random.Random(1), nothing, 2, 3)
     assert sorted(list_constants(query)) == ["Chess", "Go", "Golf"]
@@ -152,14 +158,14 @@ def test_three_conditions_explain_where_no_two_do():
 
 def test_no_third_condition_stands_beside_two_that_are_enough():
     wide = [("club", name, "ABC") for name in ("Golf", "Polo", "Rugby", "Judo", "Fives")]
-    graph = sharing(("club", "Chess", "AB"), ("club", "Go", "AC"), *wide)
+    graph = make_sharing_graph(("club", "Chess", "AB"), ("club", "Go", "AC"), *wide)
     query = draw_explanation("A", graph, random.Random(1), frozenset(), 2, 2)
     assert sorted(list_constants(query)) == ["Chess", "Go"]
     assert draw_explanation("A", graph, random.Random(1), frozenset(), 3, 3) is None
 
 
-def stand_ins_by_brute_force(title, graph, rivals, most=SEVERAL):
-    """What `draw_stand_in` may draw, by its definition, as frozensets of texts."""
+def list_stand_ins(title, graph, rivals, most=SEVERAL):
+    """Return the possible draws of `draw_stand_in`, by its definition, as frozensets of texts."""
     rows = [(frozenset([to_text(part)]), fulfil) for part, fulfil in find_known_facts(title, graph)]
     pairs = [(one | two, a & b, (a, b)) for (one, a), (two, b) in combinations(rows, 2)]
     found = {one for one, fulfil in rows if len(fulfil) <= most and not fulfil & rivals}
@@ -180,7 +186,7 @@ def test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go(world, 
         )
         rng = random.Random(title)
         rivals = frozenset(rng.sample(beside, len(beside) // 3)) - {title}
-        wanted, drawn = stand_ins_by_brute_force(title, graph, rivals), set()
+        wanted, drawn = list_stand_ins(title, graph, rivals), set()
         hinting = {w for w in wanted if hints_at(title, w, graph)}
         for _ in range(30 * len(wanted) + 1):
             query = draw_stand_in(title, graph, rng, rivals, 2, lambda name: False, exactly)
@@ -190,7 +196,7 @@ def test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go(world, 
         names = [from_text(text).of for texts in wanted for text in texts]
         if not any(map(is_number, names)):  # a number is named only where nothing else will do
             left = wanted - hinting
-            assert drawn == (preferred(title, left, graph) if exactly else left)
+            assert drawn == (drop_vague(title, left, graph) if exactly else left)
         seen += len(drawn)
         of_two += sum(len(texts) == 2 for texts in drawn)
     assert seen > 100 and of_two > 10
@@ -200,8 +206,8 @@ def test_stand_ins_that_only_few_things_may_fit(world):
     graph, seen, fewer = world.graph, 0, 0
     for title in [t for t in sorted(graph.nodes) if 2 < len(find_known_facts(t, graph)) < 10][::9]:
         rivals = frozenset(sorted(graph.nodes)[::7]) - {title}
-        wanted = stand_ins_by_brute_force(title, graph, rivals, 1)
-        fewer += len(stand_ins_by_brute_force(title, graph, rivals)) > len(wanted)
+        wanted = list_stand_ins(title, graph, rivals, 1)
+        fewer += len(list_stand_ins(title, graph, rivals)) > len(wanted)
         rng = random.Random(title)
         draws = [
             draw_stand_in(title, graph, rng, rivals, 2, lambda name: False, most=1)
@@ -213,8 +219,8 @@ def test_stand_ins_that_only_few_things_may_fit(world):
     assert seen > 20 and fewer > 5
 
 
-def preferred(title, wanted, graph):
-    """Without the vague single conditions, where a single one fits `title` alone."""
+def drop_vague(title, wanted, graph):
+    """Drop vague single conditions if a single condition fits `title` alone."""
 
     def is_exact(texts):
         (text,) = texts
@@ -226,14 +232,14 @@ def preferred(title, wanted, graph):
 
 
 def hints_at(title, texts, graph):
-    """Whether conditions that only `title` fulfils name what hints at it."""
+    """Return True if conditions that only `title` fulfils leak its name."""
     parts = [from_text(text) for text in texts]
     fit = frozenset.intersection(*(evaluate_query(part, graph) for part in parts))
     return fit == {title} and any(leaks(title, part.of, graph) for part in parts)
 
 
 def test_a_stand_in_names_nothing_that_is_barred_and_no_number_where_a_thing_will_do():
-    graph = sharing(("club", "Chess", "AB"), ("club", "Go", "AC"), ("year", "1999", "A"))
+    graph = make_sharing_graph(("club", "Chess", "AB"), ("club", "Go", "AC"), ("year", "1999", "A"))
     rng, rivals = random.Random(1), frozenset("D")
 
     def named(*barred, width=2):
@@ -243,7 +249,9 @@ def test_a_stand_in_names_nothing_that_is_barred_and_no_number_where_a_thing_wil
     assert {name for names in named() for name in names} <= {"Chess", "Go"}
     assert named("Chess") == {("Go",)}
     assert named("Chess", "Go") == {()}  # the number is of A alone, and leads nowhere
-    shared = sharing(("club", "Chess", "AB"), ("year", "1999", "AC"), ("year", "1999", "D"))
+    shared = make_sharing_graph(
+        ("club", "Chess", "AB"), ("year", "1999", "AC"), ("year", "1999", "D")
+    )
     draws = [
         draw_stand_in("A", shared, rng, rivals, 1, lambda name: name == "Chess") for _ in range(9)
     ]
@@ -256,7 +264,7 @@ def test_a_stand_in_names_nothing_that_is_barred_and_no_number_where_a_thing_wil
 
 
 def test_two_conditions_stand_in_where_each_alone_fits_a_rival():
-    graph = sharing(("club", "Chess", "AB"), ("club", "Go", "AC"))
+    graph = make_sharing_graph(("club", "Chess", "AB"), ("club", "Go", "AC"))
     rng, rivals = random.Random(1), frozenset("BC")
     query = draw_stand_in("A", graph, rng, rivals, 2, lambda name: False)
     assert sorted(list_constants(query)) == ["Chess", "Go"]

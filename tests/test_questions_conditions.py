@@ -1,4 +1,4 @@
-"""Questions of several conditions: checked fact by fact, without the engine that made them.
+"""Tests of questions with several conditions, checked fact by fact without the engine.
 
 Run: python -m pytest tests/test_questions_conditions.py
 """
@@ -24,7 +24,7 @@ from drlib.worlds import Names, fictional_world, load_world
 
 @pytest.fixture(scope="module")
 def world():
-    return data.training_world(Config.load("ci", world__name="folder:notebooks/tern"))[0]
+    return data.load_training_world(Config.load("ci", world__name="folder:notebooks/tern"))[0]
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def sides(world):
     return {split: ConditionQuestions(world, split) for split in ("train", "test")}
 
 
-def wanted_facts(task, world):
-    """The last look-up's facts, relation -> value, followed by hand through the pages."""
+def find_wanted_facts(task, world):
+    """Return the facts of the last hop, relation -> value, by following the pages."""
     *each, last = plan_searches(task)
     assert last.is_holder
     found = []
@@ -56,7 +56,7 @@ def who_has(facts, world):
 
 
 def assert_needs_every_condition(task, world):
-    facts = wanted_facts(task, world)
+    facts = find_wanted_facts(task, world)
     assert who_has(facts, world) == [task.answer]
     for left_out in facts:
         fewer = {relation: value for relation, value in facts.items() if relation != left_out}

@@ -1,5 +1,4 @@
-"""Questions that a model makes of a memory: what is executed, what a second reader says, nothing
-lost; over real HTTP, with a scripted model that errs in each of the ways.
+"""Tests of model-written questions over HTTP, with a scripted model that makes each kind of error.
 
 Run: python -m pytest tests/test_questions_crafting.py
 """
@@ -38,8 +37,8 @@ def memory_of_tern():
     return memory
 
 
-def numbers_of(shown, *parts):
-    """The numbers of the statements that hold these texts, from a prompt's list."""
+def find_numbers(shown, *parts):
+    """Return the numbers of the statements with these texts in a prompt's list."""
     lines = [line for line in shown.splitlines() if re.match(r"\d+\. ", line)]
     return [int(line.split(".")[0]) for part in parts for line in lines if part in line]
 
@@ -63,8 +62,7 @@ RIGHT = {
 
 
 class Model:
-    """Says `RIGHT`, with `changes` of a style's fields (or what they are for a prompt); reads
-    `answers[style]` or the right one."""
+    """Scripted model: writes `RIGHT` with `changes`, and answers from `answers` or correctly."""
 
     def __init__(self, changes=None, answers=None):
         self.changes, self.answers, self.read = changes or {}, answers or {}, []
@@ -77,7 +75,7 @@ class Model:
             made = {
                 "question": question,
                 "answer": answer,
-                "statements": numbers_of(user, *parts),
+                "statements": find_numbers(user, *parts),
                 "expression": expression,
             }
             for name, value in self.changes.get(style, {}).items():
@@ -87,7 +85,7 @@ class Model:
         style = next((s for s in RIGHT if RIGHT[s][0] == user), "fact")
         if style in self.answers:
             return self.answers[style]
-        return str(numbers_of(system, *RIGHT[style][2])) if style == "report" else RIGHT[style][1]
+        return str(find_numbers(system, *RIGHT[style][2])) if style == "report" else RIGHT[style][1]
 
 
 def crafted(tmp_path, model, styles=tuple(WISHES), **how):
@@ -162,8 +160,8 @@ def test_what_the_model_says_is_executed(tmp_path, style, change, reason):
 
 
 def test_nothing_links_the_statements_of_two_things(tmp_path):
-    """What the ferry cost and what a person plays: nothing is in both statements."""
-    change = {"statements": lambda user: numbers_of(user, "cost", "instrument")}
+    """The ferry's cost and a person's instrument share no entity."""
+    change = {"statements": lambda user: find_numbers(user, "cost", "instrument")}
     (one,), _ = crafted(tmp_path, Model({"multi-hop": change}), ["multi-hop"])
     assert one.reason == "nothing links its statements"
 
@@ -195,9 +193,9 @@ def test_a_question_that_came_before_is_out_and_a_spent_budget_is_a_reason(tmp_p
 
 def test_a_wish_that_cannot_be_is_an_error(tmp_path):
     replies = Replies(ChatEndpoint("http://127.0.0.1:1/v1", "x"), tmp_path / "r.jsonl", calls=1)
-    with pytest.raises(ValueError, match="unknown style 'poem': there are fact, numeric"):
+    with pytest.raises(ValueError, match="unknown style 'poem': choose one of fact, numeric"):
         craft(memory_of_tern(), [("Ottermaid", "poem")], replies)
-    with pytest.raises(ValueError, match="knows nothing about 'Nobody'"):
+    with pytest.raises(ValueError, match="no statement about 'Nobody'"):
         craft(memory_of_tern(), [("Nobody", "fact")], replies)
     assert {*CHECKS} == {*WISHES}
 

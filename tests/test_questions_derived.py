@@ -1,4 +1,4 @@
-"""How keys and columns of documents are said, what pages are called, what is plain."""
+"""Tests of phrases derived from keys, columns and page names."""
 
 import pytest
 import typeguard
@@ -142,7 +142,7 @@ def test_two_that_have_one_in_common_share_it_by_its_verb(notes, world):
 
 
 def test_articles_and_plurals_are_imported_without_checks_of_types():
-    """Which take two seconds; other packages keep theirs."""
+    """The checks take two seconds; other packages keep theirs."""
     assert (
         load_inflect().a("hour") == "an hour"
         and load_inflect().plural_noun("currency") == "currencies"

@@ -1,4 +1,4 @@
-"""The entity-anchored memory: what is kept at which entity, merged, recalled, saved and read."""
+"""Tests of the entity memory: adding, merging, recalling and reading statements."""
 
 import itertools
 import subprocess

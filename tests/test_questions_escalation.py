@@ -1,4 +1,4 @@
-"""Questions made harder until a solver needs its tools: what is kept, upgraded, and out."""
+"""Tests of escalation: questions are kept, upgraded or rejected."""
 
 import pytest
 
@@ -27,7 +27,9 @@ def pages(task, world):
 
 
 def solver(right):
-    """Attempts that are right where `right(task)` says so; what was tried stands in `.tried`."""
+    """Return a solver that is correct where `right(task)` is true and records its tasks in
+    `.tried`.
+    """
 
     def attempt(tasks, n):
         attempt.tried += [task.id for task in tasks]

@@ -1,4 +1,4 @@
-"""Explaining an answer and expanding a query: the answer never changes, every condition is needed.
+"""Tests of explanation and expansion: the answer never changes and every condition is needed.
 
 Run: python -m pytest tests/test_questions_expansion.py
 """
@@ -53,7 +53,7 @@ def world():
 
 
 def starts(graph, n, seed):
-    """`n` verified-by-nothing queries of one look-up, and their answers."""
+    """Return `n` unverified queries of one hop with their answers."""
     rng, found = random.Random(f"starts-{seed}"), []
     titles = [t for t in sorted(graph.nodes) if is_identifiable(t, graph)]
     while len(found) < n:
@@ -75,8 +75,9 @@ def test_an_explanation_is_exact_and_each_condition_is_needed(world):
 
 
 def test_layer_wise_expansion_as_in_webshaper(world):
-    """arXiv 2507.15061, section 3.3 and figure 4: n = 0..3 expansions keep the answer, the
-    shortest path from a constant to the target grows by each, and nothing becomes redundant."""
+    """Each expansion keeps the answer, adds a hop to the shortest path and is not redundant
+    (arXiv 2507.15061, section 3.3).
+    """
     graph, grown = world.graph, 0
     for i, (answer, query) in enumerate(starts(graph, 100, 2)):
         rng = random.Random(i)
@@ -134,7 +135,7 @@ def test_a_draft_never_names_the_answer_or_a_thing_on_the_way(world):
 
 
 def drafts(graph, n, hops, seed, **settings):
-    """`n` drafts of `hops` look-ups, and their answers."""
+    """Return `n` drafts with `hops` hops and their answers."""
     rng, found = random.Random(f"drafts-{seed}"), []
     titles = [t for t in sorted(graph.nodes) if is_identifiable(t, graph)]
     while len(found) < n:
@@ -146,7 +147,7 @@ def drafts(graph, n, hops, seed, **settings):
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
 def test_rivals_are_what_would_bring_in_another_answer(world, hops):
-    """By brute force: every thing of the graph in the constant's place, one after the other."""
+    """Brute force: each thing of the graph replaces the constant."""
     graph, found = world.graph, 0
     for answer, query in drafts(graph, 12, hops, 5):
         for name in list_constants(query)[:2]:

@@ -1,6 +1,4 @@
-"""Export: the released field names, whole files or none, and their files read as ours.
-
-Their files (WebDancer, WebSailor, WebShaper) are written here with the same fields and faults.
+"""Tests of the export formats: released field names, atomic files, reading back.
 
 Run: python -m pytest tests/test_questions_export.py
 """

@@ -1,4 +1,4 @@
-"""Conditions that close cycles, describe constants or hang on nothing, against all choices.
+"""Tests of joined conditions (cycles, descriptions, loose parts) against brute force.
 
 Run: python -m pytest tests/test_questions_joins.py
 """
@@ -101,13 +101,13 @@ def test_an_inner_name_hides_the_outer_one():
 def test_a_variable_without_its_exists_is_named():
     loose = And((Proj("money of", X), Proj("border", "Alba")))
     for ask in (lambda: evaluate_query(loose, MAP), lambda: SqlEngine(MAP).answers(loose)):
-        with pytest.raises(ValueError, match="'X' stands outside of its Exists"):
+        with pytest.raises(ValueError, match="'X' has no enclosing Exists"):
             ask()
-    with pytest.raises(ValueError, match=r"\['X'\] stand outside of their Exists"):
+    with pytest.raises(ValueError, match=r"\['X'\] have no enclosing Exists"):
         from_text(to_text(loose))
 
 
-# ------------------------------------------------------------------------- what `join_conditions` makes
+# ---- join_conditions
 
 
 def test_the_chosen_variables_are_few():
@@ -132,7 +132,7 @@ def test_what_hangs_on_nothing_must_hold_all_the_same():
 
 
 def test_nothing_said_of_the_target_is_an_error():
-    with pytest.raises(ValueError, match=r"nothing is said of \?"):
+    with pytest.raises(ValueError, match=r"no condition names \?"):
         join_conditions([Condition(X, "r", "A")], ASKED)
 
 
@@ -145,8 +145,8 @@ def random_conditions(rng):
     return [Condition(ASKED, rng.choice("rs"), rng.choice(ends)), *some]
 
 
-def by_brute_force(conditions, graph):
-    """The values of the target over all choices of all variables, condition by condition."""
+def evaluate_by_brute_force(conditions, graph):
+    """Return the values of the target over all choices of all variables."""
     members = {
         member
         for condition in conditions
@@ -180,7 +180,7 @@ def test_any_conditions_have_the_answers_of_all_choices(seed):
         graph = Graph([Node(title, "n") for title in titles], sorted(facts))
         conditions = random_conditions(rng)
         query = join_conditions(conditions, ASKED)
-        wanted = by_brute_force(conditions, graph)
+        wanted = evaluate_by_brute_force(conditions, graph)
         assert evaluate_query(query, graph) == wanted, conditions
         assert SqlEngine(graph).answers(query) == wanted
         assert wanted <= evaluate_query(unfold(query), graph)
@@ -193,7 +193,7 @@ def test_any_conditions_have_the_answers_of_all_choices(seed):
 
 
 def random_part(rng, depth):
-    """A query of any kind, in which the variables X and Y may stand."""
+    """Return a random query in which the variables X and Y may occur."""
     if depth == 0:
         return rng.choice([X, X, X, Y, "0", "1"])
     parts = [random_part(rng, depth - 1) for _ in range(2)]
@@ -212,7 +212,7 @@ def random_part(rng, depth):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_choice_has_the_answers_of_each_that_may_be_chosen(seed):
-    """Whatever stands under it: alternatives, exceptions, counts, another choice."""
+    """Includes alternatives, exceptions, counts and nested choices."""
     rng = random.Random(f"each-{seed}")
     met = Counter()
     for _ in range(400):
@@ -290,7 +290,7 @@ def test_a_choice_among_several_must_be_the_same_wherever_it_is_met():
 
 
 def test_what_is_chosen_among_must_be_needed():
-    """What lies east of some land and flies its flag is B alone: nobody has to say that it is A."""
+    """Only B is east of a country and has its flag, so the choice is idle."""
     line = Graph(
         [Node(t, "land") for t in "ABCDE"],
         [("A", "east", "B"), ("A", "east", "C"), ("A", "flag", "star"), ("B", "flag", "star")],
@@ -309,7 +309,7 @@ def test_what_is_chosen_among_must_be_needed():
 
 @pytest.fixture(scope="module")
 def cyclic():
-    """Cyclic questions of a public world, with their answers."""
+    """Return cyclic questions of a public world with their answers."""
     world, rng, found = shared_world("cldr"), random.Random("joins"), []
     while len(found) < 6:
         subgraph = draw_dense_subgraph(world.graph, rng)
@@ -356,7 +356,7 @@ def test_a_solver_with_search_and_visit_answers_it(cyclic):
 
 
 def test_a_choice_is_not_plain(cyclic):
-    """It takes a sentence of its own, so it comes after all that take one."""
+    """It needs a sentence of its own."""
     world, found = cyclic
     grammar = load_grammar(world.graph, world.scheme)
     for _, query in found:

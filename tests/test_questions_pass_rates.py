@@ -1,4 +1,4 @@
-"""Pass rates of real agents against a scripted server, the two gates, and curation behind them.
+"""Tests of pass rates of agents against a scripted server, the gates, and data curation.
 
 Run: python -m pytest tests/test_questions_pass_rates.py
 """
@@ -51,7 +51,7 @@ def place_in(text):
 
 
 def researcher(messages):
-    """Knows Norway by heart; reads what a tool says and answers it."""
+    """Scripted model: knows Norway, and answers with what a tool returns."""
     asked = next(m["content"] for m in messages if m["role"] == "user")
     place, last = place_in(asked), messages[-1]["content"]
     if messages[0]["content"] == CLOSED_BOOK_PROMPT:
@@ -100,7 +100,7 @@ def test_agents_closed_book_and_with_tools_are_rated_and_gated(tmp_path):
 
 
 def test_who_only_thinks_or_refuses_has_answered_nothing(tmp_path):
-    """It is no fault of the server, which would cost more tries and end the asking."""
+    """It is no server error, which would be retried and stop the requests."""
     for part in ("reasoning", "reasoning_content", "refusal"):
         with Scripted(lambda messages, part=part: {"content": None, part: "Hm"}) as server:
             endpoint = ChatEndpoint(server.url, "scripted", timeout_s=20)
@@ -187,13 +187,13 @@ def test_a_threshold_lets_some_closed_book_answers_pass():
 def test_bad_attempts_and_files_are_named(tmp_path):
     with pytest.raises(ValueError, match="n=0 attempts"):
         measure_pass_rates(TASKS, lambda tasks, n: [], 0)
-    with pytest.raises(ValueError, match="not 2 attempts of each task"):
+    with pytest.raises(ValueError, match="results per task instead of 2"):
         measure_pass_rates(TASKS, lambda tasks, n: [[True]] * len(tasks), 2)
-    with pytest.raises(ValueError, match="not 2 attempts of each task"):
+    with pytest.raises(ValueError, match="results per task instead of 2"):
         measure_pass_rates(TASKS, lambda tasks, n: [[True, True]], 2)
     for line in ('{"tried": 1}', "[]", '{"tried": "a", "right": 0, "judged": 0}'):
         (tmp_path / "x.jsonl").write_text(f"{line}\n")
-        with pytest.raises(ValueError, match="x.jsonl, line 1 is no rate of ours"):
+        with pytest.raises(ValueError, match="x.jsonl, line 1, is no rate"):
             measure_pass_rates(TASKS, lambda tasks, n: [], 2, tmp_path / "x.jsonl")
     assert measure_pass_rates([], lambda tasks, n: [], 2) == []
 

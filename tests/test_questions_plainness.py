@@ -1,4 +1,4 @@
-"""What keeps a question from being asked by a person, fault by fault, on a world of nine lands."""
+"""Tests of plainness, fault by fault, on a world of nine countries."""
 
 import pytest
 
@@ -21,7 +21,9 @@ KINDS = dict.fromkeys(LANDS, "territory") | {
 
 
 def book(*more: tuple[str, str, str], without: tuple[str, ...] = ()) -> Phrasebook:
-    """Five lands pay with the Crown, five speak Common officially; Arden alone does both."""
+    """Five countries use the Crown and five have Common as official language; only Arden has
+    both.
+    """
     facts = [(land, "currency", "Crown") for land in LANDS[:5] if land not in without]
     facts += [(land, "official language", "Common") for land in [LANDS[0], *LANDS[5:]]]
     names = {name for fact in more for name in (fact[0], fact[2])} - KINDS.keys()
@@ -53,7 +55,7 @@ def test_a_public_condition_that_leaves_few_tells_the_answer():
 
 
 def test_a_name_that_holds_what_is_shared_tells_it():
-    """Oldcrownia pays with the Crown: nobody has to look that up."""
+    """Oldcrownia uses the Crown, which its name reveals."""
     phrases = book(("Oldcrownia", "currency", "Crown"))
     assert measured(And((like("currency", "Oldcrownia"), SPEECH)), phrases) == REVEALING_PENALTY
     assert measured(And((MONEY, SPEECH)), phrases) == 0
@@ -80,7 +82,7 @@ def test_a_dependency_tells_its_state_and_its_money():
 
 
 def test_what_is_on_the_way_and_looks_like_the_answer_tells_it():
-    """In Germany they speak German; Quint and Rusk, which pay with the Mark, do too."""
+    """German reveals Germany; Quint and Rusk also use the Mark and speak German."""
     query = And((MONEY, like("official language", Proj("currency of", "Mark"))))
     told = []
     for language in ("Tongue", "German"):
@@ -109,7 +111,7 @@ def test_a_land_and_its_language_begin_alike():
     "official, more", [((), 0), (("Arden",), REVEALING_PENALTY)], ids=["one", "both"]
 )
 def test_two_official_languages_of_the_answer_tell_it(official, more):
-    """French and Dutch are Belgium to everybody; French, and what its immigrants speak, is not."""
+    """French and Dutch reveal Belgium; French and a minority language do not."""
     facts = [(land, "official language", "Tongue") for land in ("Sorn", *official)]
     facts += [(land, "widely spoken language", "Tongue") for land in LANDS[:4]]
     query = And((SPEECH, Proj("widely spoken language of", Proj("official language", "Sorn"))))
@@ -119,7 +121,7 @@ def test_two_official_languages_of_the_answer_tell_it(official, more):
 
 
 def test_money_that_another_had_before_tells_a_neighbour():
-    """Ireland had the money of the United Kingdom, Haiti's was the Dominican Republic's."""
+    """Ireland used the currency of the United Kingdom."""
     had = [(one, "former currency", "Mark") for one in (*LANDS[:4], "Quint")]
     has = [(one, "currency", "Mark") for one in ("Sorn", "Tarn")]
     phrases = book(*had, *has)
@@ -136,7 +138,7 @@ def test_two_lands_in_one_name_are_not_joined_to_another_condition():
 
 
 def test_one_of_what_is_mostly_several_is_not_said_as_the_one():
-    """The zone of Gorm; with two other lands of two zones each nobody expects one of it."""
+    """The zone of Gorm is ambiguous if most countries have two zones."""
     query = And((MONEY, like("official language", Proj("time zone of", "Zone/Fenn"))))
     one = book(("Fenn", "time zone", "Zone/Fenn"))
     several = [(land, "time zone", f"{land}/{i}") for land in ("Gorm", "Hask") for i in "12"]
@@ -201,7 +203,7 @@ def test_other_faults_are_counted(query, more):
 
 
 def shop(*managed: str) -> Phrasebook:
-    """Ash, Birk and Cole buy the Lamp, Ash and Dune are served from Porto; Mia manages those."""
+    """Ash, Birk and Cole buy the Lamp; Ash and Dune are served from Porto and managed by Mia."""
     kinds = dict.fromkeys(("Ash", "Birk", "Cole", "Dune", "Elm"), "customer")
     kinds |= {"Lamp": "product", "Porto": "office", "Mia": "person", "Ned": "person"}
     facts = [(name, "product", "Lamp") for name in ("Ash", "Birk", "Cole")]
@@ -292,7 +294,7 @@ def test_plain_questions_are_drawn_from_what_people_ask_by():
 
 
 def test_two_methods_share_self_and_so_are_not_compared_by_a_parameter():
-    """A method with a function: the shared name is "mode"; with a method, it could be "self"."""
+    """A function can share only "mode"; a method could share "self"."""
     kinds = dict.fromkeys(("one.A.read", "two.B.read", "six.C.open", "seven.D.open"), "method")
     kinds |= {"three.read": "function", "Oops": "exception"}
     named = ("one.A.read", "two.B.read", "three.read", "seven.D.open")

@@ -1,4 +1,4 @@
-"""The report: each number against a set of questions whose faults are known.
+"""Tests of the quality report on question sets with known faults.
 
 Run: python -m pytest tests/test_questions_quality.py
 """
@@ -67,7 +67,7 @@ def test_a_made_set_has_no_fault_by_either_engine(cldr, tasks):
 
 
 def test_planted_faults_are_counted_by_both_engines(cldr, tasks):
-    """One in three is made ambiguous by keeping a single condition."""
+    """Every third query is made ambiguous by keeping one condition."""
     whole = [from_text(t.query) for t in tasks[:30]]
     bad = [
         spoiled(t, Proj("currency of", "Euro")) if i % 3 == 0 else t
@@ -99,7 +99,7 @@ def same_year(relation, title):
 
 
 def test_questions_that_hang_on_equal_numbers_are_counted(cldr, tasks):
-    """One of them is in order, two are a fault; both count as coincidences."""
+    """One coincidence is allowed, two are a fault; both are counted."""
     one = And((same_year("currency start year", "Norway"), Proj("currency of", "Euro")))
     two = And((same_year("currency start year", "Norway"), same_year("currency end year", "Peru")))
     plain = And((Proj("currency of", "Euro"), Proj("widely spoken language of", "Tamil")))
@@ -291,8 +291,8 @@ def test_a_world_keeps_its_colour_whatever_else_is_drawn_and_the_control_is_grey
     assert colors[4] == to_hex(CONTROL) and len(set(colors)) == 5
 
 
-def lines_of(query):
-    """(text at the left end, label, text at the right end) of every line of a question's graph."""
+def list_lines(query):
+    """Return (left text, label, right text) of each line of a question's graph."""
     ax = data_plots.question_graph(query, "X").axes[0]
     places = {t.get_position(): t.get_text() for t in ax.texts}
     found = []
@@ -306,27 +306,27 @@ def lines_of(query):
 
 def test_a_named_thing_is_drawn_wherever_it_stands():
     union = Proj("p of", Or(("A", "B")))
-    assert sorted(lines_of(union)) == [(" ", "or is", "A"), (" ", "or is", "B"), ("X", "p", " ")]
-    assert lines_of(Diff(Proj("p of", "A"), "B")) == [("X", "p", "A"), ("X", "not is", "B")]
-    assert lines_of(And(("A", Proj("q of", "B")))) == [("X", "is", "A"), ("X", "q", "B")]
-    assert lines_of(Extreme("n", "A", True)) == [("X", "is", "A"), ("X", "n", "most")]
+    assert sorted(list_lines(union)) == [(" ", "or is", "A"), (" ", "or is", "B"), ("X", "p", " ")]
+    assert list_lines(Diff(Proj("p of", "A"), "B")) == [("X", "p", "A"), ("X", "not is", "B")]
+    assert list_lines(And(("A", Proj("q of", "B")))) == [("X", "is", "A"), ("X", "q", "B")]
+    assert list_lines(Extreme("n", "A", True)) == [("X", "is", "A"), ("X", "n", "most")]
 
 
 def test_what_holds_together_under_a_choice_or_an_exception_has_a_node():
     both, either = And((Proj("q of", "B"), Proj("r of", "C"))), Or((Proj("q of", "B"), "C"))
-    assert sorted(lines_of(Diff(Proj("p of", "A"), both))) == [
+    assert sorted(list_lines(Diff(Proj("p of", "A"), both))) == [
         (" ", "q", "B"),
         (" ", "r", "C"),
         ("X", "not", " "),
         ("X", "p", "A"),
     ]
-    assert sorted(lines_of(Or((Proj("p of", "A"), both)))) == [
+    assert sorted(list_lines(Or((Proj("p of", "A"), both)))) == [
         (" ", "q", "B"),
         (" ", "r", "C"),
         ("X", "or", " "),
         ("X", "or p", "A"),
     ]
-    assert sorted(lines_of(Diff("A", either))) == [
+    assert sorted(list_lines(Diff("A", either))) == [
         (" ", "or is", "C"),
         (" ", "or q", "B"),
         ("X", "is", "A"),

@@ -1,4 +1,4 @@
-"""The query algebra: two engines against brute force, WebShaper's proposition, texts that are read.
+"""Tests of the query algebra: two engines against brute force, and parsing.
 
 Run: python -m pytest tests/test_questions_queries.py
 """
@@ -56,7 +56,7 @@ SMALL = Graph(
 
 
 def random_graph(rng):
-    """A dozen nodes, three relations, some values that look like numbers and are none."""
+    """Return a graph of a dozen nodes and three relations; some values only look like numbers."""
     titles = [f"n{i}" for i in range(12)]
     values = [*titles, "1", "2", "-4", "30", "1999", "--1", "٣", "1" * 19]
     facts = [
@@ -90,7 +90,7 @@ def whole(value):
 
 @lru_cache(maxsize=1 << 16)
 def fulfils(title, query, graph):
-    """Whether `title` is an answer, from the facts alone and by definition, slowly."""
+    """Return True if `title` is an answer, by definition, from the facts alone."""
 
     def values(x, relation):
         return {
@@ -323,7 +323,7 @@ def test_what_is_no_query_is_refused():
 
 
 def test_the_limits_of_sqlite_are_one_named_error():
-    """Each is fine for sets; just below a limit SQLite answers as they do."""
+    """Sets have no such limit; just below it SQLite agrees with them."""
     graph, deep, rivers = small_graph(), "Rin", Proj("river of", "Rin")
     engine = SqlEngine(graph)
     fine = Proj("river", Proj("river of", Proj("river", rivers)))
@@ -377,7 +377,7 @@ def test_numbers():
 
 
 def test_different_kinds_of_query_are_never_equal():
-    """Named tuples were: And(p) == Or(p), and a cache gave one the other's effort."""
+    """As named tuples, And(p) == Or(p) shared a cache entry."""
     assert And(("a", "b")) != Or(("a", "b")) and Proj("a", "b") != Diff("a", "b")
     assert len({And(("a", "b")), Or(("a", "b")), Proj("a", "b"), Diff("a", "b")}) == 4
     assert Proj("a", "b") == Proj("a", "b")

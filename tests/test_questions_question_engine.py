@@ -1,4 +1,4 @@
-"""The question engine: answers that never change, verified questions, splits, quotas, one output.
+"""Tests of the question engine: constant answers, verified questions, splits, quotas, determinism.
 
 Run: python -m pytest tests/test_questions_question_engine.py
 """
@@ -71,8 +71,8 @@ def test_few_questions_hang_on_an_equal_number(world, tasks):
     assert 0 < len(by_chance) <= question_engine.COINCIDENCE_SHARE * len(tasks)
 
 
-def dropped(lists):
-    """Every query (as JSON lists) that lacks one condition, at any depth."""
+def list_weakened(lists):
+    """Return every query (as JSON lists) with one condition removed, at any depth."""
     if isinstance(lists, str):
         return
     kind, *fields = lists
@@ -84,14 +84,16 @@ def dropped(lists):
         yield fields[0] if kind == "diff" else fields[1]
     for i, field in enumerate(fields):
         if isinstance(field, list):
-            yield from ([kind, *fields[:i], less, *fields[i + 1 :]] for less in dropped(field))
+            yield from (
+                [kind, *fields[:i], less, *fields[i + 1 :]] for less in list_weakened(field)
+            )
 
 
 def test_no_condition_at_any_depth_can_go(world, tasks):
-    """By surgery on the JSON and the second engine: no code of the checks is used."""
+    """Edits the JSON and uses the second engine, independent of the checks."""
     engine, tried = SqlEngine(world.graph), 0
     for task in tasks[:200]:
-        for less in dropped(json.loads(task.query)):
+        for less in list_weakened(json.loads(task.query)):
             assert engine.answers(from_text(json.dumps(less))) != {task.answer}, task.query
             tried += 1
     assert tried > 400
@@ -111,7 +113,7 @@ def test_questions_are_different_and_no_answer_is_a_good_guess(tasks):
 
 
 def test_the_operators_all_come_to_something(world):
-    """The rarest, extremes, are some four of a thousand."""
+    """The rarest, extremes, are about four in a thousand."""
     tasks = synthesize_questions(world, 1500, 0)
     operators = Counter(type(p).__name__ for t in tasks for p in walk(from_text(t.query)))
     assert {"And", "Or", "Diff", "Extreme"} <= set(operators)
@@ -129,8 +131,7 @@ def test_sides_share_neither_answer_nor_query(world, tasks):
 
 @pytest.mark.parametrize("patience", [(1, 100), (16, 100)])
 def test_answers_that_stand_back_come_again(world, monkeypatch, patience):
-    """However soon they stand back, in the end each is asked for as often as without: more are
-    wanted than there are."""
+    """With any patience each answer is finally drawn as often as without."""
     some = sorted(t for t in world.graph.nodes if is_identifiable(t, world.graph))[::8]
 
     def given(misses):
@@ -209,7 +210,7 @@ def test_the_output_is_the_same_under_any_hash_seed():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_invented_world_by_brute_force(seed):
-    """Every node of a random graph is tried as the answer, by definition of the query."""
+    """Every node of a random graph is tried as the answer."""
     from tests.test_questions_queries import fulfils
 
     rng = random.Random(f"invented-{seed}")

@@ -1,4 +1,4 @@
-"""Data sets: what is drawn, the evidence, the split and what is dropped, each by another way.
+"""Tests of data sets: draws, evidence, split and dropped questions, each checked independently.
 
 Run: python -m pytest tests/test_questions_question_set.py
 """
@@ -73,7 +73,7 @@ def test_few_questions_of_any_family_hang_on_an_equal_number(cldr):
 
 
 def hangs_on_a_number(query, graph):
-    """Some thing has the year that another thing has."""
+    """Return True if two things share a year."""
     if isinstance(query, str):
         return False
     if isinstance(query, Proj) and not isinstance(query.of, str):
@@ -147,7 +147,7 @@ def test_the_facts_by_which_a_question_is_answered(query, used):
 
 
 def test_the_evidence_alone_answers_the_question(cldr):
-    """Of the 4,572 facts those of the evidence are enough, and a page shows each of them."""
+    """The evidence suffices among 4,572 facts, and a page shows each fact."""
     for task in synthesize_questions(cldr, 60, "evidence", hops={2: 1, 3: 1}):
         query = from_text(task.query)
         used = find_used_facts(query, cldr.graph)
@@ -272,7 +272,7 @@ def test_every_row_is_what_it_says(drawn, world, wish):
 
 
 def test_no_test_answer_nor_what_stands_beside_it_is_seen_in_training(drawn, world):
-    """By the list of facts, one after the other, and not by the graph's index."""
+    """Checked on the list of facts instead of the graph's index."""
     train, test = drawn[0].assembly.rows["train"], drawn[0].assembly.rows["test"]
     assert len(test) == 16 and len(train) == 64
     seen = set()
@@ -300,8 +300,8 @@ def test_no_answer_has_more_than_its_share_over_all_families(drawn, wish):
     assert drawn[0].assembly.dropped.total() > 0
 
 
-def pieces_of(drawn):
-    """The rows of the piece files, by family, read as the next run would."""
+def load_pieces(drawn):
+    """Return the rows of the block files by family."""
     found = {family: [] for family in FAMILIES}
     for path in sorted((drawn[1] / "pieces").glob("*.jsonl")):
         head, *rows = map(json.loads, path.read_text().splitlines())
@@ -311,7 +311,7 @@ def pieces_of(drawn):
 
 
 def test_a_benchmark_s_questions_are_left_out(drawn, world, wish, tmp_path):
-    pieces = pieces_of(drawn)
+    pieces = load_pieces(drawn)
     planted = [row["question"] for row in all_rows(drawn)[:3]]
     path = tmp_path / "bench.jsonl"
     path.write_text("".join(json.dumps({"q": f"Please: {text}"}) + "\n" for text in planted))
@@ -324,7 +324,7 @@ def test_a_benchmark_s_questions_are_left_out(drawn, world, wish, tmp_path):
 
 
 def test_every_question_is_kept_or_counted_as_dropped(drawn, world, wish):
-    pieces = pieces_of(drawn)
+    pieces = load_pieces(drawn)
     made = assemble(pieces, wish, world.graph)
     for family, rows in pieces.items():
         kept = sum(row["family"] == family for some in made.rows.values() for row in some)
@@ -333,7 +333,7 @@ def test_every_question_is_kept_or_counted_as_dropped(drawn, world, wish):
 
 
 def test_doubles_are_dropped_whatever_family_they_are_of(drawn, world, wish):
-    pieces = pieces_of(drawn)
+    pieces = load_pieces(drawn)
     first = pieces["engine"][0]  # comes first of all
     same_query = first | {"family": "webdancer", "id": "other", "question": "Who?"}
     same_words = first | {"family": "websailor", "query": '"x"', "id": "another"}
@@ -355,7 +355,7 @@ def test_a_folder_of_another_data_set_is_left_alone(drawn, world, wish):
     ("wrong", "said"),
     [
         ({"n": 0}, "at least 1 question"),
-        ({"hops": 1}, "at least 2 look-ups"),
+        ({"hops": 1}, "at least 2 hops"),
         ({"test_share": 1.0}, "test_share must be"),
         ({"max_share": -0.1}, "max_share must be"),
         ({"tries": 0}, "asked at least once"),
@@ -379,8 +379,8 @@ def test_a_model_that_is_named_is_asked_and_no_other(world, wish, tmp_path):
 
 
 def test_one_right_try_of_many_is_enough_to_leave_a_question_out(drawn, world, wish):
-    """And what is left out makes room: the quota counts what is kept."""
-    pieces = pieces_of(drawn)
+    """The quota counts kept questions only."""
+    pieces = load_pieces(drawn)
     ids = sorted({row["id"] for some in pieces.values() for row in some})
     rates = {one: (0.25, 0.0, None)[place % 3] for place, one in enumerate(ids)}
     asked = []

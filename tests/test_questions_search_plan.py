@@ -1,4 +1,4 @@
-"""Which searches a question needs, by hand; and which questions such searches do not answer.
+"""Tests of search plans and of the questions that they do not answer.
 
 Run: python -m pytest tests/test_questions_search_plan.py
 """

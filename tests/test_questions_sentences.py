@@ -1,4 +1,4 @@
-"""Questions in sentences: what they say, and that they are read back to their query."""
+"""Tests of natural-language wording and of parsing it back."""
 
 import random
 import re
@@ -315,7 +315,7 @@ def test_small_queries_of_every_kind_are_read_back():
 
 
 def test_nothing_is_ever_read_as_something_else():
-    """Of queries that nobody would ask some have no sentence; none has a wrong one."""
+    """Some unnatural queries have no sentence; none has a wrong one."""
     rng = random.Random(5)
     read = Counter()
     for _ in range(400):
@@ -328,7 +328,7 @@ def test_nothing_is_ever_read_as_something_else():
 
 
 def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
-    """Without one of its conditions a question reads as the query without it, or not at all."""
+    """A question without a condition is parsed without it, or not at all."""
     tried = 0
     for task in synthesize_questions(cldr, 60, 4, hops={2: 1}):
         query = from_text(task.query)

@@ -1,5 +1,4 @@
-"""A world that gives fewer questions than were asked for: what was found comes back, and a warning
-says why there are no more, what the pages lack, and what to do.
+"""Tests of the warning for worlds with too few questions: reasons, missing facts, remedies.
 
 Run: python -m pytest tests/test_questions_shortage.py
 """
@@ -57,7 +56,7 @@ def write(folder, files):
 
 
 def markdown(page, targets):
-    """A page with a heading, links in its text, and a section."""
+    """Return a page with a heading, links and a section."""
     links = [
         f"See [{to}]({posixpath.relpath(to, posixpath.dirname(page) or '.')}.md)." for to in targets
     ]
@@ -78,8 +77,8 @@ def plain_texts(folder):
     return write(folder, texts)
 
 
-def asked_for(folder, n=200, **options):
-    """(world, questions, what the warning said)"""
+def request_questions(folder, n=200, **options):
+    """Return (world, questions, warning)."""
     world = load_world(f"folder:{folder}")
     with pytest.warns(UserWarning) as caught:
         tasks = synthesize_questions(world, n, seed=0, depth=3, **{"structure": True} | options)
@@ -125,7 +124,7 @@ def test_the_readmes_snippet_runs_on_small_folders(make, structure, tmp_path, mo
 
 @pytest.mark.parametrize("make, least", [(notes, 8), (docs_tree, 14)])
 def test_what_was_found_is_returned_verified(make, least, tmp_path):
-    world, tasks, said = asked_for(make(tmp_path))
+    world, tasks, said = request_questions(make(tmp_path))
     assert len(tasks) >= least and len({task.query for task in tasks}) == len(tasks)
     assert all(find_faults(from_text(task.query), world.graph) == [] for task in tasks)
     assert f"gives only {len(tasks)} of 200 questions" in said
@@ -135,47 +134,46 @@ def test_what_was_found_is_returned_verified(make, least, tmp_path):
 
 
 def test_depths_that_have_run_out_leave_their_place_to_others(tmp_path):
-    """Before, the first depth to run out ended it all."""
-    _, tasks, _ = asked_for(docs_tree(tmp_path), hops={2: 1, 3: 9})
-    alone = asked_for(tmp_path, hops={3: 1})[1]
+    """An exhausted depth does not stop the others."""
+    _, tasks, _ = request_questions(docs_tree(tmp_path), hops={2: 1, 3: 9})
+    alone = request_questions(tmp_path, hops={3: 1})[1]
     assert {task.hops for task in tasks} == {2, 3} and {task.hops for task in alone} == {3}
     assert len(tasks) > len(alone)
 
 
 def test_the_warning_says_what_the_folder_has_and_lacks(tmp_path):
-    _, _, said = asked_for(notes(tmp_path / "linked"))
+    _, _, said = request_questions(notes(tmp_path / "linked"))
     assert re.search(r"Pages: \d+, of which [1-9]\d* can be asked for", said)
     assert re.search(r"\d+ link \([1-9]\d* shared\)", said) and "18 heading (0 shared)" in said
     assert "front matter" in said and "link more pages" in said and "max_share" in said
 
     unlinked = {f"{name}.md": markdown(name, []) for name in LINKS}
-    _, tasks, said = asked_for(write(tmp_path / "unlinked", unlinked))
+    _, tasks, said = request_questions(write(tmp_path / "unlinked", unlinked))
     assert tasks == [] and "of which 0 can be asked for" in said
     assert "link the pages to each other" in said and "max_share" not in said
 
-    _, tasks, said = asked_for(docs_tree(tmp_path / "docs"))
+    _, tasks, said = request_questions(docs_tree(tmp_path / "docs"))
     assert "Files left out: 1 (world.changes.skipped says why)" in said  # mkdocs.yml
 
-    _, tasks, said = asked_for(plain_texts(tmp_path / "texts"))
+    _, tasks, said = request_questions(plain_texts(tmp_path / "texts"))
     assert tasks == [] and "nothing joins its pages" in said and "as Markdown" in said
     assert "endpoint=URL, model=NAME" in said
 
 
 def test_what_the_warning_advises_helps(tmp_path):
-    _, few, _ = asked_for(notes(tmp_path))
+    _, few, _ = request_questions(notes(tmp_path))
     for number, path in enumerate(sorted(tmp_path.glob("*.md"))):
         front = f"---\nauthor: Author {number % 3}\nseason: Season {number % 4}\n---\n"
         path.write_text(front + path.read_text())
-    _, more, said = asked_for(tmp_path)
+    _, more, said = request_questions(tmp_path)
     assert len(more) > len(few) and "front matter" not in said
-    _, most, _ = asked_for(tmp_path, max_share=0.1)
+    _, most, _ = request_questions(tmp_path, max_share=0.1)
     assert len(most) > len(more)
 
 
 def test_a_folders_own_structure_is_asked_about_only_where_it_is_wanted(tmp_path):
-    """Beside front matter, links are facts too: without `structure` no question is about them, but
-    by all of them no constant is near. (What an author wrote no page lists: infinite effort.)"""
-    world, tasks, said = asked_for(
+    """Links are facts too, but used only with `structure`; all facts are checked for nearness."""
+    world, tasks, said = request_questions(
         notes_with_front_matter(tmp_path), structure=False, max_effort=math.inf
     )
     used = {
@@ -184,7 +182,7 @@ def test_a_folders_own_structure_is_asked_about_only_where_it_is_wanted(tmp_path
     assert used and used <= {"author", "author of", "season", "season of", "tags", "tags of"}
     assert "are the folder's own" in said and "(structure=True)" in said
     assert all(find_faults(from_text(task.query), world.graph) == [] for task in tasks)
-    _, with_links, said = asked_for(tmp_path)
+    _, with_links, said = request_questions(tmp_path)
     used = {part.relation for t in with_links for part in walk(from_text(t.query)) if is_step(part)}
     assert used & {"link", "link of"} and "structure=True" not in said
 

@@ -1,4 +1,4 @@
-"""Titles at a place of a text: all that stand there, the longest first, against a plain search.
+"""Tests of the title index against a plain search.
 
 Run: python -m pytest tests/test_questions_title_index.py
 """
@@ -10,8 +10,8 @@ from drlib.questions.read_back import TitleIndex
 TITLES = ("Go", "Oslo", "Oslo Fjord", "7", "Oslo F", "Gothenburg", "O", "a b c", "Oslo Fjord 2")
 
 
-def plainly(titles, text, at):
-    """Every title, asked one by one."""
+def find_plainly(titles, text, at):
+    """Return every title that matches, one by one."""
     found = [
         (title, at + len(said))
         for said, title in titles.items()
@@ -34,6 +34,6 @@ def test_as_a_plain_search_finds_them():
         text = rng.choice(["", " "]).join(rng.choices([*TITLES, "is", ", "], k=5))
         for at in range(len(text) + 1):
             found = list(index.find_at(text, at))
-            assert found == plainly(titles, text, at), (text, at)
+            assert found == find_plainly(titles, text, at), (text, at)
             seen += len(found)
     assert seen > 500

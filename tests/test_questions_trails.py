@@ -1,4 +1,4 @@
-"""Trails: questions of any length, and what is needed to answer them.
+"""Tests of trail questions of any length.
 
 Run: python -m pytest tests/test_questions_trails.py
 """
@@ -19,8 +19,8 @@ def names():
     return Names.from_world(load_world("tour"))
 
 
-def walked(task, world):
-    """(pages, treasures) of the trail, in order, read from the world's facts alone."""
+def follow_trail(task, world):
+    """Return (pages, treasures) of the trail in order, from the facts alone."""
     title, pages, treasures = task.start, [], []
     while title != END:
         pages.append(title)
@@ -34,7 +34,7 @@ def walked(task, world):
 def test_a_trail_has_its_pages_and_its_last_treasure_is_the_answer(names, pages):
     for seed in range(20):
         task, world = make_trail(seed, names, pages)
-        walk, treasures = walked(task, world)
+        walk, treasures = follow_trail(task, world)
         assert len(walk) == len(set(walk)) == pages == task.hops
         assert task.answer == treasures[-1] and task.world == world.version
         assert task.kind == task.skill == task.category == "trail"
@@ -44,8 +44,8 @@ def test_a_trail_has_its_pages_and_its_last_treasure_is_the_answer(names, pages)
 
 
 def test_the_answer_is_not_known_before_the_end(names):
-    """Some trails have a later treasure than the first: who stops there is wrong."""
-    several = [walked(*make_trail(seed, names, 12))[1] for seed in range(40)]
+    """Stopping at the first treasure is wrong on some trails."""
+    several = [follow_trail(*make_trail(seed, names, 12))[1] for seed in range(40)]
     assert 10 < sum(len(found) > 1 for found in several) < 40
 
 
@@ -67,7 +67,7 @@ def test_the_oracle_walks_it_with_the_real_tools_and_knows_at_every_turn_what_it
         with Toolbox(world, results=2) as toolbox:
             episode = Oracle().play(task, toolbox, random.Random(seed), world)
         assert episode.correct and len(episode.tool_results) == 6
-        walk, treasures = walked(task, world)
+        walk, treasures = follow_trail(task, world)
         assert [known[NEXT_PAGE] for known in episode.known_before[1:]] == [*walk[1:], END]
         assert episode.known_before[-1][TREASURE] == treasures[-1]
         queries = [result.arguments["query"] for result in episode.tool_results]

@@ -1,4 +1,4 @@
-"""Operators and rounds: a harder question has the old answer, no fault, and costs more pages.
+"""Tests of upgrade operators: same answer, no fault, more pages.
 
 Run: python -m pytest tests/test_questions_upgrades.py
 """
@@ -65,7 +65,7 @@ def test_operators_raise_the_work_and_keep_the_answer(name, world, tasks):
 
 
 def test_numbers_become_ranges_and_counts():
-    """Towns are told apart by how many mills they have; a year is told by its decade."""
+    """Towns are identified by their number of mills, a year by its decade."""
     rng = random.Random("town")
     towns = [f"Town {chr(65 + i)}" for i in range(24)]
     rivers = [f"River {i}x" for i in range(6)]

@@ -1,4 +1,4 @@
-"""WebDancer: E2HQA keeps the answer and costs a look-up more a round; CRAWLQA asks about links."""
+"""Tests of WebDancer: E2HQA adds one hop per round and keeps the answer; CRAWLQA."""
 
 import random
 from collections import deque
@@ -33,13 +33,13 @@ def cldr():
 
 
 def chain(n=6):
-    """a0 <- a1 <- ... : each thing's `next` is one nearer to a0; every second has an alias."""
+    """Return a0 <- a1 <- ...: `next` leads one closer to a0; every second thing has an alias."""
     nodes = [Node(f"a{i}", "thing", (f"alias{i}",) * (i % 2)) for i in range(n)]
     return Graph(nodes, [(f"a{i + 1}", "next", f"a{i}") for i in range(n - 1)])
 
 
-def steps_by_search(graph, start, goal):
-    """The fewest facts from `start` to `goal`, found by a search of its own."""
+def count_steps(graph, start, goal):
+    """Return the fewest facts from `start` to `goal`, by an independent search."""
     queue, seen = deque([(start, 0)]), {start}
     while queue:
         here, steps = queue.popleft()
@@ -79,7 +79,7 @@ def test_the_answer_stays_and_each_round_costs_one_look_up_more(cldr):
             assert count_pages_read(query, graph) == n + 1
             (start,) = list_constants(query)
             if not graph.is_value(start) or n:
-                assert steps_by_search(graph, start, answer) == n + 1
+                assert count_steps(graph, start, answer) == n + 1
     assert longest >= 3
 
 
@@ -126,14 +126,14 @@ def test_distances_agree_with_another_search():
     away = compute_distances("Norway", graph)
     rng = random.Random("away")
     for title in rng.sample(sorted(away), 30):
-        assert steps_by_search(graph, title, "Norway") == away[title]
+        assert count_steps(graph, title, "Norway") == away[title]
 
 
 # --------------------------------------------------------------------------------------- CRAWLQA
 
 
 class Web:
-    """A world of nothing but links, with a cycle and a page that links to itself."""
+    """A world of links only, with a cycle and a page that links to itself."""
 
     def __init__(self, links):
         self._links, self.opened = links, []

@@ -1,4 +1,4 @@
-"""Fog: wider than its facts, one answer by brute force, hard to find by a search, in sentences."""
+"""Tests of obfuscation: wider than the facts, one answer by brute force, hard to search."""
 
 import random
 from collections import Counter
@@ -115,7 +115,7 @@ def test_a_union_of_initials_is_in_one_form_so_that_a_wording_finds_its_text():
 
 
 def test_only_what_more_things_fit_is_fog():
-    """Another name of the same thing, or a description that fits nothing else, is none."""
+    """Another name of the same thing is no obfuscation."""
     fact = Proj("river of", "Rin")
     same, wider = fact, Or((fact, Proj("river of", "Sava")))
     other, narrower = Proj("river of", "Sava"), And((fact, Proj("region of", "Nord")))
@@ -175,7 +175,7 @@ def test_a_description_merges_similar_things():
 
 
 def test_every_predicate_is_implied_by_its_fact(queries, cldr):
-    """2.3 (b): what satisfied the fact satisfies the predicate, for every entity."""
+    """Everything that satisfies the fact satisfies the predicate."""
     seen = set()
     for i, (query, _) in enumerate(queries):
         fuzzed = obfuscate(query, cldr.graph, random.Random(f"implied-{i}"))
@@ -201,7 +201,7 @@ def test_the_predicate_is_implied_on_the_small_graph(operator, fact):
 
 
 def test_one_entity_satisfies_all_predicates_and_no_search_finds_it(queries, cldr):
-    """2.3 (a): by brute force over the corpus; the whole question as a search lacks the page."""
+    """Brute force over the corpus; a search for the question does not show the page."""
     grammar = load_grammar(cldr.graph, cldr.scheme)
     found, with_initials, spoken = 0, 0, Counter()
     resolved = {}  # as a data set's draws share it
@@ -233,7 +233,7 @@ def test_one_entity_satisfies_all_predicates_and_no_search_finds_it(queries, cld
 
 
 def test_a_vague_wording_is_proved_with_the_names_in_it(cldr):
-    """The text with initials cannot be read; the one with names must be, or neither is used."""
+    """The text with initials cannot be parsed, so the text with names is proved."""
     union = Or(("French", "Fula"))
     query = And((Proj("official language of", union), Proj("currency of", "Euro")))
     names = {union: 'a language with the initial "F."'}

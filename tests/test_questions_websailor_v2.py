@@ -1,4 +1,4 @@
-"""Dense subgraphs with cycles, and questions from them: the acceptance tests of section 2.4."""
+"""Tests of dense subgraphs, cyclic questions and bridge questions."""
 
 import random
 from collections import Counter
@@ -34,8 +34,8 @@ from drlib.worlds.graph import Graph, Node
 from tests.shared_worlds import shared_world
 
 
-def cut(graph, gone):
-    """`graph` made anew without the facts that are about all of `gone`."""
+def remove_facts(graph, gone):
+    """Return a new graph without the facts about all of `gone`."""
     pages = [node for title, node in graph.nodes.items() if not graph.is_value(title)]
     return Graph(pages, [fact for fact in graph.facts if not gone <= {fact[0], fact[2]}])
 
@@ -51,8 +51,8 @@ def subgraphs(graph):
     return [draw_dense_subgraph(graph, rng) for _ in range(12)]
 
 
-def drawn(*edges, kind="n"):
-    """A subgraph by hand; (a, relation, b)."""
+def make_subgraph(*edges, kind="n"):
+    """Return a handmade subgraph of (a, relation, b)."""
     found = nx.Graph()
     for a, relation, b in edges:
         found.add_edge(a, b, relation=relation)
@@ -104,15 +104,15 @@ def test_shapes_are_unique(subgraphs):
 
 
 def test_renamed_copies_are_one_shape_and_other_relations_are_another():
-    first = drawn(("a", "r", "b"), ("b", "r", "c"), ("c", "s", "a"))
+    first = make_subgraph(("a", "r", "b"), ("b", "r", "c"), ("c", "s", "a"))
     copy = nx.relabel_nodes(first, {"a": "x", "b": "y", "c": "z"})
-    other = drawn(("a", "s", "b"), ("b", "r", "c"), ("c", "s", "a"))
-    kinds = drawn(("a", "r", "b"), ("b", "r", "c"), ("c", "s", "a"), kind="m")
+    other = make_subgraph(("a", "s", "b"), ("b", "r", "c"), ("c", "s", "a"))
+    kinds = make_subgraph(("a", "r", "b"), ("b", "r", "c"), ("c", "s", "a"), kind="m")
     assert select_distinct_shapes([first, copy, other, kinds]) == [first, other, kinds]
 
 
 def test_orbits_hold_what_an_automorphism_exchanges():
-    square = drawn(("a", "r", "b"), ("b", "r", "c"), ("c", "r", "d"), ("d", "r", "a"))
+    square = make_subgraph(("a", "r", "b"), ("b", "r", "c"), ("c", "r", "d"), ("d", "r", "a"))
     assert group_orbits(square) == [["a", "b", "c", "d"]]
     square.add_edge("a", "tail", relation="r")
     square.nodes["tail"]["kind"] = "n"
@@ -172,7 +172,7 @@ def test_a_cycle_is_asked_as_two_paths_that_meet_in_what_is_not_named(graph, sub
 
 
 def island():
-    """Two squares of towns, guilds and lords; one road joins them."""
+    """Two squares of towns, guilds and lords, joined by one road."""
     nodes = [Node(t, "town") for t in ("A", "B", "C", "D", "E", "F")]
     nodes += [Node(t, "body") for t in ("g", "h", "i", "j")]
     facts = [
@@ -187,7 +187,7 @@ def island():
         ("D", "lord", "j"),
     ]
     graph = Graph(nodes, [*facts, ("E", "guild", "g"), ("F", "lord", "h")])
-    found = drawn(*facts)
+    found = make_subgraph(*facts)
     nx.set_node_attributes(found, {t: graph.nodes[t].kind for t in found}, "kind")
     return graph, found
 
@@ -217,7 +217,7 @@ def test_the_cycle_and_the_bridge_of_a_graph_by_hand():
     assert evaluate_query(as_a_tree, other) == {"A", "P"}  # P has the guild of B, the lord of H
     query, bridge = find_bridge_question(found, "B", graph)
     assert bridge == ("B", "C") and evaluate_query(query, graph) == {"B"}
-    assert evaluate_query(query, cut(graph, {"B", "C"})) == set()
+    assert evaluate_query(query, remove_facts(graph, {"B", "C"})) == set()
     assert find_cyclic_question(nx.path_graph(["A", "g", "B"]), "A", graph) is None
 
 
@@ -226,13 +226,15 @@ def test_a_structural_question_has_no_answer_without_its_bridge(graph, subgraphs
     assert len(made) >= 5
     for focus, (query, bridge) in made:
         assert answers(query, graph) == {focus} and find_faults(query, graph) == []
-        assert focus not in evaluate_query(query, cut(graph, {*bridge}))  # the fact is gone
+        assert focus not in evaluate_query(
+            query, remove_facts(graph, {*bridge})
+        )  # the fact is gone
         for page in {*bridge} - {focus}:  # the page is gone
-            assert focus not in evaluate_query(query, cut(graph, {page}))
+            assert focus not in evaluate_query(query, remove_facts(graph, {page}))
 
 
 def test_cutting_takes_only_what_it_names():
     graph, _ = island()
-    assert set(graph.facts) - set(cut(graph, {"B", "C"}).facts) == {("B", "road", "C")}
-    gone = set(graph.facts) - set(cut(graph, {"C"}).facts)
+    assert set(graph.facts) - set(remove_facts(graph, {"B", "C"}).facts) == {("B", "road", "C")}
+    gone = set(graph.facts) - set(remove_facts(graph, {"C"}).facts)
     assert gone == {("B", "road", "C"), ("C", "guild", "i"), ("C", "lord", "j")}

@@ -1,7 +1,4 @@
-"""WebWalker's protocol on its sites (2501.07572): a scripted explorer that only clicks, a critic
-that reads after every click, keeps what is useful and judges whether it suffices; at most K = 15
-actions. The agent driven by a policy comes with the other agents; here site, memory and scorer are
-held to the protocol.
+"""Tests of WebWalker's sites with scripted explorers and a critic (arXiv 2501.07572).
 
 Run: python -m pytest tests/test_questions_webwalker.py
 """
@@ -24,7 +21,7 @@ def site(request):
 
 
 def useful(text, row):
-    """The critic's first call: the lines about a page that the question asks for."""
+    """Return the lines about a page that the question asks for, as the critic's first call."""
     names = [path.split(">")[-1] for path in row["Info"]["Golden_Path"]]
     return [
         line
@@ -34,7 +31,9 @@ def useful(text, row):
 
 
 def explore(site, row, click, limit=K):
-    """(answer or None, texts seen, memory): `click(page, opened)` names the next link or stops."""
+    """Return (answer or None, texts seen, memory); `click(page, opened)` returns the next link
+    or None.
+    """
     here, opened, memory = site.pages[site.root], [], []
     for _ in range(limit):
         url = click(here, opened)
@@ -50,7 +49,7 @@ def explore(site, row, click, limit=K):
 
 
 def depth_first(site):
-    """Down the first link that is new, else back to the root and down again."""
+    """Follow the first new link, else return to the root."""
 
     def click(page, opened):
         seen = {site.root, *opened}
@@ -71,7 +70,7 @@ def depth_first(site):
 
 
 def golden(site, row):
-    """Follows the golden paths, over the root from one to the next."""
+    """Follow the golden paths via the root."""
     steps = []
     for path in row["Info"]["Golden_Path"]:
         steps += [""] * bool(steps) + path.removeprefix("root->").split(">")
@@ -109,7 +108,7 @@ def test_the_oracle_needs_the_golden_length(site):
 
 
 def test_without_one_source_nobody_answers(site):
-    """The page is there and says nothing: neither explorer may claim to know."""
+    """A page without its number leaves both explorers without an answer."""
     row = site.rows[2]
     for url in row["Info"]["Source_Website"]:
         page = site.pages[url]
@@ -125,7 +124,7 @@ def test_without_one_source_nobody_answers(site):
 
 
 def clicks(site, path):
-    """The pages of a golden path, opened by clicking the button of each name."""
+    """Return the pages of a golden path, opened by clicking each name."""
     here, opened = site.pages[site.root], []
     for name in path.removeprefix("root->").split(">"):
         (url,) = re.findall(rf"- \[{name}\]\((.+)\)", here.text)
@@ -212,5 +211,5 @@ def test_sites_differ_by_seed_and_are_the_same_for_one():
     "size, depth, links", [(8, 4, 4), (40, 5, 4), (40, 1, 4), (40, 4, 1), (40, 2, 3)]
 )
 def test_impossible_sites_are_refused(size, depth, links):
-    with pytest.raises(ValueError, match=f"{size} pages do not fit"):
+    with pytest.raises(ValueError, match=f"size={size} does not fit"):
         make_site(0, size, depth, links)

@@ -1,4 +1,4 @@
-"""Questions about pictures: every leak is caught, every swapped picture is dropped, with reasons.
+"""Tests of picture questions: every leak and every swapped picture is dropped with a reason.
 
 Run: python -m pytest tests/test_questions_webwatcher.py
 """
@@ -31,7 +31,7 @@ TASKS = chain_questions(WORLD, 120, 0)
 
 
 class Named(SmallWorld):
-    """A world whose things have other names, too."""
+    """A world with aliases."""
 
     @property
     def graph(self):
@@ -59,7 +59,7 @@ def album():
 
 @pytest.fixture(scope="module")
 def visuals(album):
-    """Both kinds of picture for every task."""
+    """Return both kinds of picture for every task."""
     sheets, none = make_visual_questions(TASKS, WORLD, album)
     alone, neither = make_visual_questions(TASKS, WORLD, album, others=0)
     assert none == neither == [] and len(sheets) == len(alone) == len(TASKS)
@@ -120,7 +120,7 @@ WAYS = (
 
 
 def test_the_selector_catches_every_injected_leak(visuals):
-    """Names in all places, in other cases, without accents: 100%."""
+    """Names in all positions, other cases and without accents."""
     caught = Counter()
     for visual in visuals:
         for way in WAYS:
@@ -179,7 +179,7 @@ def test_the_selector_drops_what_is_unchanged_or_beside_the_picture(visuals):
 
 
 def test_the_examiner_drops_every_swapped_picture(album, visuals):
-    """Each picture with the pixels of another one: of the same kind, or with one emblem changed."""
+    """Pixels of another picture of the same kind, or with one emblem changed."""
     dropped = 0
     for visual, other in zip(visuals, visuals[1:] + visuals[:1]):
         swapped = replace(visual, task=replace(visual.task, picture=other.task.picture))

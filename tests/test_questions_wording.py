@@ -1,4 +1,4 @@
-"""Questions in English: nothing of a query is lost; another wording is judged by what it keeps."""
+"""Tests of structured wording: no condition is lost."""
 
 import random
 from collections import defaultdict
@@ -127,7 +127,7 @@ def test_every_constant_relation_and_number_of_any_query_is_said():
 
 @pytest.mark.parametrize("template", [0, 1])
 def test_different_queries_read_differently(template):
-    """Two trees with the same words differ in their brackets: the reader can recover the tree."""
+    """Two trees with the same words differ in their brackets."""
     rng, by_text = random.Random("differ"), defaultdict(set)
     for _ in range(3000):
         query = any_query(SMALL, rng)

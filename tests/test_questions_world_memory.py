@@ -1,4 +1,4 @@
-"""The memory of a world: facts under spoken names, and what pages say of what they link to.
+"""Tests of the memory of a world: named facts and sentences of linked pages.
 
 Run: python -m pytest tests/test_questions_world_memory.py
 """

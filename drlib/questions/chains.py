@@ -142,9 +142,7 @@ class SearchQuestions:
         """
         answers = self.answers(hops)
         if not answers:
-            raise ValueError(
-                f"{self.world.name} has no question with {hops} hops in this split: choose other hops"
-            )
+            raise ValueError(f"{self.world.name} has no question with {hops} hops in this split")
         answer = rng.choice(answers)
         chain = rng.choice(self._chains[hops][answer])
         return make_search_task(chain, self.world, rng.randrange(len(SEARCH_WORDINGS)))

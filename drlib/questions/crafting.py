@@ -104,9 +104,8 @@ class CraftedQuestion(NamedTuple):
             ValueError: the question was rejected or is a report.
         """
         if self.reason or self.style == "report":
-            raise ValueError(
-                f"no task of one answer: {self.reason or 'it is a report'}: use kept questions of other styles"
-            )
+            reason = self.reason or "it is a report"
+            raise ValueError(f"no task with one answer ({reason}): pass accepted questions only")
         digest = digest_text(f"{world}|{self.question}|{self.answer}")
         hops = len(self.known) if self.style == "multi-hop" else 1
         name = f"crafted-{self.style}-{digest}"
