@@ -219,7 +219,7 @@ def worlds_block(folders: Sequence[Path]) -> str:
             gains[1],
             tour.cell(results, "rl", "search", "greedy", 3),
             tour.cell(results, "closed_book", "search", "sample", None),
-            f"[{tour.seeds(len(results.seeds))}]({os.path.relpath(folder, ROOT / "docs")})",
+            f"[{tour.seeds(len(results.seeds))}]({os.path.relpath(folder, ROOT / 'docs')})",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
