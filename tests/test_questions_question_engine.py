@@ -164,8 +164,8 @@ def test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone(world, mo
     def operator(query, graph, rng, strict):
         changed.add(strict)
 
-    monkeypatch.setattr(question_engine, "draft", draft)
-    monkeypatch.setattr(question_engine, "deepened", deepened)
+    monkeypatch.setattr(question_engine, "draft_query", draft)
+    monkeypatch.setattr(question_engine, "add_hop", deepened)
     monkeypatch.setattr(question_engine, "OPERATORS", {"one": operator, "two": operator})
     hops = {2: 1} if plain else {3: 1}  # operators, and so going deeper after them, are not plain
     assert synthesize_questions(world, 5, 1, hops=hops, plain=plain, max_share=1)

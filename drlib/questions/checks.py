@@ -40,8 +40,8 @@ from drlib.questions.sql_engine import SqlEngine
 from drlib.worlds.graph import NOTHING, Graph, Node, inverse
 from drlib.worlds.store import FACTS_PER_PAGE
 
-STEM = 4  # letters that two words must begin with
-STEM_SHARE = 0.6  # of the shorter word's letters
+STEM = 4  # smallest common prefix of two words
+STEM_SHARE = 0.6  # smallest common prefix as a share of the shorter word
 PLAIN = frozenset(  # words too common to identify a name; "franc" is not France
     "and city de east eastern franc great island islands la new north northern of old republic "
     "saint south southern st the union united west western".split()
@@ -81,7 +81,7 @@ def _normalise_names(node: Node) -> tuple[str, ...]:
 def shares_stems(a: str, b: str) -> bool:
     """Return True if every significant word of one title shares a stem with the other."""
     (words, heads), (others, other_heads) = _split_words(a), _split_words(b)
-    if heads.isdisjoint(other_heads):  # nearly always, and no stem is shared then
+    if heads.isdisjoint(other_heads):  # nearly always true, and then no stem is shared
         return False
     return _all_share_stem(words, others) or _all_share_stem(others, words)
 
@@ -125,8 +125,8 @@ def have_same_stem(word: str, other: str) -> bool:
     return shared >= max(STEM, STEM_SHARE * min(len(word), len(other)))
 
 
-TYPE_RELATIONS = {"kind of", "type of"}  # "is a territory" points at no single thing
-MAX_COINCIDENCES = 1  # of a query
+TYPE_RELATIONS = {"kind of", "type of"}  # "is a territory" identifies no single thing
+MAX_COINCIDENCES = 1  # per query
 
 
 def find_answer(query: Query, graph: Graph) -> str | None:

@@ -45,7 +45,7 @@ class EntityMemory:
 
     def __init__(self, entities: Iterable[str] = ()):
         self._statements: dict[str, dict[str, Statement]] = defaultdict(dict)
-        self._entities_by_key: dict[str, set[str]] = defaultdict(set)  # a statement -> its entities
+        self._entities_by_key: dict[str, set[str]] = defaultdict(set)  # statement key -> entities
         titles = sorted(entities, key=lambda title: (-len(title), title))  # the longest name wins
         names = "|".join(map(re.escape, titles)) or "(?!)"
         self._names = re.compile(rf"(?<!\w)(?:{names})(?!\w)")
@@ -140,8 +140,8 @@ _FACTS = re.compile(r"^Facts about .*", re.MULTILINE)
 _PRONOUN = re.compile(
     r"(?:it|he|she|they|his|her|its|their|this|that|these|those)\b", re.IGNORECASE
 )
-MIN_WORDS = 4  # of a sentence
-NOT_TEXT = ("|", "-", "*", "#", ">", "`", "!")  # what lines of Markdown that are no text begin with
+MIN_WORDS = 4  # per sentence
+NOT_TEXT = ("|", "-", "*", "#", ">", "`", "!")  # Markdown that is no text
 
 
 def build_world_memory(world: World) -> EntityMemory:

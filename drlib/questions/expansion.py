@@ -40,14 +40,14 @@ from drlib.questions.queries import (
 )
 from drlib.worlds.graph import NOTHING, Graph, inverse
 
-HUB = 50  # a condition that more things fulfil is no clue
-MAX_KNOWN = 40  # conditions of a title that are looked at
-NUMBER_WEIGHT = 0.02  # of a number as a clue, where a thing has 1: it leads on by coincidence only
-LONGER = 0.4  # of an explanation by one condition more, where the shorter has 1
-TRIES = 8  # of a draw that names what is banned, until the others are listed
+HUB = 50  # conditions that more things fulfil are skipped
+MAX_KNOWN = 40  # conditions considered per title
+NUMBER_WEIGHT = 0.02  # weight of a number; a thing has 1 and can be expanded
+LONGER = 0.4  # relative weight of one more condition
+TRIES = 8  # draws until the sets without banned names are listed
 SEVERAL = 10  # things that a vague description may fit
-PAIR_SHARE = 0.25  # of the stand-ins, those that are to be two conditions where there are such
-KnownFact = tuple[Proj, frozenset[str]]  # R(constant), and all that fulfil it
+PAIR_SHARE = 0.25  # share of stand-ins that prefer two conditions
+KnownFact = tuple[Proj, frozenset[str]]  # R(constant), and the things that fulfil it
 
 
 @lru_cache(maxsize=1 << 15)
@@ -323,24 +323,24 @@ def _iter_pairs(
             yield And((part, other)), fulfil & others
 
 
-MAX_OPTIONS = 16  # of these, tried in one explanation
-MAX_CONSTANTS = 8  # that a question names
+MAX_OPTIONS = 16  # conditions tried by `explain`
+MAX_CONSTANTS = 8  # per question
 
-# How `explain` tells a constant: (conditions at least, things at most that may fulfil them).
+# Arguments of `explain` for a constant: (least conditions, most things that fulfil them).
 ALONE = (1, 1)
 ONE_OF_SEVERAL = (1, SEVERAL)
 BY_TWO_CONDITIONS = (2, 1)
-# One of these is drawn, and its two ways are tried in turn.
+# One pair is drawn; its two members are tried in order.
 WAYS = (
     (ONE_OF_SEVERAL, ALONE),
     (ONE_OF_SEVERAL, ALONE),
     (ALONE, ONE_OF_SEVERAL),
     (BY_TWO_CONDITIONS, ALONE),
 )
-EXACT_SHARE = 0.5  # of the stand-ins, those that are to fit one thing alone where there are such
-LAYER_SHARE = 0.4  # of the expansions after the first, those that replace a whole layer
+EXACT_SHARE = 0.5  # share of stand-ins that prefer to fit one thing alone
+LAYER_SHARE = 0.4  # share of later expansions that replace a whole layer
 Order = Literal["layer", "random", "sequential"]
-Barred = Callable[[str], bool]  # whether a constant must not be named
+Barred = Callable[[str], bool]  # True if a constant must not be named
 
 
 class Bars(NamedTuple):
@@ -362,7 +362,7 @@ class Bars(NamedTuple):
     vague: bool = False
 
 
-NO_BARS = Bars()  # nothing stands next to the answer
+NO_BARS = Bars()  # no restrictions
 
 
 def explain(
@@ -388,7 +388,7 @@ def explain(
     options = [row for row in find_known_facts(title, graph) if row[0].of not in banned]
     tried = rng.sample(options, min(len(options), MAX_OPTIONS))
     chosen: list[KnownFact] = []
-    left: frozenset[str] = NOTHING  # what fulfils all of `chosen`
+    left: frozenset[str] = NOTHING  # things that fulfil all of `chosen`
     for part, fulfil in tried:
         tells_alone = len(fulfil) <= few
         if tells_alone and (chosen or least > 1):
@@ -571,7 +571,7 @@ def find_rivals(query: Query, name: str, graph: Graph) -> frozenset[str] | None:
     if list_constants(query).count(name) != 1:
         return None
     answers = evaluate_query(query, graph)
-    wrong: frozenset[str] | None = None  # all but the answers
+    wrong: frozenset[str] | None = None  # None: everything except the answers
     way = _find_path(name, query)
     for part, inside in zip(way, way[1:]):
         if isinstance(part, Proj):
@@ -580,7 +580,7 @@ def find_rivals(query: Query, name: str, graph: Graph) -> frozenset[str] | None:
             others = [evaluate_query(other, graph) for other in part.parts if other is not inside]
             shared = frozenset.intersection(*others)
             wrong = shared - answers if wrong is None else shared & wrong
-        elif not isinstance(part, Or):  # a wrong thing in one branch is in the union
+        elif not isinstance(part, Or):  # a union passes the wrong things of each branch on
             return None
     return wrong
 
@@ -631,7 +631,7 @@ def _describe_greedily(
 
     def keeps_the_answer(part: Query) -> bool:
         """Return True if the answer is unchanged with `part` in place of the constant."""
-        if evaluate_query(part, graph) == {name}:  # it is another word for the same
+        if evaluate_query(part, graph) == {name}:  # an equivalent description
             return True
         return evaluate_query(substitute(query, name, part), graph) == answers
 
@@ -670,7 +670,7 @@ def draft_query(
         return _draft_greedily(answer, graph, rng, hops, width)
     bars = Bars(find_neighbours(answer, graph), numbers=not numbers, vague=not vague)
     query = draw_explanation(answer, graph, rng, frozenset((answer,)), 2, width, listed, numbers)
-    is_whole = True  # of a layer: after the first one no constant stands beside the target
+    is_whole = True  # the first draft and each complete layer leave no constant next to the target
     while query is not None and measure_depth(query) < hops:
         is_next_whole = measure_depth(query) < hops - 1 and rng.random() < LAYER_SHARE
         if not is_whole:

@@ -113,8 +113,8 @@ def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
     return tasks, unread
 
 
-# Config -> where a split's file is; the card names them. What is not JSON lines cannot be one:
-# `datasets` reads all configs of a folder in the same way.
+# Config -> file of a split, named in the data card. All must be JSON lines, since `datasets` reads
+# all configs of a folder in the same way.
 CONFIGS = {
     "default": "data/{split}.jsonl",
     "trl": "trl/{split}.jsonl",

@@ -47,9 +47,9 @@ from drlib.registry import suggest_name
 from drlib.task import Task
 from drlib.worlds.graph import Graph
 
-MAX_EFFORT = 60  # pages that a solver may have to read, as in the engine
-MISSES = 400  # draws in a row that gave nothing new: the world has no more for this family
-PLAIN_MISSES = 4000  # the same where questions must be plain: one draw in some hundreds is
+MAX_EFFORT = 60  # largest effort in pages, as in the engine
+MISSES = 400  # failed draws in a row until a family is exhausted
+PLAIN_MISSES = 4000  # the same for plain questions, about one in hundreds of draws
 FOCUSES = 12  # answers drawn in one dense subgraph, as many as it has pages
 EXCLUDED_RECIPES = {
     "webwalker": "asks about generated sites, not about a world",
@@ -59,7 +59,7 @@ EXCLUDED_RECIPES = {
     "webdancer's CRAWLQA": "asks about links between pages, which are no facts of the graph",
 }
 
-Candidate = tuple[str, Query, str] | None  # answer, query, text ("": the query's own wording)
+Candidate = tuple[str, Query, str] | None  # answer, query, text ("": not worded yet)
 
 
 class Family(NamedTuple):
@@ -266,7 +266,7 @@ def _draw_websailor_v2(world, rng: random.Random, hops: int) -> Iterator[Candida
     while True:
         try:
             subgraph = draw_dense_subgraph(world.graph, rng, FOCUSES)
-        except ValueError:  # 200 walks found none: the graph is too thin for this family
+        except ValueError:  # the graph is too sparse for this family
             return
         for focus in dict.fromkeys(draw_focuses(subgraph, FOCUSES, rng)):
             query = find_cyclic_question(subgraph, focus, world.graph)

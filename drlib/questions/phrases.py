@@ -19,7 +19,7 @@ import yaml
 from drlib.worlds.graph import VALUE, Graph, Node, inverse
 from drlib.worlds.territories import TAKE_AN_ARTICLE, WITH_ARTICLE
 
-# verb -> its participles, of keys that are verbs
+# verb -> present and past participle
 VERBS = {
     "calls": ("calling", "called"),
     "cites": ("citing", "cited"),
@@ -40,7 +40,7 @@ VERBS = {
     "tests": ("testing", "tested"),
     "uses": ("using", "used"),
 }
-# participle -> what it is in "leads", "leading" and "led", of irregular verbs
+# irregular participle -> present, gerund, past
 IRREGULAR = {
     "led": ("leads", "leading", "led"),
     "run": ("runs", "running", "ran"),
@@ -53,12 +53,12 @@ IRREGULAR = {
     "taught": ("teaches", "teaching", "taught"),
     "read": ("reads", "reading", "read"),
 }
-# Participles of what was done once and is over: "was approved by", not "is approved by".
+# Participles of completed actions: "was approved by", not "is approved by".
 DONE = frozenset(
     "added approved bought built created founded given introduced invented made opened published "
     "released replaced reported written".split()
 )
-# Participles of events: once they took place they are over.
+# Participles of past events.
 OVER = frozenset("carried conducted performed completed".split())
 PAST = {"uses": "used", "is": "was", "draws": "drew", "belongs": "belonged"}
 # Participles of lasting states: "is held at", not "was held at".
@@ -400,8 +400,8 @@ def _split_forms(phrase: str | list[str]) -> tuple[str, str]:
     return one, many
 
 
-# What a question of a world goes by. Without a source nobody can say what "raises" means: by a
-# statement of its own, or through a call.
+# Source that a question refers to. Without it "raises" is ambiguous: by an own statement or
+# through a call.
 SOURCES = {
     "cldr": "According to Unicode CLDR",
     "pydocs": "Going by the signatures and raise statements in Python's library",

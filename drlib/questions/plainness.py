@@ -35,17 +35,19 @@ MAX_WORDS = 32
 MAX_NAMES = 3
 MAX_CONDITIONS = 2
 MAX_INNER_CLAUSES = 1  # in all conditions together
-OF_TWO_SENTENCES = 2  # how strange a question is that takes another sentence
+OF_TWO_SENTENCES = 2  # penalty for each further sentence
 REVEALING_PENALTY = 3  # penalty for a question that reveals too much
-FEW = 4  # of public facts: a condition that leaves fewer things than this is a good guess
+FEW = 4  # a condition on public facts with fewer results is easy to guess
 TELLING = frozenset(["time zone"])  # kinds whose names contain another name: Africa/Cairo
-OF_ONE_PLACE = frozenset(["language", "script", "currency"])  # often: Hebrew, Adlam
-# in a name: "(1994–2002)", "Congo - Brazzaville", "Wallis & Futuna" before "and is one where", and
-# scripts that CLDR alone calls so
+OF_ONE_PLACE = frozenset(
+    ["language", "script", "currency"]
+)  # often used in one place only: Hebrew, Adlam
+# awkward names: "(1994–2002)", "Congo - Brazzaville", "Wallis & Futuna" before "and is one where",
+# and names of scripts that only CLDR uses
 AWKWARD = re.compile(r"\(\d| - | SAR | & |^(?:Simplified|Traditional) script$")
 # "the SQL for everyone course" begins as another sentence
 UNQUOTED = re.compile(r"^the [^\"“]+ (?:and|at|for|from|in|of|to|with) [^\"“]+$")
-LONG_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]{3,}|[A-Z]{4,}")  # camel case is several
+LONG_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]{3,}|[A-Z]{4,}")  # camel case is split
 COMMON = 0.1  # a word in this share of the names distinguishes none
 SAID_TWICE = tuple(  # one word, or one comparison
     re.compile(pattern)
@@ -59,10 +61,10 @@ SAID_TWICE = tuple(  # one word, or one comparison
         r"\bthe same (\w+) as\b.*\bthe same \1 as\b",  # owned by, and approved by the same person
     )
 )
-# one thing both over and going on: "Which experiment was led by Ada and uses the same method"
+# mixes past and present: "Which experiment was led by Ada and uses the same method"
 TWO_TIMES = re.compile(r"^\S+ \S+ (?:was\b.* and uses|uses\b.* and was)\b")
 OFFICIAL = "official language"  # common knowledge about a country
-ALIKE = 3  # letters with which a land and its language begin: Finland, Finnish
+ALIKE = 3  # common first letters of a country and its language: Finland, Finnish
 
 
 def measure_strangeness(query: Query, text: str, book: Phrasebook) -> int:
@@ -74,7 +76,7 @@ def measure_strangeness(query: Query, text: str, book: Phrasebook) -> int:
         book: the phrases of its world.
     """
     if any(isinstance(part, Exists) for part in walk(query)):
-        return OF_TWO_SENTENCES  # what is chosen has a sentence of its own
+        return OF_TWO_SENTENCES  # a choice needs a sentence of its own
     words = text.removeprefix(f"{book.source}, ")
     names, answers = list_constants(query), evaluate_query(query, book.graph)
     parts = [*_iter_conditions(query)]
@@ -135,7 +137,7 @@ def _get_relation(query: Query) -> str:
     return query.relation.removesuffix(" of") if is_fact else type(query).__name__
 
 
-# ------------------------------------------------------------------------------- what is not asked
+# ---- unnatural questions
 
 
 def _is_odd(part: Query, book: Phrasebook) -> bool:
@@ -247,7 +249,7 @@ def _is_idle_for_a_reader(
     return len(parts) > 1 and any(some <= answers for some in left)
 
 
-# ---------------------------------------------------------------------------- what tells too much
+# ---- revealing questions
 
 
 def _reveals_too_much(

@@ -47,9 +47,9 @@ QUESTION_FAULTS = (
     "wrong answer",
     "told",
 )
-NEAR = 0.7  # Jaccard index from which on two texts are near duplicates
-LONG_NGRAM = 13  # words of an n-gram that no benchmark may share
-SHORT_NGRAM = 8  # the same for shorter questions; and words of the n-grams that are compared
+NEAR = 0.7  # smallest Jaccard index of near duplicates
+LONG_NGRAM = 13  # n-gram size for contamination
+SHORT_NGRAM = 8  # the same for shorter questions, and for near duplicates
 _WORD = re.compile(r"\w+")
 
 

@@ -347,7 +347,7 @@ def canonicalise(query: Query) -> Query:
     return type(query)(parts) if len(parts) > 1 else parts[0]
 
 
-# The kinds by their names in JSON, and what their fields hold (None: a query).
+# Classes by JSON name, and the types of their fields (None: a query).
 _ALL = (Proj, And, Or, Diff, Range, Extreme, Count, Anything, Var, Exists)
 _KINDS = {kind.__name__.lower(): kind for kind in _ALL}
 _FIELDS = {
@@ -362,7 +362,7 @@ _FIELDS = {
 }
 
 
-@lru_cache(maxsize=1 << 14)  # the parts of a query are sorted by their texts again and again
+@lru_cache(maxsize=1 << 14)  # parts are sorted by their texts repeatedly
 def to_text(query: Query) -> str:
     """Return the query as JSON: a string for a constant, else a list of class name and fields."""
     return json.dumps(_to_lists(query), ensure_ascii=False)

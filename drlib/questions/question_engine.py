@@ -42,10 +42,10 @@ from drlib.worlds import SmallWorld
 from drlib.worlds.graph import VALUE, Graph, inverse
 from drlib.worlds.triples import RESERVED_RELATIONS
 
-SHOWN = 4  # reasons and relations that are named, most frequent first
-FOLDER_RELATIONS = ("link", "section", "heading")  # what every folder with headings and links has
-LONGEST_REASON = 120  # characters of why a file is left out
-RARE = 0.01  # a reason of fewer draws is not worth a word
+SHOWN = 4  # most frequent reasons and relations that a report lists
+FOLDER_RELATIONS = ("link", "section", "heading")  # structural relations of every folder
+LONGEST_REASON = 120  # characters of the reason for a skipped file
+RARE = 0.01  # rarer reasons, as a share of the failed draws, are not reported
 DRAW_OUTCOMES = {  # reasons of failed draws; the other keys of a tally are faults of the query
     "no draft": "no small set of facts that identifies the page",
     "too few hops": "fewer hops than requested",
@@ -212,15 +212,15 @@ def _list_folder_remedies(graph: Graph | None) -> list[str]:
     return todo
 
 
-# Misses in a row, at one depth, until an answer stands back there, and until it is given up (in the
-# small worlds by which policies were trained, not `strict`, none stands back).
+# Consecutive failed draws at one depth until an answer is postponed, and until it is removed. In
+# small worlds (not `strict`) no answer is postponed, since policies were trained with their draws.
 MISSES_AN_ANSWER = (8, 100)
-PLAIN_MISSES = (32, 400)  # the same where a question must be plain as well
+PLAIN_MISSES = (32, 400)  # the same for plain questions
 Wording = Literal["sentences", "brackets"]
-UPGRADE_COUNTS = (0, 1, 1, 2)  # how many operators a question gets: one of these is drawn
-NUMBERS_IN_PLAIN = 0.2  # of the draws for plain ones, those in which equal years may come up
-PLAIN_STYLES: tuple[Style, ...] = ("which", "what")  # of plain ones; others where these will not do
-COINCIDENCE_SHARE = 0.05  # of the questions, those that may hang on an equal number
+UPGRADE_COUNTS = (0, 1, 1, 2)  # number of operators of a question: one of these is drawn
+NUMBERS_IN_PLAIN = 0.2  # share of the draws for plain questions that may use equal years
+PLAIN_STYLES: tuple[Style, ...] = ("which", "what")  # preferred styles of plain questions
+COINCIDENCE_SHARE = 0.05  # largest share of questions that depend on an equal number
 
 
 class _Rules(NamedTuple):
@@ -398,7 +398,9 @@ def _draw_all(
     """
     used: Counter[str] = Counter()
     tasks: dict[str, Task] = {}
-    spare: list[tuple[int, str, Query, str, str]] = []  # that nobody would ask, if there are better
+    spare: list[
+        tuple[int, str, Query, str, str]
+    ] = []  # strange questions, used if too few are plain
     by_coincidence = 0
     while len(tasks) < len(wanted):
         hops = left.choose_depth(wanted[len(tasks)])
@@ -503,7 +505,7 @@ def _draw_query(
             query = harder
     if measure_depth(query) != hops:
         return None, fault or "too few hops"
-    if rules.whole is not graph:  # whose facts may be shorter ways, and make its pages longer
+    if rules.whole is not graph:  # the other facts may be shortcuts and make pages longer
         fault = _find_fault(query, rules.whole, rules)
         if fault:
             return None, fault
@@ -548,9 +550,9 @@ def make_question_task(world, answer: str, query: Query, question: str) -> Task:
 CHAINS = ("h1", "h2", "h3")
 CONDITIONS = ("c2", "c3")
 DEPTH = 2  # hops
-POOL_SIZE = 1500  # questions that the engine is asked for in a whole world,
-SMALL_POOL_SIZE = 16  # and in one that is soon thrown away
-MAX_SHARE = 0.02  # of a whole world's questions may have the same answer
+POOL_SIZE = 1500  # questions requested for a whole world
+SMALL_POOL_SIZE = 16  # questions requested for a temporary world
+MAX_SHARE = 0.02  # largest share of questions with one answer in a whole world
 MAX_EFFORT = 30  # pages
 
 
@@ -587,7 +589,7 @@ class ConditionQuestions:
         of_value = split_answers(world) if split else {}
         asked = {title for title in world.entities if _choose_side(title, of_value) == split}
         with warnings.catch_warnings():
-            # that there are fewer is no news: as many are wanted as there are
+            # fewer questions are expected: all that exist are requested
             warnings.simplefilter("ignore")
             found = synthesize_questions(
                 world,
@@ -598,10 +600,10 @@ class ConditionQuestions:
                 max_effort=MAX_EFFORT,
                 asked=asked if split else None,
                 wording=wording,
-                strict=False,  # in so small a world nearly all things are near each other
+                strict=False,  # in a small world nearly all things are near each other
                 structure=True,
             )
-        self.refused = 0  # questions that such searches do not answer
+        self.refused = 0  # questions that short searches cannot solve
         self._tasks: dict[str, dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
         for task in found:
             if task.skill in CONDITIONS and can_solve(task, world, results, max_calls):

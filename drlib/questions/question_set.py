@@ -102,7 +102,7 @@ def split_by_graph(rests: Sequence[Dependencies], share: float, seed: int) -> Gr
         left.remove(chosen)
         mine = index.groups[chosen]
         test |= mine
-        for place in mine:  # one that an earlier answer had cost training is a test question now
+        for place in mine:  # it may have been dropped from training for an earlier answer
             lost.pop(place, None)
         for reason, places in index.find_conflicts(chosen).items():
             for place in places - test:
@@ -178,7 +178,7 @@ def _group_places(sets, size: int, rests: Sequence[Dependencies]) -> dict[str, s
     return {min(rests[place].answer for place in places): places for places in found.values()}
 
 
-_SENTENCE = re.compile(r"(?<=\.) (?=Its? )")  # where one begins on a page of sentences
+_SENTENCE = re.compile(r"(?<=\.) (?=Its? )")  # sentence boundary on pages of sentences
 
 
 class Quote(NamedTuple):
@@ -289,17 +289,17 @@ def _find_line(text: str, relation: str, value: str) -> str:
     if value in read_facts(text).get(relation, ()):
         start = f"- {relation}: "
         lines = [line for line in text.split("\n") if line.startswith(start)]
-        return lines[-1]  # the block of facts stands last on a page
+        return lines[-1]  # the block of facts is last on a page
     fitting = (
         said for said in _SENTENCE.split(text) if mentions(said, relation) and mentions(said, value)
     )
     return next(fitting, "")
 
 
-BLOCK = 100  # questions of a block, at most
-SPARE = 1.3  # what is drawn for each question that is wanted, in the first round
-MIN_NEW_SHARE = 0.1  # of a block: a family that gives less has no more to give
-MAX_DRAWN_RATIO = 8  # questions that are drawn for each wanted one, until the wish is given up
+BLOCK = 100  # largest number of questions per block
+SPARE = 1.3  # questions drawn in the first round per requested question
+MIN_NEW_SHARE = 0.1  # share of a block; a family with fewer new questions is exhausted
+MAX_DRAWN_RATIO = 8  # drawn questions per requested one until drawing stops
 SETTINGS = "settings.json"
 RATES = "closed_book.jsonl"
 NOT_JUDGED, FROM_MEMORY = "not judged closed book", "answered from memory"
@@ -432,7 +432,7 @@ def draw_dataset(
             if note:
                 notes[family] = note
             tell(f"block {number} of {family}: {len(rows)} questions")
-        # more questions may split worse: what is best is kept
+        # more questions may split worse: keep the largest assembly
         asked = rates if wish.closed_book else None
         made = assemble(pieces, wish, world.graph, asked)
         assembly = max(made, assembly, key=lambda one: one.size)

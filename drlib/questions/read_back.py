@@ -65,7 +65,7 @@ class TitleIndex:
                 yield title, end
 
 
-Reading = tuple[Query, int]  # what was read, and where it ends
+Reading = tuple[Query, int]  # query and end position
 SPAN = re.compile(r"in the (\d+)s|between (-?\d+) and (-?\d+)|(?:in|of) (-?\d+)")
 
 
@@ -101,7 +101,7 @@ class Grammar:
                 for form in (noun, to_plural(noun)) if noun else ():
                     self.relations[form].append(name)
         nouns = {form for noun in book.nouns for form in (noun, to_plural(noun))}
-        self.nouns: dict[str, list[str]] = defaultdict(list)  # with their space, the longest first
+        self.nouns: dict[str, list[str]] = defaultdict(list)  # with a space, longest first
         for noun in sorted(nouns, key=lambda noun: (-len(noun), noun)):
             self.nouns[noun.split(" ", 1)[0]].append(f"{noun} ")
         self.ranks = [
@@ -197,7 +197,7 @@ class _Reader:
     def __init__(self, text: str, grammar: Grammar, found: list[StepResult]):
         self.text = text
         self.grammar = grammar
-        self.found = found  # by the steps before
+        self.found = found  # results of the previous steps
         self._known: dict[tuple[str, int], list[Reading]] = {}
 
     def read_final(self, at: int) -> Iterator[Query]:
@@ -474,5 +474,5 @@ def _has_one_meaning(text: str, wanted: Query, grammar: Grammar) -> bool:
     """Return True if `text` can only mean `wanted`."""
     try:
         return read_question(text, grammar) == wanted
-    except ValueError:  # it can be read in no way, or in several
+    except ValueError:  # no reading, or several
         return False

@@ -83,7 +83,7 @@ class Replies:
         self.attempts, self.pause_s, self.workers = attempts, pause_s, workers
         self.options = dict(options or {})
         self.spent_calls = self.spent_tokens = 0
-        self._reserved = 0  # tokens of the requests under way
+        self._reserved = 0  # tokens of pending requests
         self._failed = 0  # prompts in a row
         self._changed = threading.Condition()
         self._asked: dict[str, Future[Reply]] = {}
@@ -158,7 +158,7 @@ class Replies:
                     break
                 if not self._reserved:
                     return f"budget: {self.tokens} tokens are spent"
-                self._changed.wait()  # what is under way may cost less than it holds
+                self._changed.wait()  # pending requests may cost less than they reserve
             self.spent_calls += 1
             self._reserved += most
             return ""

@@ -16,7 +16,7 @@ from drlib.worlds import SmallWorld
 _RESULT = re.compile(r"^\d+\. \[(?P<title>.*?)\]\(.*?\)\n(?P<facts>.*)$", re.MULTILINE)
 _CHAIN = re.compile(r"(?:What is|Find|Tell me) the (?P<chain>.+)[?.]")
 
-Pages = dict[str, list[str]]  # the title of each page that a search shows -> its facts
+Pages = dict[str, list[str]]  # title -> facts of the pages shown by a search
 
 
 class SearchStep(NamedTuple):

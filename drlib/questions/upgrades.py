@@ -33,8 +33,8 @@ from drlib.questions.queries import (
 )
 from drlib.worlds.graph import NOTHING, Graph, inverse
 
-CONSTANTS_TRIED = 3  # by an operator, of one question
-DRAWS_A_STAGE = 20  # of a round, until a stage is left out
+CONSTANTS_TRIED = 3  # per operator and question
+DRAWS_A_STAGE = 20  # failed draws until a stage is skipped
 OPERATORS: dict[str, Callable[..., Query | None]] = {}
 
 
@@ -195,7 +195,7 @@ def group_by_size(graph: Graph) -> Mapping[int, list[Proj]]:
     return found
 
 
-# What a round does, and the operators that do it; each grounds its result in the facts.
+# Stages of a round and their operators.
 UPGRADE_STAGES = {
     "knowledge expansion": ("widen", "deepen"),
     "conceptual abstraction": ("abstract", "fuzz"),

@@ -28,7 +28,7 @@ from drlib.worlds.library import next_part
 
 CLICK = "linked page"  # the relation of a crawl's graph
 CRAWL_TYPES = ("count", "multi-hop", "intersection")
-DRAWS_A_QUESTION = 1000  # of pages, for each question that is wanted
+DRAWS_A_QUESTION = 1000  # draws of pages per requested question
 
 
 # ---------------------------------------------------------------------------------------- E2HQA

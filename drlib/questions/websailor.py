@@ -30,9 +30,9 @@ from drlib.questions.wording import add_simple_article, render_question
 from drlib.worlds.graph import Graph, inverse
 
 DECADES = range(1000, 2101)  # years worded as a decade or a part of one
-CLUE_DRAWS = 4  # of one operator for one fact, until its predicate widens
-OBFUSCATION_DRAWS = 8  # of an obfuscation, until a question is hard to find
-RARE_SHARE = 1 / 2  # of the things that can be asked for: those with the fewest neighbours
+CLUE_DRAWS = 4  # draws of one operator per fact
+OBFUSCATION_DRAWS = 8  # obfuscations tried per question
+RARE_SHARE = 1 / 2  # share of the titles with the fewest neighbours
 
 
 class Predicate(NamedTuple):

@@ -30,10 +30,10 @@ from drlib.questions.queries import (
 from drlib.worlds.graph import Graph, inverse
 
 EXTRA_PATHS = 200  # extra facts tried to exclude other answers
-EXTRA_FACTS = 12  # that are tried for the node where a cycle closes
-RETURN_SHARE = 0.6  # how often the walk closes a cycle when it can
-WALKS = 200  # until a dense subgraph is given up
-STEPS_A_PAGE = 20  # of one walk, for each page that is wanted
+EXTRA_FACTS = 12  # facts tried for the node where a cycle closes
+RETURN_SHARE = 0.6  # probability of closing a cycle if possible
+WALKS = 200  # walks until the search for a subgraph stops
+STEPS_A_PAGE = 20  # steps of a walk per requested page
 COLOURS = {"node_attr": "kind", "edge_attr": "relation"}
 
 
@@ -134,7 +134,7 @@ def find_cyclic_question(subgraph: nx.Graph, focus: str, graph: Graph) -> Query 
             _list_named_queries(ring, extra, graph) if facts else (), facts
         ):
             query = Exists("X", among, substitute(named, meeting, Var("X")))
-            # what is chosen among is thousands of things: the cheap faults are looked for first
+            # a choice has thousands of members: check the cheap faults first
             if is_near(query, focus, graph) or _leaks_answer(query, focus, graph):
                 continue
             if evaluate_query(query, graph) == {focus} and not find_first_fault(query, graph):

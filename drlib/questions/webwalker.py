@@ -17,7 +17,7 @@ from drlib.worlds.graph import Graph
 from drlib.worlds.world import Hit, Page
 
 DIFFICULTY = {2: "easy", 3: "medium", 4: "hard"}  # by clicks to a source
-# Two of four digits make five: no page shows the sum of two others.
+# The sum of two has five digits, so no page shows it.
 MEMBERS = range(5000, 10000)
 
 

@@ -113,7 +113,7 @@ def _list_names(entity: str, world: World) -> tuple[str, ...]:
     return (entity, *(node.aliases if node else ()))
 
 
-# ----------------------------------------------------------------------------- what may be asked
+# ---- Selector and Examiner
 
 
 def find_selector_fault(visual: Visual, world: World, least: float = LEAST_RELEVANCE) -> str:
@@ -201,7 +201,7 @@ def blank_picture(visual: Visual, album: Album) -> Visual:
     return replace(visual, task=replace(visual.task, picture=album.add(white)))
 
 
-# ---------------------------------------------------------------------- what may be learned from
+# ---- rollouts and export
 
 
 def find_rollout_fault(trajectory: Trajectory, task: Task, least: int = LEAST_CALLS) -> str:
@@ -251,7 +251,7 @@ def export_rows(visuals: Iterable[Visual], album: Album, folder: str | Path) -> 
     return rows
 
 
-# ------------------------------------------------------------------------------ a policy by rule
+# ---- rule-based policy
 
 UNKNOWN = "unknown"
 
