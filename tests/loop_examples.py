@@ -21,10 +21,9 @@ from drlib.training import data, grpo, stages
 from drlib.training.batch import RolloutBatch, prepare_batch, truncate_batch
 from drlib.training.callbacks import StepState
 from drlib.training.distributed import Ranks, gradients
-from drlib.training.question_scheduler import Questions
-from drlib.training.rollouts import collect_rollouts, sample_rollouts
+from drlib.training.question_scheduler import QuestionScheduler
+from drlib.training.rollouts import collect_rollouts, sample_rollouts, summarise_rollouts
 from drlib.training.run_folder import RunFolder
-from drlib.training.step_summary import summarise
 from drlib.trajectory import with_reward
 from drlib.worlds import Names, load_world
 
@@ -62,7 +61,7 @@ class ColdStart:
         """The loop, about to take its first step (or the one after the folder's checkpoint)."""
         run = RunFolder(folder, {}, Ranks())
         model = copy.deepcopy(policy or self.policy)
-        questions = Questions(config, self.world, Names.from_world(self.world))
+        questions = QuestionScheduler(config, self.world, Names.from_world(self.world))
         return grpo.GRPOTrainer(config, run, model, self.chat, self.toolbox, questions)
 
 
@@ -78,7 +77,7 @@ def build_stages(names, config: Config, runs: Path) -> dict[str, Path]:
     for name in names:
         stage = stages.STAGES[name]
         made[name] = stages.folder(name, config, runs)
-        if not RunFolder.complete(made[name]):
+        if not RunFolder.is_complete(made[name]):
             stage.builder(config)(config, made[name], Ranks(), **stage.arguments)
     return made
 
@@ -178,5 +177,5 @@ def a_batch(start, tmp_path_factory):
     step = start.step(config, tmp_path_factory.mktemp("runs") / "batch")
     tasks, worlds = step.scheduler.draw(1, step.curriculum)
     shards = [sample_rollouts(step.agent, tasks, worlds, config, 1, shard) for shard in (0, 1)]
-    assert summarise(shards[0] + shards[1], [], Ranks())[0]["live_groups"] >= 0.25
+    assert summarise_rollouts(shards[0] + shards[1], [], Ranks())[0]["live_groups"] >= 0.25
     return shards

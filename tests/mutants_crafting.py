@@ -228,8 +228,8 @@ MUTANTS = [
     Mutant(
         "the world's stage keeps nothing that a model said",
         "drlib/training/data.py",
-        'training_world(config, run.path / "replies.jsonl")',
-        "training_world(config)",
+        'load_training_world(config, run.path / "replies.jsonl")',
+        "load_training_world(config)",
         ("tests/test_training_worlds.py",),
         "a stage that was killed asks the whole folder again",
     ),

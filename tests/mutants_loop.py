@@ -89,8 +89,8 @@ MUTANTS = [
     Mutant(
         "filter: ignored",
         "drlib/training/batch.py",
-        "filter_rollouts(trajectories, filter_of(config))",
-        'filter_rollouts(trajectories, filter_of(config.derive(rl.filter.overlong="keep")))',
+        "filter_rollouts(trajectories, build_filter(config))",
+        'filter_rollouts(trajectories, build_filter(config.derive(rl.filter.overlong="keep")))',
         (f"{SWITCHES}::test_a_switch_changes_the_weights",),
         "over-long failures are trained on whatever the settings say",
     ),
@@ -130,7 +130,7 @@ MUTANTS = [
     ),
     Mutant(
         "live groups: a missing reward counts",
-        "drlib/training/step_summary.py",
+        "drlib/training/rollouts.py",
         'set() if f["reward"] is None else {f["reward"]}',
         '{f["reward"]}',
         (f"{LOOP}::test_groups_that_could_not_be_judged_are_not_live",),

@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         "age: of hand-overs",
-        "drlib/training/staleness.py",
+        "drlib/training/policy_age.py",
         'self.state["versions"].append(self.now)',
         'self.state["versions"].append(len(self.state["versions"]))',
         (f"{LOOP}::test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since",),
@@ -116,7 +116,7 @@ MUTANTS = [
     ),
     Mutant(
         "replay: the loss compares the policy with itself",
-        "drlib/training/switches.py",
+        "drlib/training/learner.py",
         "older = config.rl.off_policy.staleness > 0 or config.rl.off_policy.replay_groups > 0",
         "older = config.rl.off_policy.staleness > 0",
         (f"{REPLAY}::test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities",),
@@ -166,7 +166,7 @@ MUTANTS = [
         "replay: the step's own groups at once",
         "drlib/training/group_replay.py",
         "            drawn = self._drawn(shard, step, clock)\n",
-        "            self._keep([(shard, group) for group in trained_groups(share, clock)])\n"
+        "            self._keep([(shard, group) for group in select_trained_groups(share, clock)])\n"
         "            drawn = self._drawn(shard, step, clock)\n",
         (f"{REPLAY}::test_steps_replay_what_earlier_ones_learned_from",),
         "fresh groups would be trained on twice",

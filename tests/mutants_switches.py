@@ -132,15 +132,15 @@ MUTANTS = [
     Mutant(
         "top entropy: each rollout by itself",
         "drlib/training/learner.py",
-        "    chosen = chosen_tokens(flat, config.rl.loss.top_entropy)\n",
-        "    chosen = [chosen_tokens([s], config.rl.loss.top_entropy)[0] for s in flat]\n",
+        "    chosen = mark_top_share(flat, config.rl.loss.top_entropy)\n",
+        "    chosen = [mark_top_share([s], config.rl.loss.top_entropy)[0] for s in flat]\n",
         (TOKENS,),
         "tokens would not be ranked over the batch",
     ),
     Mutant(
         "top entropy: nothing is chosen",
         "drlib/training/learner.py",
-        '        batch = choosing_tokens(batch, "batch", config, ranks)\n',
+        '        batch = select_learning_tokens(batch, "batch", config, ranks)\n',
         "",
         (TOKENS,),
         "the setting would stop the step",
@@ -155,7 +155,7 @@ MUTANTS = [
     ),
     Mutant(
         "KL: always the same estimator",
-        "drlib/training/switches.py",
+        "drlib/training/learner.py",
         "kl_estimator=loss.kl_estimator",
         'kl_estimator="k3"',
         (SWITCHES,),
@@ -163,7 +163,7 @@ MUTANTS = [
     ),
     Mutant(
         "KL: never unbiased",
-        "drlib/training/switches.py",
+        "drlib/training/learner.py",
         "kl_unbiased=loss.kl_unbiased",
         "kl_unbiased=False",
         (SWITCHES,),
@@ -171,7 +171,7 @@ MUTANTS = [
     ),
     Mutant(
         "correction: bounds ignored",
-        "drlib/training/switches.py",
+        "drlib/training/learner.py",
         "correction_bounds=bounds if any(bounds) else None,",
         "",
         (SWITCHES,),
@@ -179,7 +179,7 @@ MUTANTS = [
     ),
     Mutant(
         "correction: always of the token",
-        "drlib/training/switches.py",
+        "drlib/training/learner.py",
         "correction_level=loss.correction_level",
         'correction_level="token"',
         (SWITCHES,),

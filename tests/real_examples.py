@@ -56,7 +56,7 @@ def miniature(folder: Path, kind: str, **changes) -> Config:
 
 def built(stage: str, config: Config, runs: Path) -> Path:
     """The stage's folder; what is missing is built in this process."""
-    for name in stages.needed(stage, config, runs):
+    for name in stages.missing_stages(stage, config, runs):
         build.build(name, config, runs, Ranks("trl"))
     return stages.folder(stage, config, runs)
 

@@ -33,14 +33,14 @@ def test_every_profile_loads_and_sets_only_known_settings():
 
 @pytest.mark.parametrize("recipe", profile_names("recipes"))
 def test_every_recipe_loads_is_short_and_has_a_citation(recipe):
-    from drlib.training.switches import check_switches
+    from drlib.training.grpo import check_rl_settings
 
     text = (ROOT / "drlib" / "recipes" / f"{recipe}.yaml").read_text(encoding="utf-8")
     assert text.startswith("# ") and len(text.splitlines()) <= 20
     config = Config.load("laptop", recipe)
     for name, value in flatten_settings(yaml.safe_load(text)).items():
         assert config.get(name) == value
-    check_switches(config)
+    check_rl_settings(config)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from drlib.questions.chains import chain_questions, make_trail
 from drlib.questions.search_plan import answer_chain, split_facts
 from drlib.task import is_correct
 from drlib.tools import Toolbox
-from drlib.training.rollouts import contexts_of
+from drlib.training.rollouts import split_contexts
 from drlib.worlds import Names
 from drlib.worlds.small import snippet
 from tests.agent_examples import Lines, tour_chat, tour_toolbox, tour_world
@@ -50,7 +50,7 @@ def contexts_of_run(agent, task, worlds):
     """The ids of each context that an agent's policy spoke in."""
     (done,) = agent.run([task], worlds=worlds)
     assert is_correct(done.answer, task)
-    return [context.token_ids.tolist() for context in contexts_of(done)]
+    return [context.token_ids.tolist() for context in split_contexts(done)]
 
 
 def assistant(conversations):

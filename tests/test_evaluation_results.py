@@ -12,8 +12,8 @@ import pytest
 
 from drlib.config import Config
 from drlib.evaluation.evaluate import Outcome, rows_of
-from drlib.intervals import difference_interval, share_interval
 from drlib.evaluation.results import Results, origin
+from drlib.intervals import difference_interval, share_interval
 from drlib.training import run_folder, stages
 from drlib.training.distributed import Ranks
 
@@ -166,7 +166,7 @@ def history(tmp_path, monkeypatch):
 def finish(names, config, runs, **metrics):
     for name in names:
         run_folder.RunFolder(
-            stages.folder(name, config, runs), stages.settings_of(name, config), Ranks()
+            stages.folder(name, config, runs), stages.stage_settings(name, config), Ranks()
         ).finish(metrics)
 
 

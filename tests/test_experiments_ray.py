@@ -66,7 +66,7 @@ def test_every_run_is_there_and_a_failed_one_is_named(file, swept):
     assert swept == 1
     for arm, seed in sweep.runs():
         folder = stages.folder("evaluate_rl", sweep.config(arm, seed), runs)
-        assert RunFolder.complete(folder) == (arm != "broken")
+        assert RunFolder.is_complete(folder) == (arm != "broken")
     assert not [*runs.glob(".sweep-*")] and not ray.is_initialized()
     page = (file.parent / "out" / "table.md").read_text()
     assert "- `broken`, seed 1: failed: rl (exit status 1): error: unknown agent 'reakt'" in page

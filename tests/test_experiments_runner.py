@@ -15,9 +15,9 @@ import pytest
 
 from drlib.config import ROOT
 from drlib.evaluation.results import Results
-from drlib.files import read_json_lines
 from drlib.experiments.plan import Sweep, load_sweep
 from drlib.experiments.runner import listing
+from drlib.files import read_json_lines
 from drlib.training import stages
 from drlib.training.run_folder import MANIFEST, METRICS, RunFolder, read_metrics
 from drlib.trajectory import load_trajectories
@@ -114,7 +114,7 @@ def _kill_in_the_middle(seen: Swept) -> None:
     finally:
         started.send_signal(signal.SIGKILL)
         started.wait()
-    assert not RunFolder.complete(final)
+    assert not RunFolder.is_complete(final)
     seen.first_row = json.loads(rows.read_text().partition("\n")[0])
     seen.so_far = json.loads((seen.out / "sweep.json").read_text())
 
@@ -136,7 +136,7 @@ def test_arms_and_seeds_share_what_comes_before_them(swept):
     trained = {swept.folder("rl", arm, seed) for arm, seed in swept.sweep.runs()}
     assert len(trained) == 6
     assert {path.name for path in (swept.runs / "ci").glob("rl-*") if path.suffix == ""} == {
-        path.name for path in trained if "broken" not in str(path) and RunFolder.complete(path)
+        path.name for path in trained if "broken" not in str(path) and RunFolder.is_complete(path)
     }
 
 

@@ -20,7 +20,7 @@ from drlib.models.routing_replay import record_routes
 from drlib.models.transformers_engine import TransformersEngine
 from drlib.models.vllm_engine import _sparse_layers
 from drlib.training import grpo_trl, model_setup
-from drlib.training.rollouts import contexts_of, limits_of
+from drlib.training.rollouts import rollout_limits, split_contexts
 from drlib.training.run_folder import read_metrics
 from drlib.training.trl import Routing
 from drlib.trajectory import NO_RECORD, load_trajectories
@@ -148,7 +148,7 @@ def rolled(start, kind, engine=None):
     engine = engine or TransformersEngine(
         start.policy, max_context=config.rollout.max_context_tokens, routes=True
     )
-    how = engine, start.toolbox, start.chat, limits_of(config)
+    how = engine, start.toolbox, start.chat, rollout_limits(config)
     agent = kind(*how) if isinstance(kind, type) else create_agent(kind, *how)
     return agent.run(held_out(start.world, config)[:3], temperature=1.0, seed=3)
 
@@ -156,7 +156,7 @@ def rolled(start, kind, engine=None):
 @pytest.mark.parametrize("kind", ["react", "iterresearch", ThereAndBack])
 def test_a_record_has_the_routes_of_every_context(start, kind):
     found = rolled(start, kind)
-    contexts = [part for record in found for part in contexts_of(record)]
+    contexts = [part for record in found for part in split_contexts(record)]
     assert len(contexts) == len(found) if kind == "react" else len(contexts) > len(found)
     shape = plain(start.policy, [1, 2]).shape[1:]
     for part in contexts:
@@ -233,7 +233,7 @@ def test_with_adapters_and_several_contexts(tmp_path):
         assert row["mismatch/max_logp_gap"] < 1e-4 and row["moe/rerouted"] < 0.002
     model, _ = load_policy(ROOT / MEMORY)
     (record, *_) = load_trajectories(folder / "trajectories_0001.parquet")
-    for part in contexts_of(record):
+    for part in split_contexts(record):
         require_own_routes(model, part.token_ids, part.routed_experts[:-1])
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from drlib.agents import ReAct
-from drlib.cli.ask import main
 from drlib.app.research import TOUR_POLICY
 from drlib.chat.template import ChatIds
+from drlib.cli.ask import main
 from drlib.config import Config
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.evaluation.evaluate import held_out
@@ -28,7 +28,7 @@ from drlib.models.vllm_server import VllmServer
 from drlib.sandbox import Sandbox
 from drlib.task import is_correct
 from drlib.tools import Toolbox
-from drlib.training.rollouts import limits_of
+from drlib.training.rollouts import rollout_limits
 from drlib.worlds import load_world
 from tests.test_models_local_engine import Recorder, trainer_view
 from tests.test_models_local_engine_contexts import said_again
@@ -334,7 +334,7 @@ def test_react_over_a_server_answers_as_well_as_over_the_local_engine(server):
     ):
         local = LocalEngine(model, max_context=CONTEXT)
         for name, engine in (("local", local), ("server", server)):
-            agent = ReAct(engine, toolbox, ChatIds(tokenizer), limits_of(config))
+            agent = ReAct(engine, toolbox, ChatIds(tokenizer), rollout_limits(config))
             found = agent.run(tasks, temperature=1.0, seed=3)
             right[name] = sum(is_correct(t.answer, task) for task, t in zip(tasks, found))
     print(right)

@@ -195,4 +195,4 @@ def test_questions_of_several_conditions_and_memory_are_refused_together(tmp_pat
     config = settings(questions__skills="memory", questions__source="engine", world__name="folder:notebooks/tern")
     with pytest.raises(ValueError, match="set questions.source=chains"):
         build_stages(("world",), config, tmp_path)
-    assert not RunFolder.complete(stages.folder("world", config, tmp_path))
+    assert not RunFolder.is_complete(stages.folder("world", config, tmp_path))

@@ -14,7 +14,7 @@ import torch
 from drlib.config import ROOT
 from drlib.evaluation.evaluate import read_outcomes
 from drlib.rl.stability import Alarm, PageHinkley
-from drlib.training.callbacks import RolloutFacts, is_worse, monitors_of, watched_signals
+from drlib.training.callbacks import RolloutFacts, build_monitors, is_worse, watched_signals
 from drlib.trajectory import Termination, ToolResult, load_trajectories
 from drlib.worlds.perturbed import PerturbedWorld, perturb_worlds
 from tests.loop_examples import (
@@ -133,7 +133,7 @@ def reference_curves(pattern):
 
 def alarms_of(curves) -> list[str]:
     """What gets worse, by the monitors of the laptop profile, which the committed runs are of."""
-    monitors = monitors_of(settings(rl__callbacks__drift_factor=0.5, rl__questions=48), ["search"])
+    monitors = build_monitors(settings(rl__callbacks__drift_factor=0.5, rl__questions=48), ["search"])
     found = []
     for signal, values in curves.items():
         monitor = copy.deepcopy(monitors[signal])

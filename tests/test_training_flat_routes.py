@@ -13,11 +13,11 @@ import torch
 
 from drlib.models.engine import SamplingParams
 from drlib.models.local_engine import LocalEngine
-from drlib.training.batch import RolloutBatch, advantages_of
+from drlib.training.batch import RolloutBatch, compute_advantages
 from drlib.training.distributed import Ranks
 from drlib.training.flat_routes import FlatReplay, engine_routes
 from drlib.training.grpo import grpo
-from drlib.training.learner import chosen_routes, learn, record
+from drlib.training.learner import accumulate_gradients, record, record_trainer_routes
 from drlib.trajectory import NO_RECORD
 from tests.engine_examples import small_model
 from tests.loop_examples import a_batch, cold_start, flat, learned, settings
@@ -80,17 +80,17 @@ def test_an_engine_that_is_not_asked_tells_none_and_samples_the_same(model):
 
 @pytest.fixture(scope="module")
 def routes(start, batch):
-    return chosen_routes(start.policy, batch[0], settings())
+    return record_trainer_routes(start.policy, batch[0], settings())
 
 
 def test_own_routes_change_nothing_and_are_told_as_none_rerouted(start, batch, routes):
     config = settings(rl__off_policy__routing_replay="r2", rl__minibatches=2, rl__filter__overlong="keep")
-    advantages, weights, _ = advantages_of(batch[0], config)
+    advantages, weights, _ = compute_advantages(batch[0], config)
     found = {}
     for name, of in {"none": None, "own": routes}.items():
         policy = copy.deepcopy(start.policy)
         share = RolloutBatch(batch[0], advantages, weights, routes=of)
-        row = learn(policy, [share], config, Ranks())
+        row = accumulate_gradients(policy, [share], config, Ranks())
         found[name] = torch.cat([p.grad.flatten() for p in policy.parameters()])
         assert row["rerouted"] == 0.0
     assert torch.equal(found["none"], found["own"]) and found["own"].norm() > 0
@@ -106,9 +106,9 @@ def test_other_routes_are_followed_by_the_tokens_that_have_them(start, batch, ro
     apart = max(np.abs(a - b).max() for a, b in zip(own, moved))
     assert apart > 0.1 and all(np.array_equal(a, b) for a, b in zip(own, free))
     config = settings(rl__off_policy__routing_replay="r3", rl__off_policy__engine_dtype="bfloat16", rl__filter__overlong="keep")
-    advantages, weights, _ = advantages_of(batch[0], config)
+    advantages, weights, _ = compute_advantages(batch[0], config)
     share = RolloutBatch(batch[0], advantages, weights, routes=others)
-    row = learn(copy.deepcopy(start.policy), [share], config, Ranks())
+    row = accumulate_gradients(copy.deepcopy(start.policy), [share], config, Ranks())
     assert row["rerouted"] > 0.9
 
 

@@ -14,12 +14,12 @@ import torch
 
 from drlib.config import Config
 from drlib.training import grpo, stages
-from drlib.training.batch import RolloutBatch, advantages_of
+from drlib.training.batch import RolloutBatch, compute_advantages
 from drlib.training.distributed import Ranks
-from drlib.training.learner import learn, micro_batches, record
+from drlib.training.learner import accumulate_gradients, record, split_micro_batches
 from drlib.training.packing import Flat, score
+from drlib.training.rollouts import summarise_rollouts
 from drlib.training.run_folder import read_metrics
-from drlib.training.step_summary import summarise
 from drlib.trajectory import load_trajectories, with_reward
 from tests.loop_examples import (
     a_batch,
@@ -59,7 +59,7 @@ def test_an_update_raises_what_did_better_than_its_siblings(start, batch, tmp_pa
     step = start.step(config, tmp_path / "run")
     train_on(step, batch, 0)
     everything = batch[0] + batch[1]
-    advantages, weights, _ = advantages_of(everything, config)
+    advantages, weights, _ = compute_advantages(everything, config)
     assert (advantages > 0).any() and (advantages < 0).any()
     before = record(start.policy, everything, config)
     after = record(step.model, everything, config)
@@ -74,7 +74,7 @@ def test_each_share_holds_the_advantages_of_its_own_rollouts(start, batch, tmp_p
     step = start.step(settings(), tmp_path / "run")
     shares, _ = prepare(step, batch, 0)
     for share, shard in zip(shares, batch, strict=True):
-        alone, weights, _ = advantages_of(shard, settings())
+        alone, weights, _ = compute_advantages(shard, settings())
         assert share.trajectories == shard
         assert torch.equal(share.advantages_N, alone) and torch.equal(share.weights_N, weights)
     assert not torch.equal(shares[0].advantages_N, shares[1].advantages_N)
@@ -85,7 +85,7 @@ def test_rewards_reach_the_rollouts_that_earned_them(start, batch):
     everything = only_dead(batch)[0] + only_dead(batch)[1]
     lucky = 8
     everything[lucky] = with_reward(everything[lucky], 1.0, {})
-    advantages, _, _ = advantages_of(everything, settings())
+    advantages, _, _ = compute_advantages(everything, settings())
     group = everything[lucky].group_id
     for i, trajectory in enumerate(everything):
         expected = 1.0 if i == lucky else -1 / 5 if trajectory.group_id == group else 0.0
@@ -153,11 +153,11 @@ def test_a_mini_batch_without_any_group_changes_nothing(start, batch, tmp_path, 
 def test_groups_that_could_not_be_judged_are_not_live(batch):
     group = [replace(t, reward=reward) for t, reward in zip(batch[0][:3], (None, 0.0, 0.0))]
     assert len({t.group_id for t in group}) == 1
-    assert summarise(group, [], Ranks())[0]["live_groups"] == 0.0
+    assert summarise_rollouts(group, [], Ranks())[0]["live_groups"] == 0.0
     group[0] = replace(group[0], reward=1.0)
-    assert summarise(group, [], Ranks())[0]["live_groups"] == 1.0
+    assert summarise_rollouts(group, [], Ranks())[0]["live_groups"] == 1.0
     nobody = [replace(t, reward=None) for t in group]
-    assert summarise(nobody, [], Ranks())[0]["live_groups"] == 0.0
+    assert summarise_rollouts(nobody, [], Ranks())[0]["live_groups"] == 0.0
 
 
 # ---------------------------------------------------------------- the balance loss
@@ -176,9 +176,9 @@ def gradient(model, shards, config, recorded=None):
     model = copy.deepcopy(model)
     shares = []
     for shard in shards:
-        advantages, weights, _ = advantages_of(shard, config)
+        advantages, weights, _ = compute_advantages(shard, config)
         shares.append(RolloutBatch(shard, advantages, weights, recorded(shard) if recorded else {}))
-    learn(model, shares, config, Ranks())
+    accumulate_gradients(model, shares, config, Ranks())
     return gradient_of(model)
 
 
@@ -214,7 +214,7 @@ def test_a_kl_term_does_not_scale_the_balance_loss(start, batch):
     found = gradient(start.policy, [everything], config, at_the_reference)
     by_hand, tokens = torch.zeros_like(found), 0
     in_order = list(range(len(everything)))
-    for some in micro_batches(in_order, everything, config.rollout.max_context_tokens):
+    for some in split_micro_batches(in_order, everything, config.rollout.max_context_tokens):
         part = [everything[i] for i in some]
         n = sum(int(t.generated.sum()) for t in part)
         by_hand += n * balance_gradient(start.policy, part)
@@ -291,10 +291,10 @@ def metrics_of(folder):
 
 def test_rl_start_is_named_when_there_is_no_policy_and_counts_by_its_weights(tmp_path):
     with pytest.raises(ValueError, match="rl.start='nowhere'.*no policy"):
-        stages.settings_of("rl", settings(rl__start="nowhere"))
+        stages.stage_settings("rl", settings(rl__start="nowhere"))
     own, committed = settings(rl__start=""), settings()
-    assert stages.settings_of("rl", own)["inputs"].keys() == {"sft"}
-    assert stages.settings_of("rl", committed)["inputs"].keys() == {"world"}
+    assert stages.stage_settings("rl", own)["inputs"].keys() == {"sft"}
+    assert stages.stage_settings("rl", committed)["inputs"].keys() == {"world"}
     copied = tmp_path / "copy"
     copied.mkdir()
     weights = stages.start_folder("rl", committed) / stages.WEIGHTS

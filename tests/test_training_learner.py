@@ -25,16 +25,15 @@ from drlib.rl.losses import policy_loss
 from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
-from drlib.training.batch import RolloutBatch, advantages_of, resample_groups
+from drlib.training.batch import RolloutBatch, compute_advantages, resample_groups
 from drlib.training.callbacks import StepState, emergency_stop
 from drlib.training.data import PHRASES, world_texts
 from drlib.training.distributed import Ranks
-from drlib.training.grpo import GRPOTrainer, engine_weights
-from drlib.training.learner import learn, micro_batches, record
+from drlib.training.grpo import GRPOTrainer, check_rl_settings, engine_weights
+from drlib.training.learner import accumulate_gradients, loss_config, record, split_micro_batches
 from drlib.training.optim import Optimizers
-from drlib.training.question_scheduler import Questions
+from drlib.training.question_scheduler import QuestionScheduler
 from drlib.training.run_folder import Interrupted, RunFolder
-from drlib.training.switches import check_switches, loss_config
 from drlib.trajectory import with_reward
 from drlib.worlds import Names, load_world
 from tests.loop_examples import train_on
@@ -83,9 +82,9 @@ def settings(**changes) -> Config:
 def gradients(policy, rollouts, config, recorded=None):
     """(metrics, all gradients in one vector) of one update."""
     model = copy.deepcopy(policy)
-    advantages, weights, _ = advantages_of(rollouts, config)
+    advantages, weights, _ = compute_advantages(rollouts, config)
     share = RolloutBatch(rollouts, advantages, weights, recorded or {})
-    metrics = learn(model, [share], config, Ranks())
+    metrics = accumulate_gradients(model, [share], config, Ranks())
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return metrics, torch.cat([g.flatten() for g in grads])
 
@@ -103,7 +102,7 @@ def by_hand(policy, rollouts, config, old=None):
         before[i, : len(t.token_ids)] = torch.as_tensor(old[i]) if old else 0
     logp = model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
     logp = logp[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
-    advantages, weights, _ = advantages_of(rollouts, config)
+    advantages, weights, _ = compute_advantages(rollouts, config)
     loss, _ = policy_loss(
         logp,
         behaviour[:, 1:],
@@ -198,11 +197,11 @@ def test_a_kl_term_draws_the_policy_towards_its_reference(policy, rollouts):
     ]
     model = copy.deepcopy(policy)
     share = RolloutBatch(dead, torch.zeros(4), torch.ones(4), {"reference": away})
-    before = learn(model, [share], config, Ranks())["kl"]
+    before = accumulate_gradients(model, [share], config, Ranks())["kl"]
     with torch.no_grad():
         for p in model.parameters():
             p -= 0.02 * p.grad
-    after = learn(model, [share], config, Ranks())["kl"]
+    after = accumulate_gradients(model, [share], config, Ranks())["kl"]
     assert after < before - 1e-4
 
 
@@ -251,16 +250,16 @@ def test_switches_that_would_do_nothing_alone_are_refused():
         ({"rl.sampling.resample": "sort"}, "rl.sampling.oversample"),
     ):
         with pytest.raises(ValueError, match=word):
-            check_switches(settings(**changes))
-    check_switches(settings(rl__loss__correction="icepop", rl__off_policy__staleness=1, rl__minibatches=2))
+            check_rl_settings(settings(**changes))
+    check_rl_settings(settings(rl__loss__correction="icepop", rl__off_policy__staleness=1, rl__minibatches=2))
 
 
 def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts):
     def stepped(config, rollouts, factor):
         model = copy.deepcopy(policy)
         optimizers = Optimizers.adam(model, 1e-3)
-        advantages, weights, _ = advantages_of(rollouts, config)
-        learn(model, [RolloutBatch(rollouts, advantages, weights)], config, Ranks())
+        advantages, weights, _ = compute_advantages(rollouts, config)
+        accumulate_gradients(model, [RolloutBatch(rollouts, advantages, weights)], config, Ranks())
         if stability.ReferenceReset().update(0.1):
             stability.sync_reference(model, policy, *optimizers.parts.values())
         optimizers.step(factor)
@@ -305,7 +304,7 @@ def test_the_frugal_head_is_a_setting_that_holds_no_tokens_by_vocabulary(
 
 def test_micro_batches_hold_everything_once_and_stay_small(rollouts):
     order = [*reversed(range(len(rollouts)))]
-    parts = list(micro_batches(order, rollouts, 30))
+    parts = list(split_micro_batches(order, rollouts, 30))
     assert sum(parts, []) == order and len(parts) > 1
     prompt = {t.task_id: int(t.generated.argmax()) for t in rollouts}
 
@@ -381,7 +380,7 @@ def test_a_resumed_run_stops_at_the_step_at_which_the_whole_one_did(
     policy, rollouts, chat, world, tmp_path, interrupted_after
 ):
     config = settings(rl__steps=40)
-    questions = Questions(config, world, Names.from_world(world))
+    questions = QuestionScheduler(config, world, Names.from_world(world))
 
     def go_on(name, stop_after):
         run = RunFolder(tmp_path / name, {})

@@ -34,7 +34,7 @@ from drlib.training.planner import (
     read_workload,
     step_time,
 )
-from drlib.training.pretrain import shape_of_policy
+from drlib.training.pretrain import policy_shape
 
 REFERENCE = ROOT / "figures" / "reference"
 RUNS = [f"tour/seed{n}_rl.jsonl" for n in range(5)]
@@ -278,7 +278,7 @@ def test_the_small_policy_s_context_is_that_of_the_policy_that_is_made():
     config = Config.load("laptop", rollout__max_context_tokens=2048)
     (fault,) = plan(config, 8).errors
     assert "rollout.max_context_tokens=2048" in fault and "1024" in fault
-    assert build_policy(shape_of_policy(config), 0).config.max_position_embeddings == 1024
+    assert build_policy(policy_shape(config), 0).config.max_position_embeddings == 1024
 
 
 REFUSED = {
@@ -286,7 +286,7 @@ REFUSED = {
     "trainer.fsdp=true needs trainer.backend=trl": {"trainer.fsdp": True},
     "trainer.gradient_checkpointing=true needs trainer.backend=trl": {"trainer.gradient_checkpointing": True},
     "model.dtype=bfloat16 needs trainer.backend=trl": {"model.dtype": "bfloat16"},
-    "needs trainer.backend=trl: the local trainer has the tiny policy only": {"model.path": "x/y", "engine.name": "hf"},
+    "model.path='x/y' needs trainer.backend=trl": {"model.path": "x/y", "engine.name": "hf"},
     "trainer.fsdp=true shards over processes": {"trainer.backend": "trl", "trainer.fsdp": True, "processes": 1},
     "rollout.max_turn_tokens=500 is larger than": {"rollout.max_turn_tokens": 500},
     "engine.name=local runs the tiny policy only": {"trainer.backend": "trl", "model.path": "x/y"},

@@ -12,8 +12,8 @@ import torch
 from drlib.rl.curriculum import RSTAR2_STAGES, Curriculum
 from drlib.training import stages
 from drlib.training.distributed import Ranks
-from drlib.training.question_scheduler import SKILLS, Questions
-from drlib.training.question_selection import QuestionSelection, stages_of
+from drlib.training.question_scheduler import SKILLS, QuestionScheduler
+from drlib.training.question_selection import QuestionSelection, scale_stages
 from drlib.training.rollouts import sample_rollouts
 from drlib.training.run_folder import read_metrics
 from drlib.worlds import Names
@@ -57,7 +57,7 @@ def scripted(start, rights=(), **changes):
     """(asking, agent): 16 questions, eight a step in groups of four; `rights`, the tries of a group
     that are right, one a question."""
     config = settings(rl__questions=8, rl__group=4, rl__curriculum__pool=16, rl__curriculum__python_share=1.0, **changes)
-    questions = Questions(config, start.world, Names.from_world(start.world))
+    questions = QuestionScheduler(config, start.world, Names.from_world(start.world))
     agent = Scripted(dict(zip(questions.pool, rights)))
     return QuestionSelection(config, questions, Ranks(), agent.under, start.chat), agent
 
@@ -110,7 +110,7 @@ def test_what_nobody_could_judge_is_no_outcome(start):
     asking, agent = scripted(start, HALF, rl__curriculum__curation_every=1)
     pool = list(asking.questions.pool)
     begun = asking.begin(0)
-    tasks, worlds = asking.questions.of_pool(pool[8:10])
+    tasks, worlds = asking.questions.pool_questions(pool[8:10])
     agent.right = dict.fromkeys(pool, 4)
     made = sample_rollouts(agent, tasks, worlds, begun.config, 0)
     unjudged = [replace(t, reward=None) if t.task_id == pool[8] else t for t in made]
@@ -150,15 +150,15 @@ def test_resumed_curation_draws_the_same_questions(start):
 
 def test_the_stages_are_the_papers_in_proportion():
     paper = settings(rl__steps=510, rollout__max_context_tokens=12_000, rollout__max_calls=15)
-    assert tuple(stages_of(paper)) == RSTAR2_STAGES
-    usual = stages_of(settings(rl__steps=100))
+    assert tuple(scale_stages(paper)) == RSTAR2_STAGES
+    usual = scale_stages(settings(rl__steps=100))
     assert [(s.steps, s.tokens, s.turns) for s in usual] == [
         (59, 298, 4),
         (16, 448, 4),
         (25, 448, 6),
     ]
     for steps in range(3, 60):
-        lengths = [stage.steps for stage in stages_of(settings(rl__steps=steps, rollout__max_calls=1))]
+        lengths = [stage.steps for stage in scale_stages(settings(rl__steps=steps, rollout__max_calls=1))]
         assert sum(lengths) == steps and min(lengths) >= 1
 
 
@@ -197,7 +197,7 @@ def test_with_curation_the_third_stage_begins_it_anew(start):
 
 def test_the_first_window_must_hold_a_question_and_a_turn(start):
     asking, _ = scripted(start, rl__curriculum__stages="three")
-    tasks, _ = asking.questions.of_pool(list(asking.questions.pool))
+    tasks, _ = asking.questions.pool_questions(list(asking.questions.pool))
     needed = 72 + max(len(start.chat.prompt(task.question)) for task in tasks)
     enough = -(-needed * 3 // 2)
     asking, _ = scripted(start, rl__curriculum__stages="three", rollout__max_context_tokens=enough)

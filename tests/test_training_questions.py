@@ -11,10 +11,10 @@ import pytest
 from drlib.rl.curriculum import Curriculum, Epochs
 from drlib.training.question_scheduler import (
     SKILLS,
-    Questions,
-    check_questions,
-    shares_of,
-    source_of,
+    QuestionScheduler,
+    check_question_settings,
+    question_source,
+    source_shares,
 )
 from drlib.worlds import Names, fictional_world
 from tests.loop_examples import after_a_kill, cold_start, settings
@@ -22,13 +22,13 @@ from tests.loop_examples import after_a_kill, cold_start, settings
 start = cold_start
 
 
-def questions_of(start, **changes) -> Questions:
-    return Questions(settings(**changes), start.world, Names.from_world(start.world))
+def questions_of(start, **changes) -> QuestionScheduler:
+    return QuestionScheduler(settings(**changes), start.world, Names.from_world(start.world))
 
 
 def sources(drawn) -> list[str]:
     tasks, worlds = drawn
-    return [source_of(task, worlds) for task in tasks]
+    return [question_source(task, worlds) for task in tasks]
 
 
 # ---------------------------------------------------------------- sources and kinds
@@ -64,14 +64,14 @@ def test_a_second_draw_of_a_step_has_other_questions(start):
 
 
 def test_the_shares_are_those_of_the_settings_as_written():
-    assert shares_of(settings(**MIXED)) == {
+    assert source_shares(settings(**MIXED)) == {
         "trail": Fraction(1, 5),
         "python": Fraction(1, 5),
         "real": Fraction(3, 10),
         "fictional": Fraction(3, 10),
     }
-    assert shares_of(settings(rl__curriculum__python_share=1.0)) == {"python": 1}
-    assert shares_of(settings(rl__curriculum__python_share=0.0, rl__curriculum__fictional_share=0.3)) == {
+    assert source_shares(settings(rl__curriculum__python_share=1.0)) == {"python": 1}
+    assert source_shares(settings(rl__curriculum__python_share=0.0, rl__curriculum__fictional_share=0.3)) == {
         "real": Fraction(7, 10),
         "fictional": Fraction(3, 10),
     }
@@ -128,7 +128,7 @@ def test_a_pool_is_drawn_once_from_the_seed_and_asked_in_epochs(start):
     other = questions_of(start, seed=1, **pool)
     assert len(questions.pool) == 20 and list(questions.pool) == list(same.pool)
     assert not {*questions.pool} & {*other.pool}
-    everything = questions.of_pool(list(questions.pool))
+    everything = questions.pool_questions(list(questions.pool))
     kinds = Counter(sources(everything))
     assert kinds == {"trail": 4, "python": 4, "real": 6, "fictional": 6}
     curriculum, asked = Curriculum(SKILLS), []
@@ -177,7 +177,7 @@ def test_a_pool_has_kinds_evenly_and_different_questions_only(start):
     small = fictional_world(1, Names.from_world(start.world))
     few = settings(rl__curriculum__pool=3000, rl__curriculum__python_share=0.0, rl__curriculum__fictional_share=0.0)
     with pytest.raises(ValueError, match=r"rl.curriculum.pool=3000: only \d+ different questions.*lower it"):
-        Questions(few, small, Names.from_world(start.world))
+        QuestionScheduler(few, small, Names.from_world(start.world))
 
 
 @pytest.mark.parametrize(
@@ -191,4 +191,4 @@ def test_a_pool_has_kinds_evenly_and_different_questions_only(start):
 )
 def test_settings_that_do_not_go_together_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
-        check_questions(settings(**changes))
+        check_question_settings(settings(**changes))

@@ -168,7 +168,7 @@ def test_two_nodes_reach_torchruns_weights_after_ctrl_c_and_a_workers_death(
     runs, cluster, tmp_path
 ):
     final = stages.folder("cpt", settings(**STEPS), runs)
-    partial = RunFolder(final, stages.settings_of("cpt", settings(**STEPS))).path
+    partial = RunFolder(final, stages.stage_settings("cpt", settings(**STEPS))).path
     arguments = ["cpt", *(f"--{name}={value}" for name, value in STEPS.items())]
     cut = command(cluster, runs, *arguments)
     until(lambda: (partial / CHECKPOINT).exists() and len(read_metrics(partial)) > 1)
@@ -176,7 +176,7 @@ def test_two_nodes_reach_torchruns_weights_after_ctrl_c_and_a_workers_death(
     out, said = cut.communicate(timeout=200)
     assert (cut.returncode, out) == (130, ""), said
     assert said.splitlines()[-1] == f"interrupted: {ray_training.RESUME}"
-    assert not RunFolder.complete(final) and not leftovers(runs)
+    assert not RunFolder.is_complete(final) and not leftovers(runs)
     done = len(read_metrics(partial))
     assert 2 <= done < 24
     again = command(cluster, runs, *arguments, "--restarts=1")

@@ -23,7 +23,7 @@ from drlib.training.learner import FINAL_LR
 from drlib.training.model_setup import build_lora_config, find_policy, load_model
 from drlib.training.optim import schedule
 from drlib.training.planner import measure_rates, read_workload
-from drlib.training.question_scheduler import Questions
+from drlib.training.question_scheduler import QuestionScheduler
 from drlib.training.run_folder import read_manifest, read_metrics
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import ColdStart, settings
@@ -230,7 +230,7 @@ def test_a_killed_stage_goes_on(pool, place, tmp_path):
 
 def test_a_pool_without_a_right_attempt_is_one_clear_line(place):
     config = miniature(place, "qwen3", demonstrations__teacher="model", demonstrations__rollouts=1, demonstrations__count=2)
-    with pytest.raises(ValueError, match="keeps no attempt of those.*demonstrations.teacher=solver"):
+    with pytest.raises(ValueError, match="keeps no demonstration.*demonstrations.teacher=solver"):
         built("sft", config, place / "runs")
 
 
@@ -345,13 +345,13 @@ def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path, monkeypatc
     """A step's questions are drawn when it comes, by what the step before has shown; and its
     rollouts are by the weights of the step before."""
     seen = []
-    draw = Questions.draw
+    draw = QuestionScheduler.draw
 
     def noted(self, step, curriculum, *again):
         seen.append(curriculum.state_dict())
         return draw(self, step, curriculum, *again)
 
-    monkeypatch.setattr(Questions, "draw", noted)
+    monkeypatch.setattr(QuestionScheduler, "draw", noted)
     config = tour(rl__steps=2, rl__lr=1e-2)
     rows = read_metrics(built("rl", config, tmp_path))
     first, second = seen

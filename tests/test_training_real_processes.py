@@ -116,7 +116,7 @@ def test_sharded_over_two_processes_it_is_the_same(place, tmp_path, rank):
 def test_killed_and_started_again_it_reaches_the_same_weights(place, tmp_path, stage, changes):
     config = prepared(place, processes=1, **changes)
     whole = built(stage, config, place / "runs")
-    for name in stages.before(stage, config)[:-1]:
+    for name in stages.list_ancestors(stage, config)[:-1]:
         built(name, config, tmp_path)
     final = stages.folder(stage, config, tmp_path)
     partial = final.with_name(final.name + ".partial")

@@ -39,7 +39,7 @@ def test_every_setting_is_declared_for_stages_that_there_are_and_says_what_it_is
 def test_a_stage_s_folder_changes_with_each_setting_that_it_may_read(tmp_path, name):
     config = Config.load("laptop")
     usual = stages.folder(name, config, tmp_path)
-    readable = stages.readable(name, config)
+    readable = stages.restricted_config(name, config)
     for setting, field in FIELDS.items():
         changed = stages.folder(name, config.derive(**{setting: other(setting, field)}), tmp_path)
         try:
@@ -120,11 +120,11 @@ def test_a_stage_that_reads_what_is_not_declared_for_it_stops_and_says_so(tmp_pa
     build_world(tmp_path)
     with pytest.raises(AttributeError, match="'rl.lr', which is declared for .'rl',."):
         build.build("toy", settings(), tmp_path)
-    assert not RunFolder.complete(stages.folder("toy", settings(), tmp_path))
+    assert not RunFolder.is_complete(stages.folder("toy", settings(), tmp_path))
 
 
 def reads_a_foreign_setting(config, run_dir, ranks):
-    RunFolder(run_dir, stages.settings_of("toy", config), ranks).finish({"lr": config.rl.lr})
+    RunFolder(run_dir, stages.stage_settings("toy", config), ranks).finish({"lr": config.rl.lr})
 
 
 def test_names_are_taken_once_and_inputs_must_exist(monkeypatch):
@@ -147,7 +147,7 @@ def test_the_seed_counts_where_rl_has_no_cold_start_of_its_own(tmp_path):
 
 def test_a_restricted_config_still_gives_all_of_itself_to_the_graph():
     config = settings(rl__lr=0.5)
-    some = stages.readable("world", config)
+    some = stages.restricted_config("world", config)
     assert some.world.name == "tour" and some.unrestricted() == config
     with pytest.raises(AttributeError, match="rl.lr"):
         _ = some.rl.lr
@@ -172,7 +172,7 @@ def test_the_command_builds_what_is_missing_once_and_says_so(tmp_path):
     few |= {"model.hidden": 32, "model.layers": 2, "processes": 1}
     config = Config.load("ci", **few)
     names = ["world", "untrained", "cpt", "demonstrations", "sft"]
-    assert stages.needed("sft", config, tmp_path) == names
+    assert stages.missing_stages("sft", config, tmp_path) == names
     build_stages(("world", "untrained", "demonstrations"), config, tmp_path)
     small = [*(f"--{name}={value}" for name, value in few.items()), "--profile=ci"]
     first = command("sft", f"--runs={tmp_path}", *small)

@@ -15,12 +15,12 @@ import torch
 from drlib.rl.staleness import TrainedGroup
 from drlib.training import stages
 from drlib.training.distributed import Ranks
-from drlib.training.group_replay import GroupReplay, answers_still, plain, restored
-from drlib.training.learner import learn, record
+from drlib.training.group_replay import GroupReplay, is_world_current, plain, restored
+from drlib.training.grpo import check_rl_settings
+from drlib.training.learner import accumulate_gradients, record
 from drlib.training.packing import Flat, score
 from drlib.training.rollouts import step_seed
 from drlib.training.run_folder import read_metrics
-from drlib.training.switches import check_switches
 from drlib.trajectory import Termination, with_reward
 from drlib.worlds.perturbed import perturbed_version
 from tests.loop_examples import (
@@ -131,7 +131,7 @@ def test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities(
     kept = GroupReplay(config, Ranks(), step.callbacks.parts["group_replay"].state_dict())
     own, _ = prepare(step, dead, 1)
     shares, _ = kept.joined(own, 1, step.clock, lambda *of: record_part(step, *of))
-    row = learn(model, shares, config, Ranks())
+    row = accumulate_gradients(model, shares, config, Ranks())
     assert (gradient_of(model) - expected).norm() < 1e-3 * expected.norm()
     assert row["logp_gap"] > 0.01  # the policy has moved: no ratio is 1
 
@@ -176,8 +176,8 @@ def test_groups_that_could_teach_nothing_are_not_kept(start, lively, tmp_path):
 
 def test_nothing_is_replayed_once_its_world_has_changed(start, lively, tmp_path):
     """Sums have no world, and what was learned since the change stays."""
-    assert answers_still("python") and answers_still(perturbed_version("tour-1"))
-    assert not answers_still("tour-1")
+    assert is_world_current("python") and is_world_current(perturbed_version("tour-1"))
+    assert not is_world_current("tour-1")
     config = settings(**{**REPLAYING, "rl.off_policy.replay_groups": 40}, rl__callbacks__world_change=2)
     step = start.step(config, tmp_path / "run")
     train_on(step, lively, 0)
@@ -329,10 +329,10 @@ BAD = [
 @pytest.mark.parametrize(("switches", "words"), BAD)
 def test_settings_that_do_not_go_together_are_refused(switches, words):
     with pytest.raises(ValueError, match=words):
-        check_switches(settings(**switches))
+        check_rl_settings(settings(**switches))
 
 
 def test_settings_that_go_together_pass():
-    check_switches(settings(rl__off_policy__replay_age=9))
-    check_switches(settings(rl__off_policy__replay_groups=2, rl__filter__max_age=3, rl__loss__correction="icepop"))
-    check_switches(settings(**EVERYTHING))
+    check_rl_settings(settings(rl__off_policy__replay_age=9))
+    check_rl_settings(settings(rl__off_policy__replay_groups=2, rl__filter__max_age=3, rl__loss__correction="icepop"))
+    check_rl_settings(settings(**EVERYTHING))

@@ -12,9 +12,15 @@ import torch
 from drlib.rewards.controls import majority_wrong_answer, shuffle_rewards
 from drlib.rl.resampling import drop_zero_variance_groups
 from drlib.task import Task, normalise_answer
-from drlib.training.batch import advantages_of, filter_of
+from drlib.training.batch import build_filter, compute_advantages
 from drlib.training.distributed import Ranks
-from drlib.training.rollouts import first_live, judged, reward_of, rewarded, sample_rollouts
+from drlib.training.rollouts import (
+    adjust_rewards,
+    build_reward,
+    find_live_groups,
+    judge_rollout,
+    sample_rollouts,
+)
 from drlib.trajectory import Termination, with_reward
 from tests.loop_examples import a_batch, cold_start, collect, flat, learned, settings
 
@@ -114,7 +120,7 @@ def test_what_could_not_be_judged_has_no_reward_under_any_label(usual):
     group = [*right[:3], with_reward(right[3], None, {"correct": 0.0})]
     for labels in ("right", "shuffled", "wrong"):
         config = settings(rl__reward__labels=labels, rl__reward__overlong_buffer=20)
-        found = rewarded(group, tasks[0], config, generator())
+        found = adjust_rewards(group, tasks[0], config, generator())
         assert found[3].reward is None and None not in [t.reward for t in found[:3]]
 
 
@@ -128,10 +134,10 @@ def test_the_last_tokens_before_the_limit_cost_up_to_one(usual):
     buffer = limit - len(ended) + 10  # its last 10 tokens lie within
     config = settings(rl__reward__overlong_buffer=buffer)
     fresh = [with_reward(t, 1.0, {"correct": 1.0}) for t in (ended, cut)]
-    one, two = rewarded(fresh, tasks[0], config, generator())
+    one, two = adjust_rewards(fresh, tasks[0], config, generator())
     assert one.reward == pytest.approx(1 - 10 / buffer) and two.reward == 0.0
     assert one.reward_parts == {"correct": 1.0, "length": pytest.approx(-10 / buffer)}
-    (free,) = rewarded(fresh[:1], tasks[0], settings(rl__reward__overlong_buffer=5), generator())
+    (free,) = adjust_rewards(fresh[:1], tasks[0], settings(rl__reward__overlong_buffer=5), generator())
     assert free.reward == (1.0 if len(ended) <= limit - 5 else pytest.approx(free.reward))
 
 
@@ -202,9 +208,9 @@ def test_the_first_live_groups_are_those_whose_questions_were_drawn_first(batch)
         group(0, 1.0, 1.0) + group(12, 1.0, 0.0) + group(2, 0.0, 1.0),
         group(1, None, 1.0) + group(9, 0.5, 1.0),
     ]
-    assert first_live(shards, 2, Ranks()) == {"7-2", "7-9"}
-    assert first_live(shards, 9, Ranks()) == {"7-2", "7-9", "7-12"}
-    assert first_live([group(1, 1.0, None)], 3, Ranks()) == set()
+    assert find_live_groups(shards, 2, Ranks()) == {"7-2", "7-9"}
+    assert find_live_groups(shards, 9, Ranks()) == {"7-2", "7-9", "7-12"}
+    assert find_live_groups([group(1, 1.0, None)], 3, Ranks()) == set()
 
 
 def test_a_step_without_any_live_group_is_kept_whole(start, tmp_path):
@@ -219,8 +225,8 @@ def test_a_step_without_any_live_group_is_kept_whole(start, tmp_path):
 def test_live_groups_stand_in_the_place_of_dead_ones(batch):
     trajectories = batch[0] + batch[1]
     config = settings(rl__filter__overlong="keep")
-    advantages, weights, _ = advantages_of(trajectories, config)
-    same, copies, _ = advantages_of(trajectories, config.derive(rl__sampling__duplicate=True))
+    advantages, weights, _ = compute_advantages(trajectories, config)
+    same, copies, _ = compute_advantages(trajectories, config.derive(rl__sampling__duplicate=True))
     assert torch.equal(advantages, same) and (weights == 1).all()
     rewards = torch.tensor([t.reward for t in trajectories])
     groups = torch.arange(len(trajectories)) // 6
@@ -233,7 +239,7 @@ def test_live_groups_stand_in_the_place_of_dead_ones(batch):
 
 def test_without_any_live_group_nothing_is_duplicated(batch):
     dead = [with_reward(t, 0.0, t.reward_parts) for t in batch[0]]
-    _, weights, _ = advantages_of(dead, settings(rl__sampling__duplicate=True))
+    _, weights, _ = compute_advantages(dead, settings(rl__sampling__duplicate=True))
     assert (weights == 0).all()
 
 
@@ -243,10 +249,10 @@ def test_the_pipeline_weighs_what_is_of_low_quality_and_drops_copies(batch):
     clumsy = next(i for i, t in enumerate(trajectories) if t.answer is not None)
     refused = replace(trajectories[clumsy], termination=Termination.FORMAT)
     trajectories[clumsy] = refused
-    _, weights, report = advantages_of(trajectories, config)
+    _, weights, report = compute_advantages(trajectories, config)
     assert weights[clumsy] == 0.25
     assert set(weights.tolist()) <= {0.0, 0.25, 1.0} and report["labels"]["low"] >= 1
-    assert filter_of(config).pipeline.low_weight == 0.25 and filter_of(settings()).pipeline is None
+    assert build_filter(config).pipeline.low_weight == 0.25 and build_filter(settings()).pipeline is None
 
 
 def test_the_pipeline_is_a_part_of_the_step(start, batch, tmp_path):
@@ -261,7 +267,7 @@ def test_the_pipeline_is_a_part_of_the_step(start, batch, tmp_path):
 
 def test_rewards_by_name_are_judged_with_what_is_right_beside_them(usual):
     right, tasks = usual
-    coin = reward_of(settings(rl__reward__name="random"))
-    found = [judged(t, tasks[i // 6], coin) for i, t in enumerate(right)]
+    coin = build_reward(settings(rl__reward__name="random"))
+    found = [judge_rollout(t, tasks[i // 6], coin) for i, t in enumerate(right)]
     assert [t.reward_parts["correct"] for t in found] == [t.reward for t in right]
     assert [t.reward for t in found] != [t.reward for t in right]

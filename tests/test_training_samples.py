@@ -13,9 +13,9 @@ import torch
 from drlib.questions.chains import NEXT_PAGE
 from drlib.rl.curriculum import Curriculum
 from drlib.rl.resampling import truncate_to_multiple
-from drlib.training.question_scheduler import SKILLS, Questions
-from drlib.training.rollouts import all_contexts, contexts_of
-from drlib.training.switches import check_switches
+from drlib.training.grpo import check_rl_settings
+from drlib.training.question_scheduler import SKILLS, QuestionScheduler
+from drlib.training.rollouts import split_all_contexts, split_contexts
 from drlib.worlds import Names
 from tests.loop_examples import a_batch, cold_start, flat, prepare, settings, train_on
 
@@ -45,7 +45,7 @@ def rollouts(batch):
 
 def test_k_summaries_leave_k_plus_one_segments_that_concatenate_to_the_whole(rollouts):
     whole = next(t for t in rollouts if t.turns.max() >= 1)
-    parts = contexts_of(halved(whole))
+    parts = split_contexts(halved(whole))
     assert len(parts) == 2 and all(part.contexts is None for part in parts)
     for name in ("token_ids", "generated", "logprobs", "segments", "versions"):
         joined = np.concatenate([getattr(part, name) for part in parts])
@@ -56,15 +56,15 @@ def test_k_summaries_leave_k_plus_one_segments_that_concatenate_to_the_whole(rol
 
 
 def test_a_rollout_of_one_context_is_itself_and_a_silent_context_is_no_sample(rollouts):
-    assert all(contexts_of(one) == [one] for one in rollouts)
+    assert all(split_contexts(one) == [one] for one in rollouts)
     one = rollouts[0]
     prompt = int(np.argmax(one.generated))
-    (spoken,) = contexts_of(cut(one, prompt, len(one) - prompt))
+    (spoken,) = split_contexts(cut(one, prompt, len(one) - prompt))
     assert spoken.token_ids.tolist() == one.token_ids[prompt:].tolist()
 
 
 def test_all_contexts_names_the_rollout_of_each(rollouts):
-    samples, owners = all_contexts([halved(t) for t in rollouts[:6]])
+    samples, owners = split_all_contexts([halved(t) for t in rollouts[:6]])
     for sample, owner in zip(samples, owners):
         assert sample.id.partition("/")[0] == rollouts[owner].id
     assert sorted({*owners}) == list(range(6))
@@ -136,7 +136,7 @@ def test_down_sampling_drops_at_random_and_refuses_a_multiple_below_one():
     with pytest.raises(ValueError, match="multiple=0"):
         truncate_to_multiple(5, 0)
     with pytest.raises(ValueError, match="rl.advantage.sample_multiple must be at least 1"):
-        check_switches(settings(rl__advantage__sample_multiple=0))
+        check_rl_settings(settings(rl__advantage__sample_multiple=0))
 
 
 def test_the_update_trains_on_a_multiple_of_the_contexts(start, batch, tmp_path):
@@ -144,7 +144,7 @@ def test_the_update_trains_on_a_multiple_of_the_contexts(start, batch, tmp_path)
     split = [[halved(t) for t in shard] for shard in shards]
     _, row, shares = learned_from(start, split, tmp_path / "run", rl__advantage__sample_multiple=13)
     for shard, share in zip(split, shares):
-        n = len(all_contexts(shard)[0])
+        n = len(split_all_contexts(shard)[0])
         assert len(share.trajectories) == n // 13 * 13 < n
 
 
@@ -155,7 +155,7 @@ def test_trails_are_drawn_by_their_share_with_worlds_of_their_own(start):
     config = settings(
         rl__curriculum__trail_share=0.4, rl__curriculum__trail_pages=5, rl__questions=200
     )
-    questions = Questions(config, start.world, Names.from_world(start.world))
+    questions = QuestionScheduler(config, start.world, Names.from_world(start.world))
     tasks, worlds = questions.draw(0, Curriculum(SKILLS))
     trails = [task for task in tasks if task.kind == "trail"]
     assert 55 < len(trails) < 105
@@ -169,8 +169,8 @@ def test_without_trails_the_questions_are_those_of_before(start):
     """The committed runs' draws: a share of 0 takes nothing from the stream."""
     names = Names.from_world(start.world)
     curriculum = Curriculum(SKILLS)
-    plain = Questions(settings(), start.world, names).draw(3, curriculum)[0]
-    other = Questions(settings(rl__curriculum__trail_pages=99), start.world, names).draw(
+    plain = QuestionScheduler(settings(), start.world, names).draw(3, curriculum)[0]
+    other = QuestionScheduler(settings(rl__curriculum__trail_pages=99), start.world, names).draw(
         3, curriculum
     )[0]
     assert plain == other and not any(task.kind == "trail" for task in plain)

@@ -15,7 +15,7 @@ from drlib.demonstrations.agentfounder import ActionRows, memory_of_attempts, re
 from drlib.files import read_json_lines
 from drlib.training import data, pretrain, sft, stages
 from drlib.training.distributed import Ranks
-from drlib.training.packing import mixed
+from drlib.training.packing import mix_streams
 from drlib.training.run_folder import RunFolder, read_manifest, read_metrics
 from drlib.worlds import Names, fictional_world, load_world
 from tests.loop_examples import build_stages
@@ -47,7 +47,7 @@ def trained(runs, **changes) -> dict:
     """The metrics of a cold start with some settings changed."""
     config = Config.load("ci", **SMALL | changes)
     path = stages.folder("sft", config, runs)
-    if not RunFolder.complete(path):
+    if not RunFolder.is_complete(path):
         sft.sft(config, path, Ranks())
     return read_metrics(path)[-1] | read_manifest(path)["metrics"]
 
@@ -144,7 +144,7 @@ def test_tool_use_passes_its_filters_and_is_mixed_in_by_its_share(attempts):
     assert len(samples) > 100 and all("<tool_call>" in text for text in texts)
     assert {text.split()[1] for text in texts} == {"Please"}
     streams = [itertools.repeat(name) for name in ("replay", "used", "own")]
-    drawn = list(itertools.islice(mixed(random.Random(0), streams, (0.3, 0.2)), 4000))
+    drawn = list(itertools.islice(mix_streams(random.Random(0), streams, (0.3, 0.2)), 4000))
     shares = [drawn.count(name) / 4000 for name in ("replay", "used", "own")]
     assert shares == pytest.approx([0.3, 0.2, 0.5], abs=0.03)
 

@@ -241,7 +241,7 @@ def test_interrupted_stage_leaves_a_checkpoint_no_orphan_and_goes_on(runs, tmp_p
     small = {**state, "step": 399}  # as if it had gone on: one step is left
     torch.save(small, partial / "checkpoint.pt")
     assert build_stage("cpt", settings, tmp_path).returncode == 0
-    assert RunFolder.complete(final)
+    assert RunFolder.is_complete(final)
 
 
 def test_full_disk_names_the_file_and_leaves_no_part_of_it(runs, tmp_path):
@@ -261,17 +261,17 @@ def test_half_written_folder_is_not_taken_for_a_finished_one(runs, tmp_path):
     half = stages.folder("cpt", settings, tmp_path)
     half.mkdir()
     (half / "manifest.json").write_text('{"settings": ')
-    assert not RunFolder.complete(half)
-    assert stages.needed("cpt", settings, tmp_path) == ["untrained", "cpt"]
+    assert not RunFolder.is_complete(half)
+    assert stages.missing_stages("cpt", settings, tmp_path) == ["untrained", "cpt"]
     with pytest.raises(RunFolderError, match="'untrained'"):
-        stages.input_folder("cpt", "untrained", settings, tmp_path)
+        stages.require_input("cpt", "untrained", settings, tmp_path)
 
 
 def test_truncated_checkpoint_is_named_with_its_remedy(runs, tmp_path):
     settings = config(pretrain__steps=5)
     link_inputs(runs, tmp_path, settings, "world", "untrained")
     final = stages.folder("cpt", settings, tmp_path)
-    partial = RunFolder(final, stages.settings_of("cpt", settings)).path
+    partial = RunFolder(final, stages.stage_settings("cpt", settings)).path
     (partial / "checkpoint.pt").write_bytes(b"PK\x03\x04 half a file")
     result = build_stage("cpt", settings, tmp_path)
     assert result.returncode == 1
@@ -291,7 +291,7 @@ def test_equal_settings_share_a_folder_and_other_ones_do_not(tmp_path):
 def test_random_reward_stage_draws_the_same_questions_with_another_reward(runs):
     settings = live(rl__steps=1)
     folder = stages.folder("rl_random_reward", settings, runs)
-    random = stages.config_of("rl_random_reward", settings)
+    random = stages.stage_config("rl_random_reward", settings)
     metrics = grpo.grpo(random, folder, Ranks())
     assert metrics["rollouts"] == 8 * 6 and metrics["live_groups"] > 0.5
     assert metrics["logp_gap"] < 1e-5

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from drlib.training.batch import RolloutBatch, advantages_of, without_lost
+from drlib.training.batch import RolloutBatch, compute_advantages, exclude_stale_rollouts
 from drlib.training.distributed import Ranks
-from drlib.training.learner import learn
-from drlib.training.staleness import Clock
-from drlib.training.switches import check_switches
+from drlib.training.grpo import check_rl_settings
+from drlib.training.learner import accumulate_gradients
+from drlib.training.policy_age import Clock
 from drlib.trajectory import Termination, with_reward
 from tests.loop_examples import (
     a_batch,
@@ -136,7 +136,7 @@ def damaged(batch):
 def test_a_group_that_lost_less_than_half_is_filled_and_another_left_out(damaged):
     shard, filled, lost = damaged
     config = settings(rl__filter__overlong="keep", rl__filter__repair_groups=True)
-    advantages, weights, report = advantages_of(shard, config)
+    advantages, weights, report = compute_advantages(shard, config)
     rest = [i for i in range(len(shard)) if i not in {*filled, *lost}]
     assert weights[filled].tolist() == [2, 2, 1, 1, 0, 0]  # as many as the group had
     assert not weights[lost].any() and not advantages[lost].any()
@@ -150,7 +150,7 @@ def test_a_group_that_lost_less_than_half_is_filled_and_another_left_out(damaged
     assert advantages[filled].tolist() == pytest.approx([*by_hand, 0, 0])
 
     # without it both train with what is left of them
-    _, usual, report = advantages_of(shard, config.derive(rl__filter__repair_groups=False))
+    _, usual, report = compute_advantages(shard, config.derive(rl__filter__repair_groups=False))
     assert usual[filled].tolist() == [1, 1, 1, 1, 0, 0] and usual[lost].sum() == 3
     assert report["lost"] == {}
 
@@ -158,7 +158,7 @@ def test_a_group_that_lost_less_than_half_is_filled_and_another_left_out(damaged
 def test_a_copy_by_weight_has_the_gradient_of_a_copy(start, damaged):
     shard, filled, _ = damaged
     config = settings(rl__filter__overlong="keep", rl__filter__repair_groups=True, trainer__balance_coef=0.0)
-    advantages, weights, _ = advantages_of(shard, config)
+    advantages, weights, _ = compute_advantages(shard, config)
     twice = [*range(len(shard)), *filled[:2]]
     ones = (weights > 0).float()
     found = []
@@ -167,7 +167,7 @@ def test_a_copy_by_weight_has_the_gradient_of_a_copy(start, damaged):
         RolloutBatch([shard[i] for i in twice], advantages[twice], ones[twice]),
     ):
         model = copy.deepcopy(start.policy)
-        row = learn(model, [share], config, Ranks(), start.chat.tokenizer.pad_token_id)
+        row = accumulate_gradients(model, [share], config, Ranks(), start.chat.tokenizer.pad_token_id)
         assert row["trained_share"] > 0
         found.append(gradient_of(model))
     assert found[0].norm() > 0
@@ -180,7 +180,7 @@ def test_groups_lose_stale_rollouts_too_and_whole_groups_are_none_repaired(batch
     config = settings(rl__off_policy__staleness=1, rl__filter__max_age=1, rl__filter__repair_groups=True)
     shard = [of_version(t, int(i not in (0, 6, 7, 8))) for i, t in enumerate(batch[0])]
     ones = torch.ones(len(shard))
-    weights, valid, columns = without_lost(shard, ones, ones > 0, config, clock)
+    weights, valid, columns = exclude_stale_rollouts(shard, ones, ones > 0, config, clock)
     assert columns == {"filtered_stale": 4, "repaired_groups": 1, "lost_groups": 1}
     assert weights[:6].tolist() == [0, 2, 1, 1, 1, 1] and not weights[6:12].any()
     assert valid.tolist() == (weights > 0).tolist() and set(weights[12:].tolist()) == {1}
@@ -194,6 +194,6 @@ def test_the_row_counts_the_repaired_groups_of_all_shards(start, damaged, batch,
 
 def test_an_age_that_nothing_can_have_is_refused():
     with pytest.raises(ValueError, match="rl.filter.max_age=2: every rollout.*set rl.off_policy.staleness or rl.off_policy.replay_groups"):
-        check_switches(settings(rl__filter__max_age=2))
-    check_switches(settings(rl__filter__max_age=2, rl__off_policy__staleness=1))
-    check_switches(settings(rl__filter__max_age=2, rl__off_policy__replay_groups=2))
+        check_rl_settings(settings(rl__filter__max_age=2))
+    check_rl_settings(settings(rl__filter__max_age=2, rl__off_policy__staleness=1))
+    check_rl_settings(settings(rl__filter__max_age=2, rl__off_policy__replay_groups=2))

@@ -13,8 +13,8 @@ from drlib.config import FIELDS
 from drlib.questions.chains import PYTHON_KINDS
 from drlib.rl.resampling import error_penalty, format_penalty
 from drlib.training.batch import resample_groups
+from drlib.training.grpo import check_rl_settings
 from drlib.training.rollouts import sample_rollouts
-from drlib.training.switches import check_switches
 from drlib.trajectory import Termination
 from tests.loop_examples import a_batch, cold_start, flat, learned, settings, train_on
 
@@ -288,4 +288,4 @@ def test_resampling_keeps_the_cleanest_successes_of_every_group(start, tmp_path)
 
 def test_a_greedy_rollout_cannot_be_trained_on():
     with pytest.raises(ValueError, match="rl.temperature must be above 0"):
-        check_switches(settings(rl__temperature=0.0))
+        check_rl_settings(settings(rl__temperature=0.0))

@@ -13,10 +13,15 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from drlib.rl.losses import policy_loss
-from drlib.training.batch import RolloutBatch, advantages_of
+from drlib.training.batch import RolloutBatch, compute_advantages
 from drlib.training.distributed import Ranks
-from drlib.training.learner import choosing_tokens, chosen_tokens, learn
-from drlib.training.switches import check_switches, loss_config
+from drlib.training.grpo import check_rl_settings
+from drlib.training.learner import (
+    accumulate_gradients,
+    loss_config,
+    mark_top_share,
+    select_learning_tokens,
+)
 from tests.loop_examples import a_batch, cold_start, learned, settings
 
 start = cold_start
@@ -25,14 +30,14 @@ USUAL = {"rl.filter.overlong": "keep", "trainer.balance_coef": 0.0}
 
 
 def share_of(trajectories, config, weights=None) -> RolloutBatch:
-    advantages_N, weights_N, _ = advantages_of(trajectories, config)
+    advantages_N, weights_N, _ = compute_advantages(trajectories, config)
     return RolloutBatch(trajectories, advantages_N, weights_N if weights is None else weights)
 
 
 def gradient_of(start, shares, config) -> tuple[dict, torch.Tensor]:
     """(metrics, the gradient in one vector) of one update from the cold start."""
     model = copy.deepcopy(start.policy)
-    row = learn(model, shares, config, Ranks(), start.chat.tokenizer.pad_token_id)
+    row = accumulate_gradients(model, shares, config, Ranks(), start.chat.tokenizer.pad_token_id)
     return row, torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
@@ -74,18 +79,18 @@ def test_a_weight_that_is_none_is_refused(batch, wrong):
 
 def test_the_highest_of_all_sequences_are_chosen_and_ties_go_to_the_earlier():
     scores = [np.float32([0.1, 0.9]), np.float32([]), np.float32([0.5, 0.9, 0.9])]
-    found = chosen_tokens(scores, 0.4)  # 2 of 5
+    found = mark_top_share(scores, 0.4)  # 2 of 5
     assert [mask.tolist() for mask in found] == [[False, True], [], [False, True, False]]
-    found = chosen_tokens(scores, 0.41)  # ceil(2.05) = 3
+    found = mark_top_share(scores, 0.41)  # ceil(2.05) = 3
     assert [mask.tolist() for mask in found] == [[False, True], [], [False, True, True]]
-    assert chosen_tokens([np.float32([])], 0.2)[0].tolist() == []
+    assert mark_top_share([np.float32([])], 0.2)[0].tolist() == []
 
 
 def test_a_batch_s_tokens_are_ranked_over_all_its_shards(start, batch):
     """By sorting all entropies; in which shard a rollout lies does not matter."""
     config = settings(**USUAL, rl__loss__top_entropy=0.2)
     shares = [share_of(shard, config) for shard in batch]
-    found = choosing_tokens(shares, "batch", config, Ranks())
+    found = select_learning_tokens(shares, "batch", config, Ranks())
     everything = np.concatenate([t.entropies[t.generated] for shard in batch for t in shard])
     masks = [m[t.generated] for s in found for m, t in zip(s.learning, s.trajectories)]
     chosen = np.concatenate(masks)
@@ -93,7 +98,7 @@ def test_a_batch_s_tokens_are_ranked_over_all_its_shards(start, batch):
     assert everything[chosen].min() >= everything[~chosen].max()
     outside = [m[~t.generated].any() for s in found for m, t in zip(s.learning, s.trajectories)]
     assert not any(outside)
-    assert choosing_tokens(shares, "mini", config, Ranks()) == shares
+    assert select_learning_tokens(shares, "mini", config, Ranks()) == shares
 
 
 def test_the_gradient_is_that_of_the_loss_with_the_same_choice(start, batch):
@@ -109,7 +114,7 @@ def test_the_gradient_is_that_of_the_loss_with_the_same_choice(start, batch):
     ids = pad_sequence([torch.as_tensor(t.token_ids).long() for t in trajectories], True)
     logp = model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
     logp = logp[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
-    advantages, weights, _ = advantages_of(trajectories, config)
+    advantages, weights, _ = compute_advantages(trajectories, config)
     mask = padded([t.generated for t in trajectories])
     loss, metrics = policy_loss(
         logp,
@@ -164,7 +169,7 @@ def test_bottom_and_top_are_the_two_parts_of_all_tokens(start, batch):
     masks = {}
     for kind, share in (("top", 0.2), ("bottom", 0.8), ("random", 0.2)):
         of_kind = config.derive(rl__loss__top_entropy=share, rl__loss__entropy_tokens=kind)
-        (found,) = choosing_tokens([share_of(batch[0], of_kind)], "batch", of_kind, Ranks())
+        (found,) = select_learning_tokens([share_of(batch[0], of_kind)], "batch", of_kind, Ranks())
         masks[kind] = np.concatenate(found.learning)
     n = sum(int(t.generated.sum()) for t in batch[0])
     assert masks["top"].sum() == masks["random"].sum() == math.ceil(0.2 * n)
@@ -181,7 +186,7 @@ def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
     share = share_of(batch[0], config)
     live = share.advantages_N != 0
     assert live.any() and not live.all()
-    found = learner._choosing_by_micro_batch(share, loss_config(config), config)
+    found = learner._select_by_micro_batch(share, loss_config(config), config)
     total = 0
     for some in (live.nonzero().flatten().tolist(), (~live).nonzero().flatten().tolist()):
         for one in learner._batches(share.trajectories, some, config):
@@ -214,4 +219,4 @@ def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
 )
 def test_switches_that_do_not_go_together_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check_switches(settings(**changes))
+        check_rl_settings(settings(**changes))

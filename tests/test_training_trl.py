@@ -13,10 +13,9 @@ from drlib.config import Config
 from drlib.models.moe import load_policy
 from drlib.rl import advantages as estimators
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
-from drlib.training.batch import RolloutBatch, advantages_of
+from drlib.training.batch import RolloutBatch, compute_advantages
 from drlib.training.distributed import Ranks
-from drlib.training.learner import learn
-from drlib.training.switches import loss_config
+from drlib.training.learner import accumulate_gradients, loss_config
 from drlib.trajectory import Segment, Termination, Trajectory
 from tests.trl_examples import (
     COMPLETION,
@@ -113,12 +112,12 @@ def test_a_real_step_has_the_gradients_of_the_local_loop(
     made.train()
     (batch,) = batches
     rollouts = [trajectory(batch, i, r) for i, r in enumerate(rewards)]
-    advantages, weights, report = advantages_of(rollouts, config)
+    advantages, weights, report = compute_advantages(rollouts, config)
     assert report["reasons"]["overlong"] and 0 < sum(rewards) < len(rewards)  # a mixed batch
     assert torch.equal(batch["loss_weights"], weights)
     torch.testing.assert_close(batch["advantages"], advantages)
     model, _ = load_policy(checkpoint)
-    row = learn(model, [RolloutBatch(rollouts, advantages, weights)], config, Ranks())
+    row = accumulate_gradients(model, [RolloutBatch(rollouts, advantages, weights)], config, Ranks())
     expected = named(model)
     assert_equal_gradients(watch.gradients, expected)
     assert made.state.log_history[0]["policy/ratio_mean"] == pytest.approx(1.0)
@@ -217,7 +216,7 @@ def test_the_answer_s_closing_tag_ends_a_completion_by_default(checkpoint, tmp_p
     made = trainer(checkpoint, tmp_path, reward)
     made._tokenizer.decode = lambda ids, **_: "".join(map(chr, ids))
     whole, cut = (list(map(ord, text)) for text in ("<answer>x</answer>", "<answer>x</answer> and"))
-    assert made._ended(whole) and not made._ended(cut) and not made._ended([])
+    assert made._is_finished(whole) and not made._is_finished(cut) and not made._is_finished([])
 
 
 CASES = {

@@ -55,7 +55,7 @@ def line(folder, tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     names = ("world", "untrained", "demonstrations", "cpt", "sft", "rl", "evaluate_rl")
     made = build_stages(names, config, runs)
-    assert all(RunFolder.complete(path) for path in made.values())
+    assert all(RunFolder.is_complete(path) for path in made.values())
     return config, runs, made
 
 
@@ -75,7 +75,7 @@ def test_every_stage_runs_on_a_user_s_folder_and_asks_about_it(line, folder):
     right = Counter((row["kind"], row["correct"]) for row in asked)
     assert right["search", True] > 5
     # and RL and the evaluation ask about it
-    drawn, invented = question_scheduler.Questions(config, world, Names.from_world(world)).draw(
+    drawn, invented = question_scheduler.QuestionScheduler(config, world, Names.from_world(world)).draw(
         0, Curriculum(question_scheduler.SKILLS)
     )
     searches = [task for task in drawn if task.kind == "search"]
@@ -126,19 +126,19 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_runs(tmp_path):
     ):
         config = Config.load("ci", world__name=world)
         with pytest.raises(ValueError, match=reason):
-            data.training_world(config)
+            data.load_training_world(config)
     (tmp_path / "a.md").write_text("# A\n\nOnly prose, and [a link](b.md).")
     (tmp_path / "b.md").write_text("# B\n\nMore prose.")
     config = Config.load("ci", world__name=f"folder:{tmp_path}")
     path = stages.folder("world", config, tmp_path / "runs")
     with pytest.raises(ValueError, match="Facts of a folder come from front matter"):
         data.build_world(config, path, Ranks())
-    assert not RunFolder.complete(path)
+    assert not RunFolder.is_complete(path)
 
 
 def test_the_shipped_folder_gives_enough_questions_and_the_oracle_answers_them():
     config = Config.load("laptop", world__name=TERN)
-    world, counts = data.training_world(config)
+    world, counts = data.load_training_world(config)
     assert config.world_name == f"folder:{ROOT / 'notebooks/tern'}"
     assert counts["pages"] == counts["pages_with_facts"] > 90
     tasks = [task for task in held_out(world, config) if task.kind == "search"]
@@ -178,17 +178,17 @@ def test_the_engine_s_questions_go_through_the_whole_line(tmp_path):
     # ... and none that anybody was trained on
     world = SmallWorld.load(made["world"] / "world.json")
     several = {outcome.task for outcome in outcomes if outcome.kind.endswith("conditions")}
-    held = {task.id for task in data.engine_questions(world, config, "test").all()}
+    held = {task.id for task in data.build_condition_questions(world, config, "test").all()}
     assert several <= held
 
 
 def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
     config = Config.load("ci", world__name=TERN, questions__source="engine", rl__questions=40)
-    world, _ = data.training_world(config)
-    train = {task.id for task in data.engine_questions(world, config, "train").all()}
+    world, _ = data.load_training_world(config)
+    train = {task.id for task in data.build_condition_questions(world, config, "train").all()}
 
     def drawn(most):
-        source = question_scheduler.Questions(
+        source = question_scheduler.QuestionScheduler(
             config.derive(rl__curriculum__conditions=most), world, Names.from_world(world)
         )
         tasks, invented = source.draw(0, Curriculum(question_scheduler.SKILLS))
@@ -204,8 +204,8 @@ def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
 
 def test_a_policy_that_masters_two_conditions_is_asked_for_three():
     config = Config.load("ci", world__name=TERN, questions__source="engine", rl__questions=60)
-    world, _ = data.training_world(config)
-    source = question_scheduler.Questions(config, world, Names.from_world(world))
+    world, _ = data.load_training_world(config)
+    source = question_scheduler.QuestionScheduler(config, world, Names.from_world(world))
     mastered = dict.fromkeys(question_scheduler.SKILLS, 1.0) | {"c3": 0.5}
     tasks, _ = source.draw(0, Curriculum(question_scheduler.SKILLS, mastered))
     # an invented world that has none of three gives one of two
@@ -221,7 +221,7 @@ def test_a_world_whose_pages_share_nothing_has_no_question_of_two_conditions(fol
         ValueError, match="no question of two conditions on its train side: .*shares"
     ):
         data.build_world(config, path, Ranks())
-    assert not RunFolder.complete(path)
+    assert not RunFolder.is_complete(path)
 
 
 def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeypatch):
@@ -251,7 +251,7 @@ def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeyp
     with model_server(replies) as model:
         settings = {"world.name": f"folder:{notes}", "world.endpoint": model.url}
         config = Config.load("ci", **settings, world__reader="reader", world__vocabulary=1600)
-        world, counts = data.training_world(config)
+        world, counts = data.load_training_world(config)
         for stage in ("stage", "another"):  # as if the first had been killed at its end
             built = tmp_path / stage / "built"
             if stage == "another":
@@ -269,6 +269,6 @@ def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeyp
     with pytest.raises(
         ValueError, match="world_endpoint reads the sentences of a folder, not .*cldr"
     ):
-        data.training_world(
+        data.load_training_world(
             Config.load("ci", world__name="cldr", world__endpoint="http://localhost:1/v1")
         )

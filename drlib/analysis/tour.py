@@ -14,9 +14,9 @@ from pathlib import Path
 
 from drlib.analysis.rendering import is_right
 from drlib.config import Config
-from drlib.intervals import Interval, rate_interval, relative_rate_interval
 from drlib.evaluation.results import CONTROLS, EVALUATED, Results, gather, titles
 from drlib.files import read_json_lines
+from drlib.intervals import Interval, rate_interval, relative_rate_interval
 from drlib.training import stages
 from drlib.training.run_folder import METRICS, RunFolder, read_metrics
 from drlib.trajectory import Trajectory, load_trajectories

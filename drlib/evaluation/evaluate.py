@@ -19,9 +19,9 @@ from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE, build_condition_questions
-from drlib.training.rollouts import rollout_limits
-from drlib.training.model_setup import open_policy
 from drlib.training.distributed import Ranks
+from drlib.training.model_setup import open_policy
+from drlib.training.rollouts import rollout_limits
 from drlib.training.run_folder import RunFolder
 from drlib.trajectory import save_trajectories
 from drlib.worlds import SmallWorld

@@ -20,8 +20,8 @@ import numpy as np
 
 from drlib.config import Config
 from drlib.evaluation.evaluate import Outcome, read_outcomes, rows_of
-from drlib.intervals import Interval, difference_interval, share_interval, wilson_interval
 from drlib.files import write_atomic
+from drlib.intervals import Interval, difference_interval, share_interval, wilson_interval
 from drlib.training import stages
 from drlib.training.data import read_episodes
 from drlib.training.run_folder import git, read_manifest

@@ -25,10 +25,10 @@ from drlib.rl.resampling import (
 from drlib.rl.staleness import StalenessFilter, repair_groups
 from drlib.training.distributed import Ranks
 from drlib.training.flat_routes import Routes
-from drlib.training.rollouts import split_all_contexts, step_seed
 from drlib.training.policy_age import Clock
+from drlib.training.rollouts import split_all_contexts, step_seed
 from drlib.trajectory import Trajectory
-from drlib.validation import require
+from drlib.validation import require, require_within
 
 FILTERED = ("overlong", "env_fault", "unjudged", "hallucination")  # reasons of the default filter
 LOW_QUALITY = ("format", "no_answer", "duplicate")  # further reasons of rl.filter.pipeline
@@ -259,3 +259,11 @@ def _repaired(names: Sequence[str], valid_N: Tensor) -> tuple[Tensor, dict[str, 
         counts["lost_groups"] += not kept
         counts["repaired_groups"] += bool(kept) and not all(valid)
     return times_N, counts
+
+
+def check_batch(config: Config) -> None:
+    """Raise ValueError for invalid filter and advantage settings."""
+    require(
+        config.rl.advantage.sample_multiple >= 1, "rl.advantage.sample_multiple must be at least 1"
+    )
+    require_within(config.rl.filter.low_weight, "(0, 1]", "rl.filter.low_weight")

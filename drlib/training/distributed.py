@@ -1,9 +1,9 @@
-"""Ranks: the processes among which a stage's work is cut, and sums over them.
+"""Ranks: the processes of a stage, and sums over them.
 
-They are started by torchrun (gloo, loopback). Work is cut into SHARDS shards: two processes take
-one each, one takes both, and the bits are the same. More processes share a shard, each a part of
-its samples or questions: what is drawn is the same, and sums are made of other summands, so
-numbers differ by rounding (and the balance loss, which is not linear, by a little more).
+torchrun starts the processes (gloo, loopback). The local loop divides work into SHARDS shards: two
+processes take one each, one process takes both, with bit-identical results. More processes share a
+shard, each with a part of its samples; sums are then grouped differently and differ by rounding
+(the non-linear load-balancing loss by a little more).
 """
 
 import atexit
@@ -20,7 +20,7 @@ SHARDS = 2
 
 
 def all_sum(tensors: list[Tensor]) -> list[Tensor]:
-    """Each summed over all ranks, in one message."""
+    """Sum each tensor over all ranks, in one message."""
     if not dist.is_initialized():
         return tensors
     flat = torch.cat([t.reshape(-1) for t in tensors])
@@ -29,13 +29,14 @@ def all_sum(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def gradients(model: torch.nn.Module) -> list[Tensor]:
-    """One gradient a parameter, zeros where there is none."""
+    """Return one gradient per parameter, zeros if there is none."""
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
 
 
 def gpu_fault(processes: int, gpus: int) -> str:
-    """Why so many processes of TRL's trainer cannot run on a host with `gpus` GPUs; "" where they
-    can, each on its own."""
+    """Return why `processes` TRL processes cannot run on a host with `gpus` GPUs; empty if they
+    can.
+    """
     if processes <= gpus:
         return ""
     there = f"{gpus} GPU{'s' * (gpus != 1)}" if gpus else "no GPU"
@@ -44,8 +45,11 @@ def gpu_fault(processes: int, gpus: int) -> str:
 
 
 def leave_at_once() -> None:
-    """End with status 0 and without the interpreter's own end; what was registered for it is run,
-    but for the farewell of the process group, which its sockets' end says as well."""
+    """Exit with status 0 without the interpreter's shutdown.
+
+    Registered exit functions run, except the shutdown of the process group, which closes with its
+    sockets.
+    """
     atexit.unregister(dist.destroy_process_group)
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -54,14 +58,18 @@ def leave_at_once() -> None:
 
 
 class Ranks:
-    """This process among its siblings. One process without torchrun is rank 0 of 1.
+    """This process among the processes of a stage; rank 0 of 1 without torchrun.
 
-    trainer: as the setting. TRL's stages run on any number of processes, a GPU each where there are
-    some; the local loop cuts its work into SHARDS shards. ValueError: they cannot be shared evenly,
-    or are more than the host's GPUs.
+    Args:
+        trainer: trainer.backend. TRL runs on any number of processes, one GPU each if available,
+            with one block of questions per process. The local loop uses SHARDS shards.
 
-    shards: this process's. part, parts: of a shard that more processes share, its samples are
-    `[part::parts]`.
+    Attributes:
+        shards: shards of this process.
+        part, parts: this process takes the samples [part::parts] of a shared shard.
+
+    Raises:
+        ValueError: the processes cannot share the shards evenly, or exceed the host's GPUs.
     """
 
     def __init__(self, trainer: str = "local"):
@@ -104,23 +112,23 @@ class Ranks:
         return mine[self.part :: self.parts]
 
     def sum_gradients(self, model: torch.nn.Module) -> float:
-        """Add the gradients of all ranks into each; clip them to norm 1 and return their norm."""
+        """Sum the gradients over ranks, clip them to norm 1 and return their norm."""
         params = list(model.parameters())
         for p, total in zip(params, all_sum(gradients(model))):
             p.grad = total
         return float(torch.nn.utils.clip_grad_norm_(params, 1.0))
 
     def sum(self, values: dict[str, float]) -> dict[str, float]:
-        """The same numbers, in the same order on every rank, summed over ranks (in float64)."""
+        """Sum numbers over ranks in float64; every rank passes the same names in the same order."""
         total = all_sum([torch.tensor([*values.values()], dtype=torch.float64)])[0]
         return dict(zip(values, total.tolist()))
 
     def gather(self, rows: list) -> list:
-        """All ranks' rows, in the order of ranks."""
+        """Concatenate the rows of all ranks, in rank order."""
         return [row for part in self.gather_parts(rows) for row in part]
 
     def gather_parts(self, rows: list) -> list[list]:
-        """Each rank's rows."""
+        """Return the rows of each rank."""
         parts = [rows] * self.size
         if self.size > 1:
             dist.all_gather_object(parts, rows)
@@ -131,11 +139,11 @@ class Ranks:
             dist.barrier()
 
     def leave(self) -> None:
-        """End this process, all its work being done, with status 0; a process alone goes on.
+        """Exit with status 0 after all ranks have finished; a single process returns.
 
-        The interpreter's own end takes the GIL from threads that gloo's groups still have, most of
-        all those of a sharded model, and now and then that aborts a process which has written
-        everything ("terminate called without an active exception", status -6). So it is left out.
+        The interpreter's shutdown takes the GIL from threads of gloo's groups, which sometimes aborts
+        a process that has written everything ("terminate called without an active exception", status
+        -6). It is therefore skipped.
         """
         if self.size > 1:
             self.barrier()

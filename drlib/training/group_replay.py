@@ -25,8 +25,8 @@ from drlib.rl.staleness import ReplayBuffer, TrainedGroup, age, replay_weights
 from drlib.training.batch import RolloutBatch
 from drlib.training.callbacks import CALLBACKS, Callback, StepState
 from drlib.training.distributed import SHARDS, Ranks
-from drlib.training.rollouts import has_changed, step_seed
 from drlib.training.policy_age import Clock
+from drlib.training.rollouts import has_changed, step_seed
 from drlib.trajectory import Termination, Trajectory
 from drlib.worlds.perturbed import perturbed_version
 

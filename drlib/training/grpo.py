@@ -20,17 +20,20 @@ from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import group_replay, question_selection  # noqa: F401  registers callbacks
-from drlib.training.batch import prepare_batch, truncate_batch
-from drlib.training.callbacks import StepState, build_callbacks
+from drlib.training.batch import check_batch, prepare_batch, truncate_batch
+from drlib.training.callbacks import StepState, build_callbacks, check_callbacks
 from drlib.training.distributed import Ranks
-from drlib.training.learner import LocalLearner
+from drlib.training.learner import LocalLearner, check_loss, is_off_policy
 from drlib.training.policies import begin_stage, finish_stage
+from drlib.training.policy_age import Clock, check_policy_age
 from drlib.training.question_scheduler import SKILLS, QuestionScheduler
-from drlib.training.rollouts import collect_rollouts, rollout_limits
+from drlib.training.rollouts import (
+    check_rollouts,
+    collect_rollouts,
+    rollout_limits,
+    summarise_rollouts,
+)
 from drlib.training.run_folder import RunFolder
-from drlib.training.policy_age import Clock
-from drlib.training.step_summary import summarise
-from drlib.training.switches import check_rl_settings, off_policy
 from drlib.trajectory import Trajectory, save_trajectories
 from drlib.validation import require
 
@@ -109,7 +112,7 @@ class GRPOTrainer:
 
         # callbacks may add replayed groups, probe questions, or set learning rate and KL coefficient
         state.rollouts = rollouts.everything
-        summary, state.outcomes = summarise(state.rollouts, batch.selected, ranks)
+        summary, state.outcomes = summarise_rollouts(state.rollouts, batch.selected, ranks)
         state.metrics |= {"step": step + 1, **summary, **batch.metrics}
         self.callbacks.on_batch(self, state)
 
@@ -164,6 +167,15 @@ def engine_weights(model, config: Config):
     if config.rl.off_policy.engine_dtype == "float32":
         return model
     return copy.deepcopy(model).to(getattr(torch, config.rl.off_policy.engine_dtype))
+
+
+def check_rl_settings(config: Config) -> None:
+    """Raise ValueError for RL settings without effect or in conflict, in both trainers."""
+    check_policy_age(config)
+    check_rollouts(config)
+    check_batch(config)
+    check_loss(config)
+    check_callbacks(config)
 
 
 def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from trl import GRPOConfig
 
-from drlib.agents import Agent, create_agent
+from drlib.agents import Agent, AgentMixture, create_agent
 from drlib.config import Config
 from drlib.files import write_atomic
 from drlib.models.engine import Engine
@@ -35,8 +35,8 @@ from drlib.training.batch import RolloutBatch, prepare_batch, truncate_batch
 from drlib.training.callbacks import StepState, build_callbacks
 from drlib.training.data import WORLD_FILE
 from drlib.training.distributed import Ranks
-from drlib.training.grpo import KEPT_GROUPS
-from drlib.training.learner import FINAL_LR
+from drlib.training.grpo import KEPT_GROUPS, check_rl_settings
+from drlib.training.learner import FINAL_LR, loss_config
 from drlib.training.model_setup import (
     ChatSetup,
     build_chat,
@@ -50,12 +50,16 @@ from drlib.training.model_setup import (
     save_trained_model,
 )
 from drlib.training.optim import schedule
-from drlib.training.question_scheduler import SKILLS, QuestionScheduler
-from drlib.training.rollouts import collect_rollouts, split_contexts, rollout_limits, step_seed
-from drlib.training.run_folder import RunFolder
 from drlib.training.policy_age import Clock
-from drlib.training.step_summary import summarise
-from drlib.training.switches import check_rl_settings, loss_config
+from drlib.training.question_scheduler import SKILLS, QuestionScheduler
+from drlib.training.rollouts import (
+    collect_rollouts,
+    rollout_limits,
+    split_contexts,
+    step_seed,
+    summarise_rollouts,
+)
+from drlib.training.run_folder import RunFolder
 from drlib.training.trl import (
     CHECKPOINTS,
     GIVEN,
@@ -132,8 +136,8 @@ def check_supported(config: Config) -> None:
     has_kl = config.rl.loss.kl_coef > 0
     require(
         not has_kl or config.rl.sampling.draws == 1,
-        "rl.sampling.draws with rl.loss.kl_coef needs trainer.backend=local: if no group has reward "
-        "variance, the KL term covers all drawn groups, more rows than TRL's batch has",
+        "rl.sampling.draws with rl.loss.kl_coef needs trainer.backend=local: if no group has "
+        "reward variance, the KL term covers all drawn groups, more rows than TRL's batch has",
     )
     moves = config.rl.callbacks.reset_patience > 0 or config.rl.curriculum.stages != "one"
     require(
@@ -185,7 +189,7 @@ class RolloutFunction:
         self.state: StepState | None = None  # of the step whose update has not been logged
         self.has_gradient = False  # True if a rollout of the step has an advantage
 
-    def build_agent(self, config: Config) -> Agent:
+    def build_agent(self, config: Config) -> Agent | AgentMixture:
         """Build the rollout agent with the limits in `config`."""
         limits = rollout_limits(config)
         return create_agent(
@@ -231,7 +235,7 @@ class RolloutFunction:
         if state.config is not config:
             self.agent = self.build_agent(state.config)
 
-        # sample groups of rollouts with tools, reward them; draw again while groups have no variance
+        # sample groups with tools, reward them; draw again while groups have no variance
         rollouts = collect_rollouts(
             self.agent, self.scheduler, self.curriculum, state.config, step, self.ranks
         )
@@ -242,7 +246,7 @@ class RolloutFunction:
 
         # callbacks may probe questions, or set learning rate and KL coefficient
         state.rollouts = rollouts.everything
-        summary, state.outcomes = summarise(state.rollouts, batch.selected, self.ranks)
+        summary, state.outcomes = summarise_rollouts(state.rollouts, batch.selected, self.ranks)
         state.metrics |= {"step": step + 1, **summary, **batch.metrics}
         self.callbacks.on_batch(self, state)
         trainer.scale_learning_rate()
@@ -448,7 +452,8 @@ class AgenticGRPOTrainer(DeepResearchGRPOTrainer):
         rollouts, engine, ranks = self.rollouts, self.rollouts.engine, self.rollouts.ranks
         config = rollouts.config
         if config.engine.name == "hf" and not config.trainer.fsdp:
-            engine.update_weights(engine.model)  # it runs the trained model itself
+            # it runs the trained model itself
+            engine.update_weights(getattr(engine, "model", None))
             return
         # a server is shared by all processes: the first one sends the weights
         is_own = config.engine.name != "server"

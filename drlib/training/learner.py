@@ -36,8 +36,8 @@ from drlib.training.flat_routes import (
 )
 from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
 from drlib.training.packing import Flat, Scored, score
-from drlib.training.switches import loss_config, off_policy
 from drlib.trajectory import Trajectory
+from drlib.validation import require, require_within
 
 FINAL_LR = 0.1  # of the base learning rate, at the last step
 MICRO_BATCH_CONTEXTS = 6  # size of a micro-batch, in full contexts
@@ -528,3 +528,62 @@ def _laid_out(share: RolloutBatch, chosen: Sequence[np.ndarray]) -> list[np.ndar
             mask[trajectory.generated] = some
         found.append(mask)
     return found
+
+
+# ---------------------------------------------------------------- settings
+
+
+def loss_config(config: Config, kl_coef: float | None = None) -> LossConfig:
+    """Build the loss described by rl.loss; `kl_coef` replaces the setting if a callback set it."""
+    loss = config.rl.loss
+    bounds = (loss.correction_low, loss.correction_high)
+    return LossConfig(
+        clip=loss.clip,
+        level=loss.level,
+        aggregate=loss.aggregate,
+        epsilon_low=loss.epsilon_low,
+        epsilon_high=loss.epsilon_high,
+        correction=loss.correction,
+        correction_level=loss.correction_level,
+        kl_coef=loss.kl_coef if kl_coef is None else kl_coef,
+        kl_estimator=loss.kl_estimator,
+        kl_unbiased=loss.kl_unbiased,
+        top_entropy=loss.top_entropy,
+        correction_bounds=bounds if any(bounds) else None,
+        constant_tokens=config.rollout.max_context_tokens if loss.aggregate == "constant" else None,
+        denominator=loss.denominator,
+    )
+
+
+def is_off_policy(config: Config) -> bool:
+    """Return True if the trained policy may differ from the one that sampled."""
+    older = config.rl.off_policy.staleness > 0 or config.rl.off_policy.replay_groups > 0
+    return config.rl.minibatches > 1 or older or config.rl.off_policy.engine_dtype != "float32"
+
+
+def check_loss(config: Config) -> None:
+    """Raise ValueError for loss settings without effect or in conflict."""
+    loss = config.rl.loss
+    require(config.rl.minibatches >= 1, "rl.minibatches must be at least 1")
+    require(
+        is_off_policy(config) or loss.correction == "none",
+        f'rl.loss.correction="{loss.correction}" has no effect if engine and trainer are equal: set '
+        "rl.off_policy.engine_dtype, rl.off_policy.staleness, rl.minibatches or "
+        "rl.off_policy.replay_groups too",
+    )
+    require_within(loss.top_entropy, "(0, 1]", "rl.loss.top_entropy")
+    selects = loss.top_entropy < 1
+    require(
+        selects or loss.entropy_tokens == "top",
+        f'rl.loss.entropy_tokens="{loss.entropy_tokens}" needs a share: set rl.loss.top_entropy',
+    )
+    require(
+        selects or loss.correction != "none" or loss.denominator == "kept",
+        'rl.loss.denominator="all" counts tokens dropped by rl.loss.top_entropy or '
+        "rl.loss.correction: set one of them",
+    )
+    require(
+        loss.kl_coef > 0 or (loss.kl_estimator == "k3" and not loss.kl_unbiased),
+        "rl.loss.kl_estimator and rl.loss.kl_unbiased belong to the KL term: set rl.loss.kl_coef too",
+    )
+    loss_config(config)  # checks the values of the loss itself

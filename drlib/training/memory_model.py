@@ -6,7 +6,7 @@ compare every part with torch's allocations, for transformers 5.17 with sdpa att
 - Trained weights, their gradients and AdamW's two states are float32. With LoRA, the base model is
   kept in model.dtype.
 - A full bfloat16 run on one process computes float32 weights under autocast: the residual stream
-  and the experts stay float32, and every linear layer's weights are copied. FSDP2 casts the weights.
+  and the experts stay float32, and weights of linear layers are copied. FSDP2 casts the weights.
 - With gradient checkpointing, activations are the inputs of all layers and one recomputed layer.
 - Padded rows need a mask, which sdpa converts to numbers: [rows, T, T] in each layer.
 - PEFT adds the product of LoRA adapters to the experts' 3-D weights, so each layer keeps a copy.
@@ -93,7 +93,7 @@ class Shape:
         return rank * 3 * (self.hidden + self.inner)
 
     def expert_adapters(self, rank: int) -> int:
-        """Return the LoRA parameters of one layer's experts; PEFT doubles the rank of gate and up."""
+        """Return the LoRA parameters of one layer's experts; PEFT doubles gate and up."""
         gate_up, down = self.hidden + 2 * self.expert_inner, self.expert_inner + self.hidden
         return rank * self.experts * (2 * gate_up + down)
 
@@ -231,7 +231,7 @@ def load_shape(config: Config) -> Shape:
 
 
 def count_shape(configuration: PreTrainedConfig) -> Shape:
-    """Return the sizes of a transformers configuration; parameters are counted on the meta device."""
+    """Return the sizes of a transformers configuration; parameters are counted on meta."""
     text = configuration.get_text_config()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(text)

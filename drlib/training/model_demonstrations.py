@@ -1,12 +1,11 @@
-"""Stage `demonstrations` where the model demonstrates: its own attempts, right or wrong.
+"""Stage `demonstrations` with demonstrations.teacher=model: the model's own rollouts.
 
-Rejection sampling, as in Tongyi DeepResearch (report, section 3.3) and STaR before it: the model
-tries every question `attempts` times with the real tools, and the cold start trains on what
-`sft.filter` keeps. The pool has the token ids that were sampled, so nothing is tokenised
-again.
+Rejection sampling as in Tongyi DeepResearch (report, section 3.3) and STaR: the model answers every
+question several times with real tools, and the cold start trains on what sft.filter keeps. The
+pool stores the sampled token ids, so nothing is re-tokenised.
 
-A block of questions after the other is written, so that a stage that was killed goes on where it
-was: random numbers depend on the seed and the question alone.
+Questions are processed in blocks. A killed stage resumes at the last complete block, because random
+numbers depend on the seed and the question only.
 """
 
 from pathlib import Path
@@ -24,9 +23,9 @@ from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import (
     WORLD_FILE,
+    build_condition_questions,
     build_demonstrations,
     demonstration_tasks,
-    build_condition_questions,
     pool_row,
 )
 from drlib.training.distributed import Ranks
@@ -42,12 +41,14 @@ from drlib.training.run_folder import RunFolder
 from drlib.trajectory import Trajectory
 from drlib.worlds import SmallWorld
 
-BLOCK = 16  # questions that are tried together
+BLOCK = 16  # questions that are processed together
 POOL = "episodes.jsonl"
 
 
 def demonstrate(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
-    """`episodes.jsonl`, a line an attempt; how many there are, and how many of them are right."""
+    """Write `episodes.jsonl`, one row per rollout; return the numbers of rollouts and correct
+    ones.
+    """
     if config.demonstrations.teacher != "model":
         return build_demonstrations(config, run_dir, ranks)
     run = RunFolder(run_dir, stages.stage_settings("demonstrations", config), ranks)
@@ -66,7 +67,7 @@ def demonstrate(config: Config, run_dir: Path, ranks: Ranks | None = None) -> di
         create_engine(model, where, config) as engine,
     ):
         agent = ReAct(engine, toolbox, chat, rollout_limits(config), system)
-        for first in range(_done(run.path / POOL, config), len(tasks), BLOCK):
+        for first in range(_count_done(run.path / POOL, config), len(tasks), BLOCK):
             block = tasks[first : first + BLOCK]
             tried = agent.run(
                 block,
@@ -76,7 +77,7 @@ def demonstrate(config: Config, run_dir: Path, ranks: Ranks | None = None) -> di
             )
             for number, trajectory in enumerate(tried):
                 task = block[number // config.demonstrations.rollouts]
-                episode = _episode(task, trajectory, toolbox)
+                episode = _build_episode(task, trajectory, toolbox)
                 row = pool_row(task, episode, funnel)
                 row["ids"] = trajectory.token_ids.tolist()
                 row["generated"] = trajectory.generated.tolist()
@@ -86,8 +87,8 @@ def demonstrate(config: Config, run_dir: Path, ranks: Ranks | None = None) -> di
     return run.finish({"episodes": len(rows), "correct": correct})
 
 
-def _done(pool: Path, config: Config) -> int:
-    """Questions whose attempts are all written; a block that a kill cut short is made again."""
+def _count_done(pool: Path, config: Config) -> int:
+    """Return the number of questions in complete blocks; drop an incomplete one."""
     if not pool.exists():
         return 0
     lines = [line for line in pool.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
@@ -96,8 +97,8 @@ def _done(pool: Path, config: Config) -> int:
     return whole
 
 
-def _episode(task: Task, trajectory: Trajectory, toolbox: Toolbox) -> Episode:
-    """The attempt as the funnel judges it."""
+def _build_episode(task: Task, trajectory: Trajectory, toolbox: Toolbox) -> Episode:
+    """Convert a rollout to the episode that the funnel filters."""
     episode = Episode(task, toolbox, None)
     episode.messages = [m for m in trajectory.messages if m["role"] != "system"]
     episode.tool_results = trajectory.tool_results

@@ -1,8 +1,8 @@
 """Models of the stages: loading, chat, engines, adapters, saving.
 
 With trainer.backend=trl a stage trains any causal language model of transformers: model.path, a
-folder or a hub id, or the tiny policy if that is empty. Every stage leaves a Hugging Face folder, or
-`policy.json` with the model's location if it changed nothing.
+folder or a hub id, or the tiny policy if that is empty. Every stage leaves a Hugging Face folder,
+or `policy.json` with the model's location if it changed nothing.
 
 LoRA adapters live within one stage and are merged into the weights at its end, so the next stage,
 vLLM and `drlib ask --folder` need no PEFT. Trained weights are kept in float32 and computed in

@@ -180,7 +180,7 @@ def estimate_rates(rates: Rates, shape: Shape, load: Load, cache: int, context: 
         # the learner also processes prompts and pages
         "train_tokens_s": TRAINING_SHARE * FLOPS / by_token * min(1.0, generated / length),
     }
-    missing = {name: value for name, value in guess.items() if getattr(rates, name) is None}
+    missing: dict[str, Any] = {n: v for n, v in guess.items() if getattr(rates, n) is None}
     return dataclasses.replace(rates, **missing)
 
 
@@ -383,6 +383,7 @@ def check_settings(config: Config) -> list[str]:
     """Return one message per missing path and per combination of settings that excludes itself."""
     trainer, engine, model = config.trainer, config.engine, config.model
     is_local, rollout = trainer.backend == "local", config.rollout
+    is_vllm, is_tiny = engine.name == "vllm", model.path == ""
     needs_trl, context = "needs trainer.backend=trl", rollout.max_context_tokens
     counts = (
         *("processes", "trainer.device_batch", "trainer.pack_tokens"),
@@ -394,18 +395,16 @@ def check_settings(config: Config) -> list[str]:
         f"trainer.gradient_checkpointing=true {needs_trl}": is_local
         and trainer.gradient_checkpointing,
         f"model.dtype={model.dtype} {needs_trl}": is_local and model.dtype != "float32",
-        f"model.path={model.path!r} {needs_trl}: the local trainer has the tiny policy only": is_local
-        and model.path != "",
-        f"trainer.router_bias_rate={trainer.router_bias_rate} needs trainer.backend=local": not is_local
+        f"model.path={model.path!r} {needs_trl}": is_local and not is_tiny,
+        "trainer.router_bias_rate needs trainer.backend=local": not is_local
         and trainer.router_bias_rate > 0,
         "trainer.fsdp=true shards over processes: set processes to 2 or more": not is_local
         and trainer.fsdp
         and config.processes < 2,
         f"rollout.max_turn_tokens={rollout.max_turn_tokens} is larger than "
         f"rollout.max_context_tokens={context}: lower it": rollout.max_turn_tokens > context,
-        "engine.name=local runs the tiny policy only: set engine.name=hf, vllm or server": engine.name
-        == "local"
-        and model.path != "",
+        "engine.name=local runs the tiny policy only: set engine.name=hf or vllm": not is_tiny
+        and engine.name == "local",
         "engine.name=server needs engine.url, the address of a vLLM server": engine.name == "server"
         and not engine.url,
         f"engine.memory_share={engine.memory_share} must be above 0 and below 1": engine.name
@@ -504,8 +503,8 @@ def _check_disks(disk: dict[str, int], runs: Path) -> list[str]:
         size, free = sum(sizes.values()), shutil.disk_usage(_find_existing(next(iter(sizes)))).free
         if size > free:
             faults.append(
-                f"the run writes {size / GIB:.2f} GiB to {' and '.join(map(str, sizes))}, which has "
-                f"{free / GIB:.2f} GiB free: free some, or use another disk (--runs; HF_HOME for "
+                f"the run writes {size / GIB:.2f} GiB to {' and '.join(map(str, sizes))}, "
+                f"which has {free / GIB:.2f} GiB free: free some, or use another disk (--runs; HF_HOME for "
                 "the hub's models)"
             )
     return faults
@@ -595,7 +594,7 @@ def plan(config: Config, device_gb: float | None = None, rates: Rates | None = N
 
 
 def estimate_disk(config: Config, shape: Shape, load: Load) -> dict[str, int]:
-    """Estimate bytes by kind: final models, checkpoints, kept rollouts, metrics, the hub's cache."""
+    """Estimate bytes by kind: models, checkpoints, kept rollouts, metrics, the hub's cache."""
     steps = (config.pretrain.steps, config.sft.steps, config.rl.steps)
     model = shape.parameters * memory_model.ITEMSIZE[load.dtype]
     # a checkpoint has the trained parameters and the two states of each
@@ -668,10 +667,10 @@ def render(done: Plan) -> str:
         f"{gib(needs.activations_checkpointed)}",
         f"  logits: {gib(needs.logits_full)}, with chunked log-probabilities "
         f"{gib(needs.logits_chunked)}",
-        f"engine       {config.engine.name} x {serving.engines}: KV cache {gib(max(serving.cache, 0))}, "
-        f"{_count(shape.kv_bytes(fit.load.itemsize))}B per token, {serving.contexts} full contexts",
-        f"step         {rollouts} rollouts of at most {context} tokens: {_count(rollouts * context)}, "
-        f"generated: {_count(done.work.generated)}",
+        f"engine       {config.engine.name} x {serving.engines}: KV cache "
+        f"{gib(max(serving.cache, 0))}, {_count(shape.kv_bytes(fit.load.itemsize))}B per token, {serving.contexts} full contexts",
+        f"step         {rollouts} rollouts of at most {context} tokens: "
+        f"{_count(rollouts * context)}, generated: {_count(done.work.generated)}",
         f"seconds      generate {time.generate:.3g}, train {time.train:.3g}, sync {time.sync:.3g}; "
         f"synchronous {time.synchronous:.3g}, asynchronous {time.asynchronous:.3g}",
         f"  knee: {time.knee} engines; asynchronous: staleness {time.staleness}, learner busy "

@@ -32,7 +32,7 @@ from drlib.training import stages
 from drlib.training.balance import balance_experts
 from drlib.training.distributed import SHARDS, Ranks
 from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
-from drlib.training.packing import Flat, mix_streams, split_by_size, score
+from drlib.training.packing import Flat, mix_streams, score, split_by_size
 from drlib.training.policies import begin_stage, finish_stage, load_stage_tools
 from drlib.training.run_folder import RunFolder
 from drlib.worlds import Names

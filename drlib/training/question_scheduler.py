@@ -87,7 +87,7 @@ def check_question_settings(config: Config) -> None:
     )
 
 
-class Questions:
+class QuestionScheduler:
     """Sums, and search questions of the real world (train answers) and of fictional ones made on
     the spot, so that what is learned is looking up and not the facts. Chains of one to three
     look-ups; with the engine also questions of up to `rl.curriculum.conditions` conditions; and trails.

@@ -1,4 +1,4 @@
-"""Distributed training on several hosts with Ray Train: `drlib train STAGE --workers N --address A`.
+"""Training on several hosts with Ray Train: `drlib train STAGE --workers N --address A`.
 
     ray start --head            on one host; on each other: ray start --address=HOST:6379
     drlib train rl --workers 16 --address auto --profile gpu8 \\

@@ -1,15 +1,11 @@
-"""Where the metrics of a stage are shown while it runs: TensorBoard or trackio (`report_to`).
+"""Live display of a stage's metrics in TensorBoard or trackio (trainer.report_to).
 
-metrics.jsonl stays the source. What is shown is made from its lines: at every start those that the
-run folder kept are written anew, so a resumed stage has no step twice, whatever a kill left behind,
-and one whose `report_to` was set only later has its first steps too. (The price: steps of before
-the start have the clock time of the start. Read a curve by its step.)
+metrics.jsonl is the source. At every start the rows in the run folder are written again, so that a
+resumed stage has no duplicated steps. The clock times of these steps are those of the start: plot
+by step. Numbers in a nested table are shown as "table/name"; texts and lists are not shown.
 
-Numbers are shown, those in a table of a line under "table/name"; texts and lists are not. A step is
-the number of its line, from 1.
-
-Stages that TRL trains report through TRL's own `report_to`. accelerate's trackers were not taken:
-they start the state of its distributed processes, of which the local loop has its own.
+accelerate's trackers are not used, because they initialise accelerate's distributed state, and the
+local loop has its own.
 """
 
 import importlib.util
@@ -23,7 +19,7 @@ FOLDER = "tensorboard"  # in the run folder
 
 
 def require_package(report_to: str) -> None:
-    """ValueError with the remedy where the package that shows the metrics is not installed."""
+    """Raise ValueError if the package that displays the metrics is not installed."""
     require(
         report_to == "none" or importlib.util.find_spec(report_to) is not None,
         f"trainer.report_to={report_to!r} needs the package {report_to}, which is not installed: "
@@ -32,7 +28,7 @@ def require_package(report_to: str) -> None:
 
 
 def numbers(row: dict, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """(name, value) of each number of a line of metrics, those of its tables included."""
+    """Yield (name, value) of each number in a row of metrics, nested tables included."""
     for name, value in row.items():
         if isinstance(value, dict):
             yield from numbers(value, f"{prefix}{name}/")
@@ -41,11 +37,13 @@ def numbers(row: dict, prefix: str = "") -> Iterator[tuple[str, float]]:
 
 
 class Reporter:
-    """Shows one stage's lines of metrics; "none" shows nothing and writes nothing.
+    """Displays the metrics of one stage; "none" does nothing.
 
-    report_to: as the setting. folder: of the run, under construction. name: of the run when it is
-    complete, for trackio, whose project is the profile (the folder's own folder).
-    rows: the lines that are there already, of steps 1 to len(rows).
+    Args:
+        report_to: as the setting.
+        folder: run folder under construction.
+        name: name of the finished run, for trackio; its project is the profile.
+        rows: existing rows, of steps 1 to len(rows).
 
     Raises:
         ValueError: the package is not installed.
@@ -66,12 +64,12 @@ class Reporter:
         self._flush()
 
     def show(self, step: int, row: dict) -> None:
-        """The line of `step`, which counts from 1; a reader sees it at once."""
+        """Show the row of a step (from 1) immediately."""
         self._write(step, row)
         self._flush()
 
     def close(self) -> None:
-        """What was shown is whole on the disk."""
+        """Finish writing."""
         if self._board:
             self._board.close()
         if self._run:
@@ -91,7 +89,7 @@ class Reporter:
 
 
 def _trackio_run(project: str, name: str):
-    """A run of this name without any step, in the place where trackio keeps its projects."""
+    """Create an empty run of this name in trackio's project folder."""
     trackio = importlib.import_module("trackio")
     try:
         known = [run for run in trackio.Api().runs(project) if run.name == name]

@@ -18,13 +18,22 @@ import torch
 
 from drlib.agents import Agent, Limits
 from drlib.config import Config
+from drlib.questions.chains import PYTHON_KINDS
+from drlib.questions.question_engine import CHAINS, CONDITIONS
 from drlib.rewards.controls import majority_wrong_answer, shuffle_rewards
 from drlib.rewards.functions import Reward, make_reward, soft_overlong_penalty
 from drlib.rl.curriculum import Curriculum
 from drlib.task import Task, is_correct, normalise_answer
 from drlib.training.distributed import SHARDS, Ranks
-from drlib.training.question_scheduler import QuestionScheduler, question_source
+from drlib.training.question_scheduler import (
+    FICTIONAL,
+    REAL,
+    TRAIL,
+    QuestionScheduler,
+    question_source,
+)
 from drlib.trajectory import Termination, Trajectory, select_tokens, with_reward
+from drlib.validation import require
 from drlib.worlds import SmallWorld
 from drlib.worlds.perturbed import perturb_worlds
 
@@ -276,3 +285,126 @@ def split_all_contexts(trajectories: Iterable[Trajectory]) -> tuple[list[Traject
         samples += some
         owners += [index] * len(some)
     return samples, owners
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def summarise_rollouts(
+    trajectories: list[Trajectory], selected: list[Trajectory], ranks: Ranks
+) -> tuple[dict, list]:
+    """Summarise the rollouts of a step over all processes.
+
+    Args:
+        trajectories: all rollouts of this process.
+        selected: its rollouts that resampling kept.
+
+    Returns:
+        The metrics known before the update, and (skill, 1.0 if correct else 0.0) of each rollout of
+        all processes. Correctness does not depend on the reward, which may be random.
+        `live_groups` is the share of groups with reward variance. `positive_tool_errors` is the
+        share of failed calls in selected successful rollouts (rStar2-Agent, fig. 4).
+    """
+    positive = {t.id for t in selected if (t.reward or 0.0) > 0.5}
+    facts = ranks.gather([_rollout_facts(t, t.id in positive) for t in trajectories])
+    row = _accuracies(facts) | {
+        "accuracy": _mean("accuracy", facts),
+        "generated": _mean("generated", facts),
+        "contexts": _mean("contexts", facts),
+        "calls": _mean("calls", facts),
+        "rollouts": len(facts),
+        "tool_errors": _ratio("errors", "calls", facts),
+        "env_faults": sum(f["ended"] == Termination.ENV_FAULT for f in facts),
+        "positive_tool_errors": _ratio("errors", "calls", [f for f in facts if f["positive"]]),
+        "entropy": _ratio("entropy", "generated", facts),
+        "live_groups": _live_share(facts),
+        "no_call": _mean("no_call", facts),
+        "overlong": _mean("overlong", facts),
+        "out_of_turns": _mean("out_of_turns", facts),
+    }
+    return row, [(f["skill"], f["accuracy"]) for f in facts]
+
+
+def _rollout_facts(trajectory: Trajectory, positive: bool) -> dict:
+    """Return the fields of a rollout that enter the metrics of a step."""
+    return {
+        "skill": trajectory.metadata["skill"],
+        "source": trajectory.metadata["source"],
+        "accuracy": trajectory.reward_parts["correct"],
+        "reward": trajectory.reward,
+        "group": trajectory.group_id,
+        "positive": positive,
+        "ended": trajectory.termination,
+        "overlong": trajectory.termination == Termination.LENGTH,
+        "out_of_turns": trajectory.termination == Termination.TURNS,
+        "calls": len(trajectory.tool_results),
+        "no_call": not trajectory.tool_results,
+        "errors": sum(not result.ok for result in trajectory.tool_results),
+        "generated": int(trajectory.generated.sum()),
+        "contexts": len(split_contexts(trajectory)),
+        "entropy": float(trajectory.entropies.sum()),
+    }
+
+
+def _mean(name: str, facts: list[dict]) -> float:
+    return sum(f[name] for f in facts) / len(facts)
+
+
+def _ratio(top: str, bottom: str, facts: list[dict]) -> float:
+    return sum(f[top] for f in facts) / max(sum(f[bottom] for f in facts), 1)
+
+
+def _accuracies(facts: list[dict]) -> dict[str, float]:
+    """Return the accuracy by kind of question, number of hops and source of the world."""
+    kinds = {"python": PYTHON_KINDS, "search": CHAINS, "conditions": CONDITIONS}
+    kinds |= {name: (name,) for name in (*CHAINS, *CONDITIONS, TRAIL)}
+    by_kind = {kind: [f for f in facts if f["skill"] in skills] for kind, skills in kinds.items()}
+    by_kind |= {name: [f for f in facts if f["source"] == name] for name in (REAL, FICTIONAL)}
+    return {f"accuracy_{kind}": _mean("accuracy", some) for kind, some in by_kind.items() if some}
+
+
+def _live_share(facts: list[dict]) -> float:
+    """Return the share of groups with reward variance; rollouts without reward are ignored."""
+    rewards = defaultdict(set)
+    for f in facts:
+        rewards[f["group"]] |= set() if f["reward"] is None else {f["reward"]}
+    return sum(len(different) > 1 for different in rewards.values()) / len(rewards)
+
+
+# ---------------------------------------------------------------- settings
+
+
+def check_rollouts(config: Config) -> None:
+    """Raise ValueError for sampling and reward settings without effect or in conflict."""
+    sampling, reward = config.rl.sampling, config.rl.reward
+    for name in ("rl.sampling.oversample", "rl.sampling.draws"):
+        require(config.get(name) >= 1, f"{name} must be at least 1")
+    require(
+        config.rl.temperature > 0,
+        "rl.temperature must be above 0: greedy rollouts have no sampling probability to train",
+    )
+    require(
+        reward.labels != "wrong" or reward.name == "exact_match",
+        'rl.reward.labels="wrong" replaces the correct answer: set rl.reward.name=exact_match',
+    )
+    require(
+        reward.overlong_buffer <= config.rollout.max_context_tokens,
+        f"rl.reward.overlong_buffer={reward.overlong_buffer} exceeds "
+        f"rollout.max_context_tokens={config.rollout.max_context_tokens}: lower it",
+    )
+    halves = config.rl.group * sampling.oversample >= 4 and sampling.resample == "none"
+    require(
+        halves or not sampling.adaptive_group,
+        "rl.sampling.adaptive_group samples groups in two halves: set rl.group to 4 or more, and "
+        "rl.sampling.resample=none",
+    )
+    is_single = "+" not in config.rl.agent and not config.rl.agent.startswith("heavy")
+    require(
+        is_single or not sampling.adaptive_group,
+        f'rl.agent="{config.rl.agent}" cannot sample half a group (rl.sampling.adaptive_group): '
+        "set a single agent",
+    )
+    require(
+        (sampling.oversample > 1) == (sampling.resample != "none"),
+        "rl.sampling.oversample (2 or more) and rl.sampling.resample need each other: set both",
+    )

@@ -1,20 +1,16 @@
-"""Supervised training by TRL: stages `cpt`, `sft` and `sft_continued` of `trainer.backend=trl`.
+"""Supervised training with TRL: stages `cpt`, `sft` and `sft_continued` of trainer.backend=trl.
 
-The rows are token ids put together as a rollout would (`drlib.demonstrations.actions`), never text that
-is tokenised again, with labels on what the model wrote and -100 elsewhere; TRL leaves such labels
-alone (a `completion_mask` it would silently ignore). Packing: several samples share a row, position
-ids start again at each, and no attention mask is passed, so that they do not see each other; with
-transformers' sdpa attention that holds on a CPU too (a test does), flash attention is not needed.
+Rows are token ids assembled as in a rollout (`drlib.demonstrations.actions`), never re-tokenised
+text. Labels are -100 except on the model's own tokens; TRL would silently ignore a
+`completion_mask`. Several samples are packed into a row with restarting position ids and without an
+attention mask, so that they do not see each other; with transformers' sdpa attention this holds on
+CPUs, too (tested).
 
-A stage draws what the local loop would: as many samples as its steps take. They are packed and
-shuffled once, and `trainer.device_batch`, processes and accumulation share the rows of a step.
+A stage draws as many samples as the local loop would, packs and shuffles them once, and divides the
+rows of a step among micro-batches and processes. Training in two stages of length (Tongyi
+DeepResearch, section 3.3): pass several datasets to `train`.
 
-Tongyi DeepResearch's report (section 3.3) trains in two stages by length; in `train` a stage is a
-dataset and the length of its rows (`drlib.demonstrations.episodes.length_stages` parts the
-samples).
-
-Left out: evaluation during training; Muon (the local loop's): TRL's optimizer is AdamW, with the
-stage's `adam_lr`.
+Not supported: evaluation during training; Muon (TRL uses AdamW with adam_lr).
 """
 
 import tempfile
@@ -55,35 +51,35 @@ from drlib.trajectory import Trajectory
 from drlib.validation import require
 from drlib.worlds import Names, SmallWorld
 
-IGNORED = -100  # the label of a token without loss
+IGNORED = -100  # label of a token without loss
 
 
 def sft_dataset(rows: Iterable, chat: ChatIds, max_tokens: int | None = None) -> Dataset:
-    """`input_ids` and `labels` of `Sample`s, trajectories, episodes or messages, one row each.
+    """Build `input_ids` and `labels` from samples, trajectories, episodes or messages.
 
-    ValueError: no rows, or one has more than `max_tokens` (TRL would cut off its answer).
+    Raises:
+        ValueError: no rows, or a row exceeds `max_tokens` (TRL would truncate its answer).
     """
-    columns = {"input_ids": [], "labels": []}
+    columns: dict[str, list] = {"input_ids": [], "labels": []}
     for number, row in enumerate(rows, 1):
-        row = getattr(row, "record", row)  # of an episode: what was sampled
+        row = getattr(row, "record", row)  # the sampled tokens of an episode
         if isinstance(row, Trajectory):
             row = Sample(tuple(row.token_ids.tolist()), tuple(row.generated.tolist()))
         elif not isinstance(row, Sample):
             row = episode_sample(getattr(row, "messages", row), chat)
         if max_tokens is not None and len(row) > max_tokens:
             raise ValueError(
-                f"row {number} has {len(row)} tokens of {max_tokens}: raise the "
-                "limit, or leave it out"
+                f"row {number} has {len(row)} tokens, more than max_tokens={max_tokens}: raise it"
             )
         columns["input_ids"].append([*row.ids])
         columns["labels"].append([i if loss else IGNORED for i, loss in zip(row.ids, row.loss)])
     if not columns["labels"]:
-        raise ValueError("no rows to train on: did the funnel reject all?")
+        raise ValueError("no rows to train on: check the filter of the demonstrations")
     return Dataset.from_dict(columns)
 
 
-def trainer_of(model, tokenizer, dataset: Dataset, length: int, folder: str, **options):
-    """An `SFTTrainer` that packs rows of `length` tokens; `options` are fields of `SFTConfig`."""
+def create_sft_trainer(model, tokenizer, dataset: Dataset, length: int, folder: str, **options):
+    """Create an `SFTTrainer` with packed rows of `length` tokens; options: `SFTConfig` fields."""
     disable_cudnn_attention()
     cuda = torch.cuda.is_available()
     settings = dict(
@@ -106,29 +102,35 @@ def trainer_of(model, tokenizer, dataset: Dataset, length: int, folder: str, **o
 def train(
     model_dir: str | Path, stages: Sequence[tuple[Sequence, int]], output_dir: str | Path, **options
 ) -> list[dict]:
-    """Train a checkpoint through `stages` of (rows, tokens of a packed row); a Hugging Face folder
-    comes out at `output_dir`, whole or not at all. Returns TRL's metrics of each stage.
+    """Train a checkpoint through `stages` of (rows, tokens per packed row); return TRL's metrics.
 
-    rows: what `sft_dataset` takes. options: fields of `SFTConfig`, of all stages. ValueError as
-    `sft_dataset`; FileNotFoundError for a model without weights.
+    A Hugging Face folder is written atomically to `output_dir`.
+
+    Args:
+        stages: rows as for `sft_dataset`.
+        options: fields of `SFTConfig`, for all stages.
+
+    Raises:
+        ValueError: see `sft_dataset`.
+        FileNotFoundError: the model has no weights.
     """
     model, tokenizer = load_policy(model_dir)
     chat, metrics = ChatIds(tokenizer), []
-    with tempfile.TemporaryDirectory() as scratch:  # TRL's own files
+    with tempfile.TemporaryDirectory() as scratch:  # TRL's files
         for rows, length in stages:
             dataset = sft_dataset(rows, chat, length)
-            trainer = trainer_of(model, tokenizer, dataset, length, scratch, **options)
+            trainer = create_sft_trainer(model, tokenizer, dataset, length, scratch, **options)
             metrics.append(trainer.train().metrics)
     save_policy(model, tokenizer, output_dir)
     return metrics
 
 
 def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
-    """Stage `cpt`: agentic continual pre-training; a real model may do without (`pretrain.steps=0`)."""
+    """Run stage `cpt`: agentic continual pre-training; pretrain.steps=0 keeps the model."""
     stage = _Stage("cpt", "untrained", config, run_dir, ranks)
     if config.pretrain.steps == 0:
         return finish_unchanged(stage.run, stage.where, {})
-    draw = documents(config, stage.names, stage.told.chat)
+    draw = documents(config, stage.names, stage.chat_setup.chat)
     return stage.train(
         lambda step: draw(f"{config.seed}-{step}-0"),
         steps=config.pretrain.steps,
@@ -139,29 +141,29 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
 
 
 def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "sft") -> dict:
-    """Stage `sft` (or `name`): the cold start on the attempts that `sft.filter` keeps."""
+    """Run stage `sft` (or `name`): cold start on the rollouts that sft.filter keeps."""
     stage = _Stage(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
     folder = stages.require_input(name, "demonstrations", config, run_dir.parents[1])
     episodes = read_episodes(folder, config.sft.filter)
     require(
         len(episodes) > 0,
-        f"sft.filter={config.sft.filter!r} keeps no attempt of those in "
-        f"{folder}: nobody answered one of these questions; set demonstrations.teacher=solver, or more attempts",
+        f"sft.filter={config.sft.filter!r} keeps no demonstration in {folder}: none is correct; "
+        "set demonstrations.teacher=solver, or raise demonstrations.rollouts",
     )
-    chat, system = stage.told
-    draw, held = mixture(name, episodes, stage.names, chat, config, system)
+    chat, system = stage.chat_setup
+    draw, pool_size = mixture(name, episodes, stage.names, chat, config, system)
     return stage.train(
         lambda step: draw(step, 0),
         steps=config.get(stages.STAGES[name].steps),
         tokens=config.sft.batch_tokens,
         lr=config.sft.adam_lr,
         warmup=WARMUP_STEPS,
-        metrics={"pool": held},
+        metrics={"pool": pool_size},
     )
 
 
 class _Stage:
-    """What both stages begin with, and how they train."""
+    """Setup shared by the supervised stages, and their training."""
 
     def __init__(self, name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
         runs = run_dir.parents[1]
@@ -171,7 +173,7 @@ class _Stage:
         )
         self.where = find_policy(stages.require_input(name, before, config, runs))
         self.tokenizer = load_model_tokenizer(self.where)
-        self.told = build_chat(self.tokenizer, config)
+        self.chat_setup = build_chat(self.tokenizer, config)
         world = stages.require_input(name, "world", config, runs) / WORLD_FILE
         self.names = Names.from_world(SmallWorld.load(world))
 
@@ -185,12 +187,19 @@ class _Stage:
         warmup: int,
         metrics: dict | None = None,
     ) -> dict:
-        """draw: step -> endless samples. tokens: of a step, over all processes."""
+        """Train; return the metrics of the last step.
+
+        Args:
+            draw: step -> endless samples.
+            tokens: tokens of a step, over all processes.
+        """
         config = self.config
         rows = tokens // config.trainer.pack_tokens
-        require(rows > 0, f"a step of {tokens} tokens is less than one row: lower pack_tokens")
-        samples = [sample for step in range(steps) for sample in _taken(draw(step), tokens)]
-        dataset = sft_dataset(samples, self.told.chat, config.trainer.pack_tokens)
+        require(
+            rows > 0, f"a step of {tokens} tokens is shorter than a row: lower trainer.pack_tokens"
+        )
+        samples = [sample for step in range(steps) for sample in _take(draw(step), tokens)]
+        dataset = sft_dataset(samples, self.chat_setup.chat, config.trainer.pack_tokens)
         args = build_arguments(
             SFTConfig,
             self.run,
@@ -218,10 +227,10 @@ class _Stage:
         return save_trained_model(self.run, trainer, self.tokenizer, config, last | (metrics or {}))
 
 
-def _taken(samples: Iterator[Sample], tokens: int) -> Iterator[Sample]:
-    """So many that they fill a step."""
-    taken = 0
-    while taken < tokens:
+def _take(samples: Iterator[Sample], tokens: int) -> Iterator[Sample]:
+    """Yield samples until they fill a step."""
+    count = 0
+    while count < tokens:
         sample = next(samples)
-        taken += len(sample)
+        count += len(sample)
         yield sample

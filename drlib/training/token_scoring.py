@@ -1,19 +1,16 @@
-"""The frugal head in any Hugging Face causal LM: log-probabilities of chosen tokens, no logits.
+"""Log-probabilities of selected tokens in any Hugging Face causal LM, without logits.
 
-TRL's own fused head holds no N x V tensor either, but scores every token of a completion (without
-Triton every position of the row): most of a research rollout is what tools returned. Here the
-tokens in the loss alone go through `drlib.models.chunked_logprobs.token_logprobs`.
+TRL's fused head also avoids the N x V tensor, but scores every token of a completion, and most of a
+research rollout are tool responses. Here only the tokens in the loss go through
+`drlib.models.chunked_logprobs.token_logprobs`.
 
-For one forward pass the output matrix's `forward` gives, in place of logits [B, T, V], two numbers
-a token [B, T, 2]. All else is the model's own: its `forward`, the hooks of PEFT, accelerate, DDP
-and FSDP2 (which gather the head's weight when the head is called), its load-balancing loss.
+During one forward pass the output matrix returns two numbers per token [B, T, 2] instead of logits
+[B, T, V]. The rest is the model's own: `forward`, the hooks of PEFT, accelerate, DDP and FSDP2, and
+its load-balancing loss. Wrappers may round what a model returns (accelerate's FSDP2 under bfloat16
+rounds to 8 bits), so values are taken inside the head; only gradients pass through the wrapper.
 
-A wrapper may round what a model returns (accelerate's FSDP2 policy under bfloat16 does, to 8 bits,
-and a ratio of rounded log-probabilities is noise). Values are therefore taken where they are made;
-only gradients travel through the wrapper.
-
-Left out (`find_heads` finds nothing, the trainer then asks TRL): biases, soft-capping and scaled
-logits, float16, quantised heads, prompt tuning, encoder-decoders.
+Not supported (`find_heads` returns [], TRL's head is used): biases, soft-capping and scaled logits,
+float16, quantised heads, prompt tuning, encoder-decoders.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +22,7 @@ from torch import Tensor, nn
 
 from drlib.models.chunked_logprobs import token_logprobs
 
-# What configurations call a step between the output matrix and the probabilities.
+# Names of operations between output matrix and probabilities in model configurations
 BEYOND_A_MATRIX = (
     "final_logit_softcapping",
     "logit_scale",
@@ -36,19 +33,19 @@ BEYOND_A_MATRIX = (
 
 
 class Scored(NamedTuple):
-    """Of B sequences of T tokens; zeros where nothing was chosen."""
+    """Scores of B sequences of T tokens; 0 where a token was not selected."""
 
     logp_BT: Tensor  # float32, nats, with a gradient
     entropies_BT: Tensor  # float32, nats, without one
-    aux_loss: Tensor | None  # the model's load-balancing loss
-    router_logits: Sequence[Tensor] | None  # of each sparse layer [B * T, E]
+    aux_loss: Tensor | None  # load-balancing loss
+    router_logits: Sequence[Tensor] | None  # per sparse layer [B * T, E]
 
 
 def find_heads(model: nn.Module) -> list[nn.Linear]:
-    """The output matrices that may be called in `model` (no wrapper of DDP or FSDP1); [] if a
-    matrix product is not all that lies between hidden states and logits.
+    """Return the output matrices of a model; [] if logits are more than a matrix product.
 
-    PEFT may keep two, an original and a trained copy (TRL refuses an adapter on the head).
+    The model must not be wrapped by DDP or FSDP1. PEFT may keep two matrices, an original and a
+    trained copy.
     """
     adapters = getattr(model, "peft_config", {}).values()
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -73,44 +70,50 @@ def score_tokens(
     in_float32: bool = False,
     router_logits: bool = False,
 ) -> Scored:
-    """Score the tokens in `chosen_BT`, each given the tokens before it, in one forward pass.
+    """Score the tokens in `chosen_BT`, each given its predecessors, in one forward pass.
 
-    model: as trained, wrappers included; heads: `find_heads` what it wraps.
-    ids_BT: int; seen_BT: 1 on tokens, 0 on padding (either side); position ids are the model's own.
-    chosen_BT: bool; a row's first column has no predecessor and is never scored.
-    in_float32: the head's product in float32 whatever autocast says. Under autocast to bfloat16 a
-        float32 matrix is copied once, V x H.
-    router_logits: ask a mixture of experts for them, and so for its load-balancing loss.
+    Args:
+        model: the trained model, with wrappers.
+        heads: `find_heads` of the unwrapped model.
+        ids_BT: int.
+        seen_BT: attention mask; padding on either side.
+        chosen_BT: bool; the first column has no predecessor and is never scored.
+        in_float32: compute the head in float32 regardless of autocast. Under autocast to bfloat16,
+            a float32 matrix is copied once, [V, H].
+        router_logits: request router logits, and thus the load-balancing loss, of a MoE model.
 
-    RuntimeError: the model's forward pass does not call its output matrix once, on all tokens.
+    Raises:
+        RuntimeError: the forward pass does not call the output matrix once, on all tokens.
     """
-    where = _Where(ids_BT, chosen_BT, temperature, in_float32)
-    asked = {"output_router_logits": True} if router_logits else {}
+    selection = _Selection(ids_BT, chosen_BT, temperature, in_float32)
+    options = {"output_router_logits": True} if router_logits else {}
     with ExitStack() as stack:
         for head in heads:
-            stack.enter_context(_forward_replaced(head, where.scored_by(head)))
-        out = model(input_ids=ids_BT, attention_mask=seen_BT, use_cache=False, **asked)
-    if len(where.made) != 1:
-        raise RuntimeError(f"the model called its output matrix {len(where.made)} times, not once")
-    (exact_BT2,) = where.made
+            stack.enter_context(_replace_forward(head, selection.build_forward(head)))
+        out = model(input_ids=ids_BT, attention_mask=seen_BT, use_cache=False, **options)
+    if len(selection.results) != 1:
+        raise RuntimeError(
+            f"the model called its output matrix {len(selection.results)} times, not once"
+        )
+    (exact_BT2,) = selection.results
     rounded_BT2 = out.logits.float()
     logp_BT, entropies_BT = (rounded_BT2 + (exact_BT2 - rounded_BT2.detach())).unbind(-1)
     aux_loss, of_routers = getattr(out, "aux_loss", None), getattr(out, "router_logits", None)
     return Scored(logp_BT, entropies_BT.detach(), aux_loss, of_routers)
 
 
-class _Where:
-    """The tokens to score, and what a head made of them."""
+class _Selection:
+    """Tokens to score, and the results of the head."""
 
     def __init__(self, ids_BT: Tensor, chosen_BT: Tensor, temperature: float, in_float32: bool):
         self.shape = ids_BT.shape
         self.row, self.before = chosen_BT[:, 1:].nonzero(as_tuple=True)
         self.ids_N = ids_BT[self.row, self.before + 1]
         self.temperature, self.in_float32 = temperature, in_float32
-        self.made: list[Tensor] = []
+        self.results: list[Tensor] = []
 
-    def scored_by(self, head: nn.Linear) -> Callable[[Tensor], Tensor]:
-        """A `forward` for `head`: hidden_BTH to (log-probability, entropy) [B, T, 2]."""
+    def build_forward(self, head: nn.Linear) -> Callable[[Tensor], Tensor]:
+        """Return a `forward` for `head`: hidden_BTH to (log-probability, entropy) [B, T, 2]."""
 
         def forward(hidden_BTH: Tensor) -> Tensor:
             if hidden_BTH.shape[:2] != self.shape:
@@ -129,17 +132,17 @@ class _Where:
                 )
             found_N2 = torch.stack([logp_N, entropy_N.detach()], dim=-1)
             empty_BT2 = found_N2.new_zeros(*self.shape, 2)
-            # Connected to the model even where no token was chosen: DDP waits for every gradient.
+            # connected to the model even without selected tokens: DDP waits for every gradient
             made_BT2 = empty_BT2.index_put((self.row, self.before + 1), found_N2)
-            self.made.append(made_BT2.detach())
+            self.results.append(made_BT2.detach())
             return made_BT2
 
         return forward
 
 
 @contextmanager
-def _forward_replaced(module: nn.Module, forward: Callable) -> Iterator[None]:
-    own = vars(module).get("forward")  # TRL's cast of the head to float32 put one there
+def _replace_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
+    own = vars(module).get("forward")  # TRL's float32 cast of the head sets one
     module.forward = forward
     try:
         yield

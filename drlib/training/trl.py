@@ -1,4 +1,26 @@
-"""TRL's GRPO trainer with the losses, advantages and filters of `drlib.rl`."""
+"""TRL's GRPO trainer with the losses, advantages and filters of `drlib.rl`.
+
+TRL brings accelerate, FSDP, PEFT, vLLM and checkpoints. `DeepResearchGRPOTrainer` replaces three
+parts that its options cannot express: advantages (leave-one-out over the rollouts that the filter
+keeps), the denominator (token-level) and the loss. Gradients equal those of the local loop on the
+same batch.
+
+- The denominator counts the whole generation batch over all processes and is scaled to one
+  optimizer step. It is exact if steps_per_generation equals gradient_accumulation_steps (TRL's
+  default, on-policy), an even share otherwise.
+- Behaviour log-probabilities are those of the sampling engine, or of the trainer before the update
+  if the engine reports none. A clip compares with the trainer before the update (except
+  "double_sided"); the engine mismatch has an effect only with a correction.
+- Log-probabilities are computed by `training.token_scoring` for sampled tokens only, or by TRL's
+  head for models that it does not support.
+- Rows without a gradient are not run through the model, as in the local loop. The load-balancing
+  loss is the mean over the tokens that are.
+- Routing replay uses routes [B, T, L, k], so that TRL shuffles and splits them with their rows. R2
+  replays the old policy's routes, recorded before the update; R3 replays the sampling engine's.
+
+Not supported: images (scored by TRL's head), an entropy bonus, routers without softmax top-k,
+routes of the reference policy, moving rows between micro-batches.
+"""
 
 import shutil
 import signal
@@ -44,7 +66,7 @@ from drlib.training.token_scoring import Scored, find_heads, score_tokens
 from drlib.trajectory import NO_RECORD
 from drlib.validation import require, require_one_of
 
-# Options whose work `LossConfig`, the advantages or the filter do here.
+# Options that are replaced by `LossConfig`, the advantages or the filter
 REPLACED = (
     "loss_type",
     "epsilon",
@@ -82,46 +104,46 @@ KEPT_CHECKPOINTS = 2  # if a kill interrupts the writing of one, the other is co
 
 @dataclass(frozen=True)
 class Rollouts:
-    """One process's share of a generation batch, N completions, as a filter sees it."""
+    """One process's N completions of a generation batch, as passed to a filter."""
 
-    rewards_N: Tensor  # weighted sum of the reward functions; NaN where none could judge
-    truncated_N: Tensor  # bool: stopped by a limit, not by an end token or a text that ends it
-    inputs: Sequence[dict[str, Any]]  # dataset rows, with what a rollout function added
+    rewards_N: Tensor  # weighted sum of the reward functions; NaN if none could judge
+    truncated_N: Tensor  # bool: stopped by a limit
+    inputs: Sequence[dict[str, Any]]  # dataset rows with the fields of a rollout function
     completions: Sequence[Any]  # as given to the reward functions
 
 
 def exclude_overlong(rollouts: Rollouts, positive_from: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Tongyi's rule: failures cut off by the length limit leave the loss, not the baseline.
+    """Exclude truncated failures from the loss, not from the baseline (Tongyi DeepResearch).
 
-    Returns (weights_N float, in_baseline_N bool), what every filter returns. Completions without a
-    reward are out of both, whatever a filter says.
+    Returns:
+        weights_N float and in_baseline_N bool, as every filter. Completions without a reward are
+        excluded from both in any case.
     """
     weights_N = (~rollouts.truncated_N | (rollouts.rewards_N >= positive_from)).float()
     return weights_N, torch.ones_like(rollouts.truncated_N)
 
 
 class DeepResearchGRPOTrainer(GRPOTrainer):
-    """`GRPOTrainer` whose advantages, filter and loss are those of `drlib.rl`.
+    """`GRPOTrainer` with the advantages, filter and loss of `drlib.rl`.
 
-    Args (beyond TRL's own):
-        loss: switches of `policy_loss`; the recipe's by default. kl_coef goes with the same
-            `GRPOConfig.beta`; top_entropy < 1 needs denominator="all" (entropies are not known
-            before the forward pass, and are ranked within a micro-batch).
+    Args (besides TRL's):
+        loss: configuration of `policy_loss`. kl_coef must equal `GRPOConfig.beta`; top_entropy < 1
+            needs denominator="all" (entropies are ranked within a micro-batch).
         advantages: (rewards_N, groups_N, valid_N) -> advantages_N, as in `drlib.rl.advantages`.
         rollout_filter: Rollouts -> (weights_N, in_baseline_N).
-        ends: texts that end a completion beside the tokenizer's end tokens. Our agents' last turn
-            is sampled up to the answer's closing tag, and no end token follows it.
-        routing: which routes of experts the loss replays: "none", the old policy's ("r2") or the
-            sampling engine's ("r3"), given by a rollout function as "routed_experts": of each
-            completion integers [T, L, k], the k experts of its T tokens, prompt included, in L
-            sparse layers. With "none" they are for the metrics only.
+        ends: texts that end a completion besides end tokens; our agents sample the last turn up to
+            the closing tag of the answer.
+        routing: replay of expert routes: "none", "r2" (old policy) or "r3" (sampling engine).
+            For r3 the rollout function returns "routed_experts": per completion integers [T, L, k], k
+            experts of T tokens (prompt included) in L sparse layers; with "none", for metrics only.
 
-    Metrics beside TRL's: tokens (in the loss), trained_share (of them, those with a gradient),
-    policy/ (`policy_loss`), filter/, moe/ (`Routing.metrics`), and of the
-    sampling engine to the trainer before the update mismatch/kl, mismatch/max_logp_gap (nats).
+    Metrics besides TRL's: tokens (in the loss), trained_share (of them, those with a gradient),
+    policy/ (`policy_loss`), filter/, moe/ (`Routing.metrics`), mismatch/kl and
+    mismatch/max_logp_gap (nats, engine to trainer before the update).
 
-    Raises ValueError: `args` sets an option that these replace, a switch lacks what it needs, or
-    replay finds no experts.
+    Raises:
+        ValueError: `args` sets an option that these replace, a setting lacks what it needs, or the
+            model has no experts to replay.
     """
 
     def __init__(
@@ -141,14 +163,15 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         self.rollout_filter = rollout_filter
         self.ends = tuple(ends)
         self.routing = Routing(self.model, routing)
-        self._until_backward: ExitStack | None = None  # what closes when a micro-batch is done
-        self._rolled = None, None  # of the batch being made: sampled tokens, engine's routes
-        self._routes: Tensor | None = None  # of the batch being made, as they will be replayed
-        self._old_is_next = False  # TRL's next forward pass is the old policy's
+        self._until_backward: ExitStack | None = None  # closes after the backward pass
+        # of the next batch: sampled tokens and the engine's routes
+        self._generated: tuple[Any, Any] = None, None
+        self._routes: Tensor | None = None  # of the next batch, to be replayed
+        self._old_is_next = False  # TRL's next forward pass scores the old policy
         _check_options(self.args, self.loss_config)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        """TRL's rewards of all processes; keeps the advantages and weights that follow."""
+        """Compute TRL's rewards of all processes; store advantages and loss weights."""
         rewards_NF = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._scored = self._advantages_and_weights(
             rewards_NF, inputs, completions, completion_ids_list
@@ -158,13 +181,13 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
     def _advantages_and_weights(
         self, rewards_NF: Tensor, inputs, completions, completion_ids_list
     ) -> tuple[Tensor, Tensor]:
-        """Return advantages and loss weights of this process's n completions, from all N rewards."""
+        """Return advantages and loss weights of this process's n completions."""
         judged_N = ~rewards_NF.isnan().all(dim=1)
         rewards_N = (rewards_NF * self.reward_weights.to(rewards_NF)).nansum(dim=1)
         rewards_N = rewards_N.masked_fill(~judged_N, torch.nan)
         n, device = len(inputs), rewards_N.device
         own = slice(self.accelerator.process_index * n, (self.accelerator.process_index + 1) * n)
-        truncated = [not self._ended(list(map(int, ids))) for ids in completion_ids_list]
+        truncated = [not self._is_finished(list(map(int, ids))) for ids in completion_ids_list]
         truncated_N = torch.tensor(truncated, device=device)
         verdict = self.rollout_filter(Rollouts(rewards_N[own], truncated_N, inputs, completions))
         weights_N, in_baseline_N = (torch.as_tensor(v, device=device) for v in verdict)
@@ -176,31 +199,33 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         advantages_N = self.advantage_estimator(rewards_N, groups_N, valid_N)
         return advantages_N[own].float(), weights_N.float() * judged_N[own]
 
-    def _ended(self, ids: list[int]) -> bool:
-        """Whether a completion stopped by itself: with an end token, or with one of `ends`."""
+    def _is_finished(self, ids: list[int]) -> bool:
+        """Return True if a completion ended with an end token or with one of `ends`."""
         if not ids or ids[-1] in {*self.eos_token_ids, self._tokenizer.pad_token_id}:
             return bool(ids)
         tail = self._tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
         return tail.rstrip().endswith(self.ends)
 
     def _generate(self, prompts):
-        """TRL's; keeps what its own passes over the batch are not told."""
+        """Generate; store the sampled tokens and routes, which TRL's own passes do not receive."""
         made = super()._generate(prompts)
         sampled, extra = made[2], made[5]
-        self._rolled = sampled, extra.pop(GIVEN, None)
+        self._generated = sampled, extra.pop(GIVEN, None)
         self._routes = None
-        # TRL's rule; its pass of the old policy is the first over the batch.
+        # TRL's condition; its pass of the old policy is the first over the batch
         steps = self.args.steps_per_generation * self.num_iterations
         from_vllm = self.use_vllm and self.vllm_importance_sampling_correction
         self._old_is_next = self.args.gradient_accumulation_steps % steps != 0 or from_vllm
         return made
 
     def _generate_and_score_completions(self, inputs):
-        """TRL's batch with our advantages, loss weights, denominator (of all processes), routes."""
+        """Add advantages, loss weights, denominator (over all processes) and routes to TRL's
+        batch.
+        """
         batch, config = super()._generate_and_score_completions(inputs), self.loss_config
         advantages_N, weights_N = self._scored
         mask_BT = loss_mask(batch) & (weights_N > 0)[:, None]
-        corrected = config.correction != "none"  # of the sampling engine to the trainer before
+        corrected = config.correction != "none"
         message = f'correction="{config.correction}" needs the log-probabilities of vLLM, or of a '
         require(not corrected or SAMPLED in batch, f"{message}rollout_func that returns them")
         if OLD not in batch and (corrected or self.routing.mode == "r2"):
@@ -208,10 +233,10 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
             if corrected:
                 batch[OLD] = found.logp_BT
         elif OLD not in batch:
-            self._routes = self.routing.placed(self._rolled[1], join_sequences(batch)[1])
+            self._routes = self.routing.place(self._generated[1], join_sequences(batch)[1])
         if self._routes is not None:
             batch[ROUTES] = self._routes
-        self._rolled = None, None
+        self._generated = None, None
         if corrected and config.denominator == "kept":
             known = {"behaviour_logp_BT": batch[SAMPLED], "old_logp_BT": batch[OLD]}
             mask_BT = kept_tokens(mask_BT, config, **known)
@@ -224,8 +249,10 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         return batch
 
     def _count_tokens(self, batch) -> Tensor:
-        """Tokens with a gradient, of all processes; reports as the local loop does how many are in
-        the loss, and the share of those that have one."""
+        """Return the tokens with a gradient over all processes.
+
+        Reports the tokens in the loss and the share of them with a gradient, as in the local loop.
+        """
         weighed = weighted_mask(batch).sum()
         live = count_live_tokens(batch, self.loss_config.kl_coef > 0).sum()
         own = torch.stack([weighed, live])
@@ -237,18 +264,25 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **options
     ):
-        """TRL's passes before the update (of the old policy, the reference), scored as in it."""
+        """Score TRL's passes before the update (old policy, reference) like the pass of the
+        update.
+        """
         is_old = self._old_is_next
         self._old_is_next = False
         where = model, input_ids, attention_mask
         entropy, aux_loss = (options.pop(f"compute_{k}", False) for k in ("entropy", "aux_loss"))
         if any(value is not None for value in options.values()):
-            require(self.routing.mode == "none", "experts of rows with images are not replayed")
+            require(
+                self.routing.mode == "none",
+                'routing replay does not support images: use routing="none"',
+            )
             asked = options | {"compute_entropy": entropy, "compute_aux_loss": aux_loss}
             base = super()._get_per_token_logps_and_entropies
             return base(*where, logits_to_keep, batch_size, **asked)
         chosen_BC = attention_mask[:, -logits_to_keep:] > 0
-        for row_C, sampled in zip(chosen_BC, self._rolled[0] or ()):  # tools' texts are not scored
+        for row_C, sampled in zip(
+            chosen_BC, self._generated[0] or ()
+        ):  # tool responses are not scored
             row_C[: len(sampled)] &= torch.tensor(sampled, device=row_C.device).bool()
         if is_old:
             found = self._score_old(input_ids, attention_mask, chosen_BC)
@@ -258,12 +292,12 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def _score_old(self, ids_BT, seen_BT, chosen_BC) -> Scored:
-        """The policy before the update; leaves the routes to be replayed in `_routes`."""
+        """Score the policy before the update; store the routes to replay."""
         args = self.args
         train = self._mode == "train"
         size = args.per_device_train_batch_size if train else args.per_device_eval_batch_size
-        given = self.routing.placed(self._rolled[1], seen_BT)
-        with self.routing.old_policy(self.model, ids_BT.shape, given, size) as recorded:
+        given = self.routing.place(self._generated[1], seen_BT)
+        with self.routing.record_old_policy(self.model, ids_BT.shape, given, size) as recorded:
             found = self._score(self.model, ids_BT, seen_BT, chosen_BC, size)
         self._routes = recorded[0] if recorded else given
         return found
@@ -271,13 +305,13 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
     def _score(
         self, model, ids_BT, seen_BT, chosen_BC, batch_size=None, router_logits=False
     ) -> Scored:
-        """Scores [B, C] of completions; TRL's own head (of some models) scores all tokens."""
+        """Score completions [B, C]; TRL's own head (for some models) scores all tokens."""
         width = chosen_BC.size(1)
         heads = find_heads(self.accelerator.unwrap_model(model))
         if not heads or self.is_deepspeed_enabled:
             base = super()._get_per_token_logps_and_entropies
             wanted = router_logits and self.aux_loss_enabled
-            return Scored(*base(model, ids_BT, seen_BT, width, batch_size, True, wanted), None)
+            return Scored(*base(model, ids_BT, seen_BT, width, batch_size, True, wanted)[:3], None)
         chosen_BT = F.pad(chosen_BC, (ids_BT.size(1) - width, 0))
         rows = (x_BT.split(batch_size or len(ids_BT)) for x_BT in (ids_BT, seen_BT, chosen_BT))
         options = {
@@ -294,31 +328,33 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         return Scored(logp_BT, entropies_BT, *parts[-1][2:])
 
     def training_step(self, model, inputs, num_items_in_batch):
-        """TRL's; the hooks on experts stay until its backward pass is over."""
+        """Run TRL's step; keep the hooks on experts until the backward pass has finished."""
         with ExitStack() as stack:
             stack.callback(setattr, self, "_until_backward", None)
             self._until_backward = stack
             loss = super().training_step(model, inputs, num_items_in_batch)
         if self._step % self.current_gradient_accumulation_steps == 0:
-            self._report(self.routing.metrics(self._total))
+            self._report(self.routing.metrics(self._sum_over_processes))
         return loss
 
-    def _total(self, own: Tensor) -> Tensor:
-        """The sum over all processes."""
+    def _sum_over_processes(self, own: Tensor) -> Tensor:
+        """Sum over all processes."""
         return self.accelerator.reduce(own, "sum")
 
     def _compute_loss(self, model, inputs):
-        """`policy_loss` of one micro-batch, scaled so that accumulation and ranks add up."""
+        """Compute `policy_loss` of one micro-batch, scaled so that accumulation and processes add
+        up.
+        """
         train = self._mode == "train"
         kl = self.loss_config.kl_coef > 0
         inputs = drop_dead_rows(inputs, kl) if train else inputs
         found = self._score_for_loss(model, inputs)
-        logp_BT = found.logp_BT.float()  # bfloat16 from TRL's head under autocast
-        # Where TRL gives no old ones, steps align: they are today's.
+        logp_BT = found.logp_BT.float()  # TRL's head returns bfloat16 under autocast
+        # without TRL's old log-probabilities, the old policy is the current one
         old_BT, sampled_BT = inputs.get(OLD, logp_BT.detach()), inputs.get(SAMPLED)
         behaviour_BT, old_BT = (old_BT, None) if sampled_BT is None else (sampled_BT, old_BT)
-        # Processes average their gradients, and a generation batch may serve several steps.
-        share = 1 / self.accelerator.num_processes  # of the batch, that is of one step and process
+        # processes average their gradients, and a generation batch may serve several steps
+        share = 1 / self.accelerator.num_processes  # part of the batch in one step and process
         if train:
             steps = self.current_gradient_accumulation_steps
             share = share * steps / self.args.steps_per_generation
@@ -342,7 +378,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         parts = [dict(zip(metrics, row)) for row in self.accelerator.gather(own).tolist()]
         merged = merge_metrics(parts)
         if sampled_BT is not None:
-            so_far = self._metrics[self._mode]["mismatch/max_logp_gap"]  # until it is logged
+            so_far = self._metrics[self._mode]["mismatch/max_logp_gap"]  # since the last log
             so_far[:] = [max([*so_far, merged.pop("gap_max")])]
             self._report({"mismatch/kl": merged["mismatch_kl"]})
         self._report({f"policy/{name}": value for name, value in merged.items()})
@@ -356,14 +392,16 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         return loss
 
     def _score_for_loss(self, model, inputs) -> Scored:
-        """The tokens in the loss, under replayed routes if so asked; counts the experts' load."""
+        """Score the tokens in the loss, with replayed routes if configured; count the load of
+        experts.
+        """
         ids_BT, seen_BT = join_sequences(inputs)
         routes_BTLK = inputs.get(ROUTES)
         watched = self.routing.sizes is not None
         asked = self.aux_loss_enabled or watched
         with ExitStack() as until_scored:
             until = self._until_backward or until_scored
-            recorder = self.routing.open(until, model, routes_BTLK)
+            recorder = self.routing.attach(until, model, routes_BTLK)
             chosen_BC = weighted_mask(inputs)
             found = self._score(model, ids_BT, seen_BT, chosen_BC, router_logits=asked)
         if watched and self._mode == "train":
@@ -380,7 +418,7 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
 
 
 def _check_options(args: GRPOConfig, config: LossConfig) -> None:
-    """ValueError for what would be ignored, or would be missing at the first step."""
+    """Raise ValueError for options without effect, or with missing requirements."""
     usual = {field.name: field.default for field in fields(GRPOConfig)}
     for name in REPLACED:
         given = getattr(args, name)
@@ -399,32 +437,36 @@ def _check_options(args: GRPOConfig, config: LossConfig) -> None:
 
 
 def loss_mask(batch: Batch) -> Tensor:
-    """Tokens [B, C] that the model sampled: no padding, no tool responses."""
+    """Return bool [B, C]: tokens that the model sampled, without padding and tool responses."""
     return (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()
 
 
 def weighted_mask(batch: Batch) -> Tensor:
-    """Those of `loss_mask` that the filter left in the loss."""
+    """Return the tokens of `loss_mask` in rows with a loss weight."""
     return loss_mask(batch) & (batch["loss_weights"] > 0)[:, None]
 
 
 def join_sequences(batch: Batch) -> tuple[Tensor, Tensor]:
-    """(ids [B, P + C], 1 on tokens [B, P + C])."""
+    """Return (ids [B, P + C], attention mask [B, P + C]) of prompts and completions."""
     ids_BT, seen_BT = (torch.cat([batch[p], batch[c]], dim=1) for p, c in zip(PROMPT, COMPLETION))
     return ids_BT, seen_BT
 
 
 def count_live_tokens(batch: Batch, kl: bool) -> Tensor:
-    """Tokens of each row [B] that have a gradient: in the loss, with an advantage or (`kl`) a pull
-    towards the reference."""
+    """Count the tokens of each row [B] with a gradient: from an advantage, or from the KL term
+    (`kl`).
+    """
     tokens_B = weighted_mask(batch).sum(dim=1)
     return tokens_B if kl else tokens_B * (batch["advantages"] != 0)
 
 
 def drop_dead_rows(batch: Batch, kl: bool) -> Batch:
-    """The rows that have a gradient, without the columns that are padding in all of them.
+    """Return the rows with a gradient, without columns that are padding in all of them.
 
-    One row stays where none has: the shortest, as every process must make its pass.
+    All rows of a micro-batch are as long as the longest of the generation batch, and rows of groups
+    without reward variance have no gradient. Loss and gradient do not change. If no row has a
+    gradient, the shortest remains, because every process must run its pass. Batches with images are
+    returned unchanged.
     """
     kept_B = count_live_tokens(batch, kl) > 0
     _, seen_BT = join_sequences(batch)
@@ -432,24 +474,24 @@ def drop_dead_rows(batch: Batch, kl: bool) -> Batch:
         kept_B[seen_BT.sum(dim=1).argmin()] = True
     width = batch[PROMPT[0]].size(1)
     used_T = seen_BT[kept_B].any(dim=0)
-    used_T[width] = True  # a completion of no tokens is none
-    of_prompt, of_completion = used_T[:width], used_T[width:]
+    used_T[width] = True  # keep at least one completion token
+    in_prompt, in_completion = used_T[:width], used_T[width:]
     completions_BC = batch[COMPLETION[0]].shape
     rows = {}
     for name, value in batch.items():
         if not isinstance(value, Tensor) or value.ndim == 0:
             rows[name] = value
         elif name in PROMPT:
-            rows[name] = value[kept_B][:, of_prompt]
+            rows[name] = value[kept_B][:, in_prompt]
         elif name == ROUTES:
             kept_there, used_there = kept_B.to(value.device), used_T.to(value.device)
             rows[name] = value[kept_there][:, used_there]
         elif value.shape[:2] == completions_BC:
-            rows[name] = value[kept_B][:, of_completion]
+            rows[name] = value[kept_B][:, in_completion]
         elif value.shape == kept_B.shape:
             rows[name] = value[kept_B]
         else:
-            return batch  # images, of which a row may have several
+            return batch  # images: a row may have several
     return rows
 
 
@@ -459,15 +501,17 @@ def drop_dead_rows(batch: Batch, kl: bool) -> Batch:
 class _Sizes(NamedTuple):
     layers: int
     experts: int
-    chosen: int  # experts a token
+    chosen: int  # experts per token
 
 
 class Routing:
-    """Records, replays and counts the routes of one trainer's model.
+    """Records, replays and counts the expert routes of one trainer's model.
 
-    mode: what the loss replays: nothing, the old policy's routes or the sampling engine's.
+    Args:
+        mode: routes that the loss replays: "none", "r2" (old policy) or "r3" (sampling engine).
 
-    ValueError: a mode beside "none" for a model without softmax top-k routers.
+    Raises:
+        ValueError: replay for a model without softmax top-k routers.
     """
 
     def __init__(self, model: nn.Module, mode: Routed = "none"):
@@ -480,13 +524,16 @@ class Routing:
         )
         self._sums: dict[str, Tensor] = {}
 
-    def placed(self, given: Sequence[Any] | None, seen_BT: Tensor) -> Tensor | None:
-        """The sampling engine's routes as int16 [B, T, L, k] on the CPU, -1 for no record.
+    def place(self, given: Sequence[Any] | None, seen_BT: Tensor) -> Tensor | None:
+        """Lay out the engine's routes as int16 [B, T, L, k] on the CPU, -1 for no record.
 
-        given: of each row an array [tokens, L, k], prompt included, all of them or all but the
-            last (which is never fed); uint16 65535 is no record. seen_BT: 1 on tokens.
+        Args:
+            given: per row an array [tokens, L, k], prompt included; the last token may be missing
+                because it is never an input. uint16 65535 means no record.
+            seen_BT: attention mask.
 
-        ValueError: "r3" without them, or shapes that do not fit.
+        Raises:
+            ValueError: mode "r3" without routes, or wrong shapes.
         """
         require(
             self.mode != "r3" or given is not None,
@@ -508,37 +555,42 @@ class Routing:
             placed_BTLK[i, at_T] = routes_TLK.to(torch.int16)
         return placed_BTLK
 
-    def open(
+    def attach(
         self, stack: ExitStack, model: nn.Module, routes_BTLK: Tensor | None, rows: int = 0
     ) -> record_routes | None:
-        """Watch, and if the mode says so replay, the next passes of `model` until `stack` closes.
+        """Record, and if configured replay, the next passes of `model` until `stack` closes.
 
-        rows: of one pass, where the batch is run in several. What the recorder sees are the
-        router's own choices. None: the model has no experts.
+        Args:
+            rows: rows of one pass, if the batch is run in several.
+
+        Returns:
+            The recorder of the router's own choices; None if the model has no experts.
         """
         if self.sizes is None:
             return None
         model = _Unwrapped(model)
-        recorder = stack.enter_context(record_routes(model))  # before replay: the own choices
+        recorder = stack.enter_context(
+            record_routes(model)
+        )  # before the replay hooks: the model's own choices
         if routes_BTLK is not None and self.mode != "none":
             parts = routes_BTLK.split(rows or len(routes_BTLK))
             stack.enter_context(replay_routes(model, [_by_layer(part) for part in parts]))
         return recorder
 
     @contextmanager
-    def old_policy(
+    def record_old_policy(
         self, model: nn.Module, batch_shape: torch.Size, routes_BTLK: Tensor | None, rows: int
     ) -> Iterator[list[Tensor]]:
-        """Around the old policy's passes over a batch [B, T], `rows` at a time.
+        """Wrap the old policy's passes over a batch [B, T], `rows` at a time.
 
-        Gives a list; after the block it holds, in mode "r2", the batch's routes [B, T, L, k].
+        Yields a list; in mode "r2" it contains the routes [B, T, L, k] after the block.
         """
         found: list[Tensor] = []
         with ExitStack() as stack:
             wanted = routes_BTLK if self.mode == "r3" else None
             recorder = None
             if self.mode != "none":
-                recorder = self.open(stack, model, wanted, rows)
+                recorder = self.attach(stack, model, wanted, rows)
             yield found
         if self.mode == "r2":
             routes_LNK = torch.cat(recorder.passes, dim=1).cpu()
@@ -556,7 +608,7 @@ class Routing:
         seen_BT: Tensor,
         router_logits: Sequence[Tensor] | None,
     ) -> None:
-        """Add one micro-batch to the step: its routers' own choices, and those on record."""
+        """Add the routes of one micro-batch, chosen and recorded, to the statistics of the step."""
         real_N = seen_BT.reshape(-1).bool()
         own_LNK = own_LNK.masked_fill(~real_N[:, None], -1)
         used_LNK, tokens = own_LNK, real_N.sum().double()
@@ -575,11 +627,14 @@ class Routing:
             self._sums[name] = value + self._sums.get(name, 0)
 
     def metrics(self, total=lambda tensor: tensor) -> dict[str, float]:
-        """Of the step since the last call; {} if nothing was counted. `total`: sum over processes.
+        """Return the metrics of the step since the last call; {} if nothing was counted.
 
-        moe/max_violation: load of the busiest expert over the mean load, minus 1, in the worst
-        layer (0: even); its mean over layers; router_entropy: mean, nats; rerouted: share of the
-        tokens on record that the router would send to other experts now, mean over layers.
+        They cover an optimizer step over all processes, because loads in one micro-batch are noise.
+        `total` sums over processes.
+
+        moe/max_violation: load of the busiest expert / mean load - 1, in the worst layer;
+        max_violation_mean: mean over layers; router_entropy: nats; rerouted: share of the recorded
+        tokens that the router would now send to other experts, mean over layers.
         """
         if not self._sums:
             return {}
@@ -602,12 +657,12 @@ class Routing:
 
 
 def _by_layer(routes_BTLK: Tensor) -> Tensor:
-    """As `replay_routes` takes them: experts_LNK with N = B x T."""
+    """Return routes as `replay_routes` expects them: experts_LNK with N = B x T."""
     return routes_BTLK.flatten(0, 1).transpose(0, 1)
 
 
 def _sizes(model: nn.Module) -> _Sizes | None:
-    """None for a model that `record_routes` finds no routers in."""
+    """Return the numbers of layers and experts; None for a model without routers."""
     try:
         hooks = record_routes(model)
     except ValueError:
@@ -618,9 +673,9 @@ def _sizes(model: nn.Module) -> _Sizes | None:
 
 
 class _Unwrapped:
-    """A model's modules under the names they had before activation checkpointing wrapped layers.
+    """A model whose module names ignore wrappers of activation checkpointing.
 
-    FSDP2's own recomputation puts a wrapper between the stack of layers and each layer.
+    FSDP2's recomputation inserts a wrapper around each layer.
     """
 
     WRAPPER = "._checkpoint_wrapped_module"
@@ -636,7 +691,7 @@ class _Unwrapped:
             yield name.replace(self.WRAPPER, ""), module
 
     def get_submodule(self, name: str) -> nn.Module:
-        return dict(self.named_modules())[name]  # a wrapper's name goes to what it wraps
+        return dict(self.named_modules())[name]  # the name of a wrapper leads to the wrapped module
 
 
 # ---------------------------------------------------------------- run folder, metrics, checkpoints
@@ -652,16 +707,21 @@ def build_arguments(
     lr: float,
     **more: Any,
 ) -> Arguments:
-    """The arguments of a TRL trainer, `kind` (SFTConfig or GRPOConfig): what both are told alike,
-    and `more`. rows: of one optimizer step, over all processes.
+    """Build the arguments shared by TRL's trainers.
 
-    ValueError: the rows cannot be shared evenly; sharding without a GPU or without processes.
+    Args:
+        kind: SFTConfig or GRPOConfig.
+        rows: rows of one optimizer step, over all processes.
+        more: further arguments of `kind`.
+
+    Raises:
+        ValueError: the rows cannot be divided evenly, or sharding with one process.
     """
     at_once = config.trainer.device_batch * run.ranks.size
     require(
         rows % at_once == 0,
-        f"{rows} rows a step cannot be shared by {run.ranks.size} processes with "
-        f"trainer.device_batch={config.trainer.device_batch}: give a number that divides them",
+        f"{rows} rows per step cannot be shared by {run.ranks.size} processes with "
+        f"trainer.device_batch={config.trainer.device_batch}: use a divisor of these rows",
     )
     disable_cudnn_attention()
     cuda = torch.cuda.is_available()
@@ -683,7 +743,7 @@ def build_arguments(
         "save_strategy": "steps",
         "save_steps": config.trainer.checkpoint_every,
         "save_total_limit": KEPT_CHECKPOINTS,
-        "report_to": [],  # `RunCallback` shows the lines, as the local loop does
+        "report_to": [],  # `RunCallback` displays the rows
         "disable_tqdm": True,
     }
     if config.trainer.fsdp:
@@ -693,7 +753,7 @@ def build_arguments(
         )
         options["fsdp"] = True
         options["fsdp_config"] = {"version": 2}
-        if config.trainer.gradient_checkpointing:  # FSDP2 has its own, which gathers a layer once
+        if config.trainer.gradient_checkpointing:  # FSDP2's own version gathers a layer only once
             options["gradient_checkpointing"] = False
             options["fsdp_config"]["activation_checkpointing"] = True
     arguments = kind(**options, **more)
@@ -703,30 +763,31 @@ def build_arguments(
 
 
 def _enable_cpu_sharding(arguments: TrainingArguments) -> None:
-    """Accelerate looks at a request to shard only where the processes have devices, and drops it
-    without a word elsewhere. Gloo shards as well: for tests of what eight GPUs will run."""
-    _ = arguments.device  # its set-up forgets what was said before
+    """Make accelerate shard with gloo on CPUs, for tests; it silently ignores FSDP without
+    devices.
+    """
+    _ = arguments.device  # its setup resets the state
     PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
 def balance_coefficient(where: str, config: Config) -> float:
-    """The weight of the experts' load-balancing loss; the model at `where` has none if dense."""
+    """Return the coefficient of the load-balancing loss; 0 for a dense model."""
     has_experts = hasattr(AutoConfig.from_pretrained(where), "num_experts")
     return config.trainer.balance_coef if has_experts else 0.0
 
 
 def disable_cudnn_attention() -> None:
-    """Leave attention to torch's other kernels, in this process, from now on.
+    """Use torch's other attention kernels in this process from now on.
 
-    torch prefers cuDNN's on Hopper, whose backward pass in half precision gives NaN where there is
-    a mask and a row has 128 n + 64 tokens (torch's issue 196678; seen here on an H200 with torch
-    2.11: figures/reference/gpu/cudnn).
+    torch prefers cuDNN's on Hopper. Its backward pass in half precision gives NaN with a mask and
+    rows of 128 n + 64 tokens (torch issue 196678; observed on an H200 with torch 2.11:
+    figures/reference/gpu/cudnn).
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def gradient_is_finite(model: nn.Module, ranks: Ranks) -> bool:
-    """In all processes; of a sharded model each looks at its own part."""
+    """Return True if the gradient is finite in all processes; a shard checks its own part."""
     found = [p.grad for p in model.parameters() if p.grad is not None]
     parts = [g.to_local() if isinstance(g, DTensor) else g for g in found]
     own = torch.stack([g.isfinite().all() for g in parts]).all() if parts else torch.tensor(True)
@@ -734,47 +795,50 @@ def gradient_is_finite(model: nn.Module, ranks: Ranks) -> bool:
 
 
 class RunCallback(TrainerCallback):
-    """A line of metrics a step, and a polite end at Ctrl-C: a checkpoint at the step's end.
+    """Writes one row of metrics per step and stops with a checkpoint at Ctrl-C.
 
-    A step whose gradient is not finite is not taken, and its line says so under "skipped".
+    A step with a non-finite gradient is skipped and marked by the metric "skipped".
 
-    is_dead: whether nothing asked for an update in this step, which is then not taken: the
-    balance loss and the optimizer's momentum alone would move the weights.
+    Args:
+        is_dead: returns True if no rollout of the step has a gradient; the step is then skipped,
+            because the load-balancing loss and Adam's momentum alone would change the weights.
     """
 
     def __init__(self, run: RunFolder, is_dead: Callable[[], bool]):
         self.run = run
         self.is_dead = is_dead
-        self.asked = False
+        self.is_stop_requested = False
         self._watch = GradientWatch()
-        self._skipped: dict = {}  # what the step's line says of it
-        self._old: dict = {}
-        self._seconds = 0.0  # of the last step
+        self._skipped: dict = {}  # metric "skipped" of the step
+        self._handlers: dict = {}
+        self._seconds = 0.0  # duration of the last step
 
     def on_train_begin(self, args, state, control, **_):
         log = self.run.path / METRICS
         if self.run.ranks.first and log.exists():
             lines = log.read_bytes().splitlines(keepends=True)
             write_atomic(log, b"".join(lines[: state.global_step]))
-        self._shown = self.run.reporter(state.global_step)
-        self._old = {each: signal.signal(each, self._ask) for each in polite_signals()}
+        self._reporter = self.run.reporter(state.global_step)
+        self._handlers = {
+            each: signal.signal(each, self._request_stop) for each in polite_signals()
+        }
 
-    def _ask(self, *_) -> None:
-        self.asked = True
+    def _request_stop(self, *_) -> None:
+        self.is_stop_requested = True
 
     def on_step_begin(self, args, state, control, **_):
-        self._began = time.perf_counter()
+        self._started = time.perf_counter()
 
     def on_log(self, args, state, control, logs=None, **_):
         if self.run.ranks.first and "loss" in (logs or {}):
             row = {"step": state.global_step, **logs, **self._skipped, "seconds": self._seconds}
             append_json_line(self.run.path / METRICS, row)
-            self._shown.show(state.global_step, row)
+            self._reporter.show(state.global_step, row)
 
     def on_step_end(self, args, state, control, **_):
-        self._seconds = round(time.perf_counter() - self._began, 3)
-        if self.run.ranks.sum({"asked": float(self.asked)})["asked"] > 0:
-            self.asked = True
+        self._seconds = round(time.perf_counter() - self._started, 3)
+        if self.run.ranks.sum({"stop": float(self.is_stop_requested)})["stop"] > 0:
+            self.is_stop_requested = True
             control.should_save = True
             control.should_training_stop = True
         return control
@@ -784,11 +848,11 @@ class RunCallback(TrainerCallback):
         is_finite = not wanted or gradient_is_finite(model, self.run.ranks)
         self._skipped = {} if self._watch.usable(is_finite) else {"skipped": SKIPPED}
         if not wanted or not is_finite:
-            model.zero_grad(set_to_none=True)  # and the optimizer leaves every weight alone
+            model.zero_grad(set_to_none=True)  # the optimizer then changes no weight
 
     def on_train_end(self, args, state, control, **_):
-        self._shown.close()
-        for each, handler in self._old.items():
+        self._reporter.close()
+        for each, handler in self._handlers.items():
             signal.signal(each, handler)
 
 
@@ -798,23 +862,25 @@ def run_trainer(
     checkpoint: str | None,
     is_dead: Callable[[], bool] = lambda: False,
 ) -> dict:
-    """Train to the end, from `checkpoint` where there is one; the last line of metrics.
+    """Train to the end, from `checkpoint` if there is one; return the last row of metrics.
 
-    is_dead: as of `RunCallback`.
-
-    Interrupted: somebody asked to stop, and a checkpoint was written.
+    Raises:
+        Interrupted: a stop was requested, and a checkpoint was written.
     """
-    lines = RunCallback(run, is_dead)
-    trainer.add_callback(lines)
+    callback = RunCallback(run, is_dead)
+    trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=checkpoint)
-    if lines.asked:
+    if callback.is_stop_requested:
         raise Interrupted
-    run.ranks.barrier()  # the first one has written its last line
+    run.ranks.barrier()  # the first process has written its last row
     return read_metrics(run.path)[-1]
 
 
 def find_checkpoint(folder: Path, run: RunFolder) -> str | None:
-    """The newest whole checkpoint; those that a kill cut short are deleted."""
+    """Return the newest complete checkpoint; delete incomplete ones.
+
+    A killed checkpoint lacks trainer_state.json, which is written last.
+    """
     if run.ranks.first and folder.is_dir():
         for each in folder.glob("checkpoint-*"):
             if not _is_complete(each):

@@ -38,7 +38,7 @@ from drlib.models.vllm_server import VllmServer
 from drlib.sandbox import Sandbox
 from drlib.task import is_correct
 from drlib.tools import Toolbox
-from drlib.training.rollouts import limits_of
+from drlib.training.rollouts import rollout_limits
 from drlib.worlds import load_world
 from tests.vllm_examples import TEACHABLE, serving
 
@@ -116,7 +116,7 @@ def main() -> None:
         rows = compare(engines, model, prompts)
         for number in range(args.rounds):
             for name, engine in engines.items():
-                agent = ReAct(engine, toolbox, ChatIds(tokenizer), limits_of(config))
+                agent = ReAct(engine, toolbox, ChatIds(tokenizer), rollout_limits(config))
                 take_turn(rows[name], agent, tasks, number)
     asked = args.rounds * len(tasks)
     for row in rows.values():

@@ -41,7 +41,7 @@ from drlib.models.moe import PolicyShape, build_policy, load_policy
 from drlib.rl.advantages import leave_one_out
 from drlib.training.batch import RolloutBatch
 from drlib.training.distributed import Ranks
-from drlib.training.learner import learn
+from drlib.training.learner import accumulate_gradients
 from drlib.training.optim import Optimizers
 from drlib.training.packing import Flat, balance_loss, score
 from drlib.trajectory import Segment, Termination, Trajectory, load_trajectories
@@ -89,7 +89,7 @@ class Ours:
         advantages_N = leave_one_out(rewards_N, groups_N)
         share = RolloutBatch(rollouts, advantages_N, torch.ones(len(asked)))
         ranks = Ranks()
-        learn(self.model, [share], self.config, ranks)
+        accumulate_gradients(self.model, [share], self.config, ranks)
         ranks.sum_gradients(self.model)
         self.optimizers.step(1.0)
         self.engine.update_weights(self.model)

@@ -30,12 +30,12 @@ from drlib.models.moe import load_policy
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
-from drlib.training.batch import RolloutBatch, advantages_of
+from drlib.training.batch import RolloutBatch, compute_advantages
 from drlib.training.distributed import Ranks
-from drlib.training.learner import FINAL_LR, learn
+from drlib.training.learner import FINAL_LR, accumulate_gradients
 from drlib.training.optim import Optimizers, schedule
-from drlib.training.question_scheduler import SKILLS, Questions
-from drlib.training.rollouts import limits_of, sample_rollouts
+from drlib.training.question_scheduler import SKILLS, QuestionScheduler
+from drlib.training.rollouts import rollout_limits, sample_rollouts
 from drlib.worlds import Names, load_world
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,17 +47,17 @@ def train(model, agent, m: int, config: Config, world) -> dict:
     """`rl.steps` GRPO steps on m rollouts a question; what was trained on."""
     optimizers = Optimizers.adam(model, config.rl.lr)
     curriculum = Curriculum(SKILLS)
-    questions = Questions(config, world, Names.from_world(world))
+    questions = QuestionScheduler(config, world, Names.from_world(world))
     ranks = Ranks()
     tokens = 0
     for step in range(config.rl.steps):
         tasks, worlds = questions.draw(step, curriculum)
         trajectories = sample_rollouts(agent, tasks, worlds, config, step)
-        advantages, weights, _ = advantages_of(trajectories, config)
+        advantages, weights, _ = compute_advantages(trajectories, config)
         kept = support_set([t.group_id for t in trajectories], m, seed=1000 * config.seed + step)
         weights = weights * kept
         share = RolloutBatch(trajectories, advantages, weights)
-        row = learn(model.train(), [share], config, ranks)
+        row = accumulate_gradients(model.train(), [share], config, ranks)
         ranks.sum_gradients(model)
         factor = schedule(step, config.rl.steps, config.rl.warmup_steps, 0.5, FINAL_LR)
         optimizers.step(factor)
@@ -73,7 +73,7 @@ def arm(m: int, config: Config, world, toolbox) -> dict:
     started = time.process_time()
     model, tokenizer = load_policy(START)
     engine = LocalEngine(model.eval(), max_context=config.rollout.max_context_tokens, lockstep=True)
-    agent = ReAct(engine, toolbox, ChatIds(tokenizer), limits_of(config))
+    agent = ReAct(engine, toolbox, ChatIds(tokenizer), rollout_limits(config))
     row = {"m": m, "seed": config.seed} | (train(model, agent, m, config, world) if m else {})
     tasks = held_out(world, config)
     outcomes, _, _ = ask(agent, tasks, list(range(len(tasks))), config)

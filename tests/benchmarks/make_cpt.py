@@ -56,9 +56,9 @@ from drlib.models.moe import load_policy
 from drlib.questions.chains import SearchQuestions, make_python_task
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
-from drlib.training.packing import Flat, portions, score
 from drlib.training.data import demonstration_tasks, read_episodes
 from drlib.training.launch import build_stage
+from drlib.training.packing import Flat, score, split_by_size
 from drlib.training.pretrain import train_supervised
 from drlib.training.run_folder import RunFolder, read_metrics
 from drlib.training.sft import shuffled
@@ -162,7 +162,7 @@ def held_out_demonstrations(world, config, toolbox, known: set[str]) -> list[lis
 def mean_loss(model, samples) -> float:
     """Nats a token that carries loss, over all samples."""
     total, counted = 0.0, 0
-    for some in portions(samples, len, 8192):
+    for some in split_by_size(samples, len, 8192):
         batch = Flat.of([s.ids for s in some])
         scored = score(model, batch, batch.spread([s.loss for s in some], torch.bool))
         total, counted = total - scored.logp_M.sum().item(), counted + scored.logp_M.numel()

@@ -114,7 +114,7 @@ def batch_of(seed: int) -> dict | None:
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)
         try:
-            for name in stages.needed("rl", config, runs):
+            for name in stages.missing_stages("rl", config, runs):
                 build.build(name, config, runs, Ranks("trl"))
         except Found as found:
             return {"seed": seed} | found.args[0]

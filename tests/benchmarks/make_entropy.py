@@ -33,7 +33,7 @@ from drlib.models.moe import load_policy
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import stages
-from drlib.training.rollouts import limits_of
+from drlib.training.rollouts import rollout_limits
 from drlib.trajectory import load_trajectories, save_trajectories
 from drlib.worlds import load_world
 
@@ -45,7 +45,7 @@ VIEWED = 48
 def rollouts(model, tokenizer, config, tasks, toolbox):
     """One sampled trajectory a question, judged; without latencies, so that bytes are equal."""
     engine = LocalEngine(model.eval(), max_context=config.rollout.max_context_tokens, lockstep=True)
-    agent = ReAct(engine, toolbox, ChatIds(tokenizer), limits_of(config))
+    agent = ReAct(engine, toolbox, ChatIds(tokenizer), rollout_limits(config))
     done = agent.run(tasks, temperature=1.0, seed=config.evaluation.seed)
     return [
         replace(

@@ -26,7 +26,7 @@ from drlib.files import write_atomic
 from drlib.rl.advantages import ADVANTAGES
 from drlib.training.batch import RolloutBatch
 from drlib.training.distributed import Ranks
-from drlib.training.learner import learn
+from drlib.training.learner import accumulate_gradients
 from tests.loop_examples import ColdStart, gradient_of, settings
 
 OUT = ROOT / "figures" / "reference" / "variance.json"
@@ -54,7 +54,7 @@ def measured(start: ColdStart, config) -> dict:
         base_N = advantages["leave_one_out"]
         if not base_N.any():
             continue
-        row = learn(model, [RolloutBatch(group, base_N, torch.ones(len(group)))], config, Ranks())
+        row = accumulate_gradients(model, [RolloutBatch(group, base_N, torch.ones(len(group)))], config, Ranks())
         gradients.append(gradient_of(model) * row["tokens"])
         for name, found_N in advantages.items():
             (c,) = {round(float(c), 5) for c in found_N / base_N}
