@@ -19,7 +19,7 @@ from drlib.training import build, grpo_trl, pretrain
 from drlib.training.distributed import Ranks
 from drlib.training.optim import MOST_SKIPPED, SKIPPED, GradientWatch
 from drlib.training.run_folder import NotFinite, RunFolder, read_metrics
-from drlib.training.sft_trl import IGNORED, sft_dataset, trainer_of
+from drlib.training.sft_trl import IGNORED, sft_dataset, create_sft_trainer
 from drlib.training.trl import disable_cudnn_attention, gradient_is_finite
 from tests.loop_examples import a_batch, cold_start, flat, settings, train_on
 from tests.real_examples import built, gap, weights
@@ -168,7 +168,7 @@ def test_a_model_without_gradients_has_nothing_to_spoil():
 def test_supervised_training_by_trl_leaves_cudnn_out(start, tmp_path):
     torch.backends.cuda.enable_cudnn_sdp(True)
     model = start.step(settings(), tmp_path / "made").model
-    trainer_of(model, start.chat.tokenizer, sft_dataset(ROWS, start.chat), 400, str(tmp_path))
+    create_sft_trainer(model, start.chat.tokenizer, sft_dataset(ROWS, start.chat), 400, str(tmp_path))
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 

@@ -18,7 +18,7 @@ from drlib.demonstrations.actions import Sample, episode_sample
 from drlib.demonstrations.episodes import from_trajectories, managed
 from drlib.models.moe import PolicyShape, build_policy, load_policy, save_policy
 from drlib.task import Task
-from drlib.training.sft_trl import IGNORED, sft_dataset, train, trainer_of
+from drlib.training.sft_trl import IGNORED, sft_dataset, train, create_sft_trainer
 from drlib.trajectory import Termination, Trajectory
 
 OPTIONS = {"router_aux_loss_coef": 0.0, "max_steps": 1, "learning_rate": 0.0, "seed": 0}
@@ -62,7 +62,7 @@ def checkpoint(chat, tmp_path_factory):
 
 def trainer(checkpoint, dataset, tmp_path, length=1000, **options):
     model, tokenizer = load_policy(checkpoint)
-    return trainer_of(model, tokenizer, dataset, length, str(tmp_path), **OPTIONS | options)
+    return create_sft_trainer(model, tokenizer, dataset, length, str(tmp_path), **OPTIONS | options)
 
 
 def by_hand(model, dataset):

@@ -343,7 +343,7 @@ def test_routes_stand_where_their_tokens_stand(checkpoint):
     whole = np.arange(3 * 4).reshape(3, 2, 2).astype(np.uint16)
     fed = np.full((4, 2, 2), 2**16 - 1, np.uint16)  # the last token was not; and no record
     fed[1] = [[3, 2], [1, 0]]
-    placed = routing.placed([whole, fed.tolist()], seen_BT)
+    placed = routing.place([whole, fed.tolist()], seen_BT)
     none = [[-1, -1], [-1, -1]]
     assert placed[0].tolist() == [none, *whole.tolist(), none]
     assert placed[1].tolist() == [none, [[3, 2], [1, 0]], none, none, none]
@@ -354,8 +354,8 @@ def test_routes_stand_where_their_tokens_stand(checkpoint):
         (None, 'must return "routed_experts"'),
     ):
         with pytest.raises(ValueError, match=message):
-            routing.placed(given, seen_BT)
-    assert Routing(model).placed(None, seen_BT) is None
+            routing.place(given, seen_BT)
+    assert Routing(model).place(None, seen_BT) is None
 
 
 @pytest.mark.parametrize("mode", ["r2", "r3"])

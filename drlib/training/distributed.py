@@ -141,9 +141,9 @@ class Ranks:
     def leave(self) -> None:
         """Exit with status 0 after all ranks have finished; a single process returns.
 
-        The interpreter's shutdown takes the GIL from threads of gloo's groups, which sometimes aborts
-        a process that has written everything ("terminate called without an active exception", status
-        -6). It is therefore skipped.
+        The interpreter's shutdown takes the GIL from threads of gloo's groups, which sometimes
+        aborts a process that has written everything ("terminate called without an active
+        exception", status -6). It is therefore skipped.
         """
         if self.size > 1:
             self.barrier()

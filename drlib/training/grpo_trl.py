@@ -14,7 +14,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from trl import GRPOConfig
 
-from drlib.agents import Agent, AgentMixture, create_agent
+from drlib.agents import Agent, create_agent
 from drlib.config import Config
 from drlib.files import write_atomic
 from drlib.models.engine import Engine
@@ -189,12 +189,13 @@ class RolloutFunction:
         self.state: StepState | None = None  # of the step whose update has not been logged
         self.has_gradient = False  # True if a rollout of the step has an advantage
 
-    def build_agent(self, config: Config) -> Agent | AgentMixture:
+    def build_agent(self, config: Config) -> Agent:
         """Build the rollout agent with the limits in `config`."""
         limits = rollout_limits(config)
-        return create_agent(
+        agent = create_agent(
             self.config.rl.agent, self.engine, self.toolbox, self.chat, limits, self.system
         )
+        return cast(Agent, agent)  # a mixture of agents has the same interface
 
     def is_dead(self) -> bool:
         """Return True if no rollout of the step has a gradient; the update is then skipped."""

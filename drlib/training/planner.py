@@ -407,8 +407,7 @@ def check_settings(config: Config) -> list[str]:
         and engine.name == "local",
         "engine.name=server needs engine.url, the address of a vLLM server": engine.name == "server"
         and not engine.url,
-        f"engine.memory_share={engine.memory_share} must be above 0 and below 1": engine.name
-        == "vllm"
+        f"engine.memory_share={engine.memory_share} must be above 0 and below 1": is_vllm
         and not 0 < engine.memory_share < 1,
         **{f"{name} must be at least 1": config.get(name) < 1 for name in counts},
     }
@@ -504,8 +503,8 @@ def _check_disks(disk: dict[str, int], runs: Path) -> list[str]:
         if size > free:
             faults.append(
                 f"the run writes {size / GIB:.2f} GiB to {' and '.join(map(str, sizes))}, "
-                f"which has {free / GIB:.2f} GiB free: free some, or use another disk (--runs; HF_HOME for "
-                "the hub's models)"
+                f"which has {free / GIB:.2f} GiB free: free some, or use another disk "
+                "(--runs; HF_HOME for the hub's models)"
             )
     return faults
 
@@ -668,7 +667,8 @@ def render(done: Plan) -> str:
         f"  logits: {gib(needs.logits_full)}, with chunked log-probabilities "
         f"{gib(needs.logits_chunked)}",
         f"engine       {config.engine.name} x {serving.engines}: KV cache "
-        f"{gib(max(serving.cache, 0))}, {_count(shape.kv_bytes(fit.load.itemsize))}B per token, {serving.contexts} full contexts",
+        f"{gib(max(serving.cache, 0))}, {_count(shape.kv_bytes(fit.load.itemsize))}B per token, "
+        f"{serving.contexts} full contexts",
         f"step         {rollouts} rollouts of at most {context} tokens: "
         f"{_count(rollouts * context)}, generated: {_count(done.work.generated)}",
         f"seconds      generate {time.generate:.3g}, train {time.train:.3g}, sync {time.sync:.3g}; "

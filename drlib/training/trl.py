@@ -134,8 +134,9 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         ends: texts that end a completion besides end tokens; our agents sample the last turn up to
             the closing tag of the answer.
         routing: replay of expert routes: "none", "r2" (old policy) or "r3" (sampling engine).
-            For r3 the rollout function returns "routed_experts": per completion integers [T, L, k], k
-            experts of T tokens (prompt included) in L sparse layers; with "none", for metrics only.
+            For r3 the rollout function returns "routed_experts": per completion integers
+            [T, L, k], k experts of T tokens (prompt included) in L sparse layers. With "none",
+            they are used for metrics only.
 
     Metrics besides TRL's: tokens (in the loss), trained_share (of them, those with a gradient),
     policy/ (`policy_loss`), filter/, moe/ (`Routing.metrics`), mismatch/kl and
@@ -311,7 +312,8 @@ class DeepResearchGRPOTrainer(GRPOTrainer):
         if not heads or self.is_deepspeed_enabled:
             base = super()._get_per_token_logps_and_entropies
             wanted = router_logits and self.aux_loss_enabled
-            return Scored(*base(model, ids_BT, seen_BT, width, batch_size, True, wanted)[:3], None)
+            logp, entropies, aux = base(model, ids_BT, seen_BT, width, batch_size, True, wanted)
+            return Scored(logp, entropies, aux, None)
         chosen_BT = F.pad(chosen_BC, (ids_BT.size(1) - width, 0))
         rows = (x_BT.split(batch_size or len(ids_BT)) for x_BT in (ids_BT, seen_BT, chosen_BT))
         options = {
