@@ -1,9 +1,8 @@
-"""Experts prepare_router_biases by biases, in the stages' loops: all ranks' tokens move the biases of each.
+"""Auxiliary-loss-free load balancing: router biases updated by the tokens of all ranks.
 
-`drlib.models.router_bias` says what the biases are. With `trainer.router_bias_rate` above 0 a stage gives
-them to the policy that it begins with, and moves them after every step; a later stage goes on from
-where they are. The auxiliary loss is a setting of its own (`trainer.balance_coef`): the paper's recipe has
-it at 0.
+With trainer.router_bias_rate above 0 a stage adds biases to its policy (`drlib.models.router_bias`)
+and updates them after every step; later stages continue with them. The auxiliary loss is
+independent (trainer.balance_coef); the paper sets it to 0.
 """
 
 from drlib.config import Config
@@ -17,13 +16,16 @@ from drlib.training.distributed import all_sum
 
 
 def prepare_router_biases(model, config: Config):
-    """The policy as a stage trains it: with biases where they are to move."""
+    """Return the policy, with router biases if trainer.router_bias_rate is above 0."""
     return add_router_bias(model) if config.trainer.router_bias_rate > 0 else model
 
 
 def balance_experts(model, config: Config) -> dict[str, float]:
-    """Move the biases after an optimizer's step, by the tokens of all ranks; the step's metric:
-    `max_violation`, how far the fullest expert is above the mean. {} where none move."""
+    """Update the router biases after an optimizer step.
+
+    Returns:
+        `max_violation`, the excess of the most loaded expert over the mean; {} if the rate is 0.
+    """
     if config.trainer.router_bias_rate == 0:
         return {}
     (load_LE,) = all_sum([pop_expert_load(model)])

@@ -1,7 +1,7 @@
-"""`python -m drlib.training.build STAGE`: one stage in this process, its inputs being there.
+"""`python -m drlib.training.build STAGE`: build one stage in this process from finished inputs.
 
-It is what `drlib.training` and `notebook.build_stage` start, under torchrun where a stage takes several
-processes. Type `drlib train STAGE` instead: that builds what is missing as well.
+`drlib train` and `notebook.build_stage` start this module, under torchrun if a stage uses several
+processes. Use `drlib train STAGE` instead: it also builds missing inputs.
 """
 
 import argparse
@@ -28,10 +28,11 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0
 
 
 def build(name: str, config: Config, runs: Path, ranks: "Ranks | None" = None) -> Path:
-    """Build the stage from its finished inputs; returns its folder.
+    """Build a stage from its finished inputs and return its folder.
 
-    Raises ValueError and RunFolderError for what cannot be built, naming it; AttributeError where
-    the stage reads a setting that is not declared for it.
+    Raises:
+        ValueError, RunFolderError: the stage cannot be built.
+        AttributeError: the stage reads a setting that is not declared for it.
     """
     from drlib.training.distributed import Ranks  # only here: who asks for help waits for no torch
 
@@ -47,11 +48,10 @@ def build(name: str, config: Config, runs: Path, ranks: "Ranks | None" = None) -
 
 @contextmanager
 def build_lock(path: Path, ranks: "Ranks") -> Iterator[bool]:
-    """Nobody else builds this stage inside the block; whether it is complete already.
+    """Lock the folder of a stage; yield True if the stage is already complete.
 
-    Two notebooks may need the same stage at the same time: the second waits, then uses it, also
-    where the first was done between the second's look and its start. The lock goes with its
-    process, however that ends.
+    If two notebooks need the same stage, the second waits and then uses the result. The lock is
+    released when its process ends for any reason.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f".{path.name}.lock"), "w") as lock:
@@ -62,14 +62,13 @@ def build_lock(path: Path, ranks: "Ranks") -> Iterator[bool]:
 
 
 def search_path() -> str:
-    """PYTHONPATH for a stage's process: it starts in the repository's folder, where drlib is, and
-    finds the plugins that stand in this one too."""
+    """Return PYTHONPATH for the process of a stage, with the current folder for plugins."""
     known = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(filter(None, [os.getcwd(), known]))
 
 
 def stage_arguments(description: str) -> argparse.ArgumentParser:
-    """The arguments that all commands about stages take."""
+    """Return a parser with the arguments shared by all commands about stages."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("stage")
     parser.add_argument("--profile", default="laptop")
@@ -79,7 +78,7 @@ def stage_arguments(description: str) -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """One stage, on the ranks that torchrun started."""
+    """Build one stage on the ranks started by torchrun."""
     parser = stage_arguments("build one stage whose inputs are finished")
     args, settings = parser.parse_known_args()
     try:

@@ -1,12 +1,10 @@
-"""Stages `world` and `demonstrations`: a world and its tokenizer, and the teacher's attempts.
+"""Stages `world` and `demonstrations`: a world with its tokenizer, and the teacher's rollouts.
 
-Whatever world is named, a small policy learns in a small one: the tour's as it is, of any other a
-selection (`drlib.worlds.selection`). The stage keeps it as a file, and all stages after it read
-that file: nobody's folder changes under a run. The tokenizer is trained on the world's words, the
-questions' wording and the tools' scaffolding: a name is one token a word, the same in page,
-question, query and answer. Demonstrations are a fixed pool of an imperfect teacher's attempts at
-*easy* questions (sums, one and two look-ups) with real tools; nothing is filtered here, so that the
-pool's own success rate can be reported.
+The stage stores a small world as a file, either the tour's or a selection from a larger one
+(`drlib.worlds.selection`). Later stages read this file, so changes of the source do not affect a
+run. The tokenizer is trained on the words of the world, the questions and the tools: a name has
+one token per word. Demonstrations are a fixed pool of rollouts of an imperfect teacher on easy
+questions with real tools. They are not filtered here, so that the success rate can be reported.
 """
 
 import os
@@ -110,12 +108,13 @@ WORLD_FILE = "world.json"
 def load_training_world(
     config: Config, replies_path: Path | None = None
 ) -> tuple[SmallWorld, dict[str, int]]:
-    """The world that a policy learns in, and how much of the named one it is (the stage's metrics).
+    """Load the world of a run; return it with the metrics of its selection.
 
-    A path in `config.world.name` is relative to the repository unless absolute; an endpoint's key is
-    taken from the environment (`DRLIB_API_KEY`), and what its model says of the folder is kept at
-    `replies_path`: a stage that was killed does not ask it again. ValueError: there is no such
-    world, or it lacks what questions are made from; the message says what.
+    Relative paths in world.name start at the repository. The key of an endpoint is read from
+    DRLIB_API_KEY. Its replies are stored at `replies_path`, so a restarted stage reuses them.
+
+    Raises:
+        ValueError: the world does not exist, or it lacks the facts that questions need.
     """
     options = {}
     if config.world.endpoint:
@@ -137,7 +136,7 @@ def load_training_world(
 
 
 def world_texts(world: SmallWorld, seed: int = 0) -> list[str]:
-    """The text that the tokenizer's common words come from; no fact of the world is in it."""
+    """Return texts for the tokenizer's common words; they contain no fact of the world."""
     rng = random.Random(f"tokenizer-{seed}")
     relations = sorted({r for e in world.entities.values() for r in e.facts})
     texts = [w.format(relations=r, start="X") for w in SEARCH_WORDINGS for r in relations]
@@ -152,19 +151,21 @@ def world_texts(world: SmallWorld, seed: int = 0) -> list[str]:
 
 
 def engine_texts(world: SmallWorld, wording: Wording = "brackets") -> list[str]:
-    """How the engine words its questions of invented worlds, and what a hand thinks about them."""
+    """Return questions of fictional worlds in the engine's wording, and thoughts about them."""
     names = Names.from_world(world)
     texts = []
     for seed in range(INVENTED):
         invented = fictional_world(f"wordings-{seed}", names)
-        asked = ConditionQuestions(invented, None, drawn=SMALL_POOL_SIZE, seed=seed, wording=wording)
+        asked = ConditionQuestions(
+            invented, None, drawn=SMALL_POOL_SIZE, seed=seed, wording=wording
+        )
         texts += [task.question for task in asked.all()]
     relations = sorted({r for e in world.entities.values() for r in e.facts})
     return texts + [t.format(r=r, v="X") for t in (*HOLDER, *FOUND) for r in relations] * 4
 
 
 def memory_texts() -> list[str]:
-    """What trails and the agents that forget add to questions and turns."""
+    """Return the texts that trails and agents with managed contexts add."""
     questions = [wording.format(start="X") for wording in TRAIL_WORDINGS]
     thoughts = [FOLLOW, ONWARD, WEIGHED]  # counted are a template's words, not what fills it
     reports = [NOTHING, "output", *(t.format(r=TREASURE, v="X") for t in LAST)]
@@ -173,7 +174,7 @@ def memory_texts() -> list[str]:
 
 
 def _count_conditions(world: SmallWorld) -> dict[str, int]:
-    """How many questions of several conditions each side has. ValueError: a side has none."""
+    """Count the questions with conditions per split; raise ValueError if a split has none."""
     counts = {}
     for split in ("train", "test"):
         asked = ConditionQuestions(world, split)
@@ -188,7 +189,7 @@ def _count_conditions(world: SmallWorld) -> dict[str, int]:
 
 
 def build_world(config: Config, run_dir: Path, ranks) -> dict:
-    """Stage `world`: `world.json` and the tokenizer's folder."""
+    """Build stage `world`: `world.json` and the tokenizer."""
     run = RunFolder(run_dir, stages.stage_settings("world", config), ranks)
     world, counts = load_training_world(config, run.path / "replies.jsonl")
     titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
@@ -216,8 +217,10 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
 def build_condition_questions(
     world: SmallWorld, config: Config, split: Split | None
 ) -> ConditionQuestions | None:
-    """What the engine asks of a side of the world, or a few questions of an invented one (`split`
-    None); None where the setting `questions` has chains alone."""
+    """Build the questions with conditions of a split.
+
+    For a fictional world (`split` None) the pool is small. Returns None if questions.source="chains".
+    """
     if config.questions.source == "chains":
         return None
     drawn = POOL_SIZE if split else SMALL_POOL_SIZE
@@ -238,10 +241,11 @@ def demonstration_tasks(
     conditions: ConditionQuestions | None = None,
     mix: str = "",
 ) -> list[Task]:
-    """`n` easy questions with train answers, in the pool's fixed mix.
+    """Return `n` easy questions with train answers in a fixed mix.
 
-    conditions: the engine's questions, where it makes some of them. mix: a key of
-    `DEMONSTRATION_MIX`; by default that of the questions there are.
+    Args:
+        conditions: source of questions with conditions; None: none.
+        mix: key of `DEMONSTRATION_MIX`; default: by the available questions.
     """
     rng = random.Random(f"demonstrations-{seed}")
     source = SearchQuestions(world, "train", max_hops=2)
@@ -260,16 +264,19 @@ def demonstration_tasks(
 
 
 def demonstration_trails(world: SmallWorld, n: int, seed: int) -> list[tuple[Task, SmallWorld]]:
-    """`n` short trails, each in a world of its own."""
+    """Return `n` short trails, each with its own world."""
     rng = random.Random(f"trails-{seed}")
     names = Names.from_world(world)
-    return [make_trail(rng.getrandbits(60), names, rng.randint(1, DEMONSTRATED_PAGES)) for _ in range(n)]
+    return [
+        make_trail(rng.getrandbits(60), names, rng.randint(1, DEMONSTRATED_PAGES)) for _ in range(n)
+    ]
 
 
 def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
-    """Stage `demonstrations`: `episodes.jsonl`, a line an attempt, right or wrong.
+    """Build stage `demonstrations`: `episodes.jsonl`, one line per rollout, correct or not.
 
-    ValueError: a teacher that this trainer does not have.
+    Raises:
+        ValueError: the teacher is not available in this trainer.
     """
     require(
         config.demonstrations.teacher in TEACHERS,
@@ -303,7 +310,7 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
 
 
 def pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:
-    """An attempt's line in `episodes.jsonl`."""
+    """Return the line of a rollout in `episodes.jsonl`."""
     return {
         "kind": task.category,
         "hops": task.hops,
@@ -318,9 +325,10 @@ def pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:
 
 
 def read_episodes(path: Path, keep: str) -> list[dict]:
-    """The pool's rows: the correct ones, those that pass the whole funnel, or all of them.
+    """Return the pool's rows that pass a filter.
 
-    keep: as the setting `sft.filter`.
+    Args:
+        keep: value of `sft.filter`: "correct", "funnel" or "none".
     """
     rows = read_json_lines(path / "episodes.jsonl")
     passes = {

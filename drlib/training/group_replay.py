@@ -38,9 +38,10 @@ ShareOf = Callable[[list[Trajectory], Tensor, Tensor], RolloutBatch]
 
 
 class GroupReplay(Callback):
-    """The buffers of this process's shards.
+    """Replay buffers of this process's shards.
 
-    state: what `state_dict` gave on any number of processes; None: nothing has been learned yet.
+    Args:
+        state: result of `state_dict` on any number of processes; None: empty buffers.
     """
 
     def __init__(self, config: Config, ranks: Ranks, state: Sequence | None = None):
@@ -61,12 +62,15 @@ class GroupReplay(Callback):
         clock: Clock,
         share_of: ShareOf,
     ) -> tuple[list[RolloutBatch], dict[str, float]]:
-        """(each shard's share with what is replayed behind it, the row's columns); then the groups
-        of this step are kept for later ones.
+        """Append replayed groups to each share, then store the groups of this step.
 
-        share_of: of rollouts, advantages_N and weights_N, with what else the loss needs and the
-        log-probabilities under the policy before the update, "old". Columns: replayed (groups),
-        replay_age (updates) and replay_weight, means over the replayed rollouts, 0 without any.
+        Args:
+            share_of: builds a batch with the recorded log-probabilities ("old") from rollouts,
+                advantages_N and weights_N.
+
+        Returns:
+            The shares, and the metrics replayed (groups), replay_age (updates) and replay_weight; the last
+            two are means over replayed rollouts, 0 if there are none.
         """
         if self.config.rl.off_policy.replay_groups == 0:
             return list(shares), {}
@@ -99,7 +103,7 @@ class GroupReplay(Callback):
         return drawn[self.ranks.part :: self.ranks.parts]
 
     def _keep(self, learned: list[tuple[int, TrainedGroup]]) -> None:
-        """Each in its shard's buffer, in the order of the questions, whoever learned from it."""
+        """Store each group in its shard's buffer, in the order of questions on every process."""
         if self.ranks.parts > 1:
             learned = self.ranks.gather(learned)
             # a group's name ends with its question's number
@@ -138,7 +142,7 @@ def _build_group_replay(config: Config, trainer) -> Callback | None:
 
 
 def is_world_current(world: str) -> bool:
-    """Whether a world's version is none of before the change (`rl.callbacks.world_change`)."""
+    """Return True if a world version is not from before rl.callbacks.world_change."""
     return world == NO_WORLD or world.endswith(perturbed_version(""))
 
 
@@ -147,8 +151,7 @@ def replayed(
     clock: Clock,
     share_of: ShareOf,
 ) -> tuple[RolloutBatch, list[int], list[float]]:
-    """(what is trained on again, and of each of its rollouts the age and the factor of the weight
-    that it had)."""
+    """Return the replayed batch, and the age and weight factor of each rollout."""
     rollouts = [t for group, _ in drawn for t in group.rollouts]
     advantages_N = torch.tensor([a for group, _ in drawn for a in group.advantages])
     weights_N = torch.tensor([w for group, _ in drawn for w in group.weights])
@@ -166,7 +169,7 @@ def replayed(
 
 
 def select_trained_groups(share: RolloutBatch, clock: Clock) -> list[TrainedGroup]:
-    """The share's groups that have a gradient, without the rollouts that its loss leaves out."""
+    """Return the groups with a gradient, without rollouts excluded from the loss."""
     groups: dict[str, list[int]] = {}
     for i, trajectory in enumerate(share.trajectories):
         if share.weights_N[i] > 0 and trajectory.generated.any():
@@ -181,7 +184,7 @@ def select_trained_groups(share: RolloutBatch, clock: Clock) -> list[TrainedGrou
 
 
 def _together(share: RolloutBatch, again: RolloutBatch) -> RolloutBatch:
-    """One behind the other, with the log-probabilities and routes that the first has."""
+    """Concatenate two batches, with the recorded log-probabilities and routes of the first."""
     return RolloutBatch(
         share.trajectories + again.trajectories,
         torch.cat([share.advantages_N, again.advantages_N]),
@@ -195,18 +198,19 @@ def _together(share: RolloutBatch, again: RolloutBatch) -> RolloutBatch:
 
 
 def plain(group: TrainedGroup) -> dict:
-    """What `torch.load(weights_only=True)` reads; `restored` gives the group back exactly."""
+    """Convert a group to types that torch.load(weights_only=True) reads."""
     rollouts = [_plain(trajectory) for trajectory in group.rollouts]
     return {"rollouts": rollouts, "advantages": group.advantages, "weights": group.weights}
 
 
 def restored(kept: dict) -> TrainedGroup:
+    """Convert the result of `plain` back to the same group."""
     rollouts = [_restored(values) for values in kept["rollouts"]]
     return TrainedGroup(rollouts, kept["advantages"], kept["weights"])
 
 
 def _plain(trajectory: Trajectory) -> dict:
-    """The fields that an update reads."""
+    """Return the fields that an update reads, as plain types and tensors."""
     columns = {name: getattr(trajectory, name) for name in COLUMNS}
     return {
         **{name: getattr(trajectory, name) for name in FIELDS},
@@ -216,6 +220,7 @@ def _plain(trajectory: Trajectory) -> dict:
 
 
 def _restored(values: dict) -> Trajectory:
+    """Build a trajectory from the result of `_plain`."""
     columns = {name: values[name] for name in COLUMNS}
     n = len(columns["token_ids"])
     return Trajectory(
@@ -233,5 +238,5 @@ def _restored(values: dict) -> Trajectory:
 
 
 def _slim(trajectory: Trajectory) -> Trajectory:
-    """As it would come back from a checkpoint."""
+    """Return the trajectory as restored from a checkpoint."""
     return _restored(_plain(trajectory))

@@ -161,8 +161,11 @@ def record(
     config: Config,
     routes: Routes | None = None,
 ) -> list:
-    """Log-probabilities of the generated tokens under `model`, as `Trajectory.logprobs`; with
-    `routes` its tokens go where they say."""
+    """Compute log-probabilities under `model`, in the format of `Trajectory.logprobs`.
+
+    Args:
+        routes: experts to use for each token; None: those of the router.
+    """
     found: list = [None] * len(trajectories)
     for batch in _batches(trajectories, range(len(trajectories)), config):
         theirs = None if routes is None else [routes[i] for i in batch]
@@ -176,7 +179,7 @@ def record(
 
 @torch.no_grad()
 def record_trainer_routes(model, trajectories: Sequence[Trajectory], config: Config) -> Routes:
-    """The experts that `model` sends each token to: uint16 [T, L, k] a trajectory."""
+    """Record the experts that `model` selects: uint16 [T, L, k] per trajectory."""
     found: list = [None] * len(trajectories)
     for batch in _batches(trajectories, range(len(trajectories)), config):
         with record_routes(model) as recorder:
@@ -193,20 +196,19 @@ def accumulate_gradients(
     ranks: Ranks,
     kl_coef: float | None = None,
 ) -> dict:
-    """Leave the gradient of one update's loss, of this rank's `shares`, in the parameters.
+    """Compute the gradient of one update's loss on this rank's `shares` and store it in `.grad`.
 
-    Returns the update's metrics, summed over ranks. `trained_share` is 0 where no trajectory of
-    any rank has a gradient: then there is nothing to step by.
+    Trajectories with advantage 0 have no gradient and are skipped, unless a KL term is on. They count
+    in the denominator, which is the weighted number of tokens (or sequences) in the loss of the whole
+    update. The balance loss is a mean over tokens with a gradient, so its weight does not depend on
+    their number. The gradient of each share is summed separately, so one process with two shares and
+    two processes with one share each are bit-identical.
 
-    Trajectories with advantage 0 have no gradient and are not run through the model (unless a KL
-    term gives them one), but they count in the denominator: it is one number for the whole update,
-    of the tokens (or sequences) that no correction drops, by their weight. The balance loss is the
-    mean over the tokens that are run through the model, so its weight does not depend on how many.
+    Args:
+        kl_coef: used instead of rl.loss.kl_coef if a callback has set it.
 
-    kl_coef: in the place of `rl.loss.kl_coef`, where it is steered.
-
-    Each share's gradient is summed by itself before the shares are added. So one process with two
-    shares and two processes with one each reach the same bits.
+    Returns:
+        Metrics summed over ranks. `trained_share` is 0 if no trajectory of any rank has a gradient.
     """
     switches = loss_config(config, kl_coef)
     shares = select_learning_tokens(shares, "mini", config, ranks)
@@ -229,7 +231,9 @@ def accumulate_gradients(
 
 
 def _count(share: RolloutBatch, switches: LossConfig) -> dict:
-    """Tokens and sequences in the loss, tokens with a gradient, and all that were sampled."""
+    """Count the tokens and sequences in the loss, the tokens with a gradient, and all sampled
+    ones.
+    """
     kept = _kept_tokens(share, switches)
     counted = kept
     if switches.denominator == "all":
@@ -247,17 +251,18 @@ def _count(share: RolloutBatch, switches: LossConfig) -> dict:
 
 
 def _sampled(trajectory: Trajectory) -> int:
+    """Return the number of generated tokens."""
     return int(trajectory.generated.sum())
 
 
 def _weighed(share: RolloutBatch) -> list[int]:
-    """Indices of the trajectories in the loss."""
+    """Return the indices of the trajectories with a loss weight."""
     weights = share.weights_N.tolist()
     return [i for i, t in enumerate(share.trajectories) if weights[i] > 0 and _sampled(t)]
 
 
 def _live(share: RolloutBatch, switches: LossConfig) -> list[int]:
-    """Indices of those that have a gradient: an advantage, or a KL term."""
+    """Return the indices of the trajectories with a gradient: a non-zero advantage or a KL term."""
     return [i for i in _weighed(share) if share.advantages_N[i] != 0 or switches.kl_coef > 0]
 
 
@@ -269,9 +274,10 @@ def _accumulate(
     switches: LossConfig,
     config: Config,
 ) -> tuple[dict, float]:
-    """Add the share's gradient to the model's; (sums for the metrics, largest gap).
+    """Add the gradient of a share to the model's; return (sums for the metrics, largest gap).
 
-    live_tokens: of the whole update, all ranks; each micro-batch's balance loss weighs by its part.
+    Args:
+        live_tokens: tokens with a gradient in the whole update, over all ranks.
     """
     sums, gap_max = dict.fromkeys(SUMMED, 0.0), 0.0
     for batch in _batches(share.trajectories, _live(share, switches), config):
@@ -291,8 +297,7 @@ def _accumulate(
 
 
 def _batches(trajectories: Sequence[Trajectory], some: Iterable[int], config: Config) -> Iterator:
-    """The micro-batches of the trajectories with the indices `some`; those of one prompt, which
-    need it once, are neighbours."""
+    """Yield micro-batches of the given indices; samples with the same prompt are adjacent."""
     of_prompt: dict[bytes, list[int]] = {}
     for i in some:
         of_prompt.setdefault(_prompt_ids(trajectories[i]).tobytes(), []).append(i)
@@ -301,7 +306,7 @@ def _batches(trajectories: Sequence[Trajectory], some: Iterable[int], config: Co
 
 
 def _prompt_ids(trajectory: Trajectory) -> np.ndarray:
-    """The tokens before the first generated one."""
+    """Return the tokens before the first generated one."""
     generated = trajectory.generated
     return trajectory.token_ids[: int(generated.argmax()) if generated.any() else len(generated)]
 
@@ -309,9 +314,10 @@ def _prompt_ids(trajectory: Trajectory) -> np.ndarray:
 def _select_by_micro_batch(
     share: RolloutBatch, switches: LossConfig, config: Config
 ) -> RolloutBatch:
-    """With the tokens that learn, where they are chosen in each micro-batch by itself.
+    """Select the tokens in the loss within each micro-batch, if rl.loss.entropy_scope is "micro".
 
-    What has no gradient is in no micro-batch, but its tokens count: they are cut in the same way.
+    Trajectories without gradient are in no micro-batch, but their tokens count in the denominator.
+    They are divided into batches in the same way.
     """
     if switches.top_entropy == 1 or config.rl.loss.entropy_scope != "micro":
         return share
@@ -327,7 +333,7 @@ def _select_by_micro_batch(
 
 
 def _kept_tokens(share: RolloutBatch, switches: LossConfig) -> list[int]:
-    """The generated tokens of each that stay in the loss: switches may drop some."""
+    """Count the generated tokens of each trajectory that remain in the loss."""
     selects = switches.correction != "none" or switches.top_entropy < 1
     if not selects or not share.trajectories:
         return [_sampled(t) for t in share.trajectories]
@@ -373,7 +379,7 @@ def batch_loss(
     switches: LossConfig,
     config: Config,
 ):
-    """(policy loss, balance loss, |log-prob gap to the engine| of each scored token, metrics)."""
+    """Return (policy loss, balance loss, |log-prob gap to the engine| per scored token, metrics)."""
     tokens, scored, rerouted = _score(model, share.trajectories, config, share.routes)
     at_BT, mask_BT = _layout(tokens, scored, config)
 
@@ -403,7 +409,7 @@ def _score(
     config: Config,
     routes: Routes | None = None,
 ) -> tuple[Flat, Scored, float]:
-    """(all tokens, the generated ones, share of tokens that `routes` send elsewhere)."""
+    """Return (all tokens, scored tokens, share of tokens rerouted by `routes`)."""
     prompts = prompts_in_common(chosen, [len(_prompt_ids(t)) for t in chosen], routes)
     tokens = Flat.of([t.token_ids for t in chosen], prompts)
     mask_N = tokens.spread([t.generated for t in chosen], torch.bool)
@@ -431,9 +437,13 @@ def _layout(tokens: Flat, scored: Scored, config: Config) -> tuple[Tensor, Tenso
     return at_BT, torch.arange(at_BT.size(1))[None] < lengths_B[:, None]
 
 
-def split_micro_batches(order: list[int], trajectories: Sequence[Trajectory], width: int) -> Iterator:
-    """Runs of `order` of at most MICRO_BATCH_CONTEXTS contexts of `width` tokens; in each run a
-    prompt of several counts once."""
+def split_micro_batches(
+    order: list[int], trajectories: Sequence[Trajectory], width: int
+) -> Iterator:
+    """Split `order` into lists of at most MICRO_BATCH_CONTEXTS * `width` tokens.
+
+    A prompt shared within a list is counted once.
+    """
     limit = MICRO_BATCH_CONTEXTS * width
     chosen: list[int] = []
     prompts: set[bytes] = set()  # of the chosen
@@ -461,9 +471,10 @@ def split_micro_batches(order: list[int], trajectories: Sequence[Trajectory], wi
 def select_learning_tokens(
     shares: Sequence[RolloutBatch], scope: str, config: Config, ranks: Ranks
 ) -> list[RolloutBatch]:
-    """The shares with the tokens that learn, where `rl.loss.entropy_scope` is `scope`; else as they are.
+    """Return the shares with masks of the tokens in the loss, if rl.loss.entropy_scope is `scope`.
 
-    ranks: whose tokens are compared, all of them in the scopes "batch" and "mini".
+    Args:
+        ranks: the scopes "batch" and "mini" compare the tokens of all ranks.
     """
     if config.rl.loss.top_entropy == 1 or config.rl.loss.entropy_scope != scope:
         return list(shares)
@@ -480,14 +491,16 @@ def select_learning_tokens(
 
 
 def learning_tokens(share: RolloutBatch, config: Config) -> list[np.ndarray]:
-    """The tokens that learn, chosen among this share's alone: bool [T] a trajectory."""
-    return _laid_out(share, mark_top_share(_token_scores(share, config), config.rl.loss.top_entropy))
+    """Return masks of the tokens in the loss, selected within this share: bool [T] per trajectory."""
+    return _laid_out(
+        share, mark_top_share(_token_scores(share, config), config.rl.loss.top_entropy)
+    )
 
 
 def mark_top_share(scores: Sequence[np.ndarray], share: float) -> list[np.ndarray]:
-    """Which of N sequences' scores are among the highest `share` of all: bool, shaped like them.
+    """Return masks, bool [T] per sequence, of the highest `share` of all scores.
 
-    Exactly ceil(share n) of n, ties to the earlier one.
+    Exactly ceil(share * n) of n scores are marked; ties go to the earlier one.
     """
     lengths = [len(score) for score in scores]
     if not sum(lengths):
@@ -498,7 +511,7 @@ def mark_top_share(scores: Sequence[np.ndarray], share: float) -> list[np.ndarra
 
 
 def _token_scores(share: RolloutBatch, config: Config) -> list[np.ndarray]:
-    """Of each trajectory, one a generated token; none where it is not in the loss."""
+    """Return one score per generated token of each trajectory; none if its loss weight is 0."""
     weights = share.weights_N.tolist()
     nothing = np.zeros(0, np.float32)
     return [
@@ -508,7 +521,7 @@ def _token_scores(share: RolloutBatch, config: Config) -> list[np.ndarray]:
 
 
 def _token_score(trajectory: Trajectory, config: Config) -> np.ndarray:
-    """What is compared: the highest are chosen."""
+    """Return the values that are compared: entropies, negated entropies or random numbers."""
     entropies = trajectory.entropies[trajectory.generated]
     if config.rl.loss.entropy_tokens == "bottom":
         return -entropies
@@ -520,7 +533,7 @@ def _token_score(trajectory: Trajectory, config: Config) -> np.ndarray:
 
 
 def _laid_out(share: RolloutBatch, chosen: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """One bool [T] a trajectory, False on all that it did not generate."""
+    """Expand masks of generated tokens to masks of all tokens, bool [T] per trajectory."""
     found = []
     for trajectory, some in zip(share.trajectories, chosen):
         mask = np.zeros(len(trajectory), bool)

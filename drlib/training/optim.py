@@ -1,10 +1,9 @@
-"""Muon for matrices, AdamW for the rest, and the learning-rate schedule.
+"""Muon for hidden matrices, AdamW for the rest, and the learning-rate schedule.
 
-`torch.optim.Muon` takes 2-D parameters only; the experts of a Mixture-of-Experts layer lie in one
-3-D tensor, so this one orthogonalises a stack of matrices at once. Everything that is not a hidden
-matrix (embeddings, norms, the router) goes to AdamW, as Muon's author advises.
-
-Source: K. Jordan et al., "Muon" (2024): momentum, then five Newton-Schulz steps on each matrix.
+`torch.optim.Muon` supports only 2-D parameters. The experts of a layer are one 3-D tensor, so this
+version orthogonalises a stack of matrices at once. Embeddings, norms and routers use AdamW, as
+recommended by Muon's author. Source: K. Jordan et al., "Muon" (2024): momentum, then five
+Newton-Schulz steps per matrix.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MOST_SKIPPED = 5  # steps, one after the other
 
 
 def orthogonalise(g_NMK: Tensor) -> Tensor:
-    """The nearest (semi-)orthogonal matrices, roughly: singular values end in about 0.7..1.2."""
+    """Approximate the nearest semi-orthogonal matrices; singular values end in about 0.7..1.2."""
     a, b, c = 3.4445, -4.7750, 2.0315  # of the quintic iteration
     tall = g_NMK.size(-2) > g_NMK.size(-1)
     x = g_NMK.mT if tall else g_NMK
@@ -36,10 +35,10 @@ def orthogonalise(g_NMK: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised per matrix; parameters of 2 or 3 dimensions.
+    """Momentum, orthogonalised per matrix, for parameters of 2 or 3 dimensions.
 
-    Ranks have the same gradients, so each orthogonalises its share of the parameters and hands the
-    updates round: the same bits as if each did all.
+    Ranks have equal gradients. Each orthogonalises a share of the parameters and exchanges the updates;
+    the result is bit-identical to one process.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float):
@@ -61,7 +60,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def split_parameters(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """(hidden matrices, the rest): the router and the embeddings belong to the rest."""
+    """Return (hidden matrices, other parameters); routers and embeddings are among the others."""
     matrices, rest = [], []
     for name, p in model.named_parameters():
         hidden = p.ndim >= 2 and "embed" not in name and "lm_head" not in name
@@ -80,24 +79,24 @@ class Optimizers:
 
     @staticmethod
     def muon_adam(model: nn.Module, muon_lr: float, adam_lr: float) -> Optimizers:
-        """Muon on hidden matrices, AdamW on the rest."""
+        """Build Muon for hidden matrices and AdamW for the rest."""
         matrices, rest = split_parameters(model)
         return Optimizers({"muon": Muon(matrices, lr=muon_lr), "adam": _adamw(rest, lr=adam_lr)})
 
     @staticmethod
     def adam(model: nn.Module, lr: float) -> Optimizers:
-        """AdamW on everything: reinforcement learning."""
+        """Build AdamW for all parameters, as used in RL."""
         return Optimizers({"adam": _adamw(model.parameters(), lr=lr)})
 
     def step(self, factor: float) -> None:
-        """One update at `factor` times each base learning rate; gradients are cleared."""
+        """Take one update at `factor` times each base learning rate, then clear the gradients."""
         for optimizer in self.parts.values():
             optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def forget(self) -> None:
-        """As if no update had been taken: moments and counts of steps are gone."""
+        """Clear moments and step counts."""
         for optimizer in self.parts.values():
             optimizer.state.clear()
 
@@ -110,15 +109,15 @@ class Optimizers:
 
 
 class GradientWatch:
-    """Lets no gradient that is NaN or infinite reach the weights: after one such update all of them
-    are NaN, for good, whatever comes next. The step is left out; the next one has other samples.
-    """
+    """Skips updates with non-finite gradients, which would make all weights NaN."""
 
     def __init__(self):
         self.skipped = 0  # steps, one after the other
 
     def usable(self, is_finite: bool) -> bool:
-        """Whether the step may be taken. NotFinite: `MOST_SKIPPED` in a row may not."""
+        """Return True if the step can be taken; raise NotFinite after MOST_SKIPPED failures in a
+        row.
+        """
         self.skipped = 0 if is_finite else self.skipped + 1
         if self.skipped == MOST_SKIPPED:
             raise NotFinite(
@@ -129,9 +128,11 @@ class GradientWatch:
 
 
 def schedule(step: int, steps: int, warmup: int, decay_share: float, floor: float = 0.0) -> float:
-    """Linear warm-up, then constant, then linear to `floor` over the last `decay_share`.
+    """Return the learning-rate factor: linear warm-up, constant, linear decay to `floor`.
 
-    `step` counts from 0; the factor multiplies the base learning rate.
+    Args:
+        step: counted from 0.
+        decay_share: share of the steps in the decay.
     """
     if step < warmup:
         return (step + 1) / (warmup + 1)

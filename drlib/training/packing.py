@@ -1,8 +1,8 @@
-"""Samples end to end, and the log-probabilities of the tokens that carry loss.
+"""Packed batches of samples, and log-probabilities of the tokens in the loss.
 
-A batch is one line of tokens, sample behind sample, with no padding; `drlib.models.packed` keeps
-samples from seeing each other. A prompt that several samples begin with stands in the line once.
-Only positions whose *next* token carries loss reach the vocabulary-sized output layer.
+Samples are concatenated without padding; `drlib.models.packed` keeps their attention separate. A
+prompt shared by several samples is stored once. Only positions whose next token is in the loss
+reach the vocabulary-sized output layer.
 """
 
 import bisect
@@ -23,9 +23,9 @@ from drlib.models.router_bias import get_router_biases, select_biased_experts
 
 @dataclass(frozen=True)
 class Flat:
-    """B samples, N tokens in all, one sample behind the other.
+    """A packed batch of B samples with N tokens in all.
 
-    A sample with a prefix stands there without it: it goes on from the first tokens of another.
+    A sample with a prefix stores only its own tokens and shares the first ones of an earlier sample.
     """
 
     ids_N: Tensor
@@ -34,10 +34,13 @@ class Flat:
 
     @classmethod
     def of(cls, samples: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> "Flat":
-        """prompts: of each sample, how many tokens at its beginning are a prompt: equal ones stand
-        once. None: every sample stands there whole.
+        """Pack samples.
 
-        Raises ValueError for no samples, or an empty one.
+        Args:
+            prompts: number of prompt tokens of each sample; equal prompts are stored once. None: no sharing.
+
+        Raises:
+            ValueError: there are no samples, or one is empty.
         """
         lengths = tuple(map(len, samples))
         if not lengths or min(lengths) == 0:
@@ -48,12 +51,14 @@ class Flat:
         return cls(torch.cat(own), tuple(map(len, own)), tuple(prefixes))
 
     def starts(self) -> list[int]:
-        """Where each sample's own tokens begin in the line."""
+        """Return the position of the first own token of each sample."""
         return [end - n for end, n in zip(itertools.accumulate(self.lengths), self.lengths)]
 
     def spread(self, values: Sequence, dtype: torch.dtype) -> Tensor:
-        """`values` of each sample (one a token, or one for all of its tokens), [N]. What stands
-        once takes the value of the first sample that has it."""
+        """Return `values` per token, [N], from one value per token or one per sample.
+
+        A shared token takes the value of the first sample that has it.
+        """
         whole = [
             torch.as_tensor(value, dtype=dtype).expand(n + (prefix.length if prefix else 0))
             for value, n, prefix in zip(values, self.lengths, self.prefixes, strict=True)
@@ -61,11 +66,11 @@ class Flat:
         return torch.cat(self.own(whole))
 
     def own(self, values: Sequence) -> list:
-        """Of each sample's values, one a token, those of the tokens that stand for it."""
+        """Drop the values of shared prefixes from per-token values of each sample."""
         return [part[p.length :] if p else part for part, p in zip(values, self.prefixes)]
 
     def split(self, values_N: Tensor) -> list[Tensor]:
-        """The part of each sample, its prefix's before its own."""
+        """Split values_N by sample; a shared prefix is included in each."""
         own = values_N.split(self.lengths)
         return [
             torch.cat([own[prefix.owner][: prefix.length], part]) if prefix else part
@@ -73,7 +78,7 @@ class Flat:
         ]
 
     def times(self) -> Tensor:
-        """How many samples each token belongs to, [N]: 1, and more where it stands for several."""
+        """Return the number of samples that each token belongs to, [N]."""
         times_N = torch.ones(len(self.ids_N))
         starts = self.starts()
         for prefix in filter(None, self.prefixes):
@@ -82,8 +87,10 @@ class Flat:
 
 
 def _prefixes(ids: Sequence[Tensor], prompts: Sequence[int]) -> list[Prefix | None]:
-    """Of each sample, the earlier one that begins with the same prompt. It keeps a token at least
-    for itself."""
+    """Return for each sample the earlier sample with the same prompt, or None.
+
+    A sample keeps at least one token of its own.
+    """
     lenders: dict[bytes, int] = {}
     prefixes: list[Prefix | None] = []
     for i, (ids_T, n) in enumerate(zip(ids, prompts, strict=True)):
@@ -93,7 +100,7 @@ def _prefixes(ids: Sequence[Tensor], prompts: Sequence[int]) -> list[Prefix | No
 
 
 def split_by_size(items: Iterable, size: Callable[[Any], int], limit: float) -> Iterator[list]:
-    """Runs of `items` whose sizes add up to no more than `limit`, an item at least."""
+    """Split `items` into lists with a total size of at most `limit`, at least one item each."""
     chosen, total = [], 0
     for item in items:
         if chosen and total + size(item) > limit:
@@ -107,7 +114,7 @@ def split_by_size(items: Iterable, size: Callable[[Any], int], limit: float) -> 
 
 @dataclass(frozen=True)
 class Scored:
-    """M scored tokens: their log-probabilities, and which of the N tokens they are."""
+    """M scored tokens: log-probabilities and positions among the N tokens."""
 
     logp_M: Tensor
     at_M: Tensor
@@ -117,10 +124,12 @@ class Scored:
 def score(
     model, batch: Flat, loss_N: Tensor, temperature: float = 1.0, frugal: bool = False
 ) -> Scored:
-    """Log-probabilities of the tokens marked in `loss_N`, each given its sample up to it.
+    """Compute the log-probabilities of the tokens marked in `loss_N`, given their context.
 
-    A sample's first token has no predecessor and is never scored. frugal: no [M, V] matrix is held
-    (`drlib.models.chunked_logprobs`), which pays where V is large.
+    The first token of a sample has no context and is not scored.
+
+    Args:
+        frugal: compute them in chunks, without an [M, V] matrix (`drlib.models.chunked_logprobs`).
     """
     before_N = torch.arange(len(batch.ids_N)) - 1  # the token that each is predicted from
     scored_N = loss_N.clone()
@@ -151,12 +160,15 @@ def balance_loss(
     biases_LE: Tensor | None = None,
     times_N: Tensor | None = None,
 ) -> Tensor:
-    """Switch-style load balancing, mean over layers: E * sum_e f_e p_e, 1 when perfectly even.
+    """Compute the load-balancing loss of Switch Transformers, mean over layers.
 
-    f_e is the share of the tokens' k choices that went to expert e, p_e its mean probability.
-    router_logits: of each layer [N, E]. biases_LE: what the routers add where they choose.
-    times_N: how often each token counts; None: once.
-    Source: Fedus et al., Switch Transformers, eq. 4-6.
+    It is E * sum_e f_e p_e, and 1 if perfectly balanced. f_e is the share of the tokens' k choices that
+    went to expert e, p_e its mean probability. Source: Fedus et al., Switch Transformers, eq. 4-6.
+
+    Args:
+        router_logits: [N, E] per layer.
+        biases_LE: router biases that affect only the choice.
+        times_N: weight of each token; None: 1.
     """
     n, n_experts = router_logits[0].shape
     if biases_LE is None:
@@ -175,7 +187,9 @@ def balance_loss(
 def mix_streams(
     rng: random.Random, streams: Sequence[Iterator[Any]], shares: Sequence[float]
 ) -> Iterator[Any]:
-    """Samples of each stream by its share, and of the last one what is left, for ever."""
+    """Yield samples without end, each from a stream drawn by `shares`; the last stream takes the
+    rest.
+    """
     bounds = list(itertools.accumulate(shares))
     while True:
         yield next(streams[bisect.bisect(bounds, rng.random())])

@@ -1,17 +1,14 @@
-"""Stages `untrained` and `cpt`: the initial policy, agentic continual pre-training, and its loop.
+"""Stages `untrained` and `cpt`: initial policy, agentic continual pre-training and its loop.
 
-No weights can be downloaded, so the policy begins from a structured, induction-aware
-initialisation (`drlib.models.moe`): attention heads that already look for an earlier occurrence
-of the current token. Wherever this kit says "from nothing" it means that; `init=plain` shows the
-ordinary initialisation, which learns no copying in the time that a laptop has.
+The policy starts from a structured initialisation with induction heads (`drlib.models.moe`),
+because no weights can be downloaded. `model.init=plain` uses the ordinary initialisation, which does
+not learn copying in laptop time. Pre-training uses fictional worlds only
+(`drlib.demonstrations.actions`): copying, reading and the format of tool calls, but no facts and no
+chain of three hops.
 
-Pre-training reads invented worlds only (`drlib.demonstrations.actions`): it teaches copying, reading
-and the form of tool calls, but no fact, no answer and no chain of three look-ups.
-
-`train_supervised` is the cold start's loop too: samples end to end, loss on chosen tokens, Muon and
-AdamW. A step sees `batch_tokens` tokens in SHARDS shards. A shard's samples depend on (seed, step,
-shard) alone, and the loss is divided by the number of loss tokens of all shards, so the number of
-processes changes nothing but the time.
+SFT uses `train_supervised` too: packed samples, Muon and AdamW. A step has `batch_tokens` tokens in
+SHARDS shards. A shard depends on (seed, step, shard) only, and the loss is divided by the loss
+tokens of all shards, so results do not depend on the number of processes.
 """
 
 import math
@@ -97,9 +94,11 @@ def train_supervised(
 def _accumulate(
     model, shards: list[list[Sample]], counted: float, parts: int, balance_coef: float
 ) -> dict[str, float]:
-    """Add the gradient of this process's samples to the model's; sums for the metrics.
+    """Add the gradient of this process's samples to the model's; return sums for the metrics.
 
-    counted: the loss tokens of all processes. parts: of the whole step, a micro-batch each.
+    Args:
+        counted: loss tokens of all processes.
+        parts: number of micro-batches of the whole step.
     """
     sums = {"loss": 0.0, "balance": 0.0, "tokens": 0.0}
     for samples in filter(None, shards):
@@ -114,7 +113,7 @@ def _accumulate(
 
 
 def policy_shape(config: Config) -> PolicyShape:
-    """The small policy's sizes, as the settings say."""
+    """Return the sizes of the small policy."""
     model = config.model
     return PolicyShape(
         config.world.vocabulary,
@@ -130,7 +129,7 @@ def policy_shape(config: Config) -> PolicyShape:
 
 
 def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
-    """Stage `untrained`: the initial weights as a checkpoint folder."""
+    """Build stage `untrained`: the initial weights as a checkpoint folder."""
     run = RunFolder(run_dir, stages.stage_settings("untrained", config), ranks)
     tokenizer, chat, *_ = load_stage_tools(config, run_dir.parents[1])
     model = build_policy(
@@ -140,11 +139,13 @@ def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
     )
-    return finish_stage(run, model, chat, {"parameters": sum(p.numel() for p in model.parameters())})
+    return finish_stage(
+        run, model, chat, {"parameters": sum(p.numel() for p in model.parameters())}
+    )
 
 
 def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
-    """Stage `cpt`: pre-train the initial policy on invented worlds; returns the last metrics."""
+    """Build stage `cpt`; return the metrics of the last step."""
     run, model, chat, _, names = begin_stage("cpt", "untrained", config, run_dir, ranks)
     draw = documents(config, names, chat)
     metrics = train_supervised(
@@ -162,9 +163,14 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
 
 
 def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], Iterator[Sample]]:
-    """key -> endless documents: the tour's, a share of them skills where the policy learns to keep
-    reports and summaries, and with a share of AgentFounder's rows where it is set.
-    ValueError: the shares are more than all documents."""
+    """Return a function from a key to endless documents.
+
+    They are documents of the tour's kind, with a share of context-management skills if
+    questions.skills="memory" and a share of AgentFounder rows if set.
+
+    Raises:
+        ValueError: the shares exceed 1.
+    """
     shares = config.pretrain.first_order_share, config.pretrain.higher_order_share
     if sum(shares) > 1:
         raise ValueError(

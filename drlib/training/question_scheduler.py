@@ -1,14 +1,12 @@
-"""What reinforcement learning asks: sums, chains of look-ups, questions of several conditions.
+"""Training questions of each RL step: calculations, chains of hops, questions with conditions.
 
-The curriculum says which skill a question needs, half of the search questions are of worlds that
-are invented on the spot, and the same seed and step draw the same questions on every process.
+The curriculum draws the skill of each question. The same seed and step draw the same questions on
+every process. The four sources are calculations (`python`), trails, the real world and fictional
+worlds. Their shares hold on average, or exactly (rl.curriculum.mixture, ProRL). Within a source,
+skills are drawn by the curriculum or uniformly (rl.curriculum.weighting).
 
-Questions have four sources: sums (`python`), trails, the real world and fictional ones. Their
-shares are met in the mean, or without chance (`rl.curriculum.mixture`, ProRL's mixture); a source's skills
-are drawn by the curriculum, or evenly (`rl.curriculum.weighting`). Every step has new questions, or with
-`rl.curriculum.pool` those of a fixed set, in shuffled epochs: the same question again is what curation and
-stages need (`drlib.training.question_selection`). Left out: a mixture of the questions that curation has left
-(the shares are those of the whole set).
+Each step has new questions, or those of a fixed pool in shuffled epochs (rl.curriculum.pool), which
+`question_selection` needs. Source shares are not restored after curation of a pool.
 """
 
 import random
@@ -36,9 +34,10 @@ PYTHON, REAL, FICTIONAL = "python", "real", "fictional"  # sources, beside TRAIL
 
 
 def question_source(task: Task, worlds: Container[str]) -> str:
-    """Where a question is from: PYTHON, TRAIL, FICTIONAL or REAL.
+    """Return the source of a question: PYTHON, TRAIL, FICTIONAL or REAL.
 
-    worlds: the versions of the invented worlds that were drawn with it.
+    Args:
+        worlds: versions of the fictional worlds drawn with it.
     """
     if task.kind != "search":
         return task.kind
@@ -46,7 +45,7 @@ def question_source(task: Task, worlds: Container[str]) -> str:
 
 
 def source_shares(config: Config) -> dict[str, Fraction]:
-    """Source -> its share of the questions, exactly as the settings are written; none of 0."""
+    """Return the share of each source, as exact fractions; sources with share 0 are omitted."""
     trails, sums, invented = (
         Fraction(str(share))
         for share in (
@@ -66,7 +65,7 @@ def source_shares(config: Config) -> dict[str, Fraction]:
 
 
 def check_question_settings(config: Config) -> None:
-    """ValueError for settings of what is asked that do not go together."""
+    """Raise ValueError for question settings in conflict."""
     pool, a_step = config.rl.curriculum.pool, config.rl.questions
     require(
         pool == 0 or pool >= a_step,
@@ -88,13 +87,18 @@ def check_question_settings(config: Config) -> None:
 
 
 class QuestionScheduler:
-    """Sums, and search questions of the real world (train answers) and of fictional ones made on
-    the spot, so that what is learned is looking up and not the facts. Chains of one to three
-    look-ups; with the engine also questions of up to `rl.curriculum.conditions` conditions; and trails.
+    """Draws the questions of each step.
 
-    pool: with `rl.curriculum.pool` the fixed set, id -> question and its invented world (None: it has none);
-    else empty. epochs: which of them are asked next; None without a pool.
-    ValueError: settings that do not go together, or there are fewer questions than `rl.curriculum.pool` wants.
+    Search questions are about the real world (train answers) and about fictional worlds, so that the
+    policy learns to search instead of facts. Chains have one to three hops; the question engine adds up
+    to rl.curriculum.conditions conditions.
+
+    Attributes:
+        pool: id -> (question, its fictional world or None); empty without rl.curriculum.pool.
+        epochs: order of the pool's questions; None without a pool.
+
+    Raises:
+        ValueError: settings are in conflict, or rl.curriculum.pool exceeds the number of questions.
     """
 
     def __init__(self, config: Config, world: SmallWorld, names: Names):
@@ -117,9 +121,10 @@ class QuestionScheduler:
     def draw(
         self, step: int, curriculum: Curriculum, again: int = 0
     ) -> tuple[list[Task], dict[str, SmallWorld]]:
-        """The tasks of `step`, of skills that the curriculum draws, and the fictional worlds.
+        """Return the tasks of a step and their fictional worlds by version.
 
-        again: how often this step has drawn already; each time gives others.
+        Args:
+            again: number of earlier draws of this step; each returns other questions.
         """
         n = self.config.rl.questions
         if self.epochs is not None:
@@ -130,23 +135,22 @@ class QuestionScheduler:
         return [task for task, _ in drawn], worlds
 
     def pool_questions(self, ids: list[str]) -> tuple[list[Task], dict[str, SmallWorld]]:
-        """The pool's questions with these ids, and their fictional worlds."""
+        """Return the pool's questions with these ids and their fictional worlds."""
         some = [self.pool[name] for name in ids]
         return [task for task, _ in some], {w.version: w for _, w in some if w is not None}
 
     def state_dict(self) -> dict:
-        """What the next draw depends on, besides the step and the curriculum."""
+        """Return the state of mixture and epochs."""
         parts = {"mixture": self.mixture, "epochs": self.epochs}
         return {name: part.state_dict() for name, part in parts.items() if part is not None}
 
     def load_state_dict(self, state: dict) -> None:
-        """Of a checkpoint of a run with the same settings."""
+        """Restore the state saved by state_dict()."""
         for name, of_part in state.items():
             getattr(self, name).load_state_dict(of_part)
 
     def _collected(self, n: int) -> dict[str, tuple[Task, SmallWorld | None]]:
-        """`n` different questions with their worlds, by id: the sources by their shares, the skills
-        of each evenly."""
+        """Collect `n` different questions by id, with sources by share and skills uniformly."""
         rng = random.Random(f"rl-pool-{self.config.seed}")
         found = {}
         for source in self._sources(n, rng):
@@ -162,8 +166,10 @@ class QuestionScheduler:
         return found
 
     def _sources(self, n: int, rng: random.Random) -> list[str | None]:
-        """The next `n` questions' sources, None where chance is to say; in any order, so that no
-        source falls to one process or one agent."""
+        """Return the sources of the next `n` questions; None: drawn at random.
+
+        They are shuffled, so that no process gets all questions of a source.
+        """
         if self.mixture is None:
             return [None] * n
         sources = self.mixture.draw(n)
@@ -173,7 +179,7 @@ class QuestionScheduler:
     def _one(
         self, rng: random.Random, curriculum: Curriculum | None, source: str | None
     ) -> tuple[Task, SmallWorld | None]:
-        """A question and the world that was invented for it."""
+        """Return a question and its fictional world, if it has one."""
         config = self.config
         if config.rl.curriculum.trail_share > 0 and _falls_to(
             TRAIL, config.rl.curriculum.trail_share, source, rng
@@ -191,13 +197,13 @@ class QuestionScheduler:
         return self.real.draw(CHAINS.index(skill) + 1, rng), None
 
     def _skill(self, among: list[str], curriculum: Curriculum | None, rng: random.Random) -> str:
-        """As the curriculum draws; evenly without one."""
+        """Draw a skill by the curriculum, or uniformly without one."""
         if curriculum is None or self.config.rl.curriculum.weighting == "none":
             return rng.choice(among)
         return curriculum.draw(among, rng)
 
     def _invented(self, world: SmallWorld, skill: str, rng: random.Random) -> Task:
-        """A question of a fictional world, or where it has none of this skill, an easier one."""
+        """Return a question about a fictional world, easier if the world lacks the skill."""
         if skill in CONDITIONS:
             found = build_condition_questions(world, self.config, None)
             easier = [one for one in found.skills if one <= skill]
@@ -210,5 +216,5 @@ class QuestionScheduler:
 
 
 def _falls_to(source: str, share: float, wanted: str | None, rng: random.Random) -> bool:
-    """Whether a question is of `source`: as is `wanted`, or by chance where nothing is."""
+    """Return True if a question is from `source`: it is `wanted`, or drawn if None is wanted."""
     return rng.random() < share if wanted is None else source == wanted

@@ -40,8 +40,10 @@ class StepStart(NamedTuple):
 
 
 def scale_stages(config: Config) -> list[RolloutStage]:
-    """rStar2-Agent's three in proportion to `rl.steps`, at least a step each, and up to the
-    profile's limits, which the last one has whole."""
+    """Return the stages of rStar2-Agent in proportion to rl.steps, at least one step each.
+
+    The limits grow up to those of the profile, which the last stage uses.
+    """
     total = sum(stage.steps for stage in RSTAR2_STAGES)
     first, _, last = (round(config.rl.steps * stage.steps / total) for stage in RSTAR2_STAGES)
     first = min(max(first, 1), config.rl.steps - 2)
@@ -59,11 +61,11 @@ def scale_stages(config: Config) -> list[RolloutStage]:
 
 
 class QuestionSelection(Callback):
-    """Before and behind every step of the loop; without a pool it does nothing.
+    """Selects among the questions of a pool by probing them.
 
-    agent_of: the agent under the limits of a config, on the engine that the loop has. ValueError:
-    the first stage's contexts are too short for a question and an answer, and (of `begin`) no
-    question is left to ask.
+    Raises:
+        ValueError: the contexts of the first stage are too short for a question and an answer, or (in
+            `begin`) no question is left.
     """
 
     def __init__(
@@ -86,11 +88,13 @@ class QuestionSelection(Callback):
 
     @property
     def probes(self) -> bool:
-        """Whether questions are tried beside those that are trained on."""
+        """True if questions are probed besides those in the batch."""
         return self.config.rl.curriculum.curation_every > 0 or self.stages is not None
 
     def begin(self, step: int) -> StepStart:
-        """The next step's limits; tries all questions where a stage or curation begins."""
+        """Return the limits of the next step; probe all questions if a stage or the curation
+        starts.
+        """
         self._cost = dict.fromkeys(self._cost, 0.0)
         config, reset = self.config, False
         if self.stages is not None:
@@ -107,9 +111,12 @@ class QuestionSelection(Callback):
     def end(
         self, step: int, begun: StepStart, trajectories: Sequence[Trajectory]
     ) -> dict[str, float]:
-        """Take in the step's rollouts (this rank's), try some of the rest; its columns of metrics:
-        `epoch`, `asked_among` (questions); `stage`, `probe_rollouts`, `probe_tokens`; `mastered`,
-        `hopeless`, `entered` (at a refresh)."""
+        """Observe the rollouts of this rank and probe some inactive questions.
+
+        Returns:
+            Metrics: epoch, asked_among (questions), stage, probe_rollouts, probe_tokens, and after a
+            refresh mastered, hopeless and entered.
+        """
         if self.questions.epochs is None:
             return {}
         epochs = self.questions.epochs.state
@@ -121,7 +128,7 @@ class QuestionSelection(Callback):
         return row | (self._cost if self.probes else {})
 
     def state_dict(self) -> dict:
-        """What the next step depends on."""
+        """Return the state of curation and stages."""
         return {
             "curation": None if self.curation is None else self.curation.state_dict(),
             "rates": dict(self._rates),
@@ -130,7 +137,7 @@ class QuestionSelection(Callback):
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Of a checkpoint of a run with the same settings."""
+        """Restore the state saved by state_dict()."""
         self._rates, self._next = dict(state["rates"]), state["next"]
         if state["curation"] is not None:
             self.curation = self._curation(self._rates)
@@ -171,7 +178,7 @@ class QuestionSelection(Callback):
         )
 
     def _keep_hard(self, tries: Tries) -> None:
-        """The third stage's questions; a question that nobody could judge stays."""
+        """Keep the questions of the third stage; unjudged questions stay."""
         solved = {name: some or [0.0] for name, some in tries.items()}
         require(
             any(min(some) < 1 for some in solved.values()),
@@ -186,12 +193,14 @@ class QuestionSelection(Callback):
     # ---- curation
 
     def _curation(self, rates: dict[str, float]) -> DataCuration:
-        """What a start excludes, all of a group's tries alike, also makes a question leave."""
+        """Build a curation whose window is one group: the rule for leaving equals the rule at the
+        start.
+        """
         window = max(2, self.config.rl.group)
         return DataCuration(rates, window=window, every=self.config.rl.curriculum.curation_every)
 
     def _curate(self, rates: dict[str, float]) -> None:
-        """Begin among the questions of `rates`, the share of each that was solved."""
+        """Start the curation with the solve rates in `rates`."""
         medium = sum(0 < rate < 1 for rate in rates.values())
         require(
             medium > 0,
@@ -204,7 +213,7 @@ class QuestionSelection(Callback):
     def _exchange(
         self, step: int, config: Config, trajectories: Sequence[Trajectory]
     ) -> dict[str, float]:
-        """Observe the step, try a few of the rest, refresh where it is time."""
+        """Observe the step, probe inactive questions, refresh if it is due."""
         own = [(t.task_id, t.id, t.reward_parts["correct"]) for t in trajectories if _judged(t)]
         # sorted: the same order however the rollouts were cut among processes
         outcomes = sorted(self.ranks.gather(own))
@@ -222,7 +231,7 @@ class QuestionSelection(Callback):
         }
 
     def _rest(self) -> list[str]:
-        """The next few questions that are not asked, in turn."""
+        """Return the next few inactive questions in rotation."""
         active = {*self.curation.state["active"]}
         known = [name for name in self.questions.pool if name in self.curation.known]
         in_turn = [*known[self._next :], *known[: self._next]]
@@ -235,7 +244,7 @@ class QuestionSelection(Callback):
     # ---- tries
 
     def _tried(self, names: list[str], config: Config, step: int, why: str) -> Tries:
-        """A group's tries of each of the questions, the same on all ranks; counts their cost."""
+        """Sample one group per question on all ranks, count its cost, return the outcomes."""
         if not names:
             return {}
         ranks = self.ranks
@@ -268,7 +277,7 @@ def _judged(trajectory: Trajectory) -> bool:
 
 
 def _rate(solved: list[float]) -> float:
-    """The share solved; 0 where nobody could judge."""
+    """Return the solve rate; 0 if no rollout was judged."""
     return sum(solved) / max(len(solved), 1)
 
 

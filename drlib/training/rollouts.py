@@ -1,7 +1,7 @@
-"""Rollouts of one GRPO step: sample groups with tools, judge them, and draw again if needed.
+"""Rollouts of one GRPO step: sample groups with tools, reward them, draw again if needed.
 
-Both learners use this module. The random numbers of a group depend on the seed, the step and the
-group's key alone, so a rollout is the same on any number of processes.
+Both learners use this module. The random numbers of a group depend only on the seed, the step and
+the group's key, so a rollout is the same on any number of processes.
 
 A context is a token sequence that the policy saw as a whole. Agents that start several contexts
 (rounds of IterResearch, arXiv 2509.13309; segments between two summaries of ReSum, 2509.13313)
@@ -80,6 +80,7 @@ def collect_rollouts(
 
 
 def rollout_limits(config: Config) -> Limits:
+    """Return the limits of a rollout: calls, tokens per turn and tokens per context."""
     return Limits(
         config.rollout.max_calls, config.rollout.max_turn_tokens, config.rollout.max_context_tokens
     )
@@ -95,13 +96,15 @@ def sample_rollouts(
     draw: int = 0,
     ranks: Ranks | None = None,
 ) -> list[Trajectory]:
-    """The groups of one shard's questions (None: of all of them), rewarded.
+    """Sample and reward the groups of one shard.
 
-    draw: how often the step has drawn questions already; these get other random numbers. ranks:
-    where more processes share a shard, this one's part of it.
+    Every SHARDS-th question belongs to a shard. A shard is sampled separately from the others, so its
+    rollouts are bit-identical on any number of processes.
 
-    Every SHARDS-th question belongs to a shard. A shard's rollouts run together and apart from the
-    others', so they have the same bits whether another process makes the rest or this one does.
+    Args:
+        shard: number of the shard; None: all questions.
+        draw: number of earlier draws of this step; each draw uses other random numbers.
+        ranks: if several processes share a shard, only the part of this one is sampled.
     """
     if ranks is not None:
         mine = ranks.assign(len(tasks), shard)
@@ -119,15 +122,17 @@ def sample_groups(
     step: int,
     first_key: int = 0,
 ) -> list[Trajectory]:
-    """The groups of the questions with the numbers `mine`, rewarded.
+    """Sample and reward the groups of the tasks with the indices `mine`.
 
-    first_key: with a question's number it fixes the group's name and random numbers in the step.
+    With rl.sampling.adaptive_group the second half of a group is sampled only if the rewards of the
+    first half differ. The sampled rollouts equal those of the whole group up to rounding.
 
-    With `rl.sampling.adaptive_group` the second half of a group is made only where the rewards of the first
-    half differ; the rollouts that are made are those that the whole group would have had
-    (but for rounding, as fewer run beside each other).
+    Args:
+        first_key: added to a task's index; the sum names the group and selects its random numbers.
     """
-    sources = [question_source(task, worlds) for task in tasks]  # before the real world is among them
+    sources = [
+        question_source(task, worlds) for task in tasks
+    ]  # before the real world is among them
     if has_changed(config, step):
         tasks, worlds = perturb_worlds(tasks, worlds, agent.toolbox.world)
     tries = config.rl.group * config.rl.sampling.oversample
@@ -135,7 +140,7 @@ def sample_groups(
     judge = build_reward(config)
 
     def run(some: list[int], numbers: range) -> dict[int, list[Trajectory]]:
-        """Question -> its rollouts with these numbers, judged."""
+        """Sample the rollouts with these numbers for some tasks; return them by task."""
         some_of_them = {"numbers": numbers} if half < tries else {}  # not every agent can
         made = agent.run(
             [tasks[i] for i in some],
@@ -160,28 +165,31 @@ def sample_groups(
         for i, rest in run(undecided, range(half, tries)).items():
             groups[i] += rest
     return [
-        t for i in mine for t in adjust_rewards(groups[i], tasks[i], config, _chance(i, config, step))
+        t
+        for i in mine
+        for t in adjust_rewards(groups[i], tasks[i], config, _chance(i, config, step))
     ]
 
 
 def _differ(group: list[Trajectory]) -> bool:
-    """Whether the rewards of those that could be judged are not all the same."""
+    """Return True if the known rewards are not all equal."""
     return len({t.reward for t in group if t.reward is not None}) > 1
 
 
 def _chance(key: int, config: Config, step: int) -> torch.Generator:
-    """Of the control that shuffles a question's rewards."""
+    """Build the generator that shuffles the rewards of one question."""
     return torch.Generator().manual_seed(step_seed(f"{config.seed}-labels-{key}", step))
 
 
 def has_changed(config: Config, step: int) -> bool:
-    """Whether the world is another one by now (`rl.callbacks.world_change`); `step` counts from 0."""
+    """Return True if rl.callbacks.world_change has changed the world; `step` counts from 0."""
     return 0 < config.rl.callbacks.world_change <= step
 
 
 def find_live_groups(shards: list[list[Trajectory]], want: int, ranks: Ranks) -> set[str]:
-    """The names of the first `want` groups, or of all there are, whose rewards differ, over all
-    ranks; the order is that in which their questions were drawn."""
+    """Return the names of the first `want` groups with reward variance over all ranks, in the
+    order of their questions.
+    """
     facts = ranks.gather([(t.group_id, t.reward) for shard in shards for t in shard])
     rewards = defaultdict(set)
     for name, reward in facts:
@@ -192,7 +200,7 @@ def find_live_groups(shards: list[list[Trajectory]], want: int, ranks: Ranks) ->
 
 
 def step_seed(seed: int | str, step: int) -> int:
-    """Of a step's random numbers."""
+    """Derive the random seed of a step."""
     return int(hashlib.sha256(f"rollout-{seed}-{step}".encode()).hexdigest()[:12], 16)
 
 
@@ -200,13 +208,13 @@ def step_seed(seed: int | str, step: int) -> int:
 
 
 def build_reward(config: Config) -> Reward:
-    """The reward that `rl.reward.name` names."""
+    """Build the reward function named by rl.reward.name."""
     settings = {"seed": config.seed} if config.rl.reward.name == "random" else {}
     return make_reward(config.rl.reward.name, **settings)
 
 
 def judge_rollout(trajectory: Trajectory, task: Task, reward: Reward) -> Trajectory:
-    """With its reward, and whether its answer is right."""
+    """Return the rollout with its reward, and with the correctness of its answer."""
     result = reward(trajectory, task)
     right = is_correct(trajectory.answer, task)
     trajectory.metadata["skill"] = task.skill
@@ -216,9 +224,10 @@ def judge_rollout(trajectory: Trajectory, task: Task, reward: Reward) -> Traject
 def adjust_rewards(
     group: Sequence[Trajectory], task: Task, config: Config, generator: torch.Generator
 ) -> list[Trajectory]:
-    """A question's judged rollouts with the rewards that are trained on.
+    """Return a question's rollouts with the rewards used in training.
 
-    generator: of the permutation of `rl.reward.labels=shuffled`.
+    Args:
+        generator: random numbers of rl.reward.labels="shuffled".
     """
     rewards = [trajectory.reward for trajectory in group]
     if config.rl.reward.labels == "shuffled":
@@ -237,7 +246,7 @@ def adjust_rewards(
 
 
 def _by_wrong_label(group: Sequence[Trajectory], task: Task) -> list[float | None]:
-    """1 for the group's most frequent wrong answer; all 0 where it has none."""
+    """Reward the most frequent wrong answer of the group with 1; all 0 if there is none."""
     label = majority_wrong_answer([trajectory.answer for trajectory in group], task)
 
     def reward(trajectory: Trajectory) -> float | None:
@@ -250,8 +259,10 @@ def _by_wrong_label(group: Sequence[Trajectory], task: Task) -> list[float | Non
 
 
 def _length_penalty(trajectory: Trajectory, config: Config) -> float:
-    """DAPO's, of the longest context: what ended at the limit is as long as the limit, though its
-    last turn did not fit into it."""
+    """Compute DAPO's overlong penalty for the longest context.
+
+    A rollout that ended at the limit counts as long as the limit, although its last turn is missing.
+    """
     limit = config.rollout.max_context_tokens
     length = limit
     if trajectory.termination != Termination.LENGTH:
@@ -264,8 +275,10 @@ def _length_penalty(trajectory: Trajectory, config: Config) -> float:
 
 
 def split_contexts(trajectory: Trajectory) -> list[Trajectory]:
-    """The contexts in which the policy spoke, each with the rollout's reward and group; the
-    trajectory itself where it is one context."""
+    """Split a rollout into the contexts with generated tokens.
+
+    Each has the reward and the group of the rollout. A rollout with one context is returned as it is.
+    """
     if trajectory.contexts is None:
         return [trajectory]
     found = []
@@ -278,7 +291,7 @@ def split_contexts(trajectory: Trajectory) -> list[Trajectory]:
 
 
 def split_all_contexts(trajectories: Iterable[Trajectory]) -> tuple[list[Trajectory], list[int]]:
-    """(the contexts of all, the index of the trajectory that each is of)."""
+    """Return the contexts of all rollouts and the index of the rollout of each."""
     samples, owners = [], []
     for index, trajectory in enumerate(trajectories):
         some = split_contexts(trajectory)

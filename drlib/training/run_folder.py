@@ -1,13 +1,12 @@
-"""Run folders and the loop over steps: what every stage needs around its own work.
+"""Run folders and the loop over steps, shared by all stages.
 
-A stage is built in `<name>.partial` and renamed when it is complete, so a killed stage is never
-mistaken for a finished one. Inside it keeps one checkpoint (written under a temporary name, then
-renamed) and `metrics.jsonl`, a line a step. Started again, it goes on from its last checkpoint;
-lines after that checkpoint are dropped and made again. Nothing a stage draws depends on anything
-but (seed, step), so the resumed run reaches the same weights bit for bit.
+A stage is built in `<name>.partial` and renamed when complete, so a killed stage is never mistaken
+for a finished one. The folder has one checkpoint, written atomically, and `metrics.jsonl` with one
+line per step. A restarted stage resumes from the last checkpoint and drops later lines. All random
+draws depend on (seed, step) only, so a resumed run is bit-identical.
 
-Whoever only asks what is finished (the stage graph, a command's help, a misspelled setting) needs
-no torch: it is imported where a checkpoint is read or written.
+torch is imported only to read or write a checkpoint, so that the stage graph and help texts load
+fast.
 """
 
 import json
@@ -32,24 +31,27 @@ MANIFEST, METRICS, CHECKPOINT = "manifest.json", "metrics.jsonl", "checkpoint.pt
 
 
 class RunFolderError(RuntimeError):
-    """A run folder cannot be used or written; the message says which and what to do."""
+    """A run folder cannot be used or written; the message has the cause and the remedy."""
 
 
 class NotFinite(RuntimeError):
-    """Gradients stay NaN or infinite; the message says what to do."""
+    """Gradients remain NaN or infinite; the message has the remedy."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or a polite kill: the stage stops at a step's end and can be resumed."""
+    """SIGINT or SIGTERM: the stage stopped after a step and can be resumed."""
 
 
 class RunFolder:
-    """The folder of one stage while it is being built.
+    """The folder of one stage during its construction.
 
-    final: its name when it is complete, with the hash of the settings in it: a partial folder of
-    that name was begun with the same ones. settings: all that the stage depends on (manifest).
-    report_to: where `loop` shows its metrics (drlib.training.reporting); ValueError where that
-    cannot be.
+    Args:
+        final: path of the finished stage; its name has the hash of the settings.
+        settings: all settings that the stage depends on, for the manifest.
+        report_to: destination of the metrics (drlib.training.reporting).
+
+    Raises:
+        ValueError: the package for `report_to` is missing.
     """
 
     def __init__(
@@ -72,14 +74,16 @@ class RunFolder:
 
     @staticmethod
     def is_complete(path: Path) -> bool:
-        """Whether `path` is a finished stage: it carries a readable manifest."""
+        """Return True if `path` is a finished stage: its manifest is readable."""
         try:
             return "settings" in json.loads((path / MANIFEST).read_text())
         except (OSError, ValueError):
             return False
 
     def resume(self, model, optimizers) -> dict:
-        """Load the last checkpoint into what `loop` will train; what else it held, {} if none."""
+        """Load the last checkpoint into model and optimizers; return its extra state, {} if there
+        is none.
+        """
         path, log = self.path / CHECKPOINT, self.path / METRICS
         self._trained, self._done, extra = (model, optimizers), 0, {}
         if path.exists():
@@ -100,11 +104,13 @@ class RunFolder:
         return extra
 
     def loop(self, take: Callable[[int], dict], steps: int, every: int, extra=dict) -> dict:
-        """Take the steps that are left, a line of metrics each; returns the last step's metrics.
+        """Take the remaining steps and return the metrics of the last one.
 
-        `take(step)` gives the metrics; "stopped" among them ends the stage early. A checkpoint with
-        `extra()` beside the weights is written after each `every` steps and at the end. When any
-        rank gets SIGINT or SIGTERM, all write one at their step's end and raise Interrupted.
+        A checkpoint with `extra()` is saved after every `every` steps and at the end. If any rank gets
+        SIGINT or SIGTERM, all ranks save one after their step and raise Interrupted.
+
+        Args:
+            take: takes a step and returns its metrics; "stopped" among them ends the stage.
         """
         asked: list[int] = []
         metrics: dict = (read_metrics(self.path) or [{}])[-1] if self._done else {}
@@ -131,7 +137,7 @@ class RunFolder:
         return metrics
 
     def reporter(self, done: int) -> Reporter:
-        """Of the first rank, behind the first `done` steps; the others show nothing."""
+        """Build the reporter of the first rank; other ranks report nothing."""
         report_to = self.report_to if self.ranks.first else "none"
         rows = read_metrics(self.path)[:done] if done else []
         return Reporter(report_to, self.path, self.final.name, rows)
@@ -146,7 +152,7 @@ class RunFolder:
         self.ranks.barrier()
 
     def finish(self, metrics: dict) -> dict:
-        """Write the manifest, drop the checkpoint, take the final name; returns `metrics`."""
+        """Write the manifest, delete the checkpoint, rename the folder; return `metrics`."""
         if self.ranks.first:
             (self.path / CHECKPOINT).unlink(missing_ok=True)
             manifest = {
@@ -165,14 +171,17 @@ class RunFolder:
 
 
 def polite_signals() -> tuple[signal.Signals, ...]:
-    """Those that ask a stage to stop: none where it is not the main thread (in a worker of Ray),
-    which alone may listen; there it is killed, and goes on from its last checkpoint."""
+    """Return the signals that stop a stage.
+
+    Only the main thread can handle signals. In a Ray worker the stage is killed and resumes from its
+    last checkpoint.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     return (signal.SIGINT, signal.SIGTERM) if is_main else ()
 
 
 def git(*arguments: str) -> str:
-    """What git says of the folder that holds this package; "" where it is no git checkout."""
+    """Return the output of a git command in the repository; empty if there is no checkout."""
     command = ["git", "-C", str(ROOT), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -181,17 +190,17 @@ def git(*arguments: str) -> str:
 
 
 def code_version() -> str:
-    """The commit that runs, with "-dirty" behind it where files differ from it."""
+    """Return the current commit, with "-dirty" if files have changed."""
     return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") or "unknown"
 
 
 def read_manifest(folder: Path) -> dict:
-    """The manifest of a finished stage."""
+    """Return the manifest of a finished stage."""
     return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
 
 
 def read_metrics(folder: Path) -> list[dict]:
-    """The lines of a stage's metrics.jsonl; RunFolderError names a folder without any."""
+    """Return the rows of a stage's metrics.jsonl; raise RunFolderError if there is none."""
     path = folder / METRICS
     if not path.exists():
         raise RunFolderError(f"no {path}: has the stage been run?")

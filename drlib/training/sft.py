@@ -1,16 +1,13 @@
-"""Stages `sft` and `sft_continued`: the cold start by rejection sampling, and its control.
+"""Stages `sft` and `sft_continued`: cold start by rejection sampling, and its control.
 
-The pool's correct attempts (Tongyi DeepResearch filters the same way before RL; the setting
-`sft.filter` has the whole funnel, and no filter) are trained with loss on the assistant's
-tokens only (`sft.loss_on` has all tokens), mixed with some pre-training text so that copying is not
-forgotten: lists and pages, no logs of tool use, of which the pool is to be the only source (clean
-logs for ever would be the endless good demonstrations that this stage does not have).
-Three settings more come from the sources: the attempts also as rounds with a managed context
-(`sft.rounds`), two stages by length (`sft.short_tokens`; both Tongyi DeepResearch's), and tool use
-in environments that were made by rule (`sft.tool_use_share`; AgentScaler), with users of several
-turns if wanted (`sft.tool_use_users`).
-`sft_continued` goes on from the cold start with the same data and rates for as many steps as
-reinforcement learning has compute: the honest question is what RL adds over *that*.
+Correct demonstrations are trained with loss on assistant tokens (sft.loss_on), mixed with some
+pre-training text so that copying is not forgotten. The text has lists and pages but no tool calls:
+the demonstrations are the only source of tool use. sft.filter selects another filter.
+
+Options: demonstrations also as rounds with a managed context (sft.rounds), two stages by length
+(sft.short_tokens; both Tongyi DeepResearch), and tool use in rule-based environments
+(sft.tool_use_share, sft.tool_use_users; AgentScaler). `sft_continued` continues the cold start with
+the compute of RL: it is the control for the gain of RL.
 """
 
 import itertools
@@ -54,7 +51,7 @@ TOOL_TOKENS = 400  # and tokens
 
 
 def shuffled(samples: list[Sample], seed: str) -> Iterator[Sample]:
-    """A pool for ever: every epoch in a new order."""
+    """Yield samples without end, every epoch in a new order."""
     if not samples:
         raise ValueError("the pool holds no sample: are all demonstrations filtered out?")
     for epoch in itertools.count():
@@ -64,8 +61,10 @@ def shuffled(samples: list[Sample], seed: str) -> Iterator[Sample]:
 
 
 def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "sft") -> dict:
-    """Stage `sft` (or `name`); returns the last metrics."""
-    run, model, chat, _, names = begin_stage(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
+    """Build stage `sft` (or `name`); return the metrics of the last step."""
+    run, model, chat, _, names = begin_stage(
+        name, stages.STAGES[name].inputs[0], config, run_dir, ranks
+    )
     folder = stages.require_input(name, "demonstrations", config, run_dir.parents[1])
     episodes = read_episodes(folder, config.sft.filter)
     steps = config.get(stages.STAGES[name].steps)
@@ -92,9 +91,10 @@ def mixture(
     config: Config,
     system: str | None = None,
 ) -> tuple[Callable[[int, int], Iterator[Sample]], int]:
-    """(what stage `name` trains on: (step, shard) -> endless samples; how many attempts' samples).
+    """Return a function from (step, shard) to endless samples, and the number of pool samples.
 
-    system: what a model is told before each question.
+    Args:
+        system: system message before each question.
     """
     pools = length_pools(episodes, chat, config, system)
     several = config.sft.tool_use_users
@@ -125,9 +125,10 @@ def mixture(
 def length_pools(
     episodes: list[dict], chat: ChatIds, config: Config, system: str | None = None
 ) -> list[list[Sample]]:
-    """The samples of the early steps and those of the late ones, the same where there is one stage.
+    """Return the samples of the early and of the late steps; equal without length stages.
 
-    ValueError: a stage would have none.
+    Raises:
+        ValueError: one of two stages would be empty.
     """
     react = [_sample(episode, chat, system) for episode in episodes]
     rounds = []
@@ -153,15 +154,14 @@ def length_pools(
 
 
 def _sample(episode: dict, chat: ChatIds, system: str | None) -> Sample:
-    """An attempt as it was sampled; of a teacher that writes messages, as it would have been."""
+    """Return a demonstration as sampled, or as tokenized messages."""
     if "ids" in episode:
         return Sample(tuple(episode["ids"]), tuple(episode["generated"]))
     return episode_sample(episode["messages"], chat, system)
 
 
 def memory_samples(episodes: list[dict], chat: ChatIds) -> list[Sample]:
-    """Every attempt as the rounds of IterResearch, and as the contexts of a ReSum that summarised
-    it once, at each place where it could have."""
+    """Return every demonstration as IterResearch rounds and as ReSum contexts, one per cut."""
     samples = []
     for episode in map(_attempt, episodes):
         calls = sum(message["role"] == "tool" for message in episode.messages)
@@ -172,7 +172,7 @@ def memory_samples(episodes: list[dict], chat: ChatIds) -> list[Sample]:
 
 
 def _attempt(row: dict) -> Episode:
-    """A row of the pool as the episode that it was."""
+    """Convert a row of the pool to an episode."""
     question, *_, last = row["messages"]
     task = Task(row["task"], question["content"], "", "search", "")
     episode = Episode(task, None, None)
@@ -183,8 +183,11 @@ def _attempt(row: dict) -> Episode:
 
 
 def tool_use_samples(chat: ChatIds, several: bool = False) -> list[Sample]:
-    """AgentScaler's attempts that pass its filters, in environments that know nothing of the world;
-    those that a row can hold. several: with users of several turns, who must be asked."""
+    """Return AgentScaler's rollouts that pass its filters and fit into TOOL_TOKENS.
+
+    Args:
+        several: simulate a user of several turns.
+    """
     domains = [Domain(apis) for apis in find_domains(toy_apis())]
     tasks = [
         sample_task(domain, seed, TOOL_CALLS) for domain in domains for seed in range(TOOL_TASKS)

@@ -1,11 +1,11 @@
-"""The stage graph: what is made from what, under which name, and by which function.
+r"""The stage graph: inputs, settings, folder and builder of each stage.
 
-    world -> untrained -> cpt \\
+    world -> untrained -> cpt \
           -> demonstrations -> sft -> rl, rl_random_reward, sft_continued -> evaluate_...
 
-A stage's folder is `runs/<profile>/<stage>-<hash>`, where the hash covers the settings declared for
-it (in `drlib.config`) and those of everything before it: equal settings share a folder, and a
-changed setting never reuses a stale one. `register` adds a stage, from another package too.
+A stage's folder is `runs/<profile>/<stage>-<hash>`. The hash covers the settings declared for the
+stage (`drlib.config`) and those of all its inputs: equal settings share a folder, and changed
+settings use another. `register` adds a stage, also from a plugin.
 """
 
 import hashlib
@@ -26,14 +26,17 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Stage:
-    """One entry of the registry.
+    """One stage of the graph.
 
-    name: as in `drlib.training NAME`. build: "module:function", called as build(config, run_dir,
-    ranks, **arguments). inputs: the stages before it. reads: under which name settings are declared
-    for it ("" for its own). fixed: settings that make it this stage, such as the control's reward.
-    start: the setting that, where it is given, names a policy to begin with instead of `inputs`.
-    steps: the setting that says how many steps its progress bar has. title, colour: in tables and
-    figures. trl: what builds it where `trainer.backend=trl`, if that is another function.
+    Attributes:
+        build: "module:function", called as build(config, run_dir, ranks, **arguments).
+        inputs: stages that this one reads.
+        reads: name under which its settings are declared; "": its own.
+        fixed: settings that define this stage, such as the reward of the control.
+        start: setting that names a policy folder to start from instead of `inputs`.
+        steps: setting with the number of steps, for the progress bar.
+        title, colour: used in tables and figures.
+        trl: like `build`, for trainer.backend=trl; "": the same function.
     """
 
     name: str
@@ -50,7 +53,7 @@ class Stage:
     trl: str = ""
 
     def builder(self, config: Config) -> Callable:
-        """What builds it; ValueError names what is not there."""
+        """Return the build function; raise ValueError if it cannot be imported."""
         where = (
             self.trl if self.trl and config.unrestricted().trainer.backend == "trl" else self.build
         )
@@ -65,9 +68,13 @@ STAGES = Registry("stage")
 
 
 def register(stage: Stage, *, replace: bool = False) -> Stage:
-    """Add a stage to the graph; ValueError where the name is taken or an input unknown.
+    """Add a stage to the graph.
 
-    replace: whether the name may stand for another stage already, as when a cell runs again.
+    Args:
+        replace: allow a name that exists, for example when a notebook cell is run again.
+
+    Raises:
+        ValueError: the name exists, or an input is unknown.
     """
     for name in stage.inputs:
         _ = STAGES[name]  # ValueError for one that is not there
@@ -168,13 +175,16 @@ for _of in ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward"
 
 
 def stage_config(name: str, config: Config) -> Config:
-    """All settings, with those that make it this stage."""
+    """Return all settings with those that define the stage."""
     return config.unrestricted().derive(**STAGES[name].fixed)
 
 
 def list_inputs(name: str, config: Config) -> tuple[str, ...]:
-    """The stages that `name` is made from: of a policy given by its folder, only the world's; of
-    the model's own attempts, the model too."""
+    """Return the direct inputs of a stage.
+
+    A policy given by its folder replaces the inputs except the world. The model as a teacher adds the
+    initial model.
+    """
     stage = STAGES[name]
     whole = config.unrestricted()
     if stage.start and whole.get(stage.start):
@@ -185,20 +195,22 @@ def list_inputs(name: str, config: Config) -> tuple[str, ...]:
 
 
 def list_ancestors(name: str, config: Config) -> list[str]:
-    """All stages that `name` rests on, itself last, each once and after its own inputs."""
+    """Return all stages that `name` depends on, in build order, and `name` itself."""
     found = [s for i in list_inputs(name, config) for s in list_ancestors(i, config)]
     return [*dict.fromkeys(found), name]
 
 
 def restricted_config(name: str, config: Config) -> Config:
-    """The settings as the stage may read them: those that its folder's hash covers."""
+    """Return the settings that the stage may read: those covered by its hash."""
     covered = list_ancestors(name, config)
     return stage_config(name, config).restrict(STAGES[n].reads or n for n in covered)
 
 
 def start_folder(name: str, config: Config) -> Path:
-    """The policy's folder that a stage's `start` setting names, relative to the repository unless
-    absolute; ValueError where none is there."""
+    """Return the policy folder given by the `start` setting of a stage.
+
+    Relative paths start at the repository. Raises ValueError if the folder has no policy.
+    """
     setting = STAGES[name].start
     given = config.unrestricted().get(setting)
     path = ROOT / given
@@ -208,7 +220,7 @@ def start_folder(name: str, config: Config) -> Path:
 
 
 def stage_settings(name: str, config: Config) -> dict:
-    """Everything that the stage's result depends on, inputs included."""
+    """Return all settings that the result of a stage depends on, with those of its inputs."""
     inputs = {i: stage_settings(i, config) for i in list_inputs(name, config)}
     stage = STAGES[name]
     whole = stage_config(name, config)
@@ -227,7 +239,7 @@ def stage_settings(name: str, config: Config) -> dict:
 
 
 def _plugins(names: str) -> dict[str, str]:
-    """The hash of each plugin's file: a stage made with another version of it is another one."""
+    """Return the hash of each plugin's file: a changed plugin changes the stage."""
     found = {}
     for name in plugin_names(names):
         spec = importlib.util.find_spec(name)
@@ -238,7 +250,9 @@ def _plugins(names: str) -> dict[str, str]:
 
 
 def _stamp(folder: Path) -> list:
-    """Of a model's folder: another model may come to lie there under the same names."""
+    """Return name, size and modification time of the weights in a folder, to detect replaced
+    files.
+    """
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     stats = [(file.name, file.stat()) for file in files]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
@@ -249,13 +263,13 @@ def _hash(data: bytes) -> str:
 
 
 def folder(name: str, config: Config, runs: Path) -> Path:
-    """Where the stage lies when it is complete."""
+    """Return the path of the finished stage."""
     text = json.dumps(stage_settings(name, config), sort_keys=True)
     return runs / config.unrestricted().profile / f"{name}-{_hash(text.encode())[:10]}"
 
 
 def missing_stages(name: str, config: Config, runs: Path) -> list[str]:
-    """The stages that must still be built for `name`, in order."""
+    """Return the stages that must be built for `name`, in order."""
     if RunFolder.is_complete(folder(name, config, runs)):
         return []
     missing = [s for i in list_inputs(name, config) for s in missing_stages(i, config, runs)]
@@ -263,7 +277,7 @@ def missing_stages(name: str, config: Config, runs: Path) -> list[str]:
 
 
 def require_input(name: str, which: str, config: Config, runs: Path) -> Path:
-    """A complete input of stage `name`; RunFolderError says what to build first."""
+    """Return the folder of a finished input; raise RunFolderError if it is missing."""
     path = folder(which, config, runs)
     if not RunFolder.is_complete(path):
         raise RunFolderError(f"{name} needs the finished stage {which!r} ({path}): build it first")
