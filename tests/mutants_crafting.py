@@ -23,15 +23,15 @@ MUTANTS = [
     Mutant(
         "craft: an answer from any statement",
         CRAFT,
-        "any(mentions(one.text, said.answer) for one in said.used):",
-        "any(said.answer for one in said.used):",
+        "any(mentions(one.text, parsed.answer) for one in parsed.used):",
+        "any(parsed.answer for one in parsed.used):",
         (f"{CRAFTING}::test_what_the_model_says_is_executed",),
         "answers that nobody told would be trained on",
     ),
     Mutant(
         "craft: a sum is not computed",
         CRAFT,
-        "    if not answers_match(said.answer, str(value)):\n",
+        "    if not answers_match(parsed.answer, str(value)):\n",
         "    if False:\n",
         (f"{CRAFTING}::test_what_the_model_says_is_executed",),
         "wrong numbers would be right answers",

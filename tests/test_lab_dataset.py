@@ -18,8 +18,9 @@ from datasets import load_dataset, load_from_disk
 from PIL import Image
 
 from drlib.cli.dataset import main
-from drlib.questions.export import read_tasks
-from drlib.questions.queries import evaluate_query, from_text
+from drlib.questions.export import read_rows
+from drlib.questions.queries import evaluate_query
+from drlib.questions.webshaper import from_triples
 from drlib.worlds import load_world
 from tests.folder_examples import guild_folder, island_folder
 from tests.scripted_server import Scripted
@@ -124,10 +125,11 @@ def test_the_released_forms_have_their_fields_and_the_same_answers(made, notes):
             assert [*told] == ["question", "answer", "tag"]
             assert rows[told["question"]]["family"] == told["tag"]
             tags[told["tag"]] += 1
-        tasks, unread = read_tasks(made / f"released/webshaper_{side}.jsonl")
-        assert tasks and unread == 0
-        for task in tasks:  # of their triples alone
-            assert evaluate_query(from_text(task.query), world.graph) == {task.answer}
+        formal = read_rows(made / f"released/webshaper_{side}.jsonl")
+        assert formal
+        for row in formal:  # from the triples alone
+            query = from_triples(row["formalization"])
+            assert evaluate_query(query, world.graph) == {row["answer"]}
     assert tags.total() == 40 and len(tags) == 5
 
 

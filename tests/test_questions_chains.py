@@ -147,7 +147,7 @@ def test_programs_print_the_answers_that_were_computed_without_them():
     program = "\n".join(t.code for t in tasks)
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.stdout.split() == [t.answer for t in tasks], run.stderr
-    with pytest.raises(ValueError, match="unknown python question"):
+    with pytest.raises(ValueError, match="unknown Python question"):
         make_python_task(rng, "cosine")
 
 

@@ -108,7 +108,7 @@ def test_what_is_right_becomes_a_task_and_a_report_has_its_statements(tmp_path):
     assert len({one.task("tern").id for one in found[:3]}) == 3
     assert {one.text for one in found[3].known} > {"The Ottermaid cost 1,250 crowns."}
     assert found[3].known[0].sources == ("ferries.md",)
-    with pytest.raises(ValueError, match="it asks for a report"):
+    with pytest.raises(ValueError, match="it is a report"):
         found[3].task("tern")
 
 

@@ -246,7 +246,7 @@ def test_the_order_of_conditions_is_of_no_matter():
 
 
 def test_ranges_do_not_stand_in_triples():
-    with pytest.raises(ValueError, match="cannot say"):
+    with pytest.raises(ValueError, match="cannot express"):
         to_triples(Exists("X", Range("r", 0, 1), Proj("s", X)))
 
 

@@ -185,7 +185,7 @@ def test_a_threshold_lets_some_closed_book_answers_pass():
 
 
 def test_bad_attempts_and_files_are_named(tmp_path):
-    with pytest.raises(ValueError, match="n=0 attempts"):
+    with pytest.raises(ValueError, match="n=0 rollouts"):
         measure_pass_rates(TASKS, lambda tasks, n: [], 0)
     with pytest.raises(ValueError, match="results per task instead of 2"):
         measure_pass_rates(TASKS, lambda tasks, n: [[True]] * len(tasks), 2)

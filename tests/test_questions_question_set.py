@@ -358,7 +358,7 @@ def test_a_folder_of_another_data_set_is_left_alone(drawn, world, wish):
         ({"hops": 1}, "at least 2 hops"),
         ({"test_share": 1.0}, "test_share must be"),
         ({"max_share": -0.1}, "max_share must be"),
-        ({"tries": 0}, "asked at least once"),
+        ({"tries": 0}, "answers at least once"),
         ({"families": ()}, "name a family"),
         ({"families": ("engin",)}, "did you mean 'engine'"),
     ],
@@ -373,7 +373,7 @@ def test_an_impossible_wish_is_named(wrong, said):
 
 def test_a_model_that_is_named_is_asked_and_no_other(world, wish, tmp_path):
     for asked, attempt in (("a model", None), ("", lambda tasks, n: [])):
-        with pytest.raises(ValueError, match="give both or none"):
+        with pytest.raises(ValueError, match="or neither"):
             draw_dataset(replace(wish, closed_book=asked), world, tmp_path, print, attempt)
     assert not [*tmp_path.iterdir()]
 

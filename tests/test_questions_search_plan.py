@@ -79,13 +79,13 @@ def test_the_holder_has_all_facts_and_not_some():
     ],
 )
 def test_what_searches_of_facts_do_not_answer_is_refused(query, world):
-    with pytest.raises(ValueError, match="do not answer|already tells"):
+    with pytest.raises(ValueError, match="cannot answer|already identifies"):
         plan_searches(engine_task(query, "Gull"))
     assert not can_solve(engine_task(query, "Gull"), world, 2, 6)
 
 
 def test_a_sum_has_no_look_up():
-    with pytest.raises(ValueError, match="t has neither a chain of relations nor a query"):
+    with pytest.raises(ValueError, match="t has neither relations nor a query"):
         plan_searches(Task("t", "What is 2 times 3?", "6", "python", "python"))
 
 

@@ -242,7 +242,7 @@ def test_names_are_said_as_what_they_are(title, said, grammar):
 
 
 def test_no_two_names_are_said_alike(grammar):
-    said = Counter(map(grammar.book.said, grammar.book.graph.nodes))
+    said = Counter(map(grammar.book.mention, grammar.book.graph.nodes))
     assert said.most_common(1)[0][1] == 1
     alike = [Node("Nauru", "language"), Node("Nauru (language)", "language")]
     book = Phrasebook(Graph(alike, []))
@@ -334,7 +334,7 @@ def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
         query = from_text(task.query)
         text = hidden = write_sentences(query, grammar.book, "which")
         for name in map(
-            grammar.book.said, list_constants(query)
+            grammar.book.mention, list_constants(query)
         ):  # "Svalbard and Jan Mayen" are one
             hidden = hidden.replace(name, name.replace(" and ", " & "))
         shorter = re.sub(r",? and [^?.]*\?$", "?", hidden).replace(" & ", " and ")

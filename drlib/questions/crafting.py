@@ -205,11 +205,13 @@ def _write_question(
     if reply.failed:
         return CraftedQuestion(style, entity, reason=reply.failed)
     try:
-        said = _parse_question(reply.text, shown)
+        parsed = _parse_question(reply.text, shown)
     except ValueError as error:
         return CraftedQuestion(style, entity, reason=UNREADABLE, detail=str(error))
-    reason = _find_general_fault(said, entity) or CHECKS[style](said, shown)
-    return CraftedQuestion(style, entity, said.question, said.answer, said.used, reason, reply.text)
+    reason = _find_general_fault(parsed, entity) or CHECKS[style](parsed, shown)
+    return CraftedQuestion(
+        style, entity, parsed.question, parsed.answer, parsed.used, reason, reply.text
+    )
 
 
 def _parse_question(text: str, shown: list[ShownStatement]) -> _ParsedQuestion:
@@ -235,59 +237,59 @@ def _parse_question(text: str, shown: list[ShownStatement]) -> _ParsedQuestion:
     return _ParsedQuestion(" ".join(question.split()), answer.strip(), used, expression)
 
 
-def _find_general_fault(said: _ParsedQuestion, entity: str) -> str:
+def _find_general_fault(parsed: _ParsedQuestion, entity: str) -> str:
     """Return the fault that every style forbids, or an empty string."""
-    if not mentions(said.question, entity):
+    if not mentions(parsed.question, entity):
         return "it does not say what it is about"
-    if said.answer and mentions(said.question, said.answer):
+    if parsed.answer and mentions(parsed.question, parsed.answer):
         return "it gives its answer away"
-    if "statement" in said.question.casefold():
+    if "statement" in parsed.question.casefold():
         return "it speaks of statements"
     return ""
 
 
-def _find_fact_fault(said: _ParsedQuestion, _shown: list[ShownStatement]) -> str:
+def _find_fact_fault(parsed: _ParsedQuestion, _shown: list[ShownStatement]) -> str:
     """Return why no used statement supports the answer, or an empty string."""
-    if not said.answer or not any(mentions(one.text, said.answer) for one in said.used):
+    if not parsed.answer or not any(mentions(one.text, parsed.answer) for one in parsed.used):
         return "no statement says its answer"
     return ""
 
 
-def _find_numeric_fault(said: _ParsedQuestion, shown: list[ShownStatement]) -> str:
+def _find_numeric_fault(parsed: _ParsedQuestion, shown: list[ShownStatement]) -> str:
     """Return why the answer is not computed from the statements, or an empty string."""
-    there = {number for one in said.used for number in _find_numbers(one.text)}
+    there = {number for one in parsed.used for number in _find_numbers(one.text)}
     try:
-        value, taken = evaluate_expression(said.expression)
+        value, taken = evaluate_expression(parsed.expression)
     except ValueError:
         return "its expression cannot be computed"
     if len(taken) < 2 or not {*taken} <= there:
         return "its numbers are not in its statements"
-    if not answers_match(said.answer, str(value)):
+    if not answers_match(parsed.answer, str(value)):
         return "its answer is not what it computes"
-    if any(mentions(one.text, said.answer) for one in shown):
+    if any(mentions(one.text, parsed.answer) for one in shown):
         return "a statement says its answer"
     return ""
 
 
-def _find_multi_hop_fault(said: _ParsedQuestion, shown: list[ShownStatement]) -> str:
+def _find_multi_hop_fault(parsed: _ParsedQuestion, shown: list[ShownStatement]) -> str:
     """Return why the statements are no chain of two hops, or an empty string."""
-    reason = _find_fact_fault(said, shown)
+    reason = _find_fact_fault(parsed, shown)
     if reason:
         return reason
-    named = {title for one in shown for title in one.entities if mentions(said.question, title)}
-    holds = [one for one in shown if mentions(one.text, said.answer)]
+    named = {title for one in shown for title in one.entities if mentions(parsed.question, title)}
+    holds = [one for one in shown if mentions(one.text, parsed.answer)]
     if any(mentions(one.text, title) for one in holds for title in named):
         return "one statement is enough"
-    begins = [one for one in said.used if any(mentions(one.text, title) for title in named)]
-    ends = [one for one in said.used if one in holds]
+    begins = [one for one in parsed.used if any(mentions(one.text, title) for title in named)]
+    ends = [one for one in parsed.used if one in holds]
     if not any({*first.entities} & {*last.entities} - named for first in begins for last in ends):
         return "nothing links its statements"
     return ""
 
 
-def _find_report_fault(said: _ParsedQuestion, _shown: list[ShownStatement]) -> str:
+def _find_report_fault(parsed: _ParsedQuestion, _shown: list[ShownStatement]) -> str:
     """Return why the report needs too few statements, or an empty string."""
-    return "" if len(said.used) >= REPORT_POINTS else "it needs too few statements"
+    return "" if len(parsed.used) >= REPORT_POINTS else "it needs too few statements"
 
 
 CHECKS: dict[str, Callable[[_ParsedQuestion, list[ShownStatement]], str]] = {

@@ -160,9 +160,9 @@ def build_world_memory(world: World) -> EntityMemory:
     for subject, relation, value in graph.facts:
         if relation in FOLDER_RELATIONS or subject not in names:
             continue
-        said = value if graph.is_value(value) else names.get(value)
-        if said:
-            memory.add_fact(names[subject], relation, said, f"{world.scheme}:{subject}")
+        text = value if graph.is_value(value) else names.get(value)
+        if text:
+            memory.add_fact(names[subject], relation, text, f"{world.scheme}:{subject}")
     for title, name in names.items():
         _add_page(world, title, name, names, memory)
     return memory

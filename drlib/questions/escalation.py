@@ -61,9 +61,9 @@ def make_agent_solver(agent, **how) -> Solver:
 def make_closed_book_solver(replies: Replies) -> Solver:
     """Return a solver that prompts a model without tools; each rollout has its own seed."""
 
-    def one(asked: tuple[Task, int]) -> bool | None:
+    def one(item: tuple[Task, int]) -> bool | None:
         """Request and judge one answer."""
-        task, number = asked
+        task, number = item
         reply = replies.ask(make_prompt(CLOSED_BOOK_PROMPT, task.question), seed=number)
         answer = reply.text.rpartition("</think>")[2].strip()
         return None if reply.failed else is_correct(answer, task)

@@ -14,10 +14,9 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict
 
 from drlib.files import iter_json_lines, write_atomic, write_json_lines
-from drlib.questions.chains import digest_text
-from drlib.questions.queries import find_required, from_text, measure_depth, to_text
+from drlib.questions.queries import find_required, from_text
 from drlib.questions.question_set import row_to_task
-from drlib.questions.webshaper import read_loosely, to_triples
+from drlib.questions.webshaper import to_triples
 from drlib.task import Task
 
 
@@ -80,37 +79,6 @@ def read_rows(path: str | Path, fields: Iterable[str] = ("question", "answer")) 
             raise ValueError(f"{path}, line {number} lacks {', '.join(missing)}")
         rows.append(row)
     return rows
-
-
-def read_tasks(path: str | Path, world: str = "") -> tuple[list[Task], int]:
-    """Read the questions of a released file.
-
-    Rows that are no triples are read as predicates (`webshaper.read_loosely`).
-
-    Returns:
-        The tasks, and the number of formalisations that could not be read (their `query` is empty).
-    """
-    tasks = []
-    unread = 0
-    for row in read_rows(path):
-        query = None
-        triples = row.get("formalization")
-        try:
-            query = read_loosely(triples) if triples else None
-        except ValueError:
-            unread += 1
-        tasks.append(
-            Task(
-                str(row.get("id", digest_text(row["question"]))),
-                row["question"],
-                str(row["answer"]),
-                "search",
-                world,
-                hops=measure_depth(query) if query else 0,
-                query=to_text(query) if query else "",
-            )
-        )
-    return tasks, unread
 
 
 # Config -> file of a split, named in the data card. All must be JSON lines, since `datasets` reads

@@ -132,8 +132,8 @@ def draw_block(
     grammar = load_grammar(world.graph, world.scheme)
     if plain:
         graph = select_plain_facts(graph, grammar.book)
-    asked = SimpleNamespace(graph=graph, search=world.search, grammar=grammar)
-    return _collect(draws(asked, rng, hops), world, n, rng, hops, plain)
+    source = SimpleNamespace(graph=graph, search=world.search, grammar=grammar)
+    return _collect(draws(source, rng, hops), world, n, rng, hops, plain)
 
 
 def _collect(

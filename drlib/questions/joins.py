@@ -73,13 +73,13 @@ class _Join:
         """Return the query for the target."""
         of_shared, of_nothing = self._split_pieces()
         guards = self._attach_descriptions(of_nothing)
-        asked = self.target if self.target in self.shared else self.describe_variable(self.target)
+        query = self.target if self.target in self.shared else self.describe_variable(self.target)
         among, more = self._describe_shared(of_shared)
         for piece in [*guards, *more]:
-            asked = Exists(UNNAMED, self.root_piece(piece), asked)
+            query = Exists(UNNAMED, self.root_piece(piece), query)
         for variable in reversed(self.shared):
-            asked = Exists(variable.name, _intersect(among[variable]), asked)
-        return asked
+            query = Exists(variable.name, _intersect(among[variable]), query)
+        return query
 
     def _split_pieces(self) -> tuple[list[list[Condition]], list[list[Condition]]]:
         """Return the components without the target: those of shared variables, and the others."""

@@ -195,15 +195,15 @@ def _make_by_forms(word: str, done: str, noun: str, several: bool, is_past: bool
 
 def _make_place_forms(word: str, place: str, noun: str) -> dict[str, str]:
     """Return the forms of "added in", "recorded at" or "written for"."""
-    said = word.removesuffix(f" {place}")
-    be = "is" if said in LASTING else "was"
+    verb = word.removesuffix(f" {place}")
+    be = "is" if verb in LASTING else "was"
     where = "where" if place == "at" else f"{place} which"
     return {
         "noun": noun,
         "of_thing": f"{be} {word} {{x}}",
         "of_things": f"{word} {{x}}",
-        "of_value": f"is the {noun} {where} {{x}} {be} {said}",
-        "of_values": f"{where} {{x}} {be} {said}",
+        "of_value": f"is the {noun} {where} {{x}} {be} {verb}",
+        "of_values": f"{where} {{x}} {be} {verb}",
         "same": f"{be} {word} the same {noun} as {{x}}",
         "sames": f"{word} the same {noun} as {{x}}",
     }
@@ -253,9 +253,9 @@ def classify_page(title: str, graph: Graph) -> str:
     "page".
     """
     for relation in sorted(TYPES):
-        said = graph.values(title, relation)
-        if len(said) == 1:
-            (value,) = said
+        types = graph.values(title, relation)
+        if len(types) == 1:
+            (value,) = types
             node = graph.nodes[value]
             text = node.aliases[0] if node.aliases else value
             if re.fullmatch("[A-Za-z][A-Za-z -]{1,30}", text):

@@ -294,8 +294,8 @@ def _names_two_official_languages(
     """Return True if two conditions give official languages of the answer, as for Belgium."""
     languages = [book.graph.values(answer, OFFICIAL) for answer in answers]
     official = frozenset().union(*languages)
-    said = [part.of for part in parts if isinstance(part, Proj)]
-    found = [{of} if isinstance(of, str) else evaluate_query(of, book.graph) for of in said]
+    operands = [part.of for part in parts if isinstance(part, Proj)]
+    found = [{of} if isinstance(of, str) else evaluate_query(of, book.graph) for of in operands]
     return sum(bool(official & things) for things in found) > 1
 
 
@@ -348,11 +348,11 @@ def _strip_to_letters(name: str) -> str:
 
 def _is_alike(name: str, answer: str, book: Phrasebook) -> bool:
     """Return True if two names share a word stem or a package (ssl.SSLSocket and ssl.SSLError)."""
-    said = [book.name(title) for title in (name, answer)]
-    package, other = (one.removeprefix("the ").partition(".") for one in said)
+    pair = [book.name(title) for title in (name, answer)]
+    package, other = (one.removeprefix("the ").partition(".") for one in pair)
     if package[1] and package[0] == other[0] and package[0] not in _find_common_words(book):
         return True
-    words, others = (_find_long_words(one) - _find_common_words(book) for one in said)
+    words, others = (_find_long_words(one) - _find_common_words(book) for one in pair)
     return any(have_same_stem(one, two) for one in words for two in others)
 
 
