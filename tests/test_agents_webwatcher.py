@@ -23,7 +23,12 @@ from drlib.models.api_engine import ApiEngine, to_openai_messages
 from drlib.models.engine import Completion
 from drlib.models.scripted_engine import ScriptedEngine
 from drlib.questions import chain_questions
-from drlib.questions.webwatcher import find_rollout_fault, blank_picture, act_by_rule, make_visual_questions
+from drlib.questions.webwatcher import (
+    act_by_rule,
+    blank_picture,
+    find_rollout_fault,
+    make_visual_questions,
+)
 from drlib.task import is_correct
 from drlib.tools import Toolbox
 from drlib.tools.pictures import Album, from_data_url, to_data_url

@@ -12,8 +12,13 @@ from drlib.chat.template import ChatIds
 from drlib.chat.tool_calls import Answer, ToolCall, parse
 from drlib.demonstrations.actions import REPLAY, ActionData, episode_sample
 from drlib.demonstrations.oracle import Demonstrator, DemonstratorFaults, Oracle
-from drlib.questions.chains import PYTHON_KINDS, enumerate_chains, make_python_task, make_search_task
-from drlib.questions.search_plan import parse_pages, find_value
+from drlib.questions.chains import (
+    PYTHON_KINDS,
+    enumerate_chains,
+    make_python_task,
+    make_search_task,
+)
+from drlib.questions.search_plan import find_value, parse_pages
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training.data import PHRASES, demonstration_tasks, world_texts

@@ -17,14 +17,20 @@ from contextlib import ExitStack
 import pytest
 
 from drlib.agents import Limits, ReAct
+from drlib.cli import craft as craft_command
 from drlib.demonstrations.model_teacher import ModelTeacher
 from drlib.endpoint import ChatEndpoint
 from drlib.files import read_json_lines
-from drlib.cli import craft as craft_command
 from drlib.models.api_engine import ApiEngine
 from drlib.questions.chains import chain_questions
 from drlib.questions.crafting import WISHES, craft
-from drlib.questions.escalation import make_agent_solver, make_closed_book_solver, filter_by_gates, measure_pass_rates, rate_tasks
+from drlib.questions.escalation import (
+    filter_by_gates,
+    make_agent_solver,
+    make_closed_book_solver,
+    measure_pass_rates,
+    rate_tasks,
+)
 from drlib.questions.replies import MAX_FAILED, Replies
 from drlib.task import Task
 from drlib.tools import Toolbox

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from drlib.analysis import data_plots, plots, rendering, viewer
 from drlib.analysis.plots import png_bytes
 from drlib.demonstrations.solver import Solver
-from drlib.questions.checks import measure_effort, find_faults
-from drlib.questions.queries import Query, measure_depth, evaluate_query, from_text, to_text
+from drlib.questions.checks import find_faults, measure_effort
+from drlib.questions.queries import Query, evaluate_query, from_text, measure_depth, to_text
 from drlib.questions.upgrades import OPERATORS
 from drlib.questions.wording import render_question
 from drlib.rl.advantages import ADVANTAGES

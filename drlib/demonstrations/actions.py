@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from drlib.chat.template import ChatIds
 from drlib.demonstrations.oracle import Oracle
 from drlib.questions.chains import SearchQuestions, make_python_task
-from drlib.questions.search_plan import split_facts
 from drlib.questions.question_engine import SMALL_POOL_SIZE, ConditionQuestions, Wording
+from drlib.questions.search_plan import split_facts
 from drlib.task import Task
 from drlib.trajectory import ToolResult
 from drlib.worlds import Names, SmallWorld, fictional_world

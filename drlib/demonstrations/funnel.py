@@ -16,8 +16,8 @@ from drlib.chat.tool_calls import END, Answer, FormatError, ToolCall, parse
 from drlib.demonstrations.episodes import assistant_turns, observations, thought_and_action
 from drlib.demonstrations.oracle import Episode
 from drlib.questions.queries import (
-    from_text,
     find_required,
+    from_text,
 )
 from drlib.questions.wording import mentions
 from drlib.task import normalise_answer

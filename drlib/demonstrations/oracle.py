@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.questions.chains import END, NEXT_PAGE, NO_TREASURE, TREASURE
-from drlib.questions.search_plan import plan_searches, parse_pages, find_value
+from drlib.questions.search_plan import find_value, parse_pages, plan_searches
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.trajectory import ToolResult

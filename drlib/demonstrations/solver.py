@@ -26,11 +26,11 @@ from drlib.questions.queries import (
     Range,
     Var,
     bind,
-    list_constants,
-    measure_depth,
     from_text,
-    parse_numbers,
+    list_constants,
     list_subqueries,
+    measure_depth,
+    parse_numbers,
 )
 from drlib.task import Task
 from drlib.tools.toolbox import SEPARATOR, Toolbox

@@ -21,9 +21,21 @@ import time
 from collections import Counter
 from statistics import quantiles
 
-from drlib.questions.checks import count_constant_edges, measure_effort, find_faults, count_target_edges
+from drlib.questions.checks import (
+    count_constant_edges,
+    count_target_edges,
+    find_faults,
+    measure_effort,
+)
 from drlib.questions.expansion import expand, explain, find_known_facts
-from drlib.questions.queries import canonicalise, list_constants, measure_depth, from_text, to_text, walk
+from drlib.questions.queries import (
+    canonicalise,
+    from_text,
+    list_constants,
+    measure_depth,
+    to_text,
+    walk,
+)
 from drlib.questions.question_engine import choose_side, synthesize_questions
 from drlib.questions.sql_engine import SqlEngine
 from drlib.worlds import load_world

@@ -18,7 +18,7 @@ import time
 
 from drlib.demonstrations.funnel import Funnel, seeking
 from drlib.demonstrations.solver import MISTAKES, Solver
-from drlib.questions.queries import from_text, find_required
+from drlib.questions.queries import find_required, from_text
 from drlib.questions.question_engine import synthesize_questions
 from drlib.tools import Toolbox
 from drlib.worlds import load_world
