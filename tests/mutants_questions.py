@@ -201,8 +201,8 @@ MUTANTS = [
     Mutant(
         "stages: tried under the limits before",
         "drlib/training/question_selection.py",
-        'self._keep_hard(self._tried(list(self.questions.pool), config, step, "stage"))',
-        "self._keep_hard(self._tried(list(self.questions.pool), self.config.derive("
+        'self._keep_hard(self._probe(list(self.questions.pool), config, step, "stage"))',
+        "self._keep_hard(self._probe(list(self.questions.pool), self.config.derive("
         'rollout.max_calls=1), step, "stage"))',
         (f"{ASKING}::test_the_third_stage_asks_what_is_not_always_solved_and_starts_anew",),
         "what more calls would solve counts as hard",

@@ -5,25 +5,24 @@ The runs themselves are in test_experiments_runner.py, the figure is in test_exp
 Run: python -m pytest tests/test_experiments_plan.py
 """
 
-import json
 import sys
 
 import numpy as np
 import pytest
 
 from drlib import cli
-from drlib.intervals import difference_interval, share_interval
-from drlib.files import read_json_lines
-from drlib.experiments.plan import REFERENCE_SWEEPS, SWEEPS, load_sweep
-from drlib.experiments.runner import RESULTS, _reason, costs
+from drlib.experiments.plan import PLANS, load_sweep
+from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
+from drlib.experiments.runner import _reason, costs
 from drlib.experiments.tables import curves, summary, table, write_summary
+from drlib.intervals import difference_interval, share_interval
 from tests.sweep_examples import (
     CLIPS,
     HALF,
     RIGHT,
     WRONG,
     asked,
-    keep_made,
+    made_records,
     row,
     rows,
     toy_sweep,
@@ -46,8 +45,7 @@ CISPO_SQ = np.array([[1.0, 0.5, 0.0], [1.0, 1.0, 0.5]])
 def told(tmp_path, made, failed=None, **changes):
     """The summary of made runs."""
     sweep = toy_sweep(tmp_path, **changes)
-    keep_made(sweep, tmp_path, made, failed)
-    return summary(sweep, tmp_path / RESULTS)
+    return summary(sweep, made_records(sweep, made, failed))
 
 
 def by_name(found):
@@ -62,7 +60,7 @@ def closely(interval):
 # the file
 
 
-@pytest.mark.parametrize("path", sorted(SWEEPS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(PLANS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_sweep_that_comes_with_the_kit_can_begin(path):
     sweep = load_sweep(path.stem)
     assert sweep == load_sweep(path) and sweep.name == path.stem
@@ -71,7 +69,7 @@ def test_a_sweep_that_comes_with_the_kit_can_begin(path):
 
 
 def test_there_are_two_and_more_of_them_and_they_are_shipped():
-    assert {"clips", "corrections"} <= {path.stem for path in SWEEPS.glob("*.yaml")}
+    assert {"clips", "corrections"} <= {path.stem for path in PLANS.glob("*.yaml")}
 
 
 def test_each_run_has_the_settings_of_its_arm_and_its_seed(tmp_path):
@@ -85,7 +83,10 @@ def test_each_run_has_the_settings_of_its_arm_and_its_seed(tmp_path):
 
 def test_an_arm_s_own_setting_stands_before_the_common_one(tmp_path):
     sweep = toy_sweep(tmp_path, common={"rl.loss.clip": "none"})
-    assert (sweep.config("ppo", 0).rl.loss.clip, sweep.config("cispo", 0).rl.loss.clip) == ("none", "cispo")
+    assert (sweep.config("ppo", 0).rl.loss.clip, sweep.config("cispo", 0).rl.loss.clip) == (
+        "none",
+        "cispo",
+    )
 
 
 BAD = [
@@ -104,8 +105,8 @@ BAD = [
     ({"arms": {"ppo": {}, False: {}}}, "arm False: give a text of letters"),
     ({"arms": {"ppo": {}, "x": 3}}, "arm 'x': give {setting: value}, got 3"),
     ({"common": {"seed": 1}}, "common: seed belongs at the top, as seeds"),
-    ({"common": {"rl_stepps": 1}}, "common: unknown parameter 'rl_stepps': did you mean 'rl_step"),
-    ({"common": {"plugins": "no_such"}}, "common: plugin 'no_such': no module 'no_such' is found"),
+    ({"common": {"rl_stepps": 1}}, "common: unknown setting 'rl_stepps': did you mean 'rl.steps'"),
+    ({"common": {"plugins": "no_such"}}, "common: plugin 'no_such': no module 'no_such'"),
     ({"asked": ["search"]}, "asked: give a kind and a decoding each"),
     ({"asked": []}, "asked: give a list such as [search sample]"),
     ({"asked": ["serch sample"]}, "kind of question in asked: 'serch': did you mean 'search'?"),
@@ -113,19 +114,31 @@ BAD = [
     ({"asked": ["search gredy"]}, "unknown decoding in asked: 'gredy': did you mean 'greedy'?"),
 ]
 BAD_ARMS = [
-    ({"rl_klip": "cispo"}, "arm 'x': unknown parameter 'rl_klip': did you mean 'rl.loss.clip'?"),
-    ({"rl.loss.clip": "cisp"}, "arm 'x': parameter 'rl.loss.clip' must be one of"),
+    (
+        {"rl.loss.klip": "cispo"},
+        "arm 'x': unknown setting 'rl.loss.klip': did you mean 'rl.loss.clip'",
+    ),
+    ({"rl.loss.clip": "cisp"}, "arm 'x': setting 'rl.loss.clip' must be one of"),
     ({"rl.loss.clip": "ppo"}, "arms 'ppo' and 'x' have equal settings for stage 'rl'"),
     ({"sft.steps": 3}, "arms 'ppo' and 'x' have equal settings for stage 'rl'"),
     ({"evaluation.seed": 1}, "arm 'x': evaluation.seed chooses the held-out questions"),
-    ({"world.name": "pydocs"}, "arm 'x': world chooses the held-out questions"),
-    ({"rollout.search_results": 3}, "arm 'x': search_results chooses the held-out questions"),
-    ({"rl.loss.correction": "mask"}, "arm 'x': rl.loss.correction=\"mask\" compares the trainer with an"),
+    ({"world.name": "pydocs"}, "arm 'x': world.name chooses the held-out questions"),
+    (
+        {"rollout.search_results": 3},
+        "arm 'x': rollout.search_results chooses the held-out questions",
+    ),
+    (
+        {"rl.loss.correction": "mask"},
+        "arm 'x': rl.loss.correction=\"mask\" has no effect",
+    ),
     ({"rl.start": "nowhere"}, "rl.start='nowhere': there is no policy in"),
-    ({"rl.loss.clip": "none", "claim": "x"}, "arm 'x': a claim is three texts: claim, source, expected"),
+    (
+        {"rl.loss.clip": "none", "claim": "x"},
+        "arm 'x': a claim is three texts: claim, source, expected",
+    ),
     (
         {"rl.loss.clip": "none"} | CLAIM | {"expected": "better"},
-        "arm 'x': expected: 'better': give higher, lower or same",
+        "arm 'x': expected='better' must be higher, lower or same",
     ),
 ]
 BAD.append(({"arms": {"ppo": CLAIM, "x": {"rl.loss.clip": "none"}}}, "arm 'ppo' is the control"))
@@ -137,7 +150,7 @@ def test_what_is_wrong_with_a_file_is_one_line_before_anything_is_made(
 ):
     file = write_sweep(tmp_path, **changes)
     where = [f"--runs={tmp_path / 'runs'}", f"--out={tmp_path / 'out'}"]
-    assert cli.main(["sweep", str(file), *where]) == 1
+    assert cli.main(["experiment", "run", str(file), *where]) == 1
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
     assert reason in said.err
@@ -156,7 +169,7 @@ def test_what_is_wrong_with_an_arm_is_one_line(settings, reason, tmp_path):
 def test_without_ray_a_line_says_what_to_install(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     where = [f"--runs={tmp_path / 'runs'}", f"--out={tmp_path / 'out'}", "--ray"]
-    assert cli.main(["sweep", str(write_sweep(tmp_path)), *where]) == 1
+    assert cli.main(["experiment", "run", str(write_sweep(tmp_path)), *where]) == 1
     assert capsys.readouterr().err == 'error: ray is missing: pip install "drlib[cluster]".\n'
 
 
@@ -236,15 +249,19 @@ def test_an_arm_without_a_run_failed_or_is_not_there_yet(tmp_path):
     assert len({len(row) for row in cells.values()}) == 1
 
 
-def test_a_claim_is_judged_by_the_first_kind_of_question_as_a_finding_is(tmp_path):
+def test_a_claim_is_judged_by_the_first_kind_of_question(tmp_path):
+    """Two seeds are a pilot whatever the interval; twenty seeds allow a verdict."""
     right = [(asked(WRONG, WRONG, WRONG), rows()), (asked(RIGHT, RIGHT, RIGHT), rows())]
-    made = {(arm, seed): right[arm == "cispo"] for arm in ("ppo", "cispo") for seed in (0, 1)}
-    for expected, outcome_is in (("higher", "reproduced"), ("lower", "refuted")):
-        arms = {"ppo": {}, "cispo": {"rl.loss.clip": "cispo"} | CLAIM | {"expected": expected}}
-        found = told(tmp_path, made, arms=arms)
-        claim = by_name(found)["cispo"]["claim"]
-        assert (claim["outcome"], claim["effect"]) == (outcome_is, 1.0)
-        assert f"CISPO is better (nobody): **{outcome_is}**" in table(found)
+    for seeds, outcomes in ((range(2), ("open", "open")), (range(20), ("reproduced", "refuted"))):
+        made = {(arm, s): right[arm == "cispo"] for arm in ("ppo", "cispo") for s in seeds}
+        for expected, outcome_is in zip(("higher", "lower"), outcomes):
+            arms = {"ppo": {}, "cispo": {"rl.loss.clip": "cispo"} | CLAIM | {"expected": expected}}
+            found = told(tmp_path, made, arms=arms, seeds=[*seeds])
+            claim = by_name(found)["cispo"]["claim"]
+            assert (claim["outcome"], claim["effect"]) == (outcome_is, 1.0)
+            assert claim["pilot"] == (len(seeds) < 20)
+            text = "open (pilot)" if claim["pilot"] else outcome_is
+            assert f"CISPO is better (nobody): **{text}**" in table(found)
     one_seed = {at: run for at, run in made.items() if at[1] == 0}
     claim = by_name(told(tmp_path, one_seed, arms=arms))["cispo"]["claim"]
     assert (claim["outcome"], claim["effect"]) == ("open", 1.0)
@@ -295,38 +312,43 @@ def test_the_reason_is_what_the_stage_said_and_not_what_torchrun_adds():
 # the files
 
 
-def test_table_and_figure_are_drawn_again_from_files_alone(tmp_path, capsys):
+def test_records_survive_their_file_and_give_the_same_summary(tmp_path, capsys):
     sweep = toy_sweep(tmp_path)
-    keep_made(sweep, tmp_path, MADE)
-    found = write_summary(sweep, tmp_path)
-    names = ("sweep.json", "table.md", "figure.png")
-    before = {name: (tmp_path / name).read_bytes() for name in names}
-    assert json.loads(before["sweep.json"]) == found
-    for name in names:
-        (tmp_path / name).unlink()
-    drawn = ["sweep", str(tmp_path / "toy.yaml"), "--draw", f"--out={tmp_path}"]
-    assert cli.main([*drawn, f"--runs={tmp_path / 'nothing'}"]) == 0
-    assert {name: (tmp_path / name).read_bytes() for name in names} == before
-    capsys.readouterr()
+    records = made_records(sweep, MADE, failed={})
+    found = write_summary(sweep, records, tmp_path)
+    assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
+    path = records.save(tmp_path / "toy.parquet")
+    kept = ExperimentRecords.load(path)
+    assert kept.head == records.head and kept.curves == records.curves
+    assert kept.results == records.results and summary(sweep, kept) == found
+    shown = ["experiment", "show", str(tmp_path / "toy.yaml"), f"--out={tmp_path}"]
+    assert cli.main([*shown, f"--runs={tmp_path / 'nothing'}"]) == 0
+    assert table(found) in capsys.readouterr().out
     write_sweep(tmp_path, arms={"ppo": {}, "cispo": {"rl.loss.clip": "none"}})
-    assert cli.main(drawn) == 1
-    assert "is of another settings than the file has now" in capsys.readouterr().err
-    assert cli.main([*drawn[:-1], f"--out={tmp_path / 'nothing'}"]) == 1
-    assert "run the sweep first" in capsys.readouterr().err
+    assert cli.main(shown) == 1
+    assert "have another settings than the plan" in capsys.readouterr().err
 
 
-def test_every_committed_sweep_follows_from_its_rows():
-    for path in REFERENCE_SWEEPS.glob("*/sweep.json"):
-        told_then = json.loads(path.read_text(encoding="utf-8"))
-        sweep = load_sweep(path.parent.name)
-        assert told_then == summary(sweep, path.parent / RESULTS)
-        assert (path.parent / "table.md").read_text(encoding="utf-8") == table(told_then)
+def test_unreadable_records_are_named(tmp_path):
+    broken = tmp_path / "toy.parquet"
+    for text in (None, b"no parquet"):
+        if text:
+            broken.write_bytes(text)
+        with pytest.raises(ValueError, match="toy.parquet: run the experiment first"):
+            ExperimentRecords.load(broken)
 
 
-def test_curves_are_kept_beside_the_rows(tmp_path):
+@pytest.mark.parametrize("path", sorted(PLANS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_committed_experiment_belongs_to_its_plan(path):
+    sweep = load_sweep(path.stem)
+    found = summary(sweep, ExperimentRecords.load(EXPERIMENTS / f"{path.stem}.parquet"))
+    assert found["seeds"] == [0, 1, 2] and found["commit"]
+    assert {arm["state"] for arm in found["arms"]} <= {"finished", "failed"}
+
+
+def test_curves_are_those_of_the_finished_seeds(tmp_path):
     sweep = toy_sweep(tmp_path)
-    keep_made(sweep, tmp_path, MADE)
-    kept = curves(summary(sweep, tmp_path / RESULTS), tmp_path / RESULTS)
+    records = made_records(sweep, MADE)
+    kept = curves(summary(sweep, records), records)
     assert {arm: len(some) for arm, some in kept.items()} == {"ppo": 2, "cispo": 2}
-    file = tmp_path / RESULTS / "cispo" / "seed1_rl.jsonl"
-    assert kept["cispo"][1] == read_json_lines(file)
+    assert kept["cispo"][1] == MADE["cispo", 1][1]

@@ -19,7 +19,7 @@ from drlib.training import build, grpo_trl, pretrain
 from drlib.training.distributed import Ranks
 from drlib.training.optim import MOST_SKIPPED, SKIPPED, GradientWatch
 from drlib.training.run_folder import NotFinite, RunFolder, read_metrics
-from drlib.training.sft_trl import IGNORED, sft_dataset, create_sft_trainer
+from drlib.training.sft_trl import IGNORED, create_sft_trainer, sft_dataset
 from drlib.training.trl import disable_cudnn_attention, gradient_is_finite
 from tests.loop_examples import a_batch, cold_start, flat, settings, train_on
 from tests.real_examples import built, gap, weights
@@ -132,7 +132,7 @@ def test_five_in_a_row_end_the_stage_and_say_what_to_do():
         assert watch.usable(True)
     for _ in range(MOST_SKIPPED - 1):
         watch.usable(False)
-    with pytest.raises(NotFinite, match="5 steps, one after the other .* try model.dtype=float32"):
+    with pytest.raises(NotFinite, match="5 consecutive steps .* set model.dtype=float32"):
         watch.usable(False)
 
 

@@ -53,6 +53,59 @@ def test_the_ci_profile_takes_steps_that_have_a_gradient(start, tmp_path):
     assert all(row["trained_share"] > 0.05 for row in live)
 
 
+def reference_advantages(trajectories):
+    """Reward minus the mean reward of the other rollouts of the group."""
+    groups = {}
+    for t in trajectories:
+        groups.setdefault(t.group_id, []).append(t.reward)
+    return [
+        t.reward - (sum(group) - t.reward) / (len(group) - 1)
+        for t in trajectories
+        for group in [groups[t.group_id]]
+    ]
+
+
+def test_one_step_with_default_settings_equals_plain_pytorch(start, tmp_path):
+    """Leave-one-out advantages, mean loss over tokens and AdamW, without packing or batching."""
+    # The gradient differs in rounding, which Adam's first step amplifies: its step uses found ones.
+    config = settings(trainer__balance_coef=0.0)
+    trainer = start.step(config, tmp_path / "run")
+    model = copy.deepcopy(trainer.model).train()
+    seen = []
+    step_optimizer = trainer.learner.optimizers.step
+    trainer.learner.optimizers.step = lambda factor: (
+        seen.append(([p.grad.clone() for p in trainer.model.parameters()], factor)),
+        step_optimizer(factor),
+    )
+    _, rollouts = trainer.step(0)
+
+    # Tongyi's filter: truncated failures stay in the baseline but not in the loss
+    pairs = [
+        (t, advantage)
+        for t, advantage in zip(rollouts, reference_advantages(rollouts), strict=True)
+        if not (t.termination == "length" and t.reward == 0)
+    ]
+    tokens = sum(int(t.generated.sum()) for t, _ in pairs)
+    for t, advantage in pairs:
+        ids_1T = torch.as_tensor(t.token_ids, dtype=torch.long)[None]
+        logp_TV = model(input_ids=ids_1T).logits[0, :-1].float().log_softmax(-1)
+        logp_T = logp_TV.gather(-1, ids_1T[0, 1:, None])[:, 0]
+        logp_T = logp_T[torch.as_tensor(t.generated[1:])]
+        ratio_T = torch.exp(logp_T - logp_T.detach())
+        (-advantage * ratio_T.sum() / tokens).backward()
+
+    ((found, factor),) = seen
+    expected = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    distance = sum(((a - b) ** 2).sum() for a, b in zip(found, expected, strict=True)).sqrt()
+    assert distance < 1e-5 * sum((b**2).sum() for b in expected).sqrt()
+
+    for p, gradient in zip(model.parameters(), found):
+        p.grad = gradient
+    lr = config.rl.lr * factor
+    torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0).step()
+    assert torch.equal(flat(model), flat(trainer.model))
+
+
 def test_an_update_raises_what_did_better_than_its_siblings(start, batch, tmp_path):
     """To first order the loss's own sum, advantage times change of log-probability, must grow."""
     config = settings(rl__lr=2e-5, trainer__balance_coef=0.0)

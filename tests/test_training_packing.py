@@ -36,7 +36,7 @@ def test_samples_stand_end_to_end_and_values_with_them():
     assert batch.spread([0.5, 2, -1], torch.float32).tolist() == [0.5, 0.5, 0.5, 2, -1, -1]
     assert [part.tolist() for part in batch.split(batch.ids_N)] == [[5, 6, 7], [8], [9, 10]]
     for wrong in ([], [[1], []]):
-        with pytest.raises(ValueError, match="samples of a token at least"):
+        with pytest.raises(ValueError, match="samples must have at least one token"):
             Flat.of(wrong)
     for values in ([1, 2], [[1, 2], [4], [5, 6]]):
         with pytest.raises((ValueError, RuntimeError)):

@@ -183,7 +183,7 @@ def test_a_pool_has_kinds_evenly_and_different_questions_only(start):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rl.curriculum.pool": 7}, "rl.curriculum.pool=7 is less than a step asks: set it to rl.questions=8"),
+        ({"rl.curriculum.pool": 7}, "rl.curriculum.pool=7 is smaller than rl.questions=8"),
         ({"rl.curriculum.curation_every": 1}, "set rl.curriculum.pool"),
         ({"rl.curriculum.stages": "three"}, "set rl.curriculum.pool"),
         ({"rl.curriculum.stages": "three", "rl.curriculum.pool": 8, "rl.steps": 2}, "set rl.steps to 3"),

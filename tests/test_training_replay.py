@@ -15,7 +15,7 @@ import torch
 from drlib.rl.staleness import TrainedGroup
 from drlib.training import stages
 from drlib.training.distributed import Ranks
-from drlib.training.group_replay import GroupReplay, is_world_current, plain, restored
+from drlib.training.group_replay import GroupReplay, is_world_current, pack_group, unpack_group
 from drlib.training.grpo import check_rl_settings
 from drlib.training.learner import accumulate_gradients, record
 from drlib.training.packing import Flat, score
@@ -130,7 +130,7 @@ def test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities(
     model = copy.deepcopy(step.model)
     kept = GroupReplay(config, Ranks(), step.callbacks.parts["group_replay"].state_dict())
     own, _ = prepare(step, dead, 1)
-    shares, _ = kept.joined(own, 1, step.clock, lambda *of: record_part(step, *of))
+    shares, _ = kept.add_replayed(own, 1, step.clock, lambda *of: record_part(step, *of))
     row = accumulate_gradients(model, shares, config, Ranks())
     assert (gradient_of(model) - expected).norm() < 1e-3 * expected.norm()
     assert row["logp_gap"] > 0.01  # the policy has moved: no ratio is 1
@@ -152,7 +152,7 @@ def test_the_step_s_own_rollouts_keep_advantages_and_weights(start, lively, tmp_
     step = start.step(settings(**REPLAYING), tmp_path / "run")
     train_on(step, lively, 0)
     own, _ = prepare(step, lively, 1)
-    joined, row = step.callbacks.parts["group_replay"].joined(own, 1, step.clock, lambda *of: record_part(step, *of))
+    joined, row = step.callbacks.parts["group_replay"].add_replayed(own, 1, step.clock, lambda *of: record_part(step, *of))
     assert row["replayed"] == 2
     for share, more in zip(own, joined, strict=True):
         n = len(share.trajectories)
@@ -181,7 +181,7 @@ def test_nothing_is_replayed_once_its_world_has_changed(start, lively, tmp_path)
     config = settings(**{**REPLAYING, "rl.off_policy.replay_groups": 40}, rl__callbacks__world_change=2)
     step = start.step(config, tmp_path / "run")
     train_on(step, lively, 0)
-    drawn = {number: step.callbacks.parts["group_replay"]._drawn(0, number, step.clock) for number in (1, 2)}
+    drawn = {number: step.callbacks.parts["group_replay"]._draw(0, number, step.clock) for number in (1, 2)}
     worlds = {
         n: {t.world_version for g, _ in some for t in g.rollouts} for n, some in drawn.items()
     }
@@ -193,7 +193,7 @@ def test_a_kept_group_comes_back_exactly_and_holds_only_what_an_update_reads(bat
     rollouts = batch[0][:3]
     assert len({t.group_id for t in rollouts}) == 1
     group = TrainedGroup(rollouts, [1 / 3, 0.0, -0.1], [1.0, 2.0, 0.5])
-    back = restored(plain(group))
+    back = unpack_group(pack_group(group))
     assert back.advantages == group.advantages and back.weights == group.weights
     for one, other in zip(rollouts, back.rollouts, strict=True):
         for name in ("token_ids", "generated", "logprobs", "entropies", "versions"):
@@ -201,7 +201,7 @@ def test_a_kept_group_comes_back_exactly_and_holds_only_what_an_update_reads(bat
             assert found.dtype == expected.dtype and np.array_equal(found, expected)
         assert (other.reward, other.group_id, other.id) == (one.reward, one.group_id, one.id)
         assert other.messages == [] and other.tool_results == []
-    assert restored(plain(back)) == back
+    assert unpack_group(pack_group(back)) == back
 
 
 EVERYTHING = {
@@ -262,16 +262,16 @@ def test_a_shard_by_itself_replays_what_it_does_beside_the_other(start, lively, 
     state = step.callbacks.parts["group_replay"].state_dict()
     own, _ = prepare(step, lively, 1)
 
-    def share_of(*what):
+    def build_batch(*what):
         return record_part(step, *what)
 
-    both, row = step.callbacks.parts["group_replay"].joined(own, 1, step.clock, share_of)
+    both, row = step.callbacks.parts["group_replay"].add_replayed(own, 1, step.clock, build_batch)
     found = []
     for shard in (0, 1):
         ranks = Ranks()
         ranks.shards = range(shard, 2, 2)
         alone = GroupReplay(config, ranks, state)
-        ((share,), part) = alone.joined(own[shard : shard + 1], 1, step.clock, share_of)
+        ((share,), part) = alone.add_replayed(own[shard : shard + 1], 1, step.clock, build_batch)
         found.append(part)
         assert share.trajectories == both[shard].trajectories
         assert torch.equal(share.weights_N, both[shard].weights_N)
@@ -296,7 +296,7 @@ def test_replayed_rollouts_go_where_the_engine_sent_them(start, tmp_path):
     _, trajectories = step.step(0)
     half = len(trajectories) // 2
     own, _ = prepare(step, [trajectories[:half], trajectories[half:]], 1)
-    joined, row = step.callbacks.parts["group_replay"].joined(own, 1, step.clock, lambda *of: record_part(step, *of))
+    joined, row = step.callbacks.parts["group_replay"].add_replayed(own, 1, step.clock, lambda *of: record_part(step, *of))
     assert row["replayed"] > 0
     for share in joined:
         for t, routes in zip(share.trajectories, share.routes, strict=True):
@@ -309,7 +309,7 @@ def test_a_reference_and_a_correction_see_the_replayed_rollouts_too(start, livel
     train_on(step, lively, 0)
     before = copy.deepcopy(step.model)
     own, _ = prepare(step, lively, 1)
-    joined, _ = step.callbacks.parts["group_replay"].joined(own, 1, step.clock, lambda *of: record_part(step, *of))
+    joined, _ = step.callbacks.parts["group_replay"].add_replayed(own, 1, step.clock, lambda *of: record_part(step, *of))
     for share in joined:
         for name, model in (("old", before), ("reference", start.policy)):
             expected = record(model, share.trajectories, config)

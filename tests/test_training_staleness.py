@@ -54,7 +54,7 @@ def test_the_clock_counts_updates_where_the_engine_counts_hand_overs(batch):
     at = mixed.generated
     assert set(stamped.versions[at][:-1]) == {3} and stamped.versions[at][-1] == 7
     assert not stamped.versions[~at].any() and stamped.policy_version == 3
-    with pytest.raises(ValueError, match="is of version 3, the engine has 3"):
+    with pytest.raises(ValueError, match="has version 3, but the engine knows versions below 3"):
         clock.stamped(of_version(mixed, 3))
 
 

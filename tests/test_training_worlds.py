@@ -267,7 +267,7 @@ def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeyp
     ]
     assert len(chain_questions(world, 12, 0, hops={3: 1.0})) == 12
     with pytest.raises(
-        ValueError, match="world_endpoint reads the sentences of a folder, not .*cldr"
+        ValueError, match="world.endpoint supports folders only, not .*cldr"
     ):
         data.load_training_world(
             Config.load("ci", world__name="cldr", world__endpoint="http://localhost:1/v1")

@@ -34,13 +34,13 @@ def build(name: str, config: Config, runs: Path, ranks: "Ranks | None" = None) -
         ValueError, RunFolderError: the stage cannot be built.
         AttributeError: the stage reads a setting that is not declared for it.
     """
-    from drlib.training.distributed import Ranks  # only here: who asks for help waits for no torch
+    from drlib.training.distributed import Ranks  # lazy: help texts need no torch
 
     path = stages.folder(name, config, runs)
     stage = stages.STAGES[name]
     ranks = ranks or Ranks(config.trainer.backend)
-    with build_lock(path, ranks) as is_there:
-        if not is_there:
+    with build_lock(path, ranks) as is_complete:
+        if not is_complete:
             build_it = stage.builder(config)
             build_it(stages.restricted_config(name, config), path, ranks, **stage.arguments)
     return path
@@ -57,8 +57,8 @@ def build_lock(path: Path, ranks: "Ranks") -> Iterator[bool]:
     with open(path.with_name(f".{path.name}.lock"), "w") as lock:
         if ranks.first:
             fcntl.flock(lock, fcntl.LOCK_EX)
-        is_there = ranks.first and RunFolder.is_complete(path)
-        yield ranks.sum({"is_there": float(is_there)})["is_there"] > 0
+        is_complete = ranks.first and RunFolder.is_complete(path)
+        yield ranks.sum({"is_complete": float(is_complete)})["is_complete"] > 0
 
 
 def search_path() -> str:
@@ -103,8 +103,8 @@ def main() -> None:
     ) as fault:
         sys.exit(f"error: {fault}")
     except Interrupted:
-        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
-        sys.exit(130)  # as shells have it after Ctrl-C
+        print("interrupted: run the same command again to resume from the last checkpoint", file=sys.stderr)
+        sys.exit(130)  # exit status of shells after Ctrl-C
 
 
 if __name__ == "__main__":

@@ -127,21 +127,21 @@ def check_callbacks(config: Config) -> None:
     if config.rl.callbacks.kl_target > 0:
         require(
             has_kl,
-            "rl.callbacks.kl_target steers rl.loss.kl_coef, whose first value it needs: set both",
+            "rl.callbacks.kl_target adapts rl.loss.kl_coef and needs its first value: set both",
         )
         require_within(
             config.rl.loss.kl_coef,
             KL_COEF_RANGE,
-            "rl.loss.kl_coef, as rl.callbacks.kl_target steers it,",
+            "rl.loss.kl_coef, adapted by rl.callbacks.kl_target,",
         )
     require(
         has_kl or config.rl.callbacks.reference_every == 0,
-        "rl.callbacks.reference_every moves the reference of the KL term: set rl.loss.kl_coef too",
+        "rl.callbacks.reference_every updates the KL reference: set rl.loss.kl_coef too",
     )
     require_within(config.rl.callbacks.reference_decay, "[0, 1)", "rl.callbacks.reference_decay")
     require(
         config.rl.callbacks.reference_every > 0 or config.rl.callbacks.reference_decay == 0,
-        "rl.callbacks.reference_decay says how rl.callbacks.reference_every moves the reference: set that too",
+        "rl.callbacks.reference_decay has no effect without rl.callbacks.reference_every: set both",
     )
     require(
         config.rl.callbacks.validate_every >= 1, "rl.callbacks.validate_every must be at least 1"

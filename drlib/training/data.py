@@ -86,21 +86,21 @@ PHRASES = (
     "x=",
     ")[0])",
 )
-# Skill ("sum": of any kind) -> its share; what is harder is left to reinforcement learning.
+# Skill ("sum": of any kind) -> its share; harder skills are left to RL.
 DEMONSTRATION_MIX = {
     "chains": {"sum": 0.36, "h1": 0.37, "h2": 0.27},
     "engine": {"sum": 0.28, "h1": 0.22, "h2": 0.20, "c2": 0.30},
     "memory": {"sum": 0.28, "h1": 0.27, "h2": 0.20},  # and trails
 }
-DEMONSTRATED_TRAILS = 0.25  # of the attempts, where the policy learns to keep reports
-DEMONSTRATED_PAGES = 6  # of such a trail, at most
-# How the teachers go wrong; what the solver does wrong, its next call mends.
+DEMONSTRATED_TRAILS = 0.25  # share of trails if questions.skills=memory
+DEMONSTRATED_PAGES = 6  # maximum length of such a trail
+# Error rates of the teachers; the solver corrects an error with its next call.
 TEACHERS = {
     "flawed": DemonstratorFaults(),
     "solver": DemonstratorFaults(guess=0, stop_early=0, bad_code=0, bad_query=0.1, loop=0),
 }
-INVENTED = 40  # worlds whose questions show the tokenizer how the engine words them
-# Of the vocabulary: bytes, tags, phrases and common words; the rest may be pieces of names.
+INVENTED = 40  # fictional worlds whose questions train the tokenizer
+# Vocabulary for bytes, tags, phrases and common words; the rest is for names.
 PIECES_NOT_OF_NAMES = 1000
 WORLD_FILE = "world.json"
 
@@ -119,8 +119,10 @@ def load_training_world(
     options = {}
     if config.world.endpoint:
         if not config.world.name.startswith("folder:"):
-            asked = f"not those of world.name={config.world.name!r}"
-            raise ValueError(f"world_endpoint reads the sentences of a folder, {asked}")
+            raise ValueError(
+                f"world.endpoint supports folders only, not world.name={config.world.name!r}: set "
+                "world.name=folder:PATH"
+            )
         key = os.environ.get("DRLIB_API_KEY", "")
         options = dict(endpoint=config.world.endpoint, model=config.world.reader, api_key=key)
         options |= {"replies_path": replies_path}
@@ -182,8 +184,8 @@ def _count_conditions(world: SmallWorld) -> dict[str, int]:
         if not asked.skills:
             raise ValueError(
                 f"world {world.name!r} has no question of two conditions on its {split} side: a "
-                "page can be asked for when it shares two facts with other pages and is the only "
-                "one that has both. Add such pages, or train with questions.source=chains"
+                "page needs two facts that it shares with other pages, but no other page may have both. "
+                "Add such pages, or set questions.source=chains"
             )
     return counts
 
@@ -203,8 +205,8 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     if config.questions.skills == "memory":
         require(
             config.questions.source == "chains",
-            "questions.skills=memory keeps one fact of a relation in its reports, and a question of several "
-            "conditions needs two: set questions.source=chains",
+            "questions.skills=memory reports one fact per relation, but questions with conditions need "
+            "two: set questions.source=chains",
         )
         texts += memory_texts()
         phrases += MEMORY_PHRASES
@@ -219,7 +221,8 @@ def build_condition_questions(
 ) -> ConditionQuestions | None:
     """Build the questions with conditions of a split.
 
-    For a fictional world (`split` None) the pool is small. Returns None if questions.source="chains".
+    For a fictional world (`split` None) the pool is small. Returns None if
+    questions.source="chains".
     """
     if config.questions.source == "chains":
         return None
@@ -280,7 +283,8 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
     """
     require(
         config.demonstrations.teacher in TEACHERS,
-        "demonstrations.teacher=model is for models that can answer already: set trainer.backend=trl and model=FOLDER",
+        "demonstrations.teacher=model needs a trained model: set trainer.backend=trl and "
+        "model.path=FOLDER",
     )
     run = RunFolder(run_dir, stages.stage_settings("demonstrations", config), ranks)
     folder = stages.require_input("demonstrations", "world", config, run_dir.parents[1])
@@ -316,7 +320,7 @@ def pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:
         "hops": task.hops,
         "task": task.id,
         "correct": episode.correct,
-        "fault": funnel.fault(episode),  # the stage that rejects it and why, or None
+        "fault": funnel.fault(episode),  # reason for rejection; None: accepted
         "errors": sum(not result.ok for result in episode.tool_results),
         "calls": len(episode.tool_results),
         "known_before": episode.known_before,

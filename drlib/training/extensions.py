@@ -1,4 +1,4 @@
-"""Extension points: `register.reward("name")(factory)` and its siblings for other kinds.
+"""Extension points: `register.reward("name")(factory)` and similar calls for other kinds.
 
 A registered name can be selected by a setting. Stages run in subprocesses, so put registrations
 into a module and name it in the setting `plugins`.

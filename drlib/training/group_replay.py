@@ -1,4 +1,4 @@
-"""Group replay: train again on earlier groups, beside the rollouts of the step.
+"""Group replay: train again on earlier groups, in addition to the rollouts of the step.
 
 With rl.off_policy.replay_groups each shard keeps the groups it has trained on until they are
 rl.off_policy.replay_age updates old (or rl.filter.max_age, if lower). Each step draws among them by
@@ -32,9 +32,9 @@ from drlib.worlds.perturbed import perturbed_version
 
 COLUMNS = ("token_ids", "generated", "logprobs", "entropies", "versions", "routed_experts")
 FIELDS = ("id", "task_id", "group_id", "world_version", "policy_version", "reward")
-NO_WORLD = "python"  # in the place of a sum's world: it never changes
+NO_WORLD = "python"  # version of calculations, which have no world
 
-ShareOf = Callable[[list[Trajectory], Tensor, Tensor], RolloutBatch]
+BuildBatch = Callable[[list[Trajectory], Tensor, Tensor], RolloutBatch]
 
 
 class GroupReplay(Callback):
@@ -55,43 +55,43 @@ class GroupReplay(Callback):
         if state:
             self.load_state_dict(state)
 
-    def joined(
+    def add_replayed(
         self,
         shares: Sequence[RolloutBatch],
         step: int,
         clock: Clock,
-        share_of: ShareOf,
+        build_batch: BuildBatch,
     ) -> tuple[list[RolloutBatch], dict[str, float]]:
         """Append replayed groups to each share, then store the groups of this step.
 
         Args:
-            share_of: builds a batch with the recorded log-probabilities ("old") from rollouts,
+            build_batch: builds a batch with the recorded log-probabilities ("old") from rollouts,
                 advantages_N and weights_N.
 
         Returns:
-            The shares, and the metrics replayed (groups), replay_age (updates) and replay_weight; the last
-            two are means over replayed rollouts, 0 if there are none.
+            The shares, and the metrics replayed (groups), replay_age (updates) and replay_weight;
+            the last two are means over replayed rollouts, 0 if there are none.
         """
         if self.config.rl.off_policy.replay_groups == 0:
             return list(shares), {}
-        found, told, learned = [], [], []
+        joined, counts, learned = [], [], []
         for shard, share in zip(self.buffers, shares, strict=True):
-            drawn = self._drawn(shard, step, clock)
-            again, ages, weights = replayed(drawn, clock, share_of)
-            found.append(_together(share, again))
-            told.append((len(drawn), len(ages), sum(ages), sum(weights)))
+            drawn = self._draw(shard, step, clock)
+            again, ages, weights = prepare_replay(drawn, clock, build_batch)
+            joined.append(_concatenate(share, again))
+            counts.append((len(drawn), len(ages), sum(ages), sum(weights)))
             learned += [(shard, group) for group in select_trained_groups(share, clock)]
         self._keep(learned)
         names = ("groups", "rollouts", "age", "weight")
-        sums = self.ranks.sum(dict(zip(names, map(float, map(sum, zip(*told))))))
+        sums = self.ranks.sum(dict(zip(names, map(float, map(sum, zip(*counts))))))
         rollouts = max(sums["rollouts"], 1.0)
-        return found, {
+        return joined, {
             "replayed": sums["groups"],
             "replay_age": sums["age"] / rollouts,
             "replay_weight": sums["weight"] / rollouts,
         }
 
-    def _drawn(self, shard: int, step: int, clock: Clock) -> list[tuple[TrainedGroup, float]]:
+    def _draw(self, shard: int, step: int, clock: Clock) -> list[tuple[TrainedGroup, float]]:
         buffer = self.buffers[shard]
         worlds = None
         if has_changed(self.config, step):
@@ -119,20 +119,20 @@ class GroupReplay(Callback):
             batch = RolloutBatch(samples, advantages_N, weights_N)
             return trainer.learner.record(batch, old=True)
 
-        state.batch, metrics = self.joined(state.batch, state.step, trainer.clock, record)
+        state.batch, metrics = self.add_replayed(state.batch, state.step, trainer.clock, record)
         state.metrics |= metrics
 
     def state_dict(self) -> list:
         """Return the groups of each shard of all processes, in plain types and tensors."""
-        own = [(s, [plain(g) for g in b.state["groups"]]) for s, b in self.buffers.items()]
-        groups = dict(self.ranks.gather(own))  # those who share a shard have the same
+        own = [(s, [pack_group(g) for g in b.state["groups"]]) for s, b in self.buffers.items()]
+        groups = dict(self.ranks.gather(own))  # processes that share a shard have equal groups
         return [groups[shard] for shard in range(SHARDS)]
 
     def load_state_dict(self, state: Sequence) -> None:
         """Restore the state saved by state_dict() on any number of processes."""
         for shard, buffer in self.buffers.items():
             for kept in state[shard]:
-                buffer.add(restored(kept))
+                buffer.add(unpack_group(kept))
 
 
 @CALLBACKS.register("group_replay")
@@ -146,16 +146,16 @@ def is_world_current(world: str) -> bool:
     return world == NO_WORLD or world.endswith(perturbed_version(""))
 
 
-def replayed(
+def prepare_replay(
     drawn: Sequence[tuple[TrainedGroup, float]],
     clock: Clock,
-    share_of: ShareOf,
+    build_batch: BuildBatch,
 ) -> tuple[RolloutBatch, list[int], list[float]]:
     """Return the replayed batch, and the age and weight factor of each rollout."""
     rollouts = [t for group, _ in drawn for t in group.rollouts]
     advantages_N = torch.tensor([a for group, _ in drawn for a in group.advantages])
     weights_N = torch.tensor([w for group, _ in drawn for w in group.weights])
-    share = share_of(rollouts, advantages_N, weights_N)
+    share = build_batch(rollouts, advantages_N, weights_N)
 
     ages = [age(t, clock.now) for t in rollouts]
     gaps = [
@@ -178,12 +178,12 @@ def select_trained_groups(share: RolloutBatch, clock: Clock) -> list[TrainedGrou
     for some in groups.values():
         advantages = share.advantages_N[some].tolist()
         if any(advantages):
-            rollouts = [_slim(clock.stamped(share.trajectories[i])) for i in some]
+            rollouts = [_strip(clock.stamped(share.trajectories[i])) for i in some]
             kept.append(TrainedGroup(rollouts, advantages, share.weights_N[some].tolist()))
     return kept
 
 
-def _together(share: RolloutBatch, again: RolloutBatch) -> RolloutBatch:
+def _concatenate(share: RolloutBatch, again: RolloutBatch) -> RolloutBatch:
     """Concatenate two batches, with the recorded log-probabilities and routes of the first."""
     return RolloutBatch(
         share.trajectories + again.trajectories,
@@ -197,19 +197,19 @@ def _together(share: RolloutBatch, again: RolloutBatch) -> RolloutBatch:
 # ---------------------------------------------------------------- the checkpoint
 
 
-def plain(group: TrainedGroup) -> dict:
+def pack_group(group: TrainedGroup) -> dict:
     """Convert a group to types that torch.load(weights_only=True) reads."""
-    rollouts = [_plain(trajectory) for trajectory in group.rollouts]
+    rollouts = [_pack(trajectory) for trajectory in group.rollouts]
     return {"rollouts": rollouts, "advantages": group.advantages, "weights": group.weights}
 
 
-def restored(kept: dict) -> TrainedGroup:
-    """Convert the result of `plain` back to the same group."""
-    rollouts = [_restored(values) for values in kept["rollouts"]]
+def unpack_group(kept: dict) -> TrainedGroup:
+    """Convert the result of `pack_group` back to the same group."""
+    rollouts = [_unpack(values) for values in kept["rollouts"]]
     return TrainedGroup(rollouts, kept["advantages"], kept["weights"])
 
 
-def _plain(trajectory: Trajectory) -> dict:
+def _pack(trajectory: Trajectory) -> dict:
     """Return the fields that an update reads, as plain types and tensors."""
     columns = {name: getattr(trajectory, name) for name in COLUMNS}
     return {
@@ -219,8 +219,8 @@ def _plain(trajectory: Trajectory) -> dict:
     }
 
 
-def _restored(values: dict) -> Trajectory:
-    """Build a trajectory from the result of `_plain`."""
+def _unpack(values: dict) -> Trajectory:
+    """Build a trajectory from the result of `_pack`."""
     columns = {name: values[name] for name in COLUMNS}
     n = len(columns["token_ids"])
     return Trajectory(
@@ -237,6 +237,6 @@ def _restored(values: dict) -> Trajectory:
     )
 
 
-def _slim(trajectory: Trajectory) -> Trajectory:
+def _strip(trajectory: Trajectory) -> Trajectory:
     """Return the trajectory as restored from a checkpoint."""
-    return _restored(_plain(trajectory))
+    return _unpack(_pack(trajectory))

@@ -198,11 +198,11 @@ def accumulate_gradients(
 ) -> dict:
     """Compute the gradient of one update's loss on this rank's `shares` and store it in `.grad`.
 
-    Trajectories with advantage 0 have no gradient and are skipped, unless a KL term is on. They count
-    in the denominator, which is the weighted number of tokens (or sequences) in the loss of the whole
-    update. The balance loss is a mean over tokens with a gradient, so its weight does not depend on
-    their number. The gradient of each share is summed separately, so one process with two shares and
-    two processes with one share each are bit-identical.
+    Trajectories with advantage 0 have no gradient and are skipped, unless a KL term is on. They
+    count in the denominator, which is the weighted number of tokens (or sequences) in the loss of
+    the whole update. The balance loss is a mean over tokens with a gradient, so its weight does not
+    depend on their number. The gradient of each share is summed separately, so one process with two
+    shares and two processes with one share each are bit-identical.
 
     Args:
         kl_coef: used instead of rl.loss.kl_coef if a callback has set it.

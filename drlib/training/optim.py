@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from drlib.training.distributed import all_sum
 from drlib.training.run_folder import NotFinite
 
-SKIPPED = "the gradient is not finite"  # under "skipped" in the line of a step
-MOST_SKIPPED = 5  # steps, one after the other
+SKIPPED = "the gradient is not finite"  # metric "skipped" of a step
+MOST_SKIPPED = 5  # consecutive steps
 
 
 def orthogonalise(g_NMK: Tensor) -> Tensor:
     """Approximate the nearest semi-orthogonal matrices; singular values end in about 0.7..1.2."""
-    a, b, c = 3.4445, -4.7750, 2.0315  # of the quintic iteration
+    a, b, c = 3.4445, -4.7750, 2.0315  # coefficients of the quintic iteration
     tall = g_NMK.size(-2) > g_NMK.size(-1)
     x = g_NMK.mT if tall else g_NMK
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -37,8 +37,8 @@ def orthogonalise(g_NMK: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised per matrix, for parameters of 2 or 3 dimensions.
 
-    Ranks have equal gradients. Each orthogonalises a share of the parameters and exchanges the updates;
-    the result is bit-identical to one process.
+    Ranks have equal gradients. Each orthogonalises a share of the parameters and exchanges the
+    updates; the result is bit-identical to one process.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float):
@@ -75,7 +75,7 @@ class Optimizers:
     """One or two optimizers that step, save and load together."""
 
     def __init__(self, parts: dict[str, torch.optim.Optimizer]):
-        self.parts = parts  # of one group of parameters each
+        self.parts = parts  # one parameter group each
 
     @staticmethod
     def muon_adam(model: nn.Module, muon_lr: float, adam_lr: float) -> Optimizers:
@@ -112,7 +112,7 @@ class GradientWatch:
     """Skips updates with non-finite gradients, which would make all weights NaN."""
 
     def __init__(self):
-        self.skipped = 0  # steps, one after the other
+        self.skipped = 0  # consecutive steps
 
     def usable(self, is_finite: bool) -> bool:
         """Return True if the step can be taken; raise NotFinite after MOST_SKIPPED failures in a
@@ -121,8 +121,8 @@ class GradientWatch:
         self.skipped = 0 if is_finite else self.skipped + 1
         if self.skipped == MOST_SKIPPED:
             raise NotFinite(
-                f"{SKIPPED} in {MOST_SKIPPED} steps, one after the other (none was taken; the last "
-                "checkpoint is sound): try model.dtype=float32, a lower learning rate or another loss"
+                f"{SKIPPED} in {MOST_SKIPPED} consecutive steps (all were skipped; the last checkpoint is "
+                "valid): set model.dtype=float32, a lower learning rate or another loss"
             )
         return is_finite
 

@@ -25,26 +25,28 @@ from drlib.models.router_bias import get_router_biases, select_biased_experts
 class Flat:
     """A packed batch of B samples with N tokens in all.
 
-    A sample with a prefix stores only its own tokens and shares the first ones of an earlier sample.
+    A sample with a prefix stores only its own tokens and shares the first ones of an earlier
+    sample.
     """
 
     ids_N: Tensor
-    lengths: tuple[int, ...]  # of each sample, as it stands there
-    prefixes: tuple[Prefix | None, ...]  # of each sample
+    lengths: tuple[int, ...]  # stored tokens of each sample
+    prefixes: tuple[Prefix | None, ...]  # per sample
 
     @classmethod
     def of(cls, samples: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> "Flat":
         """Pack samples.
 
         Args:
-            prompts: number of prompt tokens of each sample; equal prompts are stored once. None: no sharing.
+            prompts: number of prompt tokens of each sample; equal prompts are stored once. None: no
+                sharing.
 
         Raises:
             ValueError: there are no samples, or one is empty.
         """
         lengths = tuple(map(len, samples))
         if not lengths or min(lengths) == 0:
-            raise ValueError(f"a batch needs samples of a token at least, got lengths {lengths}")
+            raise ValueError(f"samples must have at least one token, got lengths {lengths}")
         ids = [torch.as_tensor(sample).long() for sample in samples]
         prefixes = _prefixes(ids, [0] * len(ids) if prompts is None else prompts)
         own = [ids_T[p.length :] if p else ids_T for ids_T, p in zip(ids, prefixes)]
@@ -101,15 +103,15 @@ def _prefixes(ids: Sequence[Tensor], prompts: Sequence[int]) -> list[Prefix | No
 
 def split_by_size(items: Iterable, size: Callable[[Any], int], limit: float) -> Iterator[list]:
     """Split `items` into lists with a total size of at most `limit`, at least one item each."""
-    chosen, total = [], 0
+    part, total = [], 0
     for item in items:
-        if chosen and total + size(item) > limit:
-            yield chosen
-            chosen, total = [], 0
-        chosen.append(item)
+        if part and total + size(item) > limit:
+            yield part
+            part, total = [], 0
+        part.append(item)
         total += size(item)
-    if chosen:
-        yield chosen
+    if part:
+        yield part
 
 
 @dataclass(frozen=True)
@@ -162,8 +164,9 @@ def balance_loss(
 ) -> Tensor:
     """Compute the load-balancing loss of Switch Transformers, mean over layers.
 
-    It is E * sum_e f_e p_e, and 1 if perfectly balanced. f_e is the share of the tokens' k choices that
-    went to expert e, p_e its mean probability. Source: Fedus et al., Switch Transformers, eq. 4-6.
+    It is E * sum_e f_e p_e, and 1 if perfectly balanced. f_e is the share of the tokens' k choices
+    that went to expert e, p_e its mean probability. Source: Fedus et al., Switch Transformers, eq.
+    4-6.
 
     Args:
         router_logits: [N, E] per layer.

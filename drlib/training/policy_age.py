@@ -21,17 +21,17 @@ def check_policy_age(config: Config) -> None:
     older = config.rl.off_policy.staleness > 0 or config.rl.off_policy.replay_groups > 0
     require(
         config.rl.filter.max_age == 0 or older,
-        f"rl.filter.max_age={config.rl.filter.max_age}: every rollout is of the policy that it trains: set "
+        f"rl.filter.max_age={config.rl.filter.max_age} has no effect, as all rollouts have age 0: set "
         "rl.off_policy.staleness or rl.off_policy.replay_groups too",
     )
     require(
         config.rl.off_policy.replay_groups % SHARDS == 0,
-        f"rl.off_policy.replay_groups={config.rl.off_policy.replay_groups}: each of {SHARDS} shards replays as many: set "
-        f"a multiple of {SHARDS}",
+        f"rl.off_policy.replay_groups={config.rl.off_policy.replay_groups} does not divide into "
+        f"{SHARDS} shards: set a multiple of {SHARDS}",
     )
     require(
         config.rl.off_policy.replay_age >= 1 or config.rl.off_policy.replay_groups == 0,
-        "rl.off_policy.replay_age must be at least 1: what can be replayed is an update old",
+        "rl.off_policy.replay_age must be at least 1: replayed groups are one update old",
     )
 
 
@@ -59,7 +59,10 @@ class Clock(StateMachine):
         known = np.array(self.state["versions"], np.int32)
         versions = np.where(trajectory.generated, trajectory.versions, 0)
         newest = max(trajectory.policy_version, int(versions.max(initial=0)))
-        unknown = f"trajectory {trajectory.id} is of version {newest}, the engine has {len(known)}"
+        unknown = (
+            f"trajectory {trajectory.id} has version {newest}, but the engine knows versions below "
+            f"{len(known)}: pass rollouts of this run's engine"
+        )
         require(newest < len(known), unknown)
-        begun = int(known[trajectory.policy_version])
-        return replace(trajectory, versions=known[versions], policy_version=begun)
+        first = int(known[trajectory.policy_version])
+        return replace(trajectory, versions=known[versions], policy_version=first)

@@ -1,8 +1,8 @@
 """Stages `untrained` and `cpt`: initial policy, agentic continual pre-training and its loop.
 
 The policy starts from a structured initialisation with induction heads (`drlib.models.moe`),
-because no weights can be downloaded. `model.init=plain` uses the ordinary initialisation, which does
-not learn copying in laptop time. Pre-training uses fictional worlds only
+because no weights can be downloaded. `model.init=plain` uses the ordinary initialisation, which
+does not learn copying in laptop time. Pre-training uses fictional worlds only
 (`drlib.demonstrations.actions`): copying, reading and the format of tool calls, but no facts and no
 chain of three hops.
 
@@ -174,7 +174,8 @@ def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], It
     shares = config.pretrain.first_order_share, config.pretrain.higher_order_share
     if sum(shares) > 1:
         raise ValueError(
-            f"pretrain.first_order_share and pretrain.higher_order_share are more than all documents: {shares}"
+            f"pretrain.first_order_share and pretrain.higher_order_share sum to {sum(shares)}: lower "
+            "them to at most 1"
         )
     conditions = None if config.questions.source == "chains" else config.questions.wording
     actions = ActionData(names, chat, config.rollout.search_results, conditions)

@@ -30,7 +30,7 @@ from drlib.worlds import Names, SmallWorld, fictional_world
 
 TRAIL = "trail"
 SKILLS = (*sorted(PYTHON_KINDS), *CHAINS, *CONDITIONS, TRAIL)
-PYTHON, REAL, FICTIONAL = "python", "real", "fictional"  # sources, beside TRAIL
+PYTHON, REAL, FICTIONAL = "python", "real", "fictional"  # sources, in addition to TRAIL
 
 
 def question_source(task: Task, worlds: Container[str]) -> str:
@@ -69,29 +69,31 @@ def check_question_settings(config: Config) -> None:
     pool, a_step = config.rl.curriculum.pool, config.rl.questions
     require(
         pool == 0 or pool >= a_step,
-        f"rl.curriculum.pool={pool} is less than a step asks: set it to rl.questions={a_step} or more",
+        f"rl.curriculum.pool={pool} is smaller than rl.questions={a_step}: raise rl.curriculum.pool",
     )
     require(
         pool > 0 or config.rl.curriculum.curation_every == 0,
-        "rl.curriculum.curation_every exchanges the questions of a fixed set: set rl.curriculum.pool",
+        "rl.curriculum.curation_every selects from a pool: set rl.curriculum.pool",
     )
     staged = config.rl.curriculum.stages != "one"
     require(
         pool > 0 or not staged,
-        f'rl.curriculum.stages="{config.rl.curriculum.stages}" ends with the hard questions of a fixed set: set rl.curriculum.pool',
+        f'rl.curriculum.stages="{config.rl.curriculum.stages}" selects from a pool: '
+        "set rl.curriculum.pool",
     )
     require(
         config.rl.steps >= 3 or not staged,
-        f'rl.curriculum.stages="{config.rl.curriculum.stages}" needs a step for each stage: set rl.steps to 3 or more',
+        f'rl.curriculum.stages="{config.rl.curriculum.stages}" needs a step per stage: '
+        "set rl.steps to 3 or more",
     )
 
 
 class QuestionScheduler:
     """Draws the questions of each step.
 
-    Search questions are about the real world (train answers) and about fictional worlds, so that the
-    policy learns to search instead of facts. Chains have one to three hops; the question engine adds up
-    to rl.curriculum.conditions conditions.
+    Search questions are about the real world (train answers) and about fictional worlds, so that
+    the policy learns to search instead of facts. Chains have one to three hops; the question engine
+    adds up to rl.curriculum.conditions conditions.
 
     Attributes:
         pool: id -> (question, its fictional world or None); empty without rl.curriculum.pool.
@@ -115,7 +117,7 @@ class QuestionScheduler:
         self.mixture = (
             TaskMixture(source_shares(config)) if config.rl.curriculum.mixture == "exact" else None
         )
-        self.pool = self._collected(config.rl.curriculum.pool)
+        self.pool = self._collect_pool(config.rl.curriculum.pool)
         self.epochs = Epochs(self.pool, config.seed) if self.pool else None
 
     def draw(
@@ -130,7 +132,9 @@ class QuestionScheduler:
         if self.epochs is not None:
             return self.pool_questions(self.epochs.draw(n))
         rng = random.Random(f"rl-{self.config.seed}-{step}" + (f"-{again}" if again else ""))
-        drawn = [self._one(rng, curriculum, source) for source in self._sources(n, rng)]
+        drawn = [
+            self._draw_question(rng, curriculum, source) for source in self._draw_sources(n, rng)
+        ]
         worlds = {world.version: world for _, world in drawn if world is not None}
         return [task for task, _ in drawn], worlds
 
@@ -146,26 +150,26 @@ class QuestionScheduler:
 
     def load_state_dict(self, state: dict) -> None:
         """Restore the state saved by state_dict()."""
-        for name, of_part in state.items():
-            getattr(self, name).load_state_dict(of_part)
+        for name, value in state.items():
+            getattr(self, name).load_state_dict(value)
 
-    def _collected(self, n: int) -> dict[str, tuple[Task, SmallWorld | None]]:
+    def _collect_pool(self, n: int) -> dict[str, tuple[Task, SmallWorld | None]]:
         """Collect `n` different questions by id, with sources by share and skills uniformly."""
         rng = random.Random(f"rl-pool-{self.config.seed}")
         found = {}
-        for source in self._sources(n, rng):
+        for source in self._draw_sources(n, rng):
             for _ in range(MAX_MISSES):
-                task, world = self._one(rng, None, source)
+                task, world = self._draw_question(rng, None, source)
                 if task.id not in found:
                     found[task.id] = task, world
                     break
             else:
                 raise ValueError(
-                    f"rl.curriculum.pool={n}: only {len(found)} different questions were found; lower it"
+                    f"rl.curriculum.pool={n} exceeds the {len(found)} different questions: lower it"
                 )
         return found
 
-    def _sources(self, n: int, rng: random.Random) -> list[str | None]:
+    def _draw_sources(self, n: int, rng: random.Random) -> list[str | None]:
         """Return the sources of the next `n` questions; None: drawn at random.
 
         They are shuffled, so that no process gets all questions of a source.
@@ -176,33 +180,37 @@ class QuestionScheduler:
         rng.shuffle(sources)
         return sources
 
-    def _one(
+    def _draw_question(
         self, rng: random.Random, curriculum: Curriculum | None, source: str | None
     ) -> tuple[Task, SmallWorld | None]:
         """Return a question and its fictional world, if it has one."""
         config = self.config
-        if config.rl.curriculum.trail_share > 0 and _falls_to(
+        if config.rl.curriculum.trail_share > 0 and _is_from(
             TRAIL, config.rl.curriculum.trail_share, source, rng
         ):
             pages = rng.randint(1, config.rl.curriculum.trail_pages)
             return make_trail(rng.getrandbits(60), self.names, pages)
-        if _falls_to(PYTHON, config.rl.curriculum.python_share, source, rng):
-            return make_python_task(rng, self._skill(sorted(PYTHON_KINDS), curriculum, rng)), None
-        skill = self._skill(self.skills, curriculum, rng)
-        if _falls_to(FICTIONAL, config.rl.curriculum.fictional_share, source, rng):
+        if _is_from(PYTHON, config.rl.curriculum.python_share, source, rng):
+            return make_python_task(
+                rng, self._draw_skill(sorted(PYTHON_KINDS), curriculum, rng)
+            ), None
+        skill = self._draw_skill(self.skills, curriculum, rng)
+        if _is_from(FICTIONAL, config.rl.curriculum.fictional_share, source, rng):
             world = fictional_world(rng.getrandbits(60), self.names)
-            return self._invented(world, skill, rng), world
+            return self._draw_fictional(world, skill, rng), world
         if skill in CONDITIONS:
             return self.conditions.draw(skill, rng), None
         return self.real.draw(CHAINS.index(skill) + 1, rng), None
 
-    def _skill(self, among: list[str], curriculum: Curriculum | None, rng: random.Random) -> str:
+    def _draw_skill(
+        self, among: list[str], curriculum: Curriculum | None, rng: random.Random
+    ) -> str:
         """Draw a skill by the curriculum, or uniformly without one."""
         if curriculum is None or self.config.rl.curriculum.weighting == "none":
             return rng.choice(among)
         return curriculum.draw(among, rng)
 
-    def _invented(self, world: SmallWorld, skill: str, rng: random.Random) -> Task:
+    def _draw_fictional(self, world: SmallWorld, skill: str, rng: random.Random) -> Task:
         """Return a question about a fictional world, easier if the world lacks the skill."""
         if skill in CONDITIONS:
             found = build_condition_questions(world, self.config, None)
@@ -215,6 +223,6 @@ class QuestionScheduler:
         return source.draw(hops, rng)
 
 
-def _falls_to(source: str, share: float, wanted: str | None, rng: random.Random) -> bool:
+def _is_from(source: str, share: float, wanted: str | None, rng: random.Random) -> bool:
     """Return True if a question is from `source`: it is `wanted`, or drawn if None is wanted."""
     return rng.random() < share if wanted is None else source == wanted

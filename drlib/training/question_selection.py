@@ -2,7 +2,7 @@
 
 Both probe questions outside the batch, which costs rollouts. The metrics probe_rollouts and
 probe_tokens report the cost. A probe uses the weights and limits of the step, its own random
-numbers and one plain group of rl.group; correctness counts, whatever is rewarded.
+numbers and one plain group of rl.group; correctness counts, whatever the reward is.
 
 - rl.curriculum.curation_every: automatic data curation of Tongyi DeepResearch (report, RL data).
   The starting policy probes the whole pool; questions with a solve rate between 0 and 1 are active.
@@ -28,8 +28,8 @@ from drlib.training.rollouts import sample_rollouts, step_seed
 from drlib.trajectory import Trajectory
 from drlib.validation import require
 
-BACKGROUND = 8  # questions of a step for each one of the rest that is tried behind it
-Tries = dict[str, list[float]]  # question -> 1.0 or 0.0 for each judged try
+BACKGROUND = 8  # questions per step for each probed inactive question
+Outcomes = dict[str, list[float]]  # question -> 1.0 or 0.0 for each judged rollout
 
 
 class StepStart(NamedTuple):
@@ -64,8 +64,8 @@ class QuestionSelection(Callback):
     """Selects among the questions of a pool by probing them.
 
     Raises:
-        ValueError: the contexts of the first stage are too short for a question and an answer, or (in
-            `begin`) no question is left.
+        ValueError: the contexts of the first stage are too short for a question and an answer, or
+            (in `begin`) no question is left.
     """
 
     def __init__(
@@ -73,18 +73,23 @@ class QuestionSelection(Callback):
         config: Config,
         questions: QuestionScheduler,
         ranks: Ranks,
-        agent_of: Callable[[Config], Agent],
+        build_agent: Callable[[Config], Agent],
         chat: ChatIds,
     ):
-        self.config, self.questions, self.ranks, self.agent_of = config, questions, ranks, agent_of
-        self.curation: DataCuration | None = None  # once its first questions have been tried
-        self._rates: dict[str, float] = {}  # what it began with
-        self._next = 0  # of the pool, where the tries behind the steps go on
-        self._cost = {"probe_rollouts": 0.0, "probe_tokens": 0.0}  # of the running step
+        self.config, self.questions, self.ranks, self.build_agent = (
+            config,
+            questions,
+            ranks,
+            build_agent,
+        )
+        self.curation: DataCuration | None = None  # set when its first questions have been probed
+        self._rates: dict[str, float] = {}  # solve rates at its start
+        self._next = 0  # position in the pool of the next probe
+        self._cost = {"probe_rollouts": 0.0, "probe_tokens": 0.0}  # of the current step
         self.stages: StagedCurriculum | None = None
         if config.rl.curriculum.stages == "three":
             self.stages = StagedCurriculum(scale_stages(config))
-            self._check_room(chat)
+            self._check_length(chat)
 
     @property
     def probes(self) -> bool:
@@ -100,22 +105,22 @@ class QuestionSelection(Callback):
         if self.stages is not None:
             config = self._limits(self.stages.next_stage)
             if self.stages.filter_due:
-                self._keep_hard(self._tried(list(self.questions.pool), config, step, "stage"))
+                self._keep_hard(self._probe(list(self.questions.pool), config, step, "stage"))
             stage, _ = self.stages.begin_step()
             reset = stage.reset
         if self.config.rl.curriculum.curation_every > 0 and self.curation is None:
-            tries = self._tried(list(self.questions.pool), config, step, "start")
-            self._curate({name: _rate(solved) for name, solved in tries.items()})
+            outcomes = self._probe(list(self.questions.pool), config, step, "start")
+            self._start_curation({name: _solve_rate(solved) for name, solved in outcomes.items()})
         return StepStart(config, reset)
 
     def end(
-        self, step: int, begun: StepStart, trajectories: Sequence[Trajectory]
+        self, step: int, start: StepStart, trajectories: Sequence[Trajectory]
     ) -> dict[str, float]:
         """Observe the rollouts of this rank and probe some inactive questions.
 
         Returns:
-            Metrics: epoch, asked_among (questions), stage, probe_rollouts, probe_tokens, and after a
-            refresh mastered, hopeless and entered.
+            Metrics: epoch, asked_among (questions), stage, probe_rollouts, probe_tokens, and after
+                a refresh mastered, hopeless and entered.
         """
         if self.questions.epochs is None:
             return {}
@@ -124,7 +129,7 @@ class QuestionSelection(Callback):
         if self.stages is not None:
             row["stage"] = 1 + self.stages.plan[self.stages.state["step"] - 1]
         if self.curation is not None:
-            row |= self._exchange(step, begun.config, trajectories)
+            row |= self._update_curation(step, start.config, trajectories)
         return row | (self._cost if self.probes else {})
 
     def state_dict(self) -> dict:
@@ -140,7 +145,7 @@ class QuestionSelection(Callback):
         """Restore the state saved by state_dict()."""
         self._rates, self._next = dict(state["rates"]), state["next"]
         if state["curation"] is not None:
-            self.curation = self._curation(self._rates)
+            self.curation = self._build_curation(self._rates)
             self.curation.load_state_dict(state["curation"])
         if state["stages"] is not None:
             self.stages.load_state_dict(state["stages"])
@@ -149,14 +154,14 @@ class QuestionSelection(Callback):
 
     def on_step_begin(self, trainer, state: StepState) -> None:
         """Set the limits of the step; restart optimizer and reference for a new stage."""
-        self._begun = self.begin(state.step)
-        state.config = self._begun.config
-        if self._begun.reset:
+        self._step_start = self.begin(state.step)
+        state.config = self._step_start.config
+        if self._step_start.reset:
             trainer.learner.restart()
 
     def on_batch(self, trainer, state: StepState) -> None:
         """Observe the rollouts; probe before the update, with the weights that sampled them."""
-        state.metrics |= self.end(state.step, self._begun, state.rollouts)
+        state.metrics |= self.end(state.step, self._step_start, state.rollouts)
 
     # ---- stages
 
@@ -165,61 +170,62 @@ class QuestionSelection(Callback):
             rollout__max_context_tokens=stage.tokens, rollout__max_calls=stage.turns
         )
 
-    def _check_room(self, chat: ChatIds) -> None:
+    def _check_length(self, chat: ChatIds) -> None:
         config = self.config
         shortest = self.stages.stages[0].tokens
         longest = max(len(chat.prompt(task.question)) for task, _ in self.questions.pool.values())
         needed = max(longest + config.rollout.max_turn_tokens, config.rl.reward.overlong_buffer)
         require(
             needed <= shortest,
-            f'rl.curriculum.stages="three" begins with contexts of {shortest} tokens (8/12 of '
-            f"max_context_tokens), and {needed} are needed: set max_context_tokens to "
-            f"{-(-needed * 12 // 8)} or more",
+            f'rl.curriculum.stages="three" starts with contexts of {shortest} tokens (8/12 of '
+            f"rollout.max_context_tokens), fewer than the {needed} needed: set "
+            f"rollout.max_context_tokens to {-(-needed * 12 // 8)} or more",
         )
 
-    def _keep_hard(self, tries: Tries) -> None:
+    def _keep_hard(self, outcomes: Outcomes) -> None:
         """Keep the questions of the third stage; unjudged questions stay."""
-        solved = {name: some or [0.0] for name, some in tries.items()}
+        solved = {name: some or [0.0] for name, some in outcomes.items()}
         require(
             any(min(some) < 1 for some in solved.values()),
-            f"the policy solves all of the rl.curriculum.pool={len(solved)} questions every time: the third "
-            "stage has none left; raise rl.curriculum.pool",
+            f"the policy always solves all rl.curriculum.pool={len(solved)} questions, so the third stage "
+            "has none: raise rl.curriculum.pool",
         )
         hard = self.stages.keep_hard(solved)
         self.questions.epochs.keep(hard)
         if self.config.rl.curriculum.curation_every > 0:
-            self._curate({name: _rate(tries[name]) for name in hard})
+            self._start_curation({name: _solve_rate(outcomes[name]) for name in hard})
 
     # ---- curation
 
-    def _curation(self, rates: dict[str, float]) -> DataCuration:
+    def _build_curation(self, rates: dict[str, float]) -> DataCuration:
         """Build a curation whose window is one group: the rule for leaving equals the rule at the
         start.
         """
         window = max(2, self.config.rl.group)
         return DataCuration(rates, window=window, every=self.config.rl.curriculum.curation_every)
 
-    def _curate(self, rates: dict[str, float]) -> None:
+    def _start_curation(self, rates: dict[str, float]) -> None:
         """Start the curation with the solve rates in `rates`."""
         medium = sum(0 < rate < 1 for rate in rates.values())
         require(
             medium > 0,
             f"each of {len(rates)} questions is always or never solved in rl.group="
-            f"{self.config.rl.group} tries: rl.curriculum.curation_every has none to ask; raise rl.curriculum.pool",
+            f"{self.config.rl.group} rollouts, so rl.curriculum.curation_every has none: raise "
+            "rl.curriculum.pool",
         )
-        self.curation, self._rates, self._next = self._curation(rates), rates, 0
+        self.curation, self._rates, self._next = self._build_curation(rates), rates, 0
         self.questions.epochs.keep(self.curation.state["active"])
 
-    def _exchange(
+    def _update_curation(
         self, step: int, config: Config, trajectories: Sequence[Trajectory]
     ) -> dict[str, float]:
         """Observe the step, probe inactive questions, refresh if it is due."""
-        own = [(t.task_id, t.id, t.reward_parts["correct"]) for t in trajectories if _judged(t)]
-        # sorted: the same order however the rollouts were cut among processes
+        own = [(t.task_id, t.id, t.reward_parts["correct"]) for t in trajectories if _is_judged(t)]
+        # sorted: the order must not depend on the number of processes
         outcomes = sorted(self.ranks.gather(own))
         self.curation.observe((name, solved) for name, _, solved in outcomes)
-        tries = self._tried(self._rest(), config, step, "rest")
-        self.curation.probe({name: _rate(solved) for name, solved in tries.items()})
+        outcomes = self._probe(self._draw_inactive(), config, step, "rest")
+        self.curation.probe({name: _solve_rate(solved) for name, solved in outcomes.items()})
         refresh = self.curation.end_step()
         if refresh is None:
             return {"mastered": 0, "hopeless": 0, "entered": 0}
@@ -230,7 +236,7 @@ class QuestionSelection(Callback):
             "entered": len(refresh.added),
         }
 
-    def _rest(self) -> list[str]:
+    def _draw_inactive(self) -> list[str]:
         """Return the next few inactive questions in rotation."""
         active = {*self.curation.state["active"]}
         known = [name for name in self.questions.pool if name in self.curation.known]
@@ -241,9 +247,9 @@ class QuestionSelection(Callback):
             self._next = known.index(some[-1]) + 1
         return some
 
-    # ---- tries
+    # ---- probes
 
-    def _tried(self, names: list[str], config: Config, step: int, why: str) -> Tries:
+    def _probe(self, names: list[str], config: Config, step: int, why: str) -> Outcomes:
         """Sample one group per question on all ranks, count its cost, return the outcomes."""
         if not names:
             return {}
@@ -255,7 +261,7 @@ class QuestionSelection(Callback):
             rl__sampling__adaptive_group=False,
         )
         tasks, worlds = self.questions.pool_questions(names)
-        agent = self.agent_of(config)
+        agent = self.build_agent(config)
         made = []
         for shard in ranks.shards:
             made += sample_rollouts(agent, tasks, worlds, plain, step, shard, ranks=ranks)
@@ -266,17 +272,17 @@ class QuestionSelection(Callback):
         self._cost = {name: self._cost[name] + n for name, n in ranks.sum(cost).items()}
         solved = defaultdict(list)
         for name, right in ranks.gather(
-            [(t.task_id, t.reward_parts["correct"]) for t in made if _judged(t)]
+            [(t.task_id, t.reward_parts["correct"]) for t in made if _is_judged(t)]
         ):
             solved[name].append(right)
         return {name: solved[name] for name in names}
 
 
-def _judged(trajectory: Trajectory) -> bool:
+def _is_judged(trajectory: Trajectory) -> bool:
     return trajectory.reward is not None
 
 
-def _rate(solved: list[float]) -> float:
+def _solve_rate(solved: list[float]) -> float:
     """Return the solve rate; 0 if no rollout was judged."""
     return sum(solved) / max(len(solved), 1)
 

@@ -98,8 +98,8 @@ def sample_rollouts(
 ) -> list[Trajectory]:
     """Sample and reward the groups of one shard.
 
-    Every SHARDS-th question belongs to a shard. A shard is sampled separately from the others, so its
-    rollouts are bit-identical on any number of processes.
+    Every SHARDS-th question belongs to a shard. A shard is sampled separately from the others, so
+    its rollouts are bit-identical on any number of processes.
 
     Args:
         shard: number of the shard; None: all questions.
@@ -261,7 +261,8 @@ def _by_wrong_label(group: Sequence[Trajectory], task: Task) -> list[float | Non
 def _length_penalty(trajectory: Trajectory, config: Config) -> float:
     """Compute DAPO's overlong penalty for the longest context.
 
-    A rollout that ended at the limit counts as long as the limit, although its last turn is missing.
+    A rollout that ended at the limit counts as long as the limit, although its last turn is
+    missing.
     """
     limit = config.rollout.max_context_tokens
     length = limit
@@ -277,7 +278,8 @@ def _length_penalty(trajectory: Trajectory, config: Config) -> float:
 def split_contexts(trajectory: Trajectory) -> list[Trajectory]:
     """Split a rollout into the contexts with generated tokens.
 
-    Each has the reward and the group of the rollout. A rollout with one context is returned as it is.
+    Each has the reward and the group of the rollout. A rollout with one context is returned as it
+    is.
     """
     if trajectory.contexts is None:
         return [trajectory]

@@ -69,7 +69,7 @@ class RunFolder:
         self.final, self.settings, self.ranks, self.report_to = final, settings, ranks, report_to
         self.path = final.with_name(final.name + ".partial")
         if self.is_complete(final):
-            raise RunFolderError(f"{final} is already complete: delete it to build it again")
+            raise RunFolderError(f"{final} is already complete: delete it to rebuild the stage")
         self.path.mkdir(parents=True, exist_ok=True)
 
     @staticmethod
@@ -97,7 +97,7 @@ class RunFolder:
             model.load_state_dict(state["model"])
             optimizers.load_state_dict(state["optimizers"])
             self._done, extra = state["step"], state["extra"]
-        if self.ranks.first and log.exists():  # a line a step
+        if self.ranks.first and log.exists():  # one line per step
             kept = b"".join(log.read_bytes().splitlines(True)[: self._done])
             write_atomic(log, kept)
         self.ranks.barrier()
@@ -106,16 +106,16 @@ class RunFolder:
     def loop(self, take: Callable[[int], dict], steps: int, every: int, extra=dict) -> dict:
         """Take the remaining steps and return the metrics of the last one.
 
-        A checkpoint with `extra()` is saved after every `every` steps and at the end. If any rank gets
-        SIGINT or SIGTERM, all ranks save one after their step and raise Interrupted.
+        A checkpoint with `extra()` is saved after every `every` steps and at the end. If any rank
+        gets SIGINT or SIGTERM, all ranks save one after their step and raise Interrupted.
 
         Args:
             take: takes a step and returns its metrics; "stopped" among them ends the stage.
         """
-        asked: list[int] = []
+        signals: list[int] = []
         metrics: dict = (read_metrics(self.path) or [{}])[-1] if self._done else {}
         shown = self.reporter(self._done)
-        old = {s: signal.signal(s, lambda *_: asked.append(1)) for s in polite_signals()}
+        old = {s: signal.signal(s, lambda *_: signals.append(1)) for s in polite_signals()}
         try:
             for step in range(self._done, self._done if "stopped" in metrics else steps):
                 metrics = take(step)
@@ -123,7 +123,7 @@ class RunFolder:
                     append_json_line(self.path / METRICS, metrics)
                     shown.show(step + 1, metrics)
                 last = step + 1 == steps or "stopped" in metrics
-                stop = self.ranks.sum({"asked": len(asked)})["asked"] > 0
+                stop = self.ranks.sum({"signals": len(signals)})["signals"] > 0
                 if stop or last or (step + 1) % every == 0:
                     self._save(step + 1, extra())
                 if last:
@@ -164,7 +164,7 @@ class RunFolder:
             }
             text = json.dumps(manifest, indent=1, sort_keys=True)
             write_atomic(self.path / MANIFEST, text)
-            shutil.rmtree(self.final, ignore_errors=True)  # half a folder: it has no manifest
+            shutil.rmtree(self.final, ignore_errors=True)  # remove an incomplete folder without a manifest
             os.replace(self.path, self.final)
         self.ranks.barrier()
         return metrics
@@ -173,8 +173,8 @@ class RunFolder:
 def polite_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that stop a stage.
 
-    Only the main thread can handle signals. In a Ray worker the stage is killed and resumes from its
-    last checkpoint.
+    Only the main thread can handle signals. In a Ray worker the stage is killed and resumes from
+    its last checkpoint.
     """
     is_main = threading.current_thread() is threading.main_thread()
     return (signal.SIGINT, signal.SIGTERM) if is_main else ()

@@ -53,7 +53,7 @@ TOOL_TOKENS = 400  # and tokens
 def shuffled(samples: list[Sample], seed: str) -> Iterator[Sample]:
     """Yield samples without end, every epoch in a new order."""
     if not samples:
-        raise ValueError("the pool holds no sample: are all demonstrations filtered out?")
+        raise ValueError("no sample is left: set sft.filter=none or raise demonstrations.count")
     for epoch in itertools.count():
         order = list(samples)
         random.Random(f"{seed}-{epoch}").shuffle(order)
@@ -147,8 +147,8 @@ def length_pools(
     early, late = length_stages(react, rounds, len, short, longest, seed=config.seed)
     if not (early and late):
         raise ValueError(
-            f"sft.short_tokens={short}: attempts have {min(map(len, react))} to {longest} tokens, "
-            "and each of the two stages needs some"
+            f"sft.short_tokens={short} leaves a length stage empty: samples have "
+            f"{min(map(len, react))} to {longest} tokens; set a value between"
         )
     return [early, late]
 

@@ -182,8 +182,8 @@ def stage_config(name: str, config: Config) -> Config:
 def list_inputs(name: str, config: Config) -> tuple[str, ...]:
     """Return the direct inputs of a stage.
 
-    A policy given by its folder replaces the inputs except the world. The model as a teacher adds the
-    initial model.
+    A policy given by its folder replaces the inputs except the world. The model as a teacher adds
+    the initial model.
     """
     stage = STAGES[name]
     whole = config.unrestricted()
