@@ -104,7 +104,7 @@ def test_trl_s_loop_leaves_such_a_step_out(tmp_path, monkeypatch):
         before.append(flat(model))
         return model
 
-    taken = grpo_trl.AgenticTrainer.log
+    taken = grpo_trl.AgenticGRPOTrainer.log
 
     def log(self, *given, **named):
         if handles:
@@ -113,7 +113,7 @@ def test_trl_s_loop_leaves_such_a_step_out(tmp_path, monkeypatch):
         return taken(self, *given, **named)
 
     monkeypatch.setattr(grpo_trl, "load_trainable_model", load)
-    monkeypatch.setattr(grpo_trl.AgenticTrainer, "log", log)
+    monkeypatch.setattr(grpo_trl.AgenticGRPOTrainer, "log", log)
     torch.backends.cuda.enable_cudnn_sdp(True)
     folder = built("rl", settings(trainer__backend="trl", rl__steps=2, rl__lr=1e-2), tmp_path)
     first, second = read_metrics(folder)

@@ -152,7 +152,7 @@ def leftovers(runs):
 def test_without_ray_or_a_cluster_one_line_says_what_to_do(runs, tmp_path, first, arguments, line):
     """Before the cluster of this file is there: "auto" would find it."""
     program = f"import sys; {first}\nfrom drlib.cli.train import main\nsys.exit(main(sys.argv[1:]))"
-    given = ["cpt", "--profile=ci", "--pretrain.steps=7", f"--runs={runs}", *arguments]
+    given = ["cpt", "--workers=2", "--profile=ci", "--pretrain.steps=7", f"--runs={runs}", *arguments]
     done = subprocess.run(
         [sys.executable, "-c", program, *given],
         cwd=ROOT,

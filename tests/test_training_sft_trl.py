@@ -18,7 +18,7 @@ from drlib.demonstrations.actions import Sample, episode_sample
 from drlib.demonstrations.episodes import from_trajectories, managed
 from drlib.models.moe import PolicyShape, build_policy, load_policy, save_policy
 from drlib.task import Task
-from drlib.training.sft_trl import IGNORED, sft_dataset, train, create_sft_trainer
+from drlib.training.sft_trl import IGNORED, create_sft_trainer, sft_dataset, train
 from drlib.trajectory import Termination, Trajectory
 
 OPTIONS = {"router_aux_loss_coef": 0.0, "max_steps": 1, "learning_rate": 0.0, "seed": 0}
@@ -201,7 +201,7 @@ def test_two_length_stages_train_and_leave_a_folder(chat, checkpoint, tmp_path):
 
 def test_rows_that_do_not_fit_are_named_and_nothing_is_written(chat, checkpoint, tmp_path):
     length = max(len(episode_sample(row, chat)) for row in ROWS)
-    with pytest.raises(ValueError, match=f"row 3 has {length} tokens of {length - 1}"):
+    with pytest.raises(ValueError, match=f"row 3 has {length} tokens, more than max_tokens={length - 1}"):
         train(checkpoint, [(ROWS, length - 1)], tmp_path / "out", **OPTIONS)
     with pytest.raises(ValueError, match="no rows to train on"):
         sft_dataset([], chat)
