@@ -55,7 +55,7 @@ def broken(model) -> int:
     return sum(not bool(gradient.isfinite().all()) for gradient in gradients)
 
 
-class Watched(grpo_trl.AgenticTrainer):
+class Watched(grpo_trl.AgenticGRPOTrainer):
     """The stage's trainer, which looks at the gradients after every micro-batch."""
 
     anyway = False
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     Watched.anyway = args.anyway
-    grpo_trl.AgenticTrainer = Watched
+    grpo_trl.AgenticGRPOTrainer = Watched
     rows = [row for row in map(batch_of, args.seeds) if row is not None]
     cuda = torch.cuda.is_available()
     about = {
