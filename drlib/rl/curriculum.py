@@ -13,6 +13,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 from drlib.rl.state_machine import StateMachine
@@ -272,7 +273,7 @@ class TaskMixture(StateMachine):
     ['math', 'code', 'math']
     """
 
-    def __init__(self, weights: Mapping[str, float]):
+    def __init__(self, weights: Mapping[str, float | Fraction]):
         bad = [kind for kind, weight in weights.items() if not 0 < weight < float("inf")]
         require(
             bool(weights) and not bad, f"weights must be positive and finite, got {dict(weights)}"

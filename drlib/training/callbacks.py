@@ -76,11 +76,11 @@ class Callback:
     def on_step_end(self, trainer, state: StepState) -> None:
         """Run after the update and the weight synchronisation."""
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> Any:
         """Return what a checkpoint needs to resume."""
         return {}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Restore the state saved by state_dict()."""
 
 
@@ -350,7 +350,7 @@ def build_monitors(config: Config, tools: Iterable[str]) -> dict[str, PageHinkle
     }
 
 
-def watched_signals(rollouts: Sequence[RolloutFacts], tools: Iterable[str], fewest: int) -> dict:
+def watched_signals(rollouts: Sequence[Any], tools: Iterable[str], fewest: int) -> dict:
     """Return the reproducible signals; None for tools with fewer than `fewest` calls.
 
     Times and cache hits are dropped, because they differ between runs of one seed.

@@ -10,6 +10,7 @@ questions with real tools. They are not filtered here, so that the success rate 
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 from drlib.chat.prompts import PHRASES as MEMORY_PHRASES
 from drlib.chat.template import train_tokenizer
@@ -116,7 +117,7 @@ def load_training_world(
     Raises:
         ValueError: the world does not exist, or it lacks the facts that questions need.
     """
-    options = {}
+    options: dict[str, Any] = {}
     if config.world.endpoint:
         if not config.world.name.startswith("folder:"):
             raise ValueError(
@@ -126,7 +127,7 @@ def load_training_world(
         key = os.environ.get("DRLIB_API_KEY", "")
         options = dict(endpoint=config.world.endpoint, model=config.world.reader, api_key=key)
         options |= {"replies_path": replies_path}
-    world = load_world(config.world_name, **options)
+    world: Any = load_world(config.world_name, **options)
     if isinstance(world, SmallWorld):
         return world, {"pages": len(world)}
     pieces = config.world.vocabulary - PIECES_NOT_OF_NAMES
@@ -293,7 +294,7 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
     n = config.demonstrations.count
     mix = "memory" if config.questions.skills == "memory" else ""
     asked = demonstration_tasks(world, n, config.seed, conditions, mix)
-    tasks = [(task, None) for task in asked]
+    tasks: list[tuple[Task, SmallWorld | None]] = [(task, None) for task in asked]
     if config.questions.skills == "memory":
         tasks += demonstration_trails(world, round(DEMONSTRATED_TRAILS * n), config.seed)
     with (

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from drlib.agents import Agent, create_agent
+from drlib.agents.agent_spec import AgentMixture
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.models.local_engine import LocalEngine
@@ -80,7 +81,7 @@ class GRPOTrainer:
             self.scheduler.load_state_dict(extra["questions"])
             self.callbacks.load_state_dict(extra["callbacks"])
 
-    def build_agent(self, config: Config) -> Agent:
+    def build_agent(self, config: Config) -> Agent | AgentMixture:
         """Build the rollout agent with the limits in `config`."""
         return create_agent(
             self.config.rl.agent, self.engine, self.toolbox, self.chat, rollout_limits(config)

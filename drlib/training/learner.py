@@ -13,6 +13,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,7 +108,7 @@ class LocalLearner:
         self.model.train()
         factor = schedule(step, config.rl.steps, config.rl.warmup_steps, 0.5, FINAL_LR)
         factor *= self.lr_scale
-        row = {"updates": 0, "grad_norm": 0.0, "lr_factor": factor}
+        row: dict[str, Any] = {"updates": 0, "grad_norm": 0.0, "lr_factor": factor}
         for part in range(config.rl.minibatches):
             parts = [shard.of(minibatch_indices(shard, part, config)) for shard in batch]
             # loss and gradient of this process, then the sum over processes

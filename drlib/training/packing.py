@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,7 +35,9 @@ class Flat:
     prefixes: tuple[Prefix | None, ...]  # per sample
 
     @classmethod
-    def of(cls, samples: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> "Flat":
+    def of(
+        cls, samples: Sequence[Sequence[int] | np.ndarray], prompts: Sequence[int] | None = None
+    ) -> "Flat":
         """Pack samples.
 
         Args:

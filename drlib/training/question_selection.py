@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from drlib.agents import Agent
+from drlib.agents.agent_spec import AgentMixture
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.rl.curriculum import RSTAR2_STAGES, DataCuration, RolloutStage, StagedCurriculum
@@ -73,7 +74,7 @@ class QuestionSelection(Callback):
         config: Config,
         questions: QuestionScheduler,
         ranks: Ranks,
-        build_agent: Callable[[Config], Agent],
+        build_agent: Callable[[Config], Agent | AgentMixture],
         chat: ChatIds,
     ):
         self.config, self.questions, self.ranks, self.build_agent = (

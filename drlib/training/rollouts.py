@@ -11,12 +11,13 @@ train on each context as a separate sample.
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from drlib.agents import Agent, Limits
+from drlib.agents.agent_spec import AgentMixture
 from drlib.config import Config
 from drlib.questions.chains import PYTHON_KINDS
 from drlib.questions.question_engine import CHAINS, CONDITIONS
@@ -52,7 +53,7 @@ class Rollouts(NamedTuple):
 
 
 def collect_rollouts(
-    agent: Agent,
+    agent: Agent | AgentMixture,
     scheduler: QuestionScheduler,
     curriculum: Curriculum,
     config: Config,
@@ -87,7 +88,7 @@ def rollout_limits(config: Config) -> Limits:
 
 
 def sample_rollouts(
-    agent: Agent,
+    agent: Agent | AgentMixture,
     tasks: list[Task],
     worlds: dict[str, SmallWorld],
     config: Config,
@@ -114,7 +115,7 @@ def sample_rollouts(
 
 
 def sample_groups(
-    agent: Agent,
+    agent: Agent | AgentMixture,
     tasks: list[Task],
     mine: list[int],
     worlds: dict[str, SmallWorld],
@@ -134,22 +135,23 @@ def sample_groups(
         question_source(task, worlds) for task in tasks
     ]  # before the real world is among them
     if has_changed(config, step):
-        tasks, worlds = perturb_worlds(tasks, worlds, agent.toolbox.world)
+        tasks, worlds = perturb_worlds(tasks, worlds, cast(SmallWorld, agent.toolbox.world))
     tries = config.rl.group * config.rl.sampling.oversample
     half = tries // 2 if config.rl.sampling.adaptive_group else tries
     judge = build_reward(config)
 
     def run(some: list[int], numbers: range) -> dict[int, list[Trajectory]]:
         """Sample the rollouts with these numbers for some tasks; return them by task."""
-        some_of_them = {"numbers": numbers} if half < tries else {}  # not every agent can
+        # only some agents can sample a part of a group
+        part: dict[str, Any] = {"numbers": numbers} if half < tries else {}
         made = agent.run(
             [tasks[i] for i in some],
             samples=tries,
-            **some_of_them,
+            **part,
             temperature=config.rl.temperature,
             seed=step_seed(config.seed, step),
             keys=[first_key + i for i in some],
-            worlds=worlds,
+            worlds=dict(worlds),
         )
         n = len(numbers)
         for at, trajectory in enumerate(made):

@@ -78,7 +78,8 @@ def register(stage: Stage, *, replace: bool = False) -> Stage:
     """
     for name in stage.inputs:
         _ = STAGES[name]  # ValueError for one that is not there
-    return STAGES.register(stage.name, stage, replace=replace)
+    STAGES.register(stage.name, stage, replace=replace)
+    return stage
 
 
 register(Stage("world", "drlib.training.data:build_world", parallel=False))
