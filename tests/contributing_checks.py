@@ -21,7 +21,7 @@ from drlib.rl.losses import LossConfig, policy_loss
 from drlib.task import Task
 from drlib.tools import Toolbox, trl_environment
 from drlib.training.callbacks import StepState, build_callbacks
-from drlib.training.switches import loss_config
+from drlib.training.learner import loss_config
 from drlib.trajectory import Termination
 from drlib.worlds import load_world
 from tests.agent_examples import Lines, Speaker

@@ -1,4 +1,4 @@
-"""Sweeps made by hand: their files, and results as if their runs had been kept."""
+"""Experiment plans for tests, and records of invented runs."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,9 @@ import yaml
 from drlib.evaluation.evaluate import Outcome, rows_of
 from drlib.evaluation.results import Results
 from drlib.experiments.plan import Sweep, load_sweep
-from drlib.experiments.runner import RESULTS, RUNS, costs, what_ran
-from drlib.files import write_json_lines
+from drlib.experiments.records import ExperimentRecords
+from drlib.experiments.runner import costs, what_ran
+from drlib.experiments.tables import summary
 
 RIGHT, HALF, WRONG = [True, True], [True, False], [False, False]
 CLIPS = {
@@ -53,26 +54,31 @@ def rows(steps=2, **more):
     return [row(step + 1, accuracy_search=0.25 * (step + 1), **more) for step in range(steps)]
 
 
-def keep_made(sweep: Sweep, out: Path, made: dict, failed: dict | None = None) -> None:
-    """OUT/results of runs that never were.
+def made_records(sweep: Sweep, made: dict, failed: dict | None = None) -> ExperimentRecords:
+    """Return records of invented runs.
 
-    made: (arm, seed) -> (its outcomes, its rows of metrics). failed: (arm, seed) -> why.
+    made: (arm, seed) -> (its outcomes, its rows of metrics). failed: (arm, seed) -> the reason.
     """
     runs: dict[str, dict] = {arm: {} for arm in sweep.arms}
     for (arm, seed), reason in (failed or {}).items():
         runs[arm][seed] = {"failed": reason}
+    records = ExperimentRecords({})
     for arm in sweep.arms:
         outcomes = {
             (sweep.stage, s): asked for (name, s), (asked, _) in made.items() if name == arm
         }
         rows = [r for (_, s), asked in outcomes.items() for r in rows_of(asked, sweep.stage, s)]
         if outcomes:
-            Results("make it", sweep.profile, rows, outcomes).save(out / RESULTS / arm)
+            records.results[arm] = Results("make it", sweep.profile, rows, outcomes)
+            records.curves[arm] = {seed: made[arm, seed][1] for _, seed in outcomes}
         for _, seed in outcomes:
-            metrics = made[arm, seed][1]
-            runs[arm][seed] = costs(metrics)
-            curve = out / RESULTS / arm / f"seed{seed}_{sweep.stage}.jsonl"
-            write_json_lines(curve, metrics)
+            runs[arm][seed] = costs(made[arm, seed][1])
     head = {"command": "make it", **what_ran(sweep), "seeds": list(sweep.seeds), "runs": runs}
-    (out / RESULTS).mkdir(parents=True, exist_ok=True)
-    (out / RESULTS / RUNS).write_text(json.dumps(head), encoding="utf-8")
+    records.head = json.loads(json.dumps(head))
+    return records
+
+
+def load_summary(file: Path, out: Path) -> dict:
+    """Return the summary of the records that a run of the plan `file` wrote to `out`."""
+    sweep = load_sweep(file)
+    return summary(sweep, ExperimentRecords.load(out / f"{sweep.name}.parquet"))

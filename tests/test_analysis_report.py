@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from drlib.analysis import entropy_plots, reflection
-from drlib.cli.report import main
 from drlib.analysis.entropy import high_entropy_overlap, summary
 from drlib.analysis.report import report
 from drlib.analysis.token_table import token_statistics
+from drlib.cli.report import main
 from drlib.trajectory import load_trajectories, save_trajectories
 
 TOUR, ENTROPY = "figures/reference/tour", "figures/reference/entropy"

@@ -9,9 +9,9 @@ from matplotlib.colors import to_hex
 
 from drlib.analysis import rendering, tour, tour_plots, widgets
 from drlib.evaluation.evaluate import rows_of
-from drlib.intervals import wilson_interval
 from drlib.evaluation.results import Results
 from drlib.experiments.reference_run import results_block
+from drlib.intervals import wilson_interval
 from drlib.trajectory import Segment, Termination, ToolResult, Trajectory, save_trajectories
 from tests.results_examples import asked, outcome, tour_results
 

@@ -19,12 +19,12 @@ import pytest
 from rich.console import Console
 
 from drlib.app import AskOptions, ask
-from drlib.cli.ask import main
 from drlib.app.research import TOUR_POLICY, AskError
 from drlib.app.terminal import Trace, plain
 from drlib.chat.prompts import SUMMARISE
 from drlib.chat.template import load_any_tokenizer
 from drlib.chat.tool_calls import render_answer, render_call
+from drlib.cli.ask import main
 from drlib.tools.toolbox import HIT
 from drlib.trajectory import Termination, ToolResult, load_trajectories
 from tests.provider_examples import RECORDED, Replay

@@ -10,11 +10,11 @@ import random
 import pytest
 
 from drlib.chat.tool_calls import Answer, ToolCall, parse, render_answer, render_call
+from drlib.cli import craft as craft_command
 from drlib.demonstrations.agentfounder import CHOICE, DECISION, KEPT, higher_order, sample_of
 from drlib.demonstrations.model_teacher import BY_HEART, ModelTeacher
 from drlib.endpoint import ChatEndpoint
 from drlib.files import read_json_lines
-from drlib.cli import craft as craft_command
 from drlib.questions.replies import Replies
 from drlib.task import Task
 from drlib.tools import Toolbox

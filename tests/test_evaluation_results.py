@@ -196,7 +196,7 @@ def test_what_was_made_from_changed_files_says_so_and_a_seed_by_hand_has_no_comm
     history, tmp_path
 ):
     commit = history("evaluation.seed = 5")
-    config = Config(evaluation__seed=7)
+    config = Config.load(evaluation__seed=7)
     (run_folder.ROOT / "drlib" / "config.py").write_text("not committed")
     finish(["world", "rl", "evaluate_rl"], config, tmp_path)
     made = origin([config], tmp_path, ["rl"])

@@ -10,12 +10,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from drlib.experiments import figures as sweep_plots
 from drlib.analysis.plots import CONTROL
+from drlib.experiments import figures as sweep_plots
 from drlib.experiments.findings_page import EFFECTS, reference_sweeps
-from drlib.experiments.runner import RESULTS
 from drlib.experiments.tables import curves, summary
-from tests.sweep_examples import HALF, RIGHT, asked, keep_made, rows, toy_sweep
+from tests.sweep_examples import HALF, RIGHT, asked, made_records, rows, toy_sweep
 
 
 def many(tmp_path, number):
@@ -29,9 +28,10 @@ def many(tmp_path, number):
             made[arm, seed] = some, rows(4, generated=10.0 + place)
     failed = {at: "fell" for at in made if number > 3 and at[0] == list(arms)[3]}
     sweep = toy_sweep(tmp_path, arms=arms, seeds=[0, 1, 2])
-    keep_made(sweep, tmp_path, {at: run for at, run in made.items() if at not in failed}, failed)
-    found = summary(sweep, tmp_path / RESULTS)
-    return found, sweep_plots.sweep_figure(found, curves(found, tmp_path / RESULTS))
+    finished = {at: run for at, run in made.items() if at not in failed}
+    records = made_records(sweep, finished, failed)
+    found = summary(sweep, records)
+    return found, sweep_plots.sweep_figure(found, curves(found, records))
 
 
 @pytest.mark.parametrize("number", [2, 8])
@@ -83,9 +83,9 @@ def test_supervised_arms_are_drawn_by_their_loss(tmp_path):
     arms = {"all": {"sft.loss_on": "all"}, "own": {}}
     sweep = toy_sweep(tmp_path, stage="sft", arms=arms, control="own")
     made = {(arm, seed): (asked(HALF, HALF), losses) for arm in arms for seed in (0, 1)}
-    keep_made(sweep, tmp_path, made)
-    found = summary(sweep, tmp_path / RESULTS)
-    ax = sweep_plots.sweep_figure(found, curves(found, tmp_path / RESULTS)).axes[2]
+    records = made_records(sweep, made)
+    found = summary(sweep, records)
+    ax = sweep_plots.sweep_figure(found, curves(found, records)).axes[2]
     assert ax.get_ylabel() == "loss, nats a token" and ax.get_xlabel() == "step"
     assert list(ax.get_lines()[0].get_ydata()) == pytest.approx([4, 3.5])
 

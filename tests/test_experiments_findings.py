@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from drlib.config import Config
+from drlib.config import FIELDS, ROOT, Config
 from drlib.evaluation.evaluate import Outcome, rows_of
 from drlib.evaluation.results import Results
 from drlib.experiments.findings import (
@@ -19,10 +19,20 @@ from drlib.experiments.findings import (
     finding,
     measure,
 )
-from drlib.experiments.findings_page import FINDINGS_PAGE, findings_block, findings_page
-from drlib.experiments.verdicts import outcome_of
+from drlib.experiments.findings_page import (
+    FINDINGS_PAGE,
+    findings_block,
+    findings_page,
+    read_findings,
+    readme_findings,
+    reference_sweeps,
+)
+from drlib.experiments.plan import PLANS, load_sweep
+from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
+from drlib.experiments.reference_run import reference_blocks, with_block
 from drlib.experiments.strategies import Plan
-from drlib.trajectory import load_trajectories
+from drlib.experiments.tables import claims_of
+from drlib.experiments.verdicts import SEEDS, decide, smallest_detectable
 from tests.loop_examples import build_stages
 
 CLAIM = Claim(
@@ -34,18 +44,18 @@ def outcome(task, kind, samples, greedy=False):
     return Outcome(task, kind, 1, greedy, samples, 4, 0, 2, 0, 0)
 
 
-def save_arm(folder, by_seed):
-    """An arm whose seeds have these outcomes."""
+def arm_results(by_seed):
+    """Return the results of an arm whose seeds have these outcomes."""
     outcomes = {("sft", seed): some for seed, some in by_seed.items()}
     rows = [row for (_, seed), some in outcomes.items() for row in rows_of(some, "sft", seed)]
-    Results("make it", "ci", rows, outcomes).save(folder)
+    return Results("make it", "ci", rows, outcomes)
 
 
 @pytest.mark.parametrize("name", sorted(claims()))
 def test_a_claim_compares_two_arms_that_differ_in_what_it_names(name):
     claim = claims()[name]
     on, off = (claim.config(arm, "laptop", 3) for arm in ARMS)
-    differ = {n for n, value in vars(on).items() if value != getattr(off, n)}
+    differ = {name for name in FIELDS if on.get(name) != off.get(name)}
     assert differ == set(claim.setting) == set(claim.control)
     assert on.seed == off.seed == 3 and on.evaluation.seed == Config().evaluation.seed
 
@@ -62,9 +72,9 @@ def test_the_effect_is_the_paired_difference_by_hand(tmp_path):
         0: [outcome("a", "search", half), outcome("b", "search", half), python],
         1: [outcome("a", "search", wrong), outcome("b", "search", half), python],
     }
-    save_arm(tmp_path / "setting", on)
-    save_arm(tmp_path / "control", off)
-    found = finding(CLAIM, tmp_path)
+    results = {"setting": arm_results(on), "control": arm_results(off)}
+    found = finding(CLAIM, ExperimentRecords({}, results))
+    assert found["by_seed"] == [0.25, 0.75] and found["pilot"]
     assert found["effect"] == (0.5 + 0 + 1 + 0.5) / 4
     assert found["accuracy"] == [(1 + 0.5 + 1 + 1) / 4, (0.5 + 0.5 + 0 + 0.5) / 4]
     low, high = found["interval"]
@@ -72,11 +82,8 @@ def test_the_effect_is_the_paired_difference_by_hand(tmp_path):
     assert found["n"] == 2 and found["seeds"] == [0, 1] and found["command"] == "make it"
     also = {(row["kind"], row["decoding"]): row["effect"] for row in found["also"]}
     assert also == {("search", "greedy"): 0, ("python", "sample"): 0, ("python", "greedy"): 0}
-    # the arms turned round
-    (tmp_path / "setting").rename(tmp_path / "was")
-    (tmp_path / "control").rename(tmp_path / "setting")
-    (tmp_path / "was").rename(tmp_path / "control")
-    assert finding(CLAIM, tmp_path)["effect"] == -0.5
+    swapped = {"setting": results["control"], "control": results["setting"]}
+    assert finding(CLAIM, ExperimentRecords({}, swapped))["effect"] == -0.5
 
 
 @pytest.mark.parametrize(
@@ -86,18 +93,28 @@ def test_the_effect_is_the_paired_difference_by_hand(tmp_path):
         ("higher", -0.2, -0.01, "refuted"),
         ("higher", -0.01, 0.2, "open"),
         ("higher", 0.0, 0.2, "open"),
+        ("higher", 0.01, 0.05, "no effect"),
         ("lower", -0.2, -0.01, "reproduced"),
         ("lower", 0.01, 0.2, "refuted"),
-        ("same", -0.1, 0.1, "reproduced"),
-        ("same", 0.01, 0.09, "reproduced"),
-        ("same", -0.11, 0.05, "open"),
-        ("same", -0.05, 0.11, "open"),
+        ("lower", -0.05, 0.05, "no effect"),
+        ("same", -0.05, 0.05, "reproduced"),
+        ("same", 0.01, 0.05, "reproduced"),
+        ("same", -0.06, 0.05, "open"),
         ("same", 0.01, 0.11, "refuted"),
-        ("same", -0.3, -0.01, "refuted"),
     ],
 )
-def test_the_verdict_is_the_interval_s(expected, low, high, outcome):
-    assert outcome_of(expected, low, high) == outcome
+def test_the_verdict_follows_from_the_interval_and_the_number_of_seeds(
+    expected, low, high, outcome
+):
+    assert decide(expected, low, high, SEEDS) == outcome
+    assert decide(expected, low, high, SEEDS - 1) == "open"
+
+
+def test_the_smallest_detectable_effect_by_hand():
+    """Differences 0, 0.1, 0.2: s = 0.1, n = 3, t(0.975, 2) = 4.3027, t(0.8, 2) = 1.0607."""
+    expected = (4.302653 + 1.060660) * 0.1 / 3**0.5
+    assert smallest_detectable([0, 0.1, 0.2]) == pytest.approx(expected, abs=1e-5)
+    assert smallest_detectable([0.3]) is None
 
 
 def test_a_claim_that_compares_nothing_is_named(tmp_path):
@@ -116,33 +133,32 @@ def test_a_claim_that_compares_nothing_is_named(tmp_path):
     table.write_text(
         (entry + "setting: {seed: 1}, control: {seed: 2}}").replace("higher", "better")
     )
-    with pytest.raises(ValueError, match="x: expected: 'better'"):
+    with pytest.raises(ValueError, match="x: expected='better'"):
         claims(table)
     with pytest.raises(ValueError, match="unknown finding 'mistake': there are .*'funnel'"):
         measure("mistake", "ci", [0], tmp_path, tmp_path)
 
 
 def test_both_arms_are_trained_asked_and_written_down(tmp_path):
-    small = "{layers: 2, demonstrations: 20, evaluation.questions: 3, processes: 1}"
+    small = "{model.layers: 2, demonstrations.count: 20, evaluation.questions: 3, processes: 1}"
     table = tmp_path / "claims.yaml"
     table.write_text(
         "- {name: wide, claim: Wide is better, source: nobody, expected: higher, "
         "stage: untrained, kind: python, decoding: greedy, "
-        f"common: {small}, setting: {{hidden: 64}}, control: {{hidden: 32}}}}"
+        f"common: {small}, setting: {{model.hidden: 64}}, control: {{model.hidden: 32}}}}"
     )
     claim = claims(table)["wide"]
     runs = tmp_path / "runs"
     for arm in ARMS:
         names = ("world", "untrained", "demonstrations", "evaluate_untrained")
         build_stages(names, claim.config(arm, "ci", 0), runs)
-    path = measure("wide", "ci", [0], runs, tmp_path / "out", table)
+    path = measure("wide", "ci", [0], runs, tmp_path / "rows", tmp_path / "out", table)
     found = json.loads(path.read_text())
     assert found["command"] == "drlib experiment run wide --profile ci --seeds 0"
     assert found["accuracy"] == [0, 0] and found["outcome"] == "open" and found["n"] == 3
     assert found["setting"] == {"model.hidden": 64} and found["control"] == {"model.hidden": 32}
-    for arm in ARMS:
-        kept = load_trajectories(tmp_path / "out" / "wide" / arm / "seed0_greedy.parquet")
-        assert kept and not any(one.answer for one in kept)
+    records = ExperimentRecords.load(tmp_path / "rows" / "wide.parquet")
+    assert {*records.results} == {*ARMS} and finding(claim, records) == found
     assert "| Wide is better | nobody | 0.0, 0.0 (python, greedy, n=3, 1 seeds)" in findings_block(
         tmp_path / "out"
     )
@@ -151,49 +167,62 @@ def test_both_arms_are_trained_asked_and_written_down(tmp_path):
 TRAINED = [path for path in sorted(FINDINGS.glob("*.json")) if path.stem in claims()]
 
 
-def test_every_committed_finding_is_of_a_claim_that_there_is():
-    known = {*claims(), *Plan.load().claims}
-    assert {path.stem for path in FINDINGS.glob("*.json")} <= known
-    assert not {*claims()} & {*Plan.load().claims}, "a name is one claim's"
+def test_every_committed_finding_belongs_to_a_claim_of_a_plan():
+    swept = {
+        f"{path.stem}_{arm.name}"
+        for path in PLANS.glob("*.yaml")
+        for arm in load_sweep(path).arms.values()
+        if arm.statement
+    }
+    known = [*claims(), *Plan.load().claims, *swept]
+    assert len(known) == len({*known}) and {*read_findings()} <= {*known}
+    for found in read_findings().values():
+        assert found["pilot"] == (len(found["seeds"]) < SEEDS)
+        assert found["outcome"] in ("reproduced", "refuted", "no effect", "open")
 
 
 @pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.stem)
 def test_a_committed_finding_follows_from_its_rows(path):
-    told = json.loads(path.read_text(encoding="utf-8"))
-    assert told == json.loads(json.dumps(finding(claims()[path.stem], FINDINGS / path.stem)))
-    assert len(told["seeds"]) >= 3
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    records = ExperimentRecords.load(EXPERIMENTS / f"{path.stem}.parquet")
+    assert stored == json.loads(json.dumps(finding(claims()[path.stem], records)))
+    assert len(stored["seeds"]) >= 3
+
+
+def test_the_claims_of_committed_experiments_follow_from_their_rows():
+    stored = read_findings()
+    judged = {name: c for found in reference_sweeps() for name, c in claims_of(found).items()}
+    assert len(judged) > 20
+    for name, claim in judged.items():
+        assert stored[name] == json.loads(json.dumps(claim))
 
 
 def test_the_table_of_claims_says_where_each_comes_from():
     assert CLAIMS.exists() and all(claim.source and claim.claim for claim in claims().values())
 
 
-def test_the_page_of_findings_is_drawn_from_the_committed_files():
-    assert FINDINGS_PAGE.read_text(encoding="utf-8") == findings_page(), (
-        "run: drlib experiment pages"
-    )
+def test_the_pages_are_generated_from_the_committed_files():
+    hint = "run: drlib experiment pages"
+    assert FINDINGS_PAGE.read_text(encoding="utf-8") == findings_page(reference_blocks()), hint
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert with_block(readme, readme_findings(), "findings") == readme, hint
 
 
-def test_an_arm_of_a_sweep_that_claims_something_is_a_row_beside_the_findings(tmp_path):
-    """An arm that claims nothing, or was not compared yet, is none."""
+def test_only_compared_arms_with_a_claim_become_findings():
     asked = {"kind": "search", "decoding": "sample", "n": 7, "accuracy": 0.25}
-    difference = {"effect": -0.125, "interval": [-0.2, -0.05], "seeds": [0, 1]}
+    difference = {"effect": -0.125, "interval": [-0.2, -0.05], "seeds": [0, 1], "by_seed": [0, 0]}
     claim = {"claim": "Less is less", "source": "nobody", "expected": "lower"}
     arms = [
-        {"arm": "usual", "asked": [{**asked, "accuracy": 0.375}]},
+        {"arm": "usual", "settings": {}, "asked": [{**asked, "accuracy": 0.375}]},
         {
             "arm": "less",
+            "settings": {"rl.lr": 0.1},
             "asked": [{**asked, "difference": difference}],
-            "claim": {**claim, "outcome": "reproduced", **difference},
+            "claim": {**claim, "outcome": "open", "pilot": True, **difference},
         },
-        {"arm": "later", "asked": [], "claim": {**claim, "outcome": "open"}},
+        {"arm": "later", "settings": {}, "asked": [], "claim": {**claim, "outcome": "open"}},
     ]
-    folder = tmp_path / "sweeps" / "some"
-    folder.mkdir(parents=True)
-    found = {"control": "usual", "command": "drlib experiment run some", "arms": arms}
-    (folder / "sweep.json").write_text(json.dumps(found))
-    rows = findings_block(tmp_path / "none", tmp_path / "sweeps").splitlines()[2:]
-    assert rows == [
-        "| Less is less | nobody | 25.0, 37.5 (search, sample, n=7, 2 seeds) "
-        "| -12.5 [-20.0, -5.0] | **reproduced** | `drlib experiment run some` |"
-    ]
+    found = {"name": "some", "control": "usual", "command": "again", "commit": ["c"], "arms": arms}
+    (name,) = found_claims = claims_of(found | {"stage": "rl", "common": {}})
+    assert name == "some_less" and found_claims[name]["accuracy"] == [0.25, 0.375]
+    assert found_claims[name]["setting"] == {"rl.lr": 0.1} and found_claims[name]["n"] == 7

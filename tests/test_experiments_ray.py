@@ -3,7 +3,6 @@
 Run: python -m pytest tests/test_experiments_ray.py
 """
 
-import json
 import os
 from pathlib import Path
 
@@ -12,11 +11,12 @@ import pytest
 from drlib import cli
 from drlib.experiments import ray_runner as sweep_ray
 from drlib.experiments.plan import load_sweep
+from drlib.experiments.tables import table
 from drlib.training import ray_training, stages
 from drlib.training.run_folder import MANIFEST, RunFolder, read_metrics
 from tests.loop_examples import build_stages
 from tests.ray_cluster import two_nodes
-from tests.sweep_examples import write_sweep
+from tests.sweep_examples import load_summary, write_sweep
 
 if os.environ.get("RAY_ADDRESS"):
     pytest.skip("a cluster of the user's is configured", allow_module_level=True)
@@ -56,7 +56,7 @@ def swept(file, cluster):
     made = build_stages(names, load_sweep(file).config("frozen", 1), runs)
     before = (made["rl"] / MANIFEST).stat().st_mtime_ns
     where = [f"--runs={runs}", f"--out={out}", f"--ray={cluster.address}"]
-    status = cli.main(["sweep", str(file), *where])
+    status = cli.main(["experiment", "run", str(file), *where])
     assert (made["rl"] / MANIFEST).stat().st_mtime_ns == before
     yield status
 
@@ -68,7 +68,7 @@ def test_every_run_is_there_and_a_failed_one_is_named(file, swept):
         folder = stages.folder("evaluate_rl", sweep.config(arm, seed), runs)
         assert RunFolder.is_complete(folder) == (arm != "broken")
     assert not [*runs.glob(".sweep-*")] and not ray.is_initialized()
-    page = (file.parent / "out" / "table.md").read_text()
+    page = table(load_summary(file, file.parent / "out"))
     assert "- `broken`, seed 1: failed: rl (exit status 1): error: unknown agent 'reakt'" in page
 
 
@@ -79,11 +79,11 @@ def test_a_stage_that_runs_share_is_built_once(file, swept):
 
 def test_the_results_are_those_of_runs_on_this_machine_alone(file, swept, tmp_path):
     sweep, runs = load_sweep(file), file.parent / "runs"
-    found = json.loads((file.parent / "out" / "sweep.json").read_text())
+    found = load_summary(file, file.parent / "out")
     arms = {arm["arm"]: arm for arm in found["arms"]}
     assert [arms[name]["state"] for name in ARMS] == ["finished", "finished", "failed"]
     assert arms["frozen"]["asked"][0]["difference"]["seeds"] == [0, 1]
-    assert (file.parent / "out" / "figure.png").exists()
+    assert (file.parent / "out" / "toy.png").exists()
     config = sweep.config("ppo", 1)
     here = build_stages(("world", "rl", "evaluate_rl"), config, tmp_path)
     outcomes = stages.folder("evaluate_rl", config, runs) / "outcomes.jsonl"

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from drlib.config import ROOT
 from drlib.evaluation.results import Results
 from drlib.experiments import reference_run as reference
 from tests.results_examples import asked, tour_results
@@ -30,9 +29,10 @@ def test_the_block_is_computed_from_the_results(results, tmp_path):
     page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
     results.save(folder)
     again = reference.results_block(Results.load(folder))
-    assert reference.refresh_readme(page, {"results": again}) is True
-    assert page.read_text() == f"before\n<!-- results -->\n{block}\n<!-- /results -->\nafter\n"
-    assert reference.refresh_readme(page, {"results": block}) is False
+    assert again == block
+    text = reference.with_block(page.read_text(), again, "results")
+    assert text == f"before\n<!-- results -->\n{block}\n<!-- /results -->\nafter\n"
+    assert reference.with_block(text, block, "results") == text
     assert json.loads((folder / "results.json").read_text())["profile"] == "laptop"
 
 
@@ -67,25 +67,14 @@ def test_a_run_made_again_stands_beside_the_first_with_their_difference(results)
     assert first[1:] == ["62.5", "66.7", "87.5", "75.0", "50.0", "+45.8"]
     assert second[1:] == ["72.9", "66.7", "75.0", "75.0", "0.0", "+56.2"]
     assert apart[1:] == ["+10.4", "+0.0", "-12.5", "+0.0", "-50.0", ""]
-    told = (
-        "Seed by seed: python, sampled 88 above, 75 again; three look-ups, greedy 50 above, 0 again"
-    )
+    told = "Seed by seed: python, sampled 88 above, 75 again; three hops, greedy 50 above, 0 again"
     assert lines[-1].startswith(told) and "`the same again`" in lines[-1]
     with pytest.raises(ValueError, match="was not evaluated"):
         reference.again_block(results, replace(again, outcomes={("rl", 1): outcomes["rl", 0]}))
 
 
-def test_a_readme_without_markers_or_a_missing_run_is_an_error(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("no markers")
-    with pytest.raises(ValueError, match="the README needs <!-- results -->"):
-        reference.refresh_readme(page, {"results": "block"})
-    assert page.read_text() == "no markers"
+def test_a_page_without_markers_or_a_missing_run_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="the page needs <!-- results -->"):
+        reference.with_block("no markers", "block", "results")
     with pytest.raises(ValueError, match="no readable results"):
         reference.worlds_block([tmp_path / "none"])
-
-
-def test_the_committed_readme_says_what_the_reference_run_gave():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name, block in reference.readme_blocks().items():
-        assert reference.with_block(text, block, name) == text, "run `drlib experiment pages`"

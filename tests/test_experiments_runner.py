@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from drlib.config import ROOT
-from drlib.evaluation.results import Results
 from drlib.experiments.plan import Sweep, load_sweep
+from drlib.experiments.records import ExperimentRecords
 from drlib.experiments.runner import listing
+from drlib.experiments.tables import table
 from drlib.files import read_json_lines
 from drlib.training import stages
 from drlib.training.run_folder import MANIFEST, METRICS, RunFolder, read_metrics
-from drlib.trajectory import load_trajectories
 from tests.loop_examples import build_stages
-from tests.sweep_examples import write_sweep
+from tests.sweep_examples import load_summary, write_sweep
 from tests.waiting import until
 
 # A reward that cannot be had: the arm that is rewarded by it crashes in its first step.
@@ -80,7 +80,7 @@ class Swept:
 
     def command(self) -> list[str]:
         given = [str(self.file), f"--runs={self.runs}", f"--out={self.out}"]
-        return [sys.executable, "-m", "drlib.cli", "sweep", *given]
+        return [sys.executable, "-m", "drlib.cli", "experiment", "run", *given]
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def _kill_in_the_middle(seen: Swept) -> None:
         started.wait()
     assert not RunFolder.is_complete(final)
     seen.first_row = json.loads(rows.read_text().partition("\n")[0])
-    seen.so_far = json.loads((seen.out / "sweep.json").read_text())
+    seen.so_far = load_summary(seen.file, seen.out)
 
 
 def test_the_list_says_what_is_there_and_trains_nothing(swept):
@@ -167,15 +167,15 @@ def test_a_failed_arm_is_named_with_its_reason_and_the_others_are_there(swept):
         "ppo, seed 1: finished",
         "frozen, seed 1: finished",
         f"broken, seed 1: {reason}",
-        str(swept.out),
+        str(swept.out / "toy.parquet"),
     ]
-    page = (swept.out / "table.md").read_text()
+    page = table(load_summary(swept.file, swept.out))
     assert "| `broken` | `rl.reward.name=away` | failed |" in page
     assert f"- `broken`, seed 1: {reason}" in page
 
 
 def test_the_table_is_of_the_runs_in_the_runs_folder(swept):
-    found = json.loads((swept.out / "sweep.json").read_text())
+    found = load_summary(swept.file, swept.out)
     arms = {arm["arm"]: arm for arm in found["arms"]}
     assert [arms[name]["state"] for name in ARMS] == ["finished", "finished", "failed"]
     for name in ("ppo", "frozen"):
@@ -195,15 +195,16 @@ def test_the_table_is_of_the_runs_in_the_runs_folder(swept):
         assert 0 < cost["rollout_seconds"] <= cost["seconds"]  # both to a tenth of a second
 
 
-def test_rows_curves_and_rollouts_are_kept_beside_it(swept):
-    results = Results.load(swept.out / "results" / "frozen")
-    assert results.seeds == [0, 1] and results.stages == ["rl"]
-    for seed in (0, 1):
-        folder = swept.out / "results" / "frozen"
-        assert len(read_json_lines(folder / f"seed{seed}_rl.jsonl")) == STEPS
-        assert load_trajectories(folder / f"seed{seed}_greedy.parquet")
-    assert (swept.out / "figure.png").read_bytes().startswith(b"\x89PNG")
-    assert not (swept.out / "results" / "broken").exists()
+def test_rows_and_curves_are_kept_in_one_file(swept):
+    records = ExperimentRecords.load(swept.out / "toy.parquet")
+    assert records.results["frozen"].seeds == [0, 1]
+    assert records.results["frozen"].stages == ["rl"]
+    assert {seed: len(rows) for seed, rows in records.curves["frozen"].items()} == {
+        0: STEPS,
+        1: STEPS,
+    }
+    assert (swept.out / "toy.png").read_bytes().startswith(b"\x89PNG")
+    assert "broken" not in records.results
 
 
 def test_another_seed_is_another_training_and_asked_the_same(swept):

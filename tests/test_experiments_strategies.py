@@ -11,9 +11,7 @@ import pytest
 
 from drlib.agents import Limits, create_agent
 from drlib.agents.rollout_state import count_costs
-from drlib.experiments.strategy_figures import majority_right
 from drlib.chat.tool_calls import render_answer
-from drlib.intervals import difference_interval
 from drlib.experiments.agent_comparison import (
     Ledger,
     Trial,
@@ -25,6 +23,8 @@ from drlib.experiments.agent_comparison import (
 )
 from drlib.experiments.findings import FINDINGS
 from drlib.experiments.strategies import LEDGERS, Plan, finding, measure, measured_Q, read_ledgers
+from drlib.experiments.strategy_figures import majority_right
+from drlib.intervals import difference_interval
 from drlib.task import Task
 from tests.agent_examples import Speaker, tour_chat, tour_toolbox, tour_world
 from tests.loop_examples import build_stages
@@ -178,7 +178,7 @@ def test_the_majority_of_independent_runs_is_the_binomial_tail():
 
 
 def test_the_command_trains_asks_and_writes_down(tmp_path):
-    small = "{layers: 2, processes: 1, hidden: 32, world: tour}"
+    small = "{model.layers: 2, processes: 1, model.hidden: 32, world.name: tour}"
     path = tmp_path / "plan.yaml"
     path.write_text(
         f"policies: {{small: {small}}}\nquestion_seed: 5\ntrials:\n"

@@ -12,10 +12,10 @@ import pytest
 
 from drlib.agents import IterResearch, Limits
 from drlib.analysis import widgets
-from drlib.experiments import strategy_figures as strategy_plots
 from drlib.analysis.rendering import turns_and_contexts
 from drlib.demonstrations.oracle import Oracle
 from drlib.demonstrations.skills import rounds
+from drlib.experiments import strategy_figures as strategy_plots
 from drlib.experiments.agent_comparison import Ledger, Trial
 from drlib.questions.chains import chain_questions
 from tests.agent_examples import Lines, tour_chat, tour_toolbox, tour_world

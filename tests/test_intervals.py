@@ -117,7 +117,7 @@ def test_rates_are_compared_pair_by_pair():
         (lambda: rate_interval(np.zeros((1, 2)), np.zeros((1, 2))), "sum to 0"),
         (
             lambda: relative_rate_interval(*np.ones((2, 1, 2)), np.zeros((1, 2)), np.ones((1, 2))),
-            "a rate of 0",
+            "the second rate is 0",
         ),
     ],
 )

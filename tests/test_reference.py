@@ -20,9 +20,9 @@ from drlib.analysis.token_table import token_statistics
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.evaluation.evaluate import rows_of
-from drlib.intervals import relative_rate_interval
 from drlib.evaluation.results import Results
 from drlib.files import read_json_lines
+from drlib.intervals import relative_rate_interval
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy
 from drlib.questions.chains import chain_questions, split_answers

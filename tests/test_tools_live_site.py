@@ -5,8 +5,8 @@ Run: python -m pytest tests/test_tools_live_site.py
 
 import pytest
 
-from drlib.config import Config
 from drlib.cli import dataset
+from drlib.config import Config
 from drlib.tools import live_site
 from drlib.training.planner import check_settings
 from drlib.worlds import load_world

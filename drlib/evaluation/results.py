@@ -101,7 +101,7 @@ def origin(configs: Sequence[Config], runs: Path, names: Iterable[str]) -> dict:
         written = git("log", "--reverse", "--format=%H", f"-S{seed}", "--", "drlib/config.py")
     world = read_manifest(stages.folder("world", configs[0], runs))["metrics"]
     return {
-        "world": {"name": configs[0].world, **world},
+        "world": {"name": configs[0].world.name, **world},
         "recipe": sorted(policies),
         "evaluation": sorted(questions),
         "evaluation_seed": seed,
