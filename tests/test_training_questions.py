@@ -176,7 +176,7 @@ def test_a_pool_has_kinds_evenly_and_different_questions_only(start):
     assert len(kinds) == 8 and min(kinds.values()) > 10
     small = fictional_world(1, Names.from_world(start.world))
     few = settings(rl__curriculum__pool=3000, rl__curriculum__python_share=0.0, rl__curriculum__fictional_share=0.0)
-    with pytest.raises(ValueError, match=r"rl.curriculum.pool=3000: only \d+ different questions.*lower it"):
+    with pytest.raises(ValueError, match=r"rl.curriculum.pool=3000 exceeds the \d+ different questions.*lower it"):
         QuestionScheduler(few, small, Names.from_world(start.world))
 
 
