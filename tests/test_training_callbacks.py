@@ -272,7 +272,7 @@ def test_off_there_is_no_column_and_watching_alone_changes_no_bit(start, tmp_pat
     ("changes", "message"),
     [
         ({"rl.callbacks.kl_target": 0.1}, "rl.callbacks.kl_target adapts rl.loss.kl_coef"),
-        ({"rl.callbacks.kl_target": 0.1, "rl.loss.kl_coef": 1e-7}, r"rl.loss.kl_coef, adapted by rl.callbacks.kl_target .* \[1e-6"),
+        ({"rl.callbacks.kl_target": 0.1, "rl.loss.kl_coef": 1e-7}, r"rl.loss.kl_coef, adapted by rl.callbacks.kl_target.* \[1e-6"),
         ({"rl.callbacks.reference_every": 5}, "rl.callbacks.reference_every updates the KL reference.*set rl.loss.kl_coef"),
         ({"rl.callbacks.reference_decay": 0.5}, "rl.callbacks.reference_decay has no effect without rl.callbacks.reference_every"),
         ({"rl.callbacks.reference_decay": 1.0}, r"rl.callbacks.reference_decay must be in \[0, 1\)"),
