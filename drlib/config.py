@@ -24,6 +24,8 @@ import yaml
 from drlib.registry import load_plugins, suggest_name
 
 ROOT = Path(__file__).resolve().parents[1]  # the checkout: figures/, notebooks/, runs/
+TOUR = ROOT / "figures" / "reference" / "tour"  # the committed reference run
+AGAIN = TOUR.with_name("again")  # the tour's recipe, trained by a later commit
 PATH_WORLDS = ("folder", "zim")  # kinds of world whose name contains a path
 TRAINING_STAGES = ("cpt", "sft", "rl")
 ROLLOUT_STAGES = ("demonstrations", "rl", "evaluate")  # stages that use the tools

@@ -188,9 +188,7 @@ MUTANTS = [
         "drlib/models/api_engine.py",
         "    if not has_thought and not has_content:\n",
         "    if not has_content:\n",
-        (
-            "tests/test_models_api_engine.py::test_truncated_thought_and_refusal_become_text",
-        ),
+        ("tests/test_models_api_engine.py::test_truncated_thought_and_refusal_become_text",),
         "an attempt that thought too long is not judged",
     ),
     Mutant(

@@ -93,7 +93,8 @@ MUTANTS = [
     Mutant(
         "joins: a relation is read the other way",
         JOINS,
-        "            return Proj(inverse(condition.relation), self.build_operand(condition.tail))\n",
+        "            return Proj(inverse(condition.relation), "
+        "self.build_operand(condition.tail))\n",
         "            return Proj(condition.relation, self.build_operand(condition.tail))\n",
         (ALL_CHOICES,),
         "head and tail change places",

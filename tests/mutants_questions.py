@@ -1,4 +1,4 @@
-"""The faults of what is asked: drlib/training/question_scheduler.py and asking.py (see `tests.mutants`)."""
+"""Faults in training questions: question_scheduler.py and others (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 

@@ -166,7 +166,8 @@ MUTANTS = [
         "replay: the step's own groups at once",
         "drlib/training/group_replay.py",
         "            drawn = self._draw(shard, step, clock)\n",
-        "            self._keep([(shard, group) for group in select_trained_groups(share, clock)])\n"
+        "            self._keep([(shard, group) "
+        "for group in select_trained_groups(share, clock)])\n"
         "            drawn = self._draw(shard, step, clock)\n",
         (f"{REPLAY}::test_steps_replay_what_earlier_ones_learned_from",),
         "fresh groups would be trained on twice",

@@ -194,9 +194,7 @@ MUTANTS = [
         "drlib/startup.py",
         "        if collects:\n            gc.enable()\n",
         "",
-        (
-            "tests/test_validation.py::test_frozen_imports_are_not_collected",
-        ),
+        ("tests/test_validation.py::test_frozen_imports_are_not_collected",),
         "cycles that hold tensors are never freed",
     ),
     Mutant(

@@ -76,7 +76,8 @@ MUTANTS = [
     Mutant(
         "dynamic sampling: the same random numbers again",
         "drlib/training/rollouts.py",
-        "return sample_groups(agent, tasks, mine, worlds, config, step, draw * config.rl.questions)",
+        "return sample_groups(agent, tasks, mine, worlds, config, step, "
+        "draw * config.rl.questions)",
         "return sample_groups(agent, tasks, mine, worlds, config, step)",
         (REWARDS,),
         "groups of two draws would have one name and one baseline",

@@ -230,7 +230,7 @@ SANDBOX = [
     ),
     Mutant(
         "equal cells have equal luck whatever came before",
-        "drlib/sandbox/template.py",
+        "drlib/sandbox/template_process.py",
         "hashlib.sha256(state + json.dumps(text).encode())",
         "hashlib.sha256(json.dumps(text).encode())",
         ("tests/test_sandbox_pool.py::test_the_same_cell_draws_other_numbers_after_other_cells",),
@@ -241,10 +241,7 @@ SANDBOX = [
         "drlib/sandbox/seccomp.py",
         "_CLONE: [_when(0, _THREAD, mask=_ALL ^ _DETACHED)],",
         "_CLONE: [_when(0, _THREAD, 0x1200011, mask=_ALL ^ _DETACHED)],",
-        (
-            "tests/test_sandbox_filter.py::"
-            "test_threads_but_no_processes_or_own_descriptors",
-        ),
+        ("tests/test_sandbox_filter.py::test_threads_but_no_processes_or_own_descriptors",),
         "a call could start processes",
     ),
     Mutant(

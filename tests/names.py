@@ -1,9 +1,9 @@
 """Public names of the library that nothing uses, found by resolving imports.
 
 A public name is a function or class at the top of a module without a leading underscore. Other
-modules, notebooks, programs under tests/benchmarks, and the Python code and dotted names of Markdown
-pages are users; tests are not. A `main` is a command, and `load_world` imports each world's `load`
-by name. The names of `drlib.__all__` need no other user.
+modules, notebooks, programs under tests/benchmarks, and the Python code and dotted names of
+Markdown pages are users; tests are not. A `main` is a command, and `load_world` imports each
+world's `load` by name. The names of `drlib.__all__` need no other user.
 """
 
 import ast

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drlib.sandbox import Sandbox, probe, template
+from drlib.sandbox import Sandbox, probe, template_process
 from drlib.sandbox.selftest import LEVELS
 from tests.greedy_cases import ENDLESS, GREEDY
 from tests.hostile_cases import NETWORK, POWERS, PROCESSES, REPOSITORY_CANARY
@@ -180,15 +180,15 @@ def _adopt_orphans(yes: bool) -> None:
 def nothing_left():
     """Adopt orphans during the block; fail if anything outlives it.
 
-        Work folders use a separate parent, because other sandboxes may run at the same time.
+    Work folders use a separate parent, because other sandboxes may run at the same time.
 
     """
     _adopt_orphans(True)
     before = {"pids": {p.pid for p in psutil.Process().children(recursive=True)}}
-    usual = template.scratch
+    usual = template_process.scratch
     scratch = before["scratch"] = Path(tempfile.mkdtemp(prefix=f"{TOKEN}-", dir=usual()))
     scratch.chmod(0o711)
-    template.scratch = lambda: str(scratch)
+    template_process.scratch = lambda: str(scratch)
     try:
         yield
         end = time.monotonic() + 10
@@ -196,7 +196,7 @@ def nothing_left():
             time.sleep(0.1)
         assert not left
     finally:
-        template.scratch = usual
+        template_process.scratch = usual
         shutil.rmtree(scratch)
         _adopt_orphans(False)
 

@@ -16,7 +16,9 @@ class Handler(BaseHTTPRequestHandler):
     """Handles one request."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # otherwise the body waits 40 ms for the acknowledgement of the header
+    disable_nagle_algorithm = (
+        True  # otherwise the body waits 40 ms for the acknowledgement of the header
+    )
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -7,9 +7,9 @@ import yaml
 
 from drlib.evaluation.evaluate import Outcome, rows_of
 from drlib.evaluation.results import Results
-from drlib.experiments.plan import Sweep, load_sweep
+from drlib.experiments.plan import Sweep, load_sweep, what_ran
 from drlib.experiments.records import ExperimentRecords
-from drlib.experiments.runner import costs, what_ran
+from drlib.experiments.runner import costs
 from drlib.experiments.tables import summary
 
 RIGHT, HALF, WRONG = [True, True], [True, False], [False, False]

@@ -75,7 +75,9 @@ def test_the_pace_is_the_formula_s_and_the_clock_s(ax):
     work, rates = Workload(40.0, 10.0, 2.0), Rates(1.0, 1.0, push_bytes_s=2.0)
     scaling_plots.pace(ax, work, rates, learners=1, most=6)
     lines = {line.get_label(): line for line in ax.lines}
-    beside, turns, clock = (lines[k].get_ydata() for k in ("asynchronous", "synchronous", "simulated"))
+    beside, turns, clock = (
+        lines[k].get_ydata() for k in ("asynchronous", "synchronous", "simulated")
+    )
     third = step_time(work, rates, engines=3)
     assert beside[2] == 3600 / third.asynchronous and turns[2] == 3600 / third.synchronous
     assert clock == pytest.approx(beside)

@@ -164,7 +164,16 @@ def test_trajectory_before_ctrl_c_is_saved(tmp_path):
         return researcher(messages[:2])
 
     with Scripted(say) as server:
-        command = [sys.executable, "-m", "drlib.cli", "ask", NORWAY, *of(server), "--save", str(saved)]
+        command = [
+            sys.executable,
+            "-m",
+            "drlib.cli",
+            "ask",
+            NORWAY,
+            *of(server),
+            "--save",
+            str(saved),
+        ]
         child = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from drlib.experiments.findings import FINDINGS
+from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 from drlib.files import read_json_lines
 from drlib.training.memory_model import count_shape
 from tests.benchmarks import bench_gpu
@@ -206,11 +208,11 @@ def test_the_runs_that_a_kernel_lost_are_those_that_compute_in_half_precision():
 
 def test_without_that_kernel_every_step_in_half_precision_was_taken():
     """Claims of notebook 17 about the repeated runs."""
-    again = ROOT / "figures/reference/findings/precision"
+    curves = ExperimentRecords.load(EXPERIMENTS / "precision.parquet").curves
     with_r3 = bench_gpu.OUT / "r3"
     for seed in range(3):
         for arm in ("control", "setting"):
-            rows = read_json_lines(again / arm / f"seed{seed}_rl.jsonl")
+            rows = curves[arm][seed]
             assert len(rows) == 25 and not [row for row in rows if "skipped" in row]
             assert all(0 < row["grad_norm"] < 2 for row in rows)
             begun, ended = (
@@ -221,5 +223,5 @@ def test_without_that_kernel_every_step_in_half_precision_was_taken():
         assert 9 <= len(replayed) <= 11
         kl, kl_r3 = (np.mean([row["mismatch/kl"] for row in found]) for found in (rows, replayed))
         assert 8 < kl / kl_r3 < 16
-    found = json.loads(again.with_suffix(".json").read_text())
+    found = json.loads((FINDINGS / "precision.json").read_text())
     assert max(map(abs, found["interval"])) == pytest.approx(0.2, abs=0.01)

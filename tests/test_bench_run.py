@@ -27,7 +27,6 @@ print(bench.cpu_seconds() - before, len(bench.psutil.Process().children()))
 """
 
 
-
 def test_ratios_are_of_pairs():
     times = {("here", 0): 10, ("other", 0): 20, ("here", 1): 10, ("other", 1): 40}
     runs = [

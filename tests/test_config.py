@@ -91,7 +91,12 @@ def test_derive_changes_only_what_it_names():
 def test_a_configuration_survives_the_command_line():
     """A stage gets its settings as arguments: every type must come back unchanged."""
     config = Config.load(
-        "ci", "rstar2", rl__lr=2e-7, trainer__fsdp=True, world__name="folder:my notes", plugins="a.b"
+        "ci",
+        "rstar2",
+        rl__lr=2e-7,
+        trainer__fsdp=True,
+        world__name="folder:my notes",
+        plugins="a.b",
     )
     config = config.derive(plugins="")
     assert load_from_arguments("ci", "", overrides(config)) == config

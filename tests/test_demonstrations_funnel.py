@@ -194,14 +194,22 @@ def test_required_entities_are_those_by_which_a_query_is_evaluated(world):
     query = And((MILLS, ON_5))  # the two constants and the answer; the other mills are not needed
     assert find_required(query, graph) == {"Old Mill", "River 5", "Town 005"}
     nested = Proj("zone", Proj("country", query))
-    assert find_required(nested, graph) == {"Zone North", "Bigland", "Town 005", "Old Mill", "River 5"}
+    assert find_required(nested, graph) == {
+        "Zone North",
+        "Bigland",
+        "Town 005",
+        "Old Mill",
+        "River 5",
+    }
     assert find_required(Extreme("people", MILLS, True), graph) == {
         "Old Mill",
         "Town 005",
         "Town 012",
         "Town 019",
     }
-    assert find_required(Count(MILLS), graph) == find_required(Extreme("people", MILLS, True), graph) | {"3"}
+    assert find_required(Count(MILLS), graph) == find_required(
+        Extreme("people", MILLS, True), graph
+    ) | {"3"}
     assert find_required(Diff(MILLS, ON_5), graph) == {"Old Mill", "Town 012", "Town 019"}
 
 

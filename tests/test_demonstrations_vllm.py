@@ -163,7 +163,9 @@ def test_a_teacher_s_junk_and_an_unsure_judge_keep_no_row(url, tmp_path):
 def test_a_prompt_that_is_too_long_costs_that_prompt_only(url, tmp_path):
     long = [Task(f"l{i}", f"{i} {TOO_LONG}", "Krone", "search", "w") for i in range(MAX_FAILED + 2)]
     asked = replies(url, tmp_path / "r", workers=1)
-    assert measure_pass_rates([*long, ASKED[0]], make_closed_book_solver(asked), 1) == [None] * len(long) + [0.0]
+    assert measure_pass_rates([*long, ASKED[0]], make_closed_book_solver(asked), 1) == [None] * len(
+        long
+    ) + [0.0]
     *refused, last = read_json_lines(tmp_path / "r")
     assert all(row["failed"].startswith("HTTP 400") for row in refused) and not last["failed"]
     assert {(row["calls"], row["tokens"]) for row in refused} == {(1, 0)}
@@ -177,7 +179,10 @@ def test_the_tour_s_policy_is_rated_with_tools_and_from_memory(tour, tmp_path):
     limits = Limits(calls=6, turn_tokens=72, context_tokens=None)
     agent = ReAct(engine, Toolbox(world, results=2), limits=limits)
     asked = replies(tour, tmp_path / "r.jsonl", model="tour", max_tokens=72, options=TAGGED)
-    solvers = {"closed_book": make_closed_book_solver(asked), "with_tools": make_agent_solver(agent)}
+    solvers = {
+        "closed_book": make_closed_book_solver(asked),
+        "with_tools": make_agent_solver(agent),
+    }
     found = rate_tasks(tasks, 2, folder=tmp_path, **solvers)
     kept, counts = filter_by_gates(found)
     assert {one.closed_book for one in found} | {one.with_tools for one in kept} <= {0.0, 0.5, 1.0}
@@ -233,7 +238,9 @@ def test_a_killed_server_s_replies_stay(place, url, tmp_path, monkeypatch, capsy
     how = {"workers": 4, "options": {"temperature": 0}}
     with ExitStack() as running, ThreadPoolExecutor(1) as pool:
         dying = running.enter_context(serving(*SHORT, model=place, name="random"))
-        rating = pool.submit(measure_pass_rates, ASKED, make_closed_book_solver(replies(dying, path, **how)), 1)
+        rating = pool.submit(
+            measure_pass_rates, ASKED, make_closed_book_solver(replies(dying, path, **how)), 1
+        )
         while not rating.done() and len(said_in(path)) < 6:
             time.sleep(0.01)
         running.close()
@@ -243,7 +250,10 @@ def test_a_killed_server_s_replies_stay(place, url, tmp_path, monkeypatch, capsy
     assert 6 <= kept == rates.count(0.0) < 48 == kept + rates.count(None)
     assert 0 < len(rows) - kept < MAX_FAILED + 4  # then nobody is asked any more
     before = counted(url)
-    assert measure_pass_rates(ASKED, make_closed_book_solver(replies(url, path, **how)), 1) == [0.0] * 48
+    assert (
+        measure_pass_rates(ASKED, make_closed_book_solver(replies(url, path, **how)), 1)
+        == [0.0] * 48
+    )
     assert counted(url) - before == 48 - kept and read_json_lines(path)[: len(rows)] == rows
     monkeypatch.setattr("drlib.questions.replies.LONGEST_PAUSE_S", 0.01)
     command = ["--world", "tour", "-n", "4", "--url", dying, "--model", "random"]

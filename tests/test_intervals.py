@@ -18,7 +18,15 @@ from drlib.intervals import (
 
 
 def test_student_is_that_of_the_tables():
-    table = {1: 12.706204736432095, 2: 4.302652729911275, 10: 2.228, 11: 2.201, 15: 2.131, 30: 2.042, 120: 1.980}
+    table = {
+        1: 12.706204736432095,
+        2: 4.302652729911275,
+        10: 2.228,
+        11: 2.201,
+        15: 2.131,
+        30: 2.042,
+        120: 1.980,
+    }
     for freedom, value in table.items():
         assert t_quantile(freedom) == pytest.approx(value, abs=0.003)
 
@@ -26,7 +34,7 @@ def test_student_is_that_of_the_tables():
 def test_seeds_alone_are_a_t_interval_of_their_means():
     """Three seeds with means 0.2, 0.4 and 0.6, and questions that are all alike."""
     values_SQ = np.repeat([[0.2], [0.4], [0.6]], 50, axis=1)
-    # the standard deviation of the three is 0.2, and t with two degrees of freedom 4.302652729911275
+    # standard deviation of the three: 0.2; t with two degrees of freedom: 4.302652729911275
     assert half_width(values_SQ) == pytest.approx(4.302652729911275 * 0.2 / np.sqrt(3), rel=1e-6)
 
 

@@ -15,11 +15,11 @@ from numba import TypingError, njit
 
 from drlib.config import ROOT
 from drlib.models import kernels
-from drlib.models.compiled_decoder import CompiledDecoder, compile_kernels
-from drlib.models.decoder import Decoder, create_decoder
+from drlib.models.compiled_decoder import CompiledDecoder
+from drlib.models.decoder import Decoder
 from drlib.models.engine import SamplingParams
 from drlib.models.kernels import LANES
-from drlib.models.local_engine import LocalEngine
+from drlib.models.local_engine import LocalEngine, create_decoder
 from drlib.models.moe import PolicyShape, build_policy
 from drlib.models.router_bias import add_router_bias
 from drlib.models.sampling import sample
@@ -232,7 +232,6 @@ def test_every_kernel_is_compiled_once(model):
     """A second signature would cost seconds of compilation during a run."""
     made = [kernels.normalise, kernels.rotate, kernels.attend, kernels.route]
     made += [kernels.gate, kernels.combine, kernels.draw]
-    compile_kernels()
     engine = LocalEngine(model, slots=2, max_context=64, routes=True)
     for temperature in (0, 1, 0.5):
         params = SamplingParams(temperature=temperature, max_tokens=3)

@@ -52,7 +52,9 @@ def test_each_still_says_its_query_whose_answer_it_has(name):
             query = from_text(json.dumps(row["query"]))
             assert evaluate_query(query, world.graph) == {row["answer"]}
             assert find_faults(query, world.graph) == []
-            assert read_question(row["question"], grammar) == normalise_query(query), row["question"]
+            assert read_question(row["question"], grammar) == normalise_query(query), row[
+                "question"
+            ]
 
 
 def test_the_second_reader_gets_questions_and_answers_and_no_labels():

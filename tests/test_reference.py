@@ -21,6 +21,7 @@ from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.evaluation.evaluate import rows_of
 from drlib.evaluation.results import Results
+from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 from drlib.files import read_json_lines
 from drlib.intervals import relative_rate_interval
 from drlib.models.local_engine import LocalEngine
@@ -162,10 +163,8 @@ def test_resample_on_correct_cleans_what_is_trained_and_what_is_done_in_training
     interval no longer holds one, its prose must say so."""
     roc = tour.TourRun.load(TOUR.parent / "resampling")
     plain = tour.TourRun.load(TOUR).only(roc.results.seeds)
-    assert (
-        "--rl.sampling.oversample=2 --rl.sampling.resample=sample --only rl"
-        in roc.results.command
-    )
+    # the command as it was written on the day of the run, in the names of the settings of then
+    assert "rl_oversample=2" in roc.results.command and "rl_resample=sample" in roc.results.command
     assert roc.results.seeds == plain.results.seeds == sorted(roc.curves["rl"]) == [0, 1, 2]
     for key in ("positive_tool_errors", "tool_errors"):
         for seed, rows in roc.curves["rl"].items():
@@ -373,8 +372,11 @@ def test_no_run_came_back_after_it_had_collapsed():
     so to the end, in every run of reinforcement learning whose metrics are kept."""
     _, collapsed = COLLAPSE["unanswered"]
     runs = came_back = ended = 0
-    for path in sorted(TOUR.parent.rglob("*.jsonl")):
-        rows = read_json_lines(path)
+    curves = [read_json_lines(path) for path in sorted(TOUR.parent.rglob("*.jsonl"))]
+    for path in sorted(EXPERIMENTS.glob("*.parquet")):
+        by_arm = ExperimentRecords.load(path).curves
+        curves += [rows for by_seed in by_arm.values() for rows in by_seed.values()]
+    for rows in curves:
         if not rows or not {"rollouts", "overlong", "out_of_turns"} <= rows[0].keys():
             continue
         shares = [row["overlong"] + row["out_of_turns"] for row in rows]

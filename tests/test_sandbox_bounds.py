@@ -42,7 +42,7 @@ KINDS = ("Shmem", "SUnreclaim", "KernelStack", "PageTables", "Own")  # what grew
 def account() -> dict[str, float]:
     """Return memory counters of this machine, MB.
 
-        `Used` is memory that is neither free nor reclaimable; process memory counts only ours.
+    `Used` is memory that is neither free nor reclaimable; process memory counts only ours.
 
     """
     rows = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())

@@ -83,7 +83,7 @@ while True:  # until it is killed
 def swapped(tmp_path):
     """Yield (work, outside): two processes replace folders in `work` by links to `outside`.
 
-        The folder `outside` holds 100 files.
+    The folder `outside` holds 100 files.
 
     """
     work, outside = tmp_path / "work", tmp_path / "outside"
@@ -218,7 +218,7 @@ def test_deleted_mapped_file_counts_as_the_largest(tmp_path):
 def test_walk_of_a_deep_tree_is_linear(tmp_path, monkeypatch):
     """Count path components, not seconds.
 
-        Opening each folder from the top again would take about 800,000 components.
+    Opening each folder from the top again would take about 800,000 components.
 
     """
     walked = []

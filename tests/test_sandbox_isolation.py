@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drlib.sandbox import Sandbox, SandboxUnavailable, probe, template
+from drlib.sandbox import Sandbox, SandboxUnavailable, probe, template_process
 from drlib.sandbox.selftest import LEVELS
 from tests.hostile_cases import REPOSITORY_CANARY
 from tests.sandbox_targets import (
@@ -268,8 +268,8 @@ def test_a_template_killed_in_a_call_is_replaced(level, places):
 def test_exiting_caller_leaves_nothing(level, places):
     """The module's last check would find left-over processes and folders of this caller."""
     script = (
-        "from drlib.sandbox import template\n"
-        f"template.scratch = lambda: {template.scratch()!r}\n"
+        "from drlib.sandbox import template_process\n"
+        f"template_process.scratch = lambda: {template_process.scratch()!r}\n"
         "from tests.sandbox_targets import sandbox_at\n"
         f"made = sandbox_at({level!r}, timeout_s=60.0)\n"
         "future = made.submit('import time\\ntime.sleep(50)')\n"
@@ -321,7 +321,7 @@ def test_level_below_standard_raises_by_default():
 
 def test_library_path_with_a_colon(tmp_path):
     skip_without("standard")
-    ours = Path(template.__file__).parents[1]
+    ours = Path(template_process.__file__).parents[1]
     copy = tmp_path / "a:b" / "drlib"
     shutil.copytree(ours / "sandbox", copy / "sandbox")
     shutil.copy(ours / "__init__.py", copy)

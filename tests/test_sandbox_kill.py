@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drlib.sandbox import Sandbox, probe, template
+from drlib.sandbox import Sandbox, probe, template_process
 
 pytestmark = pytest.mark.skipif(
     probe().level not in ("standard", "strong"), reason=f"isolation here is {probe().level}"
@@ -94,7 +94,7 @@ def test_a_full_disk(what, level, small_disk, monkeypatch):
     found = probe() if level == "strong" else probe().without("namespaces")
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     if what == "scratch folder":
-        monkeypatch.setattr(template, "scratch", lambda: str(small_disk))
+        monkeypatch.setattr(template_process, "scratch", lambda: str(small_disk))
     with Sandbox(workers=2, found=found) as sandbox:
         if what == "scratch folder":
             assert any(small_disk.iterdir())

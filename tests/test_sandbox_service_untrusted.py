@@ -39,7 +39,7 @@ def head(length=33_000_000, kind="application/json"):
 class UntrustedClients:
     """Connections that send `first` and then single bytes; `answers` holds the replies.
 
-        An answer is "" if the service only closed the connection.
+    An answer is "" if the service only closed the connection.
 
     """
 
@@ -274,8 +274,7 @@ NUMBERS = [
 
 
 def ended(arguments):
-    """Run a Python process to its end and return its result; a process that serves fails the test.
-    """
+    """Run a Python process to its end; return its result. A process that serves fails."""
     clean = {name: value for name, value in os.environ.items() if name != TOKEN}
     command = [sys.executable, *arguments]
     return subprocess.run(

@@ -61,7 +61,13 @@ def test_a_step_that_trained_on_nothing_leaves_the_weight(start, tmp_path):
 @pytest.mark.parametrize(("target", "factor"), [(10.0, 0.5), (1e-9, 2.0)])
 def test_the_loop_steers_by_the_logged_kl(start, tmp_path, target, factor):
     """Nothing is far from its reference by 10 nats, and anything that has learned by 1e-9."""
-    step = stepping(start, tmp_path, rl__loss__kl_coef=0.1, rl__callbacks__kl_target=target, rl__filter__overlong="keep")
+    step = stepping(
+        start,
+        tmp_path,
+        rl__loss__kl_coef=0.1,
+        rl__callbacks__kl_target=target,
+        rl__filter__overlong="keep",
+    )
     rows = [step.step(number)[0] for number in range(4)]
     for one, following in zip(rows, rows[1:]):
         change = 2.0 if one["kl"] > 1.5 * target else 0.5 if one["kl"] < target / 1.5 else 1.0
@@ -98,7 +104,13 @@ def test_the_reference_moves_on_its_step_and_on_no_other(start, tmp_path):
 
 
 def test_a_part_of_the_old_reference_is_kept(start, tmp_path):
-    step = stepping(start, tmp_path, rl__loss__kl_coef=0.01, rl__callbacks__reference_every=1, rl__callbacks__reference_decay=0.75)
+    step = stepping(
+        start,
+        tmp_path,
+        rl__loss__kl_coef=0.01,
+        rl__callbacks__reference_every=1,
+        rl__callbacks__reference_decay=0.75,
+    )
     step.step(0)
     mean = 0.75 * flat(start.policy) + 0.25 * flat(step.model)
     assert not torch.equal(flat(step.model), flat(start.policy))
@@ -134,7 +146,9 @@ def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
         def take(number):
             if number == power_cut_at:
                 shutil.copytree(step.run.path, tmp_path / "cut.partial")
-            references.append(copy.deepcopy(step.learner.reference and flat(step.learner.reference)))
+            references.append(
+                copy.deepcopy(step.learner.reference and flat(step.learner.reference))
+            )
             return step(number)
 
         step.run.loop(take, config.rl.steps, config.trainer.checkpoint_every, step.extra)
@@ -190,7 +204,12 @@ def test_a_validation_is_the_mean_over_skills_by_hand():
 
 @pytest.mark.parametrize("coef", [0.0, 0.05])
 def test_a_reset_clears_adam_exactly_when_patience_is_over(start, batch, tmp_path, coef):
-    config = settings(rl__loss__kl_coef=coef, rl__callbacks__reset_patience=2, rl__callbacks__validate_every=1, rl__lr=2e-3)
+    config = settings(
+        rl__loss__kl_coef=coef,
+        rl__callbacks__reset_patience=2,
+        rl__callbacks__validate_every=1,
+        rl__lr=2e-3,
+    )
     step = start.step(config, tmp_path / "run")
     train_on(step, batch, 0)
     adam = step.learner.optimizers.parts["adam"]
@@ -224,7 +243,13 @@ def test_after_a_reset_adam_goes_on_as_a_new_one(start, batch, tmp_path):
 
 
 def test_the_loop_resets_by_its_own_validations(start, tmp_path):
-    step = stepping(start, tmp_path, rl__callbacks__reset_patience=1, rl__callbacks__validate_every=2, rl__steps=8)
+    step = stepping(
+        start,
+        tmp_path,
+        rl__callbacks__reset_patience=1,
+        rl__callbacks__validate_every=2,
+        rl__steps=8,
+    )
     best, resets = None, 0
     window, known = {}, {}
     for number in range(8):
@@ -272,10 +297,22 @@ def test_off_there_is_no_column_and_watching_alone_changes_no_bit(start, tmp_pat
     ("changes", "message"),
     [
         ({"rl.callbacks.kl_target": 0.1}, "rl.callbacks.kl_target adapts rl.loss.kl_coef"),
-        ({"rl.callbacks.kl_target": 0.1, "rl.loss.kl_coef": 1e-7}, r"rl.loss.kl_coef, adapted by rl.callbacks.kl_target.* \[1e-6"),
-        ({"rl.callbacks.reference_every": 5}, "rl.callbacks.reference_every updates the KL reference.*set rl.loss.kl_coef"),
-        ({"rl.callbacks.reference_decay": 0.5}, "rl.callbacks.reference_decay has no effect without rl.callbacks.reference_every"),
-        ({"rl.callbacks.reference_decay": 1.0}, r"rl.callbacks.reference_decay must be in \[0, 1\)"),
+        (
+            {"rl.callbacks.kl_target": 0.1, "rl.loss.kl_coef": 1e-7},
+            r"rl.loss.kl_coef, adapted by rl.callbacks.kl_target.* \[1e-6",
+        ),
+        (
+            {"rl.callbacks.reference_every": 5},
+            "rl.callbacks.reference_every updates the KL reference.*set rl.loss.kl_coef",
+        ),
+        (
+            {"rl.callbacks.reference_decay": 0.5},
+            "rl.callbacks.reference_decay has no effect without rl.callbacks.reference_every",
+        ),
+        (
+            {"rl.callbacks.reference_decay": 1.0},
+            r"rl.callbacks.reference_decay must be in \[0, 1\)",
+        ),
         ({"rl.callbacks.validate_every": 0}, "rl.callbacks.validate_every must be at least 1"),
         ({"rl.callbacks.drift_factor": 0.0}, r"rl.callbacks.drift_factor must be in \(0, 1\]"),
         ({"rl.callbacks.drift_factor": 1.5}, r"rl.callbacks.drift_factor must be in \(0, 1\]"),

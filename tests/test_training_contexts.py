@@ -24,7 +24,10 @@ POLICY = "figures/reference/agents/policy"
 LINES = {
     "iterresearch": {},
     "resum:summarise=policy,every=1": {},
-    "iterresearch+resum:summarise=policy": {"rl.curriculum.trail_share": 0.5, "rl.curriculum.trail_pages": 9},
+    "iterresearch+resum:summarise=policy": {
+        "rl.curriculum.trail_share": 0.5,
+        "rl.curriculum.trail_pages": 9,
+    },
     "heavy:n=2": {"rl.questions": 4},
     "s3:generate=reader": {"rl.reward.name": "gain_beyond_rag", "rl.curriculum.python_share": 0.0},
 }
@@ -59,7 +62,13 @@ def start():
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_step_through_any_agent_moves_the_weights(start, tmp_path, line):
-    config = settings(rl__agent=line, rl__lr=1e-3, rl__filter__overlong="keep", rollout__max_calls=16, **LINES[line])
+    config = settings(
+        rl__agent=line,
+        rl__lr=1e-3,
+        rl__filter__overlong="keep",
+        rollout__max_calls=16,
+        **LINES[line],
+    )
     step = start.step(config, tmp_path / "run")
     before = flat(step.model)
     metrics, trajectories = step.step(1)
@@ -95,7 +104,12 @@ def test_a_searcher_is_rewarded_for_what_it_adds_to_plain_retrieval(start, tmp_p
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """World, tokenizer, pool and first weights of the memory line, small."""
-    config = settings(**SHORT, questions__skills="memory", demonstrations__count=40, demonstrations__teacher="solver")
+    config = settings(
+        **SHORT,
+        questions__skills="memory",
+        demonstrations__count=40,
+        demonstrations__teacher="solver",
+    )
     runs = tmp_path_factory.mktemp("runs")
     return config, runs, build_stages(BEFORE, config, runs)
 
@@ -192,7 +206,9 @@ def test_pre_training_has_the_skills_only_where_they_are_asked_for(built, start)
 
 
 def test_questions_of_several_conditions_and_memory_are_refused_together(tmp_path):
-    config = settings(questions__skills="memory", questions__source="engine", world__name="folder:notebooks/tern")
+    config = settings(
+        questions__skills="memory", questions__source="engine", world__name="folder:notebooks/tern"
+    )
     with pytest.raises(ValueError, match="set questions.source=chains"):
         build_stages(("world",), config, tmp_path)
     assert not RunFolder.is_complete(stages.folder("world", config, tmp_path))

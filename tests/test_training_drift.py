@@ -59,7 +59,9 @@ def test_the_lowered_rate_is_the_optimizer_s(start, batch, tmp_path):
 
 def test_the_rate_recovers(start, batch, tmp_path):
     """Ten steps are held, the next ten lead back in equal parts."""
-    step = start.step(settings(rl__callbacks__drift_factor=0.5, rl__callbacks__world_change=2), tmp_path / "run")
+    step = start.step(
+        settings(rl__callbacks__drift_factor=0.5, rl__callbacks__world_change=2), tmp_path / "run"
+    )
     watched = [end_step(step, n, TRAINED, batch[0]) for n in range(25)]
     scales = [row["lr_scale"] for row in watched]
     # alarmed after the third: from the fourth on; the tenth held one is followed by a tenth less
@@ -133,7 +135,9 @@ def reference_curves(pattern):
 
 def alarms_of(curves) -> list[str]:
     """What gets worse, by the monitors of the laptop profile, which the committed runs are of."""
-    monitors = build_monitors(settings(rl__callbacks__drift_factor=0.5, rl__questions=48), ["search"])
+    monitors = build_monitors(
+        settings(rl__callbacks__drift_factor=0.5, rl__questions=48), ["search"]
+    )
     found = []
     for signal, values in curves.items():
         monitor = copy.deepcopy(monitors[signal])
@@ -184,7 +188,9 @@ def test_every_task_but_a_sum_moves_into_the_changed_world(start, tmp_path):
 
 
 def test_the_world_changes_under_the_policy_after_as_many_steps(start, tmp_path):
-    step = stepping(start, tmp_path, rl__callbacks__world_change=1, rl__curriculum__python_share=0.0)
+    step = stepping(
+        start, tmp_path, rl__callbacks__world_change=1, rl__curriculum__python_share=0.0
+    )
     for number in range(2):
         _, trajectories = step.step(number)
         assert {t.world_version.endswith("-changed") for t in trajectories} == {number == 1}

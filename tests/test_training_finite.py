@@ -46,7 +46,10 @@ def spoiled(model, factor: float):
 def test_the_local_loop_leaves_such_a_step_out(start, batch, tmp_path, factor):
     step = start.step(settings(), tmp_path / "run")
     assert "skipped" not in train_on(step, batch, 0)
-    before, moments = flat(step.model), step.learner.optimizers.state_dict()["adam"]["state"][0]["step"] + 0
+    before, moments = (
+        flat(step.model),
+        step.learner.optimizers.state_dict()["adam"]["state"][0]["step"] + 0,
+    )
     handle = spoiled(step.model, factor)
     row = train_on(step, batch, 1)
     assert row["skipped"] == SKIPPED and row["updates"] == 0
@@ -168,7 +171,9 @@ def test_a_model_without_gradients_has_nothing_to_spoil():
 def test_supervised_training_by_trl_leaves_cudnn_out(start, tmp_path):
     torch.backends.cuda.enable_cudnn_sdp(True)
     model = start.step(settings(), tmp_path / "made").model
-    create_sft_trainer(model, start.chat.tokenizer, sft_dataset(ROWS, start.chat), 400, str(tmp_path))
+    create_sft_trainer(
+        model, start.chat.tokenizer, sft_dataset(ROWS, start.chat), 400, str(tmp_path)
+    )
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 

@@ -84,7 +84,9 @@ def routes(start, batch):
 
 
 def test_own_routes_change_nothing_and_are_told_as_none_rerouted(start, batch, routes):
-    config = settings(rl__off_policy__routing_replay="r2", rl__minibatches=2, rl__filter__overlong="keep")
+    config = settings(
+        rl__off_policy__routing_replay="r2", rl__minibatches=2, rl__filter__overlong="keep"
+    )
     advantages, weights, _ = compute_advantages(batch[0], config)
     found = {}
     for name, of in {"none": None, "own": routes}.items():
@@ -105,7 +107,11 @@ def test_other_routes_are_followed_by_the_tokens_that_have_them(start, batch, ro
     )
     apart = max(np.abs(a - b).max() for a, b in zip(own, moved))
     assert apart > 0.1 and all(np.array_equal(a, b) for a, b in zip(own, free))
-    config = settings(rl__off_policy__routing_replay="r3", rl__off_policy__engine_dtype="bfloat16", rl__filter__overlong="keep")
+    config = settings(
+        rl__off_policy__routing_replay="r3",
+        rl__off_policy__engine_dtype="bfloat16",
+        rl__filter__overlong="keep",
+    )
     advantages, weights, _ = compute_advantages(batch[0], config)
     share = RolloutBatch(batch[0], advantages, weights, routes=others)
     row = accumulate_gradients(copy.deepcopy(start.policy), [share], config, Ranks())
@@ -139,7 +145,11 @@ def test_with_the_engine_s_routes_a_rounded_engine_is_nearer_to_the_trainer(star
     """R3 with an engine in bfloat16: its choices are replayed, and so the gap is smaller."""
     gaps = {}
     for routing in ("none", "r3"):
-        config = settings(rl__off_policy__routing_replay=routing, rl__off_policy__engine_dtype="bfloat16", rl__filter__overlong="keep")
+        config = settings(
+            rl__off_policy__routing_replay=routing,
+            rl__off_policy__engine_dtype="bfloat16",
+            rl__filter__overlong="keep",
+        )
         step = start.step(config, tmp_path / routing)
         row, trajectories = step.step(1)
         gaps[routing] = row["logp_gap_max"]
@@ -153,7 +163,9 @@ def test_old_choices_are_replayed_in_the_later_updates_of_a_batch(start, batch, 
     """R2: in the first update they are its own, in the next ones the policy has moved."""
     switches = {"rl.minibatches": 4, "rl.lr": 5e-3, "rl.filter.overlong": "keep"}
     free, _ = learned(start, batch, tmp_path / "free", **switches)
-    held, row = learned(start, batch, tmp_path / "held", **switches, rl__off_policy__routing_replay="r2")
+    held, row = learned(
+        start, batch, tmp_path / "held", **switches, rl__off_policy__routing_replay="r2"
+    )
     assert row["rerouted"] > 0 and not torch.equal(free, held)
 
 

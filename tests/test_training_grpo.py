@@ -187,7 +187,8 @@ def test_a_step_whose_groups_are_all_dead_moves_nothing(start, batch, tmp_path):
     assert row["updates"] == 0 and row["grad_norm"] == 0 and row["trained_share"] == 0
     assert torch.equal(flat(step.model), weights)
     for found, before in zip(
-        step.learner.optimizers.state_dict()["adam"]["state"].values(), state["adam"]["state"].values()
+        step.learner.optimizers.state_dict()["adam"]["state"].values(),
+        state["adam"]["state"].values(),
     ):
         assert all(torch.equal(found[name], before[name]) for name in before)
     assert train_on(step, batch, 2)["updates"] == 1
@@ -288,7 +289,11 @@ RESUMED = {
         "rl.loss.correction": "icepop",
         "rl.advantage.estimator": "batch_normalized",
     },
-    "resampling": {"rl.sampling.oversample": 2, "rl.sampling.resample": "sample", "rl.off_policy.engine_dtype": "bfloat16"},
+    "resampling": {
+        "rl.sampling.oversample": 2,
+        "rl.sampling.resample": "sample",
+        "rl.off_policy.engine_dtype": "bfloat16",
+    },
     "curation and stages": {  # slowly: a policy that collapses solves none of the pool
         "rl.curriculum.pool": 24,
         "rl.curriculum.curation_every": 1,

@@ -125,7 +125,11 @@ def by_hand(policy, rollouts, config, old=None):
         {"rl.loss.aggregate": "sequence"},
         {"rl.loss.aggregate": "constant"},
         {"rl.loss.clip": "double_sided", "rl.off_policy.staleness": 1},
-        {"rl.loss.level": "sequence", "rl.loss.aggregate": "sequence", "rl.off_policy.staleness": 1},
+        {
+            "rl.loss.level": "sequence",
+            "rl.loss.aggregate": "sequence",
+            "rl.off_policy.staleness": 1,
+        },
         {"rl.advantage.estimator": "group_normalized"},
         {"rl.filter.drop_equal": True},
     ],
@@ -225,7 +229,11 @@ def test_tokens_that_a_correction_drops_leave_the_denominator_too(
     policy, rollouts, kind, aggregate
 ):
     """The engine's log-probabilities are moved at random: some tokens, or rollouts, are dropped."""
-    config = settings(rl__loss__correction=kind, rl__off_policy__engine_dtype="bfloat16", rl__loss__aggregate=aggregate)
+    config = settings(
+        rl__loss__correction=kind,
+        rl__off_policy__engine_dtype="bfloat16",
+        rl__loss__aggregate=aggregate,
+    )
     old, random = record(policy, rollouts, config), np.random.default_rng(0)
     size = 0.15 if kind == "geometric" else 1.0
 
@@ -243,7 +251,10 @@ def test_tokens_that_a_correction_drops_leave_the_denominator_too(
 
 def test_switches_that_would_do_nothing_alone_are_refused():
     for changes, word in (
-        ({"rl.loss.correction": "icepop"}, 'rl.loss.correction="icepop" .* set rl.off_policy.engine_dtype'),
+        (
+            {"rl.loss.correction": "icepop"},
+            'rl.loss.correction="icepop" .* set rl.off_policy.engine_dtype',
+        ),
         ({"rl.minibatches": 0}, "rl.minibatches must be at least 1"),
         ({"rl.sampling.oversample": 0}, "rl.sampling.oversample must be at least 1"),
         ({"rl.sampling.oversample": 2}, "rl.sampling.resample"),
@@ -251,7 +262,9 @@ def test_switches_that_would_do_nothing_alone_are_refused():
     ):
         with pytest.raises(ValueError, match=word):
             check_rl_settings(settings(**changes))
-    check_rl_settings(settings(rl__loss__correction="icepop", rl__off_policy__staleness=1, rl__minibatches=2))
+    check_rl_settings(
+        settings(rl__loss__correction="icepop", rl__off_policy__staleness=1, rl__minibatches=2)
+    )
 
 
 def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts):

@@ -79,7 +79,11 @@ def test_models_of_the_profiles_have_the_sizes_that_their_names_say(name, total,
 def test_the_small_policy_is_counted_as_it_is_built(small):
     config = Config.load("laptop")
     built = build_policy(
-        PolicyShape(config.world.vocabulary, heads=config.model.heads, head_dim=config.model.head_dim), 0, "plain"
+        PolicyShape(
+            config.world.vocabulary, heads=config.model.heads, head_dim=config.model.head_dim
+        ),
+        0,
+        "plain",
     )
     assert small.parameters == built.num_parameters()
     of_experts = sum(p.numel() for n, p in built.named_parameters() if ".experts." in n)
@@ -245,15 +249,39 @@ def test_the_largest_step_is_planned():
 @pytest.mark.parametrize(
     ("profile", "changes", "gib", "remedy"),
     [
-        ("gpu1", {"trainer.gradient_checkpointing": False}, 80, {"trainer.gradient_checkpointing": True}),
+        (
+            "gpu1",
+            {"trainer.gradient_checkpointing": False},
+            80,
+            {"trainer.gradient_checkpointing": True},
+        ),
         ("gpu1", {"trainer.device_batch": 16}, 80, {"trainer.device_batch": 1}),
-        ("gpu1", {"model.path": "Qwen/Qwen3-8B", "trainer.lora_rank": 0}, 80, {"trainer.lora_rank": 32}),
+        (
+            "gpu1",
+            {"model.path": "Qwen/Qwen3-8B", "trainer.lora_rank": 0},
+            80,
+            {"trainer.lora_rank": 32},
+        ),
         ("gpu8", {"trainer.fsdp": False}, 80, {"trainer.fsdp": True}),
         ("gpu8", {"processes": 2}, 40, None),
         ("gpu1", {"rollout.max_context_tokens": 32_768}, 22, {"trainer.fsdp": True}),
-        ("gpu1", {"rollout.max_context_tokens": 32_768}, 18, {"rollout.max_context_tokens": 16_384}),
+        (
+            "gpu1",
+            {"rollout.max_context_tokens": 32_768},
+            18,
+            {"rollout.max_context_tokens": 16_384},
+        ),
         ("gpu1", {"engine.memory_share": 0.05}, 80, {"engine.memory_share": 0.1}),
-        ("gpu1", {"trainer.lora_rank": 0, "trainer.gradient_checkpointing": False, "trainer.device_batch": 8}, 48, None),
+        (
+            "gpu1",
+            {
+                "trainer.lora_rank": 0,
+                "trainer.gradient_checkpointing": False,
+                "trainer.device_batch": 8,
+            },
+            48,
+            None,
+        ),
     ],
 )
 def test_what_does_not_fit_comes_with_a_setting_that_does(profile, changes, gib, remedy):
@@ -284,10 +312,16 @@ def test_the_small_policy_s_context_is_that_of_the_policy_that_is_made():
 REFUSED = {
     "trainer.lora_rank=8 needs trainer.backend=trl": {"trainer.lora_rank": 8},
     "trainer.fsdp=true needs trainer.backend=trl": {"trainer.fsdp": True},
-    "trainer.gradient_checkpointing=true needs trainer.backend=trl": {"trainer.gradient_checkpointing": True},
+    "trainer.gradient_checkpointing=true needs trainer.backend=trl": {
+        "trainer.gradient_checkpointing": True
+    },
     "model.dtype=bfloat16 needs trainer.backend=trl": {"model.dtype": "bfloat16"},
     "model.path='x/y' needs trainer.backend=trl": {"model.path": "x/y", "engine.name": "hf"},
-    "trainer.fsdp=true shards over processes": {"trainer.backend": "trl", "trainer.fsdp": True, "processes": 1},
+    "trainer.fsdp=true shards over processes": {
+        "trainer.backend": "trl",
+        "trainer.fsdp": True,
+        "processes": 1,
+    },
     "rollout.max_turn_tokens=500 is larger than": {"rollout.max_turn_tokens": 500},
     "engine.name=local runs the tiny policy only": {"trainer.backend": "trl", "model.path": "x/y"},
     "engine.name=server needs engine.url": {"engine.name": "server"},

@@ -56,7 +56,13 @@ class Scripted:
 def scripted(start, rights=(), **changes):
     """(asking, agent): 16 questions, eight a step in groups of four; `rights`, the tries of a group
     that are right, one a question."""
-    config = settings(rl__questions=8, rl__group=4, rl__curriculum__pool=16, rl__curriculum__python_share=1.0, **changes)
+    config = settings(
+        rl__questions=8,
+        rl__group=4,
+        rl__curriculum__pool=16,
+        rl__curriculum__python_share=1.0,
+        **changes,
+    )
     questions = QuestionScheduler(config, start.world, Names.from_world(start.world))
     agent = Scripted(dict(zip(questions.pool, rights)))
     return QuestionSelection(config, questions, Ranks(), agent.under, start.chat), agent
@@ -122,7 +128,9 @@ def test_what_nobody_could_judge_is_no_outcome(start):
 
 def test_questions_that_are_all_settled_have_a_remedy(start):
     asking, _ = scripted(start, [4] * 8 + [0] * 8, rl__curriculum__curation_every=1)
-    with pytest.raises(ValueError, match="each of 16 questions is always or never.*raise rl.curriculum.pool"):
+    with pytest.raises(
+        ValueError, match="each of 16 questions is always or never.*raise rl.curriculum.pool"
+    ):
         asking.begin(0)
 
 
@@ -158,17 +166,23 @@ def test_the_stages_are_the_papers_in_proportion():
         (25, 448, 6),
     ]
     for steps in range(3, 60):
-        lengths = [stage.steps for stage in scale_stages(settings(rl__steps=steps, rollout__max_calls=1))]
+        lengths = [
+            stage.steps for stage in scale_stages(settings(rl__steps=steps, rollout__max_calls=1))
+        ]
         assert sum(lengths) == steps and min(lengths) >= 1
 
 
 def test_the_third_stage_asks_what_is_not_always_solved_and_starts_anew(start):
-    asking, agent = scripted(start, [4] * 6 + [3] * 2 + [0] * 8, rl__curriculum__stages="three", rl__steps=6)
+    asking, agent = scripted(
+        start, [4] * 6 + [3] * 2 + [0] * 8, rl__curriculum__stages="three", rl__steps=6
+    )
     pool = list(asking.questions.pool)
     steps = [take(asking, agent, step) for step in range(6)]
     assert [row["stage"] for _, _, row in steps] == [1, 1, 1, 1, 2, 3]
     assert [begun.reset for _, begun, _ in steps] == [False] * 5 + [True]
-    limits = [(b.config.rollout.max_context_tokens, b.config.rollout.max_calls) for _, b, _ in steps]
+    limits = [
+        (b.config.rollout.max_context_tokens, b.config.rollout.max_calls) for _, b, _ in steps
+    ]
     assert limits == [(298, 4)] * 4 + [(448, 4), (448, 6)]
     assert {*pool} == {name for asked, _, _ in steps[:2] for name in asked}
     asked, _, row = steps[-1]
@@ -191,7 +205,9 @@ def test_with_curation_the_third_stage_begins_it_anew(start):
     assert row["asked_among"] == 4 and Counter(asked) == dict.fromkeys(pool[:4], 2)
     easy, agent = scripted(start, [4] * 16, **changes | {"rl.curriculum.curation_every": 0})
     _ = [take(easy, agent, step) for step in range(2)]
-    with pytest.raises(ValueError, match="solves all of the rl.curriculum.pool=16.*raise rl.curriculum.pool"):
+    with pytest.raises(
+        ValueError, match="solves all of the rl.curriculum.pool=16.*raise rl.curriculum.pool"
+    ):
         easy.begin(2)
 
 
@@ -216,7 +232,11 @@ POOL = {"rl.curriculum.pool": 16, "rl.questions": 4, "rl.lr": 2e-3}
 
 
 def test_the_loop_learns_from_an_exact_mixture_and_says_how_each_source_does(start, tmp_path):
-    switches = {"rl.curriculum.mixture": "exact", "rl.curriculum.weighting": "none", "rl.curriculum.python_share": 0.5}
+    switches = {
+        "rl.curriculum.mixture": "exact",
+        "rl.curriculum.weighting": "none",
+        "rl.curriculum.python_share": 0.5,
+    }
     step = start.step(settings(**switches), tmp_path / "run")
     updates = 0
     for number in range(2):
@@ -266,7 +286,13 @@ def test_the_loop_asks_only_what_its_start_solves_sometimes(start, tmp_path):
 
 
 def test_the_loop_s_stages_have_their_limits_and_the_last_one_starts_anew(start, tmp_path):
-    config = settings(**POOL, rl__curriculum__stages="three", rl__steps=3, rl__loss__kl_coef=0.1, rollout__max_context_tokens=165)
+    config = settings(
+        **POOL,
+        rl__curriculum__stages="three",
+        rl__steps=3,
+        rl__loss__kl_coef=0.1,
+        rollout__max_context_tokens=165,
+    )
     step = start.step(config, tmp_path / "run")
     rows, longest, most = [], [], []
     for number in range(3):
@@ -281,12 +307,19 @@ def test_the_loop_s_stages_have_their_limits_and_the_last_one_starts_anew(start,
     assert all(row["updates"] == 1 for row in rows)
     assert torch.equal(flat(step.learner.reference), before)
     assert rows[0]["kl"] < 1e-6 < 1e-5 < rows[1]["kl"] and rows[2]["kl"] < 1e-6
-    taken = {float(of["step"]) for of in step.learner.optimizers.state_dict()["adam"]["state"].values()}
+    taken = {
+        float(of["step"]) for of in step.learner.optimizers.state_dict()["adam"]["state"].values()
+    }
     assert taken == {1.0}
 
 
 def test_two_processes_ask_and_try_what_one_does(tmp_path):
-    changes = {"rl.curriculum.curation_every": 1, "rl.curriculum.stages": "three", "rl.steps": 4, "rl.curriculum.mixture": "exact"}
+    changes = {
+        "rl.curriculum.curation_every": 1,
+        "rl.curriculum.stages": "three",
+        "rl.steps": 4,
+        "rl.curriculum.mixture": "exact",
+    }
     config = settings(**POOL, **changes)
     rows, weights = [], []
     for processes in (1, 2):

@@ -71,7 +71,9 @@ def test_the_shares_are_those_of_the_settings_as_written():
         "fictional": Fraction(3, 10),
     }
     assert source_shares(settings(rl__curriculum__python_share=1.0)) == {"python": 1}
-    assert source_shares(settings(rl__curriculum__python_share=0.0, rl__curriculum__fictional_share=0.3)) == {
+    assert source_shares(
+        settings(rl__curriculum__python_share=0.0, rl__curriculum__fictional_share=0.3)
+    ) == {
         "real": Fraction(7, 10),
         "fictional": Fraction(3, 10),
     }
@@ -109,10 +111,15 @@ def test_without_a_curriculum_every_kind_is_drawn_evenly(start):
     mastered = Curriculum(SKILLS, dict.fromkeys(SKILLS, 1.0) | {"h3": 0.5, "gcd": 0.5})
 
     def kinds(**changes):
-        drawn = questions_of(start, rl__questions=300, rl__curriculum__fictional_share=0.0, **changes)
+        drawn = questions_of(
+            start, rl__questions=300, rl__curriculum__fictional_share=0.0, **changes
+        )
         return Counter(task.skill for task in drawn.draw(0, mastered)[0])
 
-    sums, chains = (kinds(rl__curriculum__weighting="none", rl__curriculum__python_share=share) for share in (1.0, 0.0))
+    sums, chains = (
+        kinds(rl__curriculum__weighting="none", rl__curriculum__python_share=share)
+        for share in (1.0, 0.0)
+    )
     assert len(sums) == 8 and all(15 < n < 65 for n in sums.values())
     assert len(chains) == 3 and all(70 < n < 130 for n in chains.values())
     weighed = kinds(rl__curriculum__python_share=0.0)
@@ -171,12 +178,20 @@ def test_epochs_follow_the_set_that_is_asked():
 def test_a_pool_has_kinds_evenly_and_different_questions_only(start):
     kinds = Counter(
         task.skill
-        for task, _ in questions_of(start, rl__curriculum__pool=240, rl__curriculum__python_share=1.0).pool.values()
+        for task, _ in questions_of(
+            start, rl__curriculum__pool=240, rl__curriculum__python_share=1.0
+        ).pool.values()
     )
     assert len(kinds) == 8 and min(kinds.values()) > 10
     small = fictional_world(1, Names.from_world(start.world))
-    few = settings(rl__curriculum__pool=3000, rl__curriculum__python_share=0.0, rl__curriculum__fictional_share=0.0)
-    with pytest.raises(ValueError, match=r"rl.curriculum.pool=3000 exceeds the \d+ different questions.*lower it"):
+    few = settings(
+        rl__curriculum__pool=3000,
+        rl__curriculum__python_share=0.0,
+        rl__curriculum__fictional_share=0.0,
+    )
+    with pytest.raises(
+        ValueError, match=r"rl.curriculum.pool=3000 exceeds the \d+ different questions.*lower it"
+    ):
         QuestionScheduler(few, small, Names.from_world(start.world))
 
 
@@ -186,7 +201,10 @@ def test_a_pool_has_kinds_evenly_and_different_questions_only(start):
         ({"rl.curriculum.pool": 7}, "rl.curriculum.pool=7 is smaller than rl.questions=8"),
         ({"rl.curriculum.curation_every": 1}, "set rl.curriculum.pool"),
         ({"rl.curriculum.stages": "three"}, "set rl.curriculum.pool"),
-        ({"rl.curriculum.stages": "three", "rl.curriculum.pool": 8, "rl.steps": 2}, "set rl.steps to 3"),
+        (
+            {"rl.curriculum.stages": "three", "rl.curriculum.pool": 8, "rl.steps": 2},
+            "set rl.steps to 3",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_named(changes, message):

@@ -152,7 +152,14 @@ def leftovers(runs):
 def test_without_ray_or_a_cluster_one_line_says_what_to_do(runs, tmp_path, first, arguments, line):
     """Before the cluster of this file is there: "auto" would find it."""
     program = f"import sys; {first}\nfrom drlib.cli.train import main\nsys.exit(main(sys.argv[1:]))"
-    given = ["cpt", "--workers=2", "--profile=ci", "--pretrain.steps=7", f"--runs={runs}", *arguments]
+    given = [
+        "cpt",
+        "--workers=2",
+        "--profile=ci",
+        "--pretrain.steps=7",
+        f"--runs={runs}",
+        *arguments,
+    ]
     done = subprocess.run(
         [sys.executable, "-c", program, *given],
         cwd=ROOT,
@@ -225,7 +232,8 @@ def test_of_all_that_the_workers_ended_with_the_cause_is_told():
     assert ray_training._find_cause(WorkerGroupError("", {0: echo, 1: fault, 2: echo})) is fault
     told = ray_training._find_cause(WorkerGroupError("", {0: echo, 1: KeyError("a\nb"), 2: fault}))
     assert (
-        isinstance(told, ray_training.WorkerFailed) and str(told) == "worker 1 failed: KeyError: 'a\\nb'"
+        isinstance(told, ray_training.WorkerFailed)
+        and str(told) == "worker 1 failed: KeyError: 'a\\nb'"
     )
     two_lines = RuntimeError("out of\n  memory")
     told = ray_training._find_cause(WorkerGroupError("", {3: two_lines}))

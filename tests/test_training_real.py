@@ -126,7 +126,9 @@ def test_other_settings(place, changes):
 def test_adapters_reach_the_experts_and_leave_the_router_and_the_head_alone(place):
     model = load_model(miniature(place, "qwen3_moe").model.path, torch.float32)
     assert build_lora_config(model, miniature(place, "qwen3_moe", trainer__lora_rank=0)) is None
-    made = get_peft_model(model, build_lora_config(model, miniature(place, "qwen3_moe", trainer__lora_rank=2)))
+    made = get_peft_model(
+        model, build_lora_config(model, miniature(place, "qwen3_moe", trainer__lora_rank=2))
+    )
     found = {
         name.split("layers.0.")[1].split(".lora_")[0]
         for name, weight in made.named_parameters()
@@ -229,7 +231,13 @@ def test_a_killed_stage_goes_on(pool, place, tmp_path):
 
 
 def test_a_pool_without_a_right_attempt_is_one_clear_line(place):
-    config = miniature(place, "qwen3", demonstrations__teacher="model", demonstrations__rollouts=1, demonstrations__count=2)
+    config = miniature(
+        place,
+        "qwen3",
+        demonstrations__teacher="model",
+        demonstrations__rollouts=1,
+        demonstrations__count=2,
+    )
     with pytest.raises(ValueError, match="keeps no demonstration.*demonstrations.teacher=solver"):
         built("sft", config, place / "runs")
 
@@ -371,7 +379,10 @@ def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path, monkeypatc
         ({"rl.minibatches": 2}, "rl.minibatches=2 needs trainer.backend=local"),
         ({"rl.off_policy.staleness": 1}, "rl.off_policy.staleness=1 needs trainer.backend=local"),
         ({"rollout.max_context_tokens": 100_000}, "rollout.max_context_tokens=100000"),
-        ({"trainer.device_batch": 5}, "cannot be shared by 1 processes with trainer.device_batch=5"),
+        (
+            {"trainer.device_batch": 5},
+            "cannot be shared by 1 processes with trainer.device_batch=5",
+        ),
         ({"rl.off_policy.routing_replay": "r2", "trainer.backend": "local"}, "exact local engine"),
         ({"rl.off_policy.routing_replay": "r3"}, "routed_experts|routes"),
         ({"trainer.fsdp": True}, "trainer.fsdp=true shards over processes"),

@@ -63,15 +63,27 @@ def lively(batch):
 
 def test_steps_replay_what_earlier_ones_learned_from(start, tmp_path):
     """With a stale engine ages are of updates, and none is beyond the limit."""
-    config = settings(rl__off_policy__replay_groups=4, rl__off_policy__replay_age=2, rl__off_policy__staleness=1, rl__lr=1e-3)
+    config = settings(
+        rl__off_policy__replay_groups=4,
+        rl__off_policy__replay_age=2,
+        rl__off_policy__staleness=1,
+        rl__lr=1e-3,
+    )
     step = start.step(config, tmp_path / "run")
     rows = []
     for number in range(4):
-        before = {shard: len(b.state["groups"]) for shard, b in step.callbacks.parts["group_replay"].buffers.items()}
+        before = {
+            shard: len(b.state["groups"])
+            for shard, b in step.callbacks.parts["group_replay"].buffers.items()
+        }
         rows.append(step.step(number)[0])
         assert rows[-1]["replayed"] <= sum(min(2, n) for n in before.values())
         now = step.clock.now - rows[-1]["updates"]
-        kept = [g for b in step.callbacks.parts["group_replay"].buffers.values() for g in b.state["groups"]]
+        kept = [
+            g
+            for b in step.callbacks.parts["group_replay"].buffers.values()
+            for g in b.state["groups"]
+        ]
         assert all(now - t.policy_version <= 2 for g in kept for t in g.rollouts)
     assert rows[0]["replayed"] == rows[0]["replay_age"] == rows[0]["replay_weight"] == 0
     later = [row for row in rows[1:] if row["replayed"]]
@@ -143,7 +155,11 @@ def test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities(
 
 def test_what_is_too_old_to_train_on_is_not_replayed_either():
     for max_age, limit in ((0, 5), (3, 3), (9, 5)):
-        config = settings(rl__off_policy__replay_groups=2, rl__off_policy__replay_age=5, rl__filter__max_age=max_age)
+        config = settings(
+            rl__off_policy__replay_groups=2,
+            rl__off_policy__replay_age=5,
+            rl__filter__max_age=max_age,
+        )
         buffers = GroupReplay(config, Ranks()).buffers
         assert [buffer.max_age for buffer in buffers.values()] == [limit, limit]
 
@@ -152,7 +168,9 @@ def test_the_step_s_own_rollouts_keep_advantages_and_weights(start, lively, tmp_
     step = start.step(settings(**REPLAYING), tmp_path / "run")
     train_on(step, lively, 0)
     own, _ = prepare(step, lively, 1)
-    joined, row = step.callbacks.parts["group_replay"].add_replayed(own, 1, step.clock, lambda *of: record_part(step, *of))
+    joined, row = step.callbacks.parts["group_replay"].add_replayed(
+        own, 1, step.clock, lambda *of: record_part(step, *of)
+    )
     assert row["replayed"] == 2
     for share, more in zip(own, joined, strict=True):
         n = len(share.trajectories)
@@ -168,20 +186,30 @@ def test_groups_that_could_teach_nothing_are_not_kept(start, lively, tmp_path):
         kept = [group.rollouts[0].group_id for group in buffer.state["groups"]]
         assert kept == live_groups([t for t in shard if t.reward or t.termination != "length"])
     train_on(step, only_dead(lively), 1)
-    assert [len(b.state["groups"]) for b in step.callbacks.parts["group_replay"].buffers.values()] != [0, 0]
+    assert [
+        len(b.state["groups"]) for b in step.callbacks.parts["group_replay"].buffers.values()
+    ] != [0, 0]
     again = start.step(settings(**REPLAYING), tmp_path / "dead")
     train_on(again, only_dead(lively), 0)
-    assert [b.state["groups"] for b in again.callbacks.parts["group_replay"].buffers.values()] == [[], []]
+    assert [b.state["groups"] for b in again.callbacks.parts["group_replay"].buffers.values()] == [
+        [],
+        [],
+    ]
 
 
 def test_nothing_is_replayed_once_its_world_has_changed(start, lively, tmp_path):
     """Sums have no world, and what was learned since the change stays."""
     assert is_world_current("python") and is_world_current(perturbed_version("tour-1"))
     assert not is_world_current("tour-1")
-    config = settings(**{**REPLAYING, "rl.off_policy.replay_groups": 40}, rl__callbacks__world_change=2)
+    config = settings(
+        **{**REPLAYING, "rl.off_policy.replay_groups": 40}, rl__callbacks__world_change=2
+    )
     step = start.step(config, tmp_path / "run")
     train_on(step, lively, 0)
-    drawn = {number: step.callbacks.parts["group_replay"]._draw(0, number, step.clock) for number in (1, 2)}
+    drawn = {
+        number: step.callbacks.parts["group_replay"]._draw(0, number, step.clock)
+        for number in (1, 2)
+    }
     worlds = {
         n: {t.world_version for g, _ in some for t in g.rollouts} for n, some in drawn.items()
     }
@@ -275,7 +303,9 @@ def test_a_shard_by_itself_replays_what_it_does_beside_the_other(start, lively, 
         found.append(part)
         assert share.trajectories == both[shard].trajectories
         assert torch.equal(share.weights_N, both[shard].weights_N)
-        assert alone.buffers[shard].state == step.callbacks.parts["group_replay"].buffers[shard].state
+        assert (
+            alone.buffers[shard].state == step.callbacks.parts["group_replay"].buffers[shard].state
+        )
     assert row["replayed"] == sum(part["replayed"] for part in found) == 2
 
 
@@ -296,7 +326,9 @@ def test_replayed_rollouts_go_where_the_engine_sent_them(start, tmp_path):
     _, trajectories = step.step(0)
     half = len(trajectories) // 2
     own, _ = prepare(step, [trajectories[:half], trajectories[half:]], 1)
-    joined, row = step.callbacks.parts["group_replay"].add_replayed(own, 1, step.clock, lambda *of: record_part(step, *of))
+    joined, row = step.callbacks.parts["group_replay"].add_replayed(
+        own, 1, step.clock, lambda *of: record_part(step, *of)
+    )
     assert row["replayed"] > 0
     for share in joined:
         for t, routes in zip(share.trajectories, share.routes, strict=True):
@@ -309,7 +341,9 @@ def test_a_reference_and_a_correction_see_the_replayed_rollouts_too(start, livel
     train_on(step, lively, 0)
     before = copy.deepcopy(step.model)
     own, _ = prepare(step, lively, 1)
-    joined, _ = step.callbacks.parts["group_replay"].add_replayed(own, 1, step.clock, lambda *of: record_part(step, *of))
+    joined, _ = step.callbacks.parts["group_replay"].add_replayed(
+        own, 1, step.clock, lambda *of: record_part(step, *of)
+    )
     for share in joined:
         for name, model in (("old", before), ("reference", start.policy)):
             expected = record(model, share.trajectories, config)
@@ -321,8 +355,14 @@ def test_a_reference_and_a_correction_see_the_replayed_rollouts_too(start, livel
 
 
 BAD = [
-    ({"rl.off_policy.replay_groups": 3}, "rl.off_policy.replay_groups=3: each of 2 shards.*set a multiple of 2"),
-    ({"rl.off_policy.replay_groups": 2, "rl.off_policy.replay_age": 0}, "rl.off_policy.replay_age must be at least 1"),
+    (
+        {"rl.off_policy.replay_groups": 3},
+        "rl.off_policy.replay_groups=3: each of 2 shards.*set a multiple of 2",
+    ),
+    (
+        {"rl.off_policy.replay_groups": 2, "rl.off_policy.replay_age": 0},
+        "rl.off_policy.replay_age must be at least 1",
+    ),
 ]
 
 
@@ -334,5 +374,9 @@ def test_settings_that_do_not_go_together_are_refused(switches, words):
 
 def test_settings_that_go_together_pass():
     check_rl_settings(settings(rl__off_policy__replay_age=9))
-    check_rl_settings(settings(rl__off_policy__replay_groups=2, rl__filter__max_age=3, rl__loss__correction="icepop"))
+    check_rl_settings(
+        settings(
+            rl__off_policy__replay_groups=2, rl__filter__max_age=3, rl__loss__correction="icepop"
+        )
+    )
     check_rl_settings(settings(**EVERYTHING))

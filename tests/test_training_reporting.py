@@ -137,7 +137,9 @@ def test_a_missing_package_is_refused_before_the_first_step(runs, package):
     """The command itself, in a process in which the package cannot be found."""
     without = f"import sys; sys.modules[{package!r}] = None  # as where it is not installed\n"
     without += "from drlib.training import build\nbuild.main()"
-    settings = [f"--{s}" for s in ("pretrain.steps=3", "processes=1", f"trainer.report_to={package}")]
+    settings = [
+        f"--{s}" for s in ("pretrain.steps=3", "processes=1", f"trainer.report_to={package}")
+    ]
     done = subprocess.run(
         [sys.executable, "-c", without, "cpt", "--profile=ci", f"--runs={runs}", *settings],
         cwd=ROOT,

@@ -137,7 +137,9 @@ def test_the_last_tokens_before_the_limit_cost_up_to_one(usual):
     one, two = adjust_rewards(fresh, tasks[0], config, generator())
     assert one.reward == pytest.approx(1 - 10 / buffer) and two.reward == 0.0
     assert one.reward_parts == {"correct": 1.0, "length": pytest.approx(-10 / buffer)}
-    (free,) = adjust_rewards(fresh[:1], tasks[0], settings(rl__reward__overlong_buffer=5), generator())
+    (free,) = adjust_rewards(
+        fresh[:1], tasks[0], settings(rl__reward__overlong_buffer=5), generator()
+    )
     assert free.reward == (1.0 if len(ended) <= limit - 5 else pytest.approx(free.reward))
 
 
@@ -214,7 +216,12 @@ def test_the_first_live_groups_are_those_whose_questions_were_drawn_first(batch)
 
 
 def test_a_step_without_any_live_group_is_kept_whole(start, tmp_path):
-    config = settings(rl__sampling__draws=2, rl__reward__name="format_and_answer", rollout__max_calls=1, rollout__max_turn_tokens=2)
+    config = settings(
+        rl__sampling__draws=2,
+        rl__reward__name="format_and_answer",
+        rollout__max_calls=1,
+        rollout__max_turn_tokens=2,
+    )
     step = start.step(config, tmp_path / "run")
     row, trajectories = step.step(0)
     assert row["live_groups"] == 0 and row["draws"] == 2 and row["updates"] == 0
@@ -252,7 +259,10 @@ def test_the_pipeline_weighs_what_is_of_low_quality_and_drops_copies(batch):
     _, weights, report = compute_advantages(trajectories, config)
     assert weights[clumsy] == 0.25
     assert set(weights.tolist()) <= {0.0, 0.25, 1.0} and report["labels"]["low"] >= 1
-    assert build_filter(config).pipeline.low_weight == 0.25 and build_filter(settings()).pipeline is None
+    assert (
+        build_filter(config).pipeline.low_weight == 0.25
+        and build_filter(settings()).pipeline is None
+    )
 
 
 def test_the_pipeline_is_a_part_of_the_step(start, batch, tmp_path):

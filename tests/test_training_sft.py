@@ -198,7 +198,12 @@ def test_first_order_rows_can_be_asked_from_the_memory_of_attempts(attempts):
     assert set(known.entities) == shown and len(shown) < len(world.entities)
     for title in shown:
         assert known.entities[title].facts == world.entities[title].facts
-    sources = {source for title in shown for said in memory.list_statements(title) for source in said.sources}
+    sources = {
+        source
+        for title in shown
+        for said in memory.list_statements(title)
+        for source in said.sources
+    }
     with_calls = [number for number, episode in enumerate(tried) if "[" in told(episode)]
     assert sources == {f"{world.name}/attempt-{number}" for number in with_calls}
     # a value that was told twice over, and differently, is asked for no more

@@ -201,7 +201,9 @@ def test_two_length_stages_train_and_leave_a_folder(chat, checkpoint, tmp_path):
 
 def test_rows_that_do_not_fit_are_named_and_nothing_is_written(chat, checkpoint, tmp_path):
     length = max(len(episode_sample(row, chat)) for row in ROWS)
-    with pytest.raises(ValueError, match=f"row 3 has {length} tokens, more than max_tokens={length - 1}"):
+    with pytest.raises(
+        ValueError, match=f"row 3 has {length} tokens, more than max_tokens={length - 1}"
+    ):
         train(checkpoint, [(ROWS, length - 1)], tmp_path / "out", **OPTIONS)
     with pytest.raises(ValueError, match="no rows to train on"):
         sft_dataset([], chat)

@@ -157,7 +157,9 @@ EVERY_RANK = {
 )
 def test_two_processes_give_the_bits_of_one(runs, tmp_path, name, switches):
     settings = (
-        config(pretrain__steps=3) if name == "cpt" else live(rl__steps=5, rl__questions=4, **switches)
+        config(pretrain__steps=3)
+        if name == "cpt"
+        else live(rl__steps=5, rl__questions=4, **switches)
     )
     for target in (tmp_path / "one", tmp_path / "two"):
         link_inputs(runs, target, settings, "world", *(["untrained"] if name == "cpt" else []))

@@ -61,7 +61,9 @@ def test_the_clock_counts_updates_where_the_engine_counts_hand_overs(batch):
 def test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since(start, tmp_path):
     """With two stale steps the engine has the weights of steps 0, 0, 0, 3; what is more than an
     update behind is not trained on."""
-    step = start.step(settings(rl__off_policy__staleness=2, rl__filter__max_age=1, rl__lr=2e-3), tmp_path / "run")
+    step = start.step(
+        settings(rl__off_policy__staleness=2, rl__filter__max_age=1, rl__lr=2e-3), tmp_path / "run"
+    )
     ages, updates = [], 0
     for number in range(4):
         before, now = flat(step.model), step.clock.now
@@ -157,7 +159,9 @@ def test_a_group_that_lost_less_than_half_is_filled_and_another_left_out(damaged
 
 def test_a_copy_by_weight_has_the_gradient_of_a_copy(start, damaged):
     shard, filled, _ = damaged
-    config = settings(rl__filter__overlong="keep", rl__filter__repair_groups=True, trainer__balance_coef=0.0)
+    config = settings(
+        rl__filter__overlong="keep", rl__filter__repair_groups=True, trainer__balance_coef=0.0
+    )
     advantages, weights, _ = compute_advantages(shard, config)
     twice = [*range(len(shard)), *filled[:2]]
     ones = (weights > 0).float()
@@ -167,7 +171,9 @@ def test_a_copy_by_weight_has_the_gradient_of_a_copy(start, damaged):
         RolloutBatch([shard[i] for i in twice], advantages[twice], ones[twice]),
     ):
         model = copy.deepcopy(start.policy)
-        row = accumulate_gradients(model, [share], config, Ranks(), start.chat.tokenizer.pad_token_id)
+        row = accumulate_gradients(
+            model, [share], config, Ranks(), start.chat.tokenizer.pad_token_id
+        )
         assert row["trained_share"] > 0
         found.append(gradient_of(model))
     assert found[0].norm() > 0
@@ -177,7 +183,9 @@ def test_a_copy_by_weight_has_the_gradient_of_a_copy(start, damaged):
 def test_groups_lose_stale_rollouts_too_and_whole_groups_are_none_repaired(batch):
     clock = Clock()
     clock.load_state_dict({"updates": 6, "versions": [0, 6]})
-    config = settings(rl__off_policy__staleness=1, rl__filter__max_age=1, rl__filter__repair_groups=True)
+    config = settings(
+        rl__off_policy__staleness=1, rl__filter__max_age=1, rl__filter__repair_groups=True
+    )
     shard = [of_version(t, int(i not in (0, 6, 7, 8))) for i, t in enumerate(batch[0])]
     ones = torch.ones(len(shard))
     weights, valid, columns = exclude_stale_rollouts(shard, ones, ones > 0, config, clock)
@@ -193,7 +201,11 @@ def test_the_row_counts_the_repaired_groups_of_all_shards(start, damaged, batch,
 
 
 def test_an_age_that_nothing_can_have_is_refused():
-    with pytest.raises(ValueError, match="rl.filter.max_age=2: every rollout.*set rl.off_policy.staleness or rl.off_policy.replay_groups"):
+    with pytest.raises(
+        ValueError,
+        match="rl.filter.max_age=2: every rollout.*set rl.off_policy.staleness or "
+        "rl.off_policy.replay_groups",
+    ):
         check_rl_settings(settings(rl__filter__max_age=2))
     check_rl_settings(settings(rl__filter__max_age=2, rl__off_policy__staleness=1))
     check_rl_settings(settings(rl__filter__max_age=2, rl__off_policy__replay_groups=2))

@@ -206,7 +206,11 @@ def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
         ({"rl.loss.kl_unbiased": True}, "set rl.loss.kl_coef"),
         ({"rl.loss.correction_high": 2.0}, "correction_bounds need a correction"),
         (
-            {"rl.loss.correction": "mask", "rl.off_policy.staleness": 1, "rl.loss.correction_low": 1.5},
+            {
+                "rl.loss.correction": "mask",
+                "rl.off_policy.staleness": 1,
+                "rl.loss.correction_low": 1.5,
+            },
             "correction_bounds must be",
         ),
         ({"rl.filter.low_weight": 0.0}, "rl.filter.low_weight"),

@@ -69,7 +69,11 @@ def trajectory(batch, i, reward):
     )
 
 
-SEQUENCE = {"rl.loss.aggregate": "sequence", "rl.advantage.estimator": "group_normalized", "rl.loss.level": "sequence"}
+SEQUENCE = {
+    "rl.loss.aggregate": "sequence",
+    "rl.advantage.estimator": "group_normalized",
+    "rl.loss.level": "sequence",
+}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,11 @@ def test_a_real_step_has_the_gradients_of_the_local_loop(
     switches, checkpointed, routing, checkpoint, tmp_path
 ):
     config = Config.load(
-        "ci", rl__filter__overlong="exclude", trainer__balance_coef=0.0, rollout__max_context_tokens=24, **switches
+        "ci",
+        rl__filter__overlong="exclude",
+        trainer__balance_coef=0.0,
+        rollout__max_context_tokens=24,
+        **switches,
     )
     rewards, batches, watch = [], [], Watch()
 
@@ -117,7 +125,9 @@ def test_a_real_step_has_the_gradients_of_the_local_loop(
     assert torch.equal(batch["loss_weights"], weights)
     torch.testing.assert_close(batch["advantages"], advantages)
     model, _ = load_policy(checkpoint)
-    row = accumulate_gradients(model, [RolloutBatch(rollouts, advantages, weights)], config, Ranks())
+    row = accumulate_gradients(
+        model, [RolloutBatch(rollouts, advantages, weights)], config, Ranks()
+    )
     expected = named(model)
     assert_equal_gradients(watch.gradients, expected)
     assert made.state.log_history[0]["policy/ratio_mean"] == pytest.approx(1.0)

@@ -75,9 +75,9 @@ def test_every_stage_runs_on_a_user_s_folder_and_asks_about_it(line, folder):
     right = Counter((row["kind"], row["correct"]) for row in asked)
     assert right["search", True] > 5
     # and RL and the evaluation ask about it
-    drawn, invented = question_scheduler.QuestionScheduler(config, world, Names.from_world(world)).draw(
-        0, Curriculum(question_scheduler.SKILLS)
-    )
+    drawn, invented = question_scheduler.QuestionScheduler(
+        config, world, Names.from_world(world)
+    ).draw(0, Curriculum(question_scheduler.SKILLS))
     searches = [task for task in drawn if task.kind == "search"]
     assert {task.world for task in searches} <= {world.version, *invented}
     outcomes = read_outcomes(made["evaluate_rl"])
@@ -266,9 +266,7 @@ def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeyp
         "Town Nr22",
     ]
     assert len(chain_questions(world, 12, 0, hops={3: 1.0})) == 12
-    with pytest.raises(
-        ValueError, match="world.endpoint supports folders only, not .*cldr"
-    ):
+    with pytest.raises(ValueError, match="world.endpoint supports folders only, not .*cldr"):
         data.load_training_world(
             Config.load("ci", world__name="cldr", world__endpoint="http://localhost:1/v1")
         )

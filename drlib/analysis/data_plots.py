@@ -121,7 +121,7 @@ def _place(edge: Edge, x: float, row: float, parent: int, nodes: list) -> float:
 
 
 def quality_figure(reports: Sequence[dict], control: dict | None = None) -> Figure:
-    """Reports of `build_quality_report`, each in its world's colour: faults, depths, search, answers.
+    """Draw quality reports, each in its world's colour: faults, depths, search, answers.
 
     control: one more, of questions that are not expected to be good, in grey.
     """

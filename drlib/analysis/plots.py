@@ -1,9 +1,9 @@
 """The figures: each function takes numbers and returns a matplotlib Figure.
 
 Nothing here trains, samples or saves. A notebook calls a function, hands the figure to
-`notebook.save_figure` and ends the cell with `plt.show()`. Colours come from the style sheet's cycle and
-mean the same thing everywhere: C0 what should go up (positive advantage, the real reward), C1 what
-should go down, grey a control or a reference.
+`notebook.save_figure` and ends the cell with `plt.show()`. Colours come from the style sheet's
+cycle and mean the same thing everywhere: C0 what should go up (positive advantage, the real
+reward), C1 what should go down, grey a control or a reference.
 """
 
 import io

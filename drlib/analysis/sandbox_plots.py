@@ -28,12 +28,12 @@ FLOOR_S = 0.01  # shorter waits are below the axis
 def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None:
     """Plot the cumulative distribution of latencies of each arm; a dot marks the median.
 
-        Args:
-            bench: output of the benchmark: `rows`, each with `arm`, `code` ("print" or "sympy"),
-                `concurrency` (simultaneous calls) and `latencies_ms`.
+    Args:
+        bench: output of the benchmark: `rows`, each with `arm`, `code` ("print" or "sympy"),
+            `concurrency` (simultaneous calls) and `latencies_ms`.
 
-        Raises:
-            ValueError: there are no such rows.
+    Raises:
+        ValueError: there are no such rows.
 
     """
     chosen = [r for r in bench["rows"] if (r["code"], r["concurrency"]) == (code, concurrency)]
@@ -53,9 +53,9 @@ def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None
 def gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: float) -> None:
     """Plot one row per rollout: pale while a call waits, blue while it runs, orange if long.
 
-        Args:
-            bars: (rollout, queued, began, ended) of each call, seconds.
-            long_s: calls that run longer are orange.
+    Args:
+        bars: (rollout, queued, began, ended) of each call, seconds.
+        long_s: calls that run longer are orange.
 
     """
     for rollout, asked, began, ended in bars:
@@ -69,9 +69,9 @@ def gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: flo
 def waiting(ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_s: float) -> None:
     """Plot the 99th percentile of the waiting time by cores, one line per arrival pattern.
 
-        Args:
-            found: label -> cores -> the 99th percentile of each seed, seconds.
-            bound_s: acceptable wait, drawn as a line.
+    Args:
+        found: label -> cores -> the 99th percentile of each seed, seconds.
+        bound_s: acceptable wait, drawn as a line.
 
     """
     for at, (label, by_cores) in enumerate(found.items()):
@@ -89,10 +89,10 @@ def answered(
 ):
     """Plot the share of calls that end as an observation, by fault probability.
 
-        Args:
-            rates: R fault probabilities.
-            shares: label -> a row of R shares for each seed.
-            formulas: rows of R expected shares, drawn dashed.
+    Args:
+        rates: R fault probabilities.
+        shares: label -> a row of R shares for each seed.
+        formulas: rows of R expected shares, drawn dashed.
 
     """
     for color, (label, rows) in zip((DOWN, UP, "C2"), shares.items(), strict=False):

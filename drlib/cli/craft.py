@@ -15,8 +15,8 @@ asked for twice: an interrupted command goes on, and a larger budget goes on too
 finished attempts (JSON lines of question, answer, prediction and messages, as Tongyi's evaluation
 writes them) and widens their decisions.
 
-Left out: training on the rows (`pretrain.first_order_share` and `pretrain.higher_order_share` mix in those that are made by
-rule).
+Left out: training on the rows (`pretrain.first_order_share` and `pretrain.higher_order_share` mix
+in those that are made by rule).
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """`drlib dataset --world folder:notes -n 2000 --families all --out DIR`: questions as a data set.
 
-What is drawn and what is dropped: `drlib.questions.question_set`; the files: `dataset_files`. Here are
-the command, the quality report with its figure, and the card (README.md) that says what the folder
-holds, where each question went that is not in it, and why there are fewer than were asked for. An
-interrupted run goes on with the same command; the same command gives the same bytes.
+What is drawn and what is dropped: `drlib.questions.question_set`; the files: `dataset_files`. Here
+are the command, the quality report with its figure, and the card (README.md) that says what the
+folder holds, where each question went that is not in it, and why there are fewer than were asked
+for. An interrupted run goes on with the same command; the same command gives the same bytes.
 
 Left out: an upload. The folder is as a hub of data sets wants it, card and configs included.
 """

@@ -11,12 +11,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from drlib.config import ROOT, Config, parse_overrides
+from drlib.config import AGAIN, ROOT, TOUR, Config, parse_overrides
 from drlib.files import WriteError, write_atomic
 
 STRATEGIES = "strategies"  # the comparison of agents
-TOUR = ROOT / "figures" / "reference" / "tour"
-AGAIN = TOUR.with_name("again")  # the tour's recipe, trained by a later commit
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -243,7 +243,9 @@ def reasoning(task: Task, memory: EntityMemory, teacher: Teacher, rng: random.Ra
         known = memory.recall(values[-1], relation)
         if not known:
             raise ValueError(f"the memory knows no {relation} of {values[-1]!r}")
-        facts |= {statement.text: statement.sources for statement in memory.list_statements(values[-1])}
+        facts |= {
+            statement.text: statement.sources for statement in memory.list_statements(values[-1])
+        }
         values.append(known[0][0])
     shown = rng.sample(sorted(facts), len(facts))
     refined = teacher.refine(task, values[1:], rng)

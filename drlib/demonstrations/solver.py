@@ -188,7 +188,9 @@ class _Hand:
                 return min(10 * self.cost(of), UNKNOWN)
             case And(parts):
                 return min(map(self.cost, parts))
-        return sum(map(self.cost, list_subqueries(query))) or UNKNOWN  # a range alone cannot be listed
+        return (
+            sum(map(self.cost, list_subqueries(query))) or UNKNOWN
+        )  # a range alone cannot be listed
 
     def answers(self, query: Query) -> set[str]:
         """The answers of `query`, listed."""
@@ -198,7 +200,9 @@ class _Hand:
             case Proj(relation, of):
                 return self.projected(relation, self.answers(of))
             case And(parts):
-                self.read({name for p in parts if measure_depth(p) <= 1 for name in list_constants(p)})
+                self.read(
+                    {name for p in parts if measure_depth(p) <= 1 for name in list_constants(p)}
+                )
                 found = self.intersection(sorted(parts, key=self.cost))
                 self.note = f"Left: {name_list(found)}. "
                 return found
@@ -264,7 +268,9 @@ class _Hand:
                 return found
             case Range(relation, low, high):
                 shown = self.read(found, relation).items()
-                return {t for t, some in shown if any(low <= n <= high for n in parse_numbers(some))}
+                return {
+                    t for t, some in shown if any(low <= n <= high for n in parse_numbers(some))
+                }
             case Proj(relation, of) if found <= self.links.keys():
                 if self.cost(of) <= len(found - self.facts.keys()):
                     with suppress(Stuck):

@@ -1,8 +1,8 @@
 """Stages `evaluate_*`: held-out questions, greedy and sampled, with outcomes kept per question.
 
 Held-out questions have answers that no training question has. Every stage is asked the same ones:
-once greedily and `evaluation.samples` times at temperature 1, with the real tools (or, closed book, with
-tools that find nothing). `outcomes.jsonl` keeps a line a question, `rows.json` the sums.
+once greedily and `evaluation.samples` times at temperature 1, with the real tools (or, closed book,
+with tools that find nothing). `outcomes.jsonl` keeps a line a question, `rows.json` the sums.
 """
 
 import json
@@ -47,8 +47,9 @@ class Outcome:
 
 
 def held_out(world: SmallWorld, config: Config) -> list[Task]:
-    """`evaluation.questions` of each kind, or as many as the world has, drawn with `evaluation.seed`; no search
-    question has a shortcut. With the engine also as many of several conditions, in equal parts."""
+    """Draw `evaluation.questions` of each kind with `evaluation.seed`, fewer if the world has
+    fewer; no search question has a shortcut. With the engine also as many of several conditions, in
+    equal parts."""
     drawn = (config.evaluation.questions, config.evaluation.seed, "test")
     python = chain_questions(world, *drawn, "python")
     results = config.rollout.search_results

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import yaml
 
-from drlib.notebook.display import ROOT
+from drlib.config import ROOT
 from drlib.validation import require
 
 TABLE, PAPERS_PAGE = Path(__file__).with_name("papers.yaml"), ROOT / "docs" / "papers.md"
@@ -26,7 +26,8 @@ HEAD = """# Papers
 
 Every mechanism of the documents that drlib comes from: where it is here, the notebook that explains
 it, its test, what it has measured in a committed run, and how much of it there is. Drawn by
-`drlib experiment pages` from [papers.yaml](../drlib/experiments/papers.yaml); a test follows each link.
+`drlib experiment pages` from [papers.yaml](../drlib/experiments/papers.yaml); a test follows each
+link.
 """
 COLUMNS = ("mechanism", "file", "notebook", "test", "measured", "how much of it")
 

@@ -13,10 +13,10 @@
       cispo: {rl.loss.clip: cispo}
       none: {rl.loss.clip: none, claim: Without a clip it learns less, source: us, expected: lower}
 
-A finding (`drlib.experiments.findings`) is two arms and a sentence; here arms are many, and each may carry
-such a sentence or none. What is wrong with a file is said in one line before anything is trained:
-an unknown name with the nearest known one, a control that is no arm, two arms that would be the
-same runs, arms that would be asked other questions, switches that exclude each other.
+A finding (`drlib.experiments.findings`) is two arms and a sentence; here arms are many, and each
+may carry such a sentence or none. What is wrong with a file is said in one line before anything is
+trained: an unknown name with the nearest known one, a control that is no arm, two arms that would
+be the same runs, arms that would be asked other questions, switches that exclude each other.
 
 Left out: grids. A file lists its arms, because each costs a training run for each seed.
 """
@@ -237,7 +237,9 @@ def _check_questions(name: str, settings: Mapping, config: Config) -> None:
 
 def _check_switches(sweep: Sweep, name: str, config: Config) -> None:
     """What reinforcement learning itself would refuse, hours later."""
-    covered = {stages.STAGES[one].reads or one for one in stages.list_ancestors(sweep.stage, config)}
+    covered = {
+        stages.STAGES[one].reads or one for one in stages.list_ancestors(sweep.stage, config)
+    }
     if "rl" not in covered:
         return
     from drlib.training.grpo import check_rl_settings  # lazily: it brings torch
@@ -256,3 +258,9 @@ def _check_asked(sweep: Sweep) -> None:
         _known([kind], ("search", "python", *several), "kind of question in asked:")
         decodings = ("sample", "greedy", f"pass@{config.evaluation.samples}")
         _known([decoding], decodings, "decoding in asked:")
+
+
+def what_ran(sweep: Sweep) -> dict:
+    """What the runs depend on besides their seeds: by it results are known for those of a file."""
+    arms = {name: {**sweep.common, **arm.settings} for name, arm in sweep.arms.items()}
+    return {"stage": sweep.stage, "profile": sweep.profile, "settings": arms}

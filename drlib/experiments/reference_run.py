@@ -8,7 +8,8 @@ curves), and the README has both and their difference; `--out figures/reference/
 first.
 
 Each seed repeats everything, pre-training included. `--only` keeps a variation of some stages:
-`--rl.sampling.oversample=2 --rl.sampling.resample=sample --only rl --out figures/reference/resampling`.
+`--rl.sampling.oversample=2 --rl.sampling.resample=sample --only rl --out
+figures/reference/resampling`.
 
 The same line on another world: `--world.name=folder:notebooks/tern`, into a folder of
 `figures/reference/worlds/`.
@@ -26,11 +27,10 @@ from pathlib import Path
 import torch
 
 from drlib.analysis import tour
-from drlib.config import Config
+from drlib.config import AGAIN, ROOT, TOUR, Config
 from drlib.evaluation.results import EVALUATED, Results, gather, titles
 from drlib.experiments.records import copy_curve
 from drlib.models.moe import load_policy, save_policy
-from drlib.notebook.display import AGAIN, REFERENCE, ROOT
 from drlib.training import stages
 from drlib.training.launch import build_stage
 
@@ -48,7 +48,7 @@ def reference(
     """Build what is missing, then write the reference files; returns their folder.
 
     `only`: the stages to evaluate and whose curves to keep; all of them where None. Policies are
-    kept of the run that everything else starts from, `REFERENCE`.
+    kept of the run that everything else starts from, `TOUR`.
     """
     names = ["demonstrations", *(f"evaluate_{name}" for name in only or EVALUATED)]
     for name in names:
@@ -59,7 +59,7 @@ def reference(
     gather(configs, runs, only or EVALUATED, _command(config, seeds, out, only)).save(out)
     for each, name in itertools.product(configs, set(tour.CURVES) & set(only or tour.CURVES)):
         copy_curve(name, each, runs, out)
-    if out.resolve() == REFERENCE:
+    if out.resolve() == TOUR:
         _copy_policies(configs[0], runs, out)
     return out
 
@@ -157,12 +157,12 @@ def _table(results: Results) -> str:
 
 def reference_blocks() -> dict[str, str]:
     """Return the tables of the committed reference runs by name: results, again, worlds."""
-    blocks = {"results": results_block(Results.load(REFERENCE))}
+    blocks = {"results": results_block(Results.load(TOUR))}
     if (AGAIN / "results.json").exists():
-        blocks["again"] = again_block(Results.load(REFERENCE), Results.load(AGAIN))
+        blocks["again"] = again_block(Results.load(TOUR), Results.load(AGAIN))
     others = sorted(path.parent for path in WORLDS.glob("*/results.json"))
     if others:
-        blocks["worlds"] = worlds_block([REFERENCE, *others])
+        blocks["worlds"] = worlds_block([TOUR, *others])
     return blocks
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from drlib.config import Config
-from drlib.experiments.plan import Sweep
+from drlib.experiments.plan import Sweep, what_ran
 from drlib.experiments.records import ExperimentRecords
 from drlib.training import stages
 from drlib.training.launch import LaunchError, build_stage
@@ -95,12 +95,6 @@ def keep(sweep: Sweep, runs: Path, out: Path, command: str, failed: Failed) -> E
             records.add_arm(arm, done, sweep.stage, runs, command, demonstrator=False)
     records.save(out / f"{sweep.name}.parquet")
     return records
-
-
-def what_ran(sweep: Sweep) -> dict:
-    """What the runs depend on besides their seeds: by it results are known for those of a file."""
-    arms = {name: {**sweep.common, **arm.settings} for name, arm in sweep.arms.items()}
-    return {"stage": sweep.stage, "profile": sweep.profile, "settings": arms}
 
 
 def cost_of(stage: str, config: Config, runs: Path) -> dict:

@@ -1,10 +1,11 @@
 """`drlib experiment run strategies`: agents of the same policies on the same questions, for seeds.
 
 `strategies.yaml`, beside this file, says which policies are trained, which agents are put to which
-questions under which limits (`drlib.experiments.agent_comparison.Trial`), and what is claimed of two trials.
-Every trial of every seed is a ledger in `figures/reference/agents/strategies/seedN.json`; a claim
-is the paired difference of two of them, with its interval over seeds and questions, in
-`figures/reference/findings/NAME.json` beside the other findings.
+questions under which limits (`drlib.experiments.agent_comparison.Trial`), and what is claimed of
+two trials. Every trial of every seed is a ledger in
+`figures/reference/agents/strategies/seedN.json`; a claim is the paired difference of two of them,
+with its interval over seeds and questions, in `figures/reference/findings/NAME.json` beside the
+other findings.
 
 Left out: a correction for the number of claims, as in `drlib.experiments.findings`.
 """
@@ -21,7 +22,7 @@ import torch
 import yaml
 
 from drlib.chat.template import ChatIds, load_tokenizer
-from drlib.config import Config
+from drlib.config import ROOT, Config
 from drlib.experiments.agent_comparison import (
     Ledger,
     Trial,
@@ -37,7 +38,6 @@ from drlib.files import write_atomic
 from drlib.intervals import difference_interval
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy, save_policy
-from drlib.notebook.display import ROOT
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import stages

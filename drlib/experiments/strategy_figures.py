@@ -1,7 +1,7 @@
 """The pictures of notebook 12: what agents of one policy reach, and what it costs.
 
-Each takes ledgers (`drlib.experiments.agent_comparison`) and returns a Figure; nothing here asks a policy.
-Accuracies are means over seeds and questions, bands their 95% intervals.
+Each takes ledgers (`drlib.experiments.agent_comparison`) and returns a Figure; nothing here asks a
+policy. Accuracies are means over seeds and questions, bands their 95% intervals.
 """
 
 import math

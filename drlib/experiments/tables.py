@@ -11,9 +11,8 @@ from pathlib import Path
 
 from drlib.analysis import tour
 from drlib.evaluation.results import Results
-from drlib.experiments.plan import Arm, Sweep
-from drlib.experiments.records import ExperimentRecords
-from drlib.experiments.runner import what_ran
+from drlib.experiments.plan import Arm, Sweep, load_sweep, what_ran
+from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 from drlib.experiments.verdicts import rounded
 from drlib.files import write_atomic
 from drlib.validation import require
@@ -62,6 +61,16 @@ def claims_of(found: Mapping) -> dict[str, dict]:
             "common": found["common"],
         }
     return claims
+
+
+def load_committed(name: str) -> tuple[dict, ExperimentRecords]:
+    """Return the summary and the records of an experiment under figures/reference/experiments.
+
+    Raises:
+        ValueError: the plan or the results are missing or unreadable.
+    """
+    records = ExperimentRecords.load(EXPERIMENTS / f"{name}.parquet")
+    return summary(load_sweep(name), records), records
 
 
 def summary(sweep: Sweep, records: ExperimentRecords) -> dict:

@@ -1,6 +1,6 @@
 """The decoder on a CPU: torch's matrix products with compiled kernels between them.
 
-`decoder.Decoder` computes the same in torch operators on any device; `decoder.create_decoder`
+`decoder.Decoder` computes the same in torch operators on any device; `local_engine.create_decoder`
 selects. A test compares both with the trainer's forward pass.
 """
 
@@ -11,18 +11,6 @@ import torch.nn.functional as F
 from drlib.models import kernels
 from drlib.models.decoder import Decoder
 from drlib.models.kernels import LANES
-from drlib.models.moe import PolicyShape, build_policy
-
-
-def compile_kernels() -> None:
-    """Compile or load every kernel now instead of at its first call.
-
-    A process that forks afterwards saves half a second per child.
-    """
-    shape = PolicyShape(vocab_size=8, hidden=8, layers=1, heads=1, kv_heads=1, head_dim=2)
-    with torch.inference_mode():
-        decoder = CompiledDecoder(build_policy(shape, seed=0, init="plain"), 1, 2)
-        decoder.draw(decoder.prefill([0], [0], [np.zeros(1, np.int64)]), np.zeros(1), 1.0, 1.0)
 
 
 class CompiledDecoder(Decoder):

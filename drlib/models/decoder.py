@@ -251,13 +251,3 @@ class Decoder:
         out = torch.empty_like(sorted_out)
         out[order] = sorted_out
         return out.view(len(x), k, -1).sum(1).add_(x)
-
-
-def create_decoder(model, rows: int, max_context: int, routes: bool = False) -> Decoder:
-    """Create the decoder for the device of the model; arguments as for `Decoder`."""
-    if model.lm_head.weight.device.type != "cpu":
-        return Decoder(model, rows, max_context, routes)
-    # Lazy import: numba takes a third of a second, and most programs do not sample.
-    from drlib.models.compiled_decoder import CompiledDecoder
-
-    return CompiledDecoder(model, rows, max_context, routes)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from drlib.models.conversations import check_ids, random_stream, validate_requests
-from drlib.models.decoder import Decoder, create_decoder
+from drlib.models.decoder import Decoder
 from drlib.models.engine import Completion, Engine, NewContext, Respond, SamplingParams
 from drlib.trajectory import NO_RECORD
 
@@ -333,3 +333,13 @@ def _no_routes(decoder: Decoder, context: int) -> np.ndarray:
     width = context if decoder.routes else 0
     shape = (decoder.rows, width, config.num_hidden_layers, config.num_experts_per_tok)
     return np.full(shape, NO_RECORD, np.uint16)
+
+
+def create_decoder(model, rows: int, max_context: int, routes: bool = False) -> Decoder:
+    """Create the decoder for the device of the model; arguments as for `Decoder`."""
+    if model.lm_head.weight.device.type != "cpu":
+        return Decoder(model, rows, max_context, routes)
+    # Lazy import: numba takes a third of a second, and most programs do not sample.
+    from drlib.models.compiled_decoder import CompiledDecoder
+
+    return CompiledDecoder(model, rows, max_context, routes)

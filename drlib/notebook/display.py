@@ -11,11 +11,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-from drlib.config import ROOT
+from drlib.config import ROOT, TOUR
 from drlib.files import write_atomic
 
-REFERENCE = ROOT / "figures" / "reference" / "tour"  # what pictures and the README are made from
-AGAIN = REFERENCE.with_name("again")  # the same recipe, trained by a later commit
+REFERENCE = TOUR
 FIGURE_NAME = re.compile(r"\d\d_[a-z0-9_]+")
 
 

@@ -64,7 +64,7 @@ def _stored(notebook) -> Iterator[str]:
     if counts != list(range(1, len(counts) + 1)):
         yield f"execution counts are {counts}, not 1..{len(counts)}: run `drlib notebooks refresh`"
     if json.dumps(normalised(notebook), sort_keys=True) != json.dumps(notebook, sort_keys=True):
-        yield "not normalised (cell ids, kernel, metadata, widget views): run `drlib notebooks refresh`"
+        yield "not normalised (ids, kernel, metadata, widgets): run `drlib notebooks refresh`"
 
 
 def _code(notebook) -> Iterator[str]:

@@ -39,7 +39,7 @@ from drlib.sandbox.selftest import (
     Probe,
     SandboxUnavailable,
 )
-from drlib.sandbox.template import Template, TemplateDied, call_files
+from drlib.sandbox.template_process import Template, TemplateDied, call_files
 
 MAX_REQUEST_CHARS = 16_000_000
 MEMORY_PATIENCE_S = 60.0  # wait for memory used outside the sandbox

@@ -108,7 +108,7 @@ def prepare_batch(
 
 
 def truncate_batch(parts: Sequence[RolloutBatch], config: Config, step: int) -> list[RolloutBatch]:
-    """Drop samples of each part at random until its size divides by rl.advantage.sample_multiple."""
+    """Drop samples at random until each part divides by rl.advantage.sample_multiple."""
     return [part.of(_kept(part.trajectories, config, step)) for part in parts]
 
 

@@ -103,7 +103,10 @@ def main() -> None:
     ) as fault:
         sys.exit(f"error: {fault}")
     except Interrupted:
-        print("interrupted: run the same command again to resume from the last checkpoint", file=sys.stderr)
+        print(
+            "interrupted: run the same command again to resume from the last checkpoint",
+            file=sys.stderr,
+        )
         sys.exit(130)  # exit status of shells after Ctrl-C
 
 

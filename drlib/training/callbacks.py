@@ -250,7 +250,7 @@ class Validation(StateMachine):
     state: dict = initial_state(steps=0, seen={}, known={})
 
     def update(self, outcomes: Iterable[tuple[str, float]]) -> float | None:
-        """Add the (skill, correct) pairs of a step; return the score at the end of `every` steps."""
+        """Add the (skill, correct) pairs of a step; return the score after `every` steps."""
         state = self.state
         state["steps"] += 1
         for skill, right in outcomes:

@@ -185,7 +185,8 @@ def _count_conditions(world: SmallWorld) -> dict[str, int]:
         if not asked.skills:
             raise ValueError(
                 f"world {world.name!r} has no question of two conditions on its {split} side: a "
-                "page needs two facts that it shares with other pages, but no other page may have both. "
+                "page needs two facts that it shares with other pages, but no other page may "
+                "have both. "
                 "Add such pages, or set questions.source=chains"
             )
     return counts
@@ -206,7 +207,8 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
     if config.questions.skills == "memory":
         require(
             config.questions.source == "chains",
-            "questions.skills=memory reports one fact per relation, but questions with conditions need "
+            "questions.skills=memory reports one fact per relation, but questions with "
+            "conditions need "
             "two: set questions.source=chains",
         )
         texts += memory_texts()

@@ -1,8 +1,8 @@
 """Routes of experts in the local loop: the choices that an update replays, in its line of tokens.
 
-`drlib.models.routing_replay` says what replay is. R2 replays what the policy before the update chose, R3
-what the engine chose when it sampled; then the policy before the update is scored under the same
-routes, so that a ratio compares weights alone. TRL's step has its own half of this
+`drlib.models.routing_replay` says what replay is. R2 replays what the policy before the update
+chose, R3 what the engine chose when it sampled; then the policy before the update is scored under
+the same routes, so that a ratio compares weights alone. TRL's step has its own half of this
 (`drlib.training.routing`).
 """
 

@@ -20,7 +20,7 @@ from drlib.models.local_engine import LocalEngine
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
-from drlib.training import group_replay, question_selection  # noqa: F401  registers callbacks
+from drlib.training import group_replay, question_selection  # noqa: F401 - registers callbacks
 from drlib.training.batch import check_batch, prepare_batch, truncate_batch
 from drlib.training.callbacks import StepState, build_callbacks, check_callbacks
 from drlib.training.distributed import Ranks
@@ -98,7 +98,7 @@ class GRPOTrainer:
         if state.config is not config:
             self.agent = self.build_agent(state.config)
 
-        # sample groups of rollouts with tools, reward them; draw again while groups have no variance
+        # sample rewarded groups of rollouts with tools; draw again while groups have no variance
         rollouts = collect_rollouts(
             self.agent, self.scheduler, self.curriculum, state.config, step, ranks
         )
@@ -107,11 +107,11 @@ class GRPOTrainer:
         # filter, resample, advantages, loss weights: no model is run
         batch = prepare_batch(rollouts.trainable, config, step, ranks, self.clock)
 
-        # log-probabilities under the policy before the update and the reference, if the loss uses them
+        # log-probabilities under the policy before the update and the reference, if in the loss
         parts = [self.learner.record(part) for part in batch.parts]
         state.batch = truncate_batch(parts, config, step)
 
-        # callbacks may add replayed groups, probe questions, or set learning rate and KL coefficient
+        # callbacks may add replayed groups, ask probe questions, set learning rate and KL
         state.rollouts = rollouts.everything
         summary, state.outcomes = summarise_rollouts(state.rollouts, batch.selected, ranks)
         state.metrics |= {"step": step + 1, **summary, **batch.metrics}

@@ -152,7 +152,7 @@ class LocalLearner:
             self.is_reference_moved = True
 
 
-# ---------------------------------------------------------------- log-probabilities before the update
+# ------------------------------------------------------- log-probabilities before the update
 
 
 @torch.no_grad()
@@ -380,7 +380,7 @@ def batch_loss(
     switches: LossConfig,
     config: Config,
 ):
-    """Return (policy loss, balance loss, |log-prob gap to the engine| per scored token, metrics)."""
+    """Return (policy loss, balance loss, |log-prob gap to engine| per scored token, metrics)."""
     tokens, scored, rerouted = _score(model, share.trajectories, config, share.routes)
     at_BT, mask_BT = _layout(tokens, scored, config)
 
@@ -466,7 +466,7 @@ def split_micro_batches(
         yield chosen
 
 
-# ---------------------------------------------------------------- token selection (80/20 rule, arXiv 2506.01939)
+# ------------------------------------------------- token selection (80/20 rule, arXiv 2506.01939)
 
 
 def select_learning_tokens(
@@ -492,7 +492,7 @@ def select_learning_tokens(
 
 
 def learning_tokens(share: RolloutBatch, config: Config) -> list[np.ndarray]:
-    """Return masks of the tokens in the loss, selected within this share: bool [T] per trajectory."""
+    """Return the masks of tokens in the loss, chosen in this share: bool [T] per trajectory."""
     return _laid_out(
         share, mark_top_share(_token_scores(share, config), config.rl.loss.top_entropy)
     )
@@ -581,7 +581,8 @@ def check_loss(config: Config) -> None:
     require(config.rl.minibatches >= 1, "rl.minibatches must be at least 1")
     require(
         is_off_policy(config) or loss.correction == "none",
-        f'rl.loss.correction="{loss.correction}" has no effect if engine and trainer are equal: set '
+        f'rl.loss.correction="{loss.correction}" has no effect if engine and trainer are equal: '
+        "set "
         "rl.off_policy.engine_dtype, rl.off_policy.staleness, rl.minibatches or "
         "rl.off_policy.replay_groups too",
     )
@@ -598,6 +599,6 @@ def check_loss(config: Config) -> None:
     )
     require(
         loss.kl_coef > 0 or (loss.kl_estimator == "k3" and not loss.kl_unbiased),
-        "rl.loss.kl_estimator and rl.loss.kl_unbiased belong to the KL term: set rl.loss.kl_coef too",
+        "rl.loss.kl_estimator and kl_unbiased belong to the KL term: set rl.loss.kl_coef too",
     )
     loss_config(config)  # checks the values of the loss itself

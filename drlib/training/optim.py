@@ -121,7 +121,8 @@ class GradientWatch:
         self.skipped = 0 if is_finite else self.skipped + 1
         if self.skipped == MOST_SKIPPED:
             raise NotFinite(
-                f"{SKIPPED} in {MOST_SKIPPED} consecutive steps (all were skipped; the last checkpoint is "
+                f"{SKIPPED} in {MOST_SKIPPED} consecutive steps (all were skipped; the last "
+                "checkpoint is "
                 "valid): set model.dtype=float32, a lower learning rate or another loss"
             )
         return is_finite

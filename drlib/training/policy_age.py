@@ -21,7 +21,8 @@ def check_policy_age(config: Config) -> None:
     older = config.rl.off_policy.staleness > 0 or config.rl.off_policy.replay_groups > 0
     require(
         config.rl.filter.max_age == 0 or older,
-        f"rl.filter.max_age={config.rl.filter.max_age} has no effect, as all rollouts have age 0: set "
+        f"rl.filter.max_age={config.rl.filter.max_age} has no effect, as all rollouts "
+        "have age 0: set "
         "rl.off_policy.staleness or rl.off_policy.replay_groups too",
     )
     require(

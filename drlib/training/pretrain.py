@@ -174,7 +174,8 @@ def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], It
     shares = config.pretrain.first_order_share, config.pretrain.higher_order_share
     if sum(shares) > 1:
         raise ValueError(
-            f"pretrain.first_order_share and pretrain.higher_order_share sum to {sum(shares)}: lower "
+            "pretrain.first_order_share and pretrain.higher_order_share sum to "
+            f"{sum(shares)}: lower "
             "them to at most 1"
         )
     conditions = None if config.questions.source == "chains" else config.questions.wording

@@ -69,7 +69,8 @@ def check_question_settings(config: Config) -> None:
     pool, a_step = config.rl.curriculum.pool, config.rl.questions
     require(
         pool == 0 or pool >= a_step,
-        f"rl.curriculum.pool={pool} is smaller than rl.questions={a_step}: raise rl.curriculum.pool",
+        f"rl.curriculum.pool={pool} is smaller than rl.questions={a_step}: raise "
+        "rl.curriculum.pool",
     )
     require(
         pool > 0 or config.rl.curriculum.curation_every == 0,

@@ -188,7 +188,8 @@ class QuestionSelection(Callback):
         solved = {name: some or [0.0] for name, some in outcomes.items()}
         require(
             any(min(some) < 1 for some in solved.values()),
-            f"the policy always solves all rl.curriculum.pool={len(solved)} questions, so the third stage "
+            f"the policy always solves all rl.curriculum.pool={len(solved)} questions, so the "
+            "third stage "
             "has none: raise rl.curriculum.pool",
         )
         hard = self.stages.keep_hard(solved)

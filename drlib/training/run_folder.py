@@ -164,7 +164,9 @@ class RunFolder:
             }
             text = json.dumps(manifest, indent=1, sort_keys=True)
             write_atomic(self.path / MANIFEST, text)
-            shutil.rmtree(self.final, ignore_errors=True)  # remove an incomplete folder without a manifest
+            shutil.rmtree(
+                self.final, ignore_errors=True
+            )  # remove an incomplete folder without a manifest
             os.replace(self.path, self.final)
         self.ranks.barrier()
         return metrics

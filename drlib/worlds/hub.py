@@ -6,7 +6,8 @@ questions were written. `hub:PATH` reads a parquet, json or jsonl file, or a fol
 network; `hub:NAME` streams from the hub.
 
 Paragraphs with one title form one page. The relation `mentions` links titles that occur in a text,
-longest match first. Not implemented: the questions (`drlib.evaluation`), and other spellings of a title.
+longest match first. Not implemented: the questions (`drlib.evaluation`), and other spellings of a
+title.
 """
 
 import json

@@ -203,7 +203,7 @@ def trained_model(config, rank: int, device: str):
             model = get_peft_model(model, build_lora_config(model, settings))
             model.enable_input_require_grads()  # checkpointing needs it, and TRL does so
     model.gradient_checkpointing_enable()
-    return model.train(), settings.balance_coef if hasattr(config, "num_experts") else 0.0
+    return model.train(), settings.trainer.balance_coef if hasattr(config, "num_experts") else 0.0
 
 
 def train_step(sizes: Sizes, rank: int, tokens: int) -> dict:

@@ -44,7 +44,8 @@ FAULTS = ("not unique", "not minimal", "shortcut", "leak", "redundant", "shallow
 
 
 def timed(world, n: int, depth: int, **how) -> dict:
-    """Questions of exactly `measure_depth` look-ups, verified by sets; `how`: of `synthesize_questions`."""
+    """Questions of exactly `measure_depth` look-ups, verified by sets; `how`: of "
+    "`synthesize_questions`."""
     graph = world.graph
     _ = graph.relations, graph.neighbours, graph.kinds
     synthesize_questions(world, 1, "warm", hops={depth: 1}, **how)

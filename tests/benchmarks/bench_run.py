@@ -1,8 +1,8 @@
 """The tour here and in another checkout, seed by seed in turn: time and what it came to; no test.
 
 Each run is that of `make run`, after its install, in a fresh clone of the checkout's commit: the
-notebook 00 in the laptop profile by `drlib.notebook run`, with this interpreter. Wall time is until it
-ends; CPU time is of it and of all that it starts, for which this process waits (what a finished
+notebook 00 in the laptop profile by `drlib.notebook run`, with this interpreter. Wall time is until
+it ends; CPU time is of it and of all that it starts, for which this process waits (what a finished
 run leaves running is ended first). `right` are the shares of held-out questions that the policy
 after RL answers, sampled and greedy.
 

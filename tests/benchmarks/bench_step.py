@@ -8,8 +8,8 @@ once more the two halves: making the completions, and learning from them. TRL wo
 checkpointing, with grouped experts and in one micro-batch, which was its fastest way here.
 
 **The pass.** Rollouts of the reference run through the policy that made them: samples end to end
-(`drlib.models.packed`) against packed rows as transformers takes them, which share a row and restart
-their positions in it.
+(`drlib.models.packed`) against packed rows as transformers takes them, which share a row and
+restart their positions in it.
 
 Runs are interleaved, so that a busy machine slows all alike; a ratio is the median of the pairs',
 with the least and the most, of CPU seconds.

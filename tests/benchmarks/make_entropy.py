@@ -82,7 +82,10 @@ def main():
         config = Config.load("laptop", seed=seed)
         tasks = held_out(world, config)
         before = load_policy(stages.folder("sft", config, args.runs) / "policy")[0].eval()
-        with Sandbox() as sandbox, Toolbox(world, sandbox, results=config.rollout.search_results) as tools:
+        with (
+            Sandbox() as sandbox,
+            Toolbox(world, sandbox, results=config.rollout.search_results) as tools,
+        ):
             for stage in STAGES:
                 model, chat = load_policy(stages.folder(stage, config, args.runs) / "policy")
                 made = rollouts(model, chat, config, tasks, tools)

@@ -54,7 +54,9 @@ def measured(start: ColdStart, config) -> dict:
         base_N = advantages["leave_one_out"]
         if not base_N.any():
             continue
-        row = accumulate_gradients(model, [RolloutBatch(group, base_N, torch.ones(len(group)))], config, Ranks())
+        row = accumulate_gradients(
+            model, [RolloutBatch(group, base_N, torch.ones(len(group)))], config, Ranks()
+        )
         gradients.append(gradient_of(model) * row["tokens"])
         for name, found_N in advantages.items():
             (c,) = {round(float(c), 5) for c in found_N / base_N}

@@ -40,7 +40,7 @@ PROGRAMS = [
     "import time; time.sleep(60)",
 ]
 START = {"rl_start": "figures/reference/tour/policy_sft", "processes": 1}
-SMALL = START | {"rl_steps": 2, "rl_questions": 6, "rl_group": 4, "rl_lr": "2e-3"}
+SMALL = START | {"rl_steps": 2, "rl_questions": 6, "rl_group": 4, "rl_lr": 0.002}
 OFF_POLICY = {"rl_minibatches": 2}
 RL_OPTIONS = [
     {},
