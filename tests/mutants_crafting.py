@@ -95,8 +95,8 @@ MUTANTS = [
     Mutant(
         "teacher: the planner sees the facts",
         MODEL,
-        "reply = self.writer.ask(prompt(PLAN, task.question), seed=number)",
-        "reply = self.writer.ask(prompt(PLAN + _lines(known), task.question), seed=number)",
+        "reply = self.writer.ask(make_prompt(PLAN, task.question), seed=number)",
+        "reply = self.writer.ask(make_prompt(PLAN + _lines(known), task.question), seed=number)",
         (f"{TEACHER}::test_plans_are_written_blind_and_judged_by_what_is_known",),
         "plans would be of what a policy cannot know",
     ),

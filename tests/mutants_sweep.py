@@ -1,5 +1,4 @@
-"""The faults of the experiment runner, drlib/lab/sweep*.py and its figure, of warm ranks, of how
-programs begin, and of what the README is told (see `tests.mutants`)."""
+"""Faults of drlib.experiments and its figures, and of how programs begin."""
 
 from tests.mutants import Mutant
 
@@ -32,8 +31,8 @@ MUTANTS = [
     Mutant(
         "sweep: the control is the first arm",
         TABLE,
-        "    control = results.get(sweep.control)",
-        "    control = results.get(next(iter(sweep.arms)))",
+        "    control = records.results.get(sweep.control)",
+        "    control = records.results.get(next(iter(sweep.arms)))",
         (f"{SWEEP}::test_the_other_arm_as_control_turns_the_sign",),
         "differences are to another arm than the file names",
     ),
@@ -64,7 +63,7 @@ MUTANTS = [
     Mutant(
         "sweep: an arm chooses its own questions",
         FILE,
-        'key not in chooses and not key.startswith(("eval_", "world"))',
+        'key not in chooses and not key.startswith(("evaluation.", "world."))',
         "key not in chooses",
         (f"{SWEEP}::test_what_is_wrong_with_an_arm_is_one_line",),
         "arms are compared on different questions",
@@ -87,7 +86,7 @@ MUTANTS = [
     ),
     Mutant(
         "sweep: failures leave no trace",
-        "drlib/lab/__main__.py",
+        "drlib/cli/experiment.py",
         "    return 1 if failed else 0\n",
         "    return 0\n",
         (f"{RUNS}::test_a_failed_arm_is_named_with_its_reason_and_the_others_are_there",),
@@ -112,25 +111,25 @@ MUTANTS = [
     Mutant(
         "sweep: drawn from results of other settings",
         TABLE,
-        "    require(not changed,",
-        "    require(True,",
-        (f"{SWEEP}::test_table_and_figure_are_drawn_again_from_files_alone",),
+        "        not changed,\n",
+        "        True,\n",
+        (f"{SWEEP}::test_records_survive_their_file_and_give_the_same_summary",),
         "old rows stand under a new name",
     ),
     Mutant(
         "sweep: the claim judged by the accuracy",
         TABLE,
-        'judged((difference["effect"], *difference["interval"]))',
-        'judged((asked[0]["accuracy"], *asked[0]["interval"]))',
+        'effect = (difference["effect"], *difference["interval"])',
+        'effect = (asked[0]["accuracy"], *asked[0]["interval"])',
         (f"{SWEEP}::test_a_claim_that_nothing_speaks_for_stays_open",),
         "every claim of something higher is reproduced",
     ),
     Mutant(
         "sweep: a claim judged by one seed",
         TABLE,
-        'len(difference["seeds"]) < 2',
-        'len(difference["seeds"]) < 1',
-        (f"{SWEEP}::test_a_claim_is_judged_by_the_first_kind_of_question_as_a_finding_is",),
+        'judge(effect, difference["by_seed"])',
+        'judge(effect, [*difference["by_seed"]] * 20)',
+        (f"{SWEEP}::test_a_claim_is_judged_by_the_first_kind_of_question",),
         "one training's luck is a finding",
     ),
     Mutant(
