@@ -97,6 +97,6 @@ def test_foreign_files_and_duplicate_ids_are_rejected(tmp_path):
         with pytest.raises(ValueError, match="line 1 is not an answer of this program"):
             answer(server, path)
         assert path.read_text() == '{"a": 1}\n' and server.asked == 0
-        with pytest.raises(ValueError, match="1 tasks have the id"), Toolbox(None) as toolbox:
+        with pytest.raises(ValueError, match="1 tasks share an id"), Toolbox(None) as toolbox:
             engine = ApiEngine(ChatEndpoint(server.url, "scripted"))
             answer_file(ReAct(engine, toolbox), [TASKS[0], TASKS[0]], tmp_path / "new.jsonl")

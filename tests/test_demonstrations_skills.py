@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from drlib.agents import S3, IterResearch, Limits, ReSum
-from drlib.agents.heavy import synthesis
+from drlib.agents.heavy import synthesis_prompt
 from drlib.agents.s3 import answer_from_facts
 from drlib.demonstrations.actions import episode_sample
 from drlib.demonstrations.oracle import Oracle
@@ -117,7 +117,7 @@ def test_the_merger_is_taught_what_heavy_shows_it(tour, toolbox):
         SimpleNamespace(metadata={"report": report}, answer=run.answer)
         for report, run in zip(reports, runs)
     ]
-    assert shown["content"] == synthesis(task.question, as_heavy)
+    assert shown["content"] == synthesis_prompt(task.question, as_heavy)
     assert reports[1] == NOTHING and "Its answer: none" in shown["content"]
     assert said["content"].endswith(f"<answer>{task.answer}</answer>")
 

@@ -61,7 +61,7 @@ def test_sqlite_works_with_ineffective_locks(pair):
     assert pair.run(code).text == "2"
 
 
-def denied(call: str) -> str:
+def failing_call(call: str) -> str:
     """Build a program that makes a C call and prints its error number, or 0 on success."""
     return f"{SYS}print(libc.{call} == -1 and ctypes.get_errno())"
 
@@ -88,7 +88,7 @@ def denied(call: str) -> str:
 )
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="call numbers of x86-64")
 def test_leaking_and_allocating_system_calls_are_denied(call, pair):
-    assert pair.run(denied(call)).text == "1"  # EPERM
+    assert pair.run(failing_call(call)).text == "1"  # EPERM
 
 
 def test_file_advice_has_no_effect(pair):

@@ -50,7 +50,7 @@ SWAPPER = """
 import os, sys, time
 work, outside = sys.argv[1:]
 os.chdir(work)
-def stay():  # long enough for somebody to walk through the link
+def stay():  # long enough to be followed
     end = time.perf_counter() + 0.0003
     while time.perf_counter() < end: pass
 def attempt(action, *arguments, **more):
@@ -80,7 +80,7 @@ while True:  # until it is killed
 
 
 @contextmanager
-def swapped(tmp_path):
+def swap_folders(tmp_path):
     """Yield (work, outside): two processes replace folders in `work` by links to `outside`.
 
     The folder `outside` holds 100 files.
@@ -111,10 +111,10 @@ def state(folder):
 
 
 def test_wipe_stays_inside_during_races(tmp_path):
-    with swapped(tmp_path) as (work, outside):
+    with swap_folders(tmp_path) as (work, outside):
         before = state(outside)
         for _ in range(ROUNDS):
-            with suppress(OSError):  # it loses the race, not its way
+            with suppress(OSError):  # a lost race, but inside
                 wipe(str(work))
             assert state(outside) == before
 
@@ -134,7 +134,7 @@ def wipe_by_path(folder):
 
 
 def test_control_wipe_by_path_escapes(tmp_path):
-    with swapped(tmp_path) as (work, outside):
+    with swap_folders(tmp_path) as (work, outside):
         before = state(outside)
         end = time.monotonic() + 60
         while state(outside) == before and time.monotonic() < end:
@@ -154,8 +154,8 @@ def test_open_below_stays_inside_during_races(open_folder, tmp_path):
     seen = opened = refused = 0
     enough = (
         ROUNDS if open_folder is layers.open_below else 10**6
-    )  # the control looks until it sees
-    with swapped(tmp_path) as (work, _):
+    )  # the control runs until it fails
+    with swap_folders(tmp_path) as (work, _):
         end = time.monotonic() + 30
         top = os.open(work, os.O_RDONLY)
         while min(opened, refused) < enough and not seen and time.monotonic() < end:
@@ -199,7 +199,7 @@ def test_measurement_counts_bytes_entries_and_deleted_files(tmp_path, monkeypatc
     for i in range(50):
         (tmp_path / f"entry-{i}").touch()
     assert too_much()
-    assert not bounds.holds_too_much(2**22 - 1, work)  # nobody's number: it has ended
+    assert not bounds.holds_too_much(2**22 - 1, work)  # an unused process id
 
 
 def test_deleted_mapped_file_counts_as_the_largest(tmp_path):
@@ -224,11 +224,11 @@ def test_walk_of_a_deep_tree_is_linear(tmp_path, monkeypatch):
     walked = []
     open_below = bounds.layers.open_below
 
-    def counted(above, path):
+    def count_and_open(above, path):
         walked.append(path.count("/") + 1)
         return open_below(above, path)
 
-    monkeypatch.setattr(bounds.layers, "open_below", counted)
+    monkeypatch.setattr(bounds.layers, "open_below", count_and_open)
     monkeypatch.setattr(bounds, "WALK_SECONDS", 60.0)
     top = os.getcwd()
     try:

@@ -68,7 +68,7 @@ BROKEN = {
 
 
 @contextlib.contextmanager
-def answering(make_reply):
+def serve_replies(make_reply):
     """Start a server that answers each request with `make_reply(body)`; yield its address."""
 
     class Answer(socketserver.StreamRequestHandler):
@@ -90,7 +90,7 @@ def answering(make_reply):
 @pytest.mark.parametrize("kind", BROKEN)
 def test_broken_service_loses_no_call(kind, service):
     asked = []
-    with answering(lambda body: asked.append(1) or BROKEN[kind]) as broken:
+    with serve_replies(lambda body: asked.append(1) or BROKEN[kind]) as broken:
         # Each call is answered long before the hour that one of them asks for; and as every batch
         # begins where the last one ended, the broken one is asked a few times and not for each.
         with SandboxClient([broken, service.url], batch=1, in_flight=1, deadline_s=100) as client:
@@ -106,7 +106,7 @@ def test_too_large_batches_are_split(service):
         status, _, answer = service.ask("POST", "/run", body)
         return reply(status, answer)
 
-    with answering(proxy) as url, SandboxClient(url, batch=32) as client:
+    with serve_replies(proxy) as url, SandboxClient(url, batch=32) as client:
         futures = [client.submit(code) for code in [*numbers(31), "#" * 3000]]
         assert texts(f.result() for f in futures[:-1]) == [str(i) for i in range(31)]
         with pytest.raises(ValueError, match=r"too large.*413.*proxy"):
@@ -122,7 +122,7 @@ def test_too_large_call_raises_in_its_own_future(client):
 
 def test_deadline_applies_while_all_nodes_are_paused():
     with (
-        answering(lambda body: reply(503, b"", "Retry-After: 3600")) as url,
+        serve_replies(lambda body: reply(503, b"", "Retry-After: 3600")) as url,
         SandboxClient(url, deadline_s=1.0) as client,
     ):
         for _ in range(2):  # the second finds it resting

@@ -110,7 +110,7 @@ def test_locks_succeed_without_effect(machine):
         assert judge(machine, "fcntl", 3, command) == DONE
     for command in (0, 1, 2, 3, 4, 1030, 1032):
         assert judge(machine, "fcntl", 3, command) == ALLOW
-    for command in (5, 36, 8, 10, 1031, 1033):  # to look at locks, owners, larger pipes, seals
+    for command in (5, 36, 8, 10, 1031, 1033):  # read locks, owners, larger pipes, seals
         assert judge(machine, "fcntl", 3, command) == EPERM
 
 
@@ -123,9 +123,9 @@ def test_shared_anonymous_memory_is_denied(machine):
 
 def test_process_signals_only_itself(machine):
     for name in ("kill", "tgkill"):
-        # the number that stands for the process until it installs the filter
+        # placeholder of the process id until the filter is installed
         assert judge(machine, name, 0xFFFFFFF1, 9) == ALLOW
-        for other in (0, 1, 2, 4711, 0xFFFFFFFF):  # 0: its group, -1: everybody
+        for other in (0, 1, 2, 4711, 0xFFFFFFFF):  # 0: its group, -1: all processes
             assert judge(machine, name, other, 9) == EPERM
 
 

@@ -58,7 +58,7 @@ class Answers:
             time.sleep(0.01)
 
 
-def works(sandbox):
+def check_works(sandbox):
     return [r.text for r in sandbox.map([f"print({i})" for i in range(6)])] == list("012345")
 
 
@@ -113,7 +113,7 @@ def test_a_full_disk(what, level, small_disk, monkeypatch):
         for result in results[20:]:
             assert result.env_fault or result.text == "written" or "No space" in result.text, result
         (small_disk / "filler").unlink()
-        assert works(sandbox)
+        assert check_works(sandbox)
     assert not list(small_disk.iterdir())  # nothing is left there
 
 
@@ -140,9 +140,9 @@ def test_killed_process_affects_no_other_call(whom):
                 "worker_died",
                 "setup_failed",
             ), result
-        # A template's call runs again; a child that has begun is not run twice.
+        # The call of a killed template is retried; a started child is not.
         assert sum(result.ok for result in results) >= 60 - killed
-        assert works(sandbox)
+        assert check_works(sandbox)
 
 
 def failed(result):
@@ -161,7 +161,7 @@ def take_all(held):
 def test_no_free_descriptors_in_the_caller():
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with Sandbox(workers=2) as sandbox:
-        assert works(sandbox)
+        assert check_works(sandbox)
         held, answers = [], Answers(sandbox, [SLOW.format(0.05, i) for i in range(6)])
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
         try:
@@ -176,11 +176,11 @@ def test_no_free_descriptors_in_the_caller():
         for i, result in enumerate(under_way):
             assert failed(result) or result.text == str(i), result
         assert all(failed(result) for result in others), others
-        assert works(sandbox)
+        assert check_works(sandbox)
 
 
 def test_two_thousand_calls_leak_nothing():
-    def held():
+    def count_resources():
         gc.collect()
         family = [psutil.Process(pid) for pid in sandbox.template_pids()]
         own = psutil.Process()
@@ -195,11 +195,11 @@ def test_two_thousand_calls_leak_nothing():
     codes = ["print(1)", "1 / 0", "print('a' * 9999)", "open('f', 'w').write('x' * 9999)"] * 125
     with Sandbox(workers=2) as sandbox:
         sandbox.map(codes[:200])
-        pids, before = sandbox.template_pids(), held()
+        pids, before = sandbox.template_pids(), count_resources()
         for _ in range(4):
             results = Answers(sandbox, codes).results()
             assert [r.status for r in results] == ["ok", "error", "ok", "ok"] * 125
-        after = held()
+        after = count_resources()
         assert sandbox.template_pids() == pids
     assert after[:2] == before[:2] and after[2] <= before[2] + 8  # others use /dev/shm as well
     assert after[3] <= before[3] + 4, (before, after)  # of a child's start, perhaps under way

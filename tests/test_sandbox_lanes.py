@@ -191,16 +191,16 @@ def test_internal_error_reaches_the_caller(monkeypatch):
         assert single.run("print(2)").text == "2"
 
 
-def below(pid):
+def find_descendants(pid):
     words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [p for word in words for p in (int(word), *below(int(word)))]
+    return [p for word in words for p in (int(word), *find_descendants(int(word)))]
 
 
 def waiting_child(template):
     """Return the child prepared for the next call: the last session leader below a template."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
-        for pid in reversed(below(template)):
+        for pid in reversed(find_descendants(template)):
             fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
             if int(fields[3]) == pid:
                 return pid

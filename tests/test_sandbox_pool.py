@@ -31,7 +31,7 @@ def sandbox(request):
         yield made
 
 
-def gone(pid: int, patience_s: float = 10.0) -> bool:
+def wait_gone(pid: int, patience_s: float = 10.0) -> bool:
     """Return True once the process ends (a zombie of another parent counts as ended)."""
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
@@ -247,7 +247,7 @@ def test_template_killed_in_a_call_is_replaced_and_the_call_repeated():
         child, folder = running_child(old), folder_of(old)
         os.kill(old, signal.SIGKILL)
         assert future.result().text == "done"
-        assert gone(old) and gone(child) and not folder.exists()
+        assert wait_gone(old) and wait_gone(child) and not folder.exists()
         assert single.template_pids() != [old]
 
 
@@ -285,7 +285,7 @@ def test_close_leaves_nothing_behind():
     running, waiting = (single.submit("import time; time.sleep(50)") for _ in range(2))
     child = running_child(template)
     single.close()
-    assert gone(template) and gone(child) and not folder.exists()
+    assert wait_gone(template) and wait_gone(child) and not folder.exists()
     with pytest.raises(RuntimeError, match="closed during this call"):
         running.result()
     with pytest.raises(CancelledError):
@@ -323,7 +323,7 @@ def test_exiting_caller_leaves_no_orphan(end):
         pids.append(running_child(template))
         caller.send_signal(signal.SIGKILL if end == "killed" else signal.SIGINT)
     caller.wait(30)
-    assert all(gone(pid) for pid in pids)
+    assert all(wait_gone(pid) for pid in pids)
     assert folder is None or not folder.exists()
 
 

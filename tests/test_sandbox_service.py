@@ -153,16 +153,16 @@ def test_results_stream_with_the_ids_of_their_calls(service):
 
 
 def test_two_hundred_clients_get_their_own_results(service):
-    async def one(number):
+    async def call_once(number):
         with SandboxClient(service.url) as mine:
             codes = [f"print({number}, {k}, input())" for k in range(2)]
             answers = [mine.submit(code, stdin=str(-number)) for code in codes]
             return [(await asyncio.wrap_future(answer)).text for answer in answers]
 
-    async def everyone():
-        return await asyncio.gather(*map(one, range(200)))
+    async def call_all():
+        return await asyncio.gather(*map(call_once, range(200)))
 
-    got = asyncio.run(everyone())
+    got = asyncio.run(call_all())
     assert got == [[f"{i} {k} {-i}" for k in range(2)] for i in range(200)]
 
 

@@ -273,7 +273,7 @@ NUMBERS = [
 ]
 
 
-def ended(arguments):
+def run_python(arguments):
     """Run a Python process to its end; return its result. A process that serves fails."""
     clean = {name: value for name, value in os.environ.items() if name != TOKEN}
     command = [sys.executable, *arguments]
@@ -286,7 +286,7 @@ def test_command_line_numbers_are_checked():
     serving = ["-m", "drlib.cli", "sandbox", "serve", "--port=0"]
     orders = [[*serving, f"--{name}={value}"] for name, value, _ in NUMBERS]
     with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(ended, orders))
+        done = list(pool.map(run_python, orders))
     for (name, value, limit), process in zip(NUMBERS, done, strict=True):
         last = process.stderr.splitlines()[-1]
         assert process.returncode and not process.stdout, name
@@ -299,5 +299,5 @@ def test_invalid_port_raises(port):
     code = (
         f"from drlib.sandbox.service import serve; serve('127.0.0.1', {port}, 2000, timeout_s=4.0)"
     )
-    last = ended(["-c", code]).stderr.splitlines()[-1]
+    last = run_python(["-c", code]).stderr.splitlines()[-1]
     assert last == f"ValueError: port is {eval(port)}; give a number from 0 to 65535."

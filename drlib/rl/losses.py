@@ -143,9 +143,8 @@ def policy_loss(
         (loss, metrics): a scalar tensor, and floats over the tokens with weight > 0 (unweighted;
         combine batches with `merge_metrics`): tokens, ratio_mean/min/max (at `level`), abs_dlogp
         (mean |log r|), clip_high and clip_low (shares above and below the range that lost their
-        gradient;
-        cispo: above, capped), and those of `weight_metrics` for pi / pi_behaviour. With the
-        corresponding arguments or options: mismatch_kl, mismatch_max (behaviour and old), kl,
+        gradient; cispo: above, capped), and those of `weight_metrics` for pi / pi_behaviour. With
+        the corresponding arguments or options: mismatch_kl, mismatch_max (behaviour and old), kl,
         dropped_correction, dropped_entropy, clip_high_positive (share with A > 0),
         clip_low_positive.
 

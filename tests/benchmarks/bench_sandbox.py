@@ -1,16 +1,15 @@
-"""Calls per second, latency and CPU time of the sandbox beside other ways to run code; not a test.
+"""Benchmark of the sandbox and other ways to run code: calls per second, latency, CPU time.
 
-One queue: in every round each contender runs one block of calls, in an order that rotates, so that
-a busy machine slows all alike; ratios are medians of the rounds' own. CPU time is that of this
-process, of its ended children and of every living descendant with its own ended children (the
-templates), so nothing that a call costs is left out. Every answer is checked.
+In every round each arm runs one block of calls, in rotating order, so that other load affects all
+arms equally. Ratios are medians over rounds. CPU time includes all ended and living descendants
+(the templates). Every result is checked.
 
-- sandbox, standard: `Sandbox` at this machine's best level, and at "standard" where that is less
+- sandbox, standard: `Sandbox` at this machine's best level, and at "standard" if that is lower
 - subprocess: `subprocess.run([python, "-c", code])`, which imports anew each time
-- pool: `multiprocessing.Pool`, imports done, state shared, nothing contained: for orientation
-- smolagents: its interpreter in this process, nothing contained; skipped where not installed
+- pool: `multiprocessing.Pool`, imports done, state shared, no isolation
+- smolagents: its interpreter in this process, no isolation; skipped if not installed
 
-Further parts: `--queue` calls queued at once (none lost, none twice, each its own answer),
+Further parts: `--queue` calls queued at once (none lost or duplicated),
 `--memory` calls with the memory of this process and its templates, `--fuzz` random programs.
 
 Run: OMP_NUM_THREADS=1 python tests/benchmarks/bench_sandbox.py \
@@ -159,7 +158,7 @@ def compare(arms, args):
     return rows
 
 
-def of_arm(rows, kind, concurrency, arm):
+def select_rows(rows, kind, concurrency, arm):
     """Return the rows of one arm on one (code, concurrency), in round order."""
     wanted = (kind, concurrency, arm)
     return [row for row in rows if (row["code"], row["concurrency"], row["arm"]) == wanted]
@@ -170,8 +169,8 @@ def summarize(rows):
     summary = []
     keys = sorted({(r["code"], r["concurrency"], ARMS.index(r["arm"])) for r in rows})
     for kind, concurrency, index in keys:
-        own = of_arm(rows, kind, concurrency, ARMS[index])
-        base = of_arm(rows, kind, concurrency, "subprocess")
+        own = select_rows(rows, kind, concurrency, ARMS[index])
+        base = select_rows(rows, kind, concurrency, "subprocess")
         latencies = [value for r in own for value in r["latencies_ms"]]
         speed = [a["calls_s"] / b["calls_s"] for a, b in zip(own, base, strict=True)]
         # Little CPU time is measured in ticks of 10 ms: at least one tick.
