@@ -12,9 +12,10 @@ import pytest
 from drlib.chat.tool_calls import Answer, ToolCall, parse, render_answer, render_call
 from drlib.cli import craft as craft_command
 from drlib.demonstrations.agentfounder import CHOICE, DECISION, KEPT, higher_order, sample_of
-from drlib.demonstrations.model_teacher import BY_HEART, ModelTeacher
+from drlib.demonstrations.model_teacher import ModelTeacher
 from drlib.endpoint import ChatEndpoint
 from drlib.files import read_json_lines
+from drlib.questions.escalation import CLOSED_BOOK_PROMPT
 from drlib.questions.replies import Replies
 from drlib.task import Task
 from drlib.tools import Toolbox
@@ -52,7 +53,12 @@ class Model:
 
     def say(self, messages):
         system = messages[0]["content"]
-        starts = {"You plan": "plan", "You judge": "judge", "You see": "others", BY_HEART: "draft"}
+        starts = {
+            "You plan": "plan",
+            "You judge": "judge",
+            "You see": "others",
+            CLOSED_BOOK_PROMPT: "draft",
+        }
         kind = next((k for start, k in starts.items() if system.startswith(start)), "refine")
         self.asked.append((kind, system, messages[1]["content"]))
         said = self.says[kind]

@@ -20,9 +20,9 @@ import psutil
 import pytest
 from waiting import until
 
-from drlib.config import ROOT, Config
+from drlib.config import ROOT, Config, load_from_arguments
 from drlib.training import stages
-from drlib.training.build import MODULE, config_from, stage_arguments
+from drlib.training.build import MODULE, stage_arguments
 
 LAUNCH = ROOT / "docs" / "launch"
 SCRIPTS = ("accelerate", "slurm")
@@ -60,7 +60,7 @@ class Calls:
         )
         # by bash: an interpreter's path with a space in it cannot stand in a first line
         called = [sys.executable, str(folder / "program.py")]
-        for name in "python torchrun accelerate srun scontrol curl sleep".split():
+        for name in "python drlib torchrun accelerate srun scontrol curl sleep".split():
             line = f'#!/bin/bash\nexec {shlex.join([*called, name])} "$@"\n'
             (programs / name).write_text(line)
             (programs / name).chmod(0o755)
@@ -129,12 +129,12 @@ def launcher_of(calls, script):
 
 def read(words):
     """Stage and settings, by our own parser."""
-    args = stage_arguments("").parse_args(words)
-    return args, config_from(args)
+    args, settings = stage_arguments("").parse_known_args(words)
+    return args, load_from_arguments(args.profile, args.recipe, settings)
 
 
 def test_the_stages_come_one_after_the_other_with_the_same_settings(calls, script):
-    commands = [after(words, "drlib.training") for words, _ in calls.of("python", "drlib.training")]
+    commands = [after(words, "train") for words, _ in calls.of("drlib", "train")]
     _, launched = launcher_of(calls, script)
     read_all = [read(words) for words in (commands[0], launched, commands[1])]
     assert len(commands) == 2
@@ -143,9 +143,9 @@ def test_the_stages_come_one_after_the_other_with_the_same_settings(calls, scrip
     assert {str(args.runs) for args, _ in read_all} == {str(calls.runs)}
     folders = {stages.folder("rl", config, calls.runs) for _, config in read_all}
     assert folders == {stages.folder("rl", Config.load("gpu8"), calls.runs)}
-    starts = [c["name"] for c in calls.all if {"drlib.training", MODULE} & {*c["argv"]}]
+    starts = [c["name"] for c in calls.all if {"train", MODULE} & {*c["argv"]}]
     launcher = "torchrun" if script == "slurm" else "accelerate"
-    assert [name for name in starts if name != "srun"] == ["python", launcher, "python"]
+    assert [name for name in starts if name != "srun"] == ["drlib", launcher, "drlib"]
 
 
 def test_accelerate_starts_a_process_for_each_card_that_does_not_serve(tmp_path):
@@ -187,7 +187,7 @@ def test_the_server_is_the_one_that_the_stages_ask(calls, script):
     host, port = value(words, "--host"), value(words, "--port")
     assert host == ("127.0.0.1" if script == "accelerate" else "alpha")
     assert config.engine.name == "server" and config.engine.url == f"http://{host}:{port}/v1"
-    assert value(words, "--model") == config.model.path == Config.load("gpu8").model
+    assert value(words, "--model") == config.model.path == Config.load("gpu8").model.path
     assert value(words, "--dtype") == config.model.dtype
     assert int(value(words, "--max-model-len")) >= config.rollout.max_context_tokens
     assert value(words, "--worker-extension-cls") == "drlib.models.vllm_engine.WeightSync"
@@ -200,7 +200,7 @@ def test_the_server_is_waited_for_and_ended(calls):
     names = [c["name"] for c in calls.all]
     server = next(c for c in calls.all if c["name"] == "python")
     assert "vllm.entrypoints.openai.api_server" in server["argv"]
-    first = next(i for i, c in enumerate(calls.all) if "drlib.training" in c["argv"])
+    first = next(i for i, c in enumerate(calls.all) if "train" in c["argv"])
     assert "curl" in names[:first] and calls.all.index(server) < first
     until(lambda: not psutil.pid_exists(server["pid"]))
 
@@ -210,7 +210,7 @@ def test_where_the_server_does_not_come_up_nothing_is_trained(name, tmp_path):
     calls = Calls(name, tmp_path, dies=True)
     assert calls.done.returncode == 1
     assert calls.done.stderr.splitlines() == ["error: the vLLM server ended"]
-    assert not [c for c in calls.all if {"drlib.training", MODULE} & {*c["argv"]}]
+    assert not [c for c in calls.all if {"train", MODULE} & {*c["argv"]}]
 
 
 def test_vllm_takes_every_flag_of_its_server(calls):
