@@ -81,7 +81,7 @@ class Sweep:
 def load_sweep(
     file: str | Path, profile: str | None = None, seeds: Sequence[int] | None = None
 ) -> Sweep:
-    """The sweep of a file, or of a name in `drlib/lab/sweeps`; ValueError says what is wrong.
+    """The sweep of a file, or of a name in `drlib/experiments/plans`; ValueError says what is wrong.
 
     profile, seeds: in the place of the file's.
     """
