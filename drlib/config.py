@@ -120,7 +120,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """How weights are trained, in every training stage."""
+    """Optimisation of weights, in every training stage."""
 
     backend: Literal["local", "trl"] = setting(
         "local", "training code: drlib's, or TRL with PEFT and accelerate", *MODEL_STAGES
@@ -330,7 +330,7 @@ class RLFilterConfig:
 
 @dataclass(frozen=True)
 class RLSamplingConfig:
-    """How many rollouts are sampled and kept (drlib.rl.resampling)."""
+    """Numbers of rollouts sampled and kept (drlib.rl.resampling)."""
 
     oversample: int = setting(1, "rollouts sampled per rollout kept", "rl")
     resample: Literal["none", "sample", "sort"] = setting(
@@ -388,7 +388,7 @@ class RLRewardConfig:
 
 @dataclass(frozen=True)
 class RLCurriculumConfig:
-    """Which questions are asked (drlib.rl.curriculum)."""
+    """Selection of training questions (drlib.rl.curriculum)."""
 
     python_share: float = setting(0.25, "share of arithmetic questions for the sandbox", "rl")
     fictional_share: float = setting(0.5, "share of search questions in generated worlds", "rl")

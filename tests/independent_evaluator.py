@@ -52,7 +52,7 @@ class RawFacts:
         self._rows: dict[str, dict[str, set[str]]] = {}
 
     def rows(self, relation: str) -> dict[str, set[str]]:
-        """What stands at the other end of `relation`; " of" at its end turns it round."""
+        """Return the other ends of `relation`; a final " of" inverts it."""
         if relation not in self._rows:
             table = defaultdict(set)
             turned = relation.endswith(" of")
@@ -103,8 +103,9 @@ class RawFacts:
         return found
 
     def facts_away(self, start: str, passed_by: Collection[str] = ()) -> dict[str, int]:
-        """How many facts lie between `start` and everything that a path leads to; none leads
-        through what is in `passed_by`."""
+        """Return the number of facts between `start` and everything reachable without passing
+        through `passed_by`.
+        """
         found, waiting = {start: 0}, deque((start,))
         while waiting:
             here = waiting.popleft()
@@ -117,7 +118,7 @@ class RawFacts:
         return found
 
     def judge(self, text: str, answer: str, passed_by: Collection[str] = ()) -> Judgement:
-        """What the query with this JSON gives, and how far all that it names is from `answer`."""
+        """Return the result of this JSON query, and the distance of its names from `answer`."""
         told = tuple(told_by(json.loads(text)))
         away = self.facts_away(answer, passed_by)
         order = sorted((away.get(name) for name in told), key=lambda n: (n is None, n))
@@ -125,7 +126,7 @@ class RawFacts:
 
 
 def told_by(query) -> list[str]:
-    """What a question names: its names, and the number of a range that holds one number alone."""
+    """Return the names in a question, and the number of a range that contains only one."""
     if isinstance(query, str):
         return [query]
     name, *fields = query
@@ -137,7 +138,7 @@ def told_by(query) -> list[str]:
 
 
 def look_ups(query) -> int:
-    """How many look-ups follow each other, at most."""
+    """Return the maximal number of consecutive hops."""
     if isinstance(query, str):
         return 0
     name, *fields = query

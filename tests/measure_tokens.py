@@ -1,4 +1,4 @@
-"""How dense the code is: Python tokens a line of code, for each room and for the whole.
+"""Code density: Python tokens per line of code, by package and in total.
 
     python -m tests.measure_tokens                 drlib, room by room
     python -m tests.measure_tokens FOLDER...       any other folders of Python files

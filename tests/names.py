@@ -135,7 +135,7 @@ def reached_inside(module: str, used: set[str]) -> set[str]:
 
 
 def _registers(definition) -> bool:
-    """Whether a decorator puts it into a registry."""
+    """Return True if a decorator registers it."""
     texts = [ast.unparse(decorator) for decorator in definition.decorator_list]
     return any("register" in text or text.startswith("operator(") for text in texts)
 

@@ -62,7 +62,7 @@ def built(stage: str, config: Config, runs: Path) -> Path:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Of a policy's folder."""
+    """Return the weights in a policy's folder."""
     return load_file(folder / "model.safetensors")
 
 

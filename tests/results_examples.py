@@ -23,7 +23,7 @@ def asked(python, search, errors=1):
 
 
 def tour_results():
-    """Of one seed, with every stage and control."""
+    """Return results of one seed, with every stage and control."""
     outcomes = {
         ("untrained", 0): asked([0] * 4, [0] * 6),
         ("sft", 0): asked([4, 4, 8, 0], [4, 0, 2, 0, 0, 0], 2),

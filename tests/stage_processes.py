@@ -27,7 +27,7 @@ SECONDS = 600  # that a stage may take
 
 @dataclass(frozen=True)
 class Ended:
-    """What `subprocess.run` would say of the first process that failed, or else of the first."""
+    """Result of the first process that failed, or else of the first, as from `subprocess.run`."""
 
     returncode: int
     stdout: str

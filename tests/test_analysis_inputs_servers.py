@@ -1,4 +1,4 @@
-"""What servers return (vLLM, OpenAI's protocol), and what no reader can use.
+"""Server responses (vLLM, OpenAI's protocol): accepted and rejected formats.
 
 The log-probabilities are the tour policy's own, written as vLLM and its server write them
 (RequestOutput; /v1/chat/completions and /v1/completions, with and without return_token_ids).

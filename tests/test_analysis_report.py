@@ -25,7 +25,7 @@ POLICY = f"{TOUR}/policy_rl"
 
 
 def text_of(path):
-    """What a reader sees of the page, without figures and viewer."""
+    """Return the visible text of the page, without figures and viewer."""
     page = re.sub(r"<iframe.*?</iframe>|<style>.*?</style>", "", path.read_text(), flags=re.S)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 

@@ -64,7 +64,7 @@ def places(tab, element):
 
 
 def in_order(found):
-    """Whether characters run from left to right, line by line."""
+    """Return True if characters run from left to right, line by line."""
     pairs = itertools.pairwise(found)
     return all(a[1] <= b[1] + 0.01 or a[2] < b[2] for a, b in pairs)
 

@@ -30,7 +30,7 @@ def test_a_ratio_is_the_median_of_the_rounds_and_of_cpu_time():
 
 
 def test_both_count_the_tokens_up_to_the_first_stop():
-    """Where every token but the padding is a stop there is one a request; where none is, all."""
+    """Count one token per request if every token is a stop, and all if none is."""
     model, prompts, _ = workload(SMALL, head_dim=16)
     engine = LocalEngine(model, slots=4, max_context=20)
     every = list(range(1, model.config.vocab_size))

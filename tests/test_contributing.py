@@ -29,7 +29,7 @@ def fresh(folder, *arguments, path=()):
 
 
 def run(folder, *arguments, path=()):
-    """What a fresh Python prints that does not fail."""
+    """Return the output of a fresh Python process that must succeed."""
     done = fresh(folder, *arguments, path=path)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""What a policy is taught for the agents that forget, against what those agents really show it.
+"""Skill samples for agents with limited context, compared with those agents' real prompts.
 
 Run: python -m pytest tests/test_demonstrations_skills.py
 """

@@ -157,7 +157,7 @@ def test_the_seed_decides_and_nothing_else(toolbox):
 
 
 def digest():
-    """Of what the solver says and does, mistakes included."""
+    """Return a hash of the solver's texts and calls, mistakes included."""
     solver = Solver(Toolbox(tiny()), mistakes=MISTAKES)
     said = [solver.solve(task(query, answer)).messages for query, answer in QUERIES.values()]
     return hashlib.sha256(repr(said).encode()).hexdigest()

@@ -118,7 +118,7 @@ def test_drlib_craft_keeps_no_junk_and_counts_as_vllm_does(url, tmp_path, capsys
 
 
 def test_questions_of_the_right_shape_are_executed_and_read_again(url, tmp_path):
-    """What is kept of them follows from a statement, and the reader said it."""
+    """Kept questions follow from a statement and were confirmed by the reader."""
     three = {"type": "integer", "minimum": 1, "maximum": 3}
     made = shaped(
         question={"enum": ["Who is the captain of the Ottermaid?", "Is Ottermaid a tin whistle?"]},

@@ -23,7 +23,7 @@ def defined_in(path):
 
 
 def in_test(name: str, test: str) -> bool:
-    """Whether a test file names a function, or the stage that this function builds.
+    """Return True if a test file names a function, or the stage that this function builds.
 
     Stage tests start commands and name stages: `cpt` runs `pretrain.pretrain`.
     """

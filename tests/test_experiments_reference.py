@@ -1,4 +1,4 @@
-"""What the README is told by committed runs: blocks from hand-made outcomes, computed by hand.
+"""Results blocks for the documentation, from hand-made outcomes and computed by hand.
 
 The committed runs themselves are held in test_reference.py.
 

@@ -58,7 +58,7 @@ GONE_ON = {("ppo", 0), ("ppo", 1), ("frozen", 0)}  # runs that were there before
 
 @dataclass
 class Swept:
-    """What was seen of the sweep: before it, when it was killed, and in the end."""
+    """States of the experiment: before it, when it was killed, and at the end."""
 
     sweep: Sweep
     runs: Path

@@ -195,7 +195,7 @@ def test_intervals_of_gains_hold_the_truth_as_often_as_they_say(apart):
 
 
 def test_a_bootstrap_of_three_seeds_would_be_too_narrow():
-    """Why the seeds' part is Student's: resampling three seeds misses most of how they vary."""
+    """Resampling three seeds misses most of their variance, so the interval uses Student's t."""
     questions, samples, level, apart = CASES["seeds 8 points apart"]
     rng = np.random.default_rng(0)
     scores = rng.binomial(samples, chances(rng, 3, questions, level, apart)) / samples

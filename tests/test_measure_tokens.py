@@ -1,4 +1,4 @@
-"""How dense the code is: the measure on lines counted by hand, and drlib's beside nanochat's.
+"""Code density on lines counted by hand, and drlib's compared with nanochat's.
 
 Run: python -m pytest tests/test_measure_tokens.py
 """

@@ -45,7 +45,7 @@ class Routed(Recorder):
 
 
 class RoutedForgetful(Forgetful, Routed):
-    """As `Routed`, with new contexts."""
+    """Variant of `Routed` with new contexts."""
 
 
 def plain(model, ids):

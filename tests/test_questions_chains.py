@@ -102,7 +102,7 @@ def test_when_a_number_of_look_ups_runs_out_the_others_take_its_place(cldr):
 
 def test_a_question_of_three_look_ups_needs_three(cldr):
     def shown_early(task, results, tools):
-        """Whether the tool's texts show the answer before the last of the right look-ups."""
+        """Return True if the tool texts show the answer before the last correct hop."""
         path = [task.start, *cldr.follow(task.start, task.relations)]
         texts = [tools.call("search", {"query": [title]}).text for title in path[: task.hops - 1]]
         words, answer = (

@@ -69,7 +69,7 @@ MAP = Graph(
 
 
 def test_a_shared_thing_is_one_thing():
-    """Which land borders one that has the same money? As a tree the two moneys may differ."""
+    """In a tree, the two currencies of "a neighbour with the same currency" may differ."""
     same = And((Proj("money of", X), Proj("border of", Proj("money of", X))))
     query = Exists("X", Anything(), same)
     assert evaluate_query(query, MAP) == {"Borg", "Dun"} == SqlEngine(MAP).answers(query)

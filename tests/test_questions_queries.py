@@ -377,7 +377,7 @@ def test_numbers():
 
 
 def test_different_kinds_of_query_are_never_equal():
-    """As named tuples, And(p) == Or(p) shared a cache entry."""
+    """Named tuples And(p) == Or(p) would share a cache entry."""
     assert And(("a", "b")) != Or(("a", "b")) and Proj("a", "b") != Diff("a", "b")
     assert len({And(("a", "b")), Or(("a", "b")), Proj("a", "b"), Diff("a", "b")}) == 4
     assert Proj("a", "b") == Proj("a", "b")

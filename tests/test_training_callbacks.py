@@ -1,4 +1,4 @@
-"""What watches a run and acts: it acts on its step, by its rule, and is the same after a kill.
+"""Training callbacks: they act by their rule on their step, and resume after a kill.
 
 Drift has a file of its own: tests/test_training_drift.py.
 
@@ -38,7 +38,7 @@ def stepping(start, folder, **changes):
 
 
 def shown(step, outcomes=(), **row):
-    """What the steering says of a step that showed this, on one rank, without rollouts."""
+    """Return the callback metrics of a step with these values, on one rank, without rollouts."""
     return end_step(step, 0, TRAINED | row, [], outcomes)
 
 

@@ -1,4 +1,4 @@
-"""Where a model computes that generates in its own process: on the device of `default_device`.
+"""Devices of models that generate in their own process: `default_device`.
 
 No machine of the tests has a GPU; torch's meta device, where tensors have a shape and no memory,
 stands for one.

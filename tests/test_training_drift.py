@@ -124,7 +124,7 @@ def test_only_what_gets_worse_is_a_reason():
 
 
 def reference_curves(pattern):
-    """Of each seed: mean reward and share of failed calls a step, as committed."""
+    """Return mean reward and share of failed calls per step, by seed, as committed."""
     for path in sorted((ROOT / "figures/reference/tour").glob(pattern)):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         yield {
@@ -134,7 +134,7 @@ def reference_curves(pattern):
 
 
 def alarms_of(curves) -> list[str]:
-    """What gets worse, by the monitors of the laptop profile, which the committed runs are of."""
+    """Return the alarms of the laptop profile's monitors, as in the committed runs."""
     monitors = build_monitors(
         settings(rl__callbacks__drift_factor=0.5, rl__questions=48), ["search"]
     )

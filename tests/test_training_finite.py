@@ -97,7 +97,7 @@ def test_supervised_training_leaves_such_a_step_out(start, tmp_path):
 
 
 def test_trl_s_loop_leaves_such_a_step_out(tmp_path, monkeypatch):
-    """Of two steps the first is spoiled: what moves the policy is the second alone."""
+    """With a spoiled first step, only the second step changes the policy."""
     loaded = grpo_trl.load_trainable_model
     handles, before = [], []
 

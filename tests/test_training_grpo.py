@@ -146,7 +146,7 @@ def test_rewards_reach_the_rollouts_that_earned_them(start, batch):
 
 
 def test_the_engine_samples_with_the_weights_of_the_last_update(start, tmp_path):
-    """What the engine recorded is what the trainer finds with the weights of that moment."""
+    """Engine log-probabilities equal the trainer's with the weights of that step."""
     step = start.step(settings(rl__lr=1e-3), tmp_path / "run")
     for number in range(3):
         before = flat(step.model)

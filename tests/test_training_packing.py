@@ -114,7 +114,7 @@ def test_log_probabilities_are_those_of_each_sample_alone(model):
 
 
 def test_the_gradient_is_the_sum_of_each_sample_s(model):
-    """Of transformers' own model with the balance loss by its definition: weights of all kinds."""
+    """Compare with transformers' own model and the balance loss by its definition."""
     model, some = copy.deepcopy(model), samples([20, 9, 31, 14])
     batch = Flat.of(some)
     scored = score(model, batch, everything(batch))

@@ -98,7 +98,7 @@ def test_a_profile_for_gpus_on_this_machine(tmp_path):
     ],
 )
 def test_another_version_of_vllm_is_one_line(tmp_path, monkeypatch, found, said):
-    """What pip would have left of it: its metadata."""
+    """Only the package metadata is present, as after an upgrade."""
     folder = tmp_path / f"vllm-{found}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found}\n")

@@ -104,7 +104,7 @@ def batch(rows, padded=False, tokens=TOKENS):
 
 
 def kept_bytes(whole, model, inputs, autocast):
-    """Of the storages that the decoder saves for its backward pass, parameters left out."""
+    """Return the bytes that the decoder saves for its backward pass, without parameters."""
     seen, held = {p.untyped_storage()._cdata: 0 for p in whole.parameters()}, []
 
     def pack(tensor):
@@ -170,7 +170,7 @@ def test_padded_rows_keep_a_mask_of_numbers_in_each_layer(way):
 
 
 def test_a_row_without_padding_takes_no_mask_of_numbers():
-    """What `drlib.training.trl` leaves of a micro-batch of one row: a mask of ones."""
+    """A micro-batch of one row in `drlib.training.trl` has a mask of ones."""
     whole, model = built("qwen3")
     ids = torch.randint(0, SIZES["vocab_size"], (1, TOKENS))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
@@ -341,7 +341,7 @@ def own(tensor):
 
 
 class Last(TrainerCallback):
-    """What TRL holds when it is about to take its second step."""
+    """Memory held by TRL before its second step."""
 
     def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **_):
         if state.global_step == 1:

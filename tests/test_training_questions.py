@@ -1,4 +1,4 @@
-"""What reinforcement learning asks: sources by their shares, kinds, and a fixed set in epochs.
+"""RL questions: sources by their shares, kinds, and a fixed set in epochs.
 
 Run: python -m pytest tests/test_training_questions.py
 """

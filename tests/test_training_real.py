@@ -217,7 +217,7 @@ def test_only_right_ones_are_trained_on(pool, place):
 
 
 def test_a_killed_stage_goes_on(pool, place, tmp_path):
-    """What is left of a pool cut anywhere is made again, and the same."""
+    """The rest of a truncated pool is recreated identically."""
     config, folder = pool
     for name in ("world", "untrained"):
         source = stages.folder(name, config, place / "runs")

@@ -172,7 +172,7 @@ def test_a_checkpoint_that_a_kill_cut_short_is_not_resumed_from(alone, tmp_path)
     ids=["a server", "vLLM"],
 )
 def test_an_engine_that_is_not_there_is_one_line(tmp_path, engine, words):
-    """Of the command, with its exit status, before any step."""
+    """The command fails with its exit status before any step."""
     if engine["engine"] == "vllm" and importlib.util.find_spec("vllm"):
         pytest.skip("vLLM is installed")
     config = settings(trainer__backend="trl", rl__steps=1, **engine)

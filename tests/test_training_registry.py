@@ -167,7 +167,7 @@ def command(*arguments):
 
 
 def test_the_command_builds_what_is_missing_once_and_says_so(tmp_path):
-    """What is there is not built again: of five stages three are there, two are missing."""
+    """Three of five stages exist, so only the other two are built."""
     few = {"sft.steps": 2, "pretrain.steps": 2, "demonstrations.count": 20}
     few |= {"model.hidden": 32, "model.layers": 2, "processes": 1}
     config = Config.load("ci", **few)

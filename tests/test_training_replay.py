@@ -283,7 +283,7 @@ def rows_of(folder):
 
 
 def test_a_shard_by_itself_replays_what_it_does_beside_the_other(start, lively, tmp_path):
-    """What a process with one shard draws, after going on from the checkpoint of both."""
+    """A process with one shard draws the same after resuming from both shards' checkpoint."""
     config = settings(**REPLAYING)
     step = start.step(config, tmp_path / "run")
     train_on(step, lively, 0)

@@ -1,4 +1,4 @@
-"""What is rewarded in place of a right answer, and which groups are made and trained on.
+"""Alternative rewards, and the groups that are sampled and trained on.
 
 Run: python -m pytest tests/test_training_rewards.py
 """
@@ -147,7 +147,7 @@ def test_the_last_tokens_before_the_limit_cost_up_to_one(usual):
 
 
 def test_the_second_half_of_a_group_is_made_where_the_first_differs(usual, made):
-    """What is made is what the whole group would have had, but for rounding: fewer run at once."""
+    """The result equals the whole group's up to rounding, as fewer rollouts run at once."""
     whole, _ = usual
     some, _ = made(rl__sampling__adaptive_group=True)
     by_id = {t.id: t for t in whole}

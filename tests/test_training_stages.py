@@ -53,7 +53,7 @@ def config(**changes) -> Config:
 
 
 def live(**changes) -> Config:
-    """Of RL from the committed cold start, whose groups live."""
+    """Settings of RL from the committed cold start, whose groups have reward variance."""
     return loop_examples.settings(**changes)
 
 

@@ -1,4 +1,4 @@
-"""How old rollouts are in the real loop, those that are too old, and groups that lost some.
+"""Ages of rollouts in the real loop, the exclusion of stale ones, and incomplete groups.
 
 Run: python -m pytest tests/test_training_staleness.py
 """

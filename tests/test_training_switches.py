@@ -260,7 +260,7 @@ def test_the_bounds_and_the_level_of_a_correction_are_those_that_are_set(start, 
 
 
 def noisy(trajectory):
-    """As an engine records it whose log-probabilities are off by 0.1 nats."""
+    """Record log-probabilities of an engine that is off by 0.1 nats."""
     rng = np.random.default_rng(len(trajectory))
     noise = rng.normal(0, 0.1, len(trajectory)).astype(np.float32) * trajectory.generated
     return replace(trajectory, logprobs=trajectory.logprobs + noise)

@@ -176,7 +176,7 @@ def test_the_reference_is_scored_by_the_same_head(checkpoint, tmp_path):
 
 
 class Largest(TorchDispatchMode):
-    """Of all tensors that any operation returns: the largest, and most rows of V columns."""
+    """Records the largest tensor that any operation returns, and the most rows of V columns."""
 
     def __init__(self, columns):
         super().__init__()

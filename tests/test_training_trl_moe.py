@@ -159,7 +159,7 @@ def test_replay_is_that_of_each_row_alone(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("fault", ["layers swapped", "shifted by a token", "rows swapped"])
 def test_routes_of_another_place_are_no_help(fault, checkpoint, tmp_path):
-    """What the metric is for: routes that are not the tokens' own leave a gap."""
+    """Routes of other tokens leave a gap, which the metric must show."""
     gaps = []
     for wrong in (False, True):
         engine = Engine(checkpoint)

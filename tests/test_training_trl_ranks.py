@@ -27,7 +27,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_processes(checkpoint, tmp_path_factory):
-    """What two processes found in each case: (gradients, log-probabilities, metrics)."""
+    """Return the results of two processes in each case: (gradients, log-probabilities, metrics)."""
     out = tmp_path_factory.mktemp("out")
     launch = [*TORCHRUN, "--nproc-per-node=2"]
     done = subprocess.run(

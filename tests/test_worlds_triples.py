@@ -200,7 +200,7 @@ def test_missing_server_and_consecutive_failures_stop_requests(place, model):
 
 
 def test_small_files_are_requested_concurrently_and_once(place, model):
-    """As many requests as workers; the result equals that of sequential requests."""
+    """Requests run concurrently, up to the workers; the result equals that of sequential ones."""
     for i in range(30):
         (place / f"{i:02}.txt").write_text(f"{ADA} Note {i}.")
     lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""What tests of processes wait for."""
+"""Waiting helpers for tests of processes."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What a policy was thinking: functions on trajectory files of any model, figures, a viewer.
+"""Analysis of trajectory files from any model: functions, figures and a viewer.
 
     entropy          exact entropies from a model, bounds from top-k, flat columns of tokens
     reflection       forking tokens, the lift after tool responses with its nulls, lexicons

@@ -1,5 +1,5 @@
-"""What agents of notebook 13 do, drawn into given axes: a walk over a site, an outline that grows,
-what a policy reads turn by turn, a picture with what was cut out of it.
+"""Plots for notebook 13, drawn into given axes: a walk over a site, a growing outline, words read
+per turn, and a picture with its crops.
 
 Blue is what the agent found or read, orange where it went wrong or what it was spared, grey the
 rest of the site. Nothing here runs an agent: the numbers are those of its record.
@@ -26,8 +26,8 @@ BEND = 0.18
 def rings(
     links: Mapping[str, Sequence[str]], root: str, wide: Collection[str] = ()
 ) -> dict[str, tuple[float, float]]:
-    """Where each page stands, (x, y): on a ring around `root`, as many steps out as it is clicks
-    away, near whoever links to it first. Pages that no click reaches are left out.
+    """Return the position (x, y) of each page on rings around `root`, one ring per click of
+    distance, near the first page that links to it. Unreachable pages are left out.
 
     wide: pages that get more room beside them, for their names. ValueError: `root` is no page.
     """
@@ -146,7 +146,7 @@ def _rows(ids: Sequence[str], width: int = 5) -> list[str]:
 
 
 def reading(ax: Axes, read: Sequence[tuple[str, int]], gathered: int) -> None:
-    """How many words a policy reads in each turn.
+    """Plot the number of words that a policy reads in each turn.
 
     read: (role, words) a turn, in order. gathered: words of all that was found, dashed: what a
     single context would have come to hold.

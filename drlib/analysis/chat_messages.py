@@ -115,7 +115,7 @@ def _result(said: str, responses: list[tuple[str, dict]]) -> ToolResult:
 
 
 def _error(text: str, message: dict) -> str | None:
-    """What went wrong with a response: a word or sentence, "empty", or None where nothing did."""
+    """Return the error of a response as text, "empty", or None without an error."""
     told = message.get("error")
     for name, failed in _FAILED_BY.items():
         if name in message:

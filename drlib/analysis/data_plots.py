@@ -34,7 +34,7 @@ Edge = tuple[str, "Query | None", str]  # label, what is inside, text of a leaf 
 
 
 def edges(query: Query) -> list[Edge]:
-    """What holds for the thing that `query` describes: a label and where the edge leads."""
+    """Return the edges of the thing that `query` describes: labels and targets."""
     match query:
         case Proj(relation, of):
             return [(inverse(relation), of, "")]  # as seen from what is asked for
@@ -165,7 +165,7 @@ def _bars(ax: Axes, values: dict, shift: float, width: float, color: str, label:
 
 
 def funnel_figure(counts: dict[str, int]) -> Figure:
-    """How many attempts were left after each stage, in the order of `counts`."""
+    """Plot the number of demonstrations left after each stage, in the order of `counts`."""
     fig, ax = plt.subplots(figsize=(6.4, 0.5 + 0.42 * len(counts)), layout="constrained")
     names, values = list(counts), list(counts.values())
     ax.barh(

@@ -1,4 +1,4 @@
-"""What entropies of tokens say: bounds from top-k, the tokens of high entropy, change.
+"""Token entropies: bounds from top-k, high-entropy tokens, change between checkpoints.
 
 - `entropy_bounds` is for servers that return only the most probable tokens. The rest of the mass
   decides the entropy of just those tokens that one looks for, so the result is an interval.
@@ -104,7 +104,7 @@ def top_share(values: np.ndarray, share: float) -> np.ndarray:
 def high_entropy_overlap(
     base: TokenTable, other: TokenTable, share: float = 0.2, bins: int = 10
 ) -> dict:
-    """How much of the high-entropy tokens two models share, on the same tokens.
+    """Return the share of high-entropy tokens common to two models, on the same tokens.
 
     Returns `overlap`: |top(base) and top(other)| / |top(base)| by batch (`share` of the tokens
     each; chance gives `share`), and `base`, `change`, `tokens`: mean entropy under the base, mean
@@ -131,7 +131,7 @@ def high_entropy_overlap(
 
 
 def summary(table: TokenTable) -> dict[str, float]:
-    """What is told of a set of tokens first: sizes, mean, 80th percentiles, share near zero."""
+    """Summarise a set of tokens: sizes, mean, 80th percentiles, share near zero."""
     entropy = table.known("entropy")
     starts = table.starts()
     own_p80 = [np.quantile(entropy[a:b], 0.8) for a, b in zip(starts, starts[1:]) if b > a]

@@ -54,7 +54,7 @@ def histogram(ax: Axes, tables: Mapping[str, TokenTable | Sequence[TokenTable]],
 
 
 def _percent(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """How many of the values lie between each two edges, % of all."""
+    """Return the percentage of values between consecutive edges."""
     return 100 * np.histogram(values, edges)[0] / len(values)
 
 
@@ -82,7 +82,7 @@ def aligned(ax: Axes, curves: Mapping[str, Mapping], statuses: Sequence[str] = (
 
 
 def lifts(ax: Axes, rows: Mapping[str, Mapping]) -> None:
-    """How much more often thoughts are forks after a response; ratios, 95% intervals.
+    """Plot how much more often thoughts are forks after a response: ratios, 95% intervals.
 
     rows: label -> fields of a `reflection.Lift`. Blue: over the other thoughts. Orange: over first
     turns at the same places. Grey: the range of turned windows. An interval without an upper end

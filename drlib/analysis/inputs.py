@@ -202,7 +202,7 @@ def _right_answer(row: dict) -> str | None:
 
 
 def _word(row: dict) -> str:
-    """What the file says of how the rollout ended."""
+    """Return the termination recorded in the file."""
     return row.get("termination") or row.get("finish_reason") or ""
 
 

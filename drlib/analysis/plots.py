@@ -128,7 +128,7 @@ def grpo_numbers(
     advantage: Callable = leave_one_out,
     lengths: Sequence[int] | None = None,
 ) -> dict:
-    """What GRPO makes of one question's N rollouts; each one's first token has moved.
+    """Compute GRPO's quantities for the N rollouts of one question; first tokens have moved.
 
     ratio: r of each rollout's first token; the others have r = 1. The policy that sampled is the
     reference of the KL term as well. advantage: the estimator, a function of
@@ -171,7 +171,7 @@ def token_pushes(ax: Axes, numbers: dict, title: str) -> None:
 
 
 def grpo_step(rewards: Sequence[float], ratio: float, config=None, **how) -> Figure:
-    """What the switches of notebook 05 show: rewards to advantages to pushes on each token.
+    """Plot the settings of notebook 05: from rewards to advantages to gradients per token.
 
     rewards: of N rollouts of one question. ratio: of each one's first token. config: the loss; the
     recipe's where None. how: `advantage` (the estimator) and `lengths` (tokens of each rollout).

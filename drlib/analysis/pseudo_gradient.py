@@ -310,7 +310,7 @@ def _random_direction(weights: Sequence[Tensor], generator: torch.Generator) -> 
 
 
 def support_set(groups_N: Sequence, m: int, seed: int) -> Tensor:
-    """Which rollouts are trained on when each question keeps m random ones: keep_N, bool (RaML).
+    """Select the m random rollouts of each question to train on: keep_N, bool (RaML).
 
     groups_N: the question of each. The mask is for loss weights: advantages are computed over all.
     ValueError where a question has fewer than m.

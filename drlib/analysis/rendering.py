@@ -109,7 +109,7 @@ def blocks(messages: Sequence[dict], failed: Sequence[bool] = ()) -> list[Block]
 
 
 def is_right(trajectory: Trajectory) -> bool:
-    """Whether its answer is the right one that its metadata names."""
+    """Return True if the answer equals the right answer in the metadata."""
     return is_accepted(trajectory.answer, [trajectory.metadata["right_answer"]])
 
 

@@ -44,7 +44,7 @@ iframe {{ width: 100%; height: 760px; border: 1px solid #ccc }} .note {{ color: 
 
 
 class _Wanted(NamedTuple):
-    """What `report` was asked to say of each file."""
+    """Content requested from `report` for each file."""
 
     tokenizer: Any
     model: Any
@@ -137,7 +137,7 @@ def _sizes(table: TokenTable) -> str:
 
 
 def _bounds(trajectories: Iterable[Trajectory], vocabulary: int) -> str:
-    """What the alternatives say of the trajectories that have no entropies."""
+    """Return entropy bounds from alternatives, for trajectories without entropies."""
     sums = np.zeros(3)  # of lower and upper bounds, and of tails above 5%
     tokens = 0
     for t in trajectories:

@@ -1,4 +1,4 @@
-"""What a report is asked for, checked before anything is imported that takes seconds."""
+"""Options of a report, checked before slow imports."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -28,7 +28,7 @@ HELD_TOKENS = 512  # tokens whose logits are held at a time where alternatives a
 
 
 class _Scoring(NamedTuple):
-    """What `rescore` was asked for: the model, how it makes logits, and what to keep of them."""
+    """Arguments of `rescore`: the model, its head, and the values to keep."""
 
     model: torch.nn.Module
     head: "_LogitsHead"
@@ -109,7 +109,7 @@ def _padded(batch: list[Trajectory]) -> tuple[Tensor, Tensor]:
 
 
 class _LogitsHead(NamedTuple):
-    """How logits come about: logits(rows of run(...)[0]). weight: the matrix, where that is all."""
+    """Computes logits(rows of run(...)[0]). weight: the matrix, if the head is only that."""
 
     run: Callable
     logits: Callable[[Tensor], Tensor]
@@ -160,7 +160,7 @@ def _check_fits(model, batch: list[Trajectory]) -> None:
 
 
 def _read(before_NX: Tensor, ids_N: Tensor, scoring: _Scoring) -> dict[str, Tensor]:
-    """What the rows of `head.run` before them say about ids_N, by the names of a Trajectory."""
+    """Score ids_N from the preceding rows of `head.run`; keys are fields of a Trajectory."""
     head, top_k = scoring.head, scoring.top_k
     if head.weight is not None and not top_k:
         weight_VX = head.weight

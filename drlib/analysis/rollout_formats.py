@@ -1,4 +1,4 @@
-"""What other programs write of a rollout, as messages and parts of tokens.
+"""Rollout formats of other programs, read as messages and token segments.
 
 `rollouts_of(format, row, tokenizer)` takes a row of a file in one of the formats of `inputs`. Ids
 are the file's, else its text is tokenised turn by turn. Log-probabilities and alternatives are what

@@ -1,4 +1,4 @@
-"""Where tokens go in a mixture of experts: load, specialisation, decisiveness, change.
+"""Routing statistics of a mixture of experts: load, specialisation, entropy, change.
 
 All but `router_entropies` read `Trajectory.routed_experts`, which `rescoring.rescore(model,
 trajectories, experts=True)` fills. A token counts once for each of its k experts, observations too.
@@ -35,7 +35,7 @@ def load_by_segment(trajectories: Iterable[Trajectory], experts: int) -> np.ndar
 def specialisation(
     trajectories: Iterable[Trajectory], experts: int, *, draws: int = 200, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """What an expert says about a token's segment, in each layer: arrays [L] by name.
+    """Measure how well an expert predicts a token's segment, per layer: arrays [L] by name.
 
     "nats": mutual information. "share": of the segments' entropy; at 1 the expert gives the segment
     away. "null_mean", "null_high": mean and 95% quantile of the share with turned segments.
@@ -95,7 +95,7 @@ def _routes(trajectory: Trajectory) -> np.ndarray:
 
 
 def _entropy(p: np.ndarray) -> np.ndarray:
-    """Of distributions along the last axis, nats."""
+    """Return the entropy of distributions along the last axis, nats."""
     return -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
 
 

@@ -185,7 +185,7 @@ def gaps(ax: Axes, found: Mapping[str, np.ndarray], bound: float) -> None:
 
 
 def planned(done: Plan, most: int = 0) -> Figure:
-    """What a plan says, as two panels: memory by part, and the pace by engines."""
+    """Plot a plan in two panels: memory by part, and throughput by number of engines."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 2.9), width_ratios=(3, 2))
     memory_bars(left, {"": done.fit})
     most = most or max(2 * done.time.knee, done.time.engines, 4)

@@ -55,7 +55,7 @@ class TokenTable:
         return np.isin(self.segment, segments) if segments else np.ones(len(self), bool)
 
     def starts(self) -> np.ndarray:
-        """Where each trajectory's tokens begin, and the end: int64[M + 1]."""
+        """Return the first token index of each trajectory, and the end: int64[M + 1]."""
         return np.searchsorted(self.row, np.arange(len(self.names) + 1))
 
     def known(self, name: str) -> np.ndarray:
@@ -179,7 +179,7 @@ def _observed(trajectory: Trajectory) -> list[tuple[int, int, bool]]:
 
 
 def status_of(result: ToolResult) -> str:
-    """How a tool's response ended: "ok", "error", or "empty" where it holds nothing to read."""
+    """Return the status of a tool response: "ok", "error", or "empty" without content."""
     if result.ok:
         return "ok" if result.text.strip() else "empty"
     return "empty" if result.error == "empty" else "error"

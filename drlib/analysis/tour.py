@@ -46,7 +46,7 @@ class TourRun:
 
     @staticmethod
     def local(config: Config, runs: Path) -> "TourRun":
-        """What is finished of the run of `config`; RunFolderError when the line itself is not."""
+        """Load the finished parts of a run; RunFolderError if the main stages are unfinished."""
         at = {name: stages.folder(name, config, runs) for name in stages.STAGES}
         done = {name for name, path in at.items() if RunFolder.is_complete(path)}
         names = [n for n in EVALUATED if n not in CONTROLS or f"evaluate_{n}" in done]
@@ -120,7 +120,7 @@ def seeds(n: int) -> str:
 
 
 def drawn_over(n: int) -> str:
-    """What an interval of a run of n seeds was drawn over, in words."""
+    """Describe in words what an interval over n seeds was computed from."""
     return f"{seeds(n)} and questions" if n > 1 else "questions, one seed"
 
 

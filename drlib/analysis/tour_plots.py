@@ -79,7 +79,7 @@ def pretraining(run: TourRun, behind: TourRun | None = None) -> Figure:
 
 
 def copying(curves: dict[str, Sequence[float]], chance: float) -> Figure:
-    """How fast each initialisation learns to repeat a random list: nats a token by step."""
+    """Plot how fast each initialisation learns to repeat a random list: nats per token by step."""
     fig, ax = plt.subplots(figsize=(6.4, 3.0))
     for color, (name, losses) in zip(("C0", "C1"), curves.items()):
         ax.plot(range(len(losses)), losses, color=color, marker="o", label=name)

@@ -97,13 +97,13 @@ def _used_ids(sets: list[list[Trajectory]]) -> np.ndarray:
 
 
 def _names(files: list[Path], sets: int) -> list[str]:
-    """What the compared checkpoints are called: their files' names where these tell them apart."""
+    """Return a short name for each checkpoint: its file name if that is unique."""
     stems = [path.stem for path in files]
     return stems if len({*stems}) == 2 else ["first", "second"][:sets]
 
 
 def _filters(rows: list[dict]) -> dict[str, list[tuple[str, int]]]:
-    """What the list can be narrowed to, with how many rows that leaves."""
+    """Return the filters of the list, each with its number of rows."""
     found = Counter(name for row in rows for name in (row["outcome"], *row["status"]))
     unanswered = sorted({row["outcome"] for row in rows} - {"right", "wrong"})
     offered = {"outcome": ("right", "wrong", *unanswered), "status": TOOL_FILTERS}
@@ -138,7 +138,7 @@ def shown_outcome(t: Trajectory) -> str:
 
 
 def _row(t: Trajectory) -> dict:
-    """What the list shows of it; `status` is what the tool filter looks at."""
+    """Return a row of the list; `status` is used by the tool filter."""
     count = Counter(map(status_of, t.tool_results))
     calls = len(t.tool_results)
     holds = {
@@ -174,7 +174,7 @@ def _known(t: Trajectory, name: str) -> np.ndarray:
 
 
 def _measure(sides: Sides) -> str:
-    """What the colours can show: known, at least in part, for each of the compared."""
+    """Return the measure that every checkpoint has at least in part, or ""."""
     for measure, name in (("entropy", "entropies"), ("surprisal", "logprobs")):
         if all(len(_known(t, name)) for t in sides):
             return measure
@@ -242,7 +242,7 @@ def _events(t: Trajectory) -> list[dict]:
 
 
 def _side(t: Trajectory, ids: np.ndarray) -> dict:
-    """What one checkpoint says of the sampled tokens, and its experts for all of them."""
+    """Return a checkpoint's values for sampled tokens, and its experts for all tokens."""
     side = {
         "logprob": _pack(t.logprobs[t.generated]),
         "entropy": None if t.entropies is None else _pack(t.entropies[t.generated]),

@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _replies(url: str, model: str, path: Path, args: argparse.Namespace) -> Replies:
-    """What `model` says, kept in `path`."""
+    """Return the replies of `model`, stored in `path`."""
     endpoint = ChatEndpoint(url, model, api_key=os.environ.get(KEY, ""))
     return Replies(endpoint, path, calls=args.calls, options={"temperature": args.temperature})
 
@@ -197,7 +197,7 @@ def _lines(rows: Iterable[dict]) -> str:
 def _card(
     crafted: Sequence[CraftedQuestion], rows: Sequence[CptRow], args: argparse.Namespace
 ) -> str:
-    """What the folder holds."""
+    """Write the description of the folder's content."""
     table = [
         f"| {style} | {end} | {number} |"
         for style, ends in count_outcomes(crafted).items()

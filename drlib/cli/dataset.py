@@ -165,7 +165,7 @@ def _write(wish: DatasetRequest, drawn: DatasetResult, folder: Path, world) -> N
 
 
 def shortfall(wish: DatasetRequest, drawn: DatasetResult) -> str:
-    """Why there are fewer questions than were asked for."""
+    """Explain why fewer questions were written than requested."""
     reasons: Counter[str] = Counter()
     for (_, reason), count in drawn.assembly.dropped.items():
         reasons[reason] += count
@@ -212,7 +212,7 @@ def _front_matter(rows: dict[str, list[dict]]) -> str:
 
 
 def _families_table(wish: DatasetRequest, drawn: DatasetResult) -> str:
-    """How many questions each family has on each side, in which words, and which were dropped."""
+    """Return a table of questions per family: per split, wording, and dropped."""
     reasons = sorted({reason for _, reason in drawn.assembly.dropped})
     sides = ("train", "test")
     heads = ["family", *sides, "in sentences", *reasons]

@@ -90,8 +90,9 @@ def episode_sample(messages: list[dict], chat: ChatIds, system: str | None = Non
 
 
 class InventedTools:
-    """What tools would show in an invented world, made up and not executed: a right program prints
-    `task`'s answer, a search shows `results` pages."""
+    """Simulated tool results of an invented world. Nothing is executed: a correct program prints
+    the answer of `task`, and a search shows `results` pages.
+    """
 
     def __init__(self, task: Task, world: SmallWorld, results: int, rng: random.Random):
         self.task = task

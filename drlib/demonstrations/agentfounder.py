@@ -123,7 +123,7 @@ class Teacher:
         self.relation = re.compile("|".join(map(re.escape, self.relations)))
 
     def _mistake(self, kinds: int, rng: random.Random) -> int | None:
-        """Which of so many kinds of mistake is made, if one is."""
+        """Sample the kind of mistake, or none."""
         return rng.randrange(kinds) if rng.random() < self.fault else None
 
     def plan(self, task: Task, rng: random.Random) -> str:
@@ -270,7 +270,7 @@ def _judged(refined: str, task: Task) -> str:
 
 
 class Widener(Protocol):
-    """Who thinks of other steps; `names` are those that a call may search for."""
+    """Writer of alternative steps; `names` are valid search terms."""
 
     names: Sequence[str]
 
@@ -309,7 +309,7 @@ def higher_order(
 
 
 def _asked_for(steps: Iterable[str]) -> set[str]:
-    """What the calls of these steps search for."""
+    """Return the search terms of these steps' calls."""
     actions = [parse(step) for step in steps]
     queries = [act.arguments.get("query") for act in actions if isinstance(act, ToolCall)]
     return {str(title) for query in queries if isinstance(query, list) for title in query}
@@ -390,7 +390,7 @@ def _searched(call: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """As it stands in a call."""
+    """Quote a text as in a call."""
     return json.dumps(name, ensure_ascii=False)
 
 

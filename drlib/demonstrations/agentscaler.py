@@ -71,8 +71,9 @@ READS = ("get", "find")
 
 
 class Operator(NamedTuple):
-    """What a tool does to its table: how a user says it, parameters, outputs, SQL. {key} is the
-    table's key, {all} its columns, {first} and {last} two of these."""
+    """Operation of a tool on its table: request wording, parameters, outputs, SQL. {key} is the
+    table's key, {all} its columns, {first} and {last} two of these.
+    """
 
     said: str
     params: str
@@ -119,7 +120,7 @@ class Api:
 
     @property
     def tool(self) -> Tool:
-        """What a policy is told; `.schema` is for the prompt."""
+        """Return the tool description shown to a policy; `.schema` is for the prompt."""
         description = f"{OPS[self.op].said.capitalize()} {self.table}."
         return Tool(self.name, description, tuple(Parameter(p, "A string.") for p in self.params))
 
@@ -287,23 +288,25 @@ def find_domains(apis: Sequence[Api], tau: float = TAU, seed: int = 0) -> list[l
 
 
 class Step(NamedTuple):
-    """What a user wants of one call: a verb, a table, and how each argument is said ("day-4", or
-    "of step 2")."""
+    """One call requested by a user: a verb, a table, and the wording of each argument ("day-4", or
+    "of step 2").
+    """
 
     said: str
     table: str
     arguments: tuple[tuple[str, str], ...]
 
     def text(self, without: str = "") -> str:
-        """As a user says it; `without`: the name of an argument that is left out."""
+        """Return the user's request; `without` names an argument to leave out."""
         told = [f"{spoken(name)} {word}" for name, word in self.arguments if name != without]
         return f"{self.said} {self.table}" + (f" with {', '.join(told)}" if told else "")
 
 
 @dataclass(frozen=True)
 class ToolTask:
-    """What is wanted, the seed of the state it starts from, and its gold: calls, final state's
-    hash."""
+    """A task: the goal, the seed of its initial state, and its reference calls with the hash of the
+    final state.
+    """
 
     domain: Domain
     seed: str
@@ -440,7 +443,7 @@ def rejection(task: ToolTask, messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def _checks(task: ToolTask, messages: Sequence[Mapping[str, str]]) -> Iterator[bool]:
-    """Whether each of `FILTERS` fails, computed when asked for: a replay needs valid turns."""
+    """Compute lazily whether each of `FILTERS` fails: a replay needs valid turns."""
     written = [m["content"] for m in messages if m["role"] == "assistant"]
     yield not _TURNS.fullmatch("".join(_letter(message) for message in messages))
     calls = [action for action in map(parse, written) if isinstance(action, ToolCall)]

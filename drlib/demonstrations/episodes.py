@@ -72,12 +72,12 @@ def _as_ours(message: Mapping) -> dict:
 
 
 def observations(episode: Episode) -> list[str]:
-    """What the tools returned, in order."""
+    """Return the tool results, in order."""
     return [message["content"] for message in episode.messages if message["role"] == "tool"]
 
 
 def assistant_turns(episode: Episode) -> list[str]:
-    """What the policy wrote, a text each turn."""
+    """Return the policy's texts, one per turn."""
     return [message["content"] for message in episode.messages if message["role"] == "assistant"]
 
 

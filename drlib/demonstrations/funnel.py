@@ -48,7 +48,7 @@ class Funnel:
     min_ise: float = 0.0
 
     def run(self, episodes: Iterable[Episode]) -> tuple[list[Episode], dict]:
-        """What passes, and {stage: {"in", "kept", "reasons": {reason: how many}}}."""
+        """Return the kept episodes, and {stage: {"in", "kept", "reasons": {reason: count}}}."""
         judged = [(episode, self.fault(episode)) for episode in episodes]
         report = {}
         left = len(judged)
@@ -107,7 +107,7 @@ class Funnel:
 
 
 def _misfit(turns: list[dict]) -> str:
-    """What is wrong with the form of a conversation after its question, "" for nothing."""
+    """Return the format fault of a conversation after its question, or ""."""
     action = None
     for at, message in enumerate(turns):
         is_tool = at % 2 == 1
@@ -135,12 +135,12 @@ def _calls(episode: Episode) -> list[ToolCall]:
 
 
 def _mentions(text: str, name: str) -> bool:
-    """Whether `name` stands in a normalised text as whole words."""
+    """Return True if `name` occurs in a normalised text as whole words."""
     return mentions(text, normalise_answer(name))
 
 
 def _grounded(episode: Episode) -> bool:
-    """Whether a tool told the answer: in a call that worked and did not itself say it.
+    """Return True if a successful call that did not contain the answer returned it.
 
     A goal is no question to the tool and comes back in the header only, which does not count.
     """

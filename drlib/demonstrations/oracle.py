@@ -74,7 +74,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class DemonstratorFaults:
-    """How often the demonstrator goes wrong, each per opportunity."""
+    """Error rates of the teacher, each per opportunity."""
 
     guess: float = 0.5  # answers without a tool
     stop_early: float = 0.5  # after a look-up that is not the last

@@ -1,4 +1,4 @@
-"""What agents beside ReAct ask of a policy, as samples: reports, summaries, merged reports.
+"""Samples of skills beyond ReAct: reports, summaries, merged reports.
 
 An agent that lets its policy forget needs a policy that writes down what matters. Four skills, each
 made from an attempt of somebody who knows at every turn what it has found (`Episode.known`):
@@ -49,7 +49,7 @@ FLAWED = DemonstratorFaults(guess=0.2, stop_early=0.3, bad_code=0.3, bad_query=0
 
 
 def report_text(known: Mapping[str, str]) -> str:
-    """What is known, as a report or a summary says it: `territory Norway; currency Krone.`"""
+    """Write known facts as a report or a summary: `territory Norway; currency Krone.`"""
     return "; ".join(f"{what} {value}" for what, value in known.items()) + "." if known else NOTHING
 
 
@@ -120,7 +120,7 @@ class SkillData:
         self.results = results
 
     def stream(self, seed: int | str) -> Iterator[Sample]:
-        """Of all skills, no answer among them: for pre-training."""
+        """Yield samples of all skills, without answers, for pre-training."""
         rng = random.Random(f"skills-{seed}")
         for task, world in self._questions(rng):
             skill = rng.choices(list(SKILLS), list(SKILLS.values()))[0]
@@ -128,8 +128,9 @@ class SkillData:
                 yield from self._sample(_without_answer(conversation))
 
     def of_others(self, seed: int | str) -> Iterator[Sample]:
-        """Of merged reports and gathered pages, the skills that no demonstration shows: what a
-        teacher who knows the answer makes of them."""
+        """Yield samples of skills that no demonstration shows, merged reports and gathered pages,
+        written by a teacher that has the answer.
+        """
         rng = random.Random(f"others-{seed}")
         for task, world in self._questions(rng):
             skill = "gathered" if rng.random() < GATHERED_SHARE else "merged"
@@ -170,7 +171,7 @@ class SkillData:
 
 
 def _pages(rng: random.Random) -> int:
-    """Of a trail: mostly few."""
+    """Sample the number of pages of a trail: mostly few."""
     if rng.random() < LONG_SHARE:
         return rng.randint(TRAIL_PAGES, LONG_PAGES)
     return min(rng.randint(1, TRAIL_PAGES), rng.randint(1, TRAIL_PAGES))

@@ -147,7 +147,9 @@ class _Hand:
                 self.rest[title] = more
 
     def read(self, titles: Iterable[str], relation: str = "") -> dict[str, frozenset[str]]:
-        """What the pages of `titles` give for `relation`; parts are read until it is behind us."""
+        """Return the values of `relation` on the pages of `titles`, reading further parts as
+        needed.
+        """
         titles = sorted(titles)
         self.find([title for title in titles if title not in self.facts])
 

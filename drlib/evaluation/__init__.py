@@ -1,1 +1,1 @@
-"""How good is it, and how sure are we: `metrics` holds intervals, `results` what was counted."""
+"""Evaluation: `evaluate` runs held-out questions, `results` holds outcomes and intervals."""

@@ -32,7 +32,7 @@ KEPT_TRAJECTORIES = 48  # of each decoding, for reading and plotting
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one question got: right or wrong, greedy and sampled, and the sampled tool calls."""
+    """Outcome of one question: greedy and sampled correctness, and sampled tool calls."""
 
     task: str
     kind: str

@@ -32,7 +32,7 @@ CONTROLS = ("sft_continued", "rl_random_reward")
 
 
 def titles() -> dict[str, str]:
-    """What tables call each row, in their order: the registry's titles, the teacher's and a twin's.
+    """Return the row titles of tables in order: the registry's, the teacher's and a twin's.
 
     The demonstrations are rows of their teacher, and the policy after RL is asked again with tools
     that find nothing ("closed_book").
@@ -50,7 +50,7 @@ def gather(
     *,
     demonstrator: bool = True,
 ) -> Results:
-    """Of the evaluations of `names`, one config a seed; RunFolderError names an unfinished one.
+    """Collect the evaluations of `names`, one config per seed; RunFolderError if unfinished.
 
     demonstrator: whether the teacher's own answers are rows too (its stage must be there then).
     """
@@ -66,7 +66,7 @@ def gather(
 
 
 def _demonstrator_rows(config: Config, runs: Path) -> list[dict]:
-    """How often the teacher itself was right, before any filter."""
+    """Return the teacher's accuracy before any filter."""
     right = defaultdict(list)
     for e in read_episodes(stages.folder("demonstrations", config, runs), "none"):
         right[e["kind"], e["hops"]].append(e["correct"])
@@ -146,7 +146,7 @@ class Results:
 
     @staticmethod
     def load(folder: Path) -> Results:
-        """What `save` wrote; ValueError when it is not there or cannot be read."""
+        """Load the files of `save`; ValueError if they are missing or unreadable."""
         try:
             head = json.loads((folder / "results.json").read_text())
             outcomes = _unpacked(json.loads((folder / "outcomes.json").read_text()))
@@ -176,7 +176,7 @@ class Results:
     def scores(
         self, stage: str, kind: str | None, decoding: str, hops: int | None = None
     ) -> dict[int, dict[str, float]]:
-        """Of each seed, each question's mean score; `kind` None: questions of both kinds."""
+        """Return each question's mean score by seed; `kind` None: questions of both kinds."""
         found = {}
         for seed, outcomes in self.by_seed(stage).items():
             chosen = [o for o in outcomes if kind in (None, o.kind) and hops in (None, o.hops)]
@@ -231,7 +231,7 @@ class Results:
 
 
 def _score(outcome: Outcome, decoding: str) -> float:
-    """Of one question: right or wrong, or the share of its samples that are right."""
+    """Return the score of one question: 0 or 1, or its share of right samples."""
     if decoding == "greedy":
         return float(outcome.greedy)
     if decoding == "sample":

@@ -55,7 +55,7 @@ class Trial:
 
 @dataclass
 class Ledger:
-    """What came out of a trial with one seed, a row a question and in it a column a sample.
+    """Outcomes of a trial with one seed: one row per question, one column per sample.
 
     answers: normalised, None where there is none. right: those that are accepted. ended: reasons
     of `Termination`. counts: as `drlib.agents.rollout_state.count_costs`.
@@ -70,7 +70,7 @@ class Ledger:
     counts: dict[str, list[list[int]]] = field(default_factory=lambda: {n: [] for n in COUNTS})
 
     def mean(self, count: str) -> float:
-        """Of an attempt."""
+        """Return the mean per rollout."""
         return float(np.mean(self.counts[count]))
 
     def accuracy_Q(self) -> np.ndarray:
@@ -78,7 +78,8 @@ class Ledger:
         return np.array(self.right, float).mean(axis=1)
 
     def voted_Q(self, n: int) -> np.ndarray:
-        """Whether the majority of the first `n` samples is right, [Q]; ties go to the first given.
+        """Return whether the majority of the first `n` samples is right, [Q]; first given wins
+        ties.
         ValueError: there are not so many."""
         samples = len(self.right[0])
         require(1 <= n <= samples, f"{self.trial.name}: {n} of {samples} samples")
@@ -89,13 +90,14 @@ class Ledger:
         return np.array(found, float)
 
     def passed_Q(self, n: int) -> np.ndarray:
-        """Whether any of the first `n` samples is right, [Q]."""
+        """Return whether any of the first `n` samples is right, [Q]."""
         return np.array([any(right[:n]) for right in self.right], float)
 
 
 def at_equal_tokens(one: Ledger, other: Ledger, count: str = "sampled") -> int:
-    """How many samples of `one` cost as many tokens as an attempt of `other`; at least 1, at most
-    those that there are."""
+    """Return the number of samples of `one` that cost as many tokens as one rollout of `other`,
+    between 1 and the number available.
+    """
     samples = round(other.mean(count) / one.mean(count))
     return max(1, min(samples, len(one.right[0])))
 

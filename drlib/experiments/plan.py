@@ -81,7 +81,7 @@ class Sweep:
 def load_sweep(
     file: str | Path, profile: str | None = None, seeds: Sequence[int] | None = None
 ) -> Sweep:
-    """The sweep of a file, or of a name in `drlib/experiments/plans`; ValueError says what is wrong.
+    """Load the plan in a file, or of a name in `drlib/experiments/plans`; ValueError if invalid.
 
     profile, seeds: in the place of the file's.
     """
@@ -189,7 +189,7 @@ def _statement(name: str, content: Mapping, is_control: bool) -> Statement | Non
 
 
 def _check_stage(sweep: Sweep) -> None:
-    """Of the stages, those that are evaluated and that are a policy's own."""
+    """Require a stage that is evaluated and trains its own policy."""
     asked = {name.removeprefix("evaluate_") for name in stages.STAGES}
     known = [
         name for name in stages.STAGES if name in asked and f"evaluate_{name}" in stages.STAGES
@@ -211,7 +211,7 @@ def _check_settings(sweep: Sweep) -> None:
 
 
 def _config(sweep: Sweep, arm: str) -> Config:
-    """Of the first seed; ValueError names the arm, or `common` where the fault is there."""
+    """Load the configuration of the first seed; ValueError names the arm, or `common`."""
     for where, settings in (("common", sweep.common), (f"arm {arm!r}", sweep.arms[arm].settings)):
         try:
             load_plugins(settings.get("plugins", ""))
@@ -236,7 +236,7 @@ def _check_questions(name: str, settings: Mapping, config: Config) -> None:
 
 
 def _check_switches(sweep: Sweep, name: str, config: Config) -> None:
-    """What reinforcement learning itself would refuse, hours later."""
+    """Reject settings that RL training would refuse hours later."""
     covered = {
         stages.STAGES[one].reads or one for one in stages.list_ancestors(sweep.stage, config)
     }
@@ -261,6 +261,6 @@ def _check_asked(sweep: Sweep) -> None:
 
 
 def what_ran(sweep: Sweep) -> dict:
-    """What the runs depend on besides their seeds: by it results are known for those of a file."""
+    """Return what the runs depend on besides seeds; stored results are matched by it."""
     arms = {name: {**sweep.common, **arm.settings} for name, arm in sweep.arms.items()}
     return {"stage": sweep.stage, "profile": sweep.profile, "settings": arms}

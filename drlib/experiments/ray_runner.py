@@ -34,7 +34,7 @@ from drlib.validation import require
 def built_on_ray(
     sweep: Sweep, runs: Path, address: str | None = None
 ) -> Iterator[tuple[str, int, str]]:
-    """As `sweep_runs.built_here`, in the order in which the runs end.
+    """Build the runs on a Ray cluster and yield them as they finish, like the local runner.
 
     Args:
         runs: on a file system that all hosts share.
@@ -81,7 +81,7 @@ def _built(sweep: Sweep, runs: Path, token: Path) -> Iterator[tuple[str, int, st
 
 
 def _wants(name: str, config: Config) -> dict:
-    """What a stage's task asks the cluster for; ValueError where no node has as much."""
+    """Return the resources of a stage's task; ValueError if no node has enough."""
     ray = import_extra("ray")
     processes = config.processes if stages.STAGES[name].parallel else 1
     wants = {"CPU": processes}
@@ -95,7 +95,7 @@ def _wants(name: str, config: Config) -> dict:
 
 
 def _build_here(work: Mapping, *before: str) -> str:
-    """What a task does: one stage, by processes of its own; "", or why it or an input failed."""
+    """Build one stage in subprocesses; return "" or why it or an input failed."""
     fault = next(filter(None, before), "")
     if fault:
         return fault
@@ -110,7 +110,7 @@ def _build_here(work: Mapping, *before: str) -> str:
 
 
 def _outcome(task) -> str:
-    """What the task returned; where Ray itself lost it, what Ray says."""
+    """Return the task's result, or Ray's error if Ray lost it."""
     ray = import_extra("ray")
     try:
         return ray.get(task)

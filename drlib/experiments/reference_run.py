@@ -65,7 +65,7 @@ def reference(
 
 
 def _command(config: Config, seeds: list[int], out: Path, only: list[str] | None) -> str:
-    """What makes this folder, as typed in the repository's folder."""
+    """Return the command that reproduces this folder, relative to the repository."""
     words = ["drlib experiment reference --profile", config.profile, "--seeds", *map(str, seeds)]
     words += stages.overrides(config)
     words += ["--only", *only] if only else []

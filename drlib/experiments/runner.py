@@ -45,7 +45,7 @@ def build_or_say(stage: str, config: Config, runs: Path) -> str:
 
 
 def _reason(told: str) -> str:
-    """Of the end of a log, whose first line names the stage: what it died of, on one line."""
+    """Return the error at the end of a log, whose first line names the stage, on one line."""
     head, _, log = told.partition("\n")
     faults = FAULT.findall(log)
     said = [fault for fault in faults if fault.startswith("error: ")]
@@ -74,7 +74,7 @@ def measure(
 
 
 def is_finished(sweep: Sweep, arm: str, seed: int, runs: Path) -> bool:
-    """Whether the run's evaluation lies there complete."""
+    """Return True if the run's evaluation is complete."""
     path = stages.folder(f"evaluate_{sweep.stage}", sweep.config(arm, seed), runs)
     return RunFolder.is_complete(path)
 
@@ -98,7 +98,7 @@ def keep(sweep: Sweep, runs: Path, out: Path, command: str, failed: Failed) -> E
 
 
 def cost_of(stage: str, config: Config, runs: Path) -> dict:
-    """What the training of the stage itself took, `costs`; {} of a stage that takes no steps."""
+    """Return the training costs of the stage, {} for a stage without steps."""
     folder = stages.folder(stage, config, runs)
     return costs(read_metrics(folder)) if (folder / METRICS).exists() else {}
 
@@ -148,7 +148,7 @@ def listing(sweep: Sweep, runs: Path) -> str:
 
 
 def _begun(missing: Sequence[str], config: Config, runs: Path) -> str:
-    """How far the stages came that a kill cut short."""
+    """Return the progress of interrupted stages."""
     told = []
     for name in missing:
         final = stages.folder(name, config, runs)

@@ -53,7 +53,7 @@ ARMS = ("setting", "control")
 
 @dataclass(frozen=True)
 class Claim:
-    """What is said of two trials. measure: of the setting and of the control, see `measured_Q`."""
+    """A claim about two trials. measure: of the setting and of the control, see `measured_Q`."""
 
     name: str
     claim: str
@@ -208,7 +208,7 @@ def measured_Q(ledger: Ledger, what: str, other: Ledger) -> np.ndarray:
 
 
 def finding(claim: Claim, folder: Path, seeds: Sequence[int]) -> dict:
-    """What the ledgers say of the claim; effects are shares, the setting's less its control's."""
+    """Judge the claim from the ledgers; effects are shares, setting minus control."""
     head, by_trial = read_ledgers(folder, seeds)
     pairs = list(zip(by_trial[claim.setting], by_trial[claim.control], strict=True))
     on_SQ = np.array([measured_Q(on, claim.measure[0], off) for on, off in pairs])

@@ -22,8 +22,8 @@ TOKEN_TICKS = (50, 100, 200, 500, 1000)
 
 
 def majority_right(p: float, n: int) -> float:
-    """How often the majority of `n` independent answers is right, where each is right with
-    probability `p` and all wrong answers are the same; ties are won half the time.
+    """Return how often the majority of `n` independent answers is right, if each is right with
+    probability `p` and all wrong answers are equal; ties count half.
 
     It is the binomial tail: real runs fail together, and their wrong answers differ.
     """

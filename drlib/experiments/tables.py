@@ -238,7 +238,7 @@ def table(found: Mapping) -> str:
 
 
 def _describe(found: Mapping) -> str:
-    """How it was measured."""
+    """Describe the measurement."""
     common = ", ".join(f"{name}={value}" for name, value in found["common"].items())
     first = next((arm["asked"] for arm in found["arms"] if arm["asked"]), [])
     asked = ", ".join(f"{row['n']} {row['kind']} questions" for row in first)
@@ -285,7 +285,7 @@ def _asked_cells(arm: Mapping, number: int, control: str) -> list[str]:
 
 
 def _notes(arm: Mapping) -> list[str]:
-    """What did not go as planned, a line a run."""
+    """Return notes on failed and stopped runs, one line per run."""
     failed = [f"- `{arm['arm']}`, seed {s}: failed: {why}" for s, why in arm["failed"].items()]
     return failed + [
         f"- `{arm['arm']}`, seed {seed}: stopped at {why}" for seed, why in arm["stopped"].items()

@@ -1,4 +1,4 @@
-"""What notebooks use: figure style, source display, progress bars, and stages in subprocesses.
+"""Notebook support: figure style, source display, progress bars, and stages in subprocesses.
 
 Importing it limits a notebook kernel to one thread.
 """

@@ -22,7 +22,7 @@ Routes = list[np.ndarray]  # of each trajectory uint16 [T, L, k]
 
 
 def engine_routes(trajectories: Sequence[Trajectory]) -> Routes:
-    """What the engine chose; ValueError where it said something, but not by which experts."""
+    """Return the engine's routes; ValueError names trajectories without routes."""
     missing = [t.id for t in trajectories if t.routed_experts is None]
     require(
         not missing, f"the engine reported no routes of {missing[:3]}: make it with routes=True"
@@ -84,5 +84,5 @@ def _placed(model, tokens: Flat, routes: Routes) -> Tensor:
 
 
 def of_samples(tokens: Flat, chosen_LNK: Tensor) -> Routes:
-    """What a recorded pass over `tokens` chose for each of its samples."""
+    """Split the routes of a recorded pass over `tokens` by sample."""
     return [part.numpy().astype(np.uint16) for part in tokens.split(chosen_LNK.transpose(0, 1))]

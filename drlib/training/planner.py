@@ -250,7 +250,7 @@ class Fit:
 
     @property
     def fault(self) -> str:
-        """Why the step does not fit; empty if it does."""
+        """Reason that the step does not fit; empty if it does."""
         need, part = self.memory.total, self.memory.largest
         if need > self.device:
             return (

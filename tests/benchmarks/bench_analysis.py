@@ -24,7 +24,7 @@ TURN, TURNS = 500, 8
 
 
 def trajectories(tokens: int):
-    """Of 4,000 sampled tokens each, in 8 turns; half of the responses failed."""
+    """Return trajectories of 4,000 sampled tokens in 8 turns; half of the responses failed."""
     rng = np.random.default_rng(0)
     for i in range(tokens // (TURN * TURNS)):
         statuses = rng.choice(["ok", "error"], TURNS - 1)

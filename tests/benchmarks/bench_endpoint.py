@@ -68,7 +68,7 @@ def client_alone(url: str, requests: int, threads: int) -> float:
 
 
 def agents(server, tasks: int, concurrency: int) -> dict:
-    """What became of the tasks, and requests a second."""
+    """Return the tasks' outcomes, and requests per second."""
     endpoint = ChatEndpoint(server.url, "scripted", timeout_s=30)
     engine = ApiEngine(endpoint, concurrency=concurrency, attempts=6, pause_s=0.02)
     asked = [Task(f"t{n}", f"Currency? ({n})", "Krone", "search", "a") for n in range(tasks)]

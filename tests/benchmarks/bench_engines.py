@@ -46,7 +46,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=40)
 
 
 def cpu_seconds() -> float:
-    """Of this process so far."""
+    """Return the CPU seconds of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 

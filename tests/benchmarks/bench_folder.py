@@ -1,4 +1,4 @@
-"""How long a folder of 2,000 real documents takes to become a world; a script, not a test.
+"""Benchmark: seconds to turn a folder of 2,000 real documents into a world.
 
 The documents are package documentation as it lies on a machine: the long descriptions of the
 installed packages and all .md, .rst, .txt and .html files of --roots (site-packages first), the

@@ -1,4 +1,4 @@
-"""What one GPU makes of the kit: the frugal head, vLLM's tokens, the step of TRL; not a test.
+"""Benchmark of one GPU: chunked log-probabilities, vLLM throughput, a TRL step; not a test.
 
 The model is random and has the sizes of Qwen3-30B-A3B with fewer layers (`--layers`), so its head
 is a larger part of it than of the whole one; or those of another one that the planner knows
@@ -92,7 +92,7 @@ class Sizes:
 
 
 def peaks_of(name: str, flops: float | None, bandwidth: float | None) -> tuple[float, float]:
-    """Of the card that torch calls `name`, or those given. ValueError: nobody knows them."""
+    """Return the peak rates of the card named by torch, or those given; ValueError if unknown."""
     if flops is None and bandwidth is None:
         remedy = "give --flops FLOP/s (dense bfloat16) and --bandwidth bytes/s of its data sheet"
         require(name in CARDS, f"the peaks of {name!r} are not known here: {remedy}")
@@ -136,12 +136,12 @@ def timed(step, sizes: Sizes, *args) -> tuple[list[float], object]:
 
 
 def share(amount: float | None, seconds: float, peak: float | None) -> float | None:
-    """Of the peak; None where one of them is not known."""
+    """Return the share of the peak, None if one of them is unknown."""
     return None if amount is None or peak is None else amount / seconds / peak
 
 
 def bytes_of_heads(sizes: Sizes, n: int) -> dict[str, int | None]:
-    """Of each arm, forward and backward; None where the card had no room for it."""
+    """Return the bytes of each arm, forward and backward; None if out of memory."""
     found = {}
     for arm in PRODUCTS:
         try:
@@ -328,7 +328,7 @@ PARTS = {"head": head_part, "engine": engine_part, "train": train_part}
 
 
 def command_text(typed: list[str]) -> str:
-    """What was typed, without the paths of this machine (only --out takes one)."""
+    """Return the command line without this machine's paths (only --out takes one)."""
     inside = (word.replace(f"{ROOT}/", "") for word in typed)
     words = [re.sub(r"^(--out=)?/.*", r"\g<1>FOLDER", word) for word in inside]
     return shlex.join(["python", "-m", PROGRAM, *words])

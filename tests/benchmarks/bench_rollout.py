@@ -143,7 +143,7 @@ def speed(run: Contender, seed: int) -> dict[str, float]:
 
 
 def summary(rounds: list[dict[str, dict[str, float]]]) -> dict:
-    """Of each contender its tokens a second and how many times as fast ours is."""
+    """Return tokens per second of each contender and the speed-up of our engine."""
     found = {}
     for name in rounds[0]:
         ratios = [each[OURS]["cpu"] / each[name]["cpu"] for each in rounds]

@@ -53,7 +53,7 @@ def cloned(commit: str, place: Path) -> tuple[Path, str]:
 
 
 def cpu_seconds() -> float:
-    """Of all processes below this one that have ended and were waited for."""
+    """Return the CPU seconds of all finished child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

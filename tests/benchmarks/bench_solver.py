@@ -1,4 +1,4 @@
-"""What share of the engine's questions the tools alone can solve, and in how many calls.
+"""Share of generated questions that the tools alone can solve, and the number of calls.
 
 `Solver` reads only what `search` and `visit` return, in at most `--calls` calls; a row has the
 share that it solved, the calls of those (median, 90th percentile), its wrong answers (it should

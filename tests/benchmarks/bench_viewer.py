@@ -1,4 +1,4 @@
-"""How long the viewer takes to show a long trajectory in headless Chromium; a script, not a test.
+"""Benchmark: seconds until the viewer shows a long trajectory in headless Chromium.
 
 The trajectory is made up: turns of 200 to 900 sampled tokens and as long tool responses, with five
 alternatives a token and the experts of every token. The file is written, made into a page and

@@ -48,7 +48,7 @@ ARMS = {
 
 @torch.no_grad()
 def measured(model, samples) -> dict:
-    """What this policy does on documents that nothing was trained on."""
+    """Measure this policy on held-out documents."""
     nats, tokens, balance, uneven, passes = 0.0, 0, [], [], []
     experts = model.config.num_experts
     for some in split_by_size(samples, len, BATCH):

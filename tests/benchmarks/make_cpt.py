@@ -105,7 +105,7 @@ SETTINGS = (
 
 @dataclass
 class Material:
-    """What the arms of one seed are trained on and measured by."""
+    """Training and test data of the arms of one seed."""
 
     config: Config
     data: ActionData  # the tour's own pre-training stream

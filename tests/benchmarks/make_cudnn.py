@@ -1,4 +1,4 @@
-"""Which way of computing a micro-batch gives gradients that are not finite; not a test.
+"""Find attention implementations with gradients that are not finite; not a test.
 
 The tour's RL by TRL's trainer in bfloat16, from the committed cold start, with cuDNN's attention
 switched on again. At the first micro-batch after which a gradient is NaN or infinite the run ends,

@@ -34,7 +34,7 @@ def flat(values) -> list:
 
 
 def describe(tokenizer, trajectories) -> list[dict]:
-    """What no policy changes: questions, bridges in own words, other answers, what was shown."""
+    """Describe the parts that no policy changes: questions, bridges, other answers, pages shown."""
     rows = []
     texts = [tokenizer.decode(t.token_ids) for t in trajectories]
     for t in trajectories:

@@ -1,4 +1,4 @@
-"""What an evaluator that shares no code with the engine says of thousands of its questions.
+"""Check thousands of generated questions with an evaluator independent of the engine.
 
 `tests.independent_evaluator` reads each query as JSON and the world as raw facts. A mismatch: the
 members are not the one answer. Within one fact: something that the question names (a constant, or

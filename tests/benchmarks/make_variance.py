@@ -1,4 +1,4 @@
-"""How noisy the policy gradient is under each estimator of the advantage; a script, not a test.
+"""Gradient variance of the policy under each advantage estimator; a script, not a test.
 
 The cold start of the reference run answers training questions in groups, as a step of the loop
 does. Within a group every estimator is leave-one-out times one number c: the group's mean takes
@@ -44,7 +44,7 @@ def groups_of(start: ColdStart, config) -> list[list]:
 
 
 def measured(start: ColdStart, config) -> dict:
-    """Of one seed: questions, live ones, and each estimator's number."""
+    """Return the questions of one seed, those with a gradient, and each estimator's number."""
     groups, gradients, factors = groups_of(start, config), [], {name: [] for name in ESTIMATORS}
     model = copy.deepcopy(start.policy)
     for group in groups:

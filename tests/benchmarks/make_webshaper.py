@@ -1,4 +1,4 @@
-"""What of WebShaper's released formalisations our algebra can say, and how.
+"""Express WebShaper's released formalisations as queries and count the results.
 
 The file (Alibaba-NLP/WebAgent, WebShaper/data/webshaper.500.jsonl) is not part of this repository;
 give its path. Of each row is counted whether `from_triples` reads it, as a tree or with things that
@@ -56,7 +56,7 @@ def drawn(rows) -> nx.MultiDiGraph:
 
 
 def is_same(rows, written) -> bool:
-    """Whether both are one graph but for the names of variables."""
+    """Return True if both graphs are equal up to variable names."""
     by_label = nx.algorithms.isomorphism.categorical_node_match("label", None)
     by_relations = nx.algorithms.isomorphism.categorical_multiedge_match("label", None)
     return nx.is_isomorphic(drawn(rows), drawn(written), by_label, by_relations)

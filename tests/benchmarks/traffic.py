@@ -1,4 +1,4 @@
-"""What torch's operators read and write, counted while they run: a bound, for caches save some."""
+"""Count the bytes that torch operators read and write: an upper bound, as caches save some."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
