@@ -277,13 +277,16 @@ import json, random
 from drlib.demonstrations.agentfounder import *
 memory = EntityMemory()
 for i in range(9):
-    memory.add_fact(f"E{i}", "code", f"C{i}", f"s{i}"); memory.add_fact(f"E{i}", "owner",
-    f"E{i//2}", "t") teacher, rng = Teacher(memory.entities, {"code", "owner"}), random.Random("x")
-    task = Task("t", "What is the code of the owner of E5?", "C2", "search", "w", 2, "E5", ("owner",
-    "code")) rows = [*plans(task, memory, teacher, 4, rng), reasoning(task, memory, teacher, rng)]
-    call = '<think>a</think>' + render_call("search", {"query": ["E5"]}) steps = [{"content": "q"},
-    {"content": call}, {"content": "r"}, {"content": "<answer>C2</answer>"}]
-    rows.append(higher_order(steps, True, "t", teacher, 3, rng)) print(json.dumps(rows))
+    memory.add_fact(f"E{i}", "code", f"C{i}", f"s{i}")
+    memory.add_fact(f"E{i}", "owner", f"E{i//2}", "t")
+teacher, rng = Teacher(memory.entities, {"code", "owner"}), random.Random("x")
+task = Task("t", "What is the code of the owner of E5?", "C2", "search", "w", 2, "E5",
+            ("owner", "code"))
+rows = [*plans(task, memory, teacher, 4, rng), reasoning(task, memory, teacher, rng)]
+call = '<think>a</think>' + render_call("search", {"query": ["E5"]})
+steps = [{"content": "q"}, {"content": call}, {"content": "r"}, {"content": "<answer>C2</answer>"}]
+rows.append(higher_order(steps, True, "t", teacher, 3, rng))
+print(json.dumps(rows))
 """
     told = {
         subprocess.run(
