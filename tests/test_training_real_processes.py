@@ -146,7 +146,7 @@ def test_asked_to_stop_it_writes_a_checkpoint_and_says_so(alone, tmp_path):
     child.terminate()
     child.join(120)
     assert child.exitcode == 130
-    assert "the same command goes on" in (tmp_path / "said.err").read_text()
+    assert "run the same command again" in (tmp_path / "said.err").read_text()
     assert list(partial.glob("trl/checkpoint-*/trainer_state.json")) and not final.exists()
 
 
@@ -173,7 +173,7 @@ def test_a_checkpoint_that_a_kill_cut_short_is_not_resumed_from(alone, tmp_path)
 )
 def test_an_engine_that_is_not_there_is_one_line(tmp_path, engine, words):
     """The command fails with its exit status before any step."""
-    if engine["engine"] == "vllm" and importlib.util.find_spec("vllm"):
+    if engine.get("engine.name") == "vllm" and importlib.util.find_spec("vllm"):
         pytest.skip("vLLM is installed")
     config = settings(trainer__backend="trl", rl__steps=1, **engine)
     built("world", config, tmp_path)

@@ -1,57 +1,35 @@
 """AgentFounder (arXiv 2509.13310, ICLR 2026, section 3): agentic continual pre-training.
 
-The paper: between base model and post-training stands a stage of text about acting, of 200 billion
-tokens at 32K and 100 billion at 128K. First-order action synthesis writes plans and reasoning for
-questions from a memory of statements by entity; higher-order action synthesis widens finished
-trajectories by actions that nobody tried. No tool is executed, so the text is cheap.
+The paper adds a stage between base model and post-training: 200 billion tokens at 32K and 100
+billion at 128K of text about actions. No tool is executed, so the text is cheap.
 
     fas_plan    first order, planning: K different (analysis, first call) for a question, rejected
-                where the facts of the memory contradict them
-    fas_reason  first order, reasoning: a draft from what one knows, then the refined answer given
-                the mapped facts, kept by length and by its answer
-    has         higher order: at each step of a finished trajectory N alternatives that nobody
-                tries, shuffled with the real one; the choice, the real step and the real response;
-                at the end the decision whether it was right
+                if facts in memory contradict them
+    fas_reason  first order, reasoning: a draft from prior knowledge, then the refined answer given
+                the mapped facts, filtered by length and answer
+    has         higher order: at each step of a finished trajectory N alternatives shuffled with
+                the real one; the choice, the real step and its response; finally the decision
+                whether the trajectory was right
 
-Taken from it: the three kinds with their released fields, rejection, two length stages and replay
-of general text; the memory is
-`drlib.questions.entity_memory`. Reduced: the teacher is templated and errs
-at a stated rate, so that rejection has work to do; loss lies on what can be predicted (`own`), not
-on questions, options, facts and responses, nor on the steps of a failed trajectory, of which only
-the decision is learned (the paper trains on all of its text). The tour's smaller stage is
-`drlib.demonstrations.actions`. Harder alternatives: `CloseTeacher`; a language model as
-teacher and judge: `drlib.demonstrations.model_teacher`.
+As in the paper: the three kinds with their released fields, rejection, two length stages and replay
+of general text. The memory is `drlib.questions.entity_memory`. Reduced: the teacher is templated
+and errs at a given rate. The loss covers only what can be predicted (`own`): no questions, options,
+facts or responses, and only the final decision of a failed trajectory. The paper trains on all
+text.
 
-Steps beside the real one that only a reader tells apart, for AgentFounder's higher-order rows.
+`Teacher` draws the names in its options from the whole world, so a rule that checks whether a name
+occurred before finds the real step in 99% of decisions. `CloseTeacher` uses relations and names
+that were read, and only the question decides between them. With it, a tiny policy's cold
+start answered 5.9 points fewer sampled search questions (three seeds;
+figures/reference/findings/has_close.json).
 
-`Teacher` offers names from anywhere in the world. A rule that looks whether the name of an option
-was mentioned before then finds the real step in 99% of the decisions, and that rule is all that the
-rows can teach. Here an option has the form of the real step (a malformed call stays malformed), a
-relation and a name that have been read as well, and asks for something else: which of the things
-that were read is the next one, only the question decides. A tiny policy gains nothing by it: with
-these rows its cold start answers 5.9 points fewer of the held-out search questions, sampled, than
-with the others (three seeds; figures/reference/findings/has_close.json).
+`ActionRows` is the infinite stream on invented worlds that `pretrain.first_order_share` and
+`pretrain.higher_order_share` mix into `cpt`. First-order questions come from all facts of a world,
+or with `pretrain.first_order_questions=memory` from the pages that a few rollouts found. A language
+model as teacher and judge: `drlib.demonstrations.model_teacher`.
 
-Left out: alternatives that would be right too (the same look-up in other words is none; a program
-with two numbers swapped may come to the same).
-
-AgentFounder's rows as a part of the line's own pre-training, made on invented worlds.
-
-`fas` is first-order action synthesis (plans and refined answers that a memory of the world does not
-contradict), `has` higher-order (finished trajectories, widened by actions that nobody tried). The
-rows themselves are made in `drlib.demonstrations.agentfounder`; here they become an endless
-stream, so that the settings `pretrain.first_order_share` and
-`pretrain.higher_order_share` can mix them into `cpt`.
-
-First-order rows need questions and a memory that judges. Both come from all facts of an invented
-world or, with `pretrain.first_order_questions=memory`, from what a few attempts have
-seen there, wrong ones too:
-the memory is told the pages that the searches found, and the questions are of what it recalls.
-Higher-order rows need steps beside the real one: of names from anywhere, which a glance at what was
-mentioned tells apart, or with `pretrain.higher_order_alternatives=read` of what has been read.
-
-Left out: attempts whose programs fail (nothing is executed here, so nothing can crash), rows of
-more than `MAX_TOKENS`, and of the memory's styles of question all but the fact and the chain.
+Not implemented: alternatives that would also be right, rollouts whose programs fail, rows of more
+than `MAX_TOKENS`, and question styles other than fact and chain.
 """
 
 import itertools
@@ -88,8 +66,11 @@ DRAWS_OF_ALTERNATIVES = 1000  # to one step
 
 
 class CptRow(NamedTuple):
-    """`parts`: (role, text). Roles: "user" asks, "tool" responds, "facts" and "given" are shown,
-    "own" is what the policy is to predict. `source_ids`: sources of the memory, or trajectories."""
+    """A row of (role, text) `parts`.
+
+    Roles: "user" asks, "tool" responds, "facts" and "given" are shown, "own" is predicted by the
+    policy. `source_ids`: sources in the memory, or trajectories.
+    """
 
     kind: str  # fas_plan, fas_reason or has
     parts: tuple[tuple[str, str], ...]
@@ -99,7 +80,7 @@ class CptRow(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All of it, as a person reads it."""
+        """Return the whole text, for reading."""
         wrap = {"user": "Question: {}\n", "tool": "<tool_response>{}</tool_response>\n"}
         return "".join(wrap.get(role, "{}").replace("{}", part) for role, part in self.parts)
 
@@ -112,8 +93,9 @@ def sample_of(row: CptRow, chat: ChatIds) -> Sample:
 
 
 class Teacher:
-    """Writes candidates, at a rate of `fault` wrong ones; knows the names and the relations (those
-    of questions), but checks nothing: that is the judge's part."""
+    """Writes candidates, wrong ones at the rate `fault`. It has the names and relations of the
+    questions but checks nothing; the judge does.
+    """
 
     def __init__(self, names: Sequence[str], relations: Iterable[str], fault: float = 0.5):
         self.names = list(names)
@@ -186,7 +168,7 @@ class Teacher:
         return f"{thought}</think>{render_call(action.name, arguments)}"
 
     def judge(self, plan: str, task: Task, memory: EntityMemory) -> str:
-        """KEPT, or why the memory's facts speak against the plan. No tool is asked."""
+        """Return KEPT, or the conflict between the plan and the memory's facts; calls no tool."""
         action = parse(plan)
         named = self.relation.search(plan.partition("</think>")[0])
         query = action.arguments.get("query") if isinstance(action, ToolCall) else None
@@ -288,8 +270,10 @@ def higher_order(
     n: int,
     rng: random.Random,
 ) -> CptRow:
-    """The decisions of one finished trajectory; `source` names it. A turn without a response (the
-    answer) is no decision between calls and has no options. ValueError: no `n` alternatives."""
+    """Return the decisions of one finished trajectory, named by `source`.
+
+    A turn without a response (the answer) has no options. ValueError: fewer than `n` alternatives.
+    """
     said = "own" if correct else "given"
     parts = [("user", messages[0]["content"])]
     steps = [message["content"] for message in messages[1::2]]
@@ -338,7 +322,7 @@ CLOSE = "</think>"
 
 
 class CloseTeacher(Teacher):
-    """A teacher whose alternatives are of what has been read."""
+    """Teacher whose alternatives use only names and relations that were read."""
 
     def alternatives(
         self, messages: Sequence[dict], step: str, n: int, rng: random.Random
@@ -361,8 +345,9 @@ class CloseTeacher(Teacher):
     def _other_look_ups(
         self, thought: str, call: str, read: str, n: int, rng: random.Random
     ) -> list[str]:
-        """Turns with another (relation, name) than this one's: both read where there are enough of
-        those, else a relation or at last a name that was not."""
+        """Return turns with another (relation, name): both read before if there are enough, else an
+        unread relation, and finally an unread name.
+        """
         named = self.relation.search(thought)
         relation, name = named[0] if named else "", _searched(call)
         relations = dict.fromkeys(self.relation.findall(read)) if named else {"": None}
@@ -383,7 +368,7 @@ class CloseTeacher(Teacher):
 
 
 def _searched(call: str) -> str:
-    """The name that a call searches for, in the list that it should be or outside of one."""
+    """Return the name that a call searches for, in a list or not."""
     action = parse(call)
     query = action.arguments.get("query") if isinstance(action, ToolCall) else None
     return next((str(one) for one in (query if isinstance(query, list) else [query]) if one), "")
@@ -395,7 +380,7 @@ def _quoted(name: str) -> str:
 
 
 def _reworded(thought: str, relation: str, other: str, rng: random.Random) -> str:
-    """The thought about another relation, in one of the ways in which it is said."""
+    """Return the thought with another relation, in one of its wordings."""
     for wordings in (FIRST, NEXT, HOLDER):
         if relation and thought in [wording.format(r=relation) for wording in wordings]:
             return rng.choice(wordings).format(r=other)
@@ -403,8 +388,9 @@ def _reworded(thought: str, relation: str, other: str, rng: random.Random) -> st
 
 
 def _other_programs(code: str, n: int) -> list[str]:
-    """Programs with the same numbers, two of them swapped or with another operation; where there
-    are not `n` of those, also with a number that is a little off."""
+    """Return programs with two numbers swapped or another operation; if these are fewer than `n`,
+    also with a slightly different number.
+    """
     numbers = [*_NUMBER.finditer(code)]
     found = [_swapped(code, one, other) for one, other in itertools.combinations(numbers, 2)]
     for place in _OPERATION.finditer(code):
@@ -421,7 +407,7 @@ def _with(code: str, place: re.Match, text: str) -> str:
 
 
 def _swapped(code: str, one: re.Match, other: re.Match) -> str:
-    """With two numbers in each other's place; `one` stands before `other`."""
+    """Swap two numbers; `one` precedes `other`."""
     between = code[one.end() : other.start()]
     return code[: one.start()] + other[0] + between + one[0] + code[other.end() :]
 
@@ -438,7 +424,7 @@ HAND = DemonstratorFaults(guess=0.1, stop_early=0.15, bad_code=0, bad_query=0.2,
 
 
 def memory_of(world: SmallWorld) -> EntityMemory:
-    """Its facts, and what its pages say about each entity."""
+    """Return a memory of the world's facts and its pages' statements about each entity."""
     memory = EntityMemory(world.entities)
     for entity in world.entities.values():
         for relation, value in entity.facts.items():
@@ -448,8 +434,9 @@ def memory_of(world: SmallWorld) -> EntityMemory:
 
 
 def memory_of_attempts(world: SmallWorld, attempts: Iterable[Episode]) -> EntityMemory:
-    """The facts of the pages that attempts at questions of `world` have found, the wrong ones too;
-    a fact's source is the attempt's number."""
+    """Return a memory of the facts on pages found by rollouts, wrong ones included; the source of a
+    fact is the rollout's number.
+    """
     memory = EntityMemory()
     for number, episode in enumerate(attempts):
         source = f"{world.name}/attempt-{number}"
@@ -461,8 +448,9 @@ def memory_of_attempts(world: SmallWorld, attempts: Iterable[Episode]) -> Entity
 
 
 def recalled(memory: EntityMemory, world: SmallWorld) -> SmallWorld:
-    """The part of `world` that the memory can recall, so that questions can be asked of it: every
-    (entity, relation) of which it knows just one value."""
+    """Return the part of `world` that the memory can recall for questions: every (entity, relation)
+    with exactly one known value.
+    """
     known = []
     for entity in world.entities.values():
         values = {
@@ -476,10 +464,10 @@ def recalled(memory: EntityMemory, world: SmallWorld) -> SmallWorld:
 
 
 class ActionRows:
-    """Endless rows with names of the words of `names`; a search shows `results` hits.
+    """Infinite stream of rows, with names made from `names`; a search shows `results` hits.
 
-    from_memory: whether first-order rows are made from a memory of attempts, not of all facts.
-    close: whether alternatives are of what has been read (`CloseTeacher`).
+    from_memory: make first-order rows from a memory of rollouts, not of all facts.
+    close: use alternatives that were read (`CloseTeacher`).
     """
 
     def __init__(
@@ -522,7 +510,7 @@ class ActionRows:
             yield reasoning(task, memory, teacher, rng)
 
     def _higher_order(self, world: SmallWorld, rng: random.Random) -> Iterator[CptRow]:
-        """A flawed hand's attempts, widened."""
+        """Yield the decisions of an imperfect teacher's rollouts."""
         teacher = _teacher(world, CloseTeacher if self.close else Teacher)
         for number, episode in enumerate(self._attempts(world, rng)):
             if episode.tool_results:
@@ -531,7 +519,7 @@ class ActionRows:
                 yield higher_order(said, episode.correct, name, teacher, ALTERNATIVES, rng)
 
     def _attempts(self, world: SmallWorld, rng: random.Random) -> Iterator[Episode]:
-        """A flawed hand's attempts at a few questions."""
+        """Return an imperfect teacher's rollouts on a few questions."""
         hand = Demonstrator(HAND, sorted(world.entities))
         source = SearchQuestions(world, None, MAX_HOPS)
         for _ in range(QUESTIONS):

@@ -1,11 +1,11 @@
-"""Demonstrations: attempts of any policy as episodes, and other forms of them.
+"""Episodes from rollouts of any policy, and their conversion to other formats.
 
-A `Solver`'s attempts and those of other policies (`from_trajectories`) are `Episode`s and pass the
-same `drlib.demonstrations.funnel`. What passes can get new thoughts, be cut into
-context-managed rounds, and be sorted into two stages by length.
+Episodes of a `Solver` and of other policies (`from_trajectories`) pass the same
+`drlib.demonstrations.funnel`. The accepted ones can get new thoughts, be cut into context-managed
+rounds, and be sorted into two stages by length.
 
 Sources: WebSailor (arXiv 2507.02592) for new thoughts, Tongyi DeepResearch's report (2510.24701)
-for managed contexts and the length stages. Left out: OpenAI's `tool_calls`.
+for managed contexts and length stages. Not supported: OpenAI's `tool_calls`.
 """
 
 import json
@@ -63,7 +63,7 @@ def _episode(number: int, record: Trajectory | Mapping, known: Mapping[str, Task
 
 
 def _as_ours(message: Mapping) -> dict:
-    """The message as our own is: what a user says for a tool, the tool says."""
+    """Convert a message: tool results sent as user turns become tool turns."""
     role, text = message["role"], message["content"]
     wrapped = _TOOL_RESPONSE.fullmatch(text) if role == "user" else None
     if wrapped:
@@ -128,11 +128,11 @@ def reconstruct(episode: Episode, think: Callable = short_thought) -> Episode:
 
 
 def managed(episode: Episode, reports: Sequence[str] | None = None) -> list[list[dict]]:
-    """Context-managed samples: each round of an episode as a conversation of its own.
+    """Return context-managed samples: each round of an episode as its own conversation.
 
-    The user's turn holds question, report, last action and observation, nothing else of what was;
-    the assistant's is thought, report, action. reports: of each round; None: what the thoughts up
-    to it say (a `Solver` says what it found).
+    The user turn holds question, report, last action and observation, and nothing else. The
+    assistant turn holds thought, report and action. reports: one per round; None: the thoughts up
+    to that round (a `Solver` states its findings there).
     """
     rows = []
     report, last_action, last_observation = "", "", ""
@@ -194,8 +194,9 @@ def _as_theirs(message: Mapping) -> dict:
 
 
 def read_attempts(path: str | Path, tasks: Iterable[Task] = ()) -> list[Episode]:
-    """The attempts of a WebDancer file. A row's task is the one of `tasks` with the row's `task`
-    as id; without one, the question is what the user says first and no alias is known."""
+    """Read a WebDancer file. The row's `task` is the id of one of `tasks`; without it, the question
+    is the first user message, and no aliases are known.
+    """
     rows = read_rows(path, ("messages", "answer"))
     known = {task.id: task for task in tasks}
     for number, row in enumerate(rows):

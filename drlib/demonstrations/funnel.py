@@ -1,9 +1,9 @@
-"""The funnel that attempts must pass before anybody learns from them.
+"""Rejection sampling of demonstrations, stage by stage.
 
-Right is not enough: an attempt must have the form, be right, have seen its answer in what a tool
-said, not repeat itself, and stay within bounds; where the graph is known, it must also have been
-worth its calls. Sources: WebDancer (arXiv 2505.22648) for the stages, WebSailor (2507.02592) for
-the bounds, WebLeaper for ISR, ISE and soft F. Left out: a model's judgement of quality.
+A demonstration must be well formed, correct, grounded in a tool result, free of repetition and
+within bounds. If the world's graph is known, it must also be efficient. Sources: WebDancer (arXiv
+2505.22648) for the stages, WebSailor (2507.02592) for the bounds, WebLeaper for ISR, ISE and soft
+F. Not implemented: quality judgements by a model.
 """
 
 import json
@@ -29,12 +29,11 @@ _HEADER = re.compile(r"^The useful information in .+ for user goal .*", re.MULTI
 
 @dataclass(frozen=True)
 class Funnel:
-    """Rejection of attempts in the order of `FUNNEL_STAGES`; an attempt counts at the first that
-    fails.
+    """Rejection of episodes in the order of `FUNNEL_STAGES`; the first failed stage counts.
 
-    WebSailor's bounds are 6 calls at least and 32k tokens; `size` gives a text's tokens (a quarter
-    of its characters). The same `ngram` words may come `repeats` times in an attempt's thoughts.
-    With a graph WebLeaper's thresholds hold for tasks that have a query.
+    WebSailor's bounds are at least 6 calls and at most 32k tokens. `size` counts a text's tokens (a
+    quarter of its characters). The same `ngram` words may occur `repeats` times in an episode's
+    thoughts. With a graph, WebLeaper's thresholds apply to tasks with a query.
     """
 
     min_calls: int = 1
@@ -60,7 +59,7 @@ class Funnel:
         return [episode for episode, wrong in judged if not wrong], report
 
     def fault(self, episode: Episode) -> tuple[str, str] | None:
-        """The stage at which an attempt is rejected and why, or None."""
+        """Return the stage that rejects an episode and the reason, or None."""
         misfit = _misfit(episode.messages[1:])
         if misfit:
             return "format", misfit
@@ -142,7 +141,7 @@ def _mentions(text: str, name: str) -> bool:
 def _grounded(episode: Episode) -> bool:
     """Return True if a successful call that did not contain the answer returned it.
 
-    A goal is no question to the tool and comes back in the header only, which does not count.
+    A goal is not a query: it reappears in the result's header only, which does not count.
     """
     shown = observations(episode)
     worked = [result.ok for result in episode.tool_results]

@@ -72,9 +72,9 @@ class ModelTeacher:
     def plans(
         self, task: Task, known: Sequence[str], sources: Sequence[str], k: int
     ) -> list[CptRow]:
-        """Up to `k` different plans for one question, judged (rejected ones too).
+        """Return up to `k` different plans for one question, judged (rejected ones too).
 
-        known: the statements that its answer follows from; sources: where they are from.
+        known: the statements that entail its answer; sources: their sources.
         """
         found: dict[str, str] = {}  # plan -> why there is none, "" for one
         for number in range(k):
@@ -128,8 +128,11 @@ class ModelTeacher:
     def alternatives(
         self, messages: Sequence[dict], step: str, n: int, rng: random.Random
     ) -> list[str]:
-        """`n` other steps in the place of `step`, behind `messages`, all different.
-        ValueError: the model does not think of so many."""
+        """Return `n` other steps to replace `step` after `messages`, all different.
+
+        Raises:
+            ValueError: the model gives fewer.
+        """
         before = "\n\n".join(f"{one['role']}: {one['content']}" for one in messages)
         asked = make_prompt(OTHERS.replace("COUNT", str(n)), f"{before}\n\nThe last step:\n{step}")
         reply = self.writer.ask(asked, seed=rng.getrandbits(31))
@@ -152,7 +155,7 @@ def _step(said: str) -> tuple[str, str]:
 
 
 def _turn(made: Any) -> str:
-    """A step as a turn of our format; "" for what is no step."""
+    """Convert a step to a turn of our format; "" if it is not a step."""
     if not isinstance(made, dict) or not isinstance(made.get("thought"), str):
         return ""
     if isinstance(made.get("tool"), str) and isinstance(made.get("arguments"), dict):

@@ -1,8 +1,8 @@
-"""Demonstrations: an oracle that solves every question through the tools, and a worse teacher.
+"""An oracle that solves every question through the tools, and an imperfect teacher.
 
-`Oracle` reads nothing but what the tools return: it is the proof that a question can be solved,
-and the clean hand of agentic pre-training. `Demonstrator` is the same hand with a person's faults.
-A fixed pool of its attempts, kept where they are right, is the cold start (rejection sampling).
+`Oracle` reads only tool results, so it proves that a question can be solved. It is also the
+error-free teacher of agentic pre-training. `Demonstrator` makes human errors at given rates; its
+correct episodes are the cold start (rejection sampling).
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ AGAIN = ("That failed. Try again.", "An error. Fix it.")
 
 
 class Episode:
-    """One attempt: messages from the question on, tool results beside them, answer or None; and
-    what whoever attempts it has found out so far (`known`), as a report would keep it."""
+    """One rollout of a teacher: messages from the question on, tool results, and the answer or
+    None.
+
+    `known` holds the facts found so far, as a report would list them.
+    """
 
     def __init__(self, task: Task, toolbox: Toolbox, world: World | None):
         self.task = task
@@ -93,7 +96,9 @@ class Demonstrator:
     def play(
         self, task: Task, toolbox: Toolbox, rng: random.Random, world: World | None = None
     ) -> Episode:
-        """One attempt. LookupError: a search does not show what the task needs."""
+        """Solve one task and return the episode; LookupError if a search does not show what it
+        needs.
+        """
         episode = Episode(task, toolbox, world)
         computes = task.kind == "python"
         if _happens(self.faults.guess, rng):
@@ -147,7 +152,7 @@ class Demonstrator:
         return episode.finish(rng.choice(wordings).format(r=asked, v=found[-1]), found[-1])
 
     def _follow(self, episode: Episode, task: Task, rng: random.Random) -> Episode:
-        """A trail, page by page; a treasure is named at once, and the last one at the end."""
+        """Follow a trail page by page; report treasures at once, and the last one at the end."""
         title, thought = task.start, FOLLOW
         episode.known[TREASURE] = NO_TREASURE
         while title != END:

@@ -1,18 +1,18 @@
 """Samples of skills beyond ReAct: reports, summaries, merged reports.
 
-An agent that lets its policy forget needs a policy that writes down what matters. Four skills, each
-made from an attempt of somebody who knows at every turn what it has found (`Episode.known`):
+A policy with a limited context must write down what matters. Each of four skills is made from an
+episode of a teacher whose findings are known at every turn (`Episode.known`):
 
     rounds    IterResearch: question, report, last action and observation -> the next of each
-    resumed   ReSum: a context that ends in a summary, and one that begins with it
+    resumed   ReSum: a context that ends in a summary, and one that starts with it
     merged    Heavy: the reports and answers of several researchers -> one answer
-    gathered  s3: results -> which of them matter, and what to search for next
+    gathered  s3: results -> the relevant ones, and the next search
 
-A report is what a teacher would note: the facts found, one of a relation, so that it does not grow
-with the rounds. Sources: Tongyi DeepResearch (arXiv 2510.24701, section 1 on context management),
-ReSum (2509.13313), s3 (2505.14146).
+A report lists the facts found, one per relation, so it does not grow with the rounds. Sources:
+Tongyi DeepResearch (arXiv 2510.24701, section 1 on context management), ReSum (2509.13313), s3
+(2505.14146).
 
-Left out: reports in whole sentences; summaries of more than the facts.
+Not implemented: reports in full sentences; summaries of more than the facts.
 """
 
 import random
@@ -54,15 +54,16 @@ def report_text(known: Mapping[str, str]) -> str:
 
 
 def rounds(episode: Episode) -> list[list[dict]]:
-    """The conversation of each round of IterResearch (none of an attempt without an answer)."""
+    """Return the conversation of each round of IterResearch; none without an answer."""
     if episode.answer is None:
         return []
     return managed(episode, [report_text(known) for known in episode.known_before])
 
 
 def resumed(episode: Episode, cuts: Sequence[int]) -> list[list[dict]]:
-    """The contexts of ReSum: the first `cuts[0]` turns and a summary, then those up to `cuts[1]`
-    behind it, and so on to the end; `len(cuts) + 1` of them."""
+    """Return the `len(cuts) + 1` contexts of ReSum: `cuts[0]` turns and a summary, then the turns
+    up to `cuts[1]` after it, and so on.
+    """
     question, *said = episode.messages
     contexts, opening, begun = [], question["content"], 0
     for cut in (*cuts, None):
@@ -81,7 +82,7 @@ def resumed(episode: Episode, cuts: Sequence[int]) -> list[list[dict]]:
 
 
 def merged(runs: Sequence[Episode]) -> list[dict]:
-    """The merger's conversation: what the researchers of one question report, and its answer."""
+    """Return the merger's conversation: the reports on one question, and its answer."""
     task = runs[0].task
     reports = [(report_text(run.known_before[-1]), run.answer) for run in runs]
     said = f"<think>{WEIGHED.format(answer=task.answer)}</think>{render_answer(task.answer)}"
@@ -92,8 +93,9 @@ def merged(runs: Sequence[Episode]) -> list[dict]:
 
 
 def gathered(task: Task, tools: InventedTools) -> list[dict]:
-    """The searcher's conversation on a chain: it marks the pages that the chain leads over, and
-    asks for the first of them that it has not seen."""
+    """Return the searcher's conversation on a chain: it marks the chain's pages and asks for the
+    first one not yet seen.
+    """
     wanted = [task.start, *(tools.world.follow(task.start, task.relations) or ())[:-1]]
     shown = tools.call("search", {"query": [task.question]}, world=None).text
     told = GATHER.format(question=task.question, information=shown, keep=KEPT_RESULTS)
@@ -112,7 +114,7 @@ def gathered(task: Task, tools: InventedTools) -> list[dict]:
 
 
 class SkillData:
-    """Endless samples of the skills, in invented worlds with names of the words of `names`."""
+    """Infinite stream of skill samples in invented worlds, with names made from `names`."""
 
     def __init__(self, names: Names, chat: ChatIds, results: int):
         self.names = names
@@ -140,7 +142,7 @@ class SkillData:
     def _conversations(
         self, skill: str, task: Task, world: SmallWorld, rng: random.Random
     ) -> list[list[dict]]:
-        """Those of one skill for one question; none where it does not apply."""
+        """Return the conversations of one skill for one question, if the skill applies."""
         tools = InventedTools(task, world, self.results, rng)
         if skill == "gathered":
             return [gathered(task, tools)] if task.relations else []
@@ -178,7 +180,7 @@ def _pages(rng: random.Random) -> int:
 
 
 def conversations(episode: Episode, skill: str, rng: random.Random) -> list[list[dict]]:
-    """One or two of an attempt's conversations under a skill: neighbours are nearly the same."""
+    """Return one or two conversations of an episode under a skill, as adjacent ones are similar."""
     if skill == "rounds":
         all_of_them = rounds(episode)
         return rng.sample(all_of_them, min(2, len(all_of_them)))
@@ -189,15 +191,16 @@ def conversations(episode: Episode, skill: str, rng: random.Random) -> list[list
 
 
 def _without_answer(conversation: list[dict]) -> list[dict]:
-    """The conversation up to where it answers."""
+    """Return the conversation before its answer."""
     last = conversation[-1]
     opened, answers, _ = last["content"].partition("<answer>")
     return [*conversation[:-1], last | {"content": opened}] if answers else conversation
 
 
 def _misread(run: Episode, names: Names, rng: random.Random) -> Episode:
-    """The run, or one in two times one that has copied something wrongly: the last value that it
-    reports, its answer, or both."""
+    """Return the run, or with probability 1/2 one with a copying error in its last value, answer or
+    both.
+    """
     if rng.random() < 0.5:
         return run
     wrong = invent_name(rng, names, set())

@@ -1,11 +1,12 @@
-"""A solver that answers by the tools alone: the proof that a question can be solved, and a teacher.
+"""A solver that answers through tools only: a proof of solvability, and a teacher.
 
-`Solver` compiles a task's query to calls (search, visit, read the facts, follow them, intersect)
-and reads only what the tools return. It lists the smallest branch first; a large set is not listed
-but looked for on its candidates' pages. Its mistakes, drawn at seeded rates, are those that an
-observation shows and the next call mends.
+`Solver` compiles a task's query to calls (search, visit, read facts, follow them, intersect) and
+reads only tool results. It lists the smallest branch first. A large set is not listed; its
+candidates' pages are checked instead. Mistakes are sampled at seeded rates; each is visible in an
+observation and corrected by the next call.
 
-Left out: questions without a query (the tour's, see `oracle`), pages that do not list their facts.
+Not supported: questions without a query (the tour's, see `oracle`), pages that do not list their
+facts.
 """
 
 import random
@@ -48,14 +49,15 @@ _PAGE = re.compile(r"(?:^|\n=======\n)The useful information in (.+) for user go
 
 
 class Stuck(Exception):
-    """The solver has used its calls, or cannot list a query: a value has no page to go on from."""
+    """The solver has used its calls, or cannot list a query because a value has no page."""
 
 
 class Solver:
     """Solves tasks that have a `query`, in a world whose pages show their facts (`Library`).
 
     Args:
-        max_calls: of one attempt. batch: queries or pages of one call, 1 to 10.
+        max_calls: per rollout.
+        batch: queries or pages per call, 1 to 10.
         mistakes: kind (one of `MISTAKES`, which is a good choice) -> rate; none by default.
     """
 
@@ -75,8 +77,9 @@ class Solver:
         self.batch = batch
 
     def solve(self, task: Task, seed: int = 0) -> Episode:
-        """One attempt, the same for the same seed; without an answer where the calls did not
-        suffice. ValueError: the task has no query."""
+        """Solve one task; the same seed gives the same episode. The answer is None if the calls do
+        not suffice. ValueError: the task has no query.
+        """
         if not task.query:
             raise ValueError(f"task {task.id} has no query: use drlib.demonstrations.oracle.Oracle")
         hand = _Hand(self, task, random.Random(f"solver-{seed}-{task.id}"))
@@ -90,7 +93,7 @@ class Solver:
 
 
 class _Hand:
-    """One attempt: what was seen so far, and the next calls."""
+    """State of one rollout: facts read so far, and the next calls."""
 
     def __init__(self, solver: Solver, task: Task, rng: random.Random):
         self.episode = Episode(task, solver.toolbox, None)
@@ -103,7 +106,7 @@ class _Hand:
         self.note = ""  # what the next thought begins with
 
     def call(self, thought: str, name: str, arguments: dict) -> str:
-        """The observation of one call; `Stuck` where it would be one too many."""
+        """Make one call and return its observation; `Stuck` if it exceeds the budget."""
         if len(self.episode.tool_results) >= self.solver.max_calls:
             raise Stuck
         text = self.episode.call(self.note + thought, name, arguments)
@@ -112,7 +115,7 @@ class _Hand:
         return text
 
     def slip(self, kind: str, name: str, arguments: dict) -> None:
-        """Perhaps a wrong call, which the next one mends."""
+        """Make a wrong call at the rate of `kind`; the next call corrects it."""
         if self.rng.random() < self.solver.mistakes.get(kind, 0):
             self.call("I try this.", name, arguments)
             self.note = f"{self.rng.choice(REGRETS)} "
@@ -162,7 +165,7 @@ class _Hand:
         return {title: frozenset(self.facts[title].get(relation, ())) for title in titles}
 
     def find(self, fresh: list[str]) -> None:
-        """Search for the pages of titles that nothing was read of; keep what there is to visit."""
+        """Search for the pages of unread titles, and keep those to visit."""
         unseen = [title for title in fresh if title not in self.links]
         for some in self.batches(unseen):
             shown = self.search(some).split(SEPARATOR)
@@ -178,7 +181,7 @@ class _Hand:
         return [titles[at : at + size] for at in range(0, len(titles), size)]
 
     def cost(self, query: Query) -> int:
-        """About how many titles must be listed, as far as the pages that were read tell."""
+        """Estimate the number of titles to list, from the pages read so far."""
         match query:
             case Var():  # what was chosen is known by then
                 return 1
@@ -243,14 +246,14 @@ class _Hand:
         return {title for n, title in ranked if n == best}
 
     def holders(self, value: str, relation: str) -> set[str]:
-        """The pages that a search for a value without a page brought and that show it."""
+        """Return the pages that a search for a value without a page returned and that show it."""
         hits = self.hits.get(value, ())
         if not 0 < len(hits) < self.solver.toolbox.results:  # perhaps more have it
             raise Stuck
         return {t for t, some in self.read(hits, relation).items() if value in some}
 
     def intersection(self, parts: list[Query]) -> set[str]:
-        """The first of `parts` that can be listed, and of its answers those of the others."""
+        """List the first of `parts` that can be listed; keep answers shared by the others."""
         first, *others = parts
         try:
             found = self.answers(first)
@@ -261,8 +264,9 @@ class _Hand:
         return self.among(And(tuple(others)), found)
 
     def among(self, query: Query, found: set[str]) -> set[str]:
-        """Those of `found` that are answers of `query`: looked for on their own pages where that is
-        less to read than listing the query."""
+        """Return the members of `found` that answer `query`, from their own pages if that is
+        cheaper than listing the query.
+        """
         match query:
             case And(parts):
                 for part in sorted(parts, key=self.cost):
@@ -283,7 +287,7 @@ class _Hand:
         return found & self.answers(query)
 
     def compute(self, program: str, expression: str) -> None:
-        """Let a tool do the sum, where there is one, unless it did."""
+        """Compute the expression with a tool, if there is one and it has not been done."""
         tools = self.solver.toolbox.tools
         if "python" in tools:
             name, given = "python", {"code": f"print({program})"}
