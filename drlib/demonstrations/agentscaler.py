@@ -7,15 +7,16 @@ tools give a thousand domains. Models write schemas, tools and tasks, and simula
 agents. Trajectories that pass three filters are training data, with loss on calls and replies only.
 
 1. Tools are embedded by their parameters (hashed character trigrams) and linked if the cosine
-   exceeds tau. Louvain's communities are the domains (`find_domains`). It never sees the six domains of
-   `toy_apis`, and shared words ("day", "city") make mixing them easy.
+   exceeds tau. Louvain's communities are the domains (`find_domains`). It never sees the six
+   domains of `toy_apis`, and shared words ("day", "city") make mixing them easy.
 2. A domain's schema is the set of names in its tools. Each tool becomes Python source over SQLite,
    kept in `Domain.sources` and compiled. The source fills a template; no model writes it.
 3. A task (`sample_task`) is a directed walk from a seeded state, executed: the next tool takes a
    parameter that the last one returned. Its calls are the gold calls, and the final state's hash is
    the gold state. A scripted request names every argument, or the step that it comes from.
 4. Messages of the reference agent (`play`) or of a policy pass three filters
-   (`filter_trajectories`) and can become SFT samples (`drlib.demonstrations.actions.episode_sample`).
+   (`filter_trajectories`) and can become SFT samples
+   (`drlib.demonstrations.actions.episode_sample`).
 
 Users with several turns (tau-bench) request one thing after the other, sometimes omit an argument
 until asked, and continue when answered. An agent must ask instead of guessing: a guess writes

@@ -26,7 +26,7 @@ from drlib.files import write_atomic
 from drlib.training import build, grpo_trl, stages
 from drlib.training.distributed import Ranks
 from drlib.training.run_folder import code_version
-from drlib.training.trl import drop_dead_rows, sequences
+from drlib.training.trl import drop_dead_rows, join_sequences
 
 OUT = ROOT / "figures" / "reference" / "gpu" / "cudnn" / "batches.json"
 RECIPE = {
@@ -76,7 +76,7 @@ class Watched(grpo_trl.AgenticGRPOTrainer):
 
     def row(self, model) -> dict:
         """The last micro-batch, and what became of it in each way."""
-        rows, tokens = sequences(drop_dead_rows(self.batch, kl=False))[0].shape
+        rows, tokens = join_sequences(drop_dead_rows(self.batch, kl=False))[0].shape
         found = {"as it came": self.again(model)}
         for name, kernel in ATTENTION.items():
             found[name] = self.again(model, sdpa_kernel(kernel))
