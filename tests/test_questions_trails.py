@@ -57,7 +57,7 @@ def test_the_same_seed_is_the_same_trail(names):
 
 def test_a_trail_without_pages_or_words_is_refused(names):
     for pages in (0, len(names.words)):
-        with pytest.raises(ValueError, match=f"got {pages}"):
+        with pytest.raises(ValueError, match=f"pages={pages} is outside"):
             make_trail(0, names, pages)
 
 
