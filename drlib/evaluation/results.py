@@ -1,10 +1,9 @@
-"""The tour's numbers: gathered from finished evaluations and kept in two small files.
+"""Results of evaluations: sums for tables and outcomes for intervals.
 
-`results.json` holds sums by stage, kind, look-ups, decoding and seed: what tables are made from.
-`outcomes.json` holds every question's outcomes as digits: what intervals are made from, because
-eight samples of one question are not eight questions, and three seeds' answers to one question are
-not three questions either. All stages and seeds are asked the same held-out questions, so
-differences are paired by seed and question. `evals.metrics` says what the intervals hold.
+`results.json` holds sums by stage, kind, hops, decoding and seed. `outcomes.json` holds each
+question's outcomes as digits. Intervals need outcomes, because eight samples of one question are
+not independent, nor are three seeds' answers to one question. All stages and seeds answer the same
+held-out questions, so differences are paired by seed and question (`drlib.intervals`).
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ CONTROLS = ("sft_continued", "rl_random_reward")
 def titles() -> dict[str, str]:
     """Return the row titles of tables in order: the registry's, the teacher's and a twin's.
 
-    The demonstrations are rows of their teacher, and the policy after RL is asked again with tools
-    that find nothing ("closed_book").
+    Demonstrations are rows of their teacher. The policy after RL is evaluated again with tools that
+    find nothing ("closed_book").
     """
     named = {name: stage.title for name, stage in stages.STAGES.items() if stage.title}
     known = {"demonstrations": "demonstrator", "evaluate_closed_book": "closed_book"}
@@ -52,7 +51,7 @@ def gather(
 ) -> Results:
     """Collect the evaluations of `names`, one config per seed; RunFolderError if unfinished.
 
-    demonstrator: whether the teacher's own answers are rows too (its stage must be there then).
+    demonstrator: add the teacher's own answers (its stage must be complete).
     """
     configs, names = list(configs), list(names)
     rows, outcomes = [], {}
@@ -85,10 +84,11 @@ def _demonstrator_rows(config: Config, runs: Path) -> list[dict]:
 
 
 def origin(configs: Sequence[Config], runs: Path, names: Iterable[str]) -> dict:
-    """The world, the commits that made the policies and that asked the questions, and their seed.
+    """Return the world, the evaluation seed, and the commits of the policies and of the evaluation.
 
-    `seed_written_down` is the commit in which the evaluation seed became the default: an honest
-    one is no later than the recipe's ("" where the seed was given by hand, or git is not there).
+    `seed_written_down` is the commit in which the evaluation seed became the default. A held-out
+    seed is fixed no later than the recipe's commit. It is "" if the seed was given by hand or git
+    is missing.
     """
     policies, questions = set(), set()
     for config, name in itertools.product(configs, names):
@@ -113,7 +113,7 @@ def origin(configs: Sequence[Config], runs: Path, names: Iterable[str]) -> dict:
 class Results:
     """Rows of sums, and `outcomes[stage, seed]` (a list of Outcome), of some stages and seeds.
 
-    made: which commits made them (`origin`).
+    made: commits of recipe and evaluation (`origin`).
     """
 
     command: str
@@ -131,7 +131,7 @@ class Results:
         return sorted({r["seed"] for r in self.rows})
 
     def only(self, seeds: Iterable[int]) -> Results:
-        """The same of some seeds, to stand beside a run that has no others."""
+        """Return the results of some seeds, for comparison with a run that has only these."""
         seeds = {*seeds}
         rows = [row for row in self.rows if row["seed"] in seeds]
         outcomes = {at: some for at, some in self.outcomes.items() if at[1] in seeds}
@@ -156,7 +156,7 @@ class Results:
         return Results(head["command"], head["profile"], head["rows"], outcomes, made)
 
     def count(self, stage: str, kind: str, decoding: str, hops: int | None = None):
-        """(correct, n) over all seeds; (0, 0) where the stage was not asked."""
+        """Return (correct, n) over all seeds; (0, 0) for a stage without evaluation."""
         asked = stage, kind, decoding
         chosen = [
             r
@@ -193,10 +193,11 @@ class Results:
         return _matrix(failed), _matrix(made)
 
     def accuracy(self, stage: str, kind: str, decoding: str, hops: int | None = None) -> Interval:
-        """(share right, low, high), 95%, over seeds and questions, or questions where one seed is.
+        """Return (accuracy, low, high), 95%, over seeds and questions, or over questions for one
+        seed.
 
-        The demonstrator is no training and has sums only: its interval is Wilson's over answers.
-        ValueError where the stage was not asked.
+        The teacher is not trained and has sums only: its interval is Wilson's over answers.
+        ValueError: the stage was not evaluated.
         """
         if any(name == stage for name, _ in self.outcomes):
             return share_interval(_matrix(self.scores(stage, kind, decoding, hops)))
@@ -214,10 +215,11 @@ class Results:
         *,
         of: Results | None = None,
     ) -> Interval:
-        """Accuracy of `stage` less that of `over`, paired by seed and question, with its interval.
+        """Return the accuracy of `stage` minus that of `over`, paired by seed and question, with
+        its interval.
 
-        Only seeds that have both stages count. of: the results in which `over` is, where it is a
-        variation's. ValueError without a seed that has both, or where the questions were others.
+        Only seeds with both stages count. of: results that contain `over`, if not these.
+        ValueError: no seed has both, or the questions differ.
         """
         ours = self.scores(stage, kind, decoding, hops)
         theirs = (of or self).scores(over, kind, decoding, hops)
@@ -243,7 +245,9 @@ def _score(outcome: Outcome, decoding: str) -> float:
 
 
 def _matrix(by_seed: dict[int, dict[str, float]]) -> np.ndarray:
-    """Values [S seeds, Q questions], questions by name; ValueError where seeds had other ones."""
+    """Return values [S seeds, Q questions], sorted by question; ValueError if seeds differ in
+    questions.
+    """
     questions = sorted(next(iter(by_seed.values())))
     for seed, values in by_seed.items():
         require(sorted(values) == questions, f"seed {seed} was asked other questions")
@@ -254,7 +258,7 @@ COUNTS = ("calls", "errors", "greedy_calls", "greedy_errors", "no_answer")
 
 
 def _packed(outcomes: dict) -> str:
-    """Questions once; a stage and seed as strings of digits and short lists."""
+    """Pack outcomes: questions once, each stage and seed as strings of digits and short lists."""
     first = next(iter(outcomes.values()))
     data = {"questions": [[o.task, o.kind, o.hops] for o in first], "outcomes": []}
     for (stage, seed), rows in outcomes.items():

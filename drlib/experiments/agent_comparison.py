@@ -1,11 +1,10 @@
-"""The same questions put to several agents of one policy: what each answers, and what it costs.
+"""Compare several agents of one policy on the same questions: answers and token costs.
 
-A trial is an agent's line (`drlib.agents.agent_spec`) on a set of questions under limits. Of every
-attempt a ledger keeps the answer and its cost in tokens. From the answers of many samples follow
-accuracy, majority votes of any number of them and pass@n, without asking again;
-`at_equal_tokens` says how many samples cost what another trial costs.
+A trial is an agent (`drlib.agents.agent_spec`) with a set of questions and limits. A ledger keeps
+the answer and token cost of every rollout. Accuracy, majority votes of any size and pass@n follow
+without new rollouts. `at_equal_tokens` matches the number of samples to the cost of another trial.
 
-Left out: time (it says more about the machine than about the agent) and money.
+Not measured: time, which depends on the machine, and money.
 """
 
 import json
@@ -57,8 +56,8 @@ class Trial:
 class Ledger:
     """Outcomes of a trial with one seed: one row per question, one column per sample.
 
-    answers: normalised, None where there is none. right: those that are accepted. ended: reasons
-    of `Termination`. counts: as `drlib.agents.rollout_state.count_costs`.
+    answers: normalised, None without an answer. right: True for accepted answers. ended: reasons of
+    `Termination`. counts: as in `drlib.agents.rollout_state.count_costs`.
     """
 
     trial: Trial
@@ -105,7 +104,7 @@ def at_equal_tokens(one: Ledger, other: Ledger, count: str = "sampled") -> int:
 def questions_of(
     trial: Trial, world: SmallWorld, seed: int
 ) -> tuple[list[Task], dict[str, SmallWorld]]:
-    """(tasks, the worlds of those that bring one); the same for all agents and policies."""
+    """Return (tasks, worlds of the tasks that bring one), equal for all agents and policies."""
     kind, _, pages = trial.questions.partition(":")
     if kind == "trail":
         rng = random.Random(f"trials-{seed}-{trial.questions}")
@@ -125,8 +124,7 @@ def attempt(
     question_seed: int,
     seed: int,
 ) -> Ledger:
-    """Run the trial. question_seed: of the questions and answers; seed: the policy's, for the
-    record."""
+    """Run the trial. question_seed: of questions and answers; seed: the policy's, recorded."""
     tasks, worlds = questions_of(trial, world, question_seed)
     agent = create_agent(trial.agent, engine, toolbox, chat, trial.limits)
     done = agent.run(
@@ -149,14 +147,14 @@ def attempt(
 
 
 def save_ledgers(path: Path, head: dict, ledgers: Sequence[Ledger]) -> Path:
-    """One JSON file: `head` (command, profile, ..), then a line a ledger."""
+    """Write one JSON file: `head` (command, profile, ..), then one line per ledger."""
     lines = [json.dumps(asdict(ledger), ensure_ascii=False) for ledger in ledgers]
     text = f'{json.dumps(head)[:-1]}, "ledgers": [\n' + ",\n".join(lines) + "\n]}\n"
     return write_atomic(path, text)
 
 
 def load_ledgers(path: Path) -> tuple[dict, list[Ledger]]:
-    """(head, ledgers) of what `save_ledgers` wrote; ValueError when it cannot be read."""
+    """Load (head, ledgers) written by `save_ledgers`; ValueError if unreadable."""
     try:
         head = json.loads(path.read_text(encoding="utf-8"))
         rows = head.pop("ledgers")

@@ -1,12 +1,11 @@
-"""The picture of a sweep: arms against their control, and how they came there.
+"""Figures of an experiment: arms, differences to the control, and learning curves.
 
-Left: held-out accuracy with its interval, and each seed as a dot. Middle: the paired difference to
-the control with its interval. Right: accuracy in training against the tokens that were generated
-for it, the mean over seeds and their range. An arm has one colour in all three and a line of its
-own in the first two, so eight arms are as legible as two; the control is grey and dashed.
-`effects_figure` has the differences of many sweeps in one picture.
+Left: held-out accuracy with its interval, one dot per seed. Middle: the paired difference to the
+control with its interval. Right: training accuracy against generated tokens, mean and range over
+seeds. An arm has the same colour in all panels; the control is grey and dashed. `effects_figure`
+shows the differences of many experiments.
 
-Drawn from what `drlib.experiments.tables` wrote; nothing here trains or reads a file.
+Figures are drawn from the summaries of `drlib.experiments.tables`.
 """
 
 import textwrap
@@ -29,7 +28,7 @@ SEED_GAP = 0.22  # below an arm's line, where its seeds' dots are
 
 
 def sweep_figure(found: Mapping, curves: Curves) -> Figure:
-    """The summary of a sweep (sweep.json) and its arms' curves as one figure."""
+    """Plot the summary of an experiment and the curves of its arms."""
     names = [arm["arm"] for arm in found["arms"]]
     looks = _looks(names, found["control"])
     with plt.style.context(STYLE):
@@ -45,10 +44,11 @@ def sweep_figure(found: Mapping, curves: Curves) -> Figure:
 
 
 def effects_figure(sweeps: Sequence[Mapping], columns: int = 2) -> Figure:
-    """Every arm of some sweeps (sweep.json) less the control of its own sweep, with its interval,
-    in points of the first question that its sweep asks. In colour: the interval excludes zero.
+    """Plot the difference of every arm to the control of its experiment, with its interval, in
+    points.
 
-    A sweep's arms stand together under its name and its control's; a sweep stays in one column.
+    The first kind of question of an experiment is shown. Coloured: the interval excludes zero. Arms
+    are grouped under their experiment and control; an experiment stays in one column.
     """
     blocks = [_effects(found) for found in sweeps]
     total = sum(len(block) for block in blocks)
@@ -71,7 +71,7 @@ def effects_figure(sweeps: Sequence[Mapping], columns: int = 2) -> Figure:
 
 
 def _effects(found: Mapping) -> list[tuple[str, Mapping | None]]:
-    """A sweep's lines: its heading, and a label and difference for each arm that has one."""
+    """Return the lines of an experiment: its heading, and label and difference of each arm."""
     lines = [
         (arm["arm"], arm["asked"][0].get("difference")) for arm in found["arms"] if arm["asked"]
     ]
@@ -94,13 +94,13 @@ def _effects_panel(ax: Axes, rows: Sequence[tuple[str, Mapping | None]]) -> None
 
 
 def drawn(fig: Figure) -> bytes:
-    """The figure as a PNG: equal content gives equal bytes; it is closed."""
+    """Return the figure as PNG bytes, equal for equal content, and close it."""
     with plt.style.context(STYLE):
         return png_bytes(fig, DPI)
 
 
 def _looks(names: Sequence[str], control: str) -> dict[str, dict]:
-    """Each arm's colour and line."""
+    """Return the colour and line style of each arm."""
     others = [name for name in names if name != control]
     looks = {control: {"color": CONTROL, "ls": "--"}}
     for place, name in enumerate(others):
@@ -110,7 +110,7 @@ def _looks(names: Sequence[str], control: str) -> dict[str, dict]:
 
 
 def _rows(ax: Axes, found: Mapping, labels: bool) -> None:
-    """A line for each arm, the first on top; those without all their seeds say so."""
+    """Label one row per arm, the first on top; incomplete arms are marked."""
     names = []
     for arm in found["arms"]:
         done, wanted = len(arm["seeds"]), len(found["seeds"])
@@ -154,15 +154,16 @@ def _difference_panel(ax: Axes, found: Mapping, looks: Mapping) -> None:
 
 
 def _interval(ax: Axes, y: float, value: float, interval: Sequence[float], color: str) -> None:
-    """A share and its interval, in percent, on one line."""
+    """Draw a share and its interval, in percent."""
     low, high = (100 * end for end in interval)
     ax.plot([low, high], [y, y], color=color, lw=2.5, solid_capstyle="round")
     ax.plot(100 * value, y, "o", color=color, ms=8, mec="white")
 
 
 def _training_panel(ax: Axes, found: Mapping, curves: Curves, looks: Mapping) -> None:
-    """By generated tokens where all arms count them, else by steps; losses where nothing is asked
-    in training."""
+    """Plot training accuracy over generated tokens if all arms count them, else over steps; plot
+    the loss without training questions.
+    """
     rows = [row for some in curves.values() for one in some for row in one]
     kind = found["asked"][0]["kind"]
     key = _in_training(kind, rows)
@@ -185,12 +186,12 @@ def _training_panel(ax: Axes, found: Mapping, curves: Curves, looks: Mapping) ->
 
 
 def _generated(row: Mapping) -> float:
-    """Tokens of a step's rollouts: `generated` is the mean of one."""
+    """Return the tokens of a step's rollouts; `generated` is the mean per rollout."""
     return row.get("generated", 0) * row.get("rollouts", 0)
 
 
 def _in_training(kind: str, rows: Sequence[Mapping]) -> str:
-    """The metric that stands for a kind of question in training."""
+    """Return the training metric for a kind of question."""
     wanted = (IN_TRAINING.get(kind, f"accuracy_{kind}"), "accuracy")
     return next((key for key in wanted if any(key in row for row in rows)), "loss")
 
@@ -203,9 +204,9 @@ def _band(
     look: Mapping,
     label: str,
 ) -> None:
-    """The mean over seeds and their range, as far as all of them came; tokens are their mean.
+    """Draw the mean over seeds and their range, as far as all seeds have data.
 
-    unit: of the tokens on the x axis; 0: steps are on it.
+    unit: of the tokens on the x axis; 0 for steps.
     """
     shared = min(map(len, some))
     scale = 100 if key.startswith("accuracy") else 1

@@ -1,13 +1,12 @@
 """`drlib experiment run NAME`: a claim about learning, measured with its control.
 
-The claims are in `findings.yaml`, beside this file: two arms that differ in one setting. Both are
-trained from the same seeds and asked the same held-out questions, so their difference is paired by
-seed and question, and its interval is over both. What came out is written to
-`figures/reference/findings/NAME.json`, reproduced or refuted, and the rows to the folder NAME; the
-README's table is made from these files.
+`findings.yaml` lists the claims: two arms that differ in one setting. Both are trained from the
+same seeds and answer the same held-out questions, so their difference is paired by seed and
+question. The verdict is written to `figures/reference/findings/NAME.json`; docs/findings.md is made
+from these files.
 
-Left out: a correction for the number of claims. Of twenty without any effect one would seem to have
-some.
+Not included: a correction for the number of claims. Of twenty without an effect, one would seem to
+have some.
 """
 
 import json
@@ -33,7 +32,7 @@ ARMS = ("setting", "control")
 
 @dataclass(frozen=True)
 class Claim(Statement):
-    """An entry of `findings.yaml`: its fields are told there."""
+    """One entry of `findings.yaml`, where the fields are described."""
 
     stage: str
     kind: str
@@ -43,12 +42,12 @@ class Claim(Statement):
     common: Mapping = field(default_factory=dict)
 
     def config(self, arm: str, profile: str, seed: int) -> Config:
-        """The settings of one arm."""
+        """Return the configuration of one arm."""
         return Config.load(profile, **{**self.common, **getattr(self, arm), "seed": seed})
 
 
 def claims(table: Path = CLAIMS) -> dict[str, Claim]:
-    """By name. ValueError: an entry compares nothing, or expects neither higher nor lower."""
+    """Return the claims by name; ValueError if one compares nothing or expects no direction."""
     found = {}
     for entry in yaml.safe_load(table.read_text(encoding="utf-8")):
         claim = Claim(**entry)

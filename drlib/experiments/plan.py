@@ -1,4 +1,4 @@
-"""A sweep's file: several settings of one stage against a named control, for several seeds.
+"""Experiment plans: several settings of one stage against a named control, for several seeds.
 
     name: clips
     about: Which clip of the ratio learns most, at the same steps from the same cold start
@@ -13,12 +13,10 @@
       cispo: {rl.loss.clip: cispo}
       none: {rl.loss.clip: none, claim: Without a clip it learns less, source: us, expected: lower}
 
-A finding (`drlib.experiments.findings`) is two arms and a sentence; here arms are many, and each
-may carry such a sentence or none. What is wrong with a file is said in one line before anything is
-trained: an unknown name with the nearest known one, a control that is no arm, two arms that would
-be the same runs, arms that would be asked other questions, switches that exclude each other.
+An arm may carry a claim. A plan is checked before training: unknown names, a missing control, equal
+arms, arms with different questions, and settings that exclude each other raise an error.
 
-Left out: grids. A file lists its arms, because each costs a training run for each seed.
+Not supported: grids. A plan lists its arms, because each costs a training run per seed.
 """
 
 import re
@@ -44,7 +42,7 @@ ASKED = "search sample"
 
 @dataclass(frozen=True)
 class Arm:
-    """Its own settings, and what is said of it against the control, if anything."""
+    """One arm: its settings, and its claim against the control, if any."""
 
     name: str
     settings: Mapping
@@ -53,9 +51,9 @@ class Arm:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A file that was read and checked; its fields are told at the top of this module.
+    """A checked plan; the module docstring describes the fields.
 
-    asked: (kind, decoding) of the held-out questions that are compared; the first is the figure's.
+    asked: (kind, decoding) of the held-out questions that are compared; the figure shows the first.
     """
 
     name: str
@@ -69,12 +67,14 @@ class Sweep:
     common: Mapping = field(default_factory=dict)
 
     def config(self, arm: str, seed: int) -> Config:
-        """The settings of one run."""
+        """Return the configuration of one run."""
         own = self.arms[arm].settings
         return Config.load(self.profile, **{**self.common, **own, "seed": seed})
 
     def runs(self) -> list[tuple[str, int]]:
-        """(arm, seed) of all runs, seed by seed: a sweep that is cut short can compare already."""
+        """Return (arm, seed) of all runs, seed by seed, so that an interrupted experiment can be
+        compared.
+        """
         return [(arm, seed) for seed in self.seeds for arm in self.arms]
 
 
@@ -83,7 +83,7 @@ def load_sweep(
 ) -> Sweep:
     """Load the plan in a file, or of a name in `drlib/experiments/plans`; ValueError if invalid.
 
-    profile, seeds: in the place of the file's.
+    profile, seeds: replace those of the file.
     """
     rows = _read(_found(file))
     _known(rows, KEYS, "key")
@@ -120,7 +120,7 @@ def _found(file: str | Path) -> Path:
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """YAML of which no mapping has a key twice: the first arm of a name would be lost unseen."""
+    """YAML loader that rejects duplicate keys, as the first of two equal arms would be lost."""
 
     def construct_mapping(self, node, deep=False):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -144,7 +144,7 @@ def _known(given: Iterable, known: Iterable[str], what: str) -> None:
 
 
 def _check_name(what: str, name) -> None:
-    """A YAML 1.1 pitfall among others: off, no and 1 are no texts unless they are quoted."""
+    """Require a text: in YAML 1.1, unquoted off, no and 1 are not texts."""
     fits = isinstance(name, str) and NAME.fullmatch(name) is not None
     require(fits, f"{what} {name!r}: give a text of letters, digits and _.+- (quote off, no, 1)")
 
@@ -156,7 +156,7 @@ def _check_seeds(seeds) -> None:
 
 
 def _arms(given, control: str) -> dict[str, Arm]:
-    """By name; ValueError where they are not two and more, or the control is none of them."""
+    """Return the arms by name; ValueError for fewer than two or a missing control."""
     many = isinstance(given, dict) and len(given) > 1
     require(many, "arms: give two and more, `name: {setting: value}`, the control among them")
     arms = {}
@@ -170,7 +170,7 @@ def _arms(given, control: str) -> dict[str, Arm]:
 
 
 def _settings(where: str, content) -> dict:
-    """A mapping; nothing at all is an empty one."""
+    """Return a mapping of settings; None counts as empty."""
     content = {} if content is None else content
     require(isinstance(content, dict), f"{where}: give {{setting: value}}, got {content!r}")
     for key, instead in (("seed", "seeds"), ("profile", "profile")):
@@ -198,7 +198,7 @@ def _check_stage(sweep: Sweep) -> None:
 
 
 def _check_settings(sweep: Sweep) -> None:
-    """Each arm's settings are known, leave the questions alone, and are no other arm's."""
+    """Require known settings that differ between arms and keep the questions."""
     folders: dict[Path, str] = {}
     for name, arm in sweep.arms.items():
         config = _config(sweep, name)
@@ -222,7 +222,7 @@ def _config(sweep: Sweep, arm: str) -> Config:
 
 
 def _check_questions(name: str, settings: Mapping, config: Config) -> None:
-    """Differences are paired by question, so whatever chooses the questions is of all arms."""
+    """Require the same questions in all arms, because differences are paired by question."""
     chooses = {
         "questions.source",
         "rollout.search_results",
@@ -251,7 +251,7 @@ def _check_switches(sweep: Sweep, name: str, config: Config) -> None:
 
 
 def _check_asked(sweep: Sweep) -> None:
-    """Kinds that the evaluation asks, and decodings that it has."""
+    """Require kinds of questions and decodings that the evaluation has."""
     config = sweep.config(sweep.control, sweep.seeds[0])
     several = ("2 conditions", "3 conditions") if config.questions.source == "engine" else ()
     for kind, decoding in sweep.asked:

@@ -1,20 +1,19 @@
-"""A sweep's runs on a Ray cluster: the same stages, folders and results, side by side.
+"""Run an experiment on a Ray cluster: the same stages, folders and results, concurrently.
 
     ray start --head            on one host; on each other: ray start --address=HOST:6379
     drlib experiment run FILE --ray auto --runs /shared/runs
 
-Every stage that is missing becomes one Ray task, after those of its inputs, and asks for as many
-CPUs as it has processes (and GPUs, where TRL trains on a cluster that has some). So a stage that
-several runs share is built once, before them, and the runs of an arm and a seed go side by side as
-far as the cluster has room. A stage's processes stay on one node; one stage over several nodes is
-`drlib.training.ray_training`.
+Every missing stage is one Ray task that depends on those of its inputs. It requests one CPU per
+process, and GPUs if TRL trains on a cluster that has some. A stage shared by several runs is built
+once. Runs of different arms and seeds are concurrent as far as resources allow. A stage's processes
+share one node; for one stage on several nodes see `drlib.training.ray_training`.
 
-The runs folder must lie under the same path on every host, on one file system: the driver writes a
-token there, and a task that does not see it says so. The package, and the modules of `plugins`,
-are installed on every host. A task whose node dies is started again elsewhere by Ray and goes on
-from its last checkpoint; after Ctrl-C the same command does.
+The runs folder must be on a shared file system under the same path on every host. The driver writes
+a token there, and a task that does not find it fails with this reason. The package and the modules
+of `plugins` must be installed on every host. Ray restarts a task whose node dies, and it resumes
+from its last checkpoint. After Ctrl-C, run the same command again.
 
-Wall-clock seconds of runs that share a node are longer than those of runs alone.
+Wall-clock seconds of runs that share a node are longer than those of single runs.
 """
 
 import secrets
@@ -38,12 +37,12 @@ def built_on_ray(
 
     Args:
         runs: on a file system that all hosts share.
-        address: of the cluster ("auto": the one that this host is in); None starts Ray on this host
-            alone. Ray that is connected already is used as it is.
+        address: cluster address ("auto": the cluster of this host); None starts Ray on this host.
+            An existing connection is used.
 
     Raises:
         ImportError: Ray is not installed.
-        ValueError: no cluster is there, or none of its nodes is large enough for a stage.
+        ValueError: there is no cluster, or no node is large enough for a stage.
     """
     runs.mkdir(parents=True, exist_ok=True)
     try:
@@ -57,7 +56,7 @@ def built_on_ray(
 
 
 def _built(sweep: Sweep, runs: Path, token: Path) -> Iterator[tuple[str, int, str]]:
-    """Submits every task, then tells of each run as it ends."""
+    """Submit all tasks and yield each run as it ends."""
     ray = import_extra("ray")
     tasks: dict[Path, object] = {}  # a stage's folder -> the task that builds it
     waiting = {}

@@ -1,21 +1,17 @@
-"""`drlib experiment reference|table`: the whole line for several seeds, and the README's table.
+"""`drlib experiment reference`: run the whole recipe for several seeds and keep its results.
 
-What figures and the README's table are drawn from lies in `figures/reference/tour/`: sums,
-outcomes, learning curves, a few trajectories, and the policies of one seed after SFT and after RL.
-Every sweep starts from that policy after SFT and every ablation is paired with that run, so it
-stays as it is. What the line comes to by now goes to `figures/reference/again/` (sums, outcomes and
-curves), and the README has both and their difference; `--out figures/reference/tour` replaces the
+`figures/reference/tour/` holds sums, outcomes, learning curves, a few trajectories, and the
+policies of one seed after SFT and after RL. Every experiment starts from that policy after SFT, and
+ablations are paired with that run, so it does not change. A repetition by later code is kept in
+`figures/reference/again/` (sums, outcomes and curves). `--out figures/reference/tour` replaces the
 first.
 
 Each seed repeats everything, pre-training included. `--only` keeps a variation of some stages:
 `--rl.sampling.oversample=2 --rl.sampling.resample=sample --only rl --out
-figures/reference/resampling`.
-
-The same line on another world: `--world.name=folder:notebooks/tern`, into a folder of
+figures/reference/resampling`. Another world: `--world.name=folder:notebooks/tern` with a folder in
 `figures/reference/worlds/`.
 
-The README's numbers stand between marker comments and are written here; a test compares them, so a
-number there can neither be typed nor grow old.
+The tables in docs/findings.md are generated from these files, and a test compares them.
 """
 
 import itertools
@@ -45,10 +41,10 @@ def reference(
     out: Path = AGAIN,
     only: list[str] | None = None,
 ) -> Path:
-    """Build what is missing, then write the reference files; returns their folder.
+    """Build what is missing, then write the reference files; return their folder.
 
-    `only`: the stages to evaluate and whose curves to keep; all of them where None. Policies are
-    kept of the run that everything else starts from, `TOUR`.
+    only: stages to evaluate and whose curves to keep; None for all. Policies are kept of `TOUR`
+    only.
     """
     names = ["demonstrations", *(f"evaluate_{name}" for name in only or EVALUATED)]
     for name in names:
@@ -74,7 +70,7 @@ def _command(config: Config, seeds: list[int], out: Path, only: list[str] | None
 
 
 def _copy_policies(config: Config, runs: Path, out: Path) -> None:
-    """The first seed's policies in bf16, and the trajectories that they were seen to make."""
+    """Copy the first seed's policies in bf16, and their trajectories."""
     for name in ("sft", "rl"):
         model, tokenizer = load_policy(stages.folder(name, config, runs) / "policy")
         save_policy(model, tokenizer, out / f"policy_{name}", dtype=torch.bfloat16)
@@ -84,7 +80,7 @@ def _copy_policies(config: Config, runs: Path, out: Path) -> None:
 
 
 def results_block(results: Results) -> str:
-    """The claim and the table, as Markdown."""
+    """Return the main result and the table, as Markdown."""
     return (
         f"{_claim(results)}\n\n{_table(results)}\n\n"
         f"All rows: `{results.command}`. One row: `drlib train STAGE` with the stage of the last "
@@ -94,7 +90,7 @@ def results_block(results: Results) -> str:
 
 
 def _claim(results: Results) -> str:
-    """Reinforcement learning against its control; every number is followed by its interval."""
+    """Describe RL against its control; every number has its interval."""
 
     def share(*what) -> str:
         """`**69.4%** [64.1, 74.9]`."""
@@ -125,14 +121,16 @@ def _claim(results: Results) -> str:
 
 
 def _each_seed(results: Results, *asked) -> str:
-    """The mean hides a seed that never learned it: `72, 74, 0`, in percent, after RL."""
+    """Return the accuracy of each seed after RL in percent, `72, 74, 0`: the mean hides failed
+    seeds.
+    """
     by_seed = results.scores("rl", *asked)
     shares = [sum(scores.values()) / len(scores) for scores in by_seed.values()]
     return ", ".join(f"{100 * share:.0f}" for share in shares)
 
 
 def _table(results: Results) -> str:
-    """Percent and interval; with its own n where that is not the column's."""
+    """Return the table of percentages with intervals, and n where it differs from the column's."""
     best = tour.pass_name(results)
     shown = {"sampled": "sample", "greedy": "greedy", best: best}
     columns = {
@@ -167,8 +165,11 @@ def reference_blocks() -> dict[str, str]:
 
 
 def again_block(first: Results, again: Results) -> str:
-    """Two runs of one recipe as a Markdown table, and the second less the first, paired by seed and
-    question; ValueError where they share no seed or were asked other questions."""
+    """Return two runs of one recipe as a Markdown table, with their paired difference.
+
+    Raises:
+        ValueError: they share no seed, or the questions differ.
+    """
     columns = {
         f"{kind}, {title}": (kind, decoding, None)
         for kind in ("search", "python")
@@ -196,7 +197,7 @@ def again_block(first: Results, again: Results) -> str:
 
 
 def worlds_block(folders: Sequence[Path]) -> str:
-    """The line on each world as a Markdown table: its search questions."""
+    """Return the recipe's search accuracy on each world as a Markdown table."""
     lines = [
         "| search questions, % correct | pages | after RL, sampled | SFT continued, sampled | "
         "RL adds | after RL, greedy | RL adds | three hops, greedy | closed book | made by |",

@@ -1,13 +1,12 @@
-"""A sweep's runs, one after the other on this machine: built where missing, kept, summed up.
+"""Run an experiment on this machine: build missing runs one by one, and keep their records.
 
-Each run is a stage and its evaluation, in run folders that carry a hash of their settings
-(`drlib.training.stages`). So arms share every earlier stage that their settings do not touch,
-a run that is finished is never made again, and a killed sweep goes on where it was by the same
-command, in the middle of a run too. A run that fails is named with its reason, and the others go
-on.
+Each run is a stage and its evaluation, in run folders named by a hash of their settings
+(`drlib.training.stages`). Arms share every earlier stage that their settings do not change. A
+finished run is not repeated, and the same command resumes an interrupted experiment, also within a
+run. A failed run is reported with its reason, and the others continue.
 
-OUT/results holds what is kept of the runs, made new after each of them; the table and the figure
-are made from it alone (`drlib.experiments.tables`), so they show what is there so far.
+Records are rewritten after every run. Table and figure are made from them alone
+(`drlib.experiments.tables`), so they show the runs finished so far.
 """
 
 import json
@@ -28,13 +27,13 @@ Failed = dict[tuple[str, int], str]  # (arm, seed) -> why
 
 
 def built_here(sweep: Sweep, runs: Path) -> Iterator[tuple[str, int, str]]:
-    """Builds what is missing; (arm, seed, "" or why it could not be built), run by run."""
+    """Build missing runs and yield (arm, seed, "" or the reason of a failure)."""
     for arm, seed in sweep.runs():
         yield arm, seed, build_or_say(f"evaluate_{sweep.stage}", sweep.config(arm, seed), runs)
 
 
 def build_or_say(stage: str, config: Config, runs: Path) -> str:
-    """Build a stage, and what it needs, where it is missing; "", or on one line why it failed."""
+    """Build a stage and its inputs if missing; return "" or the reason of a failure on one line."""
     try:
         build_stage(stage, config, runs=runs)
     except LaunchError as fault:
@@ -61,7 +60,7 @@ def measure(
     command: str,
     built: Iterable[tuple[str, int, str]],
 ) -> Failed:
-    """Keep and sum up each run as it is built; returns those that failed, with the reason."""
+    """Record each run as it is built; return the failed ones with their reasons."""
     from drlib.experiments.tables import write_summary  # lazily: it brings matplotlib
 
     failed: Failed = {}
@@ -104,12 +103,12 @@ def cost_of(stage: str, config: Config, runs: Path) -> dict:
 
 
 def costs(rows: Sequence[Mapping]) -> dict:
-    """Sums over the rows of a metrics.jsonl, of what they have.
+    """Sum the costs over the rows of a metrics.jsonl, as far as recorded.
 
-    seconds: wall clock of the steps (other programs on the machine slow it down), rollout_seconds
-    of them for rollouts. generated_tokens: of all rollouts. trained_tokens: in the loss of the
-    updates that were taken; where a step takes several, the last one's times their number.
-    stopped: why the run ended early.
+    seconds: wall clock of the steps, affected by other programs. rollout_seconds: the part for
+    rollouts. generated_tokens: of all rollouts. trained_tokens: in the loss of the updates taken;
+    for a step with several updates, the last one's times their number. stopped: why the run ended
+    early.
     """
     parts = {
         "seconds": [row.get("seconds") for row in rows],
@@ -131,13 +130,13 @@ def _times(row: Mapping, one: str, other: str) -> float | None:
 
 
 def _trained(row: Mapping) -> float | None:
-    """Supervised rows say it as `loss_tokens`: their `tokens` are those that were read."""
+    """Return the tokens in the loss; supervised rows record them as `loss_tokens`."""
     tokens = row.get("loss_tokens", row.get("tokens"))
     return None if tokens is None else tokens * row.get("updates", 1)
 
 
 def listing(sweep: Sweep, runs: Path) -> str:
-    """A line a run: finished, or what is missing and how far it has come. Trains nothing."""
+    """Return one line per run: finished, or missing stages and progress. Trains nothing."""
     lines = []
     for arm, seed in sweep.runs():
         config = sweep.config(arm, seed)

@@ -1,13 +1,12 @@
-"""`drlib experiment run strategies`: agents of the same policies on the same questions, for seeds.
+"""`drlib experiment run strategies`: compare agents of the same policies on the same questions.
 
-`strategies.yaml`, beside this file, says which policies are trained, which agents are put to which
-questions under which limits (`drlib.experiments.agent_comparison.Trial`), and what is claimed of
-two trials. Every trial of every seed is a ledger in
-`figures/reference/agents/strategies/seedN.json`; a claim is the paired difference of two of them,
-with its interval over seeds and questions, in `figures/reference/findings/NAME.json` beside the
-other findings.
+`strategies.yaml` lists the policies to train, the agents with their questions and limits
+(`drlib.experiments.agent_comparison.Trial`), and claims about two trials. The outcomes of every
+trial and seed are a ledger in `figures/reference/agents/strategies/seedN.json`. A claim is the
+paired difference of two of them with its interval over seeds and questions, in
+`figures/reference/findings/NAME.json`.
 
-Left out: a correction for the number of claims, as in `drlib.experiments.findings`.
+Not included: a correction for the number of claims.
 """
 
 import json
@@ -66,9 +65,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class Plan:
-    """policies: name -> settings beyond the profile's. trials: name -> (policy's name, trial).
-    question_seed: of all questions. kept: the policy whose weights after RL are kept, of the first
-    seed."""
+    """Content of a strategies file.
+
+    policies: name -> settings beyond the profile's. trials: name -> (policy, trial). question_seed:
+    seed of all questions. kept: the policy whose weights after RL are kept, of the first seed.
+    """
 
     policies: Mapping[str, Mapping]
     trials: Mapping[str, tuple[str, Trial]]
@@ -78,7 +79,7 @@ class Plan:
 
     @staticmethod
     def load(path: Path = PLAN) -> "Plan":
-        """ValueError: a trial's policy, or a claim's trial, is not there."""
+        """Load a plan; ValueError if a trial's policy or a claim's trial is missing."""
         rows = yaml.safe_load(path.read_text(encoding="utf-8"))
         trials = {}
         for row in rows["trials"]:
@@ -97,7 +98,7 @@ class Plan:
         return Plan(rows["policies"], trials, claims, seed, rows.get("kept", ""))
 
     def config(self, policy: str, profile: str, seed: int) -> Config:
-        """The settings of a policy."""
+        """Return the configuration of a policy."""
         return Config.load(profile, **{**self.policies[policy], "seed": seed})
 
 
@@ -109,10 +110,10 @@ def measure(
     findings: Path = FINDINGS,
     plan: Plan | None = None,
 ) -> list[Path]:
-    """Train what is missing, run the trials, write ledgers and findings; returns all files.
+    """Train missing policies, run the trials, write ledgers and findings; return all files.
 
-    Trials run beside each other, in as many processes as a stage has. A ledger that is there of the
-    same trial, policies and questions is kept, and not made again.
+    Trials run concurrently, in as many processes as a stage has. Existing ledgers of the same
+    trial, policies and questions are reused.
     """
     plan = plan or Plan.load()
     command = f"drlib experiment run strategies --profile {profile} --seeds "
@@ -154,7 +155,7 @@ def measure(
 
 
 def _there(path: Path, head: Mapping) -> dict[Trial, Ledger]:
-    """The ledgers in a file that was written of the same policies and questions."""
+    """Return the ledgers in a file if it belongs to the same policies and questions."""
     if not path.exists():
         return {}
     before, ledgers = load_ledgers(path)
@@ -164,7 +165,7 @@ def _there(path: Path, head: Mapping) -> dict[Trial, Ledger]:
 
 
 def _tried(trial: Trial, config: Config, runs: Path, question_seed: int) -> Ledger:
-    """One trial with one policy, in this process."""
+    """Run one trial with one policy in this process."""
     folder = stages.require_input("a trial", trial.stage, config, runs) / "policy"
     model, _ = load_policy(folder)
     chat = ChatIds(load_tokenizer(folder))
@@ -183,7 +184,7 @@ def _tried(trial: Trial, config: Config, runs: Path, question_seed: int) -> Ledg
 def read_ledgers(
     folder: Path = LEDGERS, seeds: Sequence[int] | None = None
 ) -> tuple[dict, dict[str, list[Ledger]]]:
-    """(head, a trial's name -> its ledgers, one a seed); ValueError where there are none."""
+    """Return (head, trial name -> ledgers, one per seed); ValueError without any."""
     paths = sorted(folder.glob("seed*.json"))
     if seeds is not None:
         paths = [folder / f"seed{seed}.json" for seed in seeds]
@@ -197,8 +198,11 @@ def read_ledgers(
 
 
 def measured_Q(ledger: Ledger, what: str, other: Ledger) -> np.ndarray:
-    """Each question's score: "sample" (the share of right samples), "vote:N" (the majority of N),
-    "vote:equal" (the majority of as many as cost the tokens of an attempt of `other`), "pass:N"."""
+    """Return each question's score.
+
+    "sample" is the share of right samples, "vote:N" the majority of N, "vote:equal" the majority of
+    as many as cost the tokens of one rollout of `other`, "pass:N" any of N.
+    """
     name, _, n = what.partition(":")
     if name == "sample":
         return ledger.accuracy_Q()

@@ -1,7 +1,7 @@
-"""The pictures of notebook 12: what agents of one policy reach, and what it costs.
+"""Figures of notebook 12: accuracy and cost of several agents of one policy.
 
-Each takes ledgers (`drlib.experiments.agent_comparison`) and returns a Figure; nothing here asks a
-policy. Accuracies are means over seeds and questions, bands their 95% intervals.
+Each takes ledgers (`drlib.experiments.agent_comparison`) and returns a Figure. Accuracies are means
+over seeds and questions; bands are 95% intervals.
 """
 
 import math
@@ -33,18 +33,19 @@ def majority_right(p: float, n: int) -> float:
 
 
 def scored(ledgers: Sequence[Ledger], of: Callable[[Ledger], np.ndarray]) -> tuple:
-    """(share, low, high) of what `of` gives for each seed's questions."""
+    """Return (share, low, high) of the scores that `of` gives for each seed's questions."""
     return share_interval(np.array([of(ledger) for ledger in ledgers]))
 
 
 def tokens_of(ledgers: Sequence[Ledger], count: str = "sampled") -> float:
-    """The mean over seeds of a count of an attempt."""
+    """Return the mean over seeds of a count per rollout."""
     return float(np.mean([ledger.mean(count) for ledger in ledgers]))
 
 
 def cost_figure(trials: Trials) -> Figure:
-    """Accuracy against sampled tokens: Heavy with n researchers, and the majority of n runs of
-    ReAct and of IterResearch."""
+    """Plot accuracy against sampled tokens: Heavy with n researchers, and the majority of n runs of
+    ReAct and of IterResearch.
+    """
     fig, ax = plt.subplots(figsize=(7.6, 4.4), layout="constrained")
     heavy = [trials[f"heavy {n}"] for n in SAMPLES]
     lines = {
@@ -76,7 +77,7 @@ def cost_figure(trials: Trials) -> Figure:
 
 
 def majority_figure(trials: Trials, name: str = "react") -> Figure:
-    """The majority of n runs as it is, and as it were if runs failed independently."""
+    """Plot the majority of n runs as measured, and as predicted for independent failures."""
     fig, ax = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
     ledgers = trials[name]
     every = range(1, len(ledgers[0].right[0]) + 1)
@@ -94,9 +95,9 @@ def majority_figure(trials: Trials, name: str = "react") -> Figure:
 
 
 def memory_figure(trials: Trials, labels: Mapping[str, str]) -> Figure:
-    """Accuracy against the longest context that an attempt needed, a point a strategy.
+    """Plot accuracy against the longest context of a rollout, one point per strategy.
 
-    labels: a trial's name -> what the figure calls it.
+    labels: name of a trial -> its label in the figure.
     """
     fig, ax = plt.subplots(figsize=(7.6, 4.4), layout="constrained")
     for color, (name, label) in zip(COLORS, labels.items()):
