@@ -16,6 +16,9 @@ from concurrent.futures import Future
 from urllib.parse import urlsplit
 
 MAX_REPLY = 1_000_000  # bytes
+# Idle connections are dropped before servers close theirs (uvicorn, and so vLLM: after 5 s): a
+# request on a connection that is just being closed fails without a response.
+KEEP_ALIVE_S = 2.0
 PASSING = (408, 409, 425, 429)  # a retry may succeed after these statuses and all from 500
 
 
@@ -78,7 +81,11 @@ class ChatEndpoint:
             base_url=self.url,
             api_key=api_key or "none",
             max_retries=0,
-            http_client=openai.DefaultHttpxClient(follow_redirects=False, timeout=timeout_s),
+            http_client=openai.DefaultHttpxClient(
+                follow_redirects=False,
+                timeout=timeout_s,
+                limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
+            ),
         )
 
     def ask(self, messages: Sequence[dict[str, str]], **options) -> str | None:

@@ -137,3 +137,41 @@ def test_deadline_covers_the_whole_reply(server, kind):
 def test_unreachable_address(url):
     with pytest.raises(EndpointError):
         ChatEndpoint(url, "tiny", timeout_s=5).ask(MESSAGES)
+
+
+class Closing(BaseHTTPRequestHandler):
+    """Server that keeps connections, but drops a request that comes on one idle for over 2 s."""
+
+    protocol_version = "HTTP/1.1"
+
+    def setup(self):
+        super().setup()
+        self.server.connections += 1
+        self.last = time.monotonic()
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if time.monotonic() - self.last > 2.0:
+            self.close_connection = True
+            return
+        body = json.dumps({"choices": [{"message": {"content": "Norway"}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.last = time.monotonic()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_idle_connections_are_not_used_again():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Closing) as server:
+        server.daemon_threads, server.connections = True, 0
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        chat = endpoint(server, "good")
+        assert [chat.ask(MESSAGES) for _ in range(2)] == ["Norway"] * 2
+        assert server.connections == 1
+        time.sleep(2.2)
+        assert chat.ask(MESSAGES) == "Norway" and server.connections == 2
+        server.shutdown()

@@ -357,7 +357,7 @@ def test_a_reference_and_a_correction_see_the_replayed_rollouts_too(start, livel
 BAD = [
     (
         {"rl.off_policy.replay_groups": 3},
-        "rl.off_policy.replay_groups=3: each of 2 shards.*set a multiple of 2",
+        "rl.off_policy.replay_groups=3 does not divide into 2 shards: set a multiple of 2",
     ),
     (
         {"rl.off_policy.replay_groups": 2, "rl.off_policy.replay_age": 0},
