@@ -88,7 +88,9 @@ def built(kind, dtype=torch.float32, rank=0):
     model = AutoModelForCausalLM.from_config(configuration(kind), dtype=dtype)
     if rank == 0:
         return model.train(), model
-    wrapped = get_peft_model(model, build_lora_config(model, Config().derive(trainer__lora_rank=rank)))
+    wrapped = get_peft_model(
+        model, build_lora_config(model, Config().derive(trainer__lora_rank=rank))
+    )
     wrapped.enable_input_require_grads()
     return wrapped.train(), model
 
