@@ -270,9 +270,9 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
         empty.write_text('{"question": "?", "answer": "", "prediction": "", "messages": []}\n')
         for arguments, message in (
             (["--styles", "poem"], "unknown style 'poem'"),
-            (["--styles", ","], "--styles names none"),
-            (["-n", "0"], "-n and --plans start at 1"),
-            (["--reader-url", server.url], "--reader-url needs --reader"),
+            (["--styles", ","], "--styles is empty"),
+            (["-n", "0"], "-n and --plans must be at least 1"),
+            (["--reader-url", server.url], "--reader-url requires --reader"),
             (["--world", "nowhere"], "unknown world 'nowhere'"),
             (["--attempts", str(wrong)], "wrong.jsonl:1 is no attempt"),
             (["--attempts", str(empty)], "empty.jsonl:1 is no attempt"),

@@ -20,7 +20,10 @@ COMMANDS = {
     "plan": ("estimate memory and time of a run", "drlib plan --profile gpu8"),
     "ask": ("research one question", 'drlib ask "What is the currency of Norway?"'),
     "dataset": ("synthesise questions", "drlib dataset --world folder:notes -n 200 --out DIR"),
-    "craft": ("let a language model write questions", "drlib craft --world cldr -n 9 --url URL"),
+    "craft": (
+        "let a language model write questions",
+        "drlib craft --world cldr -n 9 --url URL --model NAME --out DIR",
+    ),
     "crawl": ("save a web site as a folder of Markdown", "drlib crawl https://example.org out"),
     "report": ("analyse rollouts of any model", "drlib report report.html rollouts.parquet"),
     "sandbox": ("show or serve the Python sandbox", "drlib sandbox probe"),

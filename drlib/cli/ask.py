@@ -1,7 +1,7 @@
 """`drlib ask "question"`: research one question in the terminal, or serve a web page.
 
-The default is the tour's policy in the tour's world. `--endpoint URL --model NAME` selects a model
-behind an OpenAI-compatible server (key in DRLIB_API_KEY), `--folder DIR` a local model folder.
+The default is the tour's policy and world. `--endpoint URL --model NAME` selects a model on an
+OpenAI-compatible server (API key: DRLIB_API_KEY). `--folder DIR` selects a local model folder.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from rich.console import Console
 from drlib.agents import AGENTS
 from drlib.app.research import AskError, AskOptions, AskSession, ask, render_report
 from drlib.app.terminal import Trace, show
+from drlib.cli.examples import add_examples
 from drlib.files import write_atomic
 
 
@@ -21,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     if (args.question is None) != args.serve:
-        parser.error("give a question, or --serve")
+        parser.error("give either a question or --serve")
     console = Console(highlight=False, soft_wrap=True)
     before = _modified_ns(args.save)
     try:
@@ -76,19 +77,30 @@ def _modified_ns(path: Path | None) -> int | None:
 
 
 def _saved_note(path: Path | None, before: int | None) -> str:
-    """Return a note with the path of the partial trajectory, "" if this run saved none."""
+    """Return a note with the path of the partial trajectory, or "" if none was saved."""
     return f"; the trajectory so far is in {path}" if _modified_ns(path) != before else ""
 
 
 def _parser() -> argparse.ArgumentParser:
     default = AskOptions()
     parser = argparse.ArgumentParser(prog="drlib ask", description=__doc__)
+    add_examples(
+        parser,
+        'drlib ask "What is the currency of Norway?"',
+        'drlib ask "Who maintains it?" --world folder:notes --endpoint http://localhost:8000/v1 '
+        "--model NAME",
+        "drlib ask --serve --port 8765",
+    )
     add = parser.add_argument
-    add("question", nargs="?")
+    add("question", nargs="?", help="question; omit it with --serve")
     add("--serve", action="store_true", help="serve a web page instead of answering one question")
-    add("--host", default="127.0.0.1", help="--serve: others than loopback need DRLIB_ASK_TOKEN")
-    add("--port", type=int, default=8765, help="--serve: port, 0 for any free one")
-    add("--agent", default=default.agent, help=", ".join(AGENTS))
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="--serve: address; a public one requires DRLIB_ASK_TOKEN",
+    )
+    add("--port", type=int, default=8765, help="--serve: port; 0: any free port")
+    add("--agent", default=default.agent, help=f"research agent: {', '.join(AGENTS)}")
     add("--plugins", default="", help="comma-separated modules that register agents or tools")
     add("--world", default=default.world, help="document collection, e.g. cldr or folder:notes")
     add("--start", default="", help="title or URL of the first page, for the webwalker")
@@ -104,10 +116,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--engine", default=default.engine, help="engine for --folder: hf or vllm")
     add("--native-tools", action="store_true", help="use the server's or template's tool format")
     add("--runs", type=int, default=default.runs, help="researchers in Heavy mode")
-    add("--temperature", type=float, default=default.temperature)
+    add("--temperature", type=float, default=default.temperature, help="sampling temperature")
     add("--calls", type=int, default=default.calls, help="maximum number of tool calls")
     add("--turn-tokens", type=int, default=default.turn_tokens, help="maximum tokens per turn")
-    add("--context-tokens", type=int, default=default.context_tokens)
+    add(
+        "--context-tokens",
+        type=int,
+        default=default.context_tokens,
+        help="maximum tokens per rollout, prompt included",
+    )
     add("--seconds", type=float, default=default.seconds, help="time limit")
     add(
         "--prices",
@@ -115,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs=2,
         default=default.prices,
         metavar=("PROMPT", "COMPLETION"),
-        help="per million tokens",
+        help="prices per million tokens",
     )
     add("--save", type=Path, help="write the trajectory to this Parquet file")
     add("--report", type=Path, help="write answer and sources to this Markdown file")

@@ -1,11 +1,11 @@
-"""`drlib dataset --world folder:notes -n 2000 --families all --out DIR`: questions as a data set.
+"""`drlib dataset`: synthesise questions about a world as a data set.
 
-What is drawn and what is dropped: `drlib.questions.question_set`; the files: `dataset_files`. Here
-are the command, the quality report with its figure, and the card (README.md) that says what the
-folder holds, where each question went that is not in it, and why there are fewer than were asked
-for. An interrupted run goes on with the same command; the same command gives the same bytes.
+Questions are drawn and filtered by `drlib.questions.question_set`; `drlib.questions.export` writes
+the files. This command adds a quality report with a figure and a data card (README.md). The card
+lists the configs, the dropped questions by reason, and why there are fewer than requested. It also
+makes the folder ready for upload to the Hugging Face Hub; the upload itself is not included.
 
-Left out: an upload. The folder is as a hub of data sets wants it, card and configs included.
+Run an interrupted command again to resume. The same command always writes the same bytes.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 import yaml
 from datasets import disable_progress_bars
 
+from drlib.cli.examples import add_examples
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import write_atomic
 from drlib.notebook.display import use_style
@@ -37,78 +38,106 @@ from drlib.validation import require
 from drlib.worlds import load_world
 
 ALL = "all"
-KEY, REPLIES = "DRLIB_API_KEY", "replies.jsonl"
-AS_IT_SAMPLES = {"temperature": 1.0}  # each try has a seed of its own
+API_KEY, REPLIES = "DRLIB_API_KEY", "replies.jsonl"
+SAMPLING = {"temperature": 1.0}  # each rollout has its own seed
 REPORT, FIGURE, CARD = "quality_report.json", "quality.png", "README.md"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status: 0, fewer questions than asked for included (the card says why); 1, and one
-    line on stderr, where there is none at all or an argument is wrong; 130 after Ctrl-C."""
+    """Run the command.
+
+    Returns:
+        0 with questions, even if there are fewer than requested; 1 without, or for a wrong
+        argument, with the cause on stderr; 130 after Ctrl-C.
+    """
     args = _parser().parse_args(argv)
-    disable_progress_bars()  # those of `datasets`; what is told here are the blocks
+    disable_progress_bars()  # of `datasets`; this command prints a line per block
     try:
-        wish = _wish(args)
-        world = load_world(wish.world)
-        attempt = _closed_book(wish, args) if args.closed_book else None
-        drawn = draw_dataset(wish, world, args.out, _tell, attempt)
-        _write(wish, drawn, args.out, world)
-    except (ValueError, OSError, EndpointError) as fault:
-        print(f"drlib dataset: {fault}", file=sys.stderr)
+        request = _parse_request(args)
+        world = load_world(request.world)
+        solver = _make_closed_book_solver(request, args) if args.closed_book else None
+        result = draw_dataset(request, world, args.out, _print_progress, solver)
+        _save(request, result, args.out, world)
+    except (ValueError, OSError, EndpointError) as error:
+        print(f"drlib dataset: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("drlib dataset: interrupted; the same command goes on", file=sys.stderr)
+        print("drlib dataset: interrupted: run the same command again to resume", file=sys.stderr)
         return 130
-    size = drawn.assembly.size
-    if size < wish.n:
-        print(shortfall(wish, drawn), file=sys.stderr)
+    size = result.assembly.size
+    if size < request.n:
+        print(explain_shortfall(request, result), file=sys.stderr)
     print(args.out / CARD)
     return 0 if size else 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="drlib dataset", description="questions as a data set")
-    parser.add_argument("--world", required=True, help="such as cldr, pydocs or folder:notes")
-    parser.add_argument("-n", type=int, required=True, help="questions, both splits together")
-    parser.add_argument("--families", default=ALL, help=f"{ALL}, or some of {','.join(FAMILIES)}")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seed", type=int, default=DatasetRequest.seed)
-    parser.add_argument(
-        "--hops", type=int, default=DatasetRequest.hops, help="look-ups in a row, at most"
+    default = DatasetRequest
+    parser = argparse.ArgumentParser(prog="drlib dataset", description=__doc__)
+    add_examples(
+        parser,
+        "drlib dataset --world folder:notes -n 200 --out questions",
+        "drlib dataset --world cldr -n 2000 --families engine,webshaper --out questions",
     )
-    parser.add_argument("--test-share", type=float, default=DatasetRequest.test_share)
+    parser.add_argument("--world", required=True, help="world, such as cldr or folder:notes")
+    parser.add_argument("-n", type=int, required=True, help="number of questions in both splits")
+    parser.add_argument(
+        "--families", default=ALL, help=f"{ALL} (default), or some of {','.join(FAMILIES)}"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder")
+    parser.add_argument("--seed", type=int, default=default.seed, help="seed (%(default)s)")
+    parser.add_argument(
+        "--hops", type=int, default=default.hops, help="maximum number of hops (%(default)s)"
+    )
+    parser.add_argument(
+        "--test-share",
+        type=float,
+        default=default.test_share,
+        help="share of test questions (%(default)s)",
+    )
     parser.add_argument(
         "--max-share",
         type=float,
-        default=DatasetRequest.max_share,
-        help="of n, with the same answer",
+        default=default.max_share,
+        help="maximum share of questions with the same answer (%(default)s)",
     )
     parser.add_argument(
-        "--structure", action="store_true", help="ask about a folder's links and sections as well"
+        "--structure",
+        action="store_true",
+        help="add questions about the links and sections of a folder",
     )
     parser.add_argument(
-        "--plain", action="store_true", help="such as a person would ask; there are fewer of them"
+        "--plain",
+        action="store_true",
+        help="only questions that a person would ask; there are fewer of them",
     )
     parser.add_argument(
-        "--benchmarks", nargs="+", default=[], metavar="FILE", help="whose questions are left out"
+        "--benchmarks",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="files of benchmark questions, which are excluded",
     )
     parser.add_argument(
         "--closed-book",
         default="",
         metavar="URL",
-        help="leave out what the model there answers from memory (its key: DRLIB_API_KEY)",
+        help="server of --model; excludes what the model answers from memory (key: DRLIB_API_KEY)",
     )
-    parser.add_argument("--model", default="", help="of --closed-book")
+    parser.add_argument("--model", default="", help="model name at --closed-book")
     parser.add_argument(
-        "--tries", type=int, default=DatasetRequest.tries, help="of --closed-book, each"
+        "--tries",
+        type=int,
+        default=default.tries,
+        help="closed-book rollouts per question (%(default)s)",
     )
     return parser
 
 
-def _wish(args: argparse.Namespace) -> DatasetRequest:
+def _parse_request(args: argparse.Namespace) -> DatasetRequest:
     require(
         bool(args.closed_book) == bool(args.model),
-        "--closed-book URL and --model NAME go together: the model there of that name is asked",
+        "--closed-book URL and --model NAME must be given together",
     )
     names = [name.strip() for name in args.families.split(",") if name.strip()]
     return DatasetRequest(
@@ -127,148 +156,167 @@ def _wish(args: argparse.Namespace) -> DatasetRequest:
     )
 
 
-def _closed_book(wish: DatasetRequest, args: argparse.Namespace) -> Solver:
-    """Asks the model of the wish; its replies are kept in the folder. Each try may be repeated
-    once, for a server that fails now and then."""
-    endpoint = ChatEndpoint(args.closed_book, args.model, api_key=os.environ.get(KEY, ""))
-    calls = 2 * wish.tries * MAX_DRAWN_RATIO * wish.n
+def _make_closed_book_solver(request: DatasetRequest, args: argparse.Namespace) -> Solver:
+    """Return a solver whose replies are cached in the output folder."""
+    endpoint = ChatEndpoint(args.closed_book, args.model, api_key=os.environ.get(API_KEY, ""))
+    calls = 2 * request.tries * MAX_DRAWN_RATIO * request.n  # one retry per rollout
     return make_closed_book_solver(
-        Replies(endpoint, args.out / REPLIES, calls=calls, options=AS_IT_SAMPLES)
+        Replies(endpoint, args.out / REPLIES, calls=calls, options=SAMPLING)
     )
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _write(wish: DatasetRequest, drawn: DatasetResult, folder: Path, world) -> None:
-    """The files, the report with its figure, and last the card, which says that all is there."""
-    (folder / CARD).unlink(missing_ok=True)
-    rows = drawn.assembly.rows
-    from drlib.analysis.data_plots import quality_figure  # lazily: it brings torch
+def _save(request: DatasetRequest, result: DatasetResult, folder: Path, world) -> None:
+    """Write the data, the quality report with its figure, and the card.
 
-    unsaid, report = 0, None
+    The card is written last, so a folder with a card is complete.
+    """
+    (folder / CARD).unlink(missing_ok=True)
+    rows = result.assembly.rows
+    from drlib.analysis.data_plots import plot_quality  # lazy: imports torch
+
+    without_triples, report = 0, None
     if rows:
-        unsaid = write_folder(rows, folder, world)
-        sides = {side: [row_to_task(row) for row in some] for side, some in rows.items()}
-        tasks = [task for some in sides.values() for task in some]
-        report = build_quality_report(tasks, world, benchmarks=map(Path, wish.benchmarks))
-        if len(sides) == 2:
-            report["split"] = count_split_overlap(sides["test"], sides["train"])
+        without_triples = write_folder(rows, folder, world)
+        splits = {split: [row_to_task(row) for row in part] for split, part in rows.items()}
+        tasks = [task for part in splits.values() for task in part]
+        report = build_quality_report(tasks, world, benchmarks=map(Path, request.benchmarks))
+        if len(splits) == 2:
+            report["split"] = count_split_overlap(splits["test"], splits["train"])
         save_report(report, folder / REPORT)
         use_style()
-        figure = quality_figure([report])
-        # without the software's name, so that equal content gives equal bytes
-        png = partial(figure.savefig, format="png", metadata={"Software": None})
-        write_atomic(folder / FIGURE, png)
-    write_atomic(folder / CARD, card(wish, drawn, report, unsaid))
+        figure = plot_quality([report])
+        # without the version of matplotlib, so that equal content gives equal bytes
+        save_png = partial(figure.savefig, format="png", metadata={"Software": None})
+        write_atomic(folder / FIGURE, save_png)
+    write_atomic(folder / CARD, render_card(request, result, report, without_triples))
 
 
-def shortfall(wish: DatasetRequest, drawn: DatasetResult) -> str:
-    """Explain why fewer questions were written than requested."""
+def explain_shortfall(request: DatasetRequest, result: DatasetResult) -> str:
+    """Return the reasons why there are fewer questions than requested."""
     reasons: Counter[str] = Counter()
-    for (_, reason), count in drawn.assembly.dropped.items():
+    for (_, reason), count in result.assembly.dropped.items():
         reasons[reason] += count
-    lines = [f"{wish.world} gives {drawn.assembly.size} of {wish.n} questions."]
+    lines = [f"{request.world} gives {result.assembly.size} of {request.n} questions."]
     if reasons:
-        told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-        lines.append(f"Drawn and dropped: {told}.")
-    lines += [f"{family}: {note}" for family, note in drawn.notes.items()]
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        lines.append(f"Drawn and dropped: {counts}.")
+    lines += [f"{family}: {note}" for family, note in result.notes.items()]
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------------- card
+# ---- data card
 
 
-def card(wish: DatasetRequest, drawn: DatasetResult, report: dict | None, unsaid: int) -> str:
-    """The card of the folder: what loads it, what is in it, what is not, and how good it is."""
-    rows = drawn.assembly.rows
-    parts = [_front_matter(rows), f"# {drawn.assembly.size} questions about {wish.world}\n"]
+def render_card(
+    request: DatasetRequest, result: DatasetResult, report: dict | None, without_triples: int
+) -> str:
+    """Return the data card as Markdown.
+
+    Args:
+        request: settings of the data set.
+        result: rows, and counts of dropped questions.
+        report: the quality report; None without questions.
+        without_triples: number of questions that WebShaper's format cannot express.
+    """
+    rows = result.assembly.rows
+    parts = [_front_matter(rows), f"# {result.assembly.size} questions about {request.world}\n"]
     parts.append(
-        "Each question is a query over the facts of a world; its answer was found by execution, "
-        "and the lines of the pages that show it stand beside it as `evidence`.\n"
+        "Each question is a query over the facts of a world, and its answer is the result. "
+        "`evidence` lists the page lines that show the facts.\n"
     )
-    if drawn.assembly.size < wish.n:
-        parts.append(f"## Fewer than asked for\n\n```\n{shortfall(wish, drawn)}\n```\n")
-    parts.append(_families_table(wish, drawn))
+    if result.assembly.size < request.n:
+        reasons = explain_shortfall(request, result)
+        parts.append(f"## Fewer questions than requested\n\n```\n{reasons}\n```\n")
+    parts.append(_families_section(request, result))
     if report:
-        parts += [_about_quality(report), _about_files(unsaid)]
-    parts.append(_about_making(wish))
+        parts += [_quality_section(report), _files_section(without_triples)]
+    parts.append(_settings_section(request))
     return "\n".join(parts)
 
 
 def _front_matter(rows: dict[str, list[dict]]) -> str:
-    """The configs, by which `datasets.load_dataset(folder, config)` finds the files."""
-    said = {"task_categories": ["question-answering"], "tags": ["synthetic", "deep-research"]}
+    """Return the metadata that `datasets.load_dataset(folder, config)` reads."""
+    metadata: dict[str, list] = {
+        "task_categories": ["question-answering"],
+        "tags": ["synthetic", "deep-research"],
+    }
     if rows:
-        said["configs"] = [
+        metadata["configs"] = [
             {
                 "config_name": config,
-                "data_files": [{"split": side, "path": path.format(split=side)} for side in rows],
+                "data_files": [
+                    {"split": split, "path": path.format(split=split)} for split in rows
+                ],
             }
             for config, path in CONFIGS.items()
         ]
-    return f"---\n{yaml.safe_dump(said, sort_keys=False)}---\n"
+    return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n"
 
 
-def _families_table(wish: DatasetRequest, drawn: DatasetResult) -> str:
-    """Return a table of questions per family: per split, wording, and dropped."""
-    reasons = sorted({reason for _, reason in drawn.assembly.dropped})
-    sides = ("train", "test")
-    heads = ["family", *sides, "in sentences", *reasons]
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for family in wish.families:
-        mine = [
-            row for some in drawn.assembly.rows.values() for row in some if row["family"] == family
+def _families_section(request: DatasetRequest, result: DatasetResult) -> str:
+    """Return a table of questions per family: by split, by wording, and dropped."""
+    reasons = sorted({reason for _, reason in result.assembly.dropped})
+    splits = ("train", "test")
+    columns = ["family", *splits, "natural language", *reasons]
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    for family in request.families:
+        rows = [
+            row for part in result.assembly.rows.values() for row in part if row["family"] == family
         ]
-        cells = [sum(row["split"] == side for row in mine) for side in sides]
-        cells.append(sum(row["wording"] == "sentences" for row in mine))
-        cells += [drawn.assembly.dropped[family, reason] for reason in reasons]
+        cells = [sum(row["split"] == split for row in rows) for split in splits]
+        cells.append(sum(row["wording"] == "sentences" for row in rows))
+        cells += [result.assembly.dropped[family, reason] for reason in reasons]
         lines.append(f"| {family} | {' | '.join(map(str, cells))} |")
-    told = [f"- {family}: {FAMILIES[family].help}" for family in wish.families]
-    told += [f"- not taken, {name}: {why}" for name, why in EXCLUDED_RECIPES.items()]
-    head = (
-        "## Families\n\nKept in each split; kept and worded in sentences (the others in the older "
-        "brackets); drawn and dropped, by reason.\n"
+    notes = [f"- {family}: {FAMILIES[family].help}" for family in request.families]
+    notes += [f"- excluded, {name}: {reason}" for name, reason in EXCLUDED_RECIPES.items()]
+    introduction = (
+        "## Families\n\nQuestions per split, questions with natural-language wording (the others "
+        "have structured wording), and dropped questions by reason.\n"
     )
-    return "\n".join([head, *lines, "", *told, ""])
+    return "\n".join([introduction, *lines, "", *notes, ""])
 
 
-def _about_quality(report: dict) -> str:
-    worse = {name: max(report["by_sets"][name], rate) for name, rate in report["by_sql"].items()}
-    found = ", ".join(f"{name} {rate:.1%}" for name, rate in worse.items() if rate) or "none"
+def _quality_section(report: dict) -> str:
+    # two independent engines check each question: report the higher rate of each fault
+    faults = {name: max(report["by_sets"][name], rate) for name, rate in report["by_sql"].items()}
+    found = ", ".join(f"{name} {rate:.1%}" for name, rate in faults.items() if rate) or "none"
     split = report["split"]
-    apart = (
-        f"Answers, queries and constants that train and test share: {split['answers']}, "
-        f"{split['queries']}, {split['constants']}.\n"
+    overlap = (
+        f"Shared by train and test: {split['answers']} answers, {split['queries']} queries, "
+        f"{split['constants']} constants. "
         if split
         else ""
     )
     return (
-        f"## Quality\n\n![quality]({FIGURE})\n\n`{REPORT}` in short. Faults by two engines: "
-        f"{found}. Different answers: {report['answers']['different']}, the most frequent "
-        f"{report['answers']['largest_share']:.1%} of all. Questions that hang on an equal number: "
-        f"{report['coincidences']:.1%}. {apart}No training question names or asks for a test "
-        "answer or anything that a fact joins to one, other than its kind; none rests on a fact "
-        "of a test question.\n"
+        f"## Quality\n\n![quality]({FIGURE})\n\nSummary of `{REPORT}`. Faults found by two query "
+        f"engines: {found}. Different answers: {report['answers']['different']}; the most frequent "
+        f"one answers {report['answers']['largest_share']:.1%} of the questions. Questions that "
+        f"depend on two equal numbers: {report['coincidences']:.1%}.\n\n{overlap}No training "
+        "question names or asks for a test answer or a neighbour of one in the graph, other than "
+        "its kind. None uses a fact of a test question.\n"
     )
 
 
-def _about_files(unsaid: int) -> str:
+def _files_section(without_triples: int) -> str:
     verl = VERL.format(split="train")
     return (
-        "## Files\n\n`datasets.load_dataset(FOLDER, CONFIG)` reads the configs "
-        f"{', '.join(CONFIGS)}; `load_dataset('parquet', data_files='{verl}')` what verl reads; "
-        "`datasets.load_from_disk('hf')` the same rows as the config default. WebShaper's triples "
-        f"cannot say {unsaid} of the questions. `pieces` is what was drawn, dropped questions "
-        "included: with it the same command goes on.\n"
+        "## Files\n\n"
+        f"- `datasets.load_dataset(FOLDER, CONFIG)`, with a config of {', '.join(CONFIGS)}\n"
+        f"- `datasets.load_dataset('parquet', data_files='{verl}')`: rows for verl\n"
+        "- `datasets.load_from_disk('hf')`: the rows of the config default\n"
+        "- `pieces`: all drawn questions, including dropped ones; needed to resume\n\n"
+        f"WebShaper's format cannot express {without_triples} of the questions.\n"
     )
 
 
-def _about_making(wish: DatasetRequest) -> str:
-    said = {name: value for name, value in vars(wish).items() if name != "world"}
-    settings = ", ".join(f"{name} {value}" for name, value in said.items())
-    return f"## Making\n\nWorld {wish.world}; {settings}. `settings.json` has the same.\n"
+def _settings_section(request: DatasetRequest) -> str:
+    values = {name: value for name, value in vars(request).items() if name != "world"}
+    settings = ", ".join(f"{name} {value}" for name, value in values.items())
+    return f"## Settings\n\nWorld {request.world}; {settings}. See also `settings.json`.\n"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`drlib evaluate STAGE`: evaluate the policy of a stage on held-out questions.
 
-Builds the stage `evaluate_STAGE` and its inputs; takes the arguments of `drlib train`.
+This builds the stage `evaluate_STAGE` and its missing inputs. The arguments are those of
+`drlib train`.
 """
 
 import sys
@@ -13,7 +14,7 @@ PREFIX = "evaluate_"
 def main(argv: list[str]) -> int:
     """Run the command; return the exit status of `drlib train evaluate_STAGE`."""
     if argv[:1] in (["-h"], ["--help"]):
-        print(__doc__)
+        print(f"{__doc__}\nexample:\n  drlib evaluate rl --profile ci\n")
         return train.main(argv)
     if not argv or argv[0].startswith("-"):
         print("drlib evaluate: name a stage first, as in: drlib evaluate rl", file=sys.stderr)

@@ -1,9 +1,10 @@
-"""`drlib notebooks refresh|check`: the stored outputs of committed notebooks, and their rules."""
+"""`drlib notebooks refresh|check`: update or check the stored outputs of committed notebooks."""
 
 import argparse
 import sys
 from pathlib import Path
 
+from drlib.cli.examples import add_examples
 from drlib.files import WriteError
 from drlib.notebook.execution import NotebookError, find, refresh
 from drlib.notebook.rules import problems
@@ -11,16 +12,16 @@ from drlib.notebook.rules import problems
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0, or 1 with the problems."""
-    parser = argparse.ArgumentParser(
-        prog="drlib notebooks", description=__doc__, epilog="example: drlib notebooks check 05"
-    )
+    parser = argparse.ArgumentParser(prog="drlib notebooks", description=__doc__)
+    add_examples(parser, "drlib notebooks refresh 05", "drlib notebooks check")
     commands = parser.add_subparsers(dest="action", required=True)
     for name, about in (
         ("refresh", "execute in the ci profile and store normalised outputs"),
         ("check", "check the rules for committed notebooks without executing them"),
     ):
-        one = commands.add_parser(name, help=about)
-        one.add_argument("numbers", nargs="*", metavar="NN", help="default: all")
+        command = commands.add_parser(name, help=about, description=about)
+        command.add_argument("numbers", nargs="*", metavar="NN", help="notebook; default: all")
+        add_examples(command, f"drlib notebooks {name} 05")
     args = parser.parse_args(argv)
     try:
         paths = [p for number in args.numbers or [None] for p in find(number, solutions=True)]
@@ -37,6 +38,6 @@ def _refresh(paths: list[Path]) -> int:
 
 
 def _check(paths: list[Path]) -> int:
-    found = [f"{path.name}: {text}" for path in paths for text in problems(path)]
-    print("\n".join(found) or f"{len(paths)} notebooks: no problem")
-    return 1 if found else 0
+    messages = [f"{path.name}: {text}" for path in paths for text in problems(path)]
+    print("\n".join(messages) or f"{len(paths)} notebooks: no problem")
+    return 1 if messages else 0

@@ -1,4 +1,4 @@
-"""`drlib plan`: estimate memory, time and disk of a run, and refuse what cannot fit."""
+"""`drlib plan`: estimate memory, time and disk space of a run; fail if it does not fit."""
 
 import argparse
 import json
@@ -6,37 +6,51 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from drlib.cli.examples import add_examples
 from drlib.config import ROOT, load_from_arguments
 from drlib.files import read_json_lines
 from drlib.training.planner import Rates, check_machine, measure_rates, parse_rates, plan, render
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a plan; return 1, with the reasons on stderr, if the run must not start."""
+    """Print the plan; return 0, or 1 with the reasons on stderr if the run cannot start."""
     parser = argparse.ArgumentParser(prog="drlib plan", description=__doc__)
-    parser.add_argument("--profile", default="laptop")
+    add_examples(
+        parser,
+        "drlib plan --profile gpu8",
+        "drlib plan --profile laptop --here --rl.steps 200",
+    )
+    parser.add_argument("--profile", default="laptop", help="a profile in drlib/profiles")
     parser.add_argument("--recipe", default="", help="a published recipe in drlib/recipes")
     parser.add_argument("--device-gb", type=float, help="GiB of one device (default: 80)")
-    parser.add_argument("--rates", type=Path, help="a JSON file, or a run's metrics.jsonl")
-    parser.add_argument("--here", action="store_true", help="also check this machine")
+    parser.add_argument(
+        "--rates", type=Path, help="measured rates: JSON file or a run's metrics.jsonl"
+    )
+    parser.add_argument(
+        "--here",
+        action="store_true",
+        help="also check the devices, packages and disk of this machine",
+    )
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="run folder for --here")
     args, settings = parser.parse_known_args(argv)
     try:
         config = load_from_arguments(args.profile, args.recipe, settings)
         rates = read_rates(args.rates, config.processes) if args.rates else None
-        done = plan(config, args.device_gb, rates)
+        estimate = plan(config, args.device_gb, rates)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(render(done))
-    errors = done.errors + (check_machine(config, done.disk, args.runs) if args.here else [])
+    print(render(estimate))
+    errors = estimate.errors
+    if args.here:
+        errors = errors + check_machine(config, estimate.disk, args.runs)
     for message in errors:
         print(f"error: {message}", file=sys.stderr)
     return 1 if errors else 0
 
 
 def read_rates(path: Path, processes: int = 1) -> Rates:
-    """Read rates from a JSON file, or measure them in the metrics.jsonl of a run."""
+    """Read rates from a JSON file, or compute them from the metrics.jsonl of a run."""
     try:
         if path.suffix == ".jsonl":
             return measure_rates(read_json_lines(path), processes)

@@ -1,53 +1,70 @@
-"""`drlib report REPORT.html ROLLOUTS...`: one HTML page about rollouts of any model."""
+"""`drlib report REPORT.html ROLLOUTS...`: analyse rollouts of any model in one HTML page."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from drlib.analysis.rendering import visible
+from drlib.analysis.rendering import escape_unseen
 from drlib.analysis.report_options import check_report
+from drlib.cli.examples import add_examples
 from drlib.startup import freeze_imports
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0, or 1 with the cause on stderr."""
     parser = argparse.ArgumentParser(prog="drlib report", description=__doc__)
-    parser.add_argument("report", metavar="REPORT.html")
+    add_examples(
+        parser,
+        "drlib report report.html rollouts.parquet",
+        "drlib report report.html rollouts.jsonl --tokenizer DIR --viewed 10",
+    )
+    parser.add_argument("report", metavar="REPORT.html", help="output file")
     parser.add_argument(
         "files",
         nargs="+",
-        metavar="TRAJECTORIES",
-        help="Parquet or JSON lines, see drlib/analysis/inputs.py",
+        metavar="ROLLOUTS",
+        help="Parquet or JSON-lines files; formats: drlib/analysis/inputs.py",
     )
-    parser.add_argument("--tokenizer", help="folder of the tokenizer of the model that made them")
-    parser.add_argument("--model", help="folder of a model that scores every token again")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the rollouts (--model)")
-    parser.add_argument("--window", type=int, default=64, help="tokens after a response")
-    parser.add_argument("--share", type=float, default=0.2, help="of the thoughts that are forks")
-    parser.add_argument("--viewed", type=int, default=50, help="trajectories of a file to show")
+    parser.add_argument("--tokenizer", help="folder of the tokenizer of the rollouts")
+    parser.add_argument("--model", help="folder of a model to rescore every token with")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="sampling temperature of the rollouts (--model)",
+    )
+    parser.add_argument(
+        "--window", type=int, default=64, help="number of tokens analysed after a tool response"
+    )
+    parser.add_argument(
+        "--share", type=float, default=0.2, help="share of thought tokens counted as forks"
+    )
+    parser.add_argument(
+        "--viewed", type=int, default=50, help="number of trajectories shown per file"
+    )
     args = parser.parse_args(argv)
     try:
         check_report(args.report, args.files, args.window, args.share, args.viewed)
-        print(visible(str(_report(args))))
-    except (ValueError, OSError) as fault:
-        print(f"error: {visible(str(fault))}", file=sys.stderr)
+        print(escape_unseen(str(_report(args))))
+    except (ValueError, OSError) as error:
+        print(f"error: {escape_unseen(str(error))}", file=sys.stderr)
         return 1
     return 0
 
 
 def _report(args: argparse.Namespace) -> Path:
-    """Write the report; its imports take seconds."""
+    """Write the report; import torch and matplotlib only now, because this takes seconds."""
     with freeze_imports():
         import matplotlib
 
-        from drlib.analysis.report import report
+        from drlib.analysis.report import write_report
     matplotlib.use("Agg")
     model = None
     if args.model is not None:
         with freeze_imports():
             from drlib.models.moe import load_model
         model = load_model(args.model)
-    return report(
+    return write_report(
         args.report,
         args.files,
         args.tokenizer or args.model,

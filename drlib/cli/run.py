@@ -1,23 +1,23 @@
-"""`drlib run NOTEBOOK`: execute a copy of a notebook with other parameters (papermill)."""
+"""`drlib run NOTEBOOK`: execute a copy of a notebook with other parameters."""
 
 import argparse
 import sys
 from pathlib import Path
 
+from drlib.cli.examples import add_examples
 from drlib.files import WriteError
 from drlib.notebook.execution import NotebookError, parse_pairs, read_parameters, run
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0, 1 with the cause on stderr, or 130 after Ctrl-C."""
-    parser = argparse.ArgumentParser(
-        prog="drlib run",
-        description=__doc__,
-        epilog="example: drlib run tour --profile laptop -p seed 3",
-    )
+    parser = argparse.ArgumentParser(prog="drlib run", description=__doc__)
+    add_examples(parser, "drlib run tour --profile laptop -p seed 3")
     parser.add_argument("notebook", help="number or name, such as 00 or tour")
-    parser.add_argument("--profile", help="ci, laptop, gpu1, ...; short for -p profile NAME")
-    parser.add_argument("-f", "--file", type=Path, help="YAML file with `name: value` lines")
+    parser.add_argument("--profile", help="profile, such as ci or laptop; same as -p profile NAME")
+    parser.add_argument(
+        "-f", "--file", type=Path, help="YAML file of parameters, `name: value` per line"
+    )
     parser.add_argument(
         "-p",
         "--parameter",
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
         action="append",
         default=[],
         metavar=("NAME", "VALUE"),
-        help="a parameter of the notebook; VALUE is YAML",
+        help="notebook parameter; VALUE is parsed as YAML",
     )
     parser.add_argument(
         "-o", "--output", type=Path, help="default: runs/notebooks/NN_PROFILE.ipynb"

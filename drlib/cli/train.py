@@ -1,12 +1,10 @@
-"""`drlib train STAGE`: build a stage and the inputs it lacks, each in processes of its own.
+"""`drlib train STAGE`: build a stage and its missing inputs, each in separate processes.
 
-    drlib train rl --profile ci --rl.steps 5
-    drlib train rl --recipe dapo --rl.lr 2e-4
-    drlib train rl --settings                    the settings that it and its inputs read
-    drlib train --list                           all stages
-    drlib train rl --workers 16 --address auto   on the hosts of a Ray cluster
+Settings are options such as `--rl.lr 2e-4`. `--list` lists the stages, `STAGE --settings` the
+settings that a stage and its inputs read. `--workers` and `--address` train on a Ray cluster.
 
-A finished stage with the same settings is reused. Stop with Ctrl-C; the same command resumes.
+A finished stage with the same settings is reused. Stop with Ctrl-C; run the command again to
+resume.
 """
 
 import argparse
@@ -16,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from drlib.cli.examples import add_examples
 from drlib.config import FIELDS, ROLLOUT_STAGES, ROOT, Config, load_from_arguments, settings_table
 from drlib.training import build, stages
 from drlib.training.build import MODULE, TORCHRUN, stage_arguments
@@ -27,9 +26,19 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0, the status of the stage that failed, or 1 with the cause."""
     parser = stage_arguments(__doc__)
     parser.prog = "drlib train"
-    parser.add_argument("--workers", type=int, help="train on Ray with this number of processes")
-    parser.add_argument("--address", help="Ray cluster, or auto (default: Ray on this host)")
-    parser.add_argument("--restarts", type=int, default=0, help="Ray: restarts after failures")
+    add_examples(
+        parser,
+        "drlib train rl --profile ci --rl.steps 5",
+        "drlib train rl --recipe dapo --rl.lr 2e-4",
+        "drlib train rl --settings",
+        "drlib train --list",
+        "drlib train rl --workers 16 --address auto",
+    )
+    parser.add_argument("--workers", type=int, help="train with Ray in this number of processes")
+    parser.add_argument("--address", help="Ray cluster, or auto; default: start Ray on this host")
+    parser.add_argument(
+        "--restarts", type=int, default=0, help="Ray: maximum number of restarts after failures"
+    )
     parser.add_argument("--settings", action="store_true", help="list the settings and exit")
     argv = sys.argv[1:] if argv is None else argv
     if argv == ["--list"]:
@@ -62,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train_on_hosts(args: argparse.Namespace, config: Config, runs: Path) -> int:
-    """Train one stage, whose inputs are finished, with Ray; return the exit status."""
+    """Train one stage with Ray and return the exit status; its inputs must be complete."""
     from drlib.training import ray_training
 
     options = {"address": args.address, "restarts": args.restarts}
@@ -79,7 +88,7 @@ def train_on_hosts(args: argparse.Namespace, config: Config, runs: Path) -> int:
 
 
 def check_machine(names: list[str], config: Config) -> None:
-    """Check, before anything is built, that the stages `names` can run on this machine.
+    """Check that the stages `names` can run on this machine, before any is built.
 
     Raises:
         ValueError: TRL has fewer GPUs than processes (no GPU at all is accepted, for tests), or
@@ -95,10 +104,10 @@ def check_machine(names: list[str], config: Config) -> None:
         gpus = torch.cuda.device_count()
         fault = gpu_fault(config.processes, gpus)
         require(gpus == 0 or not fault, fault)
-    rolled = {stages.STAGES[name].reads or name for name in names} & {*ROLLOUT_STAGES}
+    rollout_stages = {stages.STAGES[name].reads or name for name in names} & {*ROLLOUT_STAGES}
     if config.demonstrations.teacher != "model":
-        rolled -= {"demonstrations"}
-    if config.engine.name == "vllm" and rolled:
+        rollout_stages -= {"demonstrations"}
+    if config.engine.name == "vllm" and rollout_stages:
         from drlib.training.planner import check_vllm
 
         fault = check_vllm()
@@ -118,7 +127,9 @@ def run_stage(name: str, config: Config, runs: Path) -> int:
     child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     try:
         return child.wait()
-    except KeyboardInterrupt:  # the child got SIGINT from the terminal, too, and saves a checkpoint
+    except (
+        KeyboardInterrupt
+    ):  # the terminal sent SIGINT to the child, too, which saves a checkpoint
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         child.wait()
         return 130
