@@ -21,55 +21,59 @@ def ax():
 
 
 def test_pages_stand_in_rings_as_many_clicks_away():
-    places = agent_plots.rings(LINKS, "root")
+    places = agent_plots.place_on_rings(LINKS, "root")
     assert places.keys() == {"root", "a", "b", "c"}, "what no click reaches is left out"
     far = {page: round(float(np.hypot(*place)), 6) for page, place in places.items()}
     assert far == {"root": 0, "a": 1, "b": 1, "c": 2}
     assert np.allclose(np.add(places["a"], places["b"]), 0), "opposite each other"
-    assert places == agent_plots.rings(LINKS, "root")
+    assert places == agent_plots.place_on_rings(LINKS, "root")
     many = {"root": [str(n) for n in range(20)]}
     gap = {
-        wide: np.hypot(*np.subtract(*map(agent_plots.rings(many, "root", wide).get, ("3", "4"))))
+        wide: np.hypot(
+            *np.subtract(*map(agent_plots.place_on_rings(many, "root", wide).get, ("3", "4")))
+        )
         for wide in ((), ("3", "4"))
     }
     assert gap[("3", "4")] > 3 * gap[()]
     with pytest.raises(ValueError, match="nowhere is no page"):
-        agent_plots.rings(LINKS, "nowhere")
+        agent_plots.place_on_rings(LINKS, "nowhere")
 
 
 def test_walks_are_counted_by_the_clicks_they_had(ax):
-    agent_plots.answered_within(ax, {"oracle": [2, 2], "other": [1, None]}, 3)
+    agent_plots.plot_answered_within(ax, {"oracle": [2, 2], "other": [1, None]}, 3)
     assert [line.get_ydata().tolist() for line in ax.lines] == [[0, 0, 100, 100], [0, 50, 50, 50]]
 
 
 def test_a_walk_has_a_number_for_each_click(ax):
     walk = ["root", "a", "c", "root", "b"]
-    agent_plots.site_walk(ax, LINKS, walk, {"c"}, {"c": "See"})
+    agent_plots.plot_site_walk(ax, LINKS, walk, {"c"}, {"c": "See"})
     texts = [text.get_text() for text in ax.texts]
     assert [text for text in texts if text.isdigit()] == ["1", "2", "3", "4"] and "See" in texts
     with pytest.raises(ValueError, match="step 2: no link leads from a to b"):
-        agent_plots.site_walk(ax, LINKS, ["root", "a", "b"])
+        agent_plots.plot_site_walk(ax, LINKS, ["root", "a", "b"])
 
 
 def test_an_outline_shows_what_each_section_cites_in_each_version(ax):
     versions = [{"West": ["id_1"]}, {"West": ["id_1", "id_2"], "East": []}]
-    agent_plots.outline_versions(ax, versions)
+    agent_plots.plot_outline_versions(ax, versions)
     assert [text.get_text() for text in ax.texts] == ["1", "1 2", ""]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["West", "East"]
     assert len(ax.patches) == 3
 
 
 def test_what_is_read_is_a_bar_a_turn(ax):
-    agent_plots.reading(ax, [("planner", 10), ("planner", 30), ("writer", 20)], 90)
+    agent_plots.plot_words_read(ax, [("planner", 10), ("planner", 30), ("writer", 20)], 90)
     assert [bar.get_height() for bar in ax.patches] == [10, 30, 20]
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert sorted(labels) == ["all that was found", "planner", "writer"]
 
 
 def test_pictures_and_shares(ax):
-    agent_plots.picture(ax, np.zeros((9, 9, 3), np.uint8), (1, 2, 3, 4))
+    agent_plots.plot_picture(ax, np.zeros((9, 9, 3), np.uint8), (1, 2, 3, 4))
     assert ax.lines[0].get_xydata().max(axis=0).tolist() == [3.5, 5.5]
     _, bars = plt.subplots()
-    agent_plots.shares(bars, {"one": {"sees": 1.0, "blank": 0.0}, "two": {"sees": 0.5, "blank": 0}})
+    agent_plots.plot_shares(
+        bars, {"one": {"sees": 1.0, "blank": 0.0}, "two": {"sees": 0.5, "blank": 0}}
+    )
     assert [patch.get_height() for patch in bars.patches] == [100, 50, 0, 0]
     plt.close(bars.figure)

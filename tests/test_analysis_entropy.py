@@ -19,11 +19,11 @@ from drlib.analysis.entropy import (
     entropy_bounds,
     high_entropy,
     high_entropy_overlap,
-    summary,
-    top_share,
+    select_top_share,
+    summarize_entropy,
 )
 from drlib.analysis.rescoring import rescore
-from drlib.analysis.token_table import outcome, responses, token_statistics
+from drlib.analysis.token_table import find_responses, judge_outcome, token_statistics
 from drlib.models.moe import PolicyShape, build_policy
 from drlib.models.routing_replay import record_routes
 from drlib.trajectory import (
@@ -127,7 +127,9 @@ def test_a_first_token_that_nothing_precedes_is_not_known_and_left_out():
     (found,) = rescore(model_of("policy"), [replace(t, generated=np.ones(len(t), bool))])
     assert np.isnan(found.entropies[0]) and np.isfinite(found.entropies[1:]).all()
     table = token_statistics([found])
-    assert table.position.tolist() == list(range(1, 15)) and summary(table)["tokens"] == 14
+    assert (
+        table.position.tolist() == list(range(1, 15)) and summarize_entropy(table)["tokens"] == 14
+    )
 
 
 def test_odd_requests_are_refused_and_a_trajectory_without_tokens_is_not():
@@ -243,7 +245,7 @@ def test_the_table_by_hand(tmp_path):
     assert table.since.tolist() == [-1, -1, 0, 0, 1, -1, -1]
     assert table.status.tolist() == [0, 0, 2, 3, 3, 0, 0]
     assert table.starts().tolist() == [0, 5, 7]
-    assert responses(made[0]) == [(5, 9, "error"), (10, 14, "empty")]
+    assert find_responses(made[0]) == [(5, 9, "error"), (10, 14, "empty")]
 
 
 def test_columns_agree_with_the_record_on_real_rollouts():
@@ -257,7 +259,7 @@ def test_columns_agree_with_the_record_on_real_rollouts():
             begun = np.unique(table.turn[mine][table.offset[mine] == 0])
             assert len(begun) == t.turns[t.generated].max() + 1
             # every turn but the first follows one response
-            assert len(responses(t)) == len(begun) - 1 <= len(t.tool_results)
+            assert len(find_responses(t)) == len(begun) - 1 <= len(t.tool_results)
             later = table.turn[mine] > 0
             assert np.array_equal(table.since[mine][later], table.offset[mine][later])
             assert (table.since[mine][~later] == -1).all()
@@ -269,12 +271,12 @@ def test_a_person_s_words_are_no_response_and_missing_results_are_named():
     segments[5] = Segment.PROMPT  # the first "response" was said by a person
     only = [ToolResult("search", {}, " ", True, "")]
     spoken = replace(t, segments=segments, tool_results=only)
-    assert responses(spoken) == [(9, 13, "empty")]
+    assert find_responses(spoken) == [(9, 13, "empty")]
     more = [*only, ToolResult("search", {}, "Error: no", False, "error")]  # never answered to
-    assert responses(replace(spoken, tool_results=more)) == [(9, 13, "empty")]
+    assert find_responses(replace(spoken, tool_results=more)) == [(9, 13, "empty")]
     segments[10] = Segment.TEMPLATE  # no text came back
     empty_first = replace(spoken, segments=segments[::1].copy())
-    assert responses(empty_first) == [(9, 13, "empty")]
+    assert find_responses(empty_first) == [(9, 13, "empty")]
     after = token_statistics(
         [
             replace(
@@ -287,14 +289,14 @@ def test_a_person_s_words_are_no_response_and_missing_results_are_named():
     )
     assert after.since.tolist() == [-1, 0, -1], "a person's words end what a response began"
     with pytest.raises(ValueError, match="trajectory a: 2 tool responses for 1 tool results"):
-        responses(replace(t, tool_results=only))
+        find_responses(replace(t, tool_results=only))
 
 
 def test_outcomes():
     t = rollout("a", [[1]])
-    assert math.isnan(outcome(t)) and outcome(replace(t, reward=0.2)) == 0
-    assert outcome(replace(t, metadata={"right_answer": "oslo"})) == 1
-    assert outcome(replace(t, answer=None, metadata={"right_answer": "oslo"})) == 0
+    assert math.isnan(judge_outcome(t)) and judge_outcome(replace(t, reward=0.2)) == 0
+    assert judge_outcome(replace(t, metadata={"right_answer": "oslo"})) == 1
+    assert judge_outcome(replace(t, answer=None, metadata={"right_answer": "oslo"})) == 0
 
 
 def test_bad_input_is_named(tmp_path):
@@ -324,8 +326,8 @@ def test_the_top_share_is_exact_and_ties_go_to_the_first(share):
         values = rng.integers(4, size=n).astype(np.float32)
         ordered = sorted(range(n), key=lambda i: (-values[i], i))
         want = sorted(ordered[: math.ceil(share * n - 1e-9)])
-        assert top_share(values, share).tolist() == want
-    assert len(top_share(np.arange(15.0), 0.2)) == 3  # 0.2 * 15 is a little more than 3
+        assert select_top_share(values, share).tolist() == want
+    assert len(select_top_share(np.arange(15.0), 0.2)) == 3  # 0.2 * 15 is a little more than 3
 
 
 def test_scopes_and_segments():
@@ -348,7 +350,7 @@ def test_masks_work_beyond_the_size_where_torch_quantile_fails():
     values[7::9] = 1
     with pytest.raises(RuntimeError, match="too large"):
         torch.quantile(torch.from_numpy(values), 0.8)
-    assert len(top_share(values, 0.2)) == math.ceil(0.2 * len(values))
+    assert len(select_top_share(values, 0.2)) == math.ceil(0.2 * len(values))
 
 
 def test_overlap_by_hand():

@@ -16,10 +16,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from drlib.analysis.chat_messages import tool_results
+from drlib.analysis.chat_messages import extract_tool_results
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.rescoring import rescore
-from drlib.analysis.token_table import outcome, responses, token_statistics
+from drlib.analysis.token_table import find_responses, judge_outcome, token_statistics
 from drlib.chat.segments import segment_texts, token_texts
 from drlib.chat.template import load_tokenizer
 from drlib.chat.tool_calls import END
@@ -184,7 +184,7 @@ def test_tongyi_and_back(tour, tokenizer, tmp_path, name):
     equal = 0
     for t, b in zip(tour[name], back, strict=True):
         assert (b.answer, b.termination, statuses(b)) == (t.answer, t.termination, statuses(t))
-        assert [s for *_, s in responses(b)] == [s for *_, s in responses(t)]
+        assert [s for *_, s in find_responses(b)] == [s for *_, s in find_responses(t)]
         for r, s in zip(t.tool_results, b.tool_results, strict=True):
             assert (s.tool, s.arguments, s.text) == (r.tool, r.arguments, r.text)
         assert b.metadata["question"] == t.metadata["question"]
@@ -210,7 +210,7 @@ def test_what_was_read_can_be_run_through_the_model(tour, tmp_path):
         np.testing.assert_array_equal(b.token_ids, t.token_ids)
         np.testing.assert_array_equal(b.entropies, t.entropies)
     table = token_statistics(read_rollouts(path, tokenizer))
-    assert table.right_M.tolist() == [outcome(t) for t in tour["rl_sampled"][:8]]
+    assert table.right_M.tolist() == [judge_outcome(t) for t in tour["rl_sampled"][:8]]
 
 
 def test_parquet_of_messages_reads_like_the_lines(tour, tokenizer, tmp_path):
@@ -279,7 +279,7 @@ def test_openai_messages_with_thoughts_calls_and_flags(tokenizer, tmp_path):
 def test_whether_a_call_worked(message, ok, error):
     said = '<tool_call>{"name": "visit", "arguments": {"url": "a"}}</tool_call>'
     tool = {"role": "tool"} | message
-    (result,) = tool_results([{"role": "assistant", "content": said}, tool])
+    (result,) = extract_tool_results([{"role": "assistant", "content": said}, tool])
     assert (result.tool, result.ok, result.error) == ("visit", ok, error)
 
 
@@ -295,7 +295,7 @@ def test_responses_of_parallel_calls_are_one_result_and_format_errors_are_named(
         ("assistant", "I ask you"),
         ("user", "a person's words"),
     ]
-    first, second = tool_results([{"role": role, "content": said} for role, said in talk])
+    first, second = extract_tool_results([{"role": role, "content": said} for role, said in talk])
     assert (first.tool, first.text, first.ok) == ("a", "one\nError", False)
     assert (second.tool, second.error) == ("format", "format")
 
@@ -315,7 +315,7 @@ def test_a_template_without_markers_tells_a_tool_from_a_person(foreign, tmp_path
         assert "".join(texts) == f"[user]Q[assistant]{call}[{role}]Error: R[assistant]So"
         later = ~t.generated & (t.turns > 0)
         assert set(t.segments[later]) == {between} and "".join(texts[later]).count("R") == 1
-        assert [status for *_, status in responses(t)] == ["error"] * (role == "tool")
+        assert [status for *_, status in find_responses(t)] == ["error"] * (role == "tool")
     said = [
         ("user", "Q"),
         ("assistant", call),
@@ -328,7 +328,7 @@ def test_a_template_without_markers_tells_a_tool_from_a_person(foreign, tmp_path
     ]
     row = {"messages": [{"role": role, "content": content} for role, content in said]}
     (t,) = read_rollouts(lines(tmp_path / "b.jsonl", [row]), foreign)
-    found = responses(t)
+    found = find_responses(t)
     assert [status for *_, status in found] == ["error", "ok"]
     texts = token_texts(foreign, t.token_ids)
     assert ["".join(texts[a:b]) for a, b, _ in found] == [

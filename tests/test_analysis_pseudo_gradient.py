@@ -19,7 +19,7 @@ from transformers import (
 
 from drlib.analysis.pseudo_gradient import (
     answer_losses,
-    own_words,
+    extract_bridge,
     pseudo_gradient,
 )
 from drlib.chat.segments import segment_tokens
@@ -305,9 +305,9 @@ def test_the_bridge_closes_an_open_thought_and_opens_none_twice(tokenizer, answe
 
 def test_own_words_end_where_the_answer_is_said(tokenizer):
     t = rollout(tokenizer, TURNS[0], f"<think>I have the code: MWK.</think>{ANSWER}")
-    assert own_words(tokenizer, t, "MWK") == "<think>I have the code: "
+    assert extract_bridge(tokenizer, t, "MWK") == "<think>I have the code: "
     with pytest.raises(ValueError, match="does not say 'KES'"):
-        own_words(tokenizer, t, "KES")
+        extract_bridge(tokenizer, t, "KES")
 
 
 def test_trajectories_that_cannot_be_measured_are_named(tokenizer):
@@ -329,7 +329,7 @@ def test_trajectories_that_cannot_be_measured_are_named(tokenizer):
 def test_the_tours_policy_knows_the_answer_once_a_page_has_said_it():
     model, tokenizer = load_policy(TOUR / "policy_rl")
     t = load_trajectories(TOUR / "rl_sampled.parquet")[0]
-    words = own_words(tokenizer, t, t.metadata["right_answer"])
+    words = extract_bridge(tokenizer, t, t.metadata["right_answer"])
     found = pseudo_gradient(model.eval(), tokenizer, t, bridge=words, segments=())
     assert found.losses_P[0] > 5 and found.losses_P[1] < 0.1
     texts = t.metadata["right_answer"], words

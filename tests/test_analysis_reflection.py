@@ -12,10 +12,10 @@ import pytest
 from drlib.analysis.reflection import (
     cluster_interval,
     event_curves,
+    find_mentions,
     fork_tokens,
     lexicon_table,
-    lexicons,
-    mentions,
+    load_lexicons,
     reflection_lift,
     reflection_tokens,
     word_entropies,
@@ -242,18 +242,18 @@ def test_words_are_matched_whole_over_pieces_and_not_across_calls():
         ["try ", "again", ". ", "try"],
         ["again"],
     )
-    found = mentions(table, texts, lexicons()["v_triune"])
+    found = find_mentions(table, texts, load_lexicons()["v_triune"])
     assert np.flatnonzero(found).tolist() == [0, 8, 9]
     text = "".join(texts).lower()
-    as_substrings = sum(text.count(word) for word in lexicons()["v_triune"])
+    as_substrings = sum(text.count(word) for word in load_lexicons()["v_triune"])
     assert as_substrings > found.sum(), "the published count takes await, yeti and verifying"
     within = replace(table, segment=np.where(np.arange(14) == 8, Segment.TOOL_CALL, table.segment))
-    assert np.flatnonzero(mentions(within, texts, ["wait"])).tolist() == [0]
-    assert np.flatnonzero(mentions(table, texts, ["again"])).tolist() == [10, 13]
+    assert np.flatnonzero(find_mentions(within, texts, ["wait"])).tolist() == [0]
+    assert np.flatnonzero(find_mentions(table, texts, ["again"])).tolist() == [10, 13]
 
 
 def test_the_lexicons_are_those_of_the_papers():
-    assert lexicons() | {"tour": None} == {
+    assert load_lexicons() | {"tour": None} == {
         "raml": ["wait", "retry", "recheck", "however", "alternatively"],
         "v_triune": [
             "re-check",
@@ -281,7 +281,7 @@ def test_the_lexicons_are_those_of_the_papers():
 def test_the_words_of_the_tour_s_policy_are_found_in_its_thoughts():
     table = token_statistics(f"{TOUR}/sft_sampled.parquet")
     texts = token_texts(load_tokenizer(f"{TOUR}/policy_sft"), table.token_id)
-    found = mentions(table, texts, lexicons()["tour"])
+    found = find_mentions(table, texts, load_lexicons()["tour"])
     assert found.sum() >= 10 and (table.since[found] >= 0).mean() > 0.9
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from drlib.analysis import entropy_plots, reflection
-from drlib.analysis.entropy import high_entropy_overlap, summary
-from drlib.analysis.report import report
+from drlib.analysis.entropy import high_entropy_overlap, summarize_entropy
+from drlib.analysis.report import write_report
 from drlib.analysis.token_table import token_statistics
 from drlib.cli.report import main
 from drlib.trajectory import load_trajectories, save_trajectories
@@ -45,14 +45,14 @@ def test_the_report_of_the_tour_holds_the_numbers_of_the_library(tmp_path):
     table = token_statistics(source)
     judged = f"400 judged, {np.nanmean(table.right_M):.1%} of them"
     assert f"400 trajectories, {len(table):,} sampled tokens, {judged}" in text
-    assert f"mean entropy {summary(table)['mean_entropy']:.4f}" in text
+    assert f"mean entropy {summarize_entropy(table)['mean_entropy']:.4f}" in text
     for lift in reflection.reflection_lift(table, window=8):
         value = "{:.2f} [{:.2f}, {:.2f}]".format(*np.exp(lift.lift))
         assert f"{lift.status} {lift.responses} {lift.tokens} {value}" in text
     page = (tmp_path / "r.html").read_text()
     assert page.count("<img") == 4 and page.count("<iframe") == 1
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
-    again = report(tmp_path / "again.html", [source], POLICY, window=8)
+    again = write_report(tmp_path / "again.html", [source], POLICY, window=8)
     assert again.read_bytes() == (tmp_path / "r.html").read_bytes(), "equal files, equal bytes"
 
 
@@ -66,7 +66,7 @@ def test_a_model_scores_what_has_no_entropies(tmp_path):
     done = terminal(tmp_path / "r.html", tmp_path / "bare.parquet", "--model", POLICY)
     assert done.returncode == 0, done.stderr
     found = float(re.search(r"mean entropy ([\d.]+)", text_of(tmp_path / "r.html"))[1])
-    stored = summary(token_statistics(f"{TOUR}/rl_sampled.parquet"))["mean_entropy"]
+    stored = summarize_entropy(token_statistics(f"{TOUR}/rl_sampled.parquet"))["mean_entropy"]
     assert found == pytest.approx(stored, rel=0.05), "the committed policy is rounded to bfloat16"
 
 
@@ -74,16 +74,16 @@ def test_alternatives_give_bounds_and_are_never_passed_off_as_entropies(tmp_path
     scored = load_trajectories(f"{ENTROPY}/viewer_rl.parquet")
     served = [replace(t, entropies=None) for t in scored]
     save_trajectories(tmp_path / "t.parquet", served)
-    text = text_of(report(tmp_path / "r.html", [tmp_path / "t.parquet"], POLICY, viewed=0))
+    text = text_of(write_report(tmp_path / "r.html", [tmp_path / "t.parquet"], POLICY, viewed=0))
     low, high = map(float, re.search(r"between ([\d.]+) and ([\d.]+) nats", text).groups())
-    exact = summary(token_statistics(scored))["mean_entropy"]
+    exact = summarize_entropy(token_statistics(scored))["mean_entropy"]
     assert low <= exact <= high and high - low < 0.2
     assert "mean entropy 0" not in text.replace("the mean entropy", "")
 
 
 def test_one_trajectory_has_statistics_but_no_interval(tmp_path):
     save_trajectories(tmp_path / "t.parquet", load_trajectories(f"{TOUR}/rl_sampled.parquet")[:1])
-    text = text_of(report(tmp_path / "r.html", [tmp_path / "t.parquet"], POLICY))
+    text = text_of(write_report(tmp_path / "r.html", [tmp_path / "t.parquet"], POLICY))
     assert "an interval needs at least two trajectories, got 1" in text
     assert "mean entropy" in text
 
@@ -125,12 +125,12 @@ def test_every_panel_draws_the_same_bytes_twice(tmp_path):
     some = load_trajectories(f"{ENTROPY}/seed0_sft.parquet")[300]
     lifts = {x.status: vars(x) for x in reflection.reflection_lift(sft, window=8, resamples=200)}
     panels = {
-        "histogram": ({"before": sft, "after": rl},),
-        "aligned": (reflection.event_curves(sft, 8, 16, resamples=100),),
-        "lifts": (lifts,),
-        "strip": (some,),
-        "changes": ({"seed 0": high_entropy_overlap(again, rl)},),
-        "word_grid": ([("then", 19, 1.1), ("now", 23, 0.9), ("so", 11, 0.0)],),
+        "plot_histogram": ({"before": sft, "after": rl},),
+        "plot_event_curves": (reflection.event_curves(sft, 8, 16, resamples=100),),
+        "plot_lifts": (lifts,),
+        "plot_entropy_strip": (some,),
+        "plot_entropy_changes": ({"seed 0": high_entropy_overlap(again, rl)},),
+        "plot_word_grid": ([("then", 19, 1.1), ("now", 23, 0.9), ("so", 11, 0.0)],),
     }
     for name, arguments in panels.items():
         for copy in "ab":

@@ -14,10 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from drlib.analysis.rescoring import rescore
 from drlib.analysis.routing import (
-    checkpoint_agreement,
-    load_by_segment,
-    router_entropies,
-    specialisation,
+    compute_agreement,
+    compute_load,
+    compute_router_entropies,
+    compute_specialisation,
 )
 from drlib.models.moe import build_policy
 from drlib.models.routing_replay import expert_load
@@ -55,7 +55,7 @@ def policy(seed=0):
 def test_load_by_hand():
     one = routed([0, 0, 1], [[[0, 1], [2, 3]], [[0, 2], [2, 3]], [[3, 1], [0, 1]]])
     other = routed([1], [[[3, 2], [0, 1]]])
-    load = load_by_segment(iter([one, other]), 4)
+    load = compute_load(iter([one, other]), 4)
     assert load.shape == (len(Segment), 2, 4)
     np.testing.assert_allclose(load[0], [[0.5, 0.25, 0.25, 0], [0, 0, 0.5, 0.5]])
     np.testing.assert_allclose(load[1], [[0, 0.25, 0.25, 0.5], [0.5, 0.5, 0, 0]])
@@ -64,7 +64,7 @@ def test_load_by_hand():
 
 def test_load_of_a_real_model_is_that_of_its_recorded_routes():
     found = list(rescore(policy(), [unrouted(0), unrouted(1, 25)], experts=True))
-    load = load_by_segment(found, EXPERTS)
+    load = compute_load(found, EXPERTS)
     for segment in (0, 1, 3, 6):
         parts = [t.routed_experts[t.segments == segment] for t in found]
         routes_LNK = torch.from_numpy(np.concatenate(parts).astype(np.int64)).transpose(0, 1)
@@ -77,7 +77,7 @@ def test_load_of_a_real_model_is_that_of_its_recorded_routes():
 def test_mutual_information_by_hand():
     # segments 0 0 1 1; layer 0: experts 0 0 0 1; layer 1 tells the segment; layer 2 says nothing
     t = routed([0, 0, 1, 1], [[[0], [0], [5]], [[0], [0], [5]], [[0], [1], [5]], [[1], [1], [5]]])
-    found = specialisation([t], EXPERTS, draws=5)
+    found = compute_specialisation([t], EXPERTS, draws=5)
     h = lambda *p: -sum(x * math.log(x) for x in p)  # noqa: E731 - a formula by name
     by_hand = math.log(2) + h(0.75, 0.25) - h(0.5, 0.25, 0.25)
     np.testing.assert_allclose(found["nats"], [by_hand, math.log(2), 0], atol=1e-12)
@@ -94,7 +94,7 @@ def planted(rng, tokens=600, layers=4):
 
 def test_planted_specialisation_is_found_and_nothing_where_there_is_none():
     rng = np.random.default_rng(0)
-    found = specialisation([planted(rng), planted(rng)], EXPERTS)
+    found = compute_specialisation([planted(rng), planted(rng)], EXPERTS)
     np.testing.assert_allclose(found["share"][0], 1.0, atol=1e-12)
     assert found["share"][0] > 50 * found["null_high"][0]
     assert (found["share"][1:] < 0.02).all() and (found["null_mean"] < found["null_high"]).all()
@@ -103,7 +103,7 @@ def test_planted_specialisation_is_found_and_nothing_where_there_is_none():
 def test_under_the_null_one_in_twenty_exceeds_the_95_percent_quantile():
     rng = np.random.default_rng(1)
     routes = rng.integers(0, EXPERTS, (80, 300, 1))  # 300 layers that mean nothing
-    found = specialisation([routed(rng.choice([0, 1, 2], 80), routes)], EXPERTS)
+    found = compute_specialisation([routed(rng.choice([0, 1, 2], 80), routes)], EXPERTS)
     beyond = (found["share"] > found["null_high"]).mean()
     assert 0.015 < beyond < 0.1
     assert abs(found["share"].mean() - found["null_mean"].mean()) < 0.005
@@ -116,14 +116,16 @@ def test_the_null_keeps_what_trajectories_differ_in():
         routed(rng.choice([0, 1], 200, p=p), np.full((200, 1, 1), i))
         for i, p in enumerate(([0.9, 0.1], [0.1, 0.9]))
     ]
-    found = specialisation(them, EXPERTS)
+    found = compute_specialisation(them, EXPERTS)
     assert found["share"][0] > 0.3
     np.testing.assert_allclose(found["null_mean"], found["share"], atol=1e-12)
 
 
 def test_the_seed_decides_the_null():
     t = planted(np.random.default_rng(0), 60)
-    a, b, c = [specialisation([t], EXPERTS, draws=20, seed=s)["null_mean"] for s in (0, 0, 1)]
+    a, b, c = [
+        compute_specialisation([t], EXPERTS, draws=20, seed=s)["null_mean"] for s in (0, 0, 1)
+    ]
     assert a.tolist() == b.tolist() != c.tolist()
 
 
@@ -138,7 +140,7 @@ def test_router_entropy_is_the_mean_over_each_segments_tokens():
         layer.mlp.gate.register_forward_hook(lambda m, a, out, i=i: logits[i].append(out[0]))
         for i, layer in enumerate(model.model.layers)
     ]
-    found = router_entropies(model, iter(them))
+    found = compute_router_entropies(model, iter(them))
     for hook in hooks:
         hook.remove()
     segments = np.concatenate([t.segments for t in them])
@@ -155,7 +157,7 @@ def test_an_undecided_router_has_the_entropy_of_all_experts():
     model = policy()
     for layer in model.model.layers:
         layer.mlp.gate.weight.data.zero_()
-    found = router_entropies(model, [unrouted()])
+    found = compute_router_entropies(model, [unrouted()])
     np.testing.assert_allclose(found[[0, 1, 3, 6]], math.log(EXPERTS), atol=1e-6)
 
 
@@ -165,23 +167,23 @@ def test_an_undecided_router_has_the_entropy_of_all_experts():
 def test_agreement_by_hand():
     a = routed([0, 0], [[[0, 1], [2, 3]], [[0, 1], [2, 3]]]), routed([0], [[[0, 1], [2, 3]]], "r-1")
     b = routed([0, 0], [[[1, 0], [2, 3]], [[0, 2], [3, 2]]]), routed([0], [[[0, 1], [1, 0]]], "r-1")
-    np.testing.assert_allclose(checkpoint_agreement(iter(a), iter(b)), [2 / 3, 2 / 3], atol=1e-6)
+    np.testing.assert_allclose(compute_agreement(iter(a), iter(b)), [2 / 3, 2 / 3], atol=1e-6)
 
 
 def test_tokens_that_nothing_has_read_count_nowhere():
     unread, read = [[NO_RECORD] * 2] * 2, [[0, 1], [2, 3]]
     a = [routed([0, 4, 4], [read, read, unread]), routed([0], [unread], "r-1")]
     b = [routed([0, 4, 4], [read, [[0, 1], [2, 1]], read]), routed([0], [read], "r-1")]
-    np.testing.assert_allclose(checkpoint_agreement(a, b), [1.0, 0.5])
-    counted = load_by_segment(a, EXPERTS)
-    np.testing.assert_allclose(counted, load_by_segment([routed([0, 4], [read, read])], EXPERTS))
+    np.testing.assert_allclose(compute_agreement(a, b), [1.0, 0.5])
+    counted = compute_load(a, EXPERTS)
+    np.testing.assert_allclose(counted, compute_load([routed([0, 4], [read, read])], EXPERTS))
 
 
 def test_a_model_agrees_with_itself_and_less_with_another():
     them = [unrouted(0), unrouted(1, 25)]
     one, again, other = (list(rescore(policy(s), them, experts=True)) for s in (0, 0, 1))
-    assert checkpoint_agreement(one, again).tolist() == [1, 1, 1]
-    assert (checkpoint_agreement(one, other) < 0.5).all()
+    assert compute_agreement(one, again).tolist() == [1, 1, 1]
+    assert (compute_agreement(one, other) < 0.5).all()
 
 
 # ---------------------------------------------------------------- bad input
@@ -191,9 +193,9 @@ def test_what_cannot_be_analysed_is_named():
     t = planted(np.random.default_rng(0), 20)
     bare = replace(t, routed_experts=None)
     for call in (
-        lambda: load_by_segment([t, bare], 8),
-        lambda: specialisation([bare], 8),
-        lambda: checkpoint_agreement([t], [bare]),
+        lambda: compute_load([t, bare], 8),
+        lambda: compute_specialisation([bare], 8),
+        lambda: compute_agreement([t], [bare]),
     ):
         with pytest.raises(ValueError, match=r"no record of its experts.*rescore.*experts=True"):
             call()
@@ -207,16 +209,16 @@ def test_what_cannot_be_analysed_is_named():
         )
     )
     for call, message in (
-        (lambda: load_by_segment([], 8), "no trajectories to analyse"),
-        (lambda: specialisation([], 8), "no trajectories to analyse"),
-        (lambda: router_entropies(policy(), []), "no trajectories to analyse"),
-        (lambda: checkpoint_agreement([], []), "no trajectories to compare"),
-        (lambda: load_by_segment([t], 7), "trajectory r-0 names expert 7 of 7"),
-        (lambda: specialisation([routed([1, 1], [[[0]], [[1]]])], 8), "are of one segment"),
-        (lambda: router_entropies(dense, [unrouted()]), "LlamaForCausalLM has no routers"),
-        (lambda: checkpoint_agreement([t], [replace(t, id="x")]), "r-0 and x are not the same"),
-        (lambda: checkpoint_agreement([t], [replace(t, token_ids=t.token_ids + 1)]), "same tokens"),
-        (lambda: checkpoint_agreement([t], []), "shorter"),
+        (lambda: compute_load([], 8), "no trajectories to analyse"),
+        (lambda: compute_specialisation([], 8), "no trajectories to analyse"),
+        (lambda: compute_router_entropies(policy(), []), "no trajectories to analyse"),
+        (lambda: compute_agreement([], []), "no trajectories to compare"),
+        (lambda: compute_load([t], 7), "trajectory r-0 names expert 7 of 7"),
+        (lambda: compute_specialisation([routed([1, 1], [[[0]], [[1]]])], 8), "are of one segment"),
+        (lambda: compute_router_entropies(dense, [unrouted()]), "LlamaForCausalLM has no routers"),
+        (lambda: compute_agreement([t], [replace(t, id="x")]), "r-0 and x are not the same"),
+        (lambda: compute_agreement([t], [replace(t, token_ids=t.token_ids + 1)]), "same tokens"),
+        (lambda: compute_agreement([t], []), "shorter"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -30,7 +30,7 @@ def test_a_bar_is_as_long_as_the_memory_and_says_whether_it_is_too_much(ax, larg
         "fits": plan(large).fit,
         "too much": plan(large.derive(trainer__lora_rank=0)).fit,
     }
-    scaling_plots.memory_bars(ax, fits)
+    scaling_plots.plot_memory(ax, fits)
     for at, fit in enumerate(fits.values()):
         row = [bar for bar in ax.patches if bar.get_y() + bar.get_height() / 2 == pytest.approx(at)]
         drawn = max(bar.get_x() + bar.get_width() for bar in row)
@@ -46,7 +46,7 @@ def test_a_part_of_memory_has_a_colour(large):
     parts = set()
     for changes in ({}, {"rl.loss.kl_coef": 0.1}, {"engine.name": "vllm"}):
         parts |= set(plan(large.derive(**changes)).fit.memory.parts)
-    assert parts <= set(scaling_plots.PARTS)
+    assert parts <= set(scaling_plots.MEMORY_COLORS)
 
 
 def test_a_timeline_has_the_clock_s_bars_and_ages(ax):
@@ -56,7 +56,7 @@ def test_a_timeline_has_the_clock_s_bars_and_ages(ax):
         Span(0, "sync", 5.0, 9.0, 0),
         Span(1, "generate", 20.0, 21.0, 1),
     ]
-    scaling_plots.timeline(ax, spans, until=8.0)
+    scaling_plots.plot_timeline(ax, spans, until=8.0)
     bars = [(bar.get_x(), bar.get_width()) for bar in ax.patches]
     assert bars == [(0.0, 2.0), (2.0, 3.0), (5.0, 3.0)]  # cut at both ends, or left out
     assert [(t.get_text(), t.get_position()) for t in ax.texts] == [("3", (3.5, 0))]
@@ -65,7 +65,7 @@ def test_a_timeline_has_the_clock_s_bars_and_ages(ax):
 
 def test_both_timelines_say_their_seconds():
     time = StepTime(10.0, 8.0, 1.0, engines=2, knee=3, staleness=2)
-    fig = scaling_plots.timelines(time)
+    fig = scaling_plots.plot_timelines(time)
     titles = [ax.get_title(loc="left") + ax.get_title() for ax in fig.axes]
     assert "19 s" in titles[0] and "11 s" in titles[1]
     plt.close(fig)
@@ -73,7 +73,7 @@ def test_both_timelines_say_their_seconds():
 
 def test_the_pace_is_the_formula_s_and_the_clock_s(ax):
     work, rates = Workload(40.0, 10.0, 2.0), Rates(1.0, 1.0, push_bytes_s=2.0)
-    scaling_plots.pace(ax, work, rates, learners=1, most=6)
+    scaling_plots.plot_throughput(ax, work, rates, learners=1, most=6)
     lines = {line.get_label(): line for line in ax.lines}
     beside, turns, clock = (
         lines[k].get_ydata() for k in ("asynchronous", "synchronous", "simulated")
@@ -87,12 +87,12 @@ def test_the_pace_is_the_formula_s_and_the_clock_s(ax):
 def test_a_clock_that_has_not_settled_does_not_count():
     time = StepTime(10.0, 1.0, 0.0, engines=1, knee=10, staleness=1)
     first, *_ = simulate_asynchronous(time, 3)
-    assert first.end == 10.0 and scaling_plots.clocked(time) == 10.0
+    assert first.end == 10.0 and scaling_plots.measure_step_time(time) == 10.0
 
 
 def test_the_share_of_tokens_above_a_gap(ax):
     found = {"in step": np.array([0.0, 1e-6, 1e-5, 1e-5]), "late": np.array([0.5, 2.0])}
-    scaling_plots.gaps(ax, found, bound=1e-4)
+    scaling_plots.plot_engine_mismatch(ax, found, bound=1e-4)
     step, late, bound = ax.lines
     assert list(step.get_xdata()) == [scaling_plots.FLOOR_NATS, 1e-6, 1e-5, 1e-5]
     assert list(step.get_ydata()) == [100, 75, 50, 25]
@@ -105,7 +105,7 @@ def test_the_panel_draws_the_plan_that_is_asked_for(large):
     def drawn(cards, rank):
         asked.append((cards, rank))
         changes = {"processes": cards, "trainer.fsdp": cards > 1, "trainer.lora_rank": rank}
-        return scaling_plots.planned(plan(large.derive(**changes)))
+        return scaling_plots.plot_plan(plan(large.derive(**changes)))
 
     choices = {"cards": (1, 2, 4, 8), "rank": (0, 32)}
     panel = widgets.FigurePanel(drawn, choices, {"cards": 4})

@@ -11,7 +11,7 @@ from rl_examples import a_trajectory
 
 from drlib.analysis.pseudo_gradient import (
     RESPONSE,
-    Curve,
+    LossCurve,
     token_class_deltas,
 )
 
@@ -20,7 +20,7 @@ def a_curve(n=30, starts=(0, 12), losses=None):
     """A point after each token from 1 on; the delta of token t is t, where nothing else is said."""
     losses = np.cumsum(np.arange(n)) if losses is None else losses
     ends = np.arange(1, n + 1)
-    return Curve(ends, np.asarray(losses, float), np.isin(ends - 1, starts), n, 1)
+    return LossCurve(ends, np.asarray(losses, float), np.isin(ends - 1, starts), n, 1)
 
 
 def test_partners_are_other_tokens_of_the_same_third_each_once():

@@ -122,7 +122,7 @@ def test_error_rates_and_their_ratio_are_sums_over_sums(results):
 
 
 def test_the_table_has_every_stage_fits_a_terminal_and_says_n(results):
-    text = tour.table(results)
+    text = tour.format_table(results)
     assert max(map(len, text.splitlines())) <= 80
     rl = [line for line in text.splitlines() if line.startswith("after RL ")]
     assert len(rl) == 3 and re.match(r"after RL +87.5 \[.+\] +75.0 \[.+\] +100.0 \[.+\] +4$", rl[0])
@@ -138,16 +138,16 @@ def test_with_more_seeds_intervals_are_over_those_too_and_the_words_say_so(resul
         results.rows.extend(rows_of(results.outcomes[stage, 1], stage, 1))
     two = tour.accuracy(results, "rl", "search", "sample")
     assert two[1] < one[1] and two[2] - two[1] > one[2] - one[1]
-    assert "[95% interval over 2 seeds and questions]" in tour.table(results)
+    assert "[95% interval over 2 seeds and questions]" in tour.format_table(results)
     block = results_block(results)
-    assert "the whole line from 2 seeds; 95% intervals over 2 seeds and questions" in block
+    assert "(2 seeds; 95% intervals over 2 seeds and questions)" in block
 
 
 def test_smoothing_looks_back_only_and_skips_what_is_missing():
     rows = [{"step": 1, "a": 1.0}, {"step": 2}, {"step": 3, "a": 4.0}]
-    steps, values = tour_plots.smoothed(rows, "a", width=2)
+    steps, values = tour_plots.smooth(rows, "a", width=2)
     assert steps.tolist() == [1, 2, 3] and values.tolist() == [1.0, 1.0, 4.0]
-    assert np.isnan(tour_plots.smoothed(rows, "b")[1]).all()
+    assert np.isnan(tour_plots.smooth(rows, "b")[1]).all()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def labels(fig):
 
 
 def test_the_learning_figure_shows_runs_control_and_levels(run):
-    fig = tour_plots.learning(run)
+    fig = tour_plots.plot_learning(run)
     assert {
         "RL in training, 2 seeds",
         "RL, random reward (control)",
@@ -175,7 +175,7 @@ def test_the_learning_figure_shows_runs_control_and_levels(run):
 def test_each_seed_is_drawn_to_its_own_end_and_the_mean_to_the_shortest(run):
     (rows,) = run.curves["rl_random_reward"].values()
     run.curves["rl_random_reward"][1] = rows[:7]
-    ax = tour_plots.learning(run).axes[0]
+    ax = tour_plots.plot_learning(run).axes[0]
     (mean,) = [ln for ln in ax.lines if ln.get_label() == "RL, random reward (control)"]
     assert mean.get_xdata()[-1] == 7
     grey = [ln for ln in ax.lines if ln.get_color() == tour_plots.STAGE_COLORS["rl_random_reward"]]
@@ -191,17 +191,17 @@ def test_a_local_run_is_drawn_before_a_pale_reference(run, results):
         Results("c", "laptop", rows, outcomes),
         {"rl": {0: run.curves["rl"][0]}, "cpt": run.curves["cpt"]},
     )
-    fig = tour_plots.learning(mine, behind=run)
+    fig = tour_plots.plot_learning(mine, behind=run)
     assert {
         "RL, reference run",
         "RL, random reward (control)",
         "SFT continued with RL's compute, held-out",
     } <= labels(fig)
     pale = [ln for ln in fig.axes[1].lines if ln.get_label() == "RL, reference run"]
-    assert to_hex(pale[0].get_color()) == to_hex(tour_plots.BEHIND)
-    assert tour_plots.pretraining(mine, run).axes[0].get_legend() is not None
-    assert len(tour_plots.rl_closely(mine, run).axes) == 6
-    assert labels(tour_plots.overlong({"keep": run, "exclude": mine})) == {
+    assert to_hex(pale[0].get_color()) == to_hex(tour_plots.REFERENCE_COLOR)
+    assert tour_plots.plot_pretraining(mine, run).axes[0].get_legend() is not None
+    assert len(tour_plots.plot_rl_details(mine, run).axes) == 6
+    assert labels(tour_plots.plot_overlong({"keep": run, "exclude": mine})) == {
         "keep them",
         "exclude them",
     }
@@ -213,7 +213,7 @@ def test_curves_and_held_out_points_stand_by_conditions(run):
     rows = rows_of(outcomes["rl", 0], "rl", 0)
     curve = [{"step": s, "accuracy_c2": 0.3, "accuracy_search": 0.6} for s in range(1, 4)]
     engine = tour.TourRun(Results("a", "ci", rows, outcomes), {"rl": {0: curve}})
-    left, right = tour_plots.conditions(engine, run).axes
+    left, right = tour_plots.plot_conditions(engine, run).axes
     assert {"one", "two", "RL on chains"} <= {t.get_text() for t in left.get_legend().get_texts()}
     two = next(line for line in left.lines if line.get_label() == "two")
     assert two.get_ydata().tolist() == pytest.approx([30] * 3)
@@ -224,7 +224,9 @@ def test_curves_and_held_out_points_stand_by_conditions(run):
 def test_pictures_of_what_was_not_run_are_refused(run):
     with pytest.raises(ValueError, match="no trajectories rl/greedy"):
         run.trajectories("rl")
-    assert tour_plots.copying({"a": [3.0, 1.0], "b": [7.0, 7.0]}, 7.3).axes[0].get_ylim()[0] == 0
+    assert (
+        tour_plots.plot_copying({"a": [3.0, 1.0], "b": [7.0, 7.0]}, 7.3).axes[0].get_ylim()[0] == 0
+    )
 
 
 def test_a_run_is_read_back_from_its_files(run, results, tmp_path):
@@ -234,7 +236,7 @@ def test_a_run_is_read_back_from_its_files(run, results, tmp_path):
     loaded = tour.TourRun.load(tmp_path)
     assert loaded.curves["rl_random_reward"][1][0]["accuracy_python"] == 0.5
     assert [t.answer for t in loaded.trajectories("sft")] == ["Oslo"]
-    assert tour.table(loaded.results) == tour.table(results)
+    assert tour.format_table(loaded.results) == tour.format_table(results)
     with pytest.raises(ValueError, match="no readable results"):
         tour.TourRun.load(tmp_path / "nowhere")
 
@@ -244,7 +246,7 @@ def test_a_run_is_read_back_from_its_files(run, results, tmp_path):
 
 
 def test_a_conversation_is_cut_into_named_blocks():
-    found = rendering.blocks(trajectory().messages, [True])
+    found = rendering.split_blocks(trajectory().messages, [True])
     assert [(b.turn, b.name) for b in found] == [
         (1, "think"),
         (1, "call"),
@@ -256,14 +258,14 @@ def test_a_conversation_is_cut_into_named_blocks():
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "well <think>open <answer>x"},
     ]
-    assert [(b.name, b.text) for b in rendering.blocks(odd)] == [
+    assert [(b.name, b.text) for b in rendering.split_blocks(odd)] == [
         ("text", "well "),
         ("think", "open <answer>x"),
     ]
 
 
 def test_markup_in_texts_stays_text_and_blocks_are_named_in_words():
-    shown = rendering.render(trajectory(failed=True), "after RL")
+    shown = rendering.render_trajectory(trajectory(failed=True), "after RL")
     markup = shown._repr_html_()
     assert "<script>" not in markup and "&lt;script&gt;" in markup and "&lt;b&gt;Norway" in markup
     for word in ("think", "call", "response: failed", "answer"):
@@ -279,7 +281,7 @@ def test_the_verdict_judges_as_the_evaluation_does(answer, expected):
     one = trajectory(answer=answer)
     if answer is None:
         one.termination = Termination.LENGTH
-    assert rendering.verdict(one) == expected
+    assert rendering.describe_outcome(one) == expected
 
 
 def test_tokens_that_carry_loss_are_marked():
@@ -287,7 +289,7 @@ def test_tokens_that_carry_loss_are_marked():
         def convert_ids_to_tokens(self, ids):
             return ["<a>", "b ", "c\n", "d", "e"]
 
-    shown = rendering.tokens(trajectory(), Names(), -1 / 3)
+    shown = rendering.render_tokens(trajectory(), Names(), -1 / 3)
     assert "advantage -0.33, 2 of 5 tokens carry loss" in repr(shown)
     assert "[c\n][d]e" in repr(shown) and "&lt;a&gt;" in shown.markup
     assert shown.markup.count("<b style") == 2

@@ -15,7 +15,7 @@ import unicodedata
 import numpy as np
 
 from drlib.analysis import rendering, viewer
-from drlib.analysis.report import report
+from drlib.analysis.report import write_report
 from drlib.chat.template import train_tokenizer
 from drlib.trajectory import ToolResult, save_trajectories
 from tests.test_analysis_report import POLICY, terminal, text_of
@@ -220,19 +220,19 @@ def test_the_pattern_holds_what_unicode_calls_unseen():
 
 
 def test_visible_and_markup():
-    assert rendering.visible("a\u202eb\n\t\x1b[31m") == "a<U+202E>b\n\t<U+001B>[31m"
-    shown = rendering.markup("<b>\u202e&")
+    assert rendering.escape_unseen("a\u202eb\n\t\x1b[31m") == "a<U+202E>b\n\t<U+001B>[31m"
+    shown = rendering.to_html("<b>\u202e&")
     assert re.sub("<span[^>]*>(.*?)</span>", r"[\1]", shown) == "&lt;b&gt;[U+202E]&amp;"
     assert (
-        rendering.isolated(HEBREW + "\u200f")
-        == f"<bdi>{rendering.markup(HEBREW + chr(0x200F))}</bdi>"
+        rendering.to_isolated_html(HEBREW + "\u200f")
+        == f"<bdi>{rendering.to_html(HEBREW + chr(0x200F))}</bdi>"
     )
-    assert rendering.isolated("plain é 語") == "plain é 語"
+    assert rendering.to_isolated_html("plain é 語") == "plain é 語"
 
 
 def test_a_conversation_in_a_notebook_and_in_a_terminal():
     parts = [rendering.Block(1, "response", f"{TURNED}\x1b]0;x\x07\r\nnext\u2028line")]
-    shown = rendering.conversation(f"head{TURNED}", f"{HEBREW}\u202e", HEBREW, parts)
+    shown = rendering.render_conversation(f"head{TURNED}", f"{HEBREW}\u202e", HEBREW, parts)
     for text in (shown.markup, shown.text):
         assert not any(character in text for character in UNSEEN)
     assert shown.text.count("<U+202E>") == 3 and "<U+001B>]0;x<U+0007><U+000D>\n" in shown.text
@@ -243,7 +243,7 @@ def test_a_conversation_in_a_notebook_and_in_a_terminal():
 def test_the_tokens_of_the_loss(rollouts):
     words = ["begin", "\u202eturned", HEBREW]
     tokenizer = train_tokenizer(["some plain words here"] * 9, 340, phrases=words)
-    shown = rendering.tokens(change(rollouts[0], tokenizer, words), tokenizer, 1.0)
+    shown = rendering.render_tokens(change(rollouts[0], tokenizer, words), tokenizer, 1.0)
     assert "\u202e" not in shown.markup + shown.text and f"<bdi>{HEBREW}</bdi>" in shown.markup
     assert "<U+202E>turned" in shown.text
 
@@ -255,7 +255,7 @@ def test_the_report_shows_them(tmp_path, rollouts):
     ]
     source = tmp_path / "file\u202e.parquet"
     save_trajectories(source, odd)
-    page = report(tmp_path / "r.html", [source], POLICY, viewed=2)
+    page = write_report(tmp_path / "r.html", [source], POLICY, viewed=2)
     assert "file U+202E .parquet" in text_of(page)
     text = page.read_text()
     assert not [c for c in UNSEEN if c in text]

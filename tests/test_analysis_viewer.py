@@ -14,9 +14,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from drlib.analysis import viewer
-from drlib.analysis.rendering import verdict
+from drlib.analysis.rendering import describe_outcome
 from drlib.analysis.rescoring import rescore
-from drlib.analysis.token_table import responses
+from drlib.analysis.token_table import find_responses
 from drlib.chat.segments import token_texts
 from drlib.chat.template import load_tokenizer
 from drlib.trajectory import Termination, load_trajectories
@@ -62,7 +62,7 @@ def show(tab, tmp_path):
     tab.look(1280, 800)
 
     def show(source, *arguments, address="", **options):
-        path = viewer.save(
+        path = viewer.save_page(
             tmp_path / "page.html", viewer.viewer_page(source, *arguments, **options)
         )
         tab.errors.clear()
@@ -125,11 +125,11 @@ def test_the_page_lists_every_trajectory_and_asks_for_nothing_else(show, rollout
     for li, t in zip(tab.js("items.map((li) => li.textContent)"), rollouts):
         mean = t.entropies[t.generated].astype(np.float64).mean()
         assert li.startswith(t.metadata["question"][:20])
-        assert f"{len(t)} tokens" in li and f"H {mean:.2f}" in li and verdict(t) in li
+        assert f"{len(t)} tokens" in li and f"H {mean:.2f}" in li and describe_outcome(t) in li
 
 
 def outcomes(t):
-    return {verdict(t)}
+    return {describe_outcome(t)}
 
 
 def statuses(t):
@@ -166,7 +166,7 @@ def test_filters_of_both_groups_and_the_search_hold_together(show, tokenizer, ro
     tab = show(rollouts, tokenizer)
     tab.point(chip("outcome", "wrong"), click=True)
     tab.point(chip("status", "some error"), click=True)
-    both = [t for t in rollouts if verdict(t) == "wrong" and "some error" in statuses(t)]
+    both = [t for t in rollouts if describe_outcome(t) == "wrong" and "some error" in statuses(t)]
     assert tab.js(LISTED) == [t.id for t in both] and both
     word = re.findall(r"[A-Za-z]+", both[0].metadata["question"])[-1]
     tab.keys("/", *word.swapcase())  # in any case
@@ -192,15 +192,15 @@ def test_filters_of_both_groups_and_the_search_hold_together(show, tokenizer, ro
 
 
 def test_outcomes_come_from_the_reward_or_the_right_answer(rollouts):
-    t = next(t for t in rollouts if verdict(t) == "wrong")
+    t = next(t for t in rollouts if describe_outcome(t) == "wrong")
     change = dataclasses.replace
-    assert viewer.shown_outcome(change(t, reward=0.5)) == "right"
-    assert viewer.shown_outcome(change(t, reward=0.4, answer=t.metadata["right_answer"])) == "wrong"
-    assert viewer.shown_outcome(change(t, metadata={})) == "unjudged"
+    assert viewer.name_outcome(change(t, reward=0.5)) == "right"
+    assert viewer.name_outcome(change(t, reward=0.4, answer=t.metadata["right_answer"])) == "wrong"
+    assert viewer.name_outcome(change(t, metadata={})) == "unjudged"
     late = change(t, answer=None, termination=Termination.WALL_CLOCK)
     for one in (late, change(late, reward=0.0)):
-        assert viewer.shown_outcome(one) == "no answer (wall_clock)"
-    assert viewer.shown_outcome(change(late, reward=1.0)) == "right"
+        assert viewer.name_outcome(one) == "no answer (wall_clock)"
+    assert viewer.name_outcome(change(late, reward=1.0)) == "right"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_the_text_is_every_token_once_in_named_segments(show, tokenizer, rollout
         assert len(each(tab, "#text section")) == t.turns[-1] + 1
         labels = [label.split("\n") for label in each(tab, ".block > p", "e.innerText")]
         said = [label[1].split(" (")[0] for label in labels if label[0] == "tool response"]
-        status = [status for *_, status in responses(t)]
+        status = [status for *_, status in find_responses(t)]
         assert said == [f"{r.tool} · {name}" for r, name in zip(t.tool_results, status)]
 
 
@@ -303,14 +303,14 @@ def test_keys_move_through_trajectories_turns_and_tokens(show, rollouts):
 def test_an_address_leads_back_to_the_same_view(show, rollouts):
     tab = show(rollouts, None)
     tab.point(chip("outcome", "wrong"), click=True)
-    t = [t for t in rollouts if verdict(t) == "wrong"][4]
+    t = [t for t in rollouts if describe_outcome(t) == "wrong"][4]
     tab.js(f"open({rollouts.index(t)}); jump(60)")
     where = address(tab)
     assert where["id"] == t.id and where["token"] == "60" and where["outcome"] == "wrong"
     link = tab.js("location.href")
     tab.open(link)
     assert tab.js("it.row.id") == t.id and tab.js("state.token") == 60
-    assert tab.js(LISTED) == [t.id for t in rollouts if verdict(t) == "wrong"]
+    assert tab.js(LISTED) == [t.id for t in rollouts if describe_outcome(t) == "wrong"]
     tab.js(f"location.hash = '#id={rollouts[7].id}'")
     until(lambda: tab.js("it.row.id") == rollouts[7].id)
     assert len(tab.js(LISTED)) == 48

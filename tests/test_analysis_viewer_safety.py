@@ -101,15 +101,15 @@ def test_the_policy_of_the_page_stops_scripts_and_requests(show, tab, rollouts):
 
 def test_equal_trajectories_give_equal_bytes(tmp_path, rollouts, tokenizer):
     path = TOUR / "sft_sampled.parquet"
-    first = viewer.save(tmp_path / "a.html", viewer.viewer_page(path, tokenizer)).read_bytes()
-    again = viewer.save(
+    first = viewer.save_page(tmp_path / "a.html", viewer.viewer_page(path, tokenizer)).read_bytes()
+    again = viewer.save_page(
         tmp_path / "b.html", viewer.viewer_page(path, TOUR / "policy_sft")
     ).read_bytes()
     assert first == again and first.decode().count("@@") == 0
     assert viewer.viewer_page(rollouts, tokenizer, title=path.name).encode() == first
     (tmp_path / "taken").mkdir()
     with pytest.raises(WriteError, match="taken"):
-        viewer.save(tmp_path / "taken", viewer.viewer_page(path, tokenizer))
+        viewer.save_page(tmp_path / "taken", viewer.viewer_page(path, tokenizer))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.html", "b.html", "taken"]
 
 
@@ -118,7 +118,7 @@ def test_bad_input_is_named_with_the_remedy(tmp_path, rollouts, tokenizer):
         viewer.viewer_page([], tokenizer)
     with pytest.raises(FileNotFoundError, match="nothing.parquet"):
         viewer.viewer_page(tmp_path / "nothing.parquet", tokenizer)
-    with pytest.raises(ValueError, match="none of the tokenizer's 290"):
+    with pytest.raises(ValueError, match="not among the tokenizer's 290"):
         viewer.viewer_page(rollouts, train_tokenizer(["a b c"] * 3, 290))
     one, *others = rollouts
     places = f"first set has '{one.id}' where the second has '{others[0].id}': run one file"

@@ -12,7 +12,7 @@ import pytest
 
 from drlib.agents import IterResearch, Limits
 from drlib.analysis import widgets
-from drlib.analysis.rendering import turns_and_contexts
+from drlib.analysis.rendering import decode_turns_and_contexts
 from drlib.demonstrations.oracle import Oracle
 from drlib.demonstrations.skills import rounds
 from drlib.experiments import strategy_figures as strategy_plots
@@ -39,7 +39,7 @@ def walked(tour, chat, toolbox):
 
 def test_a_turn_stands_beside_the_context_that_it_could_see_and_no_other(walked, chat):
     done, said, shown = walked
-    turns, contexts = turns_and_contexts(done, chat.tokenizer)
+    turns, contexts = decode_turns_and_contexts(done, chat.tokenizer)
     assert turns == said and len(contexts) == 3
     for context, state in zip(contexts, shown):
         assert context.count("Question: ") == 1 and state in context

@@ -13,7 +13,7 @@ from itertools import product
 import matplotlib.pyplot as plt
 import pytest
 
-from drlib.analysis.data_plots import question_graph
+from drlib.analysis.data_plots import plot_question_graph
 from drlib.demonstrations.solver import Solver
 from drlib.questions.checks import find_faults, list_conditions, measure_effort
 from drlib.questions.joins import Condition, join_conditions, normalise_query
@@ -374,5 +374,5 @@ def test_brackets_and_drawings_name_what_is_chosen(cyclic):
     for _, query in found:
         text = render_question(query, world.graph)
         assert "(call it X)" in text and len(re.findall(r"\bX\b", text)) >= 3, text
-        question_graph(query)
+        plot_question_graph(query)
         plt.close("all")

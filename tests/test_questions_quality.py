@@ -244,7 +244,7 @@ def test_an_effect_stands_at_its_points_in_its_outcome_s_colour():
     refuted = {"effect": -0.2, "interval": [-0.3, -0.1], "outcome": "refuted"}
     unclear = {"effect": 0.0, "interval": [-0.1, 0.1], "outcome": "open"}
     found = {"funnel": FOUND, "mask": refuted, "has": unclear}
-    ax = data_plots.findings_figure(found).axes[0]
+    ax = data_plots.plot_findings(found).axes[0]
     assert [label.get_text() for label in ax.get_yticklabels()] == list(found)
     spans = [tuple(line.get_xdata()) for line in ax.lines[1::2]]
     assert spans == [(1.0, 9.0), (-30.0, -10.0), (-10.0, 10.0)]
@@ -261,10 +261,10 @@ def test_an_effect_stands_at_its_points_in_its_outcome_s_colour():
 def test_figures_are_the_same_bytes_twice(cldr, tasks):
     reports = [build_quality_report(tasks, cldr), build_quality_report(tasks[:20], cldr)]
     for draw in (
-        lambda: data_plots.quality_figure(reports),
-        lambda: data_plots.question_graph(from_text(tasks[0].query), tasks[0].answer),
-        lambda: data_plots.funnel_figure({"sampled": 30, "valid": 20, "kept": 5}),
-        lambda: data_plots.findings_figure({"funnel": FOUND, "mask": FOUND}),
+        lambda: data_plots.plot_quality(reports),
+        lambda: data_plots.plot_question_graph(from_text(tasks[0].query), tasks[0].answer),
+        lambda: data_plots.plot_funnel({"sampled": 30, "valid": 20, "kept": 5}),
+        lambda: data_plots.plot_findings({"funnel": FOUND, "mask": FOUND}),
     ):
         assert png_bytes(draw()) == png_bytes(draw())
 
@@ -272,7 +272,7 @@ def test_figures_are_the_same_bytes_twice(cldr, tasks):
 def test_depths_of_several_reports_stand_at_their_own_places(cldr, tasks):
     reports = [build_quality_report(tasks[:4], cldr), build_quality_report(tasks[4:8], cldr)]
     reports[0]["depth"], reports[1]["depth"] = {"3": 4}, {"2": 1, "3": 3, "10": 0}
-    ax = data_plots.quality_figure(reports).axes[1]
+    ax = data_plots.plot_quality(reports).axes[1]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["2", "3", "10"]
     heights = [[round(bar.get_height(), 3) for bar in bars] for bars in ax.containers]
     assert heights == [[0, 1, 0], [0.25, 0.75, 0]]
@@ -284,7 +284,7 @@ def test_a_world_keeps_its_colour_whatever_else_is_drawn_and_the_control_is_grey
     report = build_quality_report(tasks[:4], cldr)
     names = ("mine", "pydocs", "cldr", "theirs")
     reports = [report | {"world": name} for name in names]
-    ax = data_plots.quality_figure(reports, control=report | {"world": "cldr"}).axes[1]
+    ax = data_plots.plot_quality(reports, control=report | {"world": "cldr"}).axes[1]
     colors = [to_hex(bars[0].get_facecolor()) for bars in ax.containers]
     known = data_plots.WORLD_COLORS
     assert colors[1:3] == [to_hex(known[name]) for name in ("pydocs", "cldr")]
@@ -293,7 +293,7 @@ def test_a_world_keeps_its_colour_whatever_else_is_drawn_and_the_control_is_grey
 
 def list_lines(query):
     """Return (left text, label, right text) of each line of a question's graph."""
-    ax = data_plots.question_graph(query, "X").axes[0]
+    ax = data_plots.plot_question_graph(query, "X").axes[0]
     places = {t.get_position(): t.get_text() for t in ax.texts}
     found = []
     for line in ax.lines:
@@ -337,7 +337,7 @@ def test_what_holds_together_under_a_choice_or_an_exception_has_a_node():
 def test_the_pictures_of_engine_questions_lose_no_name(tasks):
     for task in tasks:
         query = from_text(task.query)
-        figure = data_plots.question_graph(query, task.answer)
+        figure = data_plots.plot_question_graph(query, task.answer)
         drawn = {text.get_text() for text in figure.axes[0].texts}
         plt.close(figure)
         assert {*list_constants(query)} <= drawn, task.query
@@ -363,5 +363,5 @@ def test_a_question_is_drawn_with_all_that_it_names():
             Diff(Proj("p", "B"), Proj("p", "C")),
         )
     )
-    drawn = {text.get_text() for text in data_plots.question_graph(query, "X").axes[0].texts}
+    drawn = {text.get_text() for text in data_plots.plot_question_graph(query, "X").axes[0].texts}
     assert {"X", "A", "B", "C", "currency", "home", "since", "1950 to 1970", "not p of"} <= drawn

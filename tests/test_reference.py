@@ -13,7 +13,7 @@ import torch
 
 from drlib.agents import Limits, ReAct
 from drlib.analysis import tour
-from drlib.analysis.entropy import high_entropy_overlap, summary
+from drlib.analysis.entropy import high_entropy_overlap, summarize_entropy
 from drlib.analysis.reflection import reflection_lift
 from drlib.analysis.rescoring import rescore
 from drlib.analysis.token_table import token_statistics
@@ -245,7 +245,7 @@ def test_the_committed_lifts_are_those_of_the_committed_trajectories():
             assert 5000 * row["tokens_beyond_1e-4"] < row["summary"]["tokens"]
             path = TOUR.parent / "entropy" / f"seed{row['seed']}_{row['stage']}.parquet"
             table = token_statistics(path)
-            assert summary(table) == pytest.approx(row["summary"])
+            assert summarize_entropy(table) == pytest.approx(row["summary"])
             stored = [x for x in row["lifts"] if x["window"] == 8]
             for lift, kept in zip(reflection_lift(table, window=8), stored, strict=True):
                 for name, value in vars(lift).items():

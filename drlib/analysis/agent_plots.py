@@ -17,13 +17,13 @@ from drlib.analysis.plots import CONTROL, DOWN, UP
 from drlib.validation import require
 from drlib.worlds.emblems import Box, Pixels
 
-PALE = "0.85"
-ROOM = 9.0  # of a page with a name, in pages
-TURN = 0.3  # of the rings, so that names do not lie in a line
-BEND = 0.18
+LINK_COLOR = "0.85"
+LABEL_SPACE = 9.0  # of a page with a name, in pages
+ROTATION = 0.3  # of the rings, so that names do not lie in a line
+CURVATURE = 0.18
 
 
-def rings(
+def place_on_rings(
     links: Mapping[str, Sequence[str]], root: str, wide: Collection[str] = ()
 ) -> dict[str, tuple[float, float]]:
     """Return the position (x, y) of each page on rings around `root`, one ring per click of
@@ -37,15 +37,15 @@ def rings(
         near = [to for page in ring for to in links.get(page, ()) if to not in found]
         ring = [*dict.fromkeys(near)]
         found |= {*ring}
-        room = np.array([ROOM if page in wide else 1.0 for page in ring])
-        angles = TURN + 2 * np.pi * (np.cumsum(room) - room / 2) / max(room.sum(), 1)
+        room = np.array([LABEL_SPACE if page in wide else 1.0 for page in ring])
+        angles = ROTATION + 2 * np.pi * (np.cumsum(room) - room / 2) / max(room.sum(), 1)
         far = 1 + max(np.hypot(*place) for place in places.values())
         for page, angle in zip(ring, angles):
             places[page] = (float(far * np.cos(angle)), float(far * np.sin(angle)))
     return places
 
 
-def site_walk(
+def plot_site_walk(
     ax: Axes,
     links: Mapping[str, Sequence[str]],
     walk: Sequence[str],
@@ -58,16 +58,16 @@ def site_walk(
     step is numbered. found: pages on which the critic's memory grew, filled. labels: of pages.
     ValueError: a step that no link makes.
     """
-    places = rings(links, walk[0], {*walk})
+    places = place_on_rings(links, walk[0], {*walk})
     pairs = {tuple(sorted((page, to))) for page in places for to in links.get(page, ())}
     for page, to in sorted(pairs):
         if page in places and to in places:
             (x, y), (far_x, far_y) = places[page], places[to]
-            ax.plot([x, far_x], [y, far_y], color=PALE, lw=0.4, zorder=1)
+            ax.plot([x, far_x], [y, far_y], color=LINK_COLOR, lw=0.4, zorder=1)
     for number, (page, to) in enumerate(zip(walk, walk[1:]), 1):
         if to not in links[page]:
             raise ValueError(f"step {number}: no link leads from {page} to {to}")
-        _step(ax, np.array(places[page]), np.array(places[to]), number)
+        _draw_step(ax, np.array(places[page]), np.array(places[to]), number)
     ax.scatter(*np.array([*places.values()]).T, s=10, color=CONTROL, zorder=3)
     for page in dict.fromkeys(walk):
         color = UP if page in found else "white"
@@ -92,18 +92,18 @@ def site_walk(
     ax.margins(0.08)
 
 
-def _step(ax: Axes, here: np.ndarray, there: np.ndarray, number: int) -> None:
+def _draw_step(ax: Axes, here: np.ndarray, there: np.ndarray, number: int) -> None:
     """A numbered arrow, bent so that a way back does not lie on the way there."""
     style = {"arrowstyle": "-|>", "color": UP, "lw": 1.6, "shrinkA": 5, "shrinkB": 5}
-    style["connectionstyle"] = f"arc3,rad={BEND}"
+    style["connectionstyle"] = f"arc3,rad={CURVATURE}"
     ax.annotate("", there, here, arrowprops=style, zorder=5)
     across = there - here
-    x, y = (here + there) / 2 + BEND / 2 * np.array([across[1], -across[0]])
+    x, y = (here + there) / 2 + CURVATURE / 2 * np.array([across[1], -across[0]])
     box = {"boxstyle": "circle,pad=0.15", "fc": "white", "ec": UP, "lw": 0.8}
     ax.text(x, y, str(number), ha="center", va="center", fontsize=7, zorder=6, bbox=box)
 
 
-def answered_within(ax: Axes, clicks: Mapping[str, Sequence[int | None]], limit: int) -> None:
+def plot_answered_within(ax: Axes, clicks: Mapping[str, Sequence[int | None]], limit: int) -> None:
     """Share of the walks that have answered, by the clicks they had.
 
     clicks: explorer -> of each walk, after how many clicks it answered; None where it did not.
@@ -119,7 +119,7 @@ def answered_within(ax: Axes, clicks: Mapping[str, Sequence[int | None]], limit:
     ax.legend(loc="upper right", ncols=len(clicks), fontsize=8, columnspacing=1, handlelength=1.2)
 
 
-def outline_versions(ax: Axes, versions: Sequence[Mapping[str, Sequence[str]]]) -> None:
+def plot_outline_versions(ax: Axes, versions: Sequence[Mapping[str, Sequence[str]]]) -> None:
     """An outline's growth: a column a version, a row a section, in it what the section cites.
 
     versions: heading -> ids, in order.
@@ -131,7 +131,7 @@ def outline_versions(ax: Axes, versions: Sequence[Mapping[str, Sequence[str]]]) 
             y = headings.index(heading)
             shade = 0.15 + 0.5 * len(ids) / most
             ax.barh(y, 0.94, 0.86, x - 0.47, color=UP, alpha=shade, lw=0)
-            told = "\n".join(name.removeprefix("id_") for name in _rows(ids))
+            told = "\n".join(name.removeprefix("id_") for name in _wrap_ids(ids))
             ax.text(x, y, told, ha="center", va="center", fontsize=9)
     ax.set_yticks(range(len(headings)), headings)
     ax.set_xticks(range(len(versions)), [f"version {n}" for n in range(1, len(versions) + 1)])
@@ -139,13 +139,13 @@ def outline_versions(ax: Axes, versions: Sequence[Mapping[str, Sequence[str]]]) 
     ax.grid(visible=False)
 
 
-def _rows(ids: Sequence[str], width: int = 5) -> list[str]:
+def _wrap_ids(ids: Sequence[str], width: int = 5) -> list[str]:
     """The numbers of ids, a few in a line."""
     numbers = [name.removeprefix("id_") for name in ids]
     return [" ".join(numbers[at : at + width]) for at in range(0, len(numbers), width)]
 
 
-def reading(ax: Axes, read: Sequence[tuple[str, int]], gathered: int) -> None:
+def plot_words_read(ax: Axes, read: Sequence[tuple[str, int]], gathered: int) -> None:
     """Plot the number of words that a policy reads in each turn.
 
     read: (role, words) a turn, in order. gathered: words of all that was found, dashed: what a
@@ -165,7 +165,7 @@ def reading(ax: Axes, read: Sequence[tuple[str, int]], gathered: int) -> None:
     ax.legend(loc="upper left", ncols=3, fontsize=8, columnspacing=1, handlelength=1.2)
 
 
-def picture(ax: Axes, pixels: Pixels, cut: Box | None = None) -> None:
+def plot_picture(ax: Axes, pixels: Pixels, cut: Box | None = None) -> None:
     """A picture as the policy gets it, uint8 [H, W, 3], and around the part that it cut out of it a
     frame."""
     ax.imshow(pixels, interpolation="nearest")
@@ -176,7 +176,7 @@ def picture(ax: Axes, pixels: Pixels, cut: Box | None = None) -> None:
     ax.set_axis_off()
 
 
-def shares(ax: Axes, rows: Mapping[str, Mapping[str, float]]) -> None:
+def plot_shares(ax: Axes, rows: Mapping[str, Mapping[str, float]]) -> None:
     """Bars: group -> label -> a share of 0..1, shown in percent with its number."""
     labels = [*dict.fromkeys(label for row in rows.values() for label in row)]
     width = 0.8 / len(labels)

@@ -16,7 +16,7 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
     "{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
-_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.S)
+_RESPONSE_TAG = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.S)
 # how a text begins that reports an error
 _ERROR_TEXT = re.compile(
     r"\[[\w ]*Error\]|Traceback \(|\{['\"]error['\"]:|[\w.]*(Error|Exception)\b"
@@ -30,7 +30,7 @@ _FAILED_BY = {
 }
 
 
-def plain_message(message: dict) -> dict:
+def flatten_message(message: dict) -> dict:
     """The message with thoughts and calls written into its content, which is text."""
     message = {name: value for name, value in message.items() if value is not None}
     content = message.get("content", "")
@@ -50,7 +50,7 @@ def plain_message(message: dict) -> dict:
     return message | {"content": content}
 
 
-def text_in_turns(messages: list[dict], tokenizer, tools) -> list[str]:
+def render_turns(messages: list[dict], tokenizer, tools) -> list[str]:
     """The text up to the last assistant's turn: others' words and assistants' words in turns.
 
     It is what the tokenizer's chat template makes of plain messages (ChatML without one), with the
@@ -78,7 +78,7 @@ def text_in_turns(messages: list[dict], tokenizer, tools) -> list[str]:
     return [*pieces, messages[last]["content"]]
 
 
-def tool_results(messages: Sequence[dict]) -> list[ToolResult]:
+def extract_tool_results(messages: Sequence[dict]) -> list[ToolResult]:
     """One result for each assistant's turn that was responded to.
 
     Responses are messages of the role tool and `<tool_response>` tags; those of parallel calls are
@@ -92,16 +92,16 @@ def tool_results(messages: Sequence[dict]) -> list[ToolResult]:
         if message["role"] == "assistant":
             turns.append((content, []))
         elif turns:
-            texts = _RESPONSE.findall(content)
+            texts = _RESPONSE_TAG.findall(content)
             if not texts and message["role"] == "tool":
                 texts = [content]
             turns[-1][1].extend((text, message) for text in texts)
-    return [_result(said, responses) for said, responses in turns if responses]
+    return [_build_result(said, responses) for said, responses in turns if responses]
 
 
-def _result(said: str, responses: list[tuple[str, dict]]) -> ToolResult:
+def _build_result(said: str, responses: list[tuple[str, dict]]) -> ToolResult:
     """The result of one turn; responses: (text, message) of each."""
-    errors = [_error(text, message) for text, message in responses]
+    errors = [_find_error(text, message) for text, message in responses]
     error = next(filter(None, errors), None)
     first_message = responses[0][1]
     tool, arguments = first_message.get("name", ""), {}
@@ -114,7 +114,7 @@ def _result(said: str, responses: list[tuple[str, dict]]) -> ToolResult:
     return ToolResult(tool, arguments, text, error is None, error)
 
 
-def _error(text: str, message: dict) -> str | None:
+def _find_error(text: str, message: dict) -> str | None:
     """Return the error of a response as text, "empty", or None without an error."""
     told = message.get("error")
     for name, failed in _FAILED_BY.items():

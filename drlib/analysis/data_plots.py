@@ -33,45 +33,45 @@ OTHER_WORLDS = ("C3", "C5", "C6")  # in turn, for folders and other sources
 Edge = tuple[str, "Query | None", str]  # label, what is inside, text of a leaf that is no title
 
 
-def edges(query: Query) -> list[Edge]:
+def list_edges(query: Query) -> list[Edge]:
     """Return the edges of the thing that `query` describes: labels and targets."""
     match query:
         case Proj(relation, of):
             return [(inverse(relation), of, "")]  # as seen from what is asked for
         case And(parts):
-            return [edge for part in parts for edge in edges(part)]
+            return [edge for part in parts for edge in list_edges(part)]
         case Or(parts):
-            return [edge for part in parts for edge in _marked("or", part)]
+            return [edge for part in parts for edge in _prefix_edges("or", part)]
         case Diff(left, right):
-            return edges(left) + _marked("not", right)
+            return list_edges(left) + _prefix_edges("not", right)
         case Range(relation, low, high):
             return [(relation, None, f"{low} to {high}")]
         case Extreme(relation, of, most):
-            return [*edges(of), (relation, None, "most" if most else "least")]
+            return [*list_edges(of), (relation, None, "most" if most else "least")]
         case Count(of):
             return [("number of", of, "")]
         case Exists(name, among, of):
-            return [*edges(of), (f"{name} is", among, "")]
+            return [*list_edges(of), (f"{name} is", among, "")]
         case Var() | Anything():
             return []
     return [("is", query, "")]
 
 
-def _marked(word: str, query: Query) -> list[Edge]:
+def _prefix_edges(word: str, query: Query) -> list[Edge]:
     """The edges of `query` with `word`; several hold together, so they hang on a node of theirs."""
-    found = edges(query)
+    found = list_edges(query)
     if len(found) > 1:
         return [(word, query, "")]
     return [(f"{word} {label}", *rest) for label, *rest in found]
 
 
-def question_graph(query: Query, answer: str = "", ax: Axes | None = None) -> Figure:
+def plot_question_graph(query: Query, answer: str = "", ax: Axes | None = None) -> Figure:
     """`query` as a graph: what is asked for on the left, what the question names on the right.
 
     answer: written into the node that is asked for, in place of "?".
     """
     nodes: list[tuple[str, float, float, int, str]] = []  # text, x, y, parent's place, label
-    rows = _place(("", query, ""), 0, 0, -1, nodes)
+    rows = _place_nodes(("", query, ""), 0, 0, -1, nodes)
     columns = 1 + max(x for _, x, *_ in nodes)
     if ax is None:
         size = (2.6 * columns, 0.4 + 0.62 * rows)
@@ -107,20 +107,20 @@ def question_graph(query: Query, answer: str = "", ax: Axes | None = None) -> Fi
     return ax.figure
 
 
-def _place(edge: Edge, x: float, row: float, parent: int, nodes: list) -> float:
+def _place_nodes(edge: Edge, x: float, row: float, parent: int, nodes: list) -> float:
     """Append where `edge` leads and what hangs there; returns the first row below."""
     label, query, leaf = edge
     here = len(nodes)
     below = row
     nodes.append(())
-    for inside in edges(query) if query is not None and not isinstance(query, str) else ():
-        below = _place(inside, x + 1, below, here, nodes)
+    for inside in list_edges(query) if query is not None and not isinstance(query, str) else ():
+        below = _place_nodes(inside, x + 1, below, here, nodes)
     text = query.name if isinstance(query, Var) else query if isinstance(query, str) else leaf
     nodes[here] = (text, x, max(row, (row + below - 1) / 2), parent, label)
     return max(below, row + 1)
 
 
-def quality_figure(reports: Sequence[dict], control: dict | None = None) -> Figure:
+def plot_quality(reports: Sequence[dict], control: dict | None = None) -> Figure:
     """Draw quality reports, each in its world's colour: faults, depths, search, answers.
 
     control: one more, of questions that are not expected to be good, in grey.
@@ -140,14 +140,14 @@ def quality_figure(reports: Sequence[dict], control: dict | None = None) -> Figu
         sql, sets = report["by_sql"], report["by_sets"]
         n = report["questions"]
         label = f"{report['world']}, {n:,} questions"
-        _bars(faults, {k: max(sql[k], sets[k]) for k in sql}, shift, width, color, label)
-        _bars(depth, {k: report["depth"].get(k, 0) / n for k in depths}, shift, width, color)
-        _bars(search, report["search_finds"], shift, width, color)
+        _draw_bars(faults, {k: max(sql[k], sets[k]) for k in sql}, shift, width, color, label)
+        _draw_bars(depth, {k: report["depth"].get(k, 0) / n for k in depths}, shift, width, color)
+        _draw_bars(search, report["search_finds"], shift, width, color)
         rates = {
             "largest\nshare": report["answers"]["largest_share"],
             "different\na question": report["answers"]["different"] / n,
         }
-        _bars(answers, rates, shift, width, color)
+        _draw_bars(answers, rates, shift, width, color)
     faults.set(title="faults (worse of two engines)", ylim=(0, 1))
     for tick in faults.get_xticklabels():
         tick.set(rotation=30, ha="right", rotation_mode="anchor")
@@ -158,13 +158,15 @@ def quality_figure(reports: Sequence[dict], control: dict | None = None) -> Figu
     return fig
 
 
-def _bars(ax: Axes, values: dict, shift: float, width: float, color: str, label: str = "") -> None:
+def _draw_bars(
+    ax: Axes, values: dict, shift: float, width: float, color: str, label: str = ""
+) -> None:
     places = [x + shift for x in range(len(values))]
     ax.bar(places, list(values.values()), width, color=color, label=label or None)
     ax.set_xticks(range(len(values)), list(values), fontsize=8)
 
 
-def funnel_figure(counts: dict[str, int]) -> Figure:
+def plot_funnel(counts: dict[str, int]) -> Figure:
     """Plot the number of demonstrations left after each stage, in the order of `counts`."""
     fig, ax = plt.subplots(figsize=(6.4, 0.5 + 0.42 * len(counts)), layout="constrained")
     names, values = list(counts), list(counts.values())
@@ -181,7 +183,7 @@ def funnel_figure(counts: dict[str, int]) -> Figure:
 OUTCOME_COLORS = {"reproduced": UP, "refuted": DOWN, "open": CONTROL}
 
 
-def findings_figure(found: Mapping[str, dict]) -> Figure:
+def plot_findings(found: Mapping[str, dict]) -> Figure:
     """The effect of each finding and its interval, by name: the file's contents, as
     `python -m drlib.experiments finding` writes it; coloured by its outcome."""
     fig, ax = plt.subplots(figsize=(7.6, 0.9 + 0.4 * len(found)), layout="constrained")

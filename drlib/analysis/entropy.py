@@ -42,19 +42,19 @@ def entropy_bounds(top_logprobs_NK: np.ndarray, vocabulary: int) -> tuple[np.nda
     require((logp_NK <= 1e-6).all(), "top_logprobs must not be NaN or positive")
     require((p_NK.sum(-1) <= 1.001).all(), "top_logprobs add up to more than 1: a token twice?")
     others = vocabulary - logp_NK.shape[1]
-    known_N = _entr(p_NK).sum(-1)
+    known_N = _entropy_terms(p_NK).sum(-1)
     tail_N = np.clip(1 - p_NK.sum(-1), 0, 1) * (others > 0)
     # the fewest: as many tokens as probable as the K-th, and one with what is left
     cap_N = np.minimum(p_NK[:, -1], tail_N)
     full_N = np.floor(tail_N / np.where(cap_N > 0, cap_N, np.inf))
     left_N = np.clip(tail_N - full_N * cap_N, 0, None)
-    fewest_N = full_N * _entr(cap_N) + _entr(left_N)
+    fewest_N = full_N * _entropy_terms(cap_N) + _entropy_terms(left_N)
     # all alike: each of the others has its share of the tail
-    alike_N = _entr(tail_N) + tail_N * math.log(max(1, others))
+    alike_N = _entropy_terms(tail_N) + tail_N * math.log(max(1, others))
     return known_N + np.minimum(fewest_N, alike_N), known_N + alike_N, tail_N
 
 
-def _entr(p: np.ndarray) -> np.ndarray:
+def _entropy_terms(p: np.ndarray) -> np.ndarray:
     """-p log p, which is 0 at 0."""
     return -p * np.log(np.where(p > 0, p, 1))
 
@@ -86,11 +86,11 @@ def high_entropy(
     mask = np.zeros(len(table), bool)
     for start, end in groups:
         part = chosen[start:end]
-        mask[part[top_share(entropy[part], share)]] = True
+        mask[part[select_top_share(entropy[part], share)]] = True
     return mask
 
 
-def top_share(values: np.ndarray, share: float) -> np.ndarray:
+def select_top_share(values: np.ndarray, share: float) -> np.ndarray:
     """Indices of the ceil(share n) largest values of a float column, in order; of equal ones the
     first: as `rl.divergences.top_entropy_mask` chooses the tokens that learn."""
     if share == 0:
@@ -130,7 +130,7 @@ def high_entropy_overlap(
     }
 
 
-def summary(table: TokenTable) -> dict[str, float]:
+def summarize_entropy(table: TokenTable) -> dict[str, float]:
     """Summarise a set of tokens: sizes, mean, 80th percentiles, share near zero."""
     entropy = table.known("entropy")
     starts = table.starts()

@@ -15,14 +15,18 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
 from drlib.analysis.plots import CONTROL, DOWN, UP
-from drlib.analysis.token_table import TokenTable, responses
+from drlib.analysis.token_table import TokenTable, find_responses
 from drlib.trajectory import Segment, Trajectory
 
 # Nats of entropy, or of a loss: the stops of viewer.js on light paper, in even steps.
 TONES = ("white", "#fcf0b0", "#e5d266", "#b1a570", "#7d7c78", "#47526c", "#00224e")
 SCALE = LinearSegmentedColormap.from_list("nats", TONES)
-LEGIBLE = 0.4  # of the scale: letters are never paler
-PARTS = {Segment.THINK: 0.6, Segment.TOOL_CALL: (0.34, 0.71, 0.91), Segment.ANSWER: (0, 0.62, 0.45)}
+MIN_TEXT_TONE = 0.4  # of the scale: letters are never paler
+SEGMENT_COLORS = {
+    Segment.THINK: 0.6,
+    Segment.TOOL_CALL: (0.34, 0.71, 0.91),
+    Segment.ANSWER: (0, 0.62, 0.45),
+}
 STATUS_COLORS = {"all": UP, "ok": UP, "error": DOWN, "empty": "C4"}  # by the response's status
 LOAD_SEGMENTS = (
     Segment.PROMPT,
@@ -33,7 +37,9 @@ LOAD_SEGMENTS = (
 )
 
 
-def histogram(ax: Axes, tables: Mapping[str, TokenTable | Sequence[TokenTable]], bins: int = 50):
+def plot_histogram(
+    ax: Axes, tables: Mapping[str, TokenTable | Sequence[TokenTable]], bins: int = 50
+):
     """Share of the sampled tokens by entropy, logarithmic; a dashed line leaves 80% at its left.
     Several tables of a name (its seeds) are thin lines, and the thick one is all of them."""
     known: dict[str, list[np.ndarray]] = {}
@@ -45,20 +51,22 @@ def histogram(ax: Axes, tables: Mapping[str, TokenTable | Sequence[TokenTable]],
         every = np.concatenate(some)
         p80 = np.quantile(every, 0.8)
         for entropy in some:
-            ax.stairs(_percent(entropy, edges), edges, color=color, lw=0.6)
+            ax.stairs(_compute_percentages(entropy, edges), edges, color=color, lw=0.6)
         label = f"{name}: 80% below {p80:.3f}"
-        ax.stairs(_percent(every, edges), edges, color=color, lw=2, label=label)
+        ax.stairs(_compute_percentages(every, edges), edges, color=color, lw=2, label=label)
         ax.axvline(p80, color=color, lw=1, ls="--")
     ax.set(yscale="log", xlabel="entropy, nats", ylabel="% of the tokens", xlim=(0, edges[-1]))
     ax.legend(loc="upper right")
 
 
-def _percent(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+def _compute_percentages(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Return the percentage of values between consecutive edges."""
     return 100 * np.histogram(values, edges)[0] / len(values)
 
 
-def aligned(ax: Axes, curves: Mapping[str, Mapping], statuses: Sequence[str] = ("ok", "error")):
+def plot_event_curves(
+    ax: Axes, curves: Mapping[str, Mapping], statuses: Sequence[str] = ("ok", "error")
+):
     """Mean entropy around tool responses (`reflection.event_curves`), with 95% bands."""
     for status in statuses:
         if status in curves:
@@ -81,7 +89,7 @@ def aligned(ax: Axes, curves: Mapping[str, Mapping], statuses: Sequence[str] = (
     ax.legend(loc="upper right", handlelength=1.2)
 
 
-def lifts(ax: Axes, rows: Mapping[str, Mapping]) -> None:
+def plot_lifts(ax: Axes, rows: Mapping[str, Mapping]) -> None:
     """Plot how much more often thoughts are forks after a response: ratios, 95% intervals.
 
     rows: label -> fields of a `reflection.Lift`. Blue: over the other thoughts. Orange: over first
@@ -113,7 +121,7 @@ def lifts(ax: Axes, rows: Mapping[str, Mapping]) -> None:
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
 
 
-def word_grid(ax: Axes, words: Sequence[tuple[str, int, float]], columns: int = 5, most=None):
+def plot_word_grid(ax: Axes, words: Sequence[tuple[str, int, float]], columns: int = 5, most=None):
     """Words of thoughts, the most uncertain first, as large and as dark as their mean entropy.
 
     words: (word, count, entropy in nats). most: nats of the largest size and the darkest tone, so
@@ -130,12 +138,14 @@ def word_grid(ax: Axes, words: Sequence[tuple[str, int, float]], columns: int = 
             va="center",
             ha="center",
             fontsize=7 + 13 * part,
-            color=SCALE(max(part, LEGIBLE)),
+            color=SCALE(max(part, MIN_TEXT_TONE)),
         )
     ax.set_axis_off()
 
 
-def strip(ax: Axes, trajectory: Trajectory, most: float = 2.0, texts=(), above: float = 0.3):
+def plot_entropy_strip(
+    ax: Axes, trajectory: Trajectory, most: float = 2.0, texts=(), above: float = 0.3
+):
     """A whole trajectory as a strip of entropy; observations are pale, responses marked in them.
 
     The line below is grey under thoughts, light blue under calls, green under answers. most: nats
@@ -153,13 +163,13 @@ def strip(ax: Axes, trajectory: Trajectory, most: float = 2.0, texts=(), above: 
         interpolation="nearest",
         extent=(0, len(trajectory), 0, 1),
     )
-    for start, end, status in responses(trajectory):
+    for start, end, status in find_responses(trajectory):
         mark = dict(ok="o", error="X", empty="s")[status]
         ax.plot(
             (start + end) / 2, 0.5, mark, color=STATUS_COLORS[status], ms=7, mec="white", mew=0.8
         )
     line = np.full((1, len(trajectory), 3), 0.93)
-    for segment, color in PARTS.items():
+    for segment, color in SEGMENT_COLORS.items():
         line[:, trajectory.generated & (trajectory.segments == segment)] = color
     ax.imshow(line, aspect="auto", interpolation="nearest", extent=(0, len(trajectory), -0.14, 0))
     named = [value > above and text[:1].isalnum() for value, text in zip(shown[0], texts)]
@@ -170,7 +180,7 @@ def strip(ax: Axes, trajectory: Trajectory, most: float = 2.0, texts=(), above: 
     ax.grid(visible=False)
 
 
-def changes(ax: Axes, found: Mapping[str, Mapping]) -> None:
+def plot_entropy_changes(ax: Axes, found: Mapping[str, Mapping]) -> None:
     """Change of entropy from a base to a trained model on the same tokens, by tenths of them;
     found: label -> `entropy.high_entropy_overlap`; the label gets the overlap of the top tokens."""
     for color, (name, one) in zip(cycle((UP, DOWN, "C2")), found.items()):
@@ -181,7 +191,7 @@ def changes(ax: Axes, found: Mapping[str, Mapping]) -> None:
     ax.legend()
 
 
-def answer_loss(ax: Axes, curves: Mapping[str, object], spans: Sequence[tuple] = ()) -> None:
+def plot_answer_loss(ax: Axes, curves: Mapping[str, object], spans: Sequence[tuple] = ()) -> None:
     """The answer's loss along a trajectory (`pseudo_gradient.Curve`); a dot is a turn's start, and
     nothing was measured along dotted lines. spans: `token_table.responses`, orange where failed.
     """
@@ -215,7 +225,9 @@ def answer_loss(ax: Axes, curves: Mapping[str, object], spans: Sequence[tuple] =
     ax.legend()
 
 
-def class_changes(ax: Axes, found: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
+def plot_class_changes(
+    ax: Axes, found: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+) -> None:
     """Signed change of the answer's loss by class: each one and the mean; a control's in grey."""
     for at, pair in enumerate(found.values()):
         for up, values, color, of in zip((-0.18, 0.18), pair, (UP, CONTROL), ("class", "control")):
@@ -240,7 +252,9 @@ def class_changes(ax: Axes, found: Mapping[str, tuple[Sequence[float], Sequence[
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
 
 
-def valley(ax: Axes, grid: Sequence[float], losses_XY: np.ndarray, most: float | None = None):
+def plot_landscape(
+    ax: Axes, grid: Sequence[float], losses_XY: np.ndarray, most: float | None = None
+):
     """The loss around the weights (`pseudo_gradient.landscape`); the cross is the policy.
     most: nats of the darkest tone, so that landscapes can be compared."""
     levels = np.linspace(0, most or np.ceil(np.max(losses_XY)), 17)
@@ -251,7 +265,7 @@ def valley(ax: Axes, grid: Sequence[float], losses_XY: np.ndarray, most: float |
     ax.figure.colorbar(shades, ax=ax, format="%.0f", label="loss, nats a token")
 
 
-def expert_shares(ax: Axes, load_SLE: np.ndarray, layer: int) -> None:
+def plot_expert_shares(ax: Axes, load_SLE: np.ndarray, layer: int) -> None:
     """Share of each segment's choices that each expert of a layer got (`load_by_segment`)."""
     rows = [s for s in LOAD_SEGMENTS if np.isfinite(load_SLE[s, layer]).all()]
     shares = 100 * load_SLE[rows, layer]

@@ -31,8 +31,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jinja2 import TemplateError
 
-from drlib.analysis.chat_messages import tool_results
-from drlib.analysis.rollout_formats import Rollout, TokenRun, rollouts_of
+from drlib.analysis.chat_messages import extract_tool_results
+from drlib.analysis.rollout_formats import Rollout, TokenRun, iter_rollouts
 from drlib.chat.segments import mark_user_turns, segment_texts, token_texts
 from drlib.chat.template import load_any_tokenizer
 from drlib.chat.tool_calls import Answer, parse
@@ -76,7 +76,7 @@ def read_rollouts(path: str | Path, tokenizer=None, *, format=None) -> Iterator[
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path} to read rollouts from")
-    _, first = next(_rows(path, 1), (0, {}))
+    _, first = next(_iter_rows(path, 1), (0, {}))
     require(bool(first), f"{path} holds no rollouts: it has no rows")
     fits = [name for name, (fields, _) in FORMATS.items() if first.keys() >= {*fields.split()}]
     name = format or next(iter(fits), None)
@@ -94,10 +94,10 @@ def read_rollouts(path: str | Path, tokenizer=None, *, format=None) -> Iterator[
         "model, which gives ids or the texts of tokens: pass it or its folder",
     )
     loaded = load_any_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
-    return _trajectories(path, name, loaded)
+    return _iter_trajectories(path, name, loaded)
 
 
-def _rows(path: Path, size: int = 16) -> Iterator[tuple[int, dict]]:
+def _iter_rows(path: Path, size: int = 16) -> Iterator[tuple[int, dict]]:
     """Rows, numbered from 1; of a Parquet file `size` at a time."""
     if path.suffix == ".parquet":
         try:
@@ -118,13 +118,13 @@ def _rows(path: Path, size: int = 16) -> Iterator[tuple[int, dict]]:
         yield n, row
 
 
-def _trajectories(path: Path, name: str, tokenizer) -> Iterator[Trajectory]:
+def _iter_trajectories(path: Path, name: str, tokenizer) -> Iterator[Trajectory]:
     """The rollouts of all rows; ValueError names the row that cannot be read."""
-    for n, row in _rows(path):
+    for n, row in _iter_rows(path):
         try:
-            for k, rollout in enumerate(rollouts_of(name, row, tokenizer)):
+            for k, rollout in enumerate(iter_rollouts(name, row, tokenizer)):
                 own_id = f"{path.stem}-{n}" if k == 0 else f"{path.stem}-{n}-{k}"
-                yield _trajectory(own_id, rollout, tokenizer)
+                yield _build_trajectory(own_id, rollout, tokenizer)
         except KeyError as error:
             lost = f"no field {error}; the row has {', '.join(row)}"
             raise ValueError(f"{path}, row {n} ({name}): {lost}") from error
@@ -132,9 +132,9 @@ def _trajectories(path: Path, name: str, tokenizer) -> Iterator[Trajectory]:
             raise ValueError(f"{path}, row {n} ({name}): {error}") from error
 
 
-def _trajectory(own_id: str, rollout: Rollout, tokenizer) -> Trajectory:
+def _build_trajectory(own_id: str, rollout: Rollout, tokenizer) -> Trajectory:
     row, messages = rollout.fields, rollout.messages
-    parts = _up_to_the_last_turn(rollout.parts)
+    parts = _drop_unanswered_parts(rollout.parts)
     ids_T = np.concatenate([np.asarray(part.ids, np.int32) for part in parts])
     lengths = [len(part.ids) for part in parts]
     sampled = np.array([part.sampled for part in parts])
@@ -142,15 +142,15 @@ def _trajectory(own_id: str, rollout: Rollout, tokenizer) -> Trajectory:
     turn_of_part = np.cumsum(sampled) - sampled  # what is read before a turn belongs to it
     segments_T = segment_texts(token_texts(tokenizer, ids_T), generated_T)
     mark_user_turns(segments_T, generated_T, messages)
-    question = _question(row, messages)
+    question = _find_question(row, messages)
     task = hashlib.sha256(question.encode()).hexdigest()[:12]
     step = row.get("step") or 0
-    answer, termination = _answer(row, messages)
+    answer, termination = _find_answer(row, messages)
     numbers = {k: v for k, v in row.items() if isinstance(v, int | float) or k.endswith("id")}
     about = {
         "question": question,
-        "right_answer": _right_answer(row),
-        "termination": _word(row),
+        "right_answer": _find_right_answer(row),
+        "termination": _get_termination_word(row),
     }
     return Trajectory(
         id=own_id,
@@ -165,18 +165,18 @@ def _trajectory(own_id: str, rollout: Rollout, tokenizer) -> Trajectory:
         routed_experts=None,
         turns=np.repeat(turn_of_part, lengths).astype(np.uint16),
         versions=np.where(generated_T, step, 0).astype(np.int32),
-        tool_results=tool_results(messages),
+        tool_results=extract_tool_results(messages),
         termination=termination,
         answer=answer,
-        reward=_reward(row),
+        reward=_get_reward(row),
         reward_parts=row.get("reward_parts") or {},
         messages=messages,
         metadata=numbers | about,
-        **_values(parts, generated_T),
+        **_collect_logprobs(parts, generated_T),
     )
 
 
-def _up_to_the_last_turn(parts: Sequence[TokenRun]) -> list[TokenRun]:
+def _drop_unanswered_parts(parts: Sequence[TokenRun]) -> list[TokenRun]:
     """The parts that have tokens, without those that were read but never answered to."""
     kept = [part for part in parts if len(part.ids)]
     while kept and not kept[-1].sampled:
@@ -185,7 +185,7 @@ def _up_to_the_last_turn(parts: Sequence[TokenRun]) -> list[TokenRun]:
     return kept
 
 
-def _question(row: dict, messages: Sequence[dict]) -> str:
+def _find_question(row: dict, messages: Sequence[dict]) -> str:
     """The field, else what the user's first message asks, without a template's markers."""
     if row.get("question"):
         return row["question"]
@@ -194,21 +194,21 @@ def _question(row: dict, messages: Sequence[dict]) -> str:
     return found[1] if found else asked
 
 
-def _right_answer(row: dict) -> str | None:
+def _find_right_answer(row: dict) -> str | None:
     for name in ("right_answer", "answer", "ground_truth", "gts"):
         if isinstance(row.get(name), str | int | float):
             return str(row[name])
     return None
 
 
-def _word(row: dict) -> str:
+def _get_termination_word(row: dict) -> str:
     """Return the termination recorded in the file."""
     return row.get("termination") or row.get("finish_reason") or ""
 
 
-def _answer(row: dict, messages: Sequence[dict]) -> tuple[str | None, Termination]:
+def _find_answer(row: dict, messages: Sequence[dict]) -> tuple[str | None, Termination]:
     """The rollout's answer, and how it ended."""
-    word = _word(row)
+    word = _get_termination_word(row)
     answer = row.get("prediction")
     if isinstance(answer, int | float):
         answer = str(answer)
@@ -223,14 +223,14 @@ def _answer(row: dict, messages: Sequence[dict]) -> tuple[str | None, Terminatio
     return answer, termination
 
 
-def _reward(row: dict) -> float | None:
+def _get_reward(row: dict) -> float | None:
     reward = row.get("reward", row.get("score"))
     usable = reward is None or isinstance(reward, int | float) and math.isfinite(reward)
     require(usable, f"its reward is {reward!r}; give a number, or null where nobody judged")
     return None if reward is None else float(reward)
 
 
-def _values(parts: Sequence[TokenRun], generated_T: np.ndarray) -> dict[str, np.ndarray]:
+def _collect_logprobs(parts: Sequence[TokenRun], generated_T: np.ndarray) -> dict[str, np.ndarray]:
     """logprobs and, where there are alternatives, top_ids and top_logprobs."""
     values, tops = [], []
     for part in parts:

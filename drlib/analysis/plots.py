@@ -24,7 +24,7 @@ from drlib.trajectory import Trajectory
 
 STYLE = Path(__file__).resolve().parents[1] / "drlib.mplstyle"  # the look of every figure
 UP, DOWN, CONTROL = "C0", "C1", "0.55"
-CHANCE = 0.2  # with which the sampling policy said a token of the toys below
+SAMPLED_PROBABILITY = 0.2  # with which the sampling policy said a token of the toys below
 
 # shared pieces
 
@@ -37,7 +37,7 @@ def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
     return buffer.getvalue()
 
 
-def seed_band(
+def plot_seed_band(
     ax: Axes,
     curves: Sequence[Sequence[float]],
     color: str,
@@ -64,7 +64,7 @@ def seed_band(
 # GRPO by hand (notebook 05)
 
 
-def surrogate(
+def compute_surrogate(
     ratios: Sequence[float], advantage: float, config: LossConfig
 ) -> tuple[np.ndarray, np.ndarray]:
     """The objective of one token and its gradient, as the library computes them.
@@ -77,7 +77,7 @@ def surrogate(
     """
     tokens = 2 if config.level == "sequence" else 1
     found = [
-        grpo_numbers(
+        compute_grpo_step(
             [advantage], ratio, config, advantage=lambda rewards_N, _: rewards_N, lengths=[tokens]
         )
         for ratio in ratios
@@ -86,7 +86,7 @@ def surrogate(
     return np.array([-one["loss"] for one in found]), np.array(gradients)
 
 
-def clip_shapes(configs: dict[str, LossConfig]) -> Figure:
+def plot_clip_shapes(configs: dict[str, LossConfig]) -> Figure:
     """Notebook 05's figure: the surrogate (above) and gradient (below) of losses by title."""
     fig, axes = plt.subplots(
         2,
@@ -100,12 +100,12 @@ def clip_shapes(configs: dict[str, LossConfig]) -> Figure:
     for (title, config), (above, below) in zip(configs.items(), axes.T, strict=True):
         above.set_title(title)
         below.set_xlabel("ratio π / π behaviour")
-        ratios = _marked_ratios((above, below), config)
+        ratios = _mark_clip_range((above, below), config)
         if config.clip in ("double_sided", "cispo"):
             above.text(0.4, 0.12, " stop-gradient:\n slope ≠ gradient", fontsize=8, va="bottom")
         for sign, color, width in ((1, UP, 2.8), (-1, DOWN, 1.5)):
-            objective, gradient = surrogate(ratios, sign, config)
-            plain = surrogate(ratios, sign, LossConfig(clip="none"))[1]
+            objective, gradient = compute_surrogate(ratios, sign, config)
+            plain = compute_surrogate(ratios, sign, LossConfig(clip="none"))[1]
             below.plot(ratios, plain, color=CONTROL, lw=1, ls="--", label="no clip")
             label = f"advantage {'+' if sign > 0 else '−'}1"
             for ax, values in ((above, objective), (below, gradient)):
@@ -120,7 +120,7 @@ def clip_shapes(configs: dict[str, LossConfig]) -> Figure:
     return fig
 
 
-def grpo_numbers(
+def compute_grpo_step(
     rewards: Sequence[float],
     ratio: float,
     config: LossConfig,
@@ -141,7 +141,7 @@ def grpo_numbers(
     rewards_N = torch.tensor(rewards, dtype=torch.float64)
     advantages_N = advantage(rewards_N, torch.zeros(len(rewards), dtype=torch.long))
     mask_NT = torch.arange(int(lengths_N1.max())) < lengths_N1
-    behaviour_NT = torch.full(mask_NT.shape, CHANCE, dtype=torch.float64).log()
+    behaviour_NT = torch.full(mask_NT.shape, SAMPLED_PROBABILITY, dtype=torch.float64).log()
     logp_NT = behaviour_NT.clone()
     logp_NT[:, 0] += math.log(ratio)
     logp_NT.requires_grad_()
@@ -153,7 +153,7 @@ def grpo_numbers(
     return dict(advantages=advantages_N.tolist(), loss=loss.item(), pushes=pushes, metrics=metrics)
 
 
-def token_pushes(ax: Axes, numbers: dict, title: str) -> None:
+def plot_token_pushes(ax: Axes, numbers: dict, title: str) -> None:
     """A bar for each token of `grpo_numbers`; a cross where its gradient is 0."""
     start = 0
     ticks = []
@@ -170,14 +170,14 @@ def token_pushes(ax: Axes, numbers: dict, title: str) -> None:
     ax.set_title(title)
 
 
-def grpo_step(rewards: Sequence[float], ratio: float, config=None, **how) -> Figure:
+def plot_grpo_step(rewards: Sequence[float], ratio: float, config=None, **how) -> Figure:
     """Plot the settings of notebook 05: from rewards to advantages to gradients per token.
 
     rewards: of N rollouts of one question. ratio: of each one's first token. config: the loss; the
     recipe's where None. how: `advantage` (the estimator) and `lengths` (tokens of each rollout).
     """
     config = config or LossConfig()
-    numbers = grpo_numbers(rewards, ratio, config, **how)
+    numbers = compute_grpo_step(rewards, ratio, config, **how)
     fig, axes = plt.subplots(1, 3, figsize=(11, 3.2), width_ratios=(3, 3, 5), layout="constrained")
     names = [f"#{i + 1}" for i in range(len(rewards))]
     axes[0].bar(names, rewards, color=CONTROL)
@@ -187,7 +187,7 @@ def grpo_step(rewards: Sequence[float], ratio: float, config=None, **how) -> Fig
     axes[1].axhline(0, color="0.3", lw=0.8)
     title = how.get("advantage", leave_one_out).__name__.replace("_", " ")
     axes[1].set(title=f"Advantages ({title})", ylim=(-1.65, 1.65))
-    token_pushes(axes[2], numbers, "Push on log π of each token")
+    plot_token_pushes(axes[2], numbers, "Push on log π of each token")
     limit = max(0.12, 1.1 * max(abs(push) for row in numbers["pushes"] for push in row))
     axes[2].set_ylim(-limit, limit)
     low, high = 1 - config.epsilon_low, 1 + config.epsilon_high
@@ -198,7 +198,7 @@ def grpo_step(rewards: Sequence[float], ratio: float, config=None, **how) -> Fig
     return fig
 
 
-def _marked_ratios(axes: Sequence[Axes], config: LossConfig) -> np.ndarray:
+def _mark_clip_range(axes: Sequence[Axes], config: LossConfig) -> np.ndarray:
     """Marks the clip range in the axes; the ratios to draw at, on both sides of its ends."""
     power = 2 if config.level == "sequence" else 1  # a neighbour at 1 halves log r
     low = (1 - config.epsilon_low) ** power
@@ -216,7 +216,7 @@ def _marked_ratios(axes: Sequence[Axes], config: LossConfig) -> np.ndarray:
 
 # filtering and resampling (notebook 07)
 
-FATES = {
+TOKEN_GROUPS = {
     "pushed up": UP,
     "up, less weight": "#9ecae9",
     "pushed down": DOWN,
@@ -226,7 +226,7 @@ FATES = {
 }
 
 
-def fates(batch: Sequence[Trajectory], rule: FilterConfig, groups_N) -> list[float]:
+def compute_token_shares(batch: Sequence[Trajectory], rule: FilterConfig, groups_N) -> list[float]:
     """Shares of the generated tokens under `rule` and leave-one-out, in the order of `FATES`."""
     weights_N, in_baseline_N, _ = filter_rollouts(batch, rule)
     rewards_N = torch.tensor([t.reward or 0.0 for t in batch])
@@ -239,12 +239,14 @@ def fates(batch: Sequence[Trajectory], rule: FilterConfig, groups_N) -> list[flo
     return [(tokens_N[part].sum() / tokens_N.sum().clamp(min=1)).item() for part in parts]
 
 
-def fates_panel(ax: Axes, rows: dict[str, Sequence[Sequence[float]]]) -> None:
+def plot_token_shares(ax: Axes, rows: dict[str, Sequence[Sequence[float]]]) -> None:
     """A row's `fates`, one bar a seed."""
     for at, bars in enumerate(rows.values()):
         ys = at + (np.arange(len(bars)) - (len(bars) - 1) / 2) * 0.84 / len(bars)
         ends = 100 * np.cumsum(bars, axis=1).T
-        for left, end, (fate, color) in zip([0 * ys, *ends], ends, FATES.items(), strict=False):
+        for left, end, (fate, color) in zip(
+            [0 * ys, *ends], ends, TOKEN_GROUPS.items(), strict=False
+        ):
             ax.barh(
                 ys, end - left, 0.78 / len(bars), left=left, color=color, label=None if at else fate
             )

@@ -57,7 +57,7 @@ def answer_losses(
         # the prefix grows: its last token begins the branch, whose logits may be the answer's first
         more = context[cached : max(ends[-1] - 1, 1)]
         if more:
-            cache = _read_on(model, more, cache)
+            cache = _extend_cache(model, more, cache)
             cached += len(more)
         rows_BS = [[context[end - 1], *branch] for end in ends]
         losses += _branch_losses(model, cache, cached, ends, rows_BS, answer)
@@ -85,7 +85,7 @@ def _check_answer(model, context: list[int], ends_P, bridge: list[int], answer: 
     require(not model.training, "the model is in training mode; call model.eval() first")
 
 
-def _read_on(model, ids: list[int], cache):
+def _extend_cache(model, ids: list[int], cache):
     """The cache of keys and values, grown by `ids`."""
     ids_1T = torch.tensor([ids], device=model.device)
     out = model(input_ids=ids_1T, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -128,7 +128,7 @@ def _branch_losses(
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class LossCurve:
     """The answer's loss after P prefixes of a trajectory of `tokens` tokens.
 
     ends_P: their lengths, ascending. losses_P: nats a token of the answer. starts_P: whether a turn
@@ -158,7 +158,7 @@ def pseudo_gradient(
     think: bool = True,
     segments: Sequence[Segment] = (Segment.THINK,),
     batch_tokens: int = 8192,
-) -> Curve:
+) -> LossCurve:
     """The loss of `answer` along a stored trajectory, at temperature 1.
 
     Points: the start of every turn, and after each `stride` sampled tokens of `segments` (and after
@@ -174,7 +174,7 @@ def pseudo_gradient(
         answer = trajectory.metadata.get("right_answer")
     require(answer is not None, f"trajectory {trajectory.id} names no right_answer; pass answer=")
     require(stride >= 1, f"stride must be at least 1, got {stride}")
-    ends_P, starts_P = _points(trajectory, stride, segments if think else ())
+    ends_P, starts_P = _select_prefixes(trajectory, stride, segments if think else ())
     # without thoughts the context is shorter, and so are the prefixes in it
     thought_T = trajectory.generated & (trajectory.segments == Segment.THINK)
     kept_T = ~thought_T | think
@@ -192,10 +192,10 @@ def pseudo_gradient(
                 tokenizer.encode(text, add_special_tokens=False),
                 batch_tokens=batch_tokens,
             )
-    return Curve(ends_P, losses_P, starts_P, len(trajectory), stride)
+    return LossCurve(ends_P, losses_P, starts_P, len(trajectory), stride)
 
 
-def _points(
+def _select_prefixes(
     trajectory: Trajectory, stride: int, segments: Sequence[Segment]
 ) -> tuple[np.ndarray, np.ndarray]:
     """(ends_P, starts_P) of a `Curve`: the prefixes to measure, and which begin a turn.
@@ -204,7 +204,7 @@ def _points(
     and the last one.
     """
     segments_T = trajectory.segments
-    turns = _turns(trajectory)
+    turns = _split_turns(trajectory)
     answered = (t for turn in turns for t in turn if segments_T[t] == Segment.ANSWER)
     last = next(answered, len(segments_T))
     points: dict[int, bool] = {}
@@ -218,17 +218,17 @@ def _points(
     return np.array(ends_P), np.array([points[end] for end in ends_P])
 
 
-def own_words(tokenizer, trajectory: Trajectory, answer: str) -> str:
+def extract_bridge(tokenizer, trajectory: Trajectory, answer: str) -> str:
     """A bridge in the policy's words: its last turn up to where it first says `answer`.
 
     Goes with segments=(): a turn begins with it. ValueError where that turn does not say it.
     """
-    text = tokenizer.decode(trajectory.token_ids[_turns(trajectory)[-1]])
+    text = tokenizer.decode(trajectory.token_ids[_split_turns(trajectory)[-1]])
     require(answer in text, f"the last turn of trajectory {trajectory.id} does not say {answer!r}")
     return text.partition(answer)[0]
 
 
-def _turns(trajectory: Trajectory) -> list[list[int]]:
+def _split_turns(trajectory: Trajectory) -> list[list[int]]:
     """The places of the sampled tokens, a list a turn."""
     at = np.flatnonzero(trajectory.generated)
     require(len(at) and at[0], f"trajectory {trajectory.id} needs a prompt and sampled tokens")
@@ -236,7 +236,7 @@ def _turns(trajectory: Trajectory) -> list[list[int]]:
 
 
 def token_class_deltas(
-    curve: Curve, trajectory: Trajectory, classes: Mapping[str, np.ndarray], seed: int
+    curve: LossCurve, trajectory: Trajectory, classes: Mapping[str, np.ndarray], seed: int
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """{name: (deltas_K, matched_K)}: changes at the tokens of a class, and at a partner of each.
 

@@ -59,7 +59,7 @@ def cluster_interval(
         draws = resample(parts, statistic, seed, resamples)
     ordered = np.sort(draws, axis=0)  # NaN, where a draw has no value, comes last
     last = np.maximum((~np.isnan(ordered)).sum(0) - 1, 0)
-    beyond = _share_beyond(len(parts))
+    beyond = _compute_tail_share(len(parts))
     low_at = np.floor(beyond * last).astype(int)
     high_at = np.ceil((1 - beyond) * last).astype(int)
     low = np.take_along_axis(ordered, low_at[None], 0)[0]
@@ -67,7 +67,7 @@ def cluster_interval(
     return np.stack([value, low, high])
 
 
-def _share_beyond(n: int) -> float:
+def _compute_tail_share(n: int) -> float:
     """The share of draws beyond each end of a 95% interval, less than 2.5% for few rows.
 
     The ends move out as far as Student's t does from the normal quantile, and by the factor that
@@ -81,7 +81,7 @@ def _share_beyond(n: int) -> float:
     return normal.cdf(-math.sqrt(n / freedom) * (z + first + second))
 
 
-def _sums(rows: np.ndarray, m: int, *columns: np.ndarray) -> np.ndarray:
+def _sum_by_trajectory(rows: np.ndarray, m: int, *columns: np.ndarray) -> np.ndarray:
     """[M, C]: what each of m trajectories adds to the sum of each column (bool or float)."""
     return np.stack([np.bincount(rows, weights=column, minlength=m) for column in columns], 1)
 
@@ -155,7 +155,7 @@ def reflection_lift(
         inside = after & of_status
         if not inside.any():
             continue
-        parts_MC = _sums(
+        parts_MC = _sum_by_trajectory(
             table.row, len(table.names), high & inside, inside, high & elsewhere, elsewhere
         )
         high_inside, tokens, high_elsewhere, others = parts_MC.sum(0)
@@ -167,8 +167,10 @@ def reflection_lift(
                 share=high_inside / tokens,
                 elsewhere=high_elsewhere / others,
                 lift=tuple(cluster_interval(parts_MC, _log_ratio, **drawn).tolist()),
-                matched=_matched(table, high, thought, inside, drawn),
-                permuted=_permuted(table, high, thought, inside, after, permutations, seed),
+                matched=_compute_matched_lift(table, high, thought, inside, drawn),
+                permuted=_compute_permuted_lift(
+                    table, high, thought, inside, after, permutations, seed
+                ),
             )
         )
     return found
@@ -180,7 +182,7 @@ def _log_ratio(sums_RC: np.ndarray) -> np.ndarray:
     return np.log(hits / tokens) - np.log(other_hits / other_tokens)
 
 
-def _matched(table: TokenTable, high, thought, inside, drawn: dict) -> Interval:
+def _compute_matched_lift(table: TokenTable, high, thought, inside, drawn: dict) -> Interval:
     """Log of the windows' share over that of their partners: the same place of the first turn.
 
     Partners are of the same trajectory: over all trajectories together, first turns would stand for
@@ -194,12 +196,14 @@ def _matched(table: TokenTable, high, thought, inside, drawn: dict) -> Interval:
     same_place = table.offset[partner] == table.since[at]
     fits = same_trajectory & first_turn & same_place & thought[partner]
     at, partner = at[fits], partner[fits]
-    parts_MC = _sums(table.row[at], len(table.names), high[at], high[partner])
+    parts_MC = _sum_by_trajectory(table.row[at], len(table.names), high[at], high[partner])
     interval = cluster_interval(parts_MC, lambda sums: np.log(sums[:, 0] / sums[:, 1]), **drawn)
     return tuple(interval.tolist())
 
 
-def _permuted(table, high, thought, inside, after, permutations: int, seed: int) -> Interval:
+def _compute_permuted_lift(
+    table, high, thought, inside, after, permutations: int, seed: int
+) -> Interval:
     """Median and 95% range of the log lift with each trajectory's windows turned at random.
 
     All thoughts of a trajectory form a circle; its windows keep their lengths and distances. Those
@@ -251,7 +255,7 @@ def event_curves(
             continue
         totals, counts = np.zeros((2, trajectories * width))
         for k, place in enumerate(places):
-            near = _near(table, starts, place)
+            near = _find_tokens_at_offset(table, starts, place)
             cell = table.row[near] * width + k
             totals += np.bincount(cell, entropy[near], minlength=trajectories * width)
             counts += np.bincount(cell, minlength=trajectories * width)
@@ -271,7 +275,7 @@ def event_curves(
     return curves
 
 
-def _near(table: TokenTable, starts: np.ndarray, place: int) -> np.ndarray:
+def _find_tokens_at_offset(table: TokenTable, starts: np.ndarray, place: int) -> np.ndarray:
     """The tokens `place` places from the first ones after responses, where of the turn meant.
 
     That is the turn which begins there, or for places below 0 the one before.
@@ -290,13 +294,13 @@ def _near(table: TokenTable, starts: np.ndarray, place: int) -> np.ndarray:
 
 
 @cache
-def lexicons() -> dict[str, list[str]]:
+def load_lexicons() -> dict[str, list[str]]:
     """The words of `lexicons.yaml`, by lexicon."""
     text = (Path(__file__).parent / "lexicons.yaml").read_text(encoding="utf-8")
     return yaml.safe_load(text)["lexicons"]
 
 
-def mentions(table: TokenTable, texts: np.ndarray, words: Sequence[str]) -> np.ndarray:
+def find_mentions(table: TokenTable, texts: np.ndarray, words: Sequence[str]) -> np.ndarray:
     """bool_N: a whole word (or phrase) of `words` begins in this token of a thought.
 
     texts: of each token, as `segments.token_texts` gives them; a match may span several.
@@ -329,8 +333,8 @@ def lexicon_table(table: TokenTable, texts: np.ndarray, strata: int = 5) -> dict
     rank = np.argsort(np.argsort(lengths, kind="stable"))
     stratum = rank * strata // len(lengths)  # of about equally many, by length
     rows = {}
-    for name, words in lexicons().items():
-        counts = np.bincount(table.row, mentions(table, texts, words), minlength=len(lengths))
+    for name, words in load_lexicons().items():
+        counts = np.bincount(table.row, find_mentions(table, texts, words), minlength=len(lengths))
         holds = counts > 0
         columns = []  # for each stratum: with and right with, without and right without
         for s in range(strata):
@@ -339,22 +343,22 @@ def lexicon_table(table: TokenTable, texts: np.ndarray, strata: int = 5) -> dict
                 columns += [group, group * correct]
         rate_parts = np.stack([1000 * counts, lengths], 1)
         rate = cluster_interval(rate_parts, lambda sums: sums[:, 0] / sums[:, 1])
-        matched = cluster_interval(np.stack(columns, 1), _difference)
+        matched = cluster_interval(np.stack(columns, 1), _compute_stratified_difference)
         rows[name] = {
             "rate": tuple(rate.tolist()),
             "holds": float(holds.mean()),
-            "right_with": _share_right(right_M[judged & holds]),
-            "right_without": _share_right(right_M[judged & ~holds]),
+            "right_with": _compute_accuracy(right_M[judged & holds]),
+            "right_without": _compute_accuracy(right_M[judged & ~holds]),
             "matched": tuple(matched.tolist()),
         }
     return rows
 
 
-def _share_right(right: np.ndarray) -> tuple[float, int]:
+def _compute_accuracy(right: np.ndarray) -> tuple[float, int]:
     return (float(right.mean()) if len(right) else math.nan), len(right)
 
 
-def _difference(sums_RC: np.ndarray) -> np.ndarray:
+def _compute_stratified_difference(sums_RC: np.ndarray) -> np.ndarray:
     """Right with a word less right without, over the strata that have both, weighed by the first.
 
     sums_RC: with, right with, without, right without; in turns for each stratum.
@@ -375,14 +379,14 @@ def word_entropies(
     """
     entropy = table.known("entropy")
     counts, totals = Counter(), Counter()
-    for word, at in _words(table, texts):
+    for word, at in _iter_words(table, texts):
         counts[word] += 1
         totals[word] += float(entropy[at])
     means = [(word, n, totals[word] / n) for word, n in counts.items() if n >= min_count]
     return sorted(means, key=lambda row: (-row[2], row[0]))[:top]
 
 
-def _words(table: TokenTable, texts: np.ndarray) -> Iterator[tuple[str, int]]:
+def _iter_words(table: TokenTable, texts: np.ndarray) -> Iterator[tuple[str, int]]:
     """(word, its first token) of the thoughts; pieces belong together where letters meet."""
     at = np.flatnonzero(table.inside(Segment.THINK))
     shown = texts[at].tolist()

@@ -66,27 +66,27 @@ class Rendered:
         return Rendered(self.markup + other.markup, f"{self.text}\n\n{other.text}")
 
 
-def _code(found: re.Match) -> str:
+def _format_code_point(found: re.Match) -> str:
     return f"U+{ord(found[0]):04X}"
 
 
-def visible(text: str) -> str:
+def escape_unseen(text: str) -> str:
     """`text` with every unseen character as <U+202E>, the way `less` shows it."""
-    return UNSEEN.sub(lambda found: f"<{_code(found)}>", text)
+    return UNSEEN.sub(lambda found: f"<{_format_code_point(found)}>", text)
 
 
-def markup(text: str) -> str:
+def to_html(text: str) -> str:
     """`text` as HTML of a block of its own, with every unseen character in a small box."""
-    return UNSEEN.sub(lambda found: _MARK.format(_code(found)), html.escape(text))
+    return UNSEEN.sub(lambda found: _MARK.format(_format_code_point(found)), html.escape(text))
 
 
-def isolated(text: str) -> str:
+def to_isolated_html(text: str) -> str:
     """`markup(text)` for a line that holds other things: it cannot change their order."""
     turned = any(unicodedata.bidirectional(character) in ("R", "AL", "AN") for character in text)
-    return f"<bdi>{markup(text)}</bdi>" if turned else markup(text)
+    return f"<bdi>{to_html(text)}</bdi>" if turned else to_html(text)
 
 
-def blocks(messages: Sequence[dict], failed: Sequence[bool] = ()) -> list[Block]:
+def split_blocks(messages: Sequence[dict], failed: Sequence[bool] = ()) -> list[Block]:
     """The conversation after its question, cut at the tags; `failed` is one flag a tool turn."""
     found: list[Block] = []
     turn = 0
@@ -113,48 +113,52 @@ def is_right(trajectory: Trajectory) -> bool:
     return is_accepted(trajectory.answer, [trajectory.metadata["right_answer"]])
 
 
-def verdict(trajectory: Trajectory) -> str:
+def describe_outcome(trajectory: Trajectory) -> str:
     """`right`, `wrong`, or how it ended without an answer."""
     if trajectory.answer is None:
         return f"no answer ({trajectory.termination.value})"
     return "right" if is_right(trajectory) else "wrong"
 
 
-def render(trajectory: Trajectory, title: str = "") -> Rendered:
+def render_trajectory(trajectory: Trajectory, title: str = "") -> Rendered:
     """One trajectory: a line about it, then its blocks in a table."""
-    parts = blocks(trajectory.messages, [not result.ok for result in trajectory.tool_results])
-    head = f"{title}: {verdict(trajectory)}" if title else verdict(trajectory)
+    parts = split_blocks(trajectory.messages, [not result.ok for result in trajectory.tool_results])
+    head = f"{title}: {describe_outcome(trajectory)}" if title else describe_outcome(trajectory)
     metadata = trajectory.metadata
-    return conversation(head, metadata["question"], metadata["right_answer"], parts)
+    return render_conversation(head, metadata["question"], metadata["right_answer"], parts)
 
 
-def conversation(head: str, question: str, right: str, parts: Sequence[Block]) -> Rendered:
+def render_conversation(head: str, question: str, right: str, parts: Sequence[Block]) -> Rendered:
     """A conversation that is not a trajectory, such as a demonstration, in the same form; `right`
     is the right answer, empty where it is not to be shown."""
     answer = f"  (right: {right})" if right else ""
     rows = []
-    lines = [visible(head), visible(f"  question  {question}{answer}")]
+    lines = [escape_unseen(head), escape_unseen(f"  question  {question}{answer}")]
     before = 0  # the turn of the block before: a number stands at a turn's first
     for part in parts:
         number = str(part.turn) if part.turn != before else ""
         label = "response: failed" if part.name == "failed" else part.name
-        shown = markup(part.text).strip().replace("\n", "<br>")
+        shown = to_html(part.text).strip().replace("\n", "<br>")
         style = f"background:{TINTS[part.name]};color:#000;text-align:left;vertical-align:top"
         rows.append(
             f'<tr style="{style}"><td style="{style}">{number}</td>'
             f'<td style="{style}"><b>{label}</b></td>'
             f'<td style="{style};white-space:normal">{shown}</td></tr>'
         )
-        first, *rest = visible(part.text).strip().split("\n")
+        first, *rest = escape_unseen(part.text).strip().split("\n")
         lines.append(f"{number:>1} {label:<9} {first}")
         lines += [" " * 12 + line for line in rest]
         before = part.turn
-    asked = f"{isolated(question)}  (right: {isolated(right)})" if right else isolated(question)
-    top = f"<p><b>{isolated(head)}</b><br>{asked}</p>"
+    asked = (
+        f"{to_isolated_html(question)}  (right: {to_isolated_html(right)})"
+        if right
+        else to_isolated_html(question)
+    )
+    top = f"<p><b>{to_isolated_html(head)}</b><br>{asked}</p>"
     return Rendered(f"{top}<table>{''.join(rows)}</table>", "\n".join(lines))
 
 
-def tokens(trajectory: Trajectory, tokenizer, advantage: float) -> Rendered:
+def render_tokens(trajectory: Trajectory, tokenizer, advantage: float) -> Rendered:
     """The tokens as the loss sees them: those that carry loss are bold, in brackets as text, and
     tinted by the sign of this rollout's advantage."""
     if advantage == 0:
@@ -164,16 +168,16 @@ def tokens(trajectory: Trajectory, tokenizer, advantage: float) -> Rendered:
     pieces, plain = [], []
     names = tokenizer.convert_ids_to_tokens(trajectory.token_ids.tolist())
     for name, trained in zip(names, trajectory.generated):
-        shown = isolated(name.replace("\n", "⏎"))
+        shown = to_isolated_html(name.replace("\n", "⏎"))
         mark = f'<b style="background:{tint};color:#000">{shown}</b>'
         pieces.append(mark if trained else f'<span style="color:#777">{shown}</span>')
-        plain.append(f"[{visible(name)}]" if trained else visible(name))
+        plain.append(f"[{escape_unseen(name)}]" if trained else escape_unseen(name))
     n = int(trajectory.generated.sum())
     head = f"advantage {advantage + 0.0:+.2f}, {n} of {len(names)} tokens carry loss (bold)"
     return Rendered(f"<p>{head}</p><p>{' '.join(pieces)}</p>", f"{head}\n{''.join(plain)}")
 
 
-def turns_and_contexts(trajectory: Trajectory, tokenizer) -> tuple[list[str], list[str]]:
+def decode_turns_and_contexts(trajectory: Trajectory, tokenizer) -> tuple[list[str], list[str]]:
     """(the text of each turn, all that stood in its context before it), as they were tokens."""
     said, seen = [], []
     contexts = trajectory.contexts

@@ -22,10 +22,10 @@ import numpy as np
 
 from drlib.analysis import entropy_plots as plots
 from drlib.analysis import reflection, viewer
-from drlib.analysis.entropy import entropy_bounds, summary
+from drlib.analysis.entropy import entropy_bounds, summarize_entropy
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.plots import STYLE, png_bytes
-from drlib.analysis.rendering import markup, visible
+from drlib.analysis.rendering import escape_unseen, to_html
 from drlib.analysis.report_options import check_report
 from drlib.analysis.token_table import TokenTable, token_statistics
 from drlib.chat.segments import token_texts
@@ -43,7 +43,7 @@ iframe {{ width: 100%; height: 760px; border: 1px solid #ccc }} .note {{ color: 
 """
 
 
-class _Wanted(NamedTuple):
+class _ReportOptions(NamedTuple):
     """Content requested from `report` for each file."""
 
     tokenizer: Any
@@ -54,7 +54,7 @@ class _Wanted(NamedTuple):
     viewed: int
 
 
-def report(
+def write_report(
     out: str | Path,
     files: Sequence[str | Path],
     tokenizer=None,
@@ -77,39 +77,39 @@ def report(
     check_report(out, files, window, share, viewed)
     if isinstance(tokenizer, str | Path):
         tokenizer = load_any_tokenizer(tokenizer)
-    wanted = _Wanted(tokenizer, model, temperature, window, share, viewed)
+    wanted = _ReportOptions(tokenizer, model, temperature, window, share, viewed)
     with plt.style.context(STYLE):
-        parts = [part for path in files for part in _file(Path(path), wanted)]
-    return viewer.save(out, REPORT_PAGE.format(body="\n".join(parts)))
+        parts = [part for path in files for part in _render_file(Path(path), wanted)]
+    return viewer.save_page(out, REPORT_PAGE.format(body="\n".join(parts)))
 
 
-def _file(path: Path, wanted: _Wanted) -> Iterator[str]:
+def _render_file(path: Path, wanted: _ReportOptions) -> Iterator[str]:
     """The parts of the page about one file, in order."""
-    table = token_statistics(_trajectories(path, wanted))
-    yield f"<h1>{markup(path.name)}</h1>"
-    yield _sizes(table)
+    table = token_statistics(_load_trajectories(path, wanted))
+    yield f"<h1>{to_html(path.name)}</h1>"
+    yield _render_sizes(table)
 
     yield "<h2>Entropy</h2>"
-    yield from _or_note(_entropy(table))
+    yield from _catch_errors(_render_entropy(table))
     exact = np.isfinite(table.entropy).all()
     if not exact and wanted.model is None and wanted.tokenizer is not None:
-        yield _bounds(_trajectories(path, wanted), len(wanted.tokenizer))
+        yield _render_bounds(_load_trajectories(path, wanted), len(wanted.tokenizer))
 
     yield "<h2>After tool responses</h2>"
-    yield from _or_note(_lifts(table, wanted.window, wanted.share))
+    yield from _catch_errors(_render_lifts(table, wanted.window, wanted.share))
 
     if wanted.tokenizer is not None:
         yield "<h2>Words</h2>"
-        yield from _words(table, token_texts(wanted.tokenizer, table.token_id))
+        yield from _render_words(table, token_texts(wanted.tokenizer, table.token_id))
 
     if wanted.viewed:
-        first = islice(_trajectories(path, wanted), wanted.viewed)
+        first = islice(_load_trajectories(path, wanted), wanted.viewed)
         page = viewer.viewer_page(first, wanted.tokenizer, title=path.name)
         yield f"<h2>The first {min(wanted.viewed, len(table.names))} trajectories</h2>"
         yield f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(page)}"></iframe>'
 
 
-def _trajectories(path: Path, wanted: _Wanted) -> Iterable[Trajectory]:
+def _load_trajectories(path: Path, wanted: _ReportOptions) -> Iterable[Trajectory]:
     """The file's trajectories as a stream, scored again where there is a model."""
     found = read_rollouts(path, wanted.tokenizer)
     if wanted.model is None:
@@ -119,15 +119,15 @@ def _trajectories(path: Path, wanted: _Wanted) -> Iterable[Trajectory]:
     return rescore(wanted.model, found, temperature=wanted.temperature, top_k=5)
 
 
-def _or_note(parts: Iterator[str]) -> Iterator[str]:
+def _catch_errors(parts: Iterator[str]) -> Iterator[str]:
     """The parts; what cannot be said is said in its place."""
     try:
         yield from parts
     except ValueError as fault:
-        yield f'<p class="note">{markup(str(fault))}</p>'
+        yield f'<p class="note">{to_html(str(fault))}</p>'
 
 
-def _sizes(table: TokenTable) -> str:
+def _render_sizes(table: TokenTable) -> str:
     judged = ~np.isnan(table.right_M)
     right = f", {table.right_M[judged].mean():.1%} of them right" if judged.any() else ""
     return (
@@ -136,7 +136,7 @@ def _sizes(table: TokenTable) -> str:
     )
 
 
-def _bounds(trajectories: Iterable[Trajectory], vocabulary: int) -> str:
+def _render_bounds(trajectories: Iterable[Trajectory], vocabulary: int) -> str:
     """Return entropy bounds from alternatives, for trajectories without entropies."""
     sums = np.zeros(3)  # of lower and upper bounds, and of tails above 5%
     tokens = 0
@@ -155,16 +155,16 @@ def _bounds(trajectories: Iterable[Trajectory], vocabulary: int) -> str:
     )
 
 
-def _entropy(table: TokenTable) -> Iterator[str]:
+def _render_entropy(table: TokenTable) -> Iterator[str]:
     rows = [
         (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
-        for name, value in summary(table).items()
+        for name, value in summarize_entropy(table).items()
     ]
-    yield _table(["", "sampled tokens"], rows)
-    yield _figure(lambda ax: plots.histogram(ax, {"all": table}))
+    yield _render_table(["", "sampled tokens"], rows)
+    yield _render_figure(lambda ax: plots.plot_histogram(ax, {"all": table}))
 
 
-def _lifts(table: TokenTable, window: int, share: float) -> Iterator[str]:
+def _render_lifts(table: TokenTable, window: int, share: float) -> Iterator[str]:
     lifts = reflection.reflection_lift(table, window=window, share=share)
     found = {lift.status: vars(lift) for lift in lifts}
     yield (
@@ -186,13 +186,13 @@ def _lifts(table: TokenTable, window: int, share: float) -> Iterator[str]:
     for status, lift in found.items():
         ratios = [_RANGE.format(*np.exp(lift[name])) for name in ("lift", "matched", "permuted")]
         rows.append((status, lift["responses"], lift["tokens"], *ratios))
-    yield _table(heads, rows)
-    yield _figure(lambda ax: plots.lifts(ax, found))
+    yield _render_table(heads, rows)
+    yield _render_figure(lambda ax: plots.plot_lifts(ax, found))
     curves = reflection.event_curves(table, after=window)
-    yield _figure(lambda ax: plots.aligned(ax, curves, ("ok", "error", "empty")))
+    yield _render_figure(lambda ax: plots.plot_event_curves(ax, curves, ("ok", "error", "empty")))
 
 
-def _words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
+def _render_words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
     if len(table.names) > 1:
         heads = [
             "lexicon",
@@ -208,27 +208,27 @@ def _words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
             difference = "{:+.1%} [{:+.1%}, {:+.1%}]".format(*row["matched"])
             rate = _RANGE.format(*row["rate"])
             rows.append((name, rate, f"{row['holds']:.1%}", *shares, difference))
-        yield _table(heads, rows)
+        yield _render_table(heads, rows)
     if np.isfinite(table.entropy).all():
         found = reflection.word_entropies(table, texts, top=60)
-        words = [(visible(word), *numbers) for word, *numbers in found]
-        yield _figure(lambda ax: plots.word_grid(ax, words), height=4)
+        words = [(escape_unseen(word), *numbers) for word, *numbers in found]
+        yield _render_figure(lambda ax: plots.plot_word_grid(ax, words), height=4)
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence]) -> str:
+def _render_table(heads: Sequence[str], rows: Iterable[Sequence]) -> str:
     lines = ["".join(f"<th>{html.escape(head)}</th>" for head in heads)]
-    lines += ["".join(f"<td>{_cell(value)}</td>" for value in row) for row in rows]
+    lines += ["".join(f"<td>{_render_cell(value)}</td>" for value in row) for row in rows]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table>{body}</table>"
 
 
-def _cell(value) -> str:
+def _render_cell(value) -> str:
     """A value's text; a dash where it is not a number."""
     text = str(value)
-    return "–" if "nan" in text else markup(text)
+    return "–" if "nan" in text else to_html(text)
 
 
-def _figure(draw: Callable, height: float = 3.2) -> str:
+def _render_figure(draw: Callable, height: float = 3.2) -> str:
     fig, ax = plt.subplots(figsize=(8, height))
     draw(ax)
     code = base64.b64encode(png_bytes(fig, dpi=150)).decode()

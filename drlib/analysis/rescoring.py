@@ -24,7 +24,7 @@ from drlib.models.routing_replay import record_routes
 from drlib.trajectory import Trajectory
 from drlib.validation import require
 
-HELD_TOKENS = 512  # tokens whose logits are held at a time where alternatives are wanted
+LOGITS_CHUNK = 512  # tokens whose logits are held at a time where alternatives are wanted
 
 
 class _Scoring(NamedTuple):
@@ -61,23 +61,23 @@ def rescore(
     require(not model.training, "the model is in training mode; call model.eval() first")
     require(0 < temperature < math.inf, f"temperature must be finite and above 0: {temperature}")
     require(0 <= top_k <= size, f"top_k must lie in 0..{size}, the vocabulary, got {top_k}")
-    scoring = _Scoring(model, _head_of(model), temperature, top_k, experts)
+    scoring = _Scoring(model, _find_head(model), temperature, top_k, experts)
     batch: list[Trajectory] = []
     for trajectory in trajectories:
         longest = max(map(len, [*batch, trajectory]))
         if batch and longest * (len(batch) + 1) > batch_tokens:
-            yield from _rescored(batch, scoring)
+            yield from _rescore_batch(batch, scoring)
             batch = []
         batch.append(trajectory)
     if batch:
-        yield from _rescored(batch, scoring)
+        yield from _rescore_batch(batch, scoring)
 
 
-def _rescored(batch: list[Trajectory], scoring: _Scoring) -> list[Trajectory]:
+def _rescore_batch(batch: list[Trajectory], scoring: _Scoring) -> list[Trajectory]:
     """Not a generator: between its yields the caller would have no gradients, and our hooks."""
     model, head = scoring.model, scoring.head
     _check_fits(model, batch)
-    ids_BT, real_BT = _padded(batch)
+    ids_BT, real_BT = _pad_batch(batch)
     done = []
     with torch.no_grad(), record_routes(model) if scoring.experts else nullcontext() as routes:
         inputs = dict(
@@ -88,8 +88,10 @@ def _rescored(batch: list[Trajectory], scoring: _Scoring) -> list[Trajectory]:
             # a sampled token is judged by what the model gives at the token before it
             before_N = torch.from_numpy(np.flatnonzero(trajectory.generated[1:]))
             ids_N = ids_BT[b, before_N + 1].to(model.device)
-            read = _read(out_BTX[b, before_N.to(model.device)], ids_N, scoring)
-            changes = {name: _spread(trajectory, values_N) for name, values_N in read.items()}
+            read = _score_tokens(out_BTX[b, before_N.to(model.device)], ids_N, scoring)
+            changes = {
+                name: _scatter_values(trajectory, values_N) for name, values_N in read.items()
+            }
             if scoring.experts:
                 routes_LBTK = routes.passes[0].unflatten(1, ids_BT.shape)
                 routes_TLK = routes_LBTK[:, b, : len(trajectory)].transpose(0, 1)
@@ -98,7 +100,7 @@ def _rescored(batch: list[Trajectory], scoring: _Scoring) -> list[Trajectory]:
     return done
 
 
-def _padded(batch: list[Trajectory]) -> tuple[Tensor, Tensor]:
+def _pad_batch(batch: list[Trajectory]) -> tuple[Tensor, Tensor]:
     """Ids with zeros behind each trajectory's end, and which of them are real: [B, T] each."""
     width = max(1, *map(len, batch))
     ids_BT = torch.zeros(len(batch), width, dtype=torch.long)
@@ -116,7 +118,7 @@ class _LogitsHead(NamedTuple):
     weight: Tensor | None
 
 
-def _head_of(model) -> _LogitsHead:
+def _find_head(model) -> _LogitsHead:
     """The head that gives the model's own logits, tried on a few tokens.
 
     Biases and caps are applied to a few rows at a time. Logits that come about in another way are
@@ -159,7 +161,7 @@ def _check_fits(model, batch: list[Trajectory]) -> None:
         )
 
 
-def _read(before_NX: Tensor, ids_N: Tensor, scoring: _Scoring) -> dict[str, Tensor]:
+def _score_tokens(before_NX: Tensor, ids_N: Tensor, scoring: _Scoring) -> dict[str, Tensor]:
     """Score ids_N from the preceding rows of `head.run`; keys are fields of a Trajectory."""
     head, top_k = scoring.head, scoring.top_k
     if head.weight is not None and not top_k:
@@ -172,7 +174,7 @@ def _read(before_NX: Tensor, ids_N: Tensor, scoring: _Scoring) -> dict[str, Tens
         )
         return {"logprobs": logp_N, "entropies": entropy_N}
     parts: dict[str, list[Tensor]] = {}
-    for some_NX, some_ids_N in zip(before_NX.split(HELD_TOKENS), ids_N.split(HELD_TOKENS)):
+    for some_NX, some_ids_N in zip(before_NX.split(LOGITS_CHUNK), ids_N.split(LOGITS_CHUNK)):
         logp_NV = (head.logits(some_NX).float() / scoring.temperature).log_softmax(-1)
         part = {
             "logprobs": logp_NV.gather(1, some_ids_N[:, None])[:, 0],
@@ -185,7 +187,7 @@ def _read(before_NX: Tensor, ids_N: Tensor, scoring: _Scoring) -> dict[str, Tens
     return {name: torch.cat(some) for name, some in parts.items()}
 
 
-def _spread(trajectory: Trajectory, values_N: Tensor) -> np.ndarray:
+def _scatter_values(trajectory: Trajectory, values_N: Tensor) -> np.ndarray:
     """Values of the sampled tokens, without the first token's, in an array over all tokens.
 
     Where nothing was sampled stands 0, or -1 for ids; at a sampled first token NaN, or -1.

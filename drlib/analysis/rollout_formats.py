@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import chain, groupby, repeat
 from typing import NamedTuple
 
-from drlib.analysis.chat_messages import plain_message, text_in_turns
+from drlib.analysis.chat_messages import flatten_message, render_turns
 from drlib.chat.segments import token_texts
 from drlib.chat.tool_calls import END
 from drlib.validation import require
@@ -25,7 +25,7 @@ _OBSERVED = re.compile(
     r"(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\n)?)",
     re.S,
 )
-Said = list[tuple[float | None, Sequence[tuple[int, float]]]]
+TokenScores = list[tuple[float | None, Sequence[tuple[int, float]]]]
 
 
 class TokenRun(NamedTuple):
@@ -37,7 +37,7 @@ class TokenRun(NamedTuple):
 
     ids: Sequence[int]
     sampled: bool
-    said: Said | None = None
+    said: TokenScores | None = None
 
 
 class Rollout(NamedTuple):
@@ -48,35 +48,35 @@ class Rollout(NamedTuple):
     parts: list[TokenRun]
 
 
-def rollouts_of(name: str, row: dict, tokenizer) -> Iterator[Rollout]:
+def iter_rollouts(name: str, row: dict, tokenizer) -> Iterator[Rollout]:
     """The rollouts in a row of format `name`; a server's row may hold several.
 
     ValueError, KeyError and others for rows that are not what their format promises.
     """
     if name == "trl":
-        name, row = _from_trl(row)
+        name, row = _convert_trl(row)
     if name in ("messages", "tongyi"):
         if not row["messages"] and row.get("error"):
             warnings.warn(f"left out a rollout that failed: {row['error']}", stacklevel=4)
             return
-        messages = [plain_message(message) for message in row["messages"]]
-        pieces = text_in_turns(messages, tokenizer, row.get("tools"))
-        yield Rollout(row, messages, _in_turns(pieces, tokenizer))
+        messages = [flatten_message(message) for message in row["messages"]]
+        pieces = render_turns(messages, tokenizer, row.get("tools"))
+        yield Rollout(row, messages, _tokenize_turns(pieces, tokenizer))
     elif name == "verl":
-        parts = _in_turns([row["input"], *_OBSERVED.split(row["output"])], tokenizer)
-        yield Rollout(row, _messages_in(parts, tokenizer), parts)
+        parts = _tokenize_turns([row["input"], *_OBSERVED.split(row["output"])], tokenizer)
+        yield Rollout(row, _decode_messages(parts, tokenizer), parts)
     elif name == "agent loop":
-        parts = _masked(row)
-        yield Rollout(row, _messages_in(parts, tokenizer), parts)
+        parts = _split_by_mask(row)
+        yield Rollout(row, _decode_messages(parts, tokenizer), parts)
     else:
         for one in row["outputs"] if name == "vllm" else row["choices"]:
-            parts = _answered(one, row, tokenizer)
-            messages = _messages_in(parts, tokenizer)
+            parts = _parse_choice(one, row, tokenizer)
+            messages = _decode_messages(parts, tokenizer)
             _check_text(one, messages, parts, tokenizer)
             yield Rollout(row | one, messages, parts)
 
 
-def _from_trl(row: dict) -> tuple[str, dict]:
+def _convert_trl(row: dict) -> tuple[str, dict]:
     """The format that a row of TRL's completions comes down to, and the row in it."""
     scores = {k: v for k, v in row.items() if isinstance(v, float) and not math.isnan(v)}
     scores.pop("advantage", None)
@@ -86,12 +86,12 @@ def _from_trl(row: dict) -> tuple[str, dict]:
     return "messages", row | {"messages": [*row["prompt"], *row["completion"]]}
 
 
-def _in_turns(pieces: Sequence[str], tokenizer) -> list[TokenRun]:
+def _tokenize_turns(pieces: Sequence[str], tokenizer) -> list[TokenRun]:
     """Texts that were read and sampled in turns, the first one read."""
     return [TokenRun(encode(tokenizer, text), i % 2 == 1) for i, text in enumerate(pieces)]
 
 
-def _masked(row: dict) -> list[TokenRun]:
+def _split_by_mask(row: dict) -> list[TokenRun]:
     """The parts of an `agent loop`: a prompt, and a response of which a mask was sampled."""
     ids = row["response_ids"]
     mask = row.get("response_mask") or [1] * len(ids)
@@ -108,7 +108,7 @@ def _masked(row: dict) -> list[TokenRun]:
     return parts
 
 
-def _messages_in(parts: Sequence[TokenRun], tokenizer) -> list[dict]:
+def _decode_messages(parts: Sequence[TokenRun], tokenizer) -> list[dict]:
     """The messages in the tokens: a prompt, then turns and what they were answered."""
     messages: list[dict] = []
     for part in parts:
@@ -130,24 +130,27 @@ def _messages_in(parts: Sequence[TokenRun], tokenizer) -> list[dict]:
 # servers' responses
 
 
-def _answered(one: dict, row: dict, tokenizer) -> list[TokenRun]:
+def _parse_choice(one: dict, row: dict, tokenizer) -> list[TokenRun]:
     """The parts of an output of `vllm` or a choice of `openai`: a prompt and what was sampled."""
     ids = one.get("token_ids")
     message = one.get("message")
-    text = plain_message(message)["content"] if message else one.get("text", "")
-    told = _told(one.get("logprobs") or {}, ids, bool(message))
+    text = flatten_message(message)["content"] if message else one.get("text", "")
+    told = _parse_logprobs(one.get("logprobs") or {}, ids, bool(message))
     if ids is None and told:
-        ids = _ids_of([token for token, _, _ in told], text, tokenizer)
+        ids = _find_ids([token for token, _, _ in told], text, tokenizer)
     elif ids is None:
         ids = encode(tokenizer, text)
     said = [
-        (value, [(_id_of(tokenizer, other), v) for other, v in (alternatives or {}).items()])
+        (value, [(_find_id(tokenizer, other), v) for other, v in (alternatives or {}).items()])
         for _, value, alternatives in told
     ]
-    return [TokenRun(_prompt(one, row, tokenizer), False), TokenRun(ids, True, said or None)]
+    return [
+        TokenRun(_find_prompt_ids(one, row, tokenizer), False),
+        TokenRun(ids, True, said or None),
+    ]
 
 
-def _told(logs, ids: Sequence[int] | None, chat: bool) -> list[tuple]:
+def _parse_logprobs(logs, ids: Sequence[int] | None, chat: bool) -> list[tuple]:
     """(token, log-probability, {alternative: log-probability}) of each token, by text or id.
 
     logs: a list is vLLM's own output (a dictionary by ids for each token); else a server's, of a
@@ -174,13 +177,13 @@ def _told(logs, ids: Sequence[int] | None, chat: bool) -> list[tuple]:
     return list(zip(tokens, values, tops, strict=True))
 
 
-def _prompt(one: dict, row: dict, tokenizer) -> Sequence[int]:
+def _find_prompt_ids(one: dict, row: dict, tokenizer) -> Sequence[int]:
     """The ids of what was asked: told by the server, or the request's text or messages."""
     prompt = one.get("prompt_token_ids") or row.get("prompt_token_ids") or row.get("prompt")
     if not prompt and "messages" in row:
-        asked = [plain_message(message) for message in row["messages"]]
+        asked = [flatten_message(message) for message in row["messages"]]
         to_answer = {"role": "assistant", "content": ""}
-        prompt = "".join(text_in_turns([*asked, to_answer], tokenizer, row.get("tools")))
+        prompt = "".join(render_turns([*asked, to_answer], tokenizer, row.get("tools")))
     require(
         bool(prompt),
         'no prompt: save {"request": .., "response": ..} as a line, or ask the '
@@ -210,13 +213,13 @@ def encode(tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def _ids_of(tokens: list[str], text: str, tokenizer) -> list[int]:
+def _find_ids(tokens: list[str], text: str, tokenizer) -> list[int]:
     """The ids of tokens whose texts a server told; `text` is all of them, perhaps but the last."""
     for whole in (text, text + tokens[-1]):  # the only way where characters have several tokens
         ids = encode(tokenizer, whole)
         if token_texts(tokenizer, ids).tolist() == tokens:
             return ids
-    ids = [_id_of(tokenizer, token) for token in tokens]
+    ids = [_find_id(tokenizer, token) for token in tokens]
     if -1 in ids:
         raise ValueError(
             f"{tokens[ids.index(-1)]!r} is no token of this tokenizer: the model has "
@@ -227,7 +230,7 @@ def _ids_of(tokens: list[str], text: str, tokenizer) -> list[int]:
 
 
 @lru_cache(100_000)
-def _id_of(tokenizer, token: str | int) -> int:
+def _find_id(tokenizer, token: str | int) -> int:
     """-1 when no token has this text."""
     if isinstance(token, int) or token.startswith("token_id:"):
         return int(str(token).removeprefix("token_id:"))

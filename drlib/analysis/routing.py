@@ -20,19 +20,19 @@ from drlib.trajectory import NO_RECORD, Segment, Trajectory
 from drlib.validation import require
 
 
-def load_by_segment(trajectories: Iterable[Trajectory], experts: int) -> np.ndarray:
+def compute_load(trajectories: Iterable[Trajectory], experts: int) -> np.ndarray:
     """Share of a segment's choices that each expert got: [S, L, E], rows sum to 1.
 
     S as in `Segment`; NaN for one without tokens. ValueError: no trajectory or no record of its
     experts, or one beyond `experts`.
     """
-    counts_SLE = sum(_counts(t, t.segments, experts) for t in trajectories)
+    counts_SLE = sum(_count_choices(t, t.segments, experts) for t in trajectories)
     require(np.ndim(counts_SLE) == 3, "no trajectories to analyse")
     with np.errstate(invalid="ignore"):
         return counts_SLE / counts_SLE.sum(axis=2, keepdims=True)
 
 
-def specialisation(
+def compute_specialisation(
     trajectories: Iterable[Trajectory], experts: int, *, draws: int = 200, seed: int = 0
 ) -> dict[str, np.ndarray]:
     """Measure how well an expert predicts a token's segment, per layer: arrays [L] by name.
@@ -47,14 +47,16 @@ def specialisation(
     for t in trajectories:
         turned = [np.roll(t.segments, rng.integers(len(t))) for _ in range(draws)]
         orders = [t.segments, *turned]
-        counts_DSLE = counts_DSLE + np.stack([_counts(t, order, experts) for order in orders])
+        counts_DSLE = counts_DSLE + np.stack(
+            [_count_choices(t, order, experts) for order in orders]
+        )
     require(np.ndim(counts_DSLE) == 4, "no trajectories to analyse")
     # mutual information: H(segment) + H(expert) - H(both)
     joint_DSLE = counts_DSLE / counts_DSLE.sum(axis=(1, 3), keepdims=True)
     joint_DLSE = np.moveaxis(joint_DSLE, 1, 2)
-    segment_DL = _entropy(joint_DLSE.sum(axis=3))
-    expert_DL = _entropy(joint_DLSE.sum(axis=2))
-    both_DL = _entropy(joint_DLSE.reshape(*segment_DL.shape, -1))
+    segment_DL = _compute_entropy(joint_DLSE.sum(axis=3))
+    expert_DL = _compute_entropy(joint_DLSE.sum(axis=2))
+    both_DL = _compute_entropy(joint_DLSE.reshape(*segment_DL.shape, -1))
     require(segment_DL.min() > 0, "all tokens are of one segment: nothing to tell apart")
     nats_DL = segment_DL + expert_DL - both_DL
     share_DL = nats_DL / segment_DL
@@ -66,9 +68,9 @@ def specialisation(
     }
 
 
-def _counts(trajectory: Trajectory, segments_T: np.ndarray, experts: int) -> np.ndarray:
+def _count_choices(trajectory: Trajectory, segments_T: np.ndarray, experts: int) -> np.ndarray:
     """Choices by segment, layer and expert: [S, L, E]."""
-    routes_TLK = _routes(trajectory)
+    routes_TLK = _get_routes(trajectory)
     known_T = routes_TLK[:, 0, 0] >= 0
     routes_TLK, segments_T = routes_TLK[known_T], segments_T[known_T]
     highest = routes_TLK.max(initial=0)
@@ -83,7 +85,7 @@ def _counts(trajectory: Trajectory, segments_T: np.ndarray, experts: int) -> np.
     return np.bincount(cells, minlength=np.prod(shape)).reshape(shape)
 
 
-def _routes(trajectory: Trajectory) -> np.ndarray:
+def _get_routes(trajectory: Trajectory) -> np.ndarray:
     """The record [T, L, k], -1 for tokens that nothing has read."""
     require(
         trajectory.routed_experts is not None,
@@ -94,13 +96,13 @@ def _routes(trajectory: Trajectory) -> np.ndarray:
     return np.where(routes_TLK == NO_RECORD, -1, routes_TLK)
 
 
-def _entropy(p: np.ndarray) -> np.ndarray:
+def _compute_entropy(p: np.ndarray) -> np.ndarray:
     """Return the entropy of distributions along the last axis, nats."""
     return -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
 
 
 @torch.no_grad()
-def router_entropies(model, trajectories: Iterable[Trajectory]) -> np.ndarray:
+def compute_router_entropies(model, trajectories: Iterable[Trajectory]) -> np.ndarray:
     """Mean entropy of the routers' distributions by segment and layer: [S, L], nats.
 
     log E where a router is undecided; NaN for a segment without tokens. One trajectory a forward
@@ -123,7 +125,7 @@ def router_entropies(model, trajectories: Iterable[Trajectory]) -> np.ndarray:
     return np.stack(np.broadcast_arrays(*means))
 
 
-def checkpoint_agreement(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> np.ndarray:
+def compute_agreement(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> np.ndarray:
     """Share of the tokens that two checkpoints send to the same set of experts: [L].
 
     a, b: the same trajectories after `rescore` with either. ValueError: other ids, tokens, shapes
@@ -137,8 +139,8 @@ def checkpoint_agreement(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> np
             f"trajectories {one.id} and {other.id} are not the same tokens; rescore one file "
             "with both checkpoints",
         )
-        one_LTK = torch.from_numpy(_routes(one)).transpose(0, 1)
-        other_LTK = torch.from_numpy(_routes(other)).transpose(0, 1)
+        one_LTK = torch.from_numpy(_get_routes(one)).transpose(0, 1)
+        other_LTK = torch.from_numpy(_get_routes(other)).transpose(0, 1)
         known = int(((one_LTK[0, :, 0] >= 0) & (other_LTK[0, :, 0] >= 0)).sum())
         if known:
             same_L = same_L + agreement(one_LTK, other_LTK).numpy() * known

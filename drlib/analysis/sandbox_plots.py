@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from drlib.analysis.plots import CONTROL, DOWN, UP, seed_band
+from drlib.analysis.plots import CONTROL, DOWN, UP, plot_seed_band
 
 ARMS = {  # of tests/benchmarks/bench_sandbox.py: colour, line style, label
     "sandbox": (UP, "-", "sandbox"),
@@ -20,12 +20,12 @@ ARMS = {  # of tests/benchmarks/bench_sandbox.py: colour, line style, label
     "smolagents": (CONTROL, ":", "interpreter"),
 }
 SeedRows = Sequence[Sequence[float]]
-WAITS = "0.82"  # colours of a call that waits, and of one that runs
-RUNS = UP
+WAITING_COLOR = "0.82"  # colours of a call that waits, and of one that runs
+RUNNING_COLOR = UP
 FLOOR_S = 0.01  # shorter waits are below the axis
 
 
-def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None:
+def plot_latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None:
     """Plot the cumulative distribution of latencies of each arm; a dot marks the median.
 
     Args:
@@ -50,7 +50,7 @@ def latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None
     ax.set_xlim(min(every) / 2, 2 * max(every))  # the same for every panel of a file
 
 
-def gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: float) -> None:
+def plot_gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: float) -> None:
     """Plot one row per rollout: pale while a call waits, blue while it runs, orange if long.
 
     Args:
@@ -59,14 +59,16 @@ def gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: flo
 
     """
     for rollout, asked, began, ended in bars:
-        color = DOWN if ended - began > long_s else RUNS
-        ax.barh(rollout, began - asked, 0.7, asked, color=WAITS)
+        color = DOWN if ended - began > long_s else RUNNING_COLOR
+        ax.barh(rollout, began - asked, 0.7, asked, color=WAITING_COLOR)
         ax.barh(rollout, ended - began, 0.7, began, color=color)
     ax.set(xlabel="seconds", ylabel="rollout", ylim=(max(bar[0] for bar in bars) + 0.7, -0.7))
     ax.grid(visible=False, axis="y")
 
 
-def waiting(ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_s: float) -> None:
+def plot_waiting_times(
+    ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_s: float
+) -> None:
     """Plot the 99th percentile of the waiting time by cores, one line per arrival pattern.
 
     Args:
@@ -76,7 +78,7 @@ def waiting(ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_
     """
     for at, (label, by_cores) in enumerate(found.items()):
         runs = np.maximum(list(by_cores.values()), FLOOR_S / 10).T  # on a logarithmic axis
-        seed_band(ax, runs, f"C{(0, 2, 4)[at % 3]}", label, list(by_cores))
+        plot_seed_band(ax, runs, f"C{(0, 2, 4)[at % 3]}", label, list(by_cores))
     ax.axhline(bound_s, color="0.4", lw=1, ls="--")
     ax.set(xscale="log", yscale="log", xlabel="cores", ylabel="99th percentile of the wait, s")
     ax.set_xticks([16, 64, 256, 1024], ["16", "64", "256", "1,024"])
@@ -84,7 +86,7 @@ def waiting(ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_
     ax.legend(loc="upper right")
 
 
-def answered(
+def plot_answered_calls(
     ax: Axes, rates: Sequence[float], shares: Mapping[str, SeedRows], formulas: SeedRows = ()
 ):
     """Plot the share of calls that end as an observation, by fault probability.
@@ -96,7 +98,7 @@ def answered(
 
     """
     for color, (label, rows) in zip((DOWN, UP, "C2"), shares.items(), strict=False):
-        seed_band(ax, 100 * np.asarray(rows), color, label, rates)
+        plot_seed_band(ax, 100 * np.asarray(rows), color, label, rates)
     for row in formulas:
         ax.plot(rates, 100 * np.asarray(row), ls="--", lw=1, color="0.2")
     ax.set(xlabel="chance that a try fails", ylabel="% of the calls answered", ylim=(0, 103))

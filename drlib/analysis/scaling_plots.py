@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from drlib.analysis.plots import CONTROL, DOWN, UP
 from drlib.training.planner import GIB, Fit, Plan, StepTime, Workload, step_time
 
-PARTS = {  # of a device's memory, from the ground up: colour
+MEMORY_COLORS = {  # of a device's memory, from the ground up: colour
     "weights": "C0",
     "reference": "C9",
     "gradients": "C1",
@@ -27,7 +27,7 @@ PARTS = {  # of a device's memory, from the ground up: colour
     "engine": "C7",
     "reserved": "0.75",
 }
-WORKS = {"generate": "0.78", "train": UP, "sync": DOWN}  # colour of a span
+ACTIVITY_COLORS = {"generate": "0.78", "train": UP, "sync": DOWN}  # colour of a span
 FLOOR_NATS = 1e-8  # smaller gaps are drawn here
 BATCHES = 8  # of a timeline
 
@@ -87,7 +87,7 @@ def simulate_asynchronous(time: StepTime, batches: int) -> list[Span]:
     return spans
 
 
-def memory_bars(ax: Axes, fits: Mapping[str, Fit]) -> None:
+def plot_memory(ax: Axes, fits: Mapping[str, Fit]) -> None:
     """A bar a setting, part upon part, in GiB; the line is what the device has.
 
     Parts that share memory (at different times of a step) are cut from the top one that does.
@@ -95,7 +95,7 @@ def memory_bars(ax: Axes, fits: Mapping[str, Fit]) -> None:
     drawn = {}
     for at, fit in enumerate(fits.values()):
         bottom, over = 0.0, fit.memory.shared / GIB
-        for part, colour in PARTS.items():
+        for part, colour in MEMORY_COLORS.items():
             size = fit.memory.parts.get(part, 0) / GIB
             if part == "logits":  # scored when the last layer's working memory is free again
                 size = max(0.0, size - over)
@@ -109,19 +109,21 @@ def memory_bars(ax: Axes, fits: Mapping[str, Fit]) -> None:
     ax.set_yticks(range(len(fits)), list(fits))
     ax.set(xlabel="GiB of one device", ylim=(len(fits) - 0.5, -0.5))
     ax.grid(visible=False, axis="y")
-    shown = [part for part in PARTS if any(f.memory.parts.get(part) for f in fits.values())]
+    shown = [part for part in MEMORY_COLORS if any(f.memory.parts.get(part) for f in fits.values())]
     where = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 5, "fontsize": 8}
     ax.legend([drawn[part] for part in shown], shown, **where)
 
 
-def timeline(ax: Axes, spans: Sequence[Span], until: float) -> None:
+def plot_timeline(ax: Axes, spans: Sequence[Span], until: float) -> None:
     """A lane an engine, the learner's on top; the number is how many updates old a batch is."""
     for span in spans:
         start, end = max(span.start, 0.0), min(span.end, until)
         if start >= end:
             continue
         edge = "w" if span.what == "generate" else "none"
-        ax.barh(span.lane, end - start, 0.7, start, color=WORKS[span.what], edgecolor=edge)
+        ax.barh(
+            span.lane, end - start, 0.7, start, color=ACTIVITY_COLORS[span.what], edgecolor=edge
+        )
         if span.what == "train" and span.age and span.end <= until:
             middle = (start + end) / 2
             ax.text(middle, span.lane, span.age, ha="center", va="center", color="w", fontsize=8)
@@ -132,7 +134,7 @@ def timeline(ax: Axes, spans: Sequence[Span], until: float) -> None:
     ax.grid(visible=False, axis="y")
 
 
-def timelines(time: StepTime) -> Figure:
+def plot_timelines(time: StepTime) -> Figure:
     """Both clocks of one setting, over the same seconds."""
     height = 1.6 + 0.5 * time.engines
     fig, axes = plt.subplots(2, 1, figsize=(9, height), sharex=True)
@@ -142,33 +144,40 @@ def timelines(time: StepTime) -> Figure:
         simulate_asynchronous(time, BATCHES + time.engines),
     )
     for ax, spans in zip(axes, clocks):
-        timeline(ax, spans, until)
+        plot_timeline(ax, spans, until)
     axes[0].set(xlabel="", title=f"synchronous: {time.synchronous:.3g} s a step")
     axes[1].set_title(f"asynchronous: {time.asynchronous:.3g} s a step")
     return fig
 
 
-def pace(ax: Axes, work: Workload, rates, learners: int, most: int) -> None:
+def plot_throughput(ax: Axes, work: Workload, rates, learners: int, most: int) -> None:
     """Steps an hour by the number of engines, both ways; the dashed line is the knee, and the
     dots are the clock's own, run for each number."""
     engines = np.arange(1, most + 1)
     times = [step_time(work, rates, engines=int(n), learners=learners) for n in engines]
     ax.plot(engines, [3600 / t.asynchronous for t in times], color=UP, label="asynchronous")
     ax.plot(engines, [3600 / t.synchronous for t in times], color=CONTROL, label="synchronous")
-    ax.plot(engines, [3600 / clocked(t) for t in times], "o", color=UP, ms=3.5, label="simulated")
+    ax.plot(
+        engines,
+        [3600 / measure_step_time(t) for t in times],
+        "o",
+        color=UP,
+        ms=3.5,
+        label="simulated",
+    )
     ax.axvline(times[0].knee, color="0.2", ls="--", lw=1, label=f"knee: {times[0].knee}")
     ax.set(xlabel="engines", ylabel="steps an hour", xlim=(0, most + 0.5), ylim=(0, None))
     ax.legend(loc="lower right")
 
 
-def clocked(time: StepTime, batches: int = 60) -> float:
+def measure_step_time(time: StepTime, batches: int = 60) -> float:
     """Seconds of a step by the asynchronous clock, after it has settled."""
     ends = [span.end for span in simulate_asynchronous(time, batches) if span.what == "train"]
     half = batches // 2
     return (ends[-1] - ends[half]) / (batches - 1 - half)
 
 
-def gaps(ax: Axes, found: Mapping[str, np.ndarray], bound: float) -> None:
+def plot_engine_mismatch(ax: Axes, found: Mapping[str, np.ndarray], bound: float) -> None:
     """Share of the tokens whose gap is above a value; a line a fault, the first one in step.
 
     found: label -> |log-probability of the trainer - the engine's|, nats, a value a token. bound:
@@ -184,11 +193,11 @@ def gaps(ax: Axes, found: Mapping[str, np.ndarray], bound: float) -> None:
     ax.legend(fontsize=8, loc="upper right", bbox_to_anchor=(0.84, 0.97))
 
 
-def planned(done: Plan, most: int = 0) -> Figure:
+def plot_plan(done: Plan, most: int = 0) -> Figure:
     """Plot a plan in two panels: memory by part, and throughput by number of engines."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 2.9), width_ratios=(3, 2))
-    memory_bars(left, {"": done.fit})
+    plot_memory(left, {"": done.fit})
     most = most or max(2 * done.time.knee, done.time.engines, 4)
-    pace(right, done.work, done.rates, done.config.processes, min(most, 64))
+    plot_throughput(right, done.work, done.rates, done.config.processes, min(most, 64))
     right.axvline(done.time.engines, color=UP, lw=6, alpha=0.2)
     return fig

@@ -73,7 +73,7 @@ class TokenTable:
 
 
 TrajectorySource = str | Path | Iterable[Trajectory]
-_UNUSED = ("routed_experts", "top_ids", "top_logprobs")  # here, and large
+_UNUSED_COLUMNS = ("routed_experts", "top_ids", "top_logprobs")  # here, and large
 
 
 def token_statistics(source: TrajectorySource) -> TokenTable:
@@ -83,12 +83,12 @@ def token_statistics(source: TrajectorySource) -> TokenTable:
     """
     stream = source
     if isinstance(source, str | Path):
-        stream = iter_trajectories(source, without=_UNUSED)
+        stream = iter_trajectories(source, without=_UNUSED_COLUMNS)
     names, right, parts = [], [], []
     for row, trajectory in enumerate(stream):
         names.append(trajectory.id)
-        right.append(outcome(trajectory))
-        parts.append(_columns(row, trajectory))
+        right.append(judge_outcome(trajectory))
+        parts.append(_build_columns(row, trajectory))
     require(
         any(len(part["row"]) for part in parts),
         f"{len(names)} trajectories without a sampled token: nothing to analyse",
@@ -99,7 +99,7 @@ def token_statistics(source: TrajectorySource) -> TokenTable:
     return TokenTable(names=names, right_M=np.array(right), **columns)
 
 
-def _columns(row: int, trajectory: Trajectory) -> dict[str, np.ndarray]:
+def _build_columns(row: int, trajectory: Trajectory) -> dict[str, np.ndarray]:
     """One trajectory's part of each column of a `TokenTable`; `row` is its number there."""
     # what nothing precedes was drawn from nothing: a first token is no choice of the policy
     at_N = np.flatnonzero(trajectory.generated[1:]) + 1
@@ -130,8 +130,8 @@ def _after_responses(trajectory: Trajectory, at_N: np.ndarray) -> tuple[np.ndarr
     count_N = np.arange(len(at_N), dtype=np.int32)
     since_N = np.full(len(at_N), -1, np.int32)
     status_N = np.zeros(len(at_N), np.uint8)
-    statuses = iter([status for _, _, status in responses(trajectory)])
-    for _, end, by_tool in _observed(trajectory):
+    statuses = iter([status for _, _, status in find_responses(trajectory)])
+    for _, end, by_tool in _find_observations(trajectory):
         first = np.searchsorted(at_N, end)
         if by_tool:
             since_N[first:] = count_N[first:] - first
@@ -142,7 +142,7 @@ def _after_responses(trajectory: Trajectory, at_N: np.ndarray) -> tuple[np.ndarr
     return since_N, status_N
 
 
-def outcome(trajectory: Trajectory) -> float:
+def judge_outcome(trajectory: Trajectory) -> float:
     """1 right, 0 wrong, NaN not judged: by its reward (right from 0.5 on), or, without one, by the
     right answer in its metadata."""
     if trajectory.reward is not None and not math.isnan(trajectory.reward):
@@ -152,24 +152,24 @@ def outcome(trajectory: Trajectory) -> float:
     return float(is_right(trajectory))
 
 
-def responses(trajectory: Trajectory) -> list[tuple[int, int, str]]:
+def find_responses(trajectory: Trajectory) -> list[tuple[int, int, str]]:
     """(start, end, status) of each tool response that was followed by a sampled token.
 
     Tokens start..end-1 are what the environment wrote, template included, so that a response
     without text counts; a person's words do not. Status as in `RESPONSE_STATUSES`. ValueError: more
     of them than tool results.
     """
-    spans = [(start, end) for start, end, by_tool in _observed(trajectory) if by_tool]
+    spans = [(start, end) for start, end, by_tool in _find_observations(trajectory) if by_tool]
     results = trajectory.tool_results
     require(
         len(spans) <= len(results),
         f"trajectory {trajectory.id}: {len(spans)} tool responses "
         f"for {len(results)} tool results; give one ToolResult a response",
     )
-    return [(start, end, status_of(result)) for (start, end), result in zip(spans, results)]
+    return [(start, end, get_status(result)) for (start, end), result in zip(spans, results)]
 
 
-def _observed(trajectory: Trajectory) -> list[tuple[int, int, bool]]:
+def _find_observations(trajectory: Trajectory) -> list[tuple[int, int, bool]]:
     """(start, end, whether it is a tool's response) of each run between sampled tokens."""
     runs = []
     for start, end in find_gaps(trajectory.generated):
@@ -178,7 +178,7 @@ def _observed(trajectory: Trajectory) -> list[tuple[int, int, bool]]:
     return runs
 
 
-def status_of(result: ToolResult) -> str:
+def get_status(result: ToolResult) -> str:
     """Return the status of a tool response: "ok", "error", or "empty" without content."""
     if result.ok:
         return "ok" if result.text.strip() else "empty"

@@ -78,7 +78,7 @@ class TourRun:
         return load_trajectories(self.kept[stage, decoding])
 
 
-def pass_name(results: Results) -> str:
+def find_pass_decoding(results: Results) -> str:
     """The decoding `pass@k` that this run has (k samples a question)."""
     names = sorted({r["decoding"] for r in results.rows if r["decoding"].startswith("pass@")})
     require(len(names) == 1, f"results must have one pass@k, they have {names}")
@@ -108,23 +108,23 @@ def error_ratio(results: Results, stage: str, over: str) -> Interval:
     return relative_rate_interval(*results.calls(stage), *results.calls(over))
 
 
-def percent(interval: Interval, sign: str = "") -> str:
+def format_percent(interval: Interval, sign: str = "") -> str:
     """`85.1 [83.0, 87.0]`, in percent; `sign="+"` for a difference in points."""
     mean, low, high = (100 * v for v in interval)
     return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
-def seeds(n: int) -> str:
+def format_seeds(n: int) -> str:
     """The number with its noun, for labels: 3 seeds."""
     return f"{n} seed{'s' * (n > 1)}"
 
 
-def drawn_over(n: int) -> str:
+def describe_sampling(n: int) -> str:
     """Describe in words what an interval over n seeds was computed from."""
-    return f"{seeds(n)} and questions" if n > 1 else "questions, one seed"
+    return f"{format_seeds(n)} and questions" if n > 1 else "questions, one seed"
 
 
-SHORT = {
+SHORT_TITLES = {
     "closed_book": "RL, closed book",
     "sft_continued": "SFT continued",
     "cpt": "pre-trained",
@@ -132,13 +132,13 @@ SHORT = {
     "rl_random_reward": "random reward",
 }
 # a block of the table: title, kind, number of look-ups (None: all)
-BLOCKS = (
+TABLE_BLOCKS = (
     ("python questions", "python", None),
     ("search questions", "search", None),
     ("search questions of three look-ups, which nobody demonstrated", "search", 3),
 )
 # what is compared with a control: kind, decoding, look-ups
-GAINS = (
+COMPARISONS = (
     ("python", "sample", None),
     ("search", "sample", None),
     ("python", "greedy", None),
@@ -148,7 +148,7 @@ GAINS = (
 )
 
 
-def before_and_after(
+def select_before_and_after(
     run: TourRun, hops: int = 3, decoding: str = "greedy"
 ) -> tuple[Trajectory, Trajectory]:
     """The same question after SFT and after RL: the first of `hops` look-ups that RL repaired.
@@ -164,23 +164,23 @@ def before_and_after(
     return (repaired or wanted or both)[0]
 
 
-def table(results: Results) -> str:
+def format_table(results: Results) -> str:
     """The results as text, at most 80 columns wide: percent right, intervals and n."""
-    best = pass_name(results)
+    best = find_pass_decoding(results)
     decodings = ("sample", "greedy", best)
     k = best.removeprefix("pass@")
     lines = [
-        f"held-out answers, % right [95% interval over {drawn_over(len(results.seeds))}];",
+        f"held-out answers, % right [95% interval over {describe_sampling(len(results.seeds))}];",
         f"n: greedy answers, every seed's to the same questions; {k} n are sampled",
     ]
-    for title, kind, hops in BLOCKS:
+    for title, kind, hops in TABLE_BLOCKS:
         lines += ["", title, f"{'':<17}{'sampled':<20}{'greedy':<20}{best:<20}n"]
         for stage in results.stages:
-            cells = [cell(results, stage, kind, d, hops) for d in decodings]
+            cells = [format_cell(results, stage, kind, d, hops) for d in decodings]
             if any(cells):
                 n = results.count(stage, kind, "greedy", hops)[1]
                 n = n or results.count(stage, kind, "sample", hops)[1]
-                name = SHORT.get(stage, titles()[stage])
+                name = SHORT_TITLES.get(stage, titles()[stage])
                 lines.append(f"{name:<17}" + "".join(f"{c:<20}" for c in cells) + f"{n}")
     lines += [
         "",
@@ -190,8 +190,8 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def cell(results: Results, stage: str, kind: str, decoding: str, hops: int | None) -> str:
+def format_cell(results: Results, stage: str, kind: str, decoding: str, hops: int | None) -> str:
     """A cell of a table: `85.1 [83.0, 87.0]`, or nothing where the stage was not asked."""
     if not results.count(stage, kind, decoding, hops)[1]:
         return ""
-    return percent(results.accuracy(stage, kind, decoding, hops))
+    return format_percent(results.accuracy(stage, kind, decoding, hops))

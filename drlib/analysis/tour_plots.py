@@ -12,17 +12,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drlib.analysis.plots import CONTROL, seed_band
-from drlib.analysis.tour import TourRun, seeds
+from drlib.analysis.plots import CONTROL, plot_seed_band
+from drlib.analysis.tour import TourRun, format_seeds
 from drlib.training import stages
 
 SMOOTH = 5  # steps that a drawn point of a reinforcement-learning curve is the mean of
 MARKERS = {"sft": "D", "sft_continued": "s", "rl": "o"}
 STAGE_COLORS = {name: stage.colour for name, stage in stages.STAGES.items()}
-BEHIND = "0.8"
+REFERENCE_COLOR = "0.8"
 
 
-def smoothed(rows: Sequence[dict], key: str, width: int = SMOOTH) -> tuple[np.ndarray, np.ndarray]:
+def smooth(rows: Sequence[dict], key: str, width: int = SMOOTH) -> tuple[np.ndarray, np.ndarray]:
     """(steps, mean of the last `width` values of `key`); a step without the key counts for none."""
     steps = np.array([row["step"] for row in rows])
     values = np.array([row.get(key, np.nan) for row in rows], dtype=float)
@@ -30,7 +30,7 @@ def smoothed(rows: Sequence[dict], key: str, width: int = SMOOTH) -> tuple[np.nd
     return steps, np.array([np.nan if np.isnan(w).all() else np.nanmean(w) for w in windows])
 
 
-def draw(
+def plot_curve(
     ax: Axes,
     run: TourRun | None,
     stage: str,
@@ -49,14 +49,14 @@ def draw(
     own thin line. Where they end at different steps, a cross stands at the end of each.
     """
     curves = run.curves.get(stage, {}) if run else {}
-    lines = [smoothed(rows, key, width) for _, rows in sorted(curves.items())]
+    lines = [smooth(rows, key, width) for _, rows in sorted(curves.items())]
     if not lines:
         return
     lengths = [len(steps) for steps, _ in lines]
     shared = min(lengths)
     if shared:
         values = [scale * v[:shared] for _, v in lines]
-        seed_band(ax, values, color, label, lines[0][0][:shared], style=style, thick=thick)
+        plot_seed_band(ax, values, color, label, lines[0][0][:shared], style=style, thick=thick)
     if shared == max(lengths):
         return
     for steps, values in lines:
@@ -66,19 +66,19 @@ def draw(
             ax.plot(steps[-1:], scale * values[-1:], "x", color=color, ms=6, mew=1.6, zorder=4)
 
 
-def pretraining(run: TourRun, behind: TourRun | None = None) -> Figure:
+def plot_pretraining(run: TourRun, behind: TourRun | None = None) -> Figure:
     """The loss of agentic pre-training by step, in nats a token that carries loss."""
     fig, ax = plt.subplots(figsize=(6.4, 3.2))
-    draw(ax, behind, "cpt", "loss", BEHIND, "reference run", width=1)
+    plot_curve(ax, behind, "cpt", "loss", REFERENCE_COLOR, "reference run", width=1)
     if "cpt" in run.curves:  # a real model may do without
-        draw(ax, run, "cpt", "loss", "C0", seeds(len(run.curves["cpt"])), width=1)
+        plot_curve(ax, run, "cpt", "loss", "C0", format_seeds(len(run.curves["cpt"])), width=1)
     ax.set(title="Agentic pre-training on invented worlds", xlabel="step", ylim=(0, None))
     ax.set_ylabel("loss, nats a token")
     ax.legend(loc="upper right")
     return fig
 
 
-def copying(curves: dict[str, Sequence[float]], chance: float) -> Figure:
+def plot_copying(curves: dict[str, Sequence[float]], chance: float) -> Figure:
     """Plot how fast each initialisation learns to repeat a random list: nats per token by step."""
     fig, ax = plt.subplots(figsize=(6.4, 3.0))
     for color, (name, losses) in zip(("C0", "C1"), curves.items()):
@@ -90,15 +90,15 @@ def copying(curves: dict[str, Sequence[float]], chance: float) -> Figure:
     return fig
 
 
-def learning(run: TourRun, behind: TourRun | None = None) -> Figure:
+def plot_learning(run: TourRun, behind: TourRun | None = None) -> Figure:
     """The tour's figure: RL by step for both kinds of question, and held-out accuracy by look-ups.
 
     Curves are the rollouts of training; points and the dashed line are held-out questions.
     """
     fig, axes = plt.subplots(1, 3, figsize=(12, 4.1), layout="constrained")
     for ax, kind in zip(axes, ("python", "search")):
-        _reward_panel(ax, run, behind, kind)
-    _look_ups_panel(axes[2], run, behind)
+        _plot_rewards(ax, run, behind, kind)
+    _plot_accuracy_by_hops(axes[2], run, behind)
     handles = {
         label: handle for ax in axes[::-1] for handle, label in zip(*ax.get_legend_handles_labels())
     }
@@ -107,11 +107,11 @@ def learning(run: TourRun, behind: TourRun | None = None) -> Figure:
     return fig
 
 
-def _reward_panel(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> None:
+def _plot_rewards(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> None:
     key = f"accuracy_{kind}"
-    draw(ax, behind, "rl", key, BEHIND, "RL, reference run", scale=100)
+    plot_curve(ax, behind, "rl", key, REFERENCE_COLOR, "RL, reference run", scale=100)
     control = run if "rl_random_reward" in run.curves else behind
-    draw(
+    plot_curve(
         ax,
         control,
         "rl_random_reward",
@@ -122,11 +122,19 @@ def _reward_panel(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> 
         scale=100,
     )
     curves = run.curves["rl"]
-    draw(ax, run, "rl", key, STAGE_COLORS["rl"], f"RL in training, {seeds(len(curves))}", scale=100)
+    plot_curve(
+        ax,
+        run,
+        "rl",
+        key,
+        STAGE_COLORS["rl"],
+        f"RL in training, {format_seeds(len(curves))}",
+        scale=100,
+    )
     last = max(rows[-1]["step"] for rows in curves.values())
-    _point(ax, 0, run, "after SFT, held-out", "sft", kind, "sample")
-    _point(ax, last * 1.04, run, "after RL, held-out", "rl", kind, "sample")
-    more = _with_stage("sft_continued", run, behind)
+    _plot_accuracy(ax, 0, run, "after SFT, held-out", "sft", kind, "sample")
+    _plot_accuracy(ax, last * 1.04, run, "after RL, held-out", "rl", kind, "sample")
+    more = _find_run_with_stage("sft_continued", run, behind)
     if more:
         accuracy = more.results.accuracy("sft_continued", kind, "sample")
         mean, low, high = (100 * value for value in accuracy)
@@ -146,12 +154,12 @@ def _reward_panel(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> 
     )
 
 
-def _with_stage(stage: str, run: TourRun, behind: TourRun | None) -> TourRun | None:
+def _find_run_with_stage(stage: str, run: TourRun, behind: TourRun | None) -> TourRun | None:
     """The run that evaluated `stage`: the shown one, else the one behind it."""
     return next((r for r in (run, behind) if r and stage in r.results.stages), None)
 
 
-def _point(
+def _plot_accuracy(
     ax: Axes, x: float, run: TourRun, label: str | None, stage: str, *asked, color: str = ""
 ) -> None:
     """asked: kind, decoding and, where not all, look-ups, as in `Results.accuracy`; in the stage's
@@ -172,13 +180,13 @@ def _point(
     )
 
 
-def _look_ups_panel(ax: Axes, run: TourRun, behind: TourRun | None) -> None:
+def _plot_accuracy_by_hops(ax: Axes, run: TourRun, behind: TourRun | None) -> None:
     for shift, stage in zip((-0.16, 0.0, 0.16), MARKERS):
-        source = _with_stage(stage, run, behind)
+        source = _find_run_with_stage(stage, run, behind)
         for hops in (1, 2, 3) if source else ():
             if source.results.count(stage, "search", "greedy", hops)[1]:
                 label = "SFT continued, greedy" if stage == "sft_continued" else None
-                _point(ax, hops + shift, source, label, stage, "search", "greedy", hops)
+                _plot_accuracy(ax, hops + shift, source, label, stage, "search", "greedy", hops)
     ax.set_xticks([1, 2, 3], ["one", "two", "three\n(never demonstrated)"])
     ax.set(
         title="Search questions, greedy, held-out",
@@ -220,21 +228,21 @@ PANELS = (
 )
 
 
-def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
+def plot_rl_details(run: TourRun, behind: TourRun | None = None) -> Figure:
     """Notebook 06's figure: six views of the RL stage by step; dashed is the random reward."""
     fig, axes = plt.subplots(2, 3, figsize=(9.6, 5.5), layout="constrained")
     control = run if "rl_random_reward" in run.curves else behind
     for ax, (title, unit, lines) in zip(axes.flat, PANELS):
         scale, limits = (100, (-2, 102)) if unit == "%" else (1, (0, None))
         for key, (color, label) in lines.items():
-            draw(ax, behind, "rl", key, BEHIND, "", scale=scale)
+            plot_curve(ax, behind, "rl", key, REFERENCE_COLOR, "", scale=scale)
             # the control: in the colour of its line and thin, where there are several
             how = (
                 (STAGE_COLORS["rl_random_reward"], "random reward")
                 if len(lines) == 1
                 else (color, "")
             )
-            draw(
+            plot_curve(
                 ax,
                 control,
                 "rl_random_reward",
@@ -244,14 +252,14 @@ def rl_closely(run: TourRun, behind: TourRun | None = None) -> Figure:
                 scale=scale,
                 thick=2.0 if how[1] else 1.2,
             )
-            draw(ax, run, "rl", key, color, label, scale=scale)
+            plot_curve(ax, run, "rl", key, color, label, scale=scale)
         ax.set(title=title, xlabel="RL step", ylabel=unit, ylim=limits)
         where = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 3}
         ax.legend(**where, handlelength=1.3, columnspacing=1.1)
     return fig
 
 
-def overlong(runs: dict[str, TourRun]) -> Figure:
+def plot_overlong(runs: dict[str, TourRun]) -> Figure:
     """The two over-length rules side by side: `runs` by the rule that they were trained with."""
     fig, axes = plt.subplots(1, 3, figsize=(10.4, 3.1), layout="constrained")
     panels = (
@@ -261,7 +269,7 @@ def overlong(runs: dict[str, TourRun]) -> Figure:
     )
     for ax, (key, title) in zip(axes, panels):
         for color, style, (rule, run) in zip(("C0", "C1"), ("-", "--"), sorted(runs.items())):
-            draw(ax, run, "rl", key, color, f"{rule} them", style=style, scale=100)
+            plot_curve(ax, run, "rl", key, color, f"{rule} them", style=style, scale=100)
         ax.set(title=title, xlabel="RL step", ylabel="%", ylim=(0, None))
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig
@@ -271,20 +279,22 @@ CONDITION_LINES = {"accuracy_search": "one", "accuracy_c2": "two", "accuracy_c3"
 HELD_OUT_KINDS = ("search", "2 conditions", "3 conditions")
 
 
-def conditions(engine: TourRun, chains: TourRun) -> Figure:
+def plot_conditions(engine: TourRun, chains: TourRun) -> Figure:
     """RL on questions of one to three conditions beside RL on chains: accuracy in training by
     conditions (dashed: on chains, all it is asked), and of both on held-out questions, sampled."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.1), layout="constrained")
     for number, (key, label) in enumerate(CONDITION_LINES.items()):
-        draw(left, engine, "rl", key, f"C{number}", label, scale=100)
-    draw(left, chains, "rl", "accuracy_search", CONTROL, "RL on chains", style="--", scale=100)
+        plot_curve(left, engine, "rl", key, f"C{number}", label, scale=100)
+    plot_curve(
+        left, chains, "rl", "accuracy_search", CONTROL, "RL on chains", style="--", scale=100
+    )
     left.set(title="In training, by conditions", xlabel="RL step", ylabel="%", ylim=(-2, 102))
     arms = (("RL on one to three", engine, "C0"), ("RL on chains", chains, CONTROL))
     for shift, (label, run, color) in zip((-0.1, 0.1), arms):
         for x, kind in enumerate(HELD_OUT_KINDS, 1):
             if run.results.count("rl", kind, "sample")[1]:
                 shown = label if x == 1 else None
-                _point(right, x + shift, run, shown, "rl", kind, "sample", color=color)
+                _plot_accuracy(right, x + shift, run, shown, "rl", kind, "sample", color=color)
     right.set_xticks([1, 2, 3], ["one\n(chains)", "two", "three"])
     right.set(title="Held-out, sampled", ylim=(-2, 102), xlim=(0.5, 3.5), xlabel="conditions")
     for ax in (left, right):

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from drlib.analysis.inputs import read_rollouts
-from drlib.analysis.rendering import TINTS, UNSEEN, visible
-from drlib.analysis.token_table import TrajectorySource, outcome, responses, status_of
+from drlib.analysis.rendering import TINTS, UNSEEN, escape_unseen
+from drlib.analysis.token_table import TrajectorySource, find_responses, get_status, judge_outcome
 from drlib.chat.segments import token_texts
 from drlib.chat.template import load_any_tokenizer
 from drlib.files import write_atomic
@@ -35,7 +35,7 @@ from drlib.validation import require
 TEMPLATE = Path(__file__).with_name("viewer.html")
 SCRIPT = Path(__file__).with_name("viewer.js")
 TOOL_FILTERS = ("all ok", "some error", "some empty", "no calls")
-_FULL = 0.995  # the quantile of all values that gets the full colour
+_FULL_COLOUR_QUANTILE = 0.995  # the quantile of all values that gets the full colour
 _SAME_FILE = "run one file through both checkpoints (rescoring.rescore) and compare those"
 Sides = tuple[Trajectory, ...]  # one trajectory under each checkpoint
 
@@ -64,31 +64,33 @@ def viewer_page(
     require(bool(sets[0]), "no trajectories to view: the set is empty")
     if compare is not None:
         _check_same(*sets)
-    ids = _used_ids(sets)
+    ids = _find_used_ids(sets)
     texts = [f"#{i}" for i in ids] if tokenizer is None else [*token_texts(tokenizer, ids)]
-    rows = [_row(t) for t in sets[0]]
+    rows = [_build_row(t) for t in sets[0]]
     trajectories = [*zip(*sets)]
-    measures = [_measure(sides) for sides in trajectories]
+    measures = [_choose_measure(sides) for sides in trajectories]
     files = [Path(some) for some in sources if isinstance(some, str | Path)]
     head = {
-        "names": _names(files, len(sets)),
+        "names": _name_checkpoints(files, len(sets)),
         "texts": texts,
         "ids": ids.tolist(),
         "rows": rows,
-        "scale": _scale(trajectories, measures),
+        "scale": _build_scale(trajectories, measures),
         "unseen": UNSEEN.pattern,
-        "filters": _filters(rows),
+        "filters": _build_filters(rows),
     }
-    parts = [_part(sides, measure, ids) for sides, measure in zip(trajectories, measures)]
-    return _fill(title or (files[0].name if files else "Trajectories"), head, parts)
+    parts = [
+        _pack_trajectory(sides, measure, ids) for sides, measure in zip(trajectories, measures)
+    ]
+    return _fill_template(title or (files[0].name if files else "Trajectories"), head, parts)
 
 
-def save(out: str | Path, text: str) -> Path:
+def save_page(out: str | Path, text: str) -> Path:
     """Write a page, whole or not at all."""
     return write_atomic(out, text)
 
 
-def _used_ids(sets: list[list[Trajectory]]) -> np.ndarray:
+def _find_used_ids(sets: list[list[Trajectory]]) -> np.ndarray:
     """The ids of all tokens and alternatives, ascending; those of the first set stand for both."""
     used = [t.token_ids for t in sets[0]]
     used += [t.top_ids.ravel() for some in sets for t in some if t.top_ids is not None]
@@ -96,13 +98,13 @@ def _used_ids(sets: list[list[Trajectory]]) -> np.ndarray:
     return ids[ids >= 0]  # -1 stands where there is no alternative
 
 
-def _names(files: list[Path], sets: int) -> list[str]:
+def _name_checkpoints(files: list[Path], sets: int) -> list[str]:
     """Return a short name for each checkpoint: its file name if that is unique."""
     stems = [path.stem for path in files]
     return stems if len({*stems}) == 2 else ["first", "second"][:sets]
 
 
-def _filters(rows: list[dict]) -> dict[str, list[tuple[str, int]]]:
+def _build_filters(rows: list[dict]) -> dict[str, list[tuple[str, int]]]:
     """Return the filters of the list, each with its number of rows."""
     found = Counter(name for row in rows for name in (row["outcome"], *row["status"]))
     unanswered = sorted({row["outcome"] for row in rows} - {"right", "wrong"})
@@ -129,17 +131,17 @@ def _check_same(first: list[Trajectory], second: list[Trajectory]) -> None:
 # one trajectory
 
 
-def shown_outcome(t: Trajectory) -> str:
+def name_outcome(t: Trajectory) -> str:
     """right, wrong, unjudged, or how it ended without an answer."""
-    judged = outcome(t)
+    judged = judge_outcome(t)
     if judged != 1 and t.answer is None and t.termination != Termination.ANSWERED:
         return f"no answer ({t.termination.value})"
     return {1.0: "right", 0.0: "wrong"}.get(judged, "unjudged")
 
 
-def _row(t: Trajectory) -> dict:
+def _build_row(t: Trajectory) -> dict:
     """Return a row of the list; `status` is used by the tool filter."""
-    count = Counter(map(status_of, t.tool_results))
+    count = Counter(map(get_status, t.tool_results))
     calls = len(t.tool_results)
     holds = {
         "all ok": calls and count["ok"] == calls,
@@ -147,14 +149,14 @@ def _row(t: Trajectory) -> dict:
         "some empty": count["empty"],
         "no calls": not calls,
     }
-    entropies = _known(t, "entropies")
+    entropies = _get_finite(t, "entropies")
     about = t.metadata
     return {
         "id": t.id,
         "question": str(about.get("question") or ""),
         "answer": t.answer or "",
         "expected": str(about.get("right_answer") or ""),
-        "outcome": shown_outcome(t),
+        "outcome": name_outcome(t),
         "tokens": len(t),
         "calls": calls,
         "errors": count["error"],
@@ -164,7 +166,7 @@ def _row(t: Trajectory) -> dict:
     }
 
 
-def _known(t: Trajectory, name: str) -> np.ndarray:
+def _get_finite(t: Trajectory, name: str) -> np.ndarray:
     """The finite values of `entropies` or `logprobs` at sampled tokens."""
     values = getattr(t, name)
     if values is None:
@@ -173,57 +175,57 @@ def _known(t: Trajectory, name: str) -> np.ndarray:
     return sampled[np.isfinite(sampled)]
 
 
-def _measure(sides: Sides) -> str:
+def _choose_measure(sides: Sides) -> str:
     """Return the measure that every checkpoint has at least in part, or ""."""
     for measure, name in (("entropy", "entropies"), ("surprisal", "logprobs")):
-        if all(len(_known(t, name)) for t in sides):
+        if all(len(_get_finite(t, name)) for t in sides):
             return measure
     return ""
 
 
-def _scale(trajectories: list[Sides], measures: list[str]) -> dict[str, list[float]]:
+def _build_scale(trajectories: list[Sides], measures: list[str]) -> dict[str, list[float]]:
     """By measure, the value (nats) that gets the full colour, and the difference that does."""
     scale = {}
     for measure in sorted({*measures} - {""}):
         chosen = [sides for sides, m in zip(trajectories, measures) if m == measure]
         by_checkpoint = [
-            np.concatenate([_sampled_values(t, measure) for t in side]) for side in zip(*chosen)
+            np.concatenate([_get_sampled_values(t, measure) for t in side]) for side in zip(*chosen)
         ]
         values = np.concatenate(by_checkpoint)
         differences = abs(by_checkpoint[-1] - by_checkpoint[0])
-        scale[measure] = [_full_colour(values), _full_colour(differences)]
+        scale[measure] = [_compute_full_colour(values), _compute_full_colour(differences)]
     return scale
 
 
-def _sampled_values(t: Trajectory, measure: str) -> np.ndarray:
+def _get_sampled_values(t: Trajectory, measure: str) -> np.ndarray:
     values = t.entropies if measure == "entropy" else -t.logprobs
     return values[t.generated]
 
 
-def _full_colour(values: np.ndarray) -> float:
+def _compute_full_colour(values: np.ndarray) -> float:
     """A high quantile of the finite values, in two digits; never 0."""
     finite = np.append(values[np.isfinite(values)], 0)
-    cap = np.quantile(finite, _FULL, method="lower")
+    cap = np.quantile(finite, _FULL_COLOUR_QUANTILE, method="lower")
     return float(f"{max(cap, 0.01):.2g}")
 
 
-def _part(sides: Sides, measure: str, ids: np.ndarray) -> dict:
+def _pack_trajectory(sides: Sides, measure: str, ids: np.ndarray) -> dict:
     """The columns of one trajectory, with a side for each checkpoint."""
     t = sides[0]
     return {
         "measure": measure,
-        "events": _events(t),
+        "events": _list_events(t),
         "ids": _pack(np.searchsorted(ids, t.token_ids)),
         "turns": _pack(t.turns),
         "segments": _pack(t.segments),
         "generated": _pack(t.generated),
-        "sides": [_side(one, ids) for one in sides],
+        "sides": [_pack_checkpoint(one, ids) for one in sides],
     }
 
 
-def _events(t: Trajectory) -> list[dict]:
+def _list_events(t: Trajectory) -> list[dict]:
     """The tool results in order with the tokens of each, that which ends a trajectory included."""
-    spans = [(start, end) for start, end, _ in responses(t)]
+    spans = [(start, end) for start, end, _ in find_responses(t)]
     end_of_sampling = int(np.flatnonzero(t.generated).max(initial=-1)) + 1
     if end_of_sampling < len(t) and len(spans) < len(t.tool_results):
         spans.append((end_of_sampling, len(t)))  # read, but nothing was sampled after it
@@ -234,14 +236,14 @@ def _events(t: Trajectory) -> list[dict]:
             "start": start,
             "end": end,
             "tool": r.tool,
-            "status": status_of(r),
+            "status": get_status(r),
             "error": "" if r.ok else r.error or "",
         }
         for (start, end), r in zip(spans, t.tool_results)
     ]
 
 
-def _side(t: Trajectory, ids: np.ndarray) -> dict:
+def _pack_checkpoint(t: Trajectory, ids: np.ndarray) -> dict:
     """Return a checkpoint's values for sampled tokens, and its experts for all tokens."""
     side = {
         "logprob": _pack(t.logprobs[t.generated]),
@@ -271,20 +273,21 @@ def _pack(values: np.ndarray) -> tuple[str, str]:
 # the page
 
 
-def _json(value) -> str:
+def _to_script_json(value) -> str:
     """JSON that can stand in a script element whatever its texts are; ASCII, so no U+2028."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def _fill(title: str, head: dict, parts: list[dict]) -> str:
+def _fill_template(title: str, head: dict, parts: list[dict]) -> str:
     script = SCRIPT.read_text(encoding="utf-8")
     values = {
-        "TITLE": html.escape(visible(title)),
-        "SET": _json(head),
+        "TITLE": html.escape(escape_unseen(title)),
+        "SET": _to_script_json(head),
         "SCRIPT": script,
         "PARTS": "\n".join(
-            f'<script type="application/json" class="part">{_json(part)}</script>' for part in parts
+            f'<script type="application/json" class="part">{_to_script_json(part)}</script>'
+            for part in parts
         ),
         "HASH": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "TINTS": " ".join(f"--{name}: {tint};" for name, tint in TINTS.items()),

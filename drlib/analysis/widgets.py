@@ -92,8 +92,10 @@ class GrpoPanel(_Panel):
         if switches["aggregate"] == "constant":
             switches["constant_tokens"] = max(self.lengths)
         config = LossConfig(epsilon_low=low, epsilon_high=high, kl_coef=kl_coef, **switches)
-        self.picture.value = png_bytes(plots.grpo_step(rewards, ratio, config, **how))
-        self.table.value = _table(plots.grpo_numbers(rewards, ratio, config, **how), rewards)
+        self.picture.value = png_bytes(plots.plot_grpo_step(rewards, ratio, config, **how))
+        self.table.value = _render_table(
+            plots.compute_grpo_step(rewards, ratio, config, **how), rewards
+        )
 
 
 grpo_panel = GrpoPanel  # notebook 05's name for it
@@ -111,7 +113,7 @@ class TrajectoryPanel(_Panel):
             raise ValueError("a trajectory panel needs at least one trajectory")
         self._found = {(name, t.task_id): t for name, some in runs.items() for t in some}
         every = [t for some in runs.values() for t in some]
-        questions = {rendering.visible(t.metadata["question"]): t.task_id for t in every}
+        questions = {rendering.escape_unseen(t.metadata["question"]): t.task_id for t in every}
         wide = ipw.Layout(width="90%")
         self.question = ipw.Dropdown(options=questions, description="question", layout=wide)
         self.policy = ipw.ToggleButtons(options=list(runs), description="policy")
@@ -123,7 +125,7 @@ class TrajectoryPanel(_Panel):
         name = self.policy.value
         found = self._found.get((name, self.question.value))
         page = f"<p>{name} was not asked this question</p>"
-        self.page.value = page if found is None else rendering.render(found, name).markup
+        self.page.value = page if found is None else rendering.render_trajectory(found, name).markup
 
 
 trajectory_panel = TrajectoryPanel  # the name that notebooks 00 and 06 use
@@ -140,7 +142,7 @@ class ContextPanel(_Panel):
     """
 
     def __init__(self, trajectory: Trajectory, tokenizer):
-        self._said, self._seen = rendering.turns_and_contexts(trajectory, tokenizer)
+        self._said, self._seen = rendering.decode_turns_and_contexts(trajectory, tokenizer)
         if not self._said:
             raise ValueError(f"trajectory {trajectory.id} has no turn of token ids to step through")
         self.turn = ipw.IntSlider(1, min=1, max=len(self._said), description="turn")
@@ -149,10 +151,10 @@ class ContextPanel(_Panel):
 
     def _draw(self):
         now = self.turn.value
-        said = [rendering.markup(text) for text in self._said[:now]]
+        said = [rendering.to_html(text) for text in self._said[:now]]
         said[-1] = f"<b>{said[-1]}</b>"
         style = "width:48%;vertical-align:top;white-space:pre-wrap;text-align:left"
-        cells = ("\n\n".join(said), rendering.markup(self._seen[now - 1]))
+        cells = ("\n\n".join(said), rendering.to_html(self._seen[now - 1]))
         heads = "<tr><th>said so far</th><th>what this turn could see</th></tr>"
         row = "".join(f'<td style="{style}">{cell}</td>' for cell in cells)
         self.page.value = f'<table style="width:100%">{heads}<tr>{row}</tr></table>'
@@ -183,7 +185,7 @@ class TrajectoryViewer(ipw.VBox):
 
     def save(self, path: str | Path) -> Path:
         """Write the page as a file that opens in a browser."""
-        return viewer.save(path, self._text)
+        return viewer.save_page(path, self._text)
 
     def __repr__(self) -> str:
         return f"TrajectoryViewer({self._count} trajectories)"
@@ -270,7 +272,7 @@ class QuestionPanel(_Panel):
         row = "".join(f"<td>{html.escape(str(value))}</td>" for value in cells.values())
         question = html.escape(render_question(query, self._graph, 0))
         self.text.value = f"<p>{question}</p><table><tr>{head}</tr><tr>{row}</tr></table>"
-        self.picture.value = png_bytes(data_plots.question_graph(query, task.answer))
+        self.picture.value = png_bytes(data_plots.plot_question_graph(query, task.answer))
 
     def _upgraded(self, query: Query) -> tuple[Query, int]:
         """The query after as many upgrades as the sliders ask for and are found; how many."""
@@ -287,7 +289,7 @@ class QuestionPanel(_Panel):
         return query, applied
 
 
-def _table(numbers: dict, rewards: list[float]) -> str:
+def _render_table(numbers: dict, rewards: list[float]) -> str:
     found = zip(rewards, numbers["advantages"], numbers["pushes"], strict=True)
     rows = "".join(
         f"<tr><td>#{i}</td><td>{len(pushes)}</td><td>{reward:.3f}</td>"

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drlib.analysis.plots import CONTROL, STYLE, png_bytes
-from drlib.analysis.tour_plots import smoothed
+from drlib.analysis.tour_plots import smooth
 
 Curves = Mapping[str, Sequence[Sequence[Mapping]]]  # arm -> rows of the steps of each seed
 COLORS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6")
@@ -210,7 +210,7 @@ def _band(
     """
     shared = min(map(len, some))
     scale = 100 if key.startswith("accuracy") else 1
-    values_ST = np.array([scale * smoothed(rows, key)[1][:shared] for rows in some])
+    values_ST = np.array([scale * smooth(rows, key)[1][:shared] for rows in some])
     places_ST = np.array([[row["step"] for row in rows[:shared]] for rows in some], dtype=float)
     if unit:
         made_ST = [[_generated(row) for row in rows[:shared]] for rows in some]

@@ -94,19 +94,19 @@ def _claim(results: Results) -> str:
 
     def share(*what) -> str:
         """`**69.4%** [64.1, 74.9]`."""
-        mean, _, interval = tour.percent(results.accuracy(*what)).partition(" ")
+        mean, _, interval = tour.format_percent(results.accuracy(*what)).partition(" ")
         return f"**{mean}%** {interval}"
 
     gains = {
-        kind: tour.percent(results.gain("rl", OVER, kind, "sample"), "+")
+        kind: tour.format_percent(results.gain("rl", OVER, kind, "sample"), "+")
         for kind in ("search", "python", None)
     }
-    errors = [tour.percent(tour.error_rate(results, stage)) for stage in ("rl", OVER)]
+    errors = [tour.format_percent(tour.error_rate(results, stage)) for stage in ("rl", OVER)]
     ratio, low, high = tour.error_ratio(results, "rl", OVER)
     return (
         "Gain of reinforcement learning over SFT continued with the same compute, on held-out "
-        f"questions ({tour.seeds(len(results.seeds))}; 95% intervals over "
-        f"{tour.drawn_over(len(results.seeds))}):\n\n"
+        f"questions ({tour.format_seeds(len(results.seeds))}; 95% intervals over "
+        f"{tour.describe_sampling(len(results.seeds))}):\n\n"
         f"- **Search questions**, sampled: {share('rl', 'search', 'sample')} correct, "
         f"{gains['search']} points.\n"
         "- **Three hops**, never demonstrated, greedy: "
@@ -131,7 +131,7 @@ def _each_seed(results: Results, *asked) -> str:
 
 def _table(results: Results) -> str:
     """Return the table of percentages with intervals, and n where it differs from the column's."""
-    best = tour.pass_name(results)
+    best = tour.find_pass_decoding(results)
     shown = {"sampled": "sample", "greedy": "greedy", best: best}
     columns = {
         f"{kind}, {title}": (kind, decoding, None)
@@ -147,7 +147,7 @@ def _table(results: Results) -> str:
         for of, usual in asked.items():
             n = results.count(stage, *of)[1]
             own = "" if n in (0, usual) else f" (n={n})"
-            line += f"{tour.cell(results, stage, *of)}{own} | "
+            line += f"{tour.format_cell(results, stage, *of)}{own} | "
         made = "demonstrations" if stage == "demonstrator" else f"evaluate_{stage}"
         lines.append(f"{line}`{made}` |")
     return "\n".join(lines)
@@ -179,11 +179,11 @@ def again_block(first: Results, again: Results) -> str:
     heads = ["% correct after RL", *columns, "RL adds to search, sampled"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, results in (("the run above", first), ("trained again", again)):
-        cells = [tour.cell(results, "rl", *asked) for asked in columns.values()]
-        cells += [tour.percent(results.gain("rl", OVER, "search", "sample"), "+")]
+        cells = [tour.format_cell(results, "rl", *asked) for asked in columns.values()]
+        cells += [tour.format_percent(results.gain("rl", OVER, "search", "sample"), "+")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     apart = [again.gain("rl", "rl", *asked, of=first) for asked in columns.values()]
-    cells = [*(tour.percent(one, "+") for one in apart), ""]
+    cells = [*(tour.format_percent(one, "+") for one in apart), ""]
     lines.append(f"| difference, paired | {' | '.join(cells)} |")
     uneven = ("python, sampled", "three hops, greedy")  # where a mean hides a seed
     told = [
@@ -207,20 +207,20 @@ def worlds_block(folders: Sequence[Path]) -> str:
         results = Results.load(folder)
         world = results.made.get("world", {"name": "tour", "pages": ""})
         gains = [
-            tour.percent(results.gain("rl", OVER, "search", decoding), "+")
+            tour.format_percent(results.gain("rl", OVER, "search", decoding), "+")
             for decoding in ("sample", "greedy")
         ]
         cells = [
             f"`{world['name']}`",
             str(world["pages"]),
-            tour.cell(results, "rl", "search", "sample", None),
-            tour.cell(results, OVER, "search", "sample", None),
+            tour.format_cell(results, "rl", "search", "sample", None),
+            tour.format_cell(results, OVER, "search", "sample", None),
             gains[0],
-            tour.cell(results, "rl", "search", "greedy", None),
+            tour.format_cell(results, "rl", "search", "greedy", None),
             gains[1],
-            tour.cell(results, "rl", "search", "greedy", 3),
-            tour.cell(results, "closed_book", "search", "sample", None),
-            f"[{tour.seeds(len(results.seeds))}]({os.path.relpath(folder, ROOT / 'docs')})",
+            tour.format_cell(results, "rl", "search", "greedy", 3),
+            tour.format_cell(results, "closed_book", "search", "sample", None),
+            f"[{tour.format_seeds(len(results.seeds))}]({os.path.relpath(folder, ROOT / 'docs')})",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

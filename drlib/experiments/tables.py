@@ -246,7 +246,8 @@ def _describe(found: Mapping) -> str:
         f"Stage `{found['stage']}`, profile `{found['profile']}`"
         + (f", all with {common}" if common else "")
         + (f"; asked {asked}" if asked else "")
-        + f". Intervals over {tour.drawn_over(len(found['seeds']))}; differences are paired. "
+        + f". Intervals over {tour.describe_sampling(len(found['seeds']))}; "
+        "differences are paired. "
         f"Costs are those of the stage itself. Made by `{found['command']}`."
     )
 
@@ -255,7 +256,9 @@ def _cells(arm: Mapping, found: Mapping) -> list[str]:
     """A row of the table."""
     done, all_seeds = arm["seeds"], found["seeds"]
     part = (
-        f" ({len(done)} of {tour.seeds(len(all_seeds))})" if 0 < len(done) < len(all_seeds) else ""
+        f" ({len(done)} of {tour.format_seeds(len(all_seeds))})"
+        if 0 < len(done) < len(all_seeds)
+        else ""
     )
     settings = ", ".join(f"{name}={value}" for name, value in arm["settings"].items())
     cells = [f"`{arm['arm']}`{part}", f"`{settings}`" if settings else NONE]
@@ -275,13 +278,13 @@ def _asked_cells(arm: Mapping, number: int, control: str) -> list[str]:
     if not arm["asked"]:
         return ["failed" if arm["state"] == "failed" else "not yet", NONE]
     row = arm["asked"][number]
-    accuracy = tour.percent((row["accuracy"], *row["interval"]))
+    accuracy = tour.format_percent((row["accuracy"], *row["interval"]))
     if arm["arm"] == control:
         return [accuracy, "control"]
     if "difference" not in row:
         return [accuracy, NONE]
     difference = row["difference"]
-    return [accuracy, tour.percent((difference["effect"], *difference["interval"]), "+")]
+    return [accuracy, tour.format_percent((difference["effect"], *difference["interval"]), "+")]
 
 
 def _notes(arm: Mapping) -> list[str]:

@@ -42,11 +42,11 @@ def write(path, tokens):
 
 
 def analyse(path, tokens, queue):
-    from drlib.analysis.report import report
+    from drlib.analysis.report import write_report
 
     wall = time.perf_counter()
     cpu = time.process_time()
-    report(path.with_suffix(".html"), [path], TOKENIZER, viewed=0)
+    write_report(path.with_suffix(".html"), [path], TOKENIZER, viewed=0)
     queue.put(
         {
             "tokens": tokens,

@@ -103,7 +103,9 @@ def main():
     one = long_trajectory(args.tokens, 1700, layers=args.layers, experts=args.experts)
     save_trajectories(folder / "long.parquet", [one])
     start = time.perf_counter()
-    page = viewer.save(folder / "long.html", viewer.viewer_page(folder / "long.parquet", policy))
+    page = viewer.save_page(
+        folder / "long.html", viewer.viewer_page(folder / "long.parquet", policy)
+    )
     print(
         f"{args.tokens} tokens, experts of {args.layers} layers x {args.experts}: page of "
         f"{page.stat().st_size / 1e6:.1f} MB written in {time.perf_counter() - start:.2f} s"

@@ -19,7 +19,7 @@ import torch
 from drlib.analysis import pseudo_gradient as pg
 from drlib.analysis import reflection, routing
 from drlib.analysis.rescoring import rescore
-from drlib.analysis.token_table import responses, token_statistics
+from drlib.analysis.token_table import find_responses, token_statistics
 from drlib.files import write_atomic
 from drlib.models.moe import load_policy
 from drlib.trajectory import Segment, load_trajectories
@@ -47,7 +47,7 @@ def describe(tokenizer, trajectories) -> list[dict]:
         seen = [t.token_ids[:n][t.segments[:n] == Segment.TOOL_RESPONSE] for n in turns]
         # an early answer ends the curve, and not all last turns say the right one
         says = len(turns) == len(begins) and right in tokenizer.decode(t.token_ids[begins[-1] :])
-        words = pg.own_words(tokenizer, t, right) if says else None
+        words = pg.extract_bridge(tokenizer, t, right) if says else None
         rows.append(
             {
                 "id": t.id,
@@ -55,7 +55,7 @@ def describe(tokenizer, trajectories) -> list[dict]:
                 "answer": right,
                 "reward": t.reward,
                 "tokens": len(t),
-                "responses": responses(t),
+                "responses": find_responses(t),
                 "words": words,
                 "turns": turns.tolist(),
                 "shown": [
@@ -140,12 +140,12 @@ def main():
                 )
 
             out["landscape"][f"{name}, {place}"] = flat(pg.landscape(model, loss, GRID, seed=0))
-        tables = routing.specialisation(some, model.config.num_experts) | {
-            "load": routing.load_by_segment(some, model.config.num_experts),
-            "entropy": routing.router_entropies(model, some),
+        tables = routing.compute_specialisation(some, model.config.num_experts) | {
+            "load": routing.compute_load(some, model.config.num_experts),
+            "entropy": routing.compute_router_entropies(model, some),
         }
         out["routing"][name] = {key: flat(values) for key, values in tables.items()}
-    out["routing"]["agreement"] = flat(routing.checkpoint_agreement(*scored.values()))
+    out["routing"]["agreement"] = flat(routing.compute_agreement(*scored.values()))
     rollouts = ",\n".join(json.dumps(row) for row in out.pop("rollouts"))
     text = f'{json.dumps(out)[:-1]}, "rollouts": [\n{rollouts}\n]}}\n'
     write_atomic(ROOT / "entropy" / "descent.json", text)

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from drlib.agents import ReAct
-from drlib.analysis.entropy import summary
+from drlib.analysis.entropy import summarize_entropy
 from drlib.analysis.reflection import reflection_lift
 from drlib.analysis.rescoring import rescore
-from drlib.analysis.token_table import outcome, token_statistics
+from drlib.analysis.token_table import judge_outcome, token_statistics
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.evaluation.evaluate import held_out
@@ -50,7 +50,7 @@ def rollouts(model, tokenizer, config, tasks, toolbox):
     return [
         replace(
             t,
-            reward=outcome(t),
+            reward=judge_outcome(t),
             tool_results=[replace(result, latency_s=0.0) for result in t.tool_results],
         )
         for t in done
@@ -101,7 +101,7 @@ def main():
                         "recomputed_within": gap,
                         "tokens_beyond_1e-4": int((gaps > 1e-4).sum()),
                         "right": float(np.mean([t.reward for t in made])),
-                        "summary": summary(token_statistics(made)),
+                        "summary": summarize_entropy(token_statistics(made)),
                         "lifts": lifts(made),
                     }
                 )
