@@ -1,11 +1,12 @@
 """Configuration: nested dataclasses, YAML profiles and recipes, dotted overrides.
 
-A setting is declared once with its default, its help text and the stages that read it. The hash of
-those settings names a stage's folder, and while the stage is built it can read no others
-(`Config.restrict`): a missing declaration raises instead of silently reusing a stale folder.
+A setting is declared once with its default, its help text and the stages that read it. A stage's
+folder is named by a hash of these settings. While a stage is built, reading any other setting
+raises (`Config.restrict`), so a missing declaration cannot cause a stale folder to be reused.
 
-Values come from, in this order: the defaults, `drlib/profiles/NAME.yaml`, `drlib/recipes/NAME.yaml`
-and overrides such as `--rl.lr 2e-4` (command line) or `rl__lr=2e-4` (Python).
+Later sources override earlier ones: defaults, `drlib/profiles/NAME.yaml`,
+`drlib/recipes/NAME.yaml`, and overrides such as `--rl.lr 2e-4` (command line) or `rl__lr=2e-4`
+(Python).
 """
 
 import argparse
@@ -25,7 +26,7 @@ from drlib.registry import load_plugins, suggest_name
 
 ROOT = Path(__file__).resolve().parents[1]  # the checkout: figures/, notebooks/, runs/
 TOUR = ROOT / "figures" / "reference" / "tour"  # the committed reference run
-AGAIN = TOUR.with_name("again")  # the tour's recipe, trained by a later commit
+AGAIN = TOUR.with_name("again")  # the same recipe, trained by a later commit
 PATH_WORLDS = ("folder", "zim")  # kinds of world whose name contains a path
 TRAINING_STAGES = ("cpt", "sft", "rl")
 ROLLOUT_STAGES = ("demonstrations", "rl", "evaluate")  # stages that use the tools
@@ -36,11 +37,11 @@ def setting(default: Any, help: str, *stages: str, choices: str = "") -> Any:
     """Declare a setting.
 
     Args:
-        default: its value if neither profile, recipe nor override sets it.
-        help: what it is, with its unit.
-        stages: the stages that read it (`Stage.reads` in drlib.training.stages); none if it changes
-            no result.
-        choices: the registry of allowed values as "module:NAME"; a Literal type needs none.
+        default: value without a profile, recipe or override.
+        help: description with the unit.
+        stages: stages that read the setting (`Stage.reads` in drlib.training.stages); none if it
+            does not affect results.
+        choices: registry of the allowed values as "module:NAME"; not needed for a Literal type.
     """
     return field(default=default, metadata={"help": help, "stages": stages, "choices": choices})
 
@@ -79,7 +80,7 @@ class QuestionsConfig:
     )
     skills: Literal["react", "memory"] = setting(
         "react",
-        "skills that the policy is taught; memory adds reports, summaries and trails",
+        "skills to train; memory adds reports, summaries and trails",
         "world",
         "cpt",
         "demonstrations",
@@ -276,10 +277,10 @@ class RLLossConfig:
         1.0, "share of the tokens with loss, by entropy (80/20 rule: 0.2)", "rl"
     )
     entropy_tokens: Literal["top", "bottom", "random"] = setting(
-        "top", "which tokens these are; bottom and random are controls", "rl"
+        "top", "tokens selected by rl.loss.top_entropy; bottom and random are controls", "rl"
     )
     entropy_scope: Literal["micro", "mini", "batch"] = setting(
-        "batch", "tokens among which they are chosen", "rl"
+        "batch", "scope of the selection by rl.loss.top_entropy", "rl"
     )
     chunked_logprobs: bool = setting(
         False, "compute log-probabilities without a tokens x vocabulary matrix (TRL: always)", "rl"
@@ -334,7 +335,7 @@ class RLSamplingConfig:
 
     oversample: int = setting(1, "rollouts sampled per rollout kept", "rl")
     resample: Literal["none", "sample", "sort"] = setting(
-        "none", "how the kept ones are chosen (GRPO-RoC)", "rl"
+        "none", "selection of the kept rollouts (GRPO-RoC)", "rl"
     )
     adaptive_group: bool = setting(
         False, "sample the second half of a group only if rewards of the first half differ", "rl"
@@ -353,7 +354,7 @@ class RLSamplingConfig:
 class RLOffPolicyConfig:
     """Old weights, engine mismatch and replay (drlib.rl.staleness)."""
 
-    staleness: int = setting(0, "steps that the engine keeps old weights", "rl")
+    staleness: int = setting(0, "steps by which the engine's weights lag behind", "rl")
     engine_dtype: Literal["float32", "bfloat16"] = setting(
         "float32", "dtype to which the engine's weights are rounded", "rl"
     )
@@ -470,7 +471,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run, nested by concern. Units are in the help texts; shares are in 0..1."""
+    """All settings of a run, grouped by section. Help texts give the units; shares are in 0..1."""
 
     profile: str = setting("laptop", "name of the profile, and of its folder in runs/")
     seed: int = setting(
@@ -500,7 +501,7 @@ class Config:
             overrides: settings by dotted name (`**{"rl.lr": 2e-4}`) or as keywords (`rl__lr=2e-4`).
 
         Raises:
-            ValueError: unknown profile, recipe or setting, or a wrong value; the message names it.
+            ValueError: a profile, recipe or setting is unknown, or a value is invalid.
         """
         values = read_settings("profiles", profile)
         if recipe:
@@ -508,14 +509,14 @@ class Config:
         return Config(profile=profile).derive(**values | overrides)
 
     def derive(self, **overrides) -> "Config":
-        """Return these settings with checked overrides; names as in `load`."""
-        given = {}
+        """Return a copy with checked overrides; names as in `load`."""
+        changes = {}
         for name, value in overrides.items():
             name = name.replace("__", ".")
             if name not in FIELDS:
-                raise ValueError(_unknown(name))
-            given[name] = _checked(name, value)
-        return _replace(self.unrestricted(), given)
+                raise ValueError(_explain_unknown(name))
+            changes[name] = _check_value(name, value)
+        return _replace_settings(self.unrestricted(), changes)
 
     def get(self, name: str) -> Any:
         """Return the setting with a dotted name."""
@@ -526,8 +527,8 @@ class Config:
 
     def flatten(self) -> dict[str, Any]:
         """Return all settings by dotted name."""
-        whole = self.unrestricted()
-        return {name: whole.get(name) for name in FIELDS}
+        config = self.unrestricted()
+        return {name: config.get(name) for name in FIELDS}
 
     def overrides(self) -> dict[str, Any]:
         """Return the settings that differ from the profile, by dotted name."""
@@ -536,7 +537,7 @@ class Config:
 
     @property
     def world_name(self) -> str:
-        """`world.name`; a path in it is made absolute (relative to the repository)."""
+        """`world.name` with its path, if any, resolved against the repository."""
         kind, _, rest = self.world.name.partition(":")
         return (
             f"{kind}:{ROOT / Path(rest).expanduser()}" if kind in PATH_WORLDS else self.world.name
@@ -547,47 +548,49 @@ class Config:
         return self
 
     def restrict(self, stages: Iterable[str]) -> "Config":
-        """Return a view in which only settings declared for `stages` (or for none) can be read.
+        """Return a view that can read only settings declared for `stages`, or for no stage.
 
-        Reading another setting raises AttributeError, because a stage's folder would not depend on
-        it. The view has the same sections and methods.
+        Reading another setting raises AttributeError, because the name of the stage's folder does
+        not depend on it. The view has the same sections and methods.
         """
-        return _restricted(self.unrestricted(), frozenset(stages))
+        return _build_view(self.unrestricted(), frozenset(stages))
 
 
-def _fields(kind: type, prefix: str = "") -> dict[str, dataclasses.Field]:
+def _collect_fields(kind: type, prefix: str = "") -> dict[str, dataclasses.Field]:
     """Return the leaf fields of a configuration class by dotted name."""
-    found = {}
-    for one in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(one.type):
-            found |= _fields(one.type, f"{prefix}{one.name}.")
+    leaves = {}
+    for member in dataclasses.fields(kind):
+        section = member.type
+        if isinstance(section, type) and dataclasses.is_dataclass(section):
+            leaves |= _collect_fields(section, f"{prefix}{member.name}.")
         else:
-            found[prefix + one.name] = one
-    return found
+            leaves[prefix + member.name] = member
+    return leaves
 
 
-FIELDS = _fields(Config)
+FIELDS = _collect_fields(Config)
 
 
 def declared_for(stage: str) -> list[str]:
-    """Return the dotted names of the settings that a stage itself reads."""
-    return [name for name, one in FIELDS.items() if stage in one.metadata["stages"]]
+    """Return the dotted names of the settings that a stage reads itself."""
+    return [name for name, member in FIELDS.items() if stage in member.metadata["stages"]]
 
 
-def _unknown(name: str) -> str:
-    """Return the error message for a setting that does not exist."""
+def _explain_unknown(name: str) -> str:
+    """Return the error message for an unknown setting."""
     leaf = name.rpartition(".")[2]
     same_leaf = [known for known in FIELDS if known.rpartition(".")[2] == leaf]
     close = same_leaf + difflib.get_close_matches(name, FIELDS, n=3, cutoff=0.6)
-    hint = " or ".join(repr(known) for known in dict.fromkeys(close)) or "none is similar"
-    return f"unknown setting {name!r}: did you mean {hint}? `drlib train --settings` lists them"
+    similar = " or ".join(repr(known) for known in dict.fromkeys(close))
+    hint = f"did you mean {similar}? " if similar else ""
+    return f"unknown setting {name!r}: {hint}`drlib train --settings` lists all settings"
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     """Parse command-line settings such as `--rl.lr 2e-4 --rl.loss.clip=cispo`.
 
     Raises:
-        ValueError: an unknown setting or a value of another type; the message names it.
+        ValueError: a setting is unknown or a value has the wrong type.
     """
     if not arguments:
         return {}
@@ -596,10 +599,10 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     for word in arguments:
         name = word.partition("=")[0].removeprefix("--")
         if word.startswith("--") and name not in FIELDS:
-            raise ValueError(_unknown(name))
+            raise ValueError(_explain_unknown(name))
     parser = ArgumentParser(exit_on_error=False, add_help=False)
-    for name, one in FIELDS.items():
-        parser.add_argument(f"--{name}", type=one.type, default=argparse.SUPPRESS)
+    for name, member in FIELDS.items():
+        parser.add_argument(f"--{name}", type=member.type, default=argparse.SUPPRESS)
     try:
         return dict(vars(parser.parse_args(list(arguments)).as_flat()))
     except ArgumentError as error:
@@ -610,10 +613,10 @@ def load_from_arguments(profile: str, recipe: str, arguments: Sequence[str]) -> 
     """Load a configuration from a command line and import its plugins.
 
     Raises:
-        ValueError: as `Config.load` and `parse_overrides`, or a plugin cannot be imported.
+        ValueError: as in `Config.load` and `parse_overrides`, or a plugin cannot be imported.
     """
     overrides = parse_overrides(arguments)
-    load_plugins(overrides.get("plugins", ""))  # before values that plugins register are checked
+    load_plugins(overrides.get("plugins", ""))  # plugins register allowed values
     return Config.load(profile, recipe, **overrides)
 
 
@@ -621,14 +624,14 @@ def settings_table(names: Iterable[str], config: Config) -> str:
     """Return one line per setting: name, value, help and the stages that read it."""
     lines = []
     for name in names:
-        about = FIELDS[name].metadata
-        stages = f" ({', '.join(about['stages'])})" if about["stages"] else ""
-        lines.append(f"{f'{name}={config.get(name)}':<46} {about['help']}{stages}")
+        metadata = FIELDS[name].metadata
+        stages = f" ({', '.join(metadata['stages'])})" if metadata["stages"] else ""
+        lines.append(f"{f'{name}={config.get(name)}':<46} {metadata['help']}{stages}")
     return "\n".join(lines)
 
 
 def profile_names(kind: str = "profiles") -> list[str]:
-    """Return the names of the shipped profiles, or of the recipes."""
+    """Return the names of the shipped profiles or, for kind="recipes", of the recipes."""
     folder = resources.files("drlib") / kind
     return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if _is_yaml(file))
 
@@ -641,8 +644,7 @@ def _is_yaml(file) -> bool:
 def _read_yaml(kind: str, name: str) -> Mapping:
     known = profile_names(kind)
     if name not in known:
-        word = kind.removesuffix("s")
-        raise ValueError(f"unknown {word} {name!r}: {suggest_name(name, known)}")
+        raise ValueError(f"unknown {kind.removesuffix('s')} {name!r}: {suggest_name(name, known)}")
     text = (resources.files("drlib") / kind / f"{name}.yaml").read_text(encoding="utf-8")
     return yaml.safe_load(text) or {}
 
@@ -651,7 +653,7 @@ def read_settings(kind: str, name: str) -> dict[str, Any]:
     """Return the settings of a profile or recipe by dotted name.
 
     Raises:
-        ValueError: there is no such file.
+        ValueError: the profile or recipe does not exist.
     """
     return flatten_settings(_read_yaml(kind, name))
 
@@ -667,32 +669,43 @@ def flatten_settings(nested: Mapping, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _replace(config, given: Mapping[str, Any], prefix: str = ""):
-    """Return a configuration object with the settings in `given` replaced."""
-    changes = {}
-    for one in dataclasses.fields(config):
-        name = prefix + one.name
-        if dataclasses.is_dataclass(one.type):
-            if any(key.startswith(f"{name}.") for key in given):
-                changes[one.name] = _replace(getattr(config, one.name), given, f"{name}.")
-        elif name in given:
-            changes[one.name] = given[name]
-    return dataclasses.replace(config, **changes)
+def _replace_settings(section, changes: Mapping[str, Any], prefix: str = ""):
+    """Return a copy of a section with the settings in `changes` replaced.
+
+    Args:
+        section: a configuration dataclass.
+        changes: new values by dotted name; names outside the section are ignored.
+        prefix: dotted name of the section, with a trailing dot.
+    """
+    replaced = {}
+    for member in dataclasses.fields(section):
+        name = prefix + member.name
+        if dataclasses.is_dataclass(member.type):
+            if any(key.startswith(f"{name}.") for key in changes):
+                subsection = getattr(section, member.name)
+                replaced[member.name] = _replace_settings(subsection, changes, f"{name}.")
+        elif name in changes:
+            replaced[member.name] = changes[name]
+    return dataclasses.replace(section, **replaced)
 
 
-def _checked(name: str, value: Any) -> Any:
-    """Return the value with the setting's type; ValueError names what is wrong."""
+def _check_value(name: str, value: Any) -> Any:
+    """Return the value, converted to float if the setting is one.
+
+    Raises:
+        ValueError: the value is invalid.
+    """
     default = FIELDS[name].default
     if type(default) is float and type(value) in (int, str):
-        value = _number(value)
+        value = _parse_float(value)
     fault = _find_fault(name, value, type(default))
     if fault:
         raise ValueError(f"setting {name!r} must {fault}")
     return value
 
 
-def _number(value: int | str) -> Any:
-    """Return a float if the value is one: YAML reads 2e-4 as text."""
+def _parse_float(value: int | str) -> Any:
+    """Return the value as a float if possible, because YAML parses 2e-4 as a string."""
     try:
         return float(value)
     except ValueError:
@@ -700,33 +713,33 @@ def _number(value: int | str) -> Any:
 
 
 def _find_fault(name: str, value: Any, kind: type) -> str:
-    """Return what is wrong with a setting's value, or ""."""
+    """Return the requirement that a setting's value violates, or ""."""
     if type(value) is not kind:
         return f"be {kind.__name__}, got {type(value).__name__} ({value!r})"
-    if kind in (int, float) and value < 0:
+    if isinstance(value, (int, float)) and value < 0:
         return f"not be negative, got {value}"
-    if kind is float and name.endswith("_share") and value > 1:
+    if isinstance(value, float) and name.endswith("_share") and value > 1:
         return f"be a share in 0..1, got {value}"
-    choices = get_args(FIELDS[name].type) or _registered(name)
+    choices = get_args(FIELDS[name].type) or _list_choices(name)
     if choices and value not in choices:
         return f"be one of {tuple(choices)}, got {value!r}"
     return ""
 
 
-def _registered(name: str) -> tuple:
-    """Return the registered choices of a setting; () if any value is allowed.
+def _list_choices(name: str) -> tuple:
+    """Return the registered values of a setting, or () if any value is allowed.
 
-    The registry belongs to a higher layer, so it is imported only when the setting is set.
+    The registry is in a higher layer, so it is imported only when a value is checked.
     """
-    place = FIELDS[name].metadata["choices"]
-    if not place:
+    source = FIELDS[name].metadata["choices"]
+    if not source:
         return ()
-    module, _, registry = place.partition(":")
+    module, _, registry = source.partition(":")
     return tuple(getattr(importlib.import_module(module), registry))
 
 
-class _Guard:
-    """Mixin of restricted views: raise when a setting of another stage is read."""
+class _RestrictedView:
+    """Mixin of restricted views: raise if a setting of another stage is read."""
 
     def __getattribute__(self, name: str):
         state = object.__getattribute__(self, "__dict__")
@@ -734,31 +747,32 @@ class _Guard:
             dotted = f"{state['_prefix']}{name}"
             stages = FIELDS[dotted].metadata["stages"]
             raise AttributeError(
-                f"this stage reads {dotted!r}, which is declared for {stages}: its folder would "
+                f"this stage reads {dotted!r}, which is declared for {stages}, so its folder does "
                 "not depend on the setting. Declare the stage in drlib/config.py"
             )
         return object.__getattribute__(self, name)
 
     def unrestricted(self) -> Config:
-        return object.__getattribute__(self, "__dict__")["_whole"]
+        return object.__getattribute__(self, "__dict__")["_source"]
 
 
 @cache
-def _guarded(kind: type) -> type:
-    return type(f"Restricted{kind.__name__}", (_Guard, kind), {})
+def _build_view_class(kind) -> type:
+    """Return a subclass of a configuration class whose instances are restricted views."""
+    return type(f"Restricted{kind.__name__}", (_RestrictedView, kind), {})
 
 
-def _restricted(section, stages: frozenset[str], prefix: str = ""):
-    """Return a view of a configuration object that raises for settings of other stages."""
-    view = object.__new__(_guarded(type(section)))
-    state = view.__dict__
+def _build_view(section, stages: frozenset[str], prefix: str = ""):
+    """Return a view of a section that raises if a setting of another stage is read."""
+    view = object.__new__(_build_view_class(section.__class__))
+    state = view.__dict__  # the dataclass is frozen
     hidden = set()
-    for one in dataclasses.fields(section):
-        value = getattr(section, one.name)
-        if dataclasses.is_dataclass(one.type):
-            value = _restricted(value, stages, f"{prefix}{one.name}.")
-        elif one.metadata["stages"] and not stages & {*one.metadata["stages"]}:
-            hidden.add(one.name)
-        state[one.name] = value
-    state.update(_hidden=frozenset(hidden), _prefix=prefix, _whole=section)
+    for member in dataclasses.fields(section):
+        value = getattr(section, member.name)
+        if dataclasses.is_dataclass(member.type):
+            value = _build_view(value, stages, f"{prefix}{member.name}.")
+        elif member.metadata["stages"] and not stages & {*member.metadata["stages"]}:
+            hidden.add(member.name)
+        state[member.name] = value
+    state.update(_hidden=frozenset(hidden), _prefix=prefix, _source=section)
     return view

@@ -67,7 +67,8 @@ class ModelTeacher:
     """
 
     def __init__(self, writer: Replies, judge: Replies | None = None, names: Sequence[str] = ()):
-        self.writer, self.judge, self.names = writer, judge or writer, list(names)
+        self.writer, self.judge = writer, judge or writer
+        self.names: Sequence[str] = list(names)
 
     def plans(
         self, task: Task, known: Sequence[str], sources: Sequence[str], k: int
