@@ -81,4 +81,6 @@ def test_dataset_command_accepts_a_site(site, tmp_path, monkeypatch, capsys):
 
 def test_training_on_a_live_site_is_refused():
     (fault,) = check_settings(Config.load("ci", world__name="live:https://docs.example.org/"))
-    assert "`drlib crawl https://docs.example.org/ FOLDER`, then world.name=folder:FOLDER" in fault
+    assert (
+        "`drlib crawl https://docs.example.org/ FOLDER`, then set world.name=folder:FOLDER" in fault
+    )

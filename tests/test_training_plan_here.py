@@ -124,19 +124,24 @@ def test_a_server_is_asked_for_its_models(tmp_path):
     with server(body=serving("anything")) as url:
         assert check_server(url, "") == "", "the small policy has no name"
     (line,) = [x for x in check_machine(settings, {}, tmp_path) if "engine.url" in x]
-    assert f"engine.url={settings.engine.url!r}: no server answers" in line, "it is gone now"
+    assert f"engine.url={settings.engine.url!r}: no list of models (URLError: " in line, (
+        "it is gone now"
+    )
     assert "VLLM_SERVER_DEV_MODE=1" in line and "\n" not in line
 
 
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"status": 404, "body": {}}, "refused (HTTP 404)"),
-        ({"status": 401, "body": {}}, "refused (HTTP 401)"),
-        ({"body": b"<html>"}, "is not a list of models"),
-        ({"body": {"data": "none"}}, "is not a list of models"),
-        ({"body": [1]}, "is not a list of models"),
-        ({"body": serving(MODEL), "silent_s": 1.0}, "no server answers (timed out)"),
+        ({"status": 404, "body": {}}, "no list of models (HTTPError: HTTP Error 404: Not Found)"),
+        (
+            {"status": 401, "body": {}},
+            "no list of models (HTTPError: HTTP Error 401: Unauthorized)",
+        ),
+        ({"body": b"<html>"}, "no list of models (JSONDecodeError: "),
+        ({"body": {"data": "none"}}, "no list of models (TypeError: "),
+        ({"body": [1]}, "no list of models (TypeError: "),
+        ({"body": serving(MODEL), "silent_s": 1.0}, "no list of models (TimeoutError: timed out)"),
     ],
 )
 def test_what_is_no_server_of_models_is_one_line(monkeypatch, how, said):

@@ -40,7 +40,6 @@ from drlib.training.memory_model import (
     head_bytes,
     memory_plan,
     state_bytes,
-    trained_parameters,
     working_bytes,
 )
 from drlib.training.model_setup import build_lora_config
@@ -386,11 +385,11 @@ def test_sharding_and_copies_between_processes():
 
 def test_a_layer_made_again_uses_the_memory_that_the_head_has_left():
     shape = count_shape(configuration("qwen3"))
-    plan = memory_plan(shape, Load(tokens=TOKENS, checkpointing=True, fsdp=True, chunked=False))
-    assert plan.parts["activations"] == plan.activations_checkpointed < plan.activations_kept
-    assert plan.parts["logits"] == plan.logits_full
-    layer = (plan.activations_kept - TOKENS * (96 * 6 + 4 + 4 * 16 + 8)) // 3
-    assert plan.shared == min(plan.logits_full, layer)
+    load = Load(tokens=TOKENS, checkpointing=True, fsdp=True, chunked=False)
+    plan, kept = memory_plan(shape, load), dataclasses.replace(load, checkpointing=False)
+    assert plan.parts["activations"] < activation_bytes(shape, kept)
+    layer = (activation_bytes(shape, kept) - TOKENS * (96 * 6 + 4 + 4 * 16 + 8)) // 3
+    assert plan.shared == min(plan.parts["logits"], layer)
     assert plan.total == sum(plan.parts.values()) - plan.shared
 
 
@@ -398,4 +397,4 @@ def test_adapters_are_counted_as_peft_makes_them():
     for kind in KINDS:
         whole, _ = built(kind, rank=RANK)
         made = sum(p.numel() for p in whole.parameters() if p.requires_grad)
-        assert trained_parameters(count_shape(configuration(kind)), Load(lora_rank=RANK)) == made
+        assert count_shape(configuration(kind)).trained_parameters(RANK) == made

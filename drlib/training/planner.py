@@ -7,45 +7,54 @@ Not modelled: engines over several GPUs, overlap of generation and weight transf
 longest rollout of a batch.
 """
 
-import dataclasses
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from http.client import HTTPException
 from importlib.metadata import packages_distributions, requires, version
+from itertools import product
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from drlib.config import PATH_WORLDS, ROOT, Config
+from drlib.config import FIELDS, ROOT, Config
 from drlib.endpoint import MAX_REPLY, ChatEndpoint, EndpointError
+from drlib.models.moe import policy_config
 from drlib.models.vllm_engine import INSTALL_VLLM
 from drlib.models.vllm_server import REMEDY
 from drlib.registry import suggest_name
 from drlib.training import memory_model
 from drlib.training.distributed import gpu_fault
 from drlib.training.learner import MICRO_BATCH_CONTEXTS
-from drlib.training.memory_model import Load, MemoryPlan, Shape, find_folder, load_shape
-from drlib.training.stages import WEIGHTS
+from drlib.training.memory_model import Load, MemoryPlan, Shape
+from drlib.training.pretrain import policy_shape
 from drlib.validation import require
-from drlib.worlds import WORLDS
 
 GIB = 2**30
+RESERVED = GIB  # a CUDA context and cuBLAS: assumed, not measured
+ENGINE_WORK = GIB  # an engine besides weights and cache (CUDA graphs): assumed
+SERVER_SHARE = 0.9  # share of its device that vLLM uses by default
 SHORTEST = 1024  # shortest context that is suggested, tokens
 LORA_RANK = 32  # suggested rank
-SAVED_GROUPS, SAVES, TOKEN_BYTES = 4, 3, 20  # trajectories that stage rl keeps
-CHECKPOINTS = 3  # of TRL: two, and one that is being written
+SAVED_GROUPS = 12  # stage rl keeps the trajectories of 4 groups at 3 steps
+TOKEN_BYTES = 20  # of a saved trajectory
+CHECKPOINT_BYTES = 12  # of a trained parameter: float32, with AdamW's two states
 HUB = "the hub's model"  # key of the bytes written to the hub's cache
 SERVER_TIMEOUT_S = 5.0
+CONTEXT_SHARE = 0.5  # assumed mean length of a context as a share of its maximum
 # H100 (vendor's numbers): bfloat16 FLOP/s without sparsity, memory bytes/s, and the assumed
 # utilisation in training and decoding
 FLOPS, BANDWIDTH = 989e12, 3.35e12
 TRAINING_SHARE, DECODING_SHARE = 0.3, 0.5
+COUNTS = (  # settings that must be at least 1
+    *("processes", "trainer.device_batch", "trainer.pack_tokens", "rollout.max_context_tokens"),
+    *("rl.questions", "rl.group", "rl.sampling.oversample"),
+)
 
 
 # ---------------------------------------------------------------- step time
@@ -61,7 +70,6 @@ class Rates:
         push_bytes_s: weight transfer, one engine after another.
         engines: number of engines; 0: one per process.
         generated_per_rollout: tokens; 0: generated_share of the maximum context.
-        context_share: mean length of a context as a share of its maximum.
         trained_share: share of the generated tokens with a gradient.
         tool_seconds: time per step spent waiting for tools only.
     """
@@ -72,18 +80,17 @@ class Rates:
     engines: int = 0
     generated_per_rollout: float = 0.0
     generated_share: float = 0.25
-    context_share: float = 0.5
     trained_share: float = 1.0
     tool_seconds: float = 0.0
 
     def __post_init__(self):
         for name, value in vars(self).items():
-            number = isinstance(value, int | float) and math.isfinite(value) and value >= 0
-            require(
-                value is None or number, f"rate {name} must be a number and not negative: {value!r}"
-            )
-        for name in ("generate_tokens_s", "train_tokens_s", "push_bytes_s"):
-            require(getattr(self, name) != 0, f"rate {name} must be above 0")
+            if value is not None:
+                require(
+                    isinstance(value, int | float) and 0 <= value < math.inf,
+                    f"rate {name} must be a number and not negative: {value!r}",
+                )
+                require(value > 0 or not name.endswith("_s"), f"rate {name} must be above 0")
 
 
 # one process of the local loop: figures/reference/tour/seed0_rl.jsonl, two processes of a laptop
@@ -165,7 +172,7 @@ def estimate_rates(rates: Rates, shape: Shape, load: Load, cache: int, context: 
         cache: bytes of one engine's KV cache.
         context: maximum tokens of a rollout.
     """
-    length = context * rates.context_share
+    length = context * CONTEXT_SHARE
     running = max(1.0, cache / (shape.kv_bytes(load.itemsize) * length))
     # a decoding step reads the weights that some rollout needs, and the cache of all rollouts
     idle: float = shape.parameters - shape.active  # for one token
@@ -175,18 +182,19 @@ def estimate_rates(rates: Rates, shape: Shape, load: Load, cache: int, context: 
     passes = 1 + (2 if load.full else 1) + load.checkpointing  # forward, backward, recomputation
     by_token = passes * (2 * shape.active + 2 * shape.layers * shape.query_width * length)
     generated = rates.generated_per_rollout or rates.generated_share * context
-    guess = {
-        "generate_tokens_s": running * DECODING_SHARE * BANDWIDTH / read,
-        # the learner also processes prompts and pages
-        "train_tokens_s": TRAINING_SHARE * FLOPS / by_token * min(1.0, generated / length),
-    }
-    missing: dict[str, Any] = {n: v for n, v in guess.items() if getattr(rates, n) is None}
-    return dataclasses.replace(rates, **missing)
+    generate = running * DECODING_SHARE * BANDWIDTH / read
+    # the learner also processes prompts and pages
+    train = TRAINING_SHARE * FLOPS / by_token * min(1.0, generated / length)
+    return replace(
+        rates,
+        generate_tokens_s=rates.generate_tokens_s or generate,
+        train_tokens_s=rates.train_tokens_s or train,
+    )
 
 
 def parse_rates(numbers: Mapping) -> Rates:
     """Build rates from a JSON object; ValueError for unknown names and wrong values."""
-    known = [field.name for field in dataclasses.fields(Rates)]
+    known = [field.name for field in fields(Rates)]
     require(isinstance(numbers, Mapping), "rates must be one JSON object of names and numbers")
     for name in numbers:
         require(name in known, f"unknown rate {name!r}: {suggest_name(name, known)}")
@@ -202,24 +210,22 @@ def measure_rates(rows: Sequence[Mapping], processes: int = 1) -> Rates:
     """Compute rates from the metrics.jsonl of stage `rl`; each process is an engine and a learner.
 
     Raises:
-        ValueError: there are no rows, a column is missing, or no step had a gradient.
+        ValueError: a column is missing, or no step had a gradient.
     """
-    require(len(rows) > 0, "no rows of metrics: rates cannot be measured")
-    for name in ("generated", "rollouts", "tokens", "trained_share", "seconds", "rollout_seconds"):
-        require(
-            all(name in row for row in rows),
-            f"rows of metrics lack {name!r}: pass the metrics.jsonl of a stage `rl`",
-        )
-    work = [read_workload(row) for row in rows]
+    try:
+        work = [read_workload(row) for row in rows]
+        rollouts = sum(row["rollouts"] for row in rows)
+        generating = sum(row["rollout_seconds"] for row in rows)
+        training = sum(row["seconds"] for row in rows) - generating
+    except KeyError as error:
+        raise ValueError(f"metrics lack {error}: pass the metrics.jsonl of a stage `rl`") from error
     generated, trained = sum(w.generated for w in work), sum(w.trained for w in work)
-    generating = sum(row["rollout_seconds"] for row in rows)
-    training = sum(row["seconds"] for row in rows) - generating
-    require(trained > 0 and generating > 0 and training > 0, "no step in these rows has a gradient")
+    require(min(trained, generating, training) > 0, "no step of these metrics has a gradient")
     return Rates(
         generate_tokens_s=generated / generating / processes,
         train_tokens_s=trained / training / processes,
         engines=processes,
-        generated_per_rollout=generated / sum(row["rollouts"] for row in rows),
+        generated_per_rollout=generated / rollouts,
         trained_share=trained / generated,
     )
 
@@ -227,95 +233,97 @@ def measure_rates(rows: Sequence[Mapping], processes: int = 1) -> Rates:
 # ---------------------------------------------------------------- memory of a run
 
 
-@dataclass(frozen=True)
-class Serving:
-    """Engines: their number, KV-cache bytes of one, the full contexts that it holds, and the bytes
-    that it takes of a training device."""
+def load_shape(config: Config) -> Shape:
+    """Return the sizes of the model that these settings train; nothing is downloaded.
 
-    engines: int
-    cache: int
-    contexts: int
-    beside: int
+    Raises:
+        ValueError: the model's configuration is not available.
+    """
+    if config.model.path == "":
+        return memory_model.count_shape(policy_config(policy_shape(config)))
+    return memory_model.count_shape(memory_model.load_configuration(config.model.path))
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Memory of the largest step on one device of `device` bytes."""
+    """Memory of the largest step on one device of `device` bytes.
+
+    Attributes:
+        cache: bytes of one engine's KV cache.
+        contexts: contexts of maximum length that it holds.
+    """
 
     stage: str
     load: Load
     memory: MemoryPlan
-    serving: Serving
     device: int
+    cache: int
+    contexts: int
 
     @property
     def fault(self) -> str:
         """Reason that the step does not fit; empty if it does."""
-        need, part = self.memory.total, self.memory.largest
+        need, parts = self.memory.total, self.memory.parts
         if need > self.device:
+            part = max(parts, key=parts.__getitem__)
             return (
                 f"does not fit: a step of {self.stage} needs {gib(need)} of {gib(self.device)}, "
-                f"most of it {part} ({gib(self.memory.parts[part])})"
+                f"most of it {part} ({gib(parts[part])})"
             )
-        if self.serving.contexts < 1:
-            cache = gib(max(self.serving.cache, 0))
-            return f"does not fit: an engine has {cache} left for its KV cache, less than a context"
+        if self.contexts < 1:
+            left = gib(max(self.cache, 0))
+            return f"does not fit: an engine has {left} left for its KV cache, less than a context"
         return ""
 
 
 def list_loads(config: Config) -> dict[str, Load]:
     """Return the micro-batch of each stage that trains."""
-    is_trl, trainer = config.trainer.backend == "trl", config.trainer
+    trainer, context = config.trainer, config.rollout.max_context_tokens
+    has_reference = config.rl.loss.kl_coef > 0
+    if trainer.backend == "local":
+        common = Load("float32", MICRO_BATCH_CONTEXTS, context, processes=config.processes)
+        return {"rl": replace(common, chunked=False, trainer="local", reference=has_reference)}
     common = Load(
-        dtype=config.model.dtype if is_trl else "float32",
-        rows=max(1, trainer.device_batch) if is_trl else MICRO_BATCH_CONTEXTS,
-        tokens=config.rollout.max_context_tokens,
-        lora_rank=trainer.lora_rank if is_trl else 0,
-        checkpointing=trainer.gradient_checkpointing and is_trl,
-        processes=max(1, config.processes),
-        fsdp=trainer.fsdp and is_trl,
-        chunked=is_trl,
-        trainer=trainer.backend,
+        dtype=config.model.dtype,
+        rows=trainer.device_batch,
+        tokens=context,
+        lora_rank=trainer.lora_rank,
+        checkpointing=trainer.gradient_checkpointing,
+        processes=config.processes,
+        fsdp=trainer.fsdp,
     )
     # a single row has no padding (`trl.drop_dead_rows`)
-    is_padded = is_trl and trainer.device_batch > 1
-    has_reference = config.rl.loss.kl_coef > 0
-    loads = {"rl": dataclasses.replace(common, padded=is_padded, reference=has_reference)}
-    if is_trl and config.sft.steps + config.pretrain.steps > 0:
-        loads["sft"] = dataclasses.replace(common, tokens=trainer.pack_tokens)
+    loads = {"rl": replace(common, padded=trainer.device_batch > 1, reference=has_reference)}
+    if config.sft.steps + config.pretrain.steps > 0:
+        loads["sft"] = replace(common, tokens=trainer.pack_tokens)
     return loads
 
 
-def fit_memory(config: Config, shape: Shape, device: int, engines: int = 0) -> Fit:
-    """Compute the memory of the largest step; engines: 0 for one per process."""
+def fit_memory(config: Config, shape: Shape, device: int) -> Fit:
+    """Compute the memory of the largest step on one device of `device` bytes."""
     loads = list_loads(config)
+    weights = shape.parameters * loads["rl"].itemsize
     beside = 0
     if config.engine.name == "vllm":
         beside = int(config.engine.memory_share * device)
     elif config.engine.name in ("hf", "local") and loads["rl"].fsdp:
         # the generating process needs a copy of all weights
-        beside = shape.parameters * loads["rl"].itemsize
-    reserved = memory_model.RESERVED if config.trainer.backend == "trl" else 0
+        beside = weights
+    reserved = RESERVED if config.trainer.backend == "trl" else 0
     plans = {
-        stage: (load, memory_model.memory_plan(shape, load, beside, reserved))
-        for stage, load in loads.items()
+        name: memory_model.memory_plan(shape, load, beside, reserved)
+        for name, load in loads.items()
     }
-    stage = max(plans, key=lambda name: plans[name][1].total)
-    load, needs = plans[stage]
-    weights = shape.parameters * load.itemsize
-    if config.engine.name == "vllm":
-        cache = beside - weights - memory_model.ENGINE_WORK
-    elif config.engine.name == "server":
-        cache = int(memory_model.SERVER_SHARE * device) - weights - memory_model.ENGINE_WORK
+    stage = max(plans, key=lambda name: plans[name].total)
+    if config.engine.name in ("vllm", "server"):
+        own = beside if config.engine.name == "vllm" else int(SERVER_SHARE * device)
+        cache = own - weights - ENGINE_WORK
     else:  # the trained weights generate; nothing is trained meanwhile
         kept = ("weights", "reference", "optimiser", "engine", "reserved")
-        cache = device - sum(needs.parts.get(name, 0) for name in kept)
-    contexts = memory_model.rollouts_at_once(
-        shape, load.itemsize, cache, config.rollout.max_context_tokens
-    )
-    contexts = min(contexts, count_rollouts(config))
-    serving = Serving(engines or max(1, config.processes), cache, contexts, beside)
-    return Fit(stage, load, needs, serving, device)
+        cache = device - sum(plans[stage].parts.get(name, 0) for name in kept)
+    context = shape.kv_bytes(loads["rl"].itemsize) * config.rollout.max_context_tokens
+    contexts = min(max(cache, 0) // context, count_rollouts(config))
+    return Fit(stage, loads[stage], plans[stage], device, cache, contexts)
 
 
 def count_rollouts(config: Config) -> int:
@@ -324,51 +332,32 @@ def count_rollouts(config: Config) -> int:
 
 
 def find_remedy(config: Config, shape: Shape, device: int) -> dict[str, Any]:
-    """Return the least costly changed settings that fit; {} if none do."""
-    for changes in _list_changes(config):
-        changed = config.derive(**changes)
-        if not check_settings(changed) and not fit_memory(changed, shape, device).fault:
-            return changes
-    return {}
-
-
-def _list_changes(config: Config) -> Iterator[dict[str, Any]]:
-    """Yield changes to try, the least costly first: each alone, then combinations."""
-    lengths, length = [], config.rollout.max_context_tokens // 2
-    while length >= SHORTEST:
-        lengths.append(_shorten_context(config, length))
-        length //= 2
-    if config.trainer.backend == "local":
-        yield from lengths
-        return
-    trainer, processes = config.trainer, config.processes
-    cheap: list[dict[str, Any]] = []
-    if not trainer.gradient_checkpointing:
-        cheap.append({"trainer.gradient_checkpointing": True})
-    if trainer.device_batch > 1:
-        cheap.append({"trainer.device_batch": 1})
-    if not trainer.lora_rank:
-        cheap.append({"trainer.lora_rank": LORA_RANK})
-    shards = [{"trainer.fsdp": True, "processes": n} for n in (2, 4, 8, 16) if n > processes]
-    if not trainer.fsdp and processes > 1:
-        shards.insert(0, {"trainer.fsdp": True})
-    is_vllm = config.engine.name == "vllm"
-    engine = [{"engine.memory_share": n / 10} for n in range(1, 9)] if is_vllm else []
-    yield from (*cheap, *shards, *lengths, *engine)
-    combined = {name: value for change in cheap for name, value in change.items()}
-    for shorter in ({}, *lengths):
-        for share in ({}, *engine):
-            for sharded in ({}, *shards):
-                yield sharded | combined | shorter | share
-
-
-def _shorten_context(config: Config, tokens: int) -> dict[str, Any]:
-    """Return settings of a shorter context, with the limits that must not exceed it."""
-    changes = {"rollout.max_context_tokens": tokens}
+    """Return the fewest changed settings that fit, the least costly first; {} if none do."""
+    context, processes = config.rollout.max_context_tokens, config.processes
+    limits = ["rollout.max_context_tokens"]
+    options: list[list[dict[str, Any]]] = []
     if config.trainer.backend == "trl":
-        names = ("trainer.pack_tokens", "rollout.max_turn_tokens")
-        changes |= {name: tokens for name in names if config.get(name) > tokens}
-    return changes
+        limits += ["rollout.max_turn_tokens", "trainer.pack_tokens"]
+        sizes = [n for n in (processes, 2, 4, 8, 16) if n >= max(2, processes)]
+        options = [
+            [{"trainer.fsdp": True, "processes": n} for n in sizes],
+            [] if config.trainer.lora_rank else [{"trainer.lora_rank": LORA_RANK}],
+            [{"trainer.device_batch": 1}],
+            [{"trainer.gradient_checkpointing": True}],
+        ]
+    # a shorter context, with the limits that must not exceed it
+    halves = [half for n in range(1, 20) if (half := context >> n) >= SHORTEST]
+    options.insert(0, [{n: half for n in limits if config.get(n) > half} for half in halves])
+    if config.engine.name == "vllm":
+        options.insert(0, [{"engine.memory_share": n / 10} for n in range(1, 9)])
+    # the last option varies fastest, so that it comes first among equally many changes
+    choices = product(*([{}, *option] for option in options))
+    for chosen in sorted(choices, key=lambda changes: sum(map(bool, changes))):
+        given = {name: value for changes in chosen for name, value in changes.items()}
+        changed = config.derive(**given)
+        if not check_settings(changed) and not fit_memory(changed, shape, device).fault:
+            return {name: value for name, value in given.items() if value != config.get(name)}
+    return {}
 
 
 def gib(n: float) -> str:
@@ -380,58 +369,47 @@ def gib(n: float) -> str:
 
 
 def check_settings(config: Config) -> list[str]:
-    """Return one message per missing path and per combination of settings that excludes itself."""
-    trainer, engine, model = config.trainer, config.engine, config.model
-    is_local, rollout = trainer.backend == "local", config.rollout
-    is_vllm, is_tiny = engine.name == "vllm", model.path == ""
-    needs_trl, context = "needs trainer.backend=trl", rollout.max_context_tokens
-    counts = (
-        *("processes", "trainer.device_batch", "trainer.pack_tokens"),
-        *("rollout.max_context_tokens", "rl.questions", "rl.group", "rl.sampling.oversample"),
-    )
-    rules = {  # message -> applies
-        f"trainer.lora_rank={trainer.lora_rank} {needs_trl}": is_local and trainer.lora_rank > 0,
-        f"trainer.fsdp=true {needs_trl}": is_local and trainer.fsdp,
-        f"trainer.gradient_checkpointing=true {needs_trl}": is_local
-        and trainer.gradient_checkpointing,
-        f"model.dtype={model.dtype} {needs_trl}": is_local and model.dtype != "float32",
-        f"model.path={model.path!r} {needs_trl}": is_local and not is_tiny,
-        "trainer.router_bias_rate needs trainer.backend=local": not is_local
-        and trainer.router_bias_rate > 0,
-        "trainer.fsdp=true shards over processes: set processes to 2 or more": not is_local
-        and trainer.fsdp
-        and config.processes < 2,
-        f"rollout.max_turn_tokens={rollout.max_turn_tokens} is larger than "
-        f"rollout.max_context_tokens={context}: lower it": rollout.max_turn_tokens > context,
-        "engine.name=local runs the tiny policy only: set engine.name=hf or vllm": not is_tiny
-        and engine.name == "local",
-        "engine.name=server needs engine.url, the address of a vLLM server": engine.name == "server"
-        and not engine.url,
-        f"engine.memory_share={engine.memory_share} must be above 0 and below 1": is_vllm
-        and not 0 < engine.memory_share < 1,
-        **{f"{name} must be at least 1": config.get(name) < 1 for name in counts},
-    }
-    start = ROOT / config.rl.start
-    is_missing = bool(config.rl.start) and not (start / WEIGHTS).exists()
-    rules[f"rl.start={config.rl.start!r}: there is no policy in {start}"] = is_missing
-    return [message for message, applies in rules.items() if applies] + _check_world(config)
+    """Return one message per combination of settings that excludes itself.
 
-
-def _check_world(config: Config) -> list[str]:
-    name = config.world.name
-    kind, _, rest = name.partition(":")
-    pattern = next((known for known in WORLDS if known.partition(":")[0] == kind), None)
-    if pattern is None or bool(rest) != (":" in pattern):
-        return [f"unknown world {name!r}: {suggest_name(name, WORLDS)}"]
-    if kind == "live":
-        return [
-            f"world.name={name!r}: a live site may change during training: run "
-            f"`drlib crawl {rest} FOLDER`, then set world.name=folder:FOLDER"
+    Unknown worlds and missing files are not checked: `drlib train` refuses them at its start.
+    """
+    trainer, engine, rollout = config.trainer, config.engine, config.rollout
+    is_trl, faults = trainer.backend == "trl", []
+    if not is_trl:
+        names = ["trainer.lora_rank", "trainer.fsdp", "trainer.gradient_checkpointing"]
+        changed = [
+            _format_setting(name, config.get(name))
+            for name in (*names, "model.dtype", "model.path")
+            if config.get(name) != FIELDS[name].default
         ]
-    path = Path(config.world_name.partition(":")[2])
-    if kind in PATH_WORLDS and not (path.is_dir() if kind == "folder" else path.is_file()):
-        return [f"world.name={name!r}: there is no {path}"]
-    return []
+        faults = [f"{setting} needs trainer.backend=trl" for setting in changed]
+    if is_trl and trainer.router_bias_rate > 0:
+        faults.append("trainer.router_bias_rate needs trainer.backend=local")
+    if is_trl and trainer.fsdp and config.processes < 2:
+        faults.append("trainer.fsdp=true shards over processes: set processes to 2 or more")
+    if rollout.max_turn_tokens > rollout.max_context_tokens:
+        faults.append(
+            f"rollout.max_turn_tokens={rollout.max_turn_tokens} is larger than "
+            f"rollout.max_context_tokens={rollout.max_context_tokens}: lower it"
+        )
+    if engine.name == "local" and config.model.path:
+        faults.append("engine.name=local runs the tiny policy only: set engine.name=hf or vllm")
+    if engine.name == "server" and not engine.url:
+        faults.append("engine.name=server needs engine.url, the address of a vLLM server")
+    if engine.name == "vllm" and not 0 < engine.memory_share < 1:
+        faults.append(f"engine.memory_share={engine.memory_share} must be above 0 and below 1")
+    if config.world.name.startswith("live:"):
+        url = config.world.name.removeprefix("live:")
+        faults.append(
+            f"world.name=live:{url}: a live site may change during training: run "
+            f"`drlib crawl {url} FOLDER`, then set world.name=folder:FOLDER"
+        )
+    return faults
+
+
+def _format_setting(name: str, value: Any) -> str:
+    """Format a setting as on the command line."""
+    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def check_machine(config: Config, disk: dict[str, int], runs: Path = ROOT / "runs") -> list[str]:
@@ -475,12 +453,8 @@ def check_server(url: str, model: str) -> str:
             names = [each["id"] for each in json.loads(reply.read(MAX_REPLY))["data"]]
     except EndpointError as fault:  # not an address
         return f"engine.url: {fault}"
-    except HTTPError as fault:
-        return f"{prefix}: the list of models was refused (HTTP {fault.code}): {start}"
-    except (OSError, HTTPException) as fault:
-        return f"{prefix}: no server answers ({getattr(fault, 'reason', fault)}): {start}"
-    except (ValueError, LookupError, TypeError):
-        return f"{prefix}: the reply is not a list of models: {start}"
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as fault:
+        return f"{prefix}: no list of models ({type(fault).__name__}: {fault}): {start}"
     if model and model not in names:
         return f"{prefix}: the server has {names}, not model.path={model!r}: {start}"
     return ""
@@ -490,28 +464,19 @@ def _check_disks(disk: dict[str, int], runs: Path) -> list[str]:
     """Return one message per disk with too little free space."""
     from transformers.utils import hub
 
-    cache = Path(hub.constants.HF_HUB_CACHE)
-    disks: dict[int, dict[Path, int]] = {}  # device number -> folder -> bytes
+    # the run and the hub's cache may be on the same disk
+    disks: dict[Path, Counter[Path]] = defaultdict(Counter)  # mount point -> folder -> bytes
     for kind, size in disk.items():
-        folder = cache if kind == HUB else runs
-        if size:
-            sizes = disks.setdefault(_find_existing(folder).stat().st_dev, {})
-            sizes[folder] = sizes.get(folder, 0) + size
-    faults = []
-    for sizes in disks.values():
-        size, free = sum(sizes.values()), shutil.disk_usage(_find_existing(next(iter(sizes)))).free
-        if size > free:
-            faults.append(
-                f"the run writes {size / GIB:.2f} GiB to {' and '.join(map(str, sizes))}, "
-                f"which has {free / GIB:.2f} GiB free: free some, or use another disk "
-                "(--runs; HF_HOME for the hub's models)"
-            )
-    return faults
-
-
-def _find_existing(path: Path) -> Path:
-    """Return the folder, or its nearest existing parent."""
-    return next(each for each in (path, *path.absolute().parents) if each.is_dir())
+        folder = Path(hub.constants.HF_HUB_CACHE) if kind == HUB else runs
+        mount = next(p for p in (folder, *folder.absolute().parents) if p.is_mount())
+        disks[mount][folder] += size
+    return [
+        f"the run writes {sizes.total() / GIB:.2f} GiB to {' and '.join(map(str, +sizes))}, "
+        f"which has {free / GIB:.2f} GiB free: free some, or use another disk "
+        "(--runs; HF_HOME for the hub's models)"
+        for mount, sizes in disks.items()
+        if sizes.total() > (free := shutil.disk_usage(mount).free)
+    ]
 
 
 # ---------------------------------------------------------------- plan
@@ -536,16 +501,15 @@ class Plan:
     time: StepTime
     disk: dict[str, int]
     remedy: dict[str, Any]
-    faults: tuple[str, ...]
-    notes: tuple[str, ...]
+    faults: list[str]
+    notes: list[str]
 
     @property
     def errors(self) -> list[str]:
         """Reasons not to start the run."""
         if not self.fit.fault:
-            return [*self.faults]
-        values = {n: str(v).lower() if isinstance(v, bool) else v for n, v in self.remedy.items()}
-        cure = " ".join(f"--{name}={value}" for name, value in values.items())
+            return self.faults
+        cure = " ".join(f"--{_format_setting(*each)}" for each in self.remedy.items())
         advice = f"fits with {cure}" if cure else "use a smaller model or larger devices"
         return [*self.faults, f"{self.fit.fault}; {advice}"]
 
@@ -561,62 +525,61 @@ def plan(config: Config, device_gb: float | None = None, rates: Rates | None = N
     Raises:
         ValueError: the model's sizes are unknown, or a setting cannot be planned.
     """
-    require(device_gb is None or device_gb > 0, f"device_gb must be above 0, got {device_gb}")
-    rates = rates or (TOUR_RATES if config.trainer.backend == "local" else Rates())
-    faults, shape, context = (
-        check_settings(config),
-        load_shape(config),
-        config.rollout.max_context_tokens,
-    )
+    for name in COUNTS:
+        require(config.get(name) >= 1, f"{name} must be at least 1")
+    is_local, context = config.trainer.backend == "local", config.rollout.max_context_tokens
+    if device_gb is None:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+        device_gb = memory / config.processes if is_local else 80.0
+    require(device_gb > 0, f"device_gb must be above 0, got {device_gb}")
+    rates = rates or (TOUR_RATES if is_local else Rates())
+    faults, shape = check_settings(config), load_shape(config)
     if context > shape.positions:
         faults.append(
             f"rollout.max_context_tokens={context} exceeds the model's {shape.positions} positions"
         )
-    device = int((device_gb or _default_gib(config)) * GIB)
-    fit = fit_memory(config, shape, device, rates.engines)
+    device = int(device_gb * GIB)
+    fit = fit_memory(config, shape, device)
     notes = _list_notes(config, rates)
     # an engine does not need more cache than all rollouts of a step
-    cache = min(
-        fit.serving.cache, count_rollouts(config) * context * shape.kv_bytes(fit.load.itemsize)
-    )
+    tokens = count_rollouts(config) * context
+    cache = min(fit.cache, tokens * shape.kv_bytes(fit.load.itemsize))
     rates = estimate_rates(rates, shape, fit.load, cache, context)
     generated = count_rollouts(config) * (
         rates.generated_per_rollout or rates.generated_share * context
     )
     is_remote = config.engine.name in ("vllm", "server")
-    push = shape.parameters * memory_model.ITEMSIZE[config.model.dtype] if is_remote else 0
+    push = shape.parameters * fit.load.itemsize if is_remote else 0
     work = Workload(generated, generated * rates.trained_share, push)
-    time = step_time(work, rates, engines=fit.serving.engines, learners=config.processes)
+    engines = rates.engines or config.processes
+    time = step_time(work, rates, engines=engines, learners=config.processes)
     remedy = find_remedy(config, shape, device) if fit.fault else {}
     disk = estimate_disk(config, shape, fit.load)
-    return Plan(config, shape, fit, rates, work, time, disk, remedy, tuple(faults), notes)
+    return Plan(config, shape, fit, rates, work, time, disk, remedy, faults, notes)
 
 
 def estimate_disk(config: Config, shape: Shape, load: Load) -> dict[str, int]:
     """Estimate bytes by kind: models, checkpoints, kept rollouts, metrics, the hub's cache."""
     steps = (config.pretrain.steps, config.sft.steps, config.rl.steps)
-    model = shape.parameters * memory_model.ITEMSIZE[load.dtype]
-    # a checkpoint has the trained parameters and the two states of each
-    trained = memory_model.trained_parameters(shape, load)
-    checkpoint = (1 + memory_model.STATES) * trained * memory_model.FLOAT32
-    kept = CHECKPOINTS if config.trainer.backend == "trl" else 2
-    tokens = SAVES * SAVED_GROUPS * config.rl.group * config.rollout.max_context_tokens
-    is_remote = bool(config.model.path) and find_folder(config.model.path) is None
+    model = shape.parameters * load.itemsize
+    # TRL keeps two and writes a third
+    checkpoints = 3 if load.trainer == "trl" else 2
+    is_remote = bool(config.model.path) and memory_model.find_folder(config.model.path) is None
+    rollout_tokens = SAVED_GROUPS * config.rl.group * config.rollout.max_context_tokens
     return {
         "final models": model * sum(n > 0 for n in steps),
-        "checkpoints": checkpoint * kept,
-        "rollouts": tokens * TOKEN_BYTES,
+        "checkpoints": checkpoints * CHECKPOINT_BYTES * shape.trained_parameters(load.lora_rank),
+        "rollouts": rollout_tokens * TOKEN_BYTES,
         "metrics": 1000 * sum(steps),
         HUB: model if is_remote else 0,
     }
 
 
-def _list_notes(config: Config, rates: Rates) -> tuple[str, ...]:
+def _list_notes(config: Config, rates: Rates) -> list[str]:
     """Return the assumptions of a plan."""
-    is_trl = config.trainer.backend == "trl"
-    source = "an H100's specification" if is_trl else "the reference runs of the tour"
-    notes = []
+    is_trl, notes = config.trainer.backend == "trl", []
     if rates.generate_tokens_s is None or rates.train_tokens_s is None:
+        source = "an H100's specification" if is_trl else "the reference runs of the tour"
         notes.append(f"missing rates are estimated from {source}, not measured")
     if not rates.generated_per_rollout:
         notes.append(f"a rollout is assumed to generate {rates.generated_share:.0%} of its context")
@@ -630,59 +593,48 @@ def _list_notes(config: Config, rates: Rates) -> tuple[str, ...]:
     if config.engine.name == "server" and not rates.engines:
         count = config.processes
         notes.append(f"one engine per process is assumed ({count}): set the rate `engines`")
-    return tuple(notes)
-
-
-def _default_gib(config: Config) -> float:
-    """Return 80 GiB for TRL, this machine's memory per process for the local trainer."""
-    if config.trainer.backend == "trl":
-        return 80.0
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return memory / max(1, config.processes) / GIB
+    return notes
 
 
 def render(done: Plan) -> str:
     """Format the plan as text, without errors."""
-    config, shape, fit, time, needs = done.config, done.shape, done.fit, done.time, done.fit.memory
-    trained = memory_model.trained_parameters(shape, fit.load)
-    method = "all" if fit.load.full else f"LoRA of rank {fit.load.lora_rank}"
-    context, rollouts, serving = (
-        config.rollout.max_context_tokens,
-        count_rollouts(config),
-        fit.serving,
+    config, shape, fit, time = done.config, done.shape, done.fit, done.time
+    needs, load, rollouts = fit.memory, fit.load, count_rollouts(config)
+    context, rates = config.rollout.max_context_tokens, done.rates
+    method = "all" if load.full else f"LoRA of rank {load.lora_rank}"
+    parts = needs.parts | {"- shared": needs.shared, "total": needs.total}
+    table = "\n".join(f"  {part:<12} {gib(n):>11}" for part, n in parts.items() if n)
+    # both alternatives of two choices
+    kept, checkpointed = (
+        memory_model.activation_bytes(shape, replace(load, checkpointing=is_on))
+        for is_on in (False, True)
     )
-    used = {kind: n for kind, n in done.disk.items() if n}
-    lines = [
-        f"model        {config.model.path or 'the tiny policy'}",
-        f"parameters   {_count(shape.parameters)}, active per token: {_count(shape.active)}, "
-        f"trained: {_count(trained)} ({method})",
-        f"device       {gib(fit.device)}, {config.processes} training"
-        f"{', sharded' if fit.load.fsdp else ''}; largest step: {fit.stage}, micro-batches of "
-        f"{fit.load.rows} x {fit.load.tokens} tokens",
-        *(f"  {part:<12} {gib(n):>11}" for part, n in needs.parts.items() if n),
-        *([f"  {'- shared':<12} {gib(needs.shared):>11}"] if needs.shared else []),
-        f"  {'total':<12} {gib(needs.total):>11}",
-        f"  activations: {gib(needs.activations_kept)}, with gradient checkpointing "
-        f"{gib(needs.activations_checkpointed)}",
-        f"  logits: {gib(needs.logits_full)}, with chunked log-probabilities "
-        f"{gib(needs.logits_chunked)}",
-        f"engine       {config.engine.name} x {serving.engines}: KV cache "
-        f"{gib(max(serving.cache, 0))}, {_count(shape.kv_bytes(fit.load.itemsize))}B per token, "
-        f"{serving.contexts} full contexts",
-        f"step         {rollouts} rollouts of at most {context} tokens: "
-        f"{_count(rollouts * context)}, generated: {_count(done.work.generated)}",
-        f"seconds      generate {time.generate:.3g}, train {time.train:.3g}, sync {time.sync:.3g}; "
-        f"synchronous {time.synchronous:.3g}, asynchronous {time.asynchronous:.3g}",
-        f"  knee: {time.knee} engines; asynchronous: staleness {time.staleness}, learner busy "
-        f"{time.learner_busy:.0%}, engines busy {time.engines_busy:.0%}",
-        f"  {config.rl.steps} steps: {config.rl.steps * time.synchronous / 3600:.3g} hours; rates: "
-        f"{done.rates.generate_tokens_s:.0f} tokens/s per engine, "
-        f"{done.rates.train_tokens_s:.0f} per training process",
-        f"disk         {gib(sum(used.values()))}: "
-        + ", ".join(f"{kind} {gib(n)}" for kind, n in used.items()),
-        *(f"note         {note}" for note in done.notes),
-    ]
-    return "\n".join(lines)
+    logits, chunked = (
+        memory_model.head_bytes(shape, replace(load, chunked=is_on)) for is_on in (False, True)
+    )
+    disk = ", ".join(f"{kind} {gib(n)}" for kind, n in done.disk.items() if n)
+    text = f"""\
+model        {config.model.path or "the tiny policy"}
+parameters   {_count(shape.parameters)}, active per token: {_count(shape.active)}, \
+trained: {_count(shape.trained_parameters(load.lora_rank))} ({method})
+device       {gib(fit.device)}, {config.processes} training{", sharded" if load.fsdp else ""}; \
+largest step: {fit.stage}, micro-batches of {load.rows} x {load.tokens} tokens
+{table}
+  activations: {gib(kept)}, with gradient checkpointing {gib(checkpointed)}
+  logits: {gib(logits)}, with chunked log-probabilities {gib(chunked)}
+engine       {config.engine.name} x {time.engines}: KV cache {gib(max(fit.cache, 0))}, \
+{_count(shape.kv_bytes(load.itemsize))}B per token, {fit.contexts} full contexts
+step         {rollouts} rollouts of at most {context} tokens: {_count(rollouts * context)}, \
+generated: {_count(done.work.generated)}
+seconds      generate {time.generate:.3g}, train {time.train:.3g}, sync {time.sync:.3g}; \
+synchronous {time.synchronous:.3g}, asynchronous {time.asynchronous:.3g}
+  knee: {time.knee} engines; asynchronous: staleness {time.staleness}, \
+learner busy {time.learner_busy:.0%}, engines busy {time.engines_busy:.0%}
+  {config.rl.steps} steps: {config.rl.steps * time.synchronous / 3600:.3g} hours; \
+rates: {rates.generate_tokens_s:.0f} tokens/s per engine, \
+{rates.train_tokens_s:.0f} per training process
+disk         {gib(sum(done.disk.values()))}: {disk}"""
+    return "\n".join([text, *(f"note         {note}" for note in done.notes)])
 
 
 def _count(n: float) -> str:
