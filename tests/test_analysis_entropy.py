@@ -216,8 +216,8 @@ def test_bounds_hold_and_are_exact_when_everything_is_known():
         ([[-0.1, math.nan]], "NaN"),
         ([[0.5]], "positive"),
         ([[-0.1, -0.1]], "more than 1"),
-        ([-0.1], r"need \[N, K\]"),
-        ([[-3.0] * 5], "K from 1 to the vocabulary of 4"),
+        ([-0.1], r"must have shape \[N, K\]"),
+        ([[-3.0] * 5], r"K in 1\.\.4 .vocabulary."),
     ],
 )
 def test_what_is_no_top_k_is_refused(values, message):
@@ -341,7 +341,7 @@ def test_scopes_and_segments():
     assert by == {"trajectory": [3, 4, 8, 9], "batch": [6, 7, 8, 9], "fixed": [5, 6, 7, 8, 9]}
     within = np.arange(10) < 7
     assert np.flatnonzero(high_entropy(table, 0.4, within=within)).tolist() == [4, 5, 6]
-    with pytest.raises(ValueError, match="share must lie in 0..1, got 1.2"):
+    with pytest.raises(ValueError, match="share must be in 0..1, got 1.2"):
         high_entropy(table, 1.2)
 
 

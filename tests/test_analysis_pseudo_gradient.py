@@ -130,10 +130,10 @@ def test_the_prefix_is_computed_once():
     ("change", "message"),
     [
         (dict(answer_ids=[]), "the answer has no tokens"),
-        (dict(prefix_ends=[]), "prefix ends must be one or more of 1..10, got"),
-        (dict(prefix_ends=[0]), "prefix ends must be one or more of 1..10"),
-        (dict(prefix_ends=[5, 11]), "prefix ends must be one or more of 1..10"),
-        (dict(answer_ids=[64]), "another tokenizer made these ids.* vocabulary of 64"),
+        (dict(prefix_ends=[]), "prefix_ends must have values in 1..10, got"),
+        (dict(prefix_ends=[0]), "prefix_ends must have values in 1..10"),
+        (dict(prefix_ends=[5, 11]), "prefix_ends must have values in 1..10"),
+        (dict(answer_ids=[64]), "ids exceed the model's vocabulary of 64"),
         (dict(context_ids=some_ids(140), prefix_ends=[127]), "exceed the model's 128 positions"),
     ],
 )
@@ -306,7 +306,7 @@ def test_the_bridge_closes_an_open_thought_and_opens_none_twice(tokenizer, answe
 def test_own_words_end_where_the_answer_is_said(tokenizer):
     t = rollout(tokenizer, TURNS[0], f"<think>I have the code: MWK.</think>{ANSWER}")
     assert extract_bridge(tokenizer, t, "MWK") == "<think>I have the code: "
-    with pytest.raises(ValueError, match="does not say 'KES'"):
+    with pytest.raises(ValueError, match="does not contain 'KES'"):
         extract_bridge(tokenizer, t, "KES")
 
 
@@ -314,7 +314,7 @@ def test_trajectories_that_cannot_be_measured_are_named(tokenizer):
     t = rollout(tokenizer, *TURNS)
     model = Scripted()
     for changed, kwargs, message in (
-        (replace(t, metadata={}), {}, "names no right_answer; pass answer="),
+        (replace(t, metadata={}), {}, "has no right_answer; pass answer="),
         (replace(t, generated=t.generated & False), {}, "needs a prompt and sampled tokens"),
         (replace(t, generated=t.generated | True), {}, "needs a prompt and sampled tokens"),
         (t, {"stride": 0}, "stride must be at least 1"),
@@ -322,7 +322,7 @@ def test_trajectories_that_cannot_be_measured_are_named(tokenizer):
     ):
         with pytest.raises(ValueError, match=message):
             pseudo_gradient(model, tokenizer, changed, **kwargs)
-    with pytest.raises(ValueError, match="another tokenizer made these ids"):
+    with pytest.raises(ValueError, match="ids exceed the model's vocabulary"):
         pseudo_gradient(real_model("llama"), tokenizer, t)
 
 

@@ -1,10 +1,9 @@
-"""The panels of notebooks 15 and 16 and of the report, each drawn into given axes.
+"""Plots of entropies, lifts, answer losses and expert loads, drawn into given axes.
 
-Nothing here runs a model: every panel takes what `entropy`, `reflection`, `pseudo_gradient` and
-`routing` computed. Blue and orange are two policies, or tokens after a response that worked and one
-that failed; grey is a null or a control. Where a number is a colour, dark is much and pale is
-little, in every panel and in the viewer: the tones of cividis, which read the same with and without
-colour vision.
+Used by notebooks 15 and 16 and by the report. Inputs are results of `entropy`, `reflection`,
+`pseudo_gradient` and `routing`. Blue and orange are two policies, or successful and failed tool
+responses; grey is a null or a control. Colour scales go from pale (low) to dark (high), in the
+tones of cividis, which are readable with colour vision deficiency.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,16 +17,16 @@ from drlib.analysis.plots import CONTROL, DOWN, UP
 from drlib.analysis.token_table import TokenTable, find_responses
 from drlib.trajectory import Segment, Trajectory
 
-# Nats of entropy, or of a loss: the stops of viewer.js on light paper, in even steps.
+# colour scale of entropies and losses in nats; the stops of viewer.js on a light background
 TONES = ("white", "#fcf0b0", "#e5d266", "#b1a570", "#7d7c78", "#47526c", "#00224e")
 SCALE = LinearSegmentedColormap.from_list("nats", TONES)
-MIN_TEXT_TONE = 0.4  # of the scale: letters are never paler
+MIN_TEXT_TONE = 0.4  # lowest tone of text, as a share of the scale
 SEGMENT_COLORS = {
     Segment.THINK: 0.6,
     Segment.TOOL_CALL: (0.34, 0.71, 0.91),
     Segment.ANSWER: (0, 0.62, 0.45),
 }
-STATUS_COLORS = {"all": UP, "ok": UP, "error": DOWN, "empty": "C4"}  # by the response's status
+STATUS_COLORS = {"all": UP, "ok": UP, "error": DOWN, "empty": "C4"}  # by response status
 LOAD_SEGMENTS = (
     Segment.PROMPT,
     Segment.THINK,
@@ -40,8 +39,10 @@ LOAD_SEGMENTS = (
 def plot_histogram(
     ax: Axes, tables: Mapping[str, TokenTable | Sequence[TokenTable]], bins: int = 50
 ):
-    """Share of the sampled tokens by entropy, logarithmic; a dashed line leaves 80% at its left.
-    Several tables of a name (its seeds) are thin lines, and the thick one is all of them."""
+    """Plot histograms of token entropies (nats); dashed lines mark the 80th percentiles.
+
+    Several tables per name (seeds) are drawn as thin lines; the thick line pools them.
+    """
     known: dict[str, list[np.ndarray]] = {}
     for name, some in tables.items():
         some = [some] if isinstance(some, TokenTable) else some
@@ -67,7 +68,7 @@ def _compute_percentages(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 def plot_event_curves(
     ax: Axes, curves: Mapping[str, Mapping], statuses: Sequence[str] = ("ok", "error")
 ):
-    """Mean entropy around tool responses (`reflection.event_curves`), with 95% bands."""
+    """Plot the mean entropy around tool responses (`reflection.event_curves`), with 95% bands."""
     for status in statuses:
         if status in curves:
             curve, color = curves[status], STATUS_COLORS[status]
@@ -90,18 +91,21 @@ def plot_event_curves(
 
 
 def plot_lifts(ax: Axes, rows: Mapping[str, Mapping]) -> None:
-    """Plot how much more often thoughts are forks after a response: ratios, 95% intervals.
+    """Plot the lift of forking tokens after responses: ratios with 95% intervals.
 
-    rows: label -> fields of a `reflection.Lift`. Blue: over the other thoughts. Orange: over first
-    turns at the same places. Grey: the range of turned windows. An interval without an upper end
-    (in some resamples there was no fork to compare with) runs to the edge.
+    Blue: ratio to the other thoughts. Orange: ratio to the same positions of first turns. Grey:
+    range under circular shifts. Infinite interval ends are clipped at the edge.
+
+    Args:
+        ax: axes to draw into.
+        rows: label -> fields of a `reflection.Lift`.
     """
     ratios = np.exp([row[key] for row in rows.values() for key in ("lift", "matched", "permuted")])
     seen = ratios[np.isfinite(ratios) & (ratios > 0)]
     left, right = 0.9 * min(0.5, *seen), 1.1 * max(2.0, *seen)
     for at, lift in enumerate(rows.values()):
         _, low, high = np.exp(lift["permuted"])
-        ax.barh(at, high - low, 0.5, low, color="0.87", label=None if at else "turned windows")
+        ax.barh(at, high - low, 0.5, low, color="0.87", label=None if at else "circular shifts")
         for name, up, color in (("lift", -0.14, UP), ("matched", 0.14, DOWN)):
             value, low, high = np.exp(lift[name])
             label = {"lift": "over other thoughts", "matched": "over first turns"}[name]
@@ -122,10 +126,13 @@ def plot_lifts(ax: Axes, rows: Mapping[str, Mapping]) -> None:
 
 
 def plot_word_grid(ax: Axes, words: Sequence[tuple[str, int, float]], columns: int = 5, most=None):
-    """Words of thoughts, the most uncertain first, as large and as dark as their mean entropy.
+    """Plot the words of thoughts with size and tone by mean entropy, highest first.
 
-    words: (word, count, entropy in nats). most: nats of the largest size and the darkest tone, so
-    that grids and strips can be compared; None: those of the first word.
+    Args:
+        ax: axes to draw into.
+        words: (word, count, entropy in nats).
+        columns: number of columns.
+        most: nats of the largest size and darkest tone; default: maximum of `words`.
     """
     rows = max(1, -(-len(words) // columns))
     top = most or max((entropy for *_, entropy in words), default=1) or 1
@@ -146,12 +153,19 @@ def plot_word_grid(ax: Axes, words: Sequence[tuple[str, int, float]], columns: i
 def plot_entropy_strip(
     ax: Axes, trajectory: Trajectory, most: float = 2.0, texts=(), above: float = 0.3
 ):
-    """A whole trajectory as a strip of entropy; observations are pale, responses marked in them.
+    """Plot the entropies of a trajectory as a strip; markers show tool responses.
 
-    The line below is grey under thoughts, light blue under calls, green under answers. most: nats
-    of the darkest tone, so that strips can be compared. texts: of each token; the first word of
-    a run above `above` nats is written over it."""
-    values = np.nan if trajectory.entropies is None else trajectory.entropies  # not known: blank
+    The line below marks thoughts (grey), calls (light blue) and answers (green). Observations are
+    pale.
+
+    Args:
+        ax: axes to draw into.
+        trajectory: the trajectory.
+        most: nats of the darkest tone.
+        texts: text of each token; labels the first token of each run above `above`.
+        above: nats.
+    """
+    values = np.nan if trajectory.entropies is None else trajectory.entropies  # NaN is blank
     shown = np.where(trajectory.generated, values, np.nan)[None]
     ax.set_facecolor("0.93")
     ax.imshow(
@@ -181,19 +195,27 @@ def plot_entropy_strip(
 
 
 def plot_entropy_changes(ax: Axes, found: Mapping[str, Mapping]) -> None:
-    """Change of entropy from a base to a trained model on the same tokens, by tenths of them;
-    found: label -> `entropy.high_entropy_overlap`; the label gets the overlap of the top tokens."""
+    """Plot the change of entropy from a base to a trained model, by decile of base entropy.
+
+    Args:
+        ax: axes to draw into.
+        found: label -> result of `entropy.high_entropy_overlap`.
+    """
     for color, (name, one) in zip(cycle((UP, DOWN, "C2")), found.items()):
         label = f"{name}: {one['overlap']:.0%} of the top 20% shared"
         ax.plot(range(1, len(one["change"]) + 1), one["change"], "o-", color=color, label=label)
     ax.axhline(0, color="0.3", lw=0.8)
-    ax.set(xlabel="tenths of the tokens, the last the most open before", ylabel="mean change, nats")
+    ax.set(xlabel="decile of the entropy under the base model", ylabel="mean change, nats")
     ax.legend()
 
 
 def plot_answer_loss(ax: Axes, curves: Mapping[str, object], spans: Sequence[tuple] = ()) -> None:
-    """The answer's loss along a trajectory (`pseudo_gradient.Curve`); a dot is a turn's start, and
-    nothing was measured along dotted lines. spans: `token_table.responses`, orange where failed.
+    """Plot the loss of the answer along a trajectory; dots mark turn starts.
+
+    Args:
+        ax: axes to draw into.
+        curves: label -> `pseudo_gradient.LossCurve`; dotted lines bridge gaps between points.
+        spans: result of `token_table.find_responses`; failed responses are orange.
     """
     for color, (name, curve) in zip(cycle((UP, DOWN, CONTROL, "C2")), curves.items()):
         ax.plot(curve.ends_P, curve.losses_P, color=color, lw=1.2, ls=":")
@@ -228,7 +250,12 @@ def plot_answer_loss(ax: Axes, curves: Mapping[str, object], spans: Sequence[tup
 def plot_class_changes(
     ax: Axes, found: Mapping[str, tuple[Sequence[float], Sequence[float]]]
 ) -> None:
-    """Signed change of the answer's loss by class: each one and the mean; a control's in grey."""
+    """Plot loss changes and means per token class; grey is the control.
+
+    Args:
+        ax: axes to draw into.
+        found: label -> (changes, control changes), see `pseudo_gradient.token_class_deltas`.
+    """
     for at, pair in enumerate(found.values()):
         for up, values, color, of in zip((-0.18, 0.18), pair, (UP, CONTROL), ("class", "control")):
             values = np.asarray(values, float)[~np.isnan(np.asarray(values, float))]
@@ -255,8 +282,14 @@ def plot_class_changes(
 def plot_landscape(
     ax: Axes, grid: Sequence[float], losses_XY: np.ndarray, most: float | None = None
 ):
-    """The loss around the weights (`pseudo_gradient.landscape`); the cross is the policy.
-    most: nats of the darkest tone, so that landscapes can be compared."""
+    """Plot the loss around the weights (`pseudo_gradient.landscape`); the cross is the policy.
+
+    Args:
+        ax: axes to draw into.
+        grid: coordinates along both directions.
+        losses_XY: losses, nats per token.
+        most: nats of the darkest tone; default: maximum of `losses_XY`.
+    """
     levels = np.linspace(0, most or np.ceil(np.max(losses_XY)), 17)
     shades = ax.contourf(grid, grid, np.transpose(losses_XY), levels=levels, cmap=SCALE)
     ax.plot(0, 0, "+", color="black", ms=12, mew=2)
@@ -266,7 +299,13 @@ def plot_landscape(
 
 
 def plot_expert_shares(ax: Axes, load_SLE: np.ndarray, layer: int) -> None:
-    """Share of each segment's choices that each expert of a layer got (`load_by_segment`)."""
+    """Plot the share of tokens routed to each expert of a layer, by segment, in percent.
+
+    Args:
+        ax: axes to draw into.
+        load_SLE: result of `routing.compute_load`.
+        layer: index of the layer.
+    """
     rows = [s for s in LOAD_SEGMENTS if np.isfinite(load_SLE[s, layer]).all()]
     shares = 100 * load_SLE[rows, layer]
     ax.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=100 * 4 / shares.shape[1])

@@ -1,13 +1,14 @@
-"""Reasoning as descent: how likely the right answer becomes, token by token (RaML).
+"""Reasoning as descent: the loss of the right answer along a trajectory (RaML).
 
-RaML (arXiv 2505.19815) reads each token of a thought as a step of descent on the loss of the right
-answer. That loss is measured here after every prefix of a stored trajectory. Changes are signed
-differences in nats: relative ones explode where the loss is near 0, absolute ones cannot tell help
-from harm. A class of tokens is compared with as many others of the same third of the trajectory:
-the loss falls most in certain places, whatever stands there. The prefix is computed once; answers
-branch off its key-value cache, many in a batch.
+RaML (arXiv 2505.19815) interprets each thought token as a descent step on the loss of the right
+answer. This module measures that loss after prefixes of a stored trajectory.
 
-Left out: smoothing (a figure's business), filter-wise normalised directions, summaries.
+Changes are signed differences in nats. Relative changes diverge when the loss is near 0, and
+absolute changes do not distinguish progress from regress. A class of tokens is compared with the
+same number of other tokens in the same third of the trajectory, because the loss depends on
+position. The prefix is computed once; answers are scored in batches from its key-value cache.
+
+Not included: smoothing, filter-wise normalised directions.
 """
 
 import math
@@ -23,8 +24,8 @@ from drlib.training.packing import split_by_size
 from drlib.trajectory import Segment, Trajectory
 from drlib.validation import require
 
-BRIDGE = "</think><answer>"  # of our format (`drlib.chat.tool_calls`)
-RESPONSE = "tool response"  # the class of changes that observations make
+BRIDGE = "</think><answer>"  # text between thought and answer (`drlib.chat.tool_calls`)
+RESPONSE = "tool response"  # class of the changes at tool responses
 
 
 @torch.no_grad()
@@ -37,11 +38,23 @@ def answer_losses(
     *,
     batch_tokens: int = 8192,
 ) -> np.ndarray:
-    """Mean -log p (nats a token) of an answer after each context[:end] + bridge: losses_P, float64.
+    """Compute the mean -log p of an answer after context[:end] + bridge for each prefix end.
 
-    model: a Hugging Face causal language model in eval mode, without sliding windows or recurrent
-    states. prefix_ends: P lengths in 1..T, in any order. batch_tokens: cached and new ones in a
-    forward pass. ValueError: an argument out of range, another model, a loss that is not finite.
+    Args:
+        model: Hugging Face causal language model in eval mode, without sliding windows or
+            recurrent states.
+        context_ids: T token ids.
+        prefix_ends: P prefix lengths in 1..T, in any order.
+        answer_ids: token ids of the answer.
+        bridge_ids: token ids between prefix and answer.
+        batch_tokens: maximum tokens per forward pass, cached tokens included.
+
+    Returns:
+        losses_P: nats per answer token, float64.
+
+    Raises:
+        ValueError: an argument out of range, an unsupported model, or a non-finite loss.
+
     """
     context = [int(i) for i in context_ids]
     bridge = [int(i) for i in bridge_ids]
@@ -51,10 +64,11 @@ def answer_losses(
     each, place_P = np.unique(ends_P, return_inverse=True)
     branch = bridge + answer[:-1]
     cache = None
-    cached = 0  # tokens in it
+    cached = 0  # tokens in the cache
     losses: list[float] = []
     for ends in split_by_size(each.tolist(), lambda end: end + len(branch), batch_tokens):
-        # the prefix grows: its last token begins the branch, whose logits may be the answer's first
+        # extend the cached prefix up to the last token, which starts each branch: its logits may
+        # predict the first answer token
         more = context[cached : max(ends[-1] - 1, 1)]
         if more:
             cache = _extend_cache(model, more, cache)
@@ -66,17 +80,17 @@ def answer_losses(
 
 
 def _check_answer(model, context: list[int], ends_P, bridge: list[int], answer: list[int]) -> None:
-    """ValueError: what `answer_losses` cannot be asked."""
+    """Raise ValueError for invalid arguments of `answer_losses`."""
     vocabulary = len(model.get_input_embeddings().weight)
     longest = getattr(model.config, "max_position_embeddings", None) or math.inf
-    require(bool(answer), "the answer has no tokens; give one that tokenises to something")
+    require(bool(answer), "the answer has no tokens; pass a non-empty answer")
     require(
         len(ends_P) > 0 and ends_P.min() >= 1 and ends_P.max() <= len(context),
-        f"prefix ends must be one or more of 1..{len(context)}, got {ends_P.tolist()}",
+        f"prefix_ends must have values in 1..{len(context)}, got {ends_P.tolist()}",
     )
     require(
         max(context + bridge + answer) < vocabulary,
-        f"another tokenizer made these ids: they are beyond the model's vocabulary of {vocabulary}",
+        f"ids exceed the model's vocabulary of {vocabulary}; use the tokenizer of this model",
     )
     require(
         ends_P.max() + len(bridge + answer) <= longest,
@@ -86,14 +100,14 @@ def _check_answer(model, context: list[int], ends_P, bridge: list[int], answer: 
 
 
 def _extend_cache(model, ids: list[int], cache):
-    """The cache of keys and values, grown by `ids`."""
+    """Return the key-value cache extended by `ids`."""
     ids_1T = torch.tensor([ids], device=model.device)
     out = model(input_ids=ids_1T, past_key_values=cache, use_cache=True, logits_to_keep=1)
     cache = out.past_key_values
     require(
         cache.is_croppable and not any(cache.is_sliding),
-        f"{type(model).__name__} has "
-        "sliding windows or recurrent states: its cache cannot be shared",
+        f"{type(model).__name__} has sliding windows or recurrent states, so branches cannot "
+        "share its cache; use a model with full attention",
     )
     return cache
 
@@ -101,10 +115,9 @@ def _extend_cache(model, ids: list[int], cache):
 def _branch_losses(
     model, cache, cached: int, ends: list[int], rows_BS: list[list[int]], answer: list[int]
 ) -> list[float]:
-    """Mean -log p of the answer at the end of each row, a branch off the cached prefix.
+    """Return the mean -log p of the answer at the end of each row, continuing cached prefixes.
 
-    A row sees the prefix up to its own end only, though the cache may reach further. The cache is
-    left as it was.
+    Each row attends to the cache up to its own prefix end. The cache is restored afterwards.
     """
     ids_BS = torch.tensor(rows_BS, device=model.device)
     length = ids_BS.shape[1]
@@ -129,10 +142,15 @@ def _branch_losses(
 
 @dataclass(frozen=True, eq=False)
 class LossCurve:
-    """The answer's loss after P prefixes of a trajectory of `tokens` tokens.
+    """Loss of the answer after P prefixes of a trajectory.
 
-    ends_P: their lengths, ascending. losses_P: nats a token of the answer. starts_P: whether a turn
-    begins there, after the prompt or a tool response. stride: sampled tokens a point.
+    Attributes:
+        ends_P: prefix lengths, ascending.
+        losses_P: nats per answer token.
+        starts_P: True if a turn begins after the prefix (after the prompt or a tool response).
+        tokens: number of tokens of the trajectory.
+        stride: sampled tokens per point.
+
     """
 
     ends_P: np.ndarray
@@ -143,7 +161,7 @@ class LossCurve:
 
     @property
     def deltas_P(self) -> np.ndarray:
-        """Change of the loss since the point before, nats; negative is progress, the first NaN."""
+        """Change of the loss from the previous point, nats; negative is progress, first is NaN."""
         return np.diff(self.losses_P, prepend=np.nan)
 
 
@@ -159,27 +177,42 @@ def pseudo_gradient(
     segments: Sequence[Segment] = (Segment.THINK,),
     batch_tokens: int = 8192,
 ) -> LossCurve:
-    """The loss of `answer` along a stored trajectory, at temperature 1.
+    """Compute the loss of an answer along a stored trajectory, at temperature 1 (RaML).
 
-    Points: the start of every turn, and after each `stride` sampled tokens of `segments` (and after
-    the last of a turn) up to the given answer. No answer can follow inside a call: the change at a
-    response is that of call and response together.
+    Points are the start of every turn, every `stride`-th sampled token of `segments`, and the last
+    such token of a turn, up to the given answer. An answer cannot start inside a tool call, so the
+    change at a response includes that of the call.
 
-    answer: None takes metadata["right_answer"]. bridge: text between prefix and answer, tokenised
-        by itself; one that closes a thought gets one to close where none is open. Other formats:
-        "\\n\\n**Final Answer**\\n\\\\boxed{", or `own_words`.
-    think: False takes the thoughts out of the context and measures the starts of turns only.
+    Args:
+        model: Hugging Face causal language model in eval mode, see `answer_losses`.
+        tokenizer: tokenizer of the model.
+        trajectory: stored trajectory.
+        answer: answer to score; default: metadata["right_answer"].
+        stride: sampled tokens per point.
+        bridge: text between prefix and answer, tokenised separately. If it starts with "</think>",
+            "<think>" is prepended at turn starts. Other formats:
+            "\\n\\n**Final Answer**\\n\\\\boxed{", or `extract_bridge`.
+        think: False removes the thoughts from the context and measures turn starts only.
+        segments: segments with points.
+        batch_tokens: maximum tokens per forward pass.
+
+    Returns:
+        The losses, as a `LossCurve`.
+
+    Raises:
+        ValueError: no answer, a stride below 1, or an argument that `answer_losses` rejects.
+
     """
     if answer is None:
         answer = trajectory.metadata.get("right_answer")
-    require(answer is not None, f"trajectory {trajectory.id} names no right_answer; pass answer=")
+    require(answer is not None, f"trajectory {trajectory.id} has no right_answer; pass answer=")
     require(stride >= 1, f"stride must be at least 1, got {stride}")
     ends_P, starts_P = _select_prefixes(trajectory, stride, segments if think else ())
     # without thoughts the context is shorter, and so are the prefixes in it
     thought_T = trajectory.generated & (trajectory.segments == Segment.THINK)
     kept_T = ~thought_T | think
     lengths_P = np.cumsum(kept_T)[ends_P - 1]
-    # at the start of a turn no thought is open yet
+    # at the start of a turn no thought is open, so open one for the bridge to close
     at_start = f"<think>{bridge}" if bridge.startswith("</think>") else bridge
     losses_P = np.zeros(len(ends_P))
     for some_P, text in ((starts_P, at_start), (~starts_P, bridge)):
@@ -198,10 +231,10 @@ def pseudo_gradient(
 def _select_prefixes(
     trajectory: Trajectory, stride: int, segments: Sequence[Segment]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(ends_P, starts_P) of a `Curve`: the prefixes to measure, and which begin a turn.
+    """Return (ends_P, starts_P) of a `LossCurve`.
 
-    That is the start of each turn up to the answer, and in it each `stride`-th token of `segments`
-    and the last one.
+    Prefixes end at the start of each turn up to the answer, at every `stride`-th token of
+    `segments` in a turn, and at the last such token.
     """
     segments_T = trajectory.segments
     turns = _split_turns(trajectory)
@@ -219,17 +252,23 @@ def _select_prefixes(
 
 
 def extract_bridge(tokenizer, trajectory: Trajectory, answer: str) -> str:
-    """A bridge in the policy's words: its last turn up to where it first says `answer`.
+    """Return the text of the last turn before `answer`, as a bridge in the policy's own words.
 
-    Goes with segments=(): a turn begins with it. ValueError where that turn does not say it.
+    Use it with segments=(), because the text starts a turn.
+
+    Raises:
+        ValueError: the last turn does not contain `answer`.
+
     """
     text = tokenizer.decode(trajectory.token_ids[_split_turns(trajectory)[-1]])
-    require(answer in text, f"the last turn of trajectory {trajectory.id} does not say {answer!r}")
+    require(
+        answer in text, f"the last turn of trajectory {trajectory.id} does not contain {answer!r}"
+    )
     return text.partition(answer)[0]
 
 
 def _split_turns(trajectory: Trajectory) -> list[list[int]]:
-    """The places of the sampled tokens, a list a turn."""
+    """Return the positions of the sampled tokens, one list per turn."""
     at = np.flatnonzero(trajectory.generated)
     require(len(at) and at[0], f"trajectory {trajectory.id} needs a prompt and sampled tokens")
     return [run.tolist() for run in np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)]
@@ -238,24 +277,38 @@ def _split_turns(trajectory: Trajectory) -> list[list[int]]:
 def token_class_deltas(
     curve: LossCurve, trajectory: Trajectory, classes: Mapping[str, np.ndarray], seed: int
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """{name: (deltas_K, matched_K)}: changes at the tokens of a class, and at a partner of each.
+    """Return the loss changes at the tokens of each class, and at matched control tokens.
 
-    classes: masks bool[T], such as of reflection tokens; "tool response" is added. Tokens without a
-    point are left out. Partners are drawn without replacement from the points in no class, in the
-    same third of the trajectory; NaN where none is left. ValueError: what does not fit.
+    Controls are drawn without replacement from the points outside all classes, in the same third
+    of the trajectory.
+
+    Args:
+        curve: losses of the trajectory with stride 1.
+        trajectory: the trajectory.
+        classes: masks bool [T] by name, such as reflection tokens. The class "tool response" is
+            added. Tokens without a point are ignored.
+        seed: seed of the draws.
+
+    Returns:
+        {name: (deltas_K, matched_K)} in nats; NaN if no control is left.
+
+    Raises:
+        ValueError: a curve of another trajectory or stride, or an invalid class.
+
     """
     require(
         curve.tokens == len(trajectory) and curve.stride == 1,
-        "need the curve of trajectory "
-        f"{trajectory.id} with stride=1, so that a change belongs to one token",
+        f"need the curve of trajectory {trajectory.id} with stride=1: each change must belong to "
+        "one token",
     )
     rng = np.random.default_rng(seed)
-    token_P = curve.ends_P - 1  # the token that a change belongs to
+    token_P = curve.ends_P - 1  # token of each change
     members = {RESPONSE: curve.starts_P & (token_P > token_P[0])}
     for name, mask_T in classes.items():
         require(
             np.shape(mask_T) == (curve.tokens,) and name != RESPONSE,
-            f"class {name!r} needs another name or a mask of {curve.tokens} tokens",
+            f"class {name!r} needs a mask of {curve.tokens} tokens and a name other than "
+            f"{RESPONSE!r}",
         )
         members[name] = np.asarray(mask_T, bool)[token_P] & ~curve.starts_P
     third_P = 3 * token_P // curve.tokens
@@ -275,11 +328,24 @@ def token_class_deltas(
 
 @torch.no_grad()
 def landscape(model, loss: Callable, grid: Sequence[float], seed: int) -> np.ndarray:
-    """loss(model) in the plane of two random directions around the weights: losses_XY, float64.
+    """Compute the loss in a plane of two random directions around the weights.
 
-    A direction has the norm of its parameter; embeddings and output matrix stay. grid: places along
-    both; 0, 0 are the weights. They are put back bit for bit, whatever `loss` raises. Memory: three
-    copies of them. ValueError: no grid, a loss that is NaN.
+    Each direction has the norm of its parameter; embeddings and output matrix are not changed. The
+    weights are restored bit-identically, even if `loss` raises. Needs memory for three copies of
+    the weights.
+
+    Args:
+        model: Hugging Face causal language model.
+        loss: function from the model to a number.
+        grid: coordinates along both directions; (0, 0) is the model.
+        seed: seed of the directions.
+
+    Returns:
+        losses_XY, float64.
+
+    Raises:
+        ValueError: an empty grid, or a NaN loss.
+
     """
     require(len(grid) > 0, "the grid is empty")
     skipped = {id(model.get_output_embeddings().weight)}
@@ -304,16 +370,27 @@ def landscape(model, loss: Callable, grid: Sequence[float], seed: int) -> np.nda
 
 
 def _random_direction(weights: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
-    """Gaussian noise for each parameter, with that parameter's norm."""
+    """Return Gaussian noise for each parameter, scaled to the norm of the parameter."""
     drawn = [torch.randn(p.shape, generator=generator).to(p) for p in weights]
     return [d * (p.norm() / d.norm()) for d, p in zip(drawn, weights)]
 
 
 def support_set(groups_N: Sequence, m: int, seed: int) -> Tensor:
-    """Select the m random rollouts of each question to train on: keep_N, bool (RaML).
+    """Select m random rollouts of each question to train on (RaML, arXiv 2505.19815).
 
-    groups_N: the question of each. The mask is for loss weights: advantages are computed over all.
-    ValueError where a question has fewer than m.
+    Use the mask as loss weights; advantages are computed over all rollouts.
+
+    Args:
+        groups_N: question of each of N rollouts.
+        m: rollouts per question.
+        seed: seed of the selection.
+
+    Returns:
+        keep_N: mask of the selected rollouts, bool.
+
+    Raises:
+        ValueError: a question has fewer than m rollouts, or m is below 1.
+
     """
     groups_N = np.asarray(groups_N)
     rng = np.random.default_rng(seed)

@@ -1,23 +1,23 @@
-"""Forking tokens, and what a tool's response does to the tokens after it: measured, with controls.
+"""Forking tokens, the entropy lift after tool responses with controls, and reflection words.
 
-rStar2-Agent (arXiv 2508.20722, section 5.4) reports dense runs of high entropy right after a tool's
-response, by looking at coloured text. Here it is a number with three things to hold against it:
+rStar2-Agent (arXiv 2508.20722, section 5.4) reports many high-entropy tokens right after a tool
+response, from coloured text. This module measures the effect with two controls:
 
 - **lift**: the share of high-entropy tokens among the thoughts in the first W sampled tokens after
-  a response, over their share in all other thoughts; its interval is a bootstrap over trajectories
-  (tokens of one trajectory are not independent).
-- **matched**: the same windows over the first turn of their own trajectory, which follows no
-  response, at the same places of the turn. A turn's first words are uncertain anyway, and some
-  questions make all turns uncertain (and fail more); what is left is not explained by these two.
-- **permuted**: the lift after each trajectory's windows were turned around it at random, which
-  keeps their lengths and the runs of entropy: what chance makes of it.
+  a response, divided by their share in all other thoughts.
+- **matched**: the same windows compared with the same positions of the first turn of the same
+  trajectory, which follows no response. This controls for uncertain first words of a turn and for
+  difficult questions.
+- **permuted**: the null distribution of the lift under circular shifts of the windows within each
+  trajectory. Shifts keep window lengths and runs of entropy.
 
-Words of reflection are counted as whole words (`lexicons.yaml`, versioned), and set beside being
-right only among trajectories of equal length: long ones hold more of every word.
+Reflection words (`lexicons.yaml`, versioned) are counted as whole words. Their relation to accuracy
+is measured within groups of equally long trajectories, because long ones contain more words.
 
-Intervals are 95% percentile intervals of 2,000 resamples, widened as Student's t would be for few
-trajectories (Hesterberg 2015, arXiv 1411.5279, section 5.3); above 2,000 trajectories, 2,000 groups
-of them are resampled. Left out: tests of hypotheses, corrections for many comparisons.
+Intervals are 95% percentile intervals of 2,000 bootstrap resamples over trajectories, widened for
+small samples (Hesterberg 2015, arXiv 1411.5279, section 5.3). Above 2,000 trajectories, 2,000
+groups of trajectories are resampled. Not included: hypothesis tests, corrections for multiple
+comparisons.
 """
 
 import math
@@ -45,10 +45,20 @@ def cluster_interval(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> np.ndarray:
-    """Estimate, low and high end of a statistic of sums over M trajectories: [3, ...].
+    """Compute a statistic of sums over trajectories with its 95% bootstrap interval.
 
-    parts_MC: what each trajectory adds to C sums. statistic: sums [R, C] to values [R, ...].
-    ValueError below two trajectories: one says nothing about how much they differ.
+    Args:
+        parts_MC: contributions of M trajectories to C sums.
+        statistic: function from sums [R, C] to values [R, ...].
+        seed: seed of the resampling.
+        resamples: number of bootstrap resamples.
+
+    Returns:
+        Estimate, low end and high end: [3, ...].
+
+    Raises:
+        ValueError: fewer than two trajectories.
+
     """
     require(len(parts_MC) > 1, f"an interval needs at least two trajectories, got {len(parts_MC)}")
     groups = min(len(parts_MC), RESAMPLES)
@@ -57,7 +67,7 @@ def cluster_interval(
     with np.errstate(divide="ignore", invalid="ignore"):
         value = statistic(parts.sum(0, keepdims=True))[0]
         draws = resample(parts, statistic, seed, resamples)
-    ordered = np.sort(draws, axis=0)  # NaN, where a draw has no value, comes last
+    ordered = np.sort(draws, axis=0)  # draws without a value are NaN and sorted last
     last = np.maximum((~np.isnan(ordered)).sum(0) - 1, 0)
     beyond = _compute_tail_share(len(parts))
     low_at = np.floor(beyond * last).astype(int)
@@ -68,10 +78,10 @@ def cluster_interval(
 
 
 def _compute_tail_share(n: int) -> float:
-    """The share of draws beyond each end of a 95% interval, less than 2.5% for few rows.
+    """Return the share of draws beyond each end of a 95% interval; below 2.5% for small n.
 
-    The ends move out as far as Student's t does from the normal quantile, and by the factor that
-    resampled spreads are too small.
+    Replaces the normal quantile by that of Student's t (series in 1 / freedom) and corrects the
+    bias of the resampled spread, sqrt(n / (n - 1)).
     """
     normal = NormalDist()
     freedom = n - 1
@@ -82,32 +92,43 @@ def _compute_tail_share(n: int) -> float:
 
 
 def _sum_by_trajectory(rows: np.ndarray, m: int, *columns: np.ndarray) -> np.ndarray:
-    """[M, C]: what each of m trajectories adds to the sum of each column (bool or float)."""
+    """Return the sums of C columns (bool or float) for each of m trajectories: [M, C]."""
     return np.stack([np.bincount(rows, weights=column, minlength=m) for column in columns], 1)
 
 
 # ---------------------------------------------------------------------------------------------
-# positions
+# forking tokens and lift
 
 
 def fork_tokens(
     table: TokenTable, share: float = 0.2, scope: str = "trajectory", **fixed
 ) -> np.ndarray:
-    """bool_N: forking tokens, the thoughts' tokens of highest entropy (see `high_entropy`)."""
+    """Mark forking tokens, the thought tokens of highest entropy: bool [N].
+
+    Arguments are those of `entropy.high_entropy`. Source: arXiv 2508.20722, section 5.4.
+    """
     return high_entropy(table, share, scope, within=table.inside(Segment.THINK), **fixed)
 
 
 def reflection_tokens(table: TokenTable, window: int = 64, **forks) -> np.ndarray:
-    """bool_N: forking tokens among the first `window` sampled after a tool's response."""
+    """Mark forking tokens among the first `window` sampled after a tool response: bool [N]."""
     return fork_tokens(table, **forks) & (table.since >= 0) & (table.since < window)
 
 
 @dataclass(frozen=True)
 class Lift:
-    """`status`: of the responses, or "all". Intervals are natural logs of ratios: 0 is no lift.
+    """Lift of high-entropy tokens after tool responses.
 
-    share, elsewhere: of high-entropy tokens, in the windows and in the other thoughts.
-    tokens: thoughts' tokens in the windows. permuted: median and 95% range under the null.
+    Attributes:
+        status: status of the responses, or "all".
+        responses: number of responses.
+        tokens: number of thought tokens in the windows.
+        share: share of high-entropy tokens in the windows.
+        elsewhere: share of high-entropy tokens in the other thoughts.
+        lift: log of share / elsewhere with its interval; 0 is no lift.
+        matched: log ratio to the same positions of first turns, with its interval.
+        permuted: median and 95% range of the log lift under circular shifts.
+
     """
 
     status: str
@@ -131,10 +152,24 @@ def reflection_lift(
     permutations: int = 500,
     seed: int = 0,
 ) -> list[Lift]:
-    """The lift after tool responses: of all, and of each status that occurs.
+    """Measure the lift after all tool responses, and after those of each status.
 
-    window: W, sampled tokens. share, scope: of `high_entropy` among the thoughts; a `threshold`
-    (nats) fixes it instead. ValueError: no response, nothing outside the windows, one trajectory.
+    Args:
+        table: sampled tokens with entropies.
+        window: tokens per window (W), counted from the response.
+        share: share of high-entropy tokens among the thoughts.
+        scope: scope of `share`, see `high_entropy`.
+        threshold: nats; replaces `share` by a fixed threshold.
+        resamples: bootstrap resamples per interval.
+        permutations: circular shifts of the null distribution.
+        seed: seed of both.
+
+    Returns:
+        One `Lift` for "all" and one per status that occurs.
+
+    Raises:
+        ValueError: no thought tokens inside or outside the windows, or one trajectory.
+
     """
     if threshold is None:
         high = fork_tokens(table, share, scope)
@@ -146,7 +181,7 @@ def reflection_lift(
     require(
         bool(after.any() and elsewhere.any()),
         f"{after.sum()} of {thought.sum()} thought tokens follow a tool response within "
-        f"{window}: a lift needs some, and some that do not",
+        f"{window}: a lift needs tokens inside and outside of windows",
     )
     drawn = dict(seed=seed, resamples=resamples)
     found = []
@@ -177,19 +212,19 @@ def reflection_lift(
 
 
 def _log_ratio(sums_RC: np.ndarray) -> np.ndarray:
-    """Log of one share over another, of (hits, tokens, hits, tokens)."""
+    """Return the log ratio of two shares from the sums (hits, tokens, hits, tokens)."""
     hits, tokens, other_hits, other_tokens = sums_RC.T
     return np.log(hits / tokens) - np.log(other_hits / other_tokens)
 
 
 def _compute_matched_lift(table: TokenTable, high, thought, inside, drawn: dict) -> Interval:
-    """Log of the windows' share over that of their partners: the same place of the first turn.
+    """Return the log ratio of the windows' share to that at the same positions of first turns.
 
-    Partners are of the same trajectory: over all trajectories together, first turns would stand for
-    easy questions too, which have few windows.
+    Pairs are within a trajectory. Pooled first turns would over-represent easy questions, which
+    have few windows.
     """
     at = np.flatnonzero(inside)
-    first = table.starts()[table.row[at]]  # of the same trajectory
+    first = table.starts()[table.row[at]]  # first token of the same trajectory
     partner = np.minimum(first + table.since[at], len(table) - 1)
     same_trajectory = table.row[partner] == table.row[at]
     first_turn = table.turn[partner] == table.turn[first]
@@ -204,30 +239,30 @@ def _compute_matched_lift(table: TokenTable, high, thought, inside, drawn: dict)
 def _compute_permuted_lift(
     table, high, thought, inside, after, permutations: int, seed: int
 ) -> Interval:
-    """Median and 95% range of the log lift with each trajectory's windows turned at random.
+    """Return the median and 95% range of the log lift under random circular shifts.
 
-    All thoughts of a trajectory form a circle; its windows keep their lengths and distances. Those
-    of another status turn along and count as nothing, as they do in the lift.
+    The windows of a trajectory are shifted together over its concatenated thoughts, so lengths and
+    distances are kept. Windows of other statuses are shifted too and excluded, as in the lift.
     """
     at = np.flatnonzero(thought)
     row = table.row[at]
     label = np.where(inside[at], 1, np.where(after[at], 2, 0))
-    circle = np.searchsorted(row, np.arange(len(table.names) + 1))  # where each one begins
-    # runs of thoughts of one label, and the circle that each lies on
+    circle = np.searchsorted(row, np.arange(len(table.names) + 1))  # start of each trajectory
+    # runs of thoughts with one label, and their trajectories
     changes = (np.diff(label, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0)
     starts = np.flatnonzero(changes)
     length = np.diff([*starts, len(at)])
     run_label, run_row = label[starts], row[starts]
     begin, end = circle[run_row], circle[run_row + 1]
-    high_before = np.concatenate([[0], np.cumsum(high[at])])  # high tokens before each place
+    high_before = np.concatenate([[0], np.cumsum(high[at])])  # high tokens before each position
     sizes = np.bincount(label, minlength=2)[:2]
     rng = np.random.default_rng(seed)
     shares = []
     for _ in range(permutations):
-        turned = rng.integers(1 << 40, size=len(table.names))[run_row]
-        start = begin + (starts - begin + turned) % (end - begin)
+        shift = rng.integers(1 << 40, size=len(table.names))[run_row]
+        start = begin + (starts - begin + shift) % (end - begin)
         stop = start + length
-        # a run that goes past its circle's end goes on at its beginning
+        # a run past the end of its trajectory wraps around
         hits = high_before[np.minimum(stop, end)] - high_before[start]
         hits += high_before[begin + np.maximum(stop - end, 0)] - high_before[begin]
         shares.append(np.bincount(run_label, hits, minlength=2)[:2] / sizes)
@@ -240,10 +275,24 @@ def _compute_permuted_lift(
 def event_curves(
     table: TokenTable, before: int = 32, after: int = 128, resamples: int = 500, seed: int = 0
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Mean entropy around tool responses, by status: `offset`, `mean`, `low`, `high`, `tokens`.
+    """Compute the mean entropy around tool responses, by status.
 
-    Offset 0 is the first token sampled after the response, -1 the last one before it; tokens of
-    other turns are left out, so long offsets are means over long turns only. All arrays [K].
+    Only tokens of the turns next to the response count, so large offsets average long turns only.
+
+    Args:
+        table: sampled tokens with entropies.
+        before: offsets before the response.
+        after: offsets after the response.
+        resamples: bootstrap resamples per interval.
+        seed: seed of the resampling.
+
+    Returns:
+        For "all" and each status that occurs, arrays [before + after]: `offset` (0 is the first
+        token sampled after the response), `mean`, `low`, `high` (nats), `tokens` (counts).
+
+    Raises:
+        ValueError: a token without entropy, or fewer than two trajectories.
+
     """
     entropy = table.known("entropy")
     places = np.arange(-before, after)
@@ -276,9 +325,9 @@ def event_curves(
 
 
 def _find_tokens_at_offset(table: TokenTable, starts: np.ndarray, place: int) -> np.ndarray:
-    """The tokens `place` places from the first ones after responses, where of the turn meant.
+    """Return the tokens at offset `place` from turn starts, if they are in the expected turn.
 
-    That is the turn which begins there, or for places below 0 the one before.
+    The expected turn is the one that begins at the start, or the previous one if `place` < 0.
     """
     near = starts + place
     inside = (near >= 0) & (near < len(table))
@@ -295,19 +344,22 @@ def _find_tokens_at_offset(table: TokenTable, starts: np.ndarray, place: int) ->
 
 @cache
 def load_lexicons() -> dict[str, list[str]]:
-    """The words of `lexicons.yaml`, by lexicon."""
+    """Load the words of `lexicons.yaml` by lexicon."""
     text = (Path(__file__).parent / "lexicons.yaml").read_text(encoding="utf-8")
     return yaml.safe_load(text)["lexicons"]
 
 
 def find_mentions(table: TokenTable, texts: np.ndarray, words: Sequence[str]) -> np.ndarray:
-    """bool_N: a whole word (or phrase) of `words` begins in this token of a thought.
+    """Mark the thought tokens in which a whole word or phrase of `words` begins: bool [N].
 
-    texts: of each token, as `segments.token_texts` gives them; a match may span several.
+    Args:
+        table: N sampled tokens.
+        texts: text of each token [N], from `segments.token_texts`; a match may span several.
+        words: words or phrases; case is ignored.
     """
     spaced = (r"\s+".join(map(re.escape, word.split())) for word in words)
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(spaced)})(?!\w)", re.I)
-    # a mark that nothing matches: no word goes across a call, nor across a response
+    # a separator prevents matches across tool calls and responses
     shown = np.where(table.inside(Segment.THINK), texts, "\1")
     shown = np.where(table.offset == 0, "\1" + shown, shown)
     found = np.zeros(len(table), bool)
@@ -320,23 +372,34 @@ def find_mentions(table: TokenTable, texts: np.ndarray, words: Sequence[str]) ->
 
 
 def lexicon_table(table: TokenTable, texts: np.ndarray, strata: int = 5) -> dict[str, dict]:
-    """By lexicon: words per 1,000 sampled tokens, and how they go with being right.
+    """Measure the rate of each lexicon's words and their relation to accuracy.
 
-    `rate` (with interval), `holds` (share of the trajectories with a word), `right_with` and
-    `right_without` (share right, and of how many judged), `matched`: the difference of the two
-    within `strata` groups of equally long trajectories, with interval; NaN where none has both.
+    Args:
+        table: N sampled tokens.
+        texts: text of each token [N].
+        strata: groups of trajectories of similar length.
+
+    Returns:
+        By lexicon: `rate` (words per 1,000 sampled tokens, with interval), `holds` (share of
+        trajectories with a word), `right_with` and `right_without` (accuracy and number of judged
+        trajectories with and without a word), `matched` (their difference within strata, with
+        interval; NaN if no stratum has both).
+
+    Raises:
+        ValueError: fewer than two trajectories.
+
     """
     lengths = np.diff(table.starts())
     right_M = table.right_M
     judged = ~np.isnan(right_M)
     correct = np.where(judged, right_M, 0)
     rank = np.argsort(np.argsort(lengths, kind="stable"))
-    stratum = rank * strata // len(lengths)  # of about equally many, by length
+    stratum = rank * strata // len(lengths)  # similar numbers of trajectories, by length
     rows = {}
     for name, words in load_lexicons().items():
         counts = np.bincount(table.row, find_mentions(table, texts, words), minlength=len(lengths))
         holds = counts > 0
-        columns = []  # for each stratum: with and right with, without and right without
+        columns = []  # per stratum: with, right with, without, right without
         for s in range(strata):
             for has in (True, False):
                 group = judged & (holds == has) & (stratum == s)
@@ -355,13 +418,15 @@ def lexicon_table(table: TokenTable, texts: np.ndarray, strata: int = 5) -> dict
 
 
 def _compute_accuracy(right: np.ndarray) -> tuple[float, int]:
+    """Return the share of right trajectories (NaN without any) and their number."""
     return (float(right.mean()) if len(right) else math.nan), len(right)
 
 
 def _compute_stratified_difference(sums_RC: np.ndarray) -> np.ndarray:
-    """Right with a word less right without, over the strata that have both, weighed by the first.
+    """Return accuracy with a word minus accuracy without, averaged over strata that have both.
 
-    sums_RC: with, right with, without, right without; in turns for each stratum.
+    Weights are the numbers of trajectories with a word. sums_RC: columns per stratum are with,
+    right with, without, right without.
     """
     with_S, right_with_S, without_S, right_without_S = (sums_RC[:, k::4] for k in range(4))
     both = (with_S > 0) & (without_S > 0)
@@ -372,10 +437,19 @@ def _compute_stratified_difference(sums_RC: np.ndarray) -> np.ndarray:
 def word_entropies(
     table: TokenTable, texts: np.ndarray, min_count: int = 10, top: int = 100
 ) -> list[tuple[str, int, float]]:
-    """(word, occurrences, mean entropy in nats) of the thoughts' words, the most uncertain first.
+    """Return the words of thoughts with the highest mean entropy (arXiv 2506.01939, figure 2).
 
-    A word's entropy is that of its first token; case and spaces around it do not count. Words that
-    occur less than `min_count` times are left out (arXiv 2506.01939, figure 2).
+    The entropy of a word is that of its first token. Case and surrounding spaces are ignored.
+
+    Args:
+        table: N sampled tokens with entropies.
+        texts: text of each token [N].
+        min_count: minimum number of occurrences.
+        top: maximum number of words.
+
+    Returns:
+        (word, occurrences, mean entropy in nats), highest entropy first.
+
     """
     entropy = table.known("entropy")
     counts, totals = Counter(), Counter()
@@ -387,7 +461,7 @@ def word_entropies(
 
 
 def _iter_words(table: TokenTable, texts: np.ndarray) -> Iterator[tuple[str, int]]:
-    """(word, its first token) of the thoughts; pieces belong together where letters meet."""
+    """Yield (word, index of its first token) of thoughts; adjacent letters join tokens."""
     at = np.flatnonzero(table.inside(Segment.THINK))
     shown = texts[at].tolist()
     opens = np.array([text[:1].isalnum() for text in shown])

@@ -180,7 +180,7 @@ def _render_lifts(table: TokenTable, window: int, share: float) -> Iterator[str]
         "tokens",
         "over other thoughts",
         "over first turns",
-        "turned windows",
+        "circular shifts",
     ]
     rows = []
     for status, lift in found.items():

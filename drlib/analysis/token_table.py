@@ -1,8 +1,8 @@
-"""The sampled tokens of many trajectories in flat columns: what all analysis here works with.
+"""Table of the sampled tokens of many trajectories in flat columns, the input of the analysis.
 
-`token_statistics` lays them out, about 30 bytes a token; 10 million fit. Prompts and observations
-are left out: they were not chosen, and JSON and URLs would dominate. Each token knows how far it is
-from the tool's response before it, and how that ended.
+`token_statistics` builds it, with about 30 bytes per token (10 million tokens fit in memory).
+Prompts and observations are excluded, because the policy did not sample them. The table has the
+distance of each token to the preceding tool response, and the status of that response.
 """
 
 import math
@@ -18,20 +18,28 @@ from drlib.chat.segments import find_gaps
 from drlib.trajectory import Segment, ToolResult, Trajectory, iter_trajectories
 from drlib.validation import require
 
-RESPONSE_STATUSES = ("none", "ok", "error", "empty")  # of the response that a token follows
+RESPONSE_STATUSES = ("none", "ok", "error", "empty")  # status of the preceding response
 
 
 @dataclass(frozen=True)
 class TokenTable:
-    """The N sampled tokens of M trajectories, in order, one entry a token in each column.
+    """The N sampled tokens of M trajectories, in order.
 
-    names: ids of the M trajectories; right_M: 1 right, 0 wrong, NaN not judged.
-    row, position: int32, which trajectory, and where in it.
-    token_id int32, segment uint8 (`Segment`), turn uint16, logprob and entropy float32 (nats).
-    offset: int32, sampled tokens before it in its turn.
-    since: int32, sampled tokens since the last tool response; -1 before the first, and after a
-        person's words.
-    status: uint8, of that response, an index into `RESPONSE_STATUSES`.
+    Attributes:
+        names: ids of the M trajectories.
+        right_M: 1 right, 0 wrong, NaN not judged.
+        row: index of the trajectory, int32 [N].
+        position: index of the token in its trajectory, int32 [N].
+        token_id: int32 [N].
+        segment: `Segment`, uint8 [N].
+        turn: uint16 [N].
+        logprob: nats, float32 [N].
+        entropy: nats, float32 [N]; NaN if not recorded.
+        offset: sampled tokens before it in its turn, int32 [N].
+        since: sampled tokens since the last tool response, int32 [N]; -1 before the first response
+            and after a user message.
+        status: status of that response, index into `RESPONSE_STATUSES`, uint8 [N].
+
     """
 
     names: list[str]
@@ -51,7 +59,7 @@ class TokenTable:
         return len(self.row)
 
     def inside(self, *segments: Segment) -> np.ndarray:
-        """bool_N: the token is in one of the segments; in any where none is named."""
+        """Mark the tokens in one of the segments, or all tokens without arguments: bool [N]."""
         return np.isin(self.segment, segments) if segments else np.ones(len(self), bool)
 
     def starts(self) -> np.ndarray:
@@ -59,7 +67,7 @@ class TokenTable:
         return np.searchsorted(self.row, np.arange(len(self.names) + 1))
 
     def known(self, name: str) -> np.ndarray:
-        """The column `entropy` or `logprob`; ValueError names the first token without a value."""
+        """Return the column `entropy` or `logprob`; raise ValueError if a value is missing."""
         values = getattr(self, name)
         unknown = np.flatnonzero(~np.isfinite(values))
         if len(unknown):
@@ -73,13 +81,15 @@ class TokenTable:
 
 
 TrajectorySource = str | Path | Iterable[Trajectory]
-_UNUSED_COLUMNS = ("routed_experts", "top_ids", "top_logprobs")  # here, and large
+_UNUSED_COLUMNS = ("routed_experts", "top_ids", "top_logprobs")  # large, and not part of the table
 
 
 def token_statistics(source: TrajectorySource) -> TokenTable:
-    """The sampled tokens of a trajectory file (read as a stream) or of trajectories.
+    """Build the token table of a trajectory file (streamed) or of trajectories.
 
-    ValueError: no trajectories, none with sampled tokens, an id twice, or responses without result.
+    Raises:
+        ValueError: no sampled tokens, a duplicate id, or a tool response without a tool result.
+
     """
     stream = source
     if isinstance(source, str | Path):
@@ -91,17 +101,17 @@ def token_statistics(source: TrajectorySource) -> TokenTable:
         parts.append(_build_columns(row, trajectory))
     require(
         any(len(part["row"]) for part in parts),
-        f"{len(names)} trajectories without a sampled token: nothing to analyse",
+        f"{len(names)} trajectories without a sampled token; pass sampled rollouts",
     )
     name, times = Counter(names).most_common(1)[0]
-    require(times == 1, f"the id {name!r} occurs {times} times; give each trajectory its own")
+    require(times == 1, f"the id {name!r} occurs {times} times; give each trajectory a unique id")
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return TokenTable(names=names, right_M=np.array(right), **columns)
 
 
 def _build_columns(row: int, trajectory: Trajectory) -> dict[str, np.ndarray]:
-    """One trajectory's part of each column of a `TokenTable`; `row` is its number there."""
-    # what nothing precedes was drawn from nothing: a first token is no choice of the policy
+    """Return the columns of one trajectory; `row` is its index in the table."""
+    # the first token has no context, so it is not sampled from the policy
     at_N = np.flatnonzero(trajectory.generated[1:]) + 1
     # a turn begins where the token before was not sampled
     count_N = np.arange(len(at_N), dtype=np.int32)
@@ -126,7 +136,7 @@ def _build_columns(row: int, trajectory: Trajectory) -> dict[str, np.ndarray]:
 
 
 def _after_responses(trajectory: Trajectory, at_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Columns `since` and `status` of the tokens at_N: what each response says of all after it."""
+    """Return the columns `since` and `status` of the tokens at positions at_N."""
     count_N = np.arange(len(at_N), dtype=np.int32)
     since_N = np.full(len(at_N), -1, np.int32)
     status_N = np.zeros(len(at_N), np.uint8)
@@ -136,15 +146,18 @@ def _after_responses(trajectory: Trajectory, at_N: np.ndarray) -> tuple[np.ndarr
         if by_tool:
             since_N[first:] = count_N[first:] - first
             status_N[first:] = RESPONSE_STATUSES.index(next(statuses))
-        else:  # a person spoke: what follows answers no tool
+        else:  # a user message: the tokens after it follow no tool response
             since_N[first:] = -1
             status_N[first:] = RESPONSE_STATUSES.index("none")
     return since_N, status_N
 
 
 def judge_outcome(trajectory: Trajectory) -> float:
-    """1 right, 0 wrong, NaN not judged: by its reward (right from 0.5 on), or, without one, by the
-    right answer in its metadata."""
+    """Return 1 for a right answer, 0 for a wrong one, NaN if not judged.
+
+    A reward of at least 0.5 is right. Without a reward, the answer is compared with the right
+    answer in the metadata.
+    """
     if trajectory.reward is not None and not math.isnan(trajectory.reward):
         return float(trajectory.reward >= 0.5)
     if trajectory.metadata.get("right_answer") is None:
@@ -153,24 +166,27 @@ def judge_outcome(trajectory: Trajectory) -> float:
 
 
 def find_responses(trajectory: Trajectory) -> list[tuple[int, int, str]]:
-    """(start, end, status) of each tool response that was followed by a sampled token.
+    """Return (start, end, status) of each tool response that is followed by a sampled token.
 
-    Tokens start..end-1 are what the environment wrote, template included, so that a response
-    without text counts; a person's words do not. Status as in `RESPONSE_STATUSES`. ValueError: more
-    of them than tool results.
+    Tokens start..end-1 are the response with its template tokens, so empty responses count. User
+    messages do not count. The status is one of `RESPONSE_STATUSES`.
+
+    Raises:
+        ValueError: more responses than tool results.
+
     """
     spans = [(start, end) for start, end, by_tool in _find_observations(trajectory) if by_tool]
     results = trajectory.tool_results
     require(
         len(spans) <= len(results),
         f"trajectory {trajectory.id}: {len(spans)} tool responses "
-        f"for {len(results)} tool results; give one ToolResult a response",
+        f"for {len(results)} tool results; add one ToolResult per response",
     )
     return [(start, end, get_status(result)) for (start, end), result in zip(spans, results)]
 
 
 def _find_observations(trajectory: Trajectory) -> list[tuple[int, int, bool]]:
-    """(start, end, whether it is a tool's response) of each run between sampled tokens."""
+    """Return (start, end, is_tool_response) of each run between sampled tokens."""
     runs = []
     for start, end in find_gaps(trajectory.generated):
         seen = {*trajectory.segments[start:end].tolist()}
@@ -179,7 +195,7 @@ def _find_observations(trajectory: Trajectory) -> list[tuple[int, int, bool]]:
 
 
 def get_status(result: ToolResult) -> str:
-    """Return the status of a tool response: "ok", "error", or "empty" without content."""
+    """Return the status of a tool result: "ok", "error", or "empty" without content."""
     if result.ok:
         return "ok" if result.text.strip() else "empty"
     return "empty" if result.error == "empty" else "error"
