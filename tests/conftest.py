@@ -16,7 +16,7 @@ from pathlib import Path
 import nbval.kernel
 from hypothesis import settings
 
-from drlib.notebook.execution import NotebookError, kernel_environment, with_a_kernel
+from drlib.notebook.execution import NotebookError, kernel_environment, retry_kernel_start
 from drlib.startup import GC_THRESHOLDS
 
 START_NEW_KERNEL = nbval.kernel.start_new_kernel
@@ -96,7 +96,7 @@ def _start_kernel(**how):
     """Start a kernel for nbval, which by itself starts once and discards the kernel's stderr."""
     with tempfile.TemporaryFile("w+") as stderr:
         try:
-            return with_a_kernel(START_NEW_KERNEL, **how | {"stderr": stderr})
+            return retry_kernel_start(START_NEW_KERNEL, **how | {"stderr": stderr})
         except NotebookError as fault:
             stderr.seek(0)
             fault.add_note(stderr.read())

@@ -1,4 +1,4 @@
-"""A program that tests of the lab launch and interrupt, and small notebooks that they run."""
+"""Fixtures of notebook tests: a program to launch and interrupt, and a small notebook."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from drlib import notebook
 from drlib.notebook import execution
 from drlib.training import launch as launching
 
-# A program that a test launches: it writes its own and its child's process id, then does as told.
+# The launched program writes its own and its child's process id, then acts by its mode.
 PROGRAM = """
 import json, os, signal, subprocess, sys, time
 out, mode = sys.argv[1:3]
@@ -45,17 +45,17 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """(module, output prefix); logs go to a temporary folder too."""
-    (tmp_path / "house_program.py").write_text(PROGRAM)
+    """Module name and output prefix of the program; its logs go to a temporary folder."""
+    (tmp_path / "launched_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(launching, "LOGS", tmp_path / "logs")
-    return "house_program", tmp_path / "out"
+    return "launched_program", tmp_path / "out"
 
 
 def wait_for(condition, seconds=180):
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.05)
 
 
@@ -67,7 +67,7 @@ def running(pid):
 
 
 def start(code):
-    """Python with Ctrl-C working, also where the tests themselves run as a background job."""
+    """Start Python with the default SIGINT handler, which background jobs do not inherit."""
     return subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=notebook.ROOT,
@@ -78,7 +78,7 @@ def start(code):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The folder `notebooks` with one small notebook, 07_small, never executed."""
+    """A folder `notebooks` with one small notebook, 07_small, that was never executed."""
     cells = [
         new_markdown_cell("# 07 · Small\n\n## Goal"),
         new_code_cell('profile = "ci"\nsteps = 3\nrate = 0.5', metadata={"tags": ["parameters"]}),

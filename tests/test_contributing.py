@@ -14,7 +14,7 @@ import pytest
 
 from drlib.config import FIELDS, ROOT, Config
 from drlib.notebook.execution import check_parameters, read, refresh
-from drlib.notebook.rules import problems
+from drlib.notebook.rules import find_problems
 
 PAGE = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
 RECIPES = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```", PAGE, re.M | re.S))
@@ -80,7 +80,7 @@ def test_a_registered_notebook_obeys_the_rules(tmp_path):
     run(tmp_path, "my_notebook.py")
     path = tmp_path / "notebooks" / "40_toy.ipynb"
     assert refresh(path) and not refresh(path)
-    assert problems(path) == []
+    assert find_problems(path) == []
     shown = read(path).cells[-1].outputs[0].data["text/plain"]
     assert shown == str(len("At scale"))
     assert check_parameters(read(path), {"profile": "laptop"})["profile"] == "laptop"

@@ -1,4 +1,4 @@
-"""lab: real processes, figures and bars; everything is made in temporary folders.
+"""Launched processes, figures and progress bars, in temporary folders.
 
 Run: python -m pytest tests/test_notebook_display.py
 """
@@ -26,20 +26,20 @@ from tests.notebook_programs import (
 )
 
 
-def interrupted_launch(tmp_path, mode, processes):
-    """Launch from another process, interrupt it; (process ids of the program, exit status)."""
+def interrupt_launch(tmp_path, mode, processes):
+    """Launch a program from another process, interrupt it, and return the ids of its processes."""
     out = tmp_path / "out"
     code = (
         "import pathlib; from drlib import notebook\n"
         "from drlib.training import launch as launching\n"
         f"launching.GRACE_S = {1.0 if mode == 'deaf' else 60.0}\n"
         f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
-        f"notebook.launch('house_program', [{str(out)!r}, {mode!r}], {processes})\n"
+        f"notebook.launch('launched_program', [{str(out)!r}, {mode!r}], {processes})\n"
     )
     notebook = start(code)
     files = [tmp_path / f"out.{rank}" for rank in range(processes)]
     wait_for(lambda: all(f.exists() for f in files))
-    time.sleep(2 * launching.POLL_S)  # launch has seen the grandchildren once
+    time.sleep(2 * launching.POLL_S)  # `launch` has polled the grandchildren once
     notebook.send_signal(signal.SIGINT)
     error = notebook.communicate(timeout=180)[1].decode()
     assert "KeyboardInterrupt" in error
@@ -59,7 +59,7 @@ def test_launch_runs_several_ranks(program, tmp_path):
     assert "fine from rank 0" in log and "fine from rank 1" in log
 
 
-def test_a_failing_program_shows_the_end_of_its_log(program):
+def test_launch_error_contains_the_end_of_the_log(program):
     module, out = program
     with pytest.raises(notebook.LaunchError) as caught:
         notebook.launch(module, [str(out), "fail"], desc="sft")
@@ -69,27 +69,29 @@ def test_a_failing_program_shows_the_end_of_its_log(program):
     assert "line 99" in message and "line 70\n" in message and "line 69\n" not in message
 
 
-def test_launch_refuses_no_processes(program):
+def test_launch_rejects_zero_processes(program):
     with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
         notebook.launch(program[0], [], 0)
 
 
 @pytest.mark.parametrize(("mode", "processes"), [("polite", 1), ("deaf", 1), ("polite", 2)])
 def test_ctrl_c_leaves_no_orphan(program, tmp_path, mode, processes):
-    pids = interrupted_launch(tmp_path, mode, processes)
+    pids = interrupt_launch(tmp_path, mode, processes)
     assert [pid for pid in pids if running(pid)] == []
     saved = [(tmp_path / f"out.{rank}.saved").exists() for rank in range(processes)]
-    assert saved == [mode == "polite"] * processes  # it had the time to save what it needs
+    assert (
+        saved == [mode == "polite"] * processes
+    )  # a program that handles SIGINT can save its state
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-def test_a_killed_kernel_takes_its_program_along(program, tmp_path):
+def test_killed_kernel_stops_its_program(program, tmp_path):
     out = tmp_path / "out"
     code = (
         "import pathlib; from drlib import notebook\n"
         "from drlib.training import launch as launching\n"
         f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
-        f"notebook.launch('house_program', [{str(out)!r}, 'polite'])\n"
+        f"notebook.launch('launched_program', [{str(out)!r}, 'polite'])\n"
     )
     kernel = subprocess.Popen([sys.executable, "-c", code], cwd=notebook.ROOT)
     wait_for((tmp_path / "out.0").exists)
@@ -97,10 +99,10 @@ def test_a_killed_kernel_takes_its_program_along(program, tmp_path):
     kernel.kill()
     kernel.wait()
     wait_for(lambda: not running(program_pid))
-    os.kill(grandchild, signal.SIGKILL)  # a program that dies of SIGTERM cannot look after it
+    os.kill(grandchild, signal.SIGKILL)  # a program killed by SIGTERM does not stop its children
 
 
-def test_the_steps_in_a_file_that_is_late_cut_back_and_renamed(tmp_path):
+def test_count_steps_of_a_missing_growing_shortened_or_renamed_file(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert count_steps(path) == 0
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
@@ -114,7 +116,7 @@ def test_the_steps_in_a_file_that_is_late_cut_back_and_renamed(tmp_path):
     assert count_steps(path, 1) == 1
 
 
-def test_progress_is_silent_when_headless_and_text_when_asked(monkeypatch, capsys):
+def test_progress_is_silent_when_headless_and_can_be_text(monkeypatch, capsys):
     monkeypatch.setenv("DRLIB_HEADLESS", "1")
     assert list(notebook.progress(range(3), desc="steps")) == [0, 1, 2]
     assert capsys.readouterr() == ("", "")
@@ -125,7 +127,7 @@ def test_progress_is_silent_when_headless_and_text_when_asked(monkeypatch, capsy
     assert shown.out == "" and "steps: 100%" in shown.err and shown.err.count("%|") == 2
 
 
-def test_show_source_shows_the_code_as_it_is(capsys):
+def test_show_source_prints_the_source_code(capsys):
     notebook.show_source(execution.parse_pairs, wait_for)
     text = capsys.readouterr().out
     assert text.startswith("def parse_pairs(") and "\n\ndef wait_for(" in text
@@ -139,7 +141,7 @@ def figure():
     return fig
 
 
-def test_save_figure_makes_the_folder_and_equal_bytes(tmp_path, monkeypatch):
+def test_save_figure_creates_the_folder_and_is_bit_identical(tmp_path, monkeypatch):
     monkeypatch.setenv("DRLIB_FIGURES", str(tmp_path / "new" / "figures"))
     path = notebook.save_figure(figure(), "05_line")
     first = path.read_bytes()
@@ -150,7 +152,7 @@ def test_save_figure_makes_the_folder_and_equal_bytes(tmp_path, monkeypatch):
         notebook.save_figure(figure(), "../line")
 
 
-def test_a_full_disk_leaves_no_half_picture(tmp_path, monkeypatch):
+def test_full_disk_leaves_no_partial_figure(tmp_path, monkeypatch):
     resource = pytest.importorskip("resource")
     monkeypatch.setenv("DRLIB_FIGURES", str(tmp_path))
     old = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""lab: real notebooks in real kernels, run and refreshed in temporary folders.
+"""Notebooks in real kernels, run and refreshed in temporary folders.
 
 Run: python -m pytest tests/test_notebook_execution.py
 """
@@ -43,7 +43,7 @@ def test_run_passes_parameters_and_starts_in_the_notebooks_folder(
     assert [p.name for p in output.parent.iterdir()] == ["07.ipynb"]
 
 
-def test_a_failed_run_keeps_its_copy_under_another_name(folder, tmp_path):
+def test_failed_run_keeps_its_copy_under_another_name(folder, tmp_path):
     path = folder / "07_small.ipynb"
     path.write_text(path.read_text().replace("steps * rate", "steps / (steps - 8)"))
     output = tmp_path / "07.ipynb"
@@ -51,12 +51,12 @@ def test_a_failed_run_keeps_its_copy_under_another_name(folder, tmp_path):
         execution.run("07", {"steps": 8}, output)
     assert not output.exists() and (tmp_path / "07.failed.ipynb").exists()
     assert not (tmp_path / "07.running.ipynb").exists()
-    execution.run("07", {"steps": 9}, output)  # a whole one takes the failed one's place
+    execution.run("07", {"steps": 9}, output)  # a complete copy replaces the failed one
     assert output.exists() and not (tmp_path / "07.failed.ipynb").exists()
 
 
-def test_a_copy_has_a_name_of_its_own_while_it_runs_and_keeps_it_when_killed(folder, tmp_path):
-    """A kernel that looks around sees the running copy; its runner is killed meanwhile."""
+def test_running_copy_has_its_own_name_and_survives_a_kill(folder, tmp_path):
+    """The notebook lists the copies while it runs; then the runner is killed."""
     path, runs = folder / "07_small.ipynb", tmp_path / "runs"
     notebook = nbformat.read(path, 4)
     notebook.cells[-1].source = (
@@ -84,10 +84,10 @@ def test_a_copy_has_a_name_of_its_own_while_it_runs_and_keeps_it_when_killed(fol
     assert [p.name for p in runs.glob("*.ipynb")] == ["07.running.ipynb"]
 
 
-def test_the_next_run_says_that_it_replaces_a_stopped_copy(folder, tmp_path, capsys):
+def test_next_run_replaces_an_incomplete_copy_with_a_message(folder, tmp_path, capsys):
     (tmp_path / "07.running.ipynb").write_text("half a copy")
     execution.run("07", {}, tmp_path / "07.ipynb")
-    assert "an earlier run was stopped before its end" in capsys.readouterr().out
+    assert "replacing the incomplete copy of an interrupted run" in capsys.readouterr().out
     assert [p.name for p in tmp_path.glob("*.ipynb")] == ["07.ipynb"]
 
 
@@ -99,7 +99,7 @@ def test_the_next_run_says_that_it_replaces_a_stopped_copy(folder, tmp_path, cap
         ("from drlib import notebook", "import torch", "2", 2),
     ],
 )
-def test_a_kernel_has_one_thread_in_whatever_order_it_imports(
+def test_kernel_has_one_thread_for_any_import_order(
     folder, tmp_path, first, second, given, threads
 ):
     path = folder / "07_small.ipynb"
@@ -113,8 +113,8 @@ def test_a_kernel_has_one_thread_in_whatever_order_it_imports(
     assert printed(output) == [f"threads {threads}\n"]
 
 
-def test_a_kernel_seldom_looks_for_garbage(folder, tmp_path):
-    """And the name by which that was set is not the notebook's."""
+def test_kernel_uses_the_garbage_collection_thresholds(folder, tmp_path):
+    """The startup file leaves no name in the notebook's namespace."""
     path = folder / "07_small.ipynb"
     notebook = nbformat.read(path, 4)
     notebook.cells[-1].source = "print('gc' in dir(), __import__('gc').get_threshold())"
@@ -124,13 +124,13 @@ def test_a_kernel_seldom_looks_for_garbage(folder, tmp_path):
     assert printed(tmp_path / "07.ipynb")[-1] == f"False {GC_THRESHOLDS}\n"
 
 
-def test_a_script_keeps_its_threads():
+def test_script_keeps_its_number_of_threads():
     code = "from drlib import notebook; import os; print(os.environ.get('OMP_NUM_THREADS'))"
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True
     )
-    assert done.stdout == "None\n", done.stderr
+    assert result.stdout == "None\n", result.stderr
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ def test_a_script_keeps_its_threads():
         ({"rate": None}, "'rate' must be float, got NoneType"),
     ],
 )
-def test_bad_parameters_are_refused_before_a_kernel_starts(folder, tmp_path, parameters, message):
+def test_bad_parameters_fail_before_a_kernel_starts(folder, tmp_path, parameters, message):
     with pytest.raises(execution.NotebookError, match=message):
         execution.run("07", parameters, tmp_path / "07.ipynb")
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_the_command_line_names_what_is_wrong(tmp_path, capsys, folder):
+def test_command_line_errors_give_the_cause(tmp_path, capsys, folder):
     typo, broken = tmp_path / "typo.yaml", tmp_path / "broken.yaml"
     typo.write_text("profile: ci\nstep: 3\n")
     broken.write_text("profile: [ci\n")
@@ -166,7 +166,7 @@ def test_the_command_line_names_what_is_wrong(tmp_path, capsys, folder):
         assert message in capsys.readouterr().err
 
 
-def test_refresh_twice_gives_the_same_bytes(folder):
+def test_repeated_refresh_is_bit_identical(folder):
     path = folder / "07_small.ipynb"
     assert execution.refresh(path) is True
     first = path.read_bytes()
@@ -174,11 +174,13 @@ def test_refresh_twice_gives_the_same_bytes(folder):
     assert path.read_bytes() == first
     assert printed(path) == ["ci 1.5\n", "notebooks\n"]
     assert b"widget-view" not in first and b'"id": "cell-05"' in first
-    stored = [p for p in rules.problems(path) if "headings" not in p and "cells, not" not in p]
-    assert stored == []
+    messages = [
+        p for p in rules.find_problems(path) if "headings" not in p and "cells, not" not in p
+    ]
+    assert messages == []
 
 
-def test_a_failing_refresh_leaves_the_notebook_alone(folder):
+def test_failed_refresh_keeps_the_notebook_unchanged(folder):
     path = folder / "07_small.ipynb"
     path.write_text(path.read_text().replace("steps * rate", "1 / 0"))
     before = path.read_bytes()
@@ -187,13 +189,13 @@ def test_a_failing_refresh_leaves_the_notebook_alone(folder):
     assert path.read_bytes() == before
 
 
-def test_ctrl_c_in_a_run_stops_the_notebook_and_its_program(folder, program, tmp_path):
+def test_ctrl_c_stops_the_notebook_and_its_program(folder, program, tmp_path):
     path, out = folder / "07_small.ipynb", tmp_path / "out"
     notebook = nbformat.read(path, 4)
     notebook.cells[-1].source = (
         "import pathlib\nfrom drlib.training import launch as launching\n"
         f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
-        f"launching.launch('house_program', [{str(out)!r}, 'polite'])"
+        f"launching.launch('launched_program', [{str(out)!r}, 'polite'])"
     )
     nbformat.write(notebook, path)
     code = (
@@ -213,4 +215,4 @@ def test_ctrl_c_in_a_run_stops_the_notebook_and_its_program(folder, program, tmp
     assert (tmp_path / "out.0.saved").exists()
     assert command.returncode == 130 and "interrupted" in error
     assert not (tmp_path / "07.ipynb").exists()
-    assert not (tmp_path / "07.failed.ipynb").exists()  # it was stopped, it did not fail
+    assert not (tmp_path / "07.failed.ipynb").exists()  # it was interrupted and did not fail

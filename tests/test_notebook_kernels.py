@@ -1,7 +1,6 @@
-"""A kernel whose ports were taken before it bound them is started again; real kernels, real ports.
+"""Kernels that die because another process took one of their ports are restarted.
 
-Jupyter's own search for free ports is given one that this test holds, which is what another program
-that is quicker does to it.
+The tests use real kernels. Jupyter's search for free ports returns a port that the test occupies.
 """
 
 import socket
@@ -15,84 +14,84 @@ from nbformat.v4 import new_code_cell, new_notebook
 from drlib.notebook import execution
 from drlib.notebook.execution import KERNEL_STARTS, NotebookError
 
-PORTS = 5  # a kernel's: shell, iopub, stdin, heartbeat, control
+PORTS = 5  # ports of a kernel: shell, iopub, stdin, heartbeat, control
 
 
 @pytest.fixture
-def taken(monkeypatch):
-    """Lets the first kernels that are started find one of their ports taken; how many."""
+def occupy_ports(monkeypatch):
+    """Return a function that occupies one port of each of the first `kernels` kernels."""
     free = LocalPortCache.find_available_port
-    asked = []
+    requests = []
 
     def occupy(kernels):
         def find_available_port(cache, ip):
-            asked.append(ip)
-            first_of_its_kernel = len(asked) % PORTS == 1
-            if first_of_its_kernel and len(asked) <= kernels * PORTS:
-                return held.getsockname()[1]
+            requests.append(ip)
+            first_of_its_kernel = len(requests) % PORTS == 1
+            if first_of_its_kernel and len(requests) <= kernels * PORTS:
+                return blocker.getsockname()[1]
             return free(cache, ip)
 
         monkeypatch.setattr(LocalPortCache, "find_available_port", find_available_port)
-        return asked
+        return requests
 
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
+    with socket.socket() as blocker:
+        blocker.bind(("127.0.0.1", 0))
+        blocker.listen()
         yield occupy
 
 
 @pytest.fixture
 def notebook(tmp_path, monkeypatch):
-    """A notebook that counts its own runs, as number 07."""
+    """Notebook 07, which logs each execution of its cell."""
     runs = tmp_path / "runs.txt"
     cell = new_code_cell(f"print('ran', file=open({str(runs)!r}, 'a')); print(6 * 7)")
     parameters = new_code_cell('profile = "ci"', metadata={"tags": ["parameters"]})
-    written = new_notebook(cells=[parameters, cell], metadata={"kernelspec": execution.KERNEL})
-    nbformat.write(written, tmp_path / "07_small.ipynb")
+    content = new_notebook(cells=[parameters, cell], metadata={"kernelspec": execution.KERNEL})
+    nbformat.write(content, tmp_path / "07_small.ipynb")
     monkeypatch.setattr(execution, "FOLDER", tmp_path)
     return tmp_path / "07_small.ipynb"
 
 
-def test_a_run_starts_another_kernel_and_runs_its_cells_once(taken, notebook, capfd):
-    asked = taken(1)
+def test_run_restarts_a_dead_kernel_and_executes_each_cell_once(occupy_ports, notebook, capfd):
+    requests = occupy_ports(1)
     copy = notebook.with_name("copy.ipynb")
     execution.run("07", {}, copy)
     assert nbformat.read(copy, 4).cells[-1].outputs[0].text == "42\n"
     assert notebook.with_name("runs.txt").read_text() == "ran\n"
-    assert len(asked) == 2 * PORTS
-    said = capfd.readouterr().err
-    assert "Address already in use" in said
-    assert "another is started" in said
+    assert len(requests) == 2 * PORTS
+    error = capfd.readouterr().err
+    assert "Address already in use" in error
+    assert "starting another one" in error
 
 
-def test_a_kernel_that_never_starts_is_an_error_of_the_notebook(taken, notebook):
-    asked = taken(KERNEL_STARTS)
+def test_run_fails_if_the_kernel_never_starts(occupy_ports, notebook):
+    requests = occupy_ports(KERNEL_STARTS)
     copy = notebook.with_name("copy.ipynb")
-    with pytest.raises(NotebookError, match=f"ended {KERNEL_STARTS} times before it answered"):
+    with pytest.raises(NotebookError, match=f"died {KERNEL_STARTS} times before replying"):
         execution.run("07", {}, copy)
-    assert len(asked) == KERNEL_STARTS * PORTS
+    assert len(requests) == KERNEL_STARTS * PORTS
     assert not copy.exists()
     assert not notebook.with_name("runs.txt").exists()
 
 
-def test_nbval_starts_another_kernel(taken):
-    asked = taken(1)
+def test_nbval_restarts_a_dead_kernel(occupy_ports):
+    requests = occupy_ports(1)
     kernel = nbval.kernel.RunningKernel(nbval.kernel.CURRENT_ENV_KERNEL_NAME)
     try:
         kernel.execute_cell_input("1 + 1")
-        assert len(asked) == 2 * PORTS
+        assert len(requests) == 2 * PORTS
     finally:
         kernel.stop()
 
 
-def test_nbval_tells_what_the_kernel_said(taken):
-    taken(KERNEL_STARTS)
+def test_nbval_error_contains_the_kernel_output(occupy_ports):
+    occupy_ports(KERNEL_STARTS)
     with pytest.raises(NotebookError) as fault:
         nbval.kernel.RunningKernel(nbval.kernel.CURRENT_ENV_KERNEL_NAME)
     assert "Address already in use" in fault.value.__notes__[0]
 
 
-def test_other_faults_are_not_tried_again():
+def test_other_errors_are_not_retried():
     started = []
 
     def start():
@@ -100,5 +99,5 @@ def test_other_faults_are_not_tried_again():
         raise RuntimeError("Kernel didn't respond in 60 seconds")
 
     with pytest.raises(RuntimeError, match="60 seconds"):
-        execution.with_a_kernel(start)
+        execution.retry_kernel_start(start)
     assert len(started) == 1

@@ -9,8 +9,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from drlib.config import ROOT, Config, profile_names
 from drlib.notebook import execution
-from drlib.notebook.execution import check_parameters, find, normalised, read
-from drlib.notebook.rules import HEADINGS, problems
+from drlib.notebook.execution import check_parameters, find, normalise, read
+from drlib.notebook.rules import HEADINGS, find_problems
 
 COMMITTED = find(None, solutions=True)
 
@@ -21,7 +21,7 @@ def name(path):
 
 @pytest.mark.parametrize("path", COMMITTED, ids=name)
 def test_committed_notebooks_obey_the_rules(path):
-    assert problems(path) == []
+    assert find_problems(path) == []
 
 
 @pytest.mark.parametrize("path", find(None), ids=name)
@@ -65,7 +65,7 @@ def good():
     for count, cell in enumerate((c for c in notebook.cells if c.cell_type == "code"), 1):
         cell.execution_count = count
         cell.outputs = [new_output("stream", name="stdout", text="1\n")]
-    return normalised(notebook)
+    return normalise(notebook)
 
 
 def faults(notebook, tmp_path, again=True):
@@ -73,8 +73,8 @@ def faults(notebook, tmp_path, again=True):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "07_small.png").touch()
     path = tmp_path / "07_small.ipynb"
-    nbformat.write(normalised(notebook) if again else notebook, path)
-    return problems(path, figures=tmp_path / "figures")
+    nbformat.write(normalise(notebook) if again else notebook, path)
+    return find_problems(path, figures=tmp_path / "figures")
 
 
 def test_a_good_notebook_has_no_problem(tmp_path):
@@ -112,9 +112,9 @@ def tag(cell, *tags):
         (source(-1, 'save_figure(fig, "07_lost")'), "figures/07_lost.png does not exist"),
         (source(10, "## At scale\n\n![](../figures/07_gone.png)"), "07_gone.png does not exist"),
         (source(-1, 'save_figure(fig, "06_small")'), "must begin with the notebook's number"),
-        (output(-1, "stream", text="x" * 300_000), "bytes without pictures"),
-        (output(-1, "display_data", {"image/png": "x" * 600_001}), "bytes of pictures"),
-        (output(-1, "stream", text=f"{ROOT}/runs/ci"), "a path of this machine"),
+        (output(-1, "stream", text="x" * 300_000), "bytes without images"),
+        (output(-1, "display_data", {"image/png": "x" * 600_001}), "bytes of images"),
+        (output(-1, "stream", text=f"{ROOT}/runs/ci"), "contains a local path"),
         (source(1, "seeds = [profile]"), "must be lines `name = literal`"),
     ],
     ids=lambda value: value.replace(" ", "_")[:30] if isinstance(value, str) else "",
@@ -137,12 +137,12 @@ def test_metadata_that_changes_on_every_run_is_found(name, tmp_path):
 def test_a_broken_file_is_a_problem_not_a_crash(tmp_path):
     path = tmp_path / "07_small.ipynb"
     path.write_text("{")
-    assert "is not a valid notebook" in problems(path)[0]
+    assert "is not a valid notebook" in find_problems(path)[0]
 
 
 def test_solutions_need_no_headings(tmp_path):
     notebook = new_notebook(cells=[new_code_cell("1 + 1", execution_count=1)])
     folder = tmp_path / "solutions"
     folder.mkdir()
-    nbformat.write(normalised(notebook), folder / "07_small.ipynb")
-    assert problems(folder / "07_small.ipynb", figures=tmp_path) == []
+    nbformat.write(normalise(notebook), folder / "07_small.ipynb")
+    assert find_problems(folder / "07_small.ipynb", figures=tmp_path) == []

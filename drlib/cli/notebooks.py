@@ -7,7 +7,7 @@ from pathlib import Path
 from drlib.cli.examples import add_examples
 from drlib.files import WriteError
 from drlib.notebook.execution import NotebookError, find, refresh
-from drlib.notebook.rules import problems
+from drlib.notebook.rules import find_problems
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,6 +38,6 @@ def _refresh(paths: list[Path]) -> int:
 
 
 def _check(paths: list[Path]) -> int:
-    messages = [f"{path.name}: {text}" for path in paths for text in problems(path)]
+    messages = [f"{path.name}: {text}" for path in paths for text in find_problems(path)]
     print("\n".join(messages) or f"{len(paths)} notebooks: no problem")
     return 1 if messages else 0

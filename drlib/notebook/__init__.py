@@ -1,6 +1,6 @@
 """Notebook support: figure style, source display, progress bars, and stages in subprocesses.
 
-Importing it limits a notebook kernel to one thread.
+Importing this package limits a notebook kernel to one thread.
 """
 
 from drlib.config import ROOT

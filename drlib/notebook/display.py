@@ -1,7 +1,7 @@
-"""Notebook output: the library's source, and figures in one style.
+"""Notebook output: source code of the library, and figures in a common style.
 
-Equal input gives equal output bytes, so that nbval can compare them. DRLIB_FIGURES names another
-folder for pictures; tests and `drlib run` set it so that they never change the committed figures.
+Equal input gives equal output bytes, so nbval can compare them. The variable DRLIB_FIGURES sets
+another folder for figures; tests and `drlib run` use it to keep the committed figures unchanged.
 """
 
 import inspect
@@ -21,8 +21,8 @@ FIGURE_NAME = re.compile(r"\d\d_[a-z0-9_]+")
 def limit_kernel_threads() -> None:
     """Limit OpenMP (and torch) to one thread inside a notebook kernel.
 
-    Small policies run several times slower with two threads. An existing OMP_NUM_THREADS is kept,
-    and nothing happens outside a kernel. Torch is not imported here.
+    Small policies run several times slower with two threads. The function has no effect outside a
+    kernel or if OMP_NUM_THREADS is set, and does not import torch.
     """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if not hasattr(shell, "kernel") or "OMP_NUM_THREADS" in os.environ:
@@ -33,10 +33,10 @@ def limit_kernel_threads() -> None:
 
 
 def show_source(*objects) -> None:
-    """Display the source of functions or classes as Markdown, which code hosts render."""
+    """Display the source code of functions or classes as Markdown, or print it in a script."""
     if not objects:
         raise ValueError("show_source needs at least one function or class")
-    code = "\n\n".join(textwrap.dedent(inspect.getsource(o)).rstrip() for o in objects)
+    code = "\n\n".join(textwrap.dedent(inspect.getsource(one)).rstrip() for one in objects)
     from IPython import get_ipython
     from IPython.display import Markdown, display
 
@@ -56,8 +56,14 @@ def use_style() -> None:
 
 
 def save_figure(fig, name: str) -> Path:
-    """Write figures/NAME.png atomically and return its path; NAME is like 05_grpo_by_hand."""
+    """Write figures/NAME.png atomically and return its path.
+
+    Raises:
+        ValueError: `name` does not look like 05_grpo_by_hand.
+    """
     if not FIGURE_NAME.fullmatch(name):
         raise ValueError(f"figure name {name!r} must look like 05_grpo_by_hand (lower case)")
     path = Path(os.environ.get("DRLIB_FIGURES") or ROOT / "figures") / f"{name}.png"
-    return write_atomic(path, lambda p: fig.savefig(p, format="png", metadata={"Software": None}))
+    return write_atomic(
+        path, lambda file: fig.savefig(file, format="png", metadata={"Software": None})
+    )
