@@ -20,7 +20,7 @@ from rich.console import Console
 
 from drlib.app import AskOptions, ask
 from drlib.app.research import TOUR_POLICY, AskError
-from drlib.app.terminal import Trace, plain
+from drlib.app.terminal import Trace, strip_controls
 from drlib.chat.prompts import SUMMARISE
 from drlib.chat.template import load_any_tokenizer
 from drlib.chat.tool_calls import render_answer, render_call
@@ -62,7 +62,7 @@ def test_tour_policy_answers_with_source_and_cost(capsys, tmp_path):
     assert "search  ['Norway']" in out and "* Norway  cldr:Norway" in out
     (kept,) = load_trajectories(saved)
     assert kept.answer == "Norwegian Krone" and kept.metadata["question"] == NORWAY
-    assert f"{int(kept.generated.sum())} said tokens" in out
+    assert f"{int(kept.generated.sum())} completion tokens" in out
 
 
 @pytest.mark.parametrize("agent", ["iterresearch", "heavy", "resum", "s3"])
@@ -209,7 +209,7 @@ def test_text_of_pages_and_models_is_printed_as_text():
     trace("result", At, ToolResult("search", {}, "[link=file:///x]a\x07", True, ""))
     out = written.getvalue()
     assert "[red]x[/red]" in out and "[link=file:///x]a" in out
-    assert "\x1b[2J" not in out and "\x07" not in out and plain("a\tb\n") == "a\tb\n"
+    assert "\x1b[2J" not in out and "\x07" not in out and strip_controls("a\tb\n") == "a\tb\n"
 
 
 def test_sources_that_contain_the_answer_come_first():
@@ -289,7 +289,7 @@ def test_live_search_replaces_the_world(capsys):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        (["--search", "serper"], "live search needs --endpoint"),
+        (["--search", "serper"], "live search requires --endpoint"),
         (["--search", "serper", "--folder", TOUR_POLICY], "SERPER_API_KEY"),
         (["--search", "searxng", "--folder", TOUR_POLICY], "needs base_url"),
         (["--search", "altavista", "--folder", TOUR_POLICY], "unknown provider 'altavista'"),

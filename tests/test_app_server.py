@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from drlib.app import server
-from drlib.app.server import LONGEST, TOKEN
+from drlib.app.server import MAX_QUESTION_CHARS, TOKEN
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.cli.ask import main
 from tests import browser as driver
@@ -110,14 +110,14 @@ def test_question_streams_line_by_line(url):
 @pytest.mark.parametrize(
     ("body", "headers", "status", "words"),
     [
-        ('{"question": "x"}', {"Origin": "http://evil.example"}, 403, "not of this machine"),
-        ('{"question": "x"}', {"Host": "evil.example"}, 403, "no loopback address"),
+        ('{"question": "x"}', {"Origin": "http://evil.example"}, 403, "is not this machine"),
+        ('{"question": "x"}', {"Host": "evil.example"}, 403, "is not a loopback address"),
         ('{"question": "x"}', {"Content-Type": "text/plain"}, 415, "application/json"),
         ('{"question": " "}', {}, 422, "empty"),
         ('{"question": 5}', {}, 422, "empty"),
         ("[]", {}, 422, "give"),
         ("no JSON", {}, 422, "give"),
-        (json.dumps({"question": "x" * (LONGEST + 1)}), {}, 422, "exceeds"),
+        (json.dumps({"question": "x" * (MAX_QUESTION_CHARS + 1)}), {}, 422, "exceeds"),
     ],
 )
 def test_foreign_requests_are_rejected(url, model, body, headers, status, words):

@@ -33,15 +33,15 @@ from drlib.worlds import load_world
 ENGINES = ("hf", "vllm")
 REFERENCE = ROOT / "figures" / "reference"
 TOUR_POLICY = REFERENCE / "tour" / "policy_rl"
-# A tour policy that was also trained on reports, summaries and merging.
+# The tour's policy with further training on reports, summaries and merging.
 MEMORY_POLICY = REFERENCE / "agents" / "policy"
-WITH_MEMORY = ("iterresearch", "heavy", "resum", "s3")
-MERGER_TOKENS = 640  # context of the tour's Heavy agent, which must fit several reports
-MEMORY_CALLS = 16
-RESULTS = 5  # search results shown to a model other than the tour's policy
-MOST_SOURCES = 8
-SUPPORTS = ": its text contains the answer"
-WHY = {
+MEMORY_AGENTS = ("iterresearch", "heavy", "resum", "s3")
+HEAVY_CONTEXT_TOKENS = 640  # context of the tour's Heavy agent, which reads several reports
+MEMORY_CALLS = 16  # tool calls of MEMORY_AGENTS with the tour's policy
+SEARCH_RESULTS = 5  # results per search, for models other than the tour's policy
+MAX_SOURCES = 8
+SUPPORT_NOTE = ": its text contains the answer"
+FAILURE_REASONS = {
     Termination.LENGTH: "the limit of context or generated tokens was reached; raise "
     "--context-tokens or --turn-tokens",
     Termination.TURNS: "the limit of calls or turns was reached; raise --calls",
@@ -52,7 +52,7 @@ WHY = {
 
 
 class AskError(Exception):
-    """No answer; the message is one line with the cause."""
+    """There is no answer; the message is one line with the cause."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,15 @@ class AskOptions:
             raise AskError(f"unknown engine {self.engine!r}: use {' or '.join(ENGINES)}")
         if self.search and not (self.endpoint or self.folder):
             raise AskError(
-                "live search needs --endpoint or --folder: the tour's policy only knows its own "
-                "world"
+                "live search requires --endpoint or --folder, because the tour's policy is trained "
+                "on its own world only"
             )
         if (self.agent == "webwalker") != bool(self.start):
             raise AskError("--start (a page's title or URL) is required by the webwalker only")
         if self.agent == "webwatcher":
-            raise AskError("the webwatcher needs a picture and cannot be run here: see notebook 13")
+            raise AskError(
+                "the webwatcher needs a picture, which this command cannot pass: see notebook 13"
+            )
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class AskResult:
 
 
 class AskSession(ExitStack):
-    """An agent that is built once and answers questions one at a time; a context manager.
+    """Context manager with an agent that is built once and answers one question at a time.
 
     Raises:
         AskError: unknown agent, world or model.
@@ -160,25 +162,25 @@ class AskSession(ExitStack):
             KeyboardInterrupt, or an exception of `watch`: re-raised after saving.
         """
         require(bool(question.strip()), "the question is empty")
-        ends: list[Trajectory] = []
+        finished: list[Trajectory] = []
 
-        def note(event: str, state, value) -> None:
+        def record(event: str, state, value) -> None:
             if event == "end":
-                ends.append(value)
+                finished.append(value)
             if watch is not None:
                 watch(event, state, value)
 
         task = Task("asked", question, "", "search", self.options.world, start=self.options.start)
         try:
-            self._agent.run([task], temperature=self.options.temperature, watch=note)
+            self._agent.run([task], temperature=self.options.temperature, watch=record)
         except EndpointError as error:
             raise AskError(f"{self.options.endpoint}: {error}") from None
         except ValueError as error:  # the question exceeds the policy's context
             raise AskError(str(error)) from None
         finally:
-            if save is not None and ends:
-                save_trajectories(save, ends)
-        trajectory = ends[-1]
+            if save is not None and finished:
+                save_trajectories(save, finished)
+        trajectory = finished[-1]
         if trajectory.answer is None:
             raise AskError(_explain_failure(trajectory, self.options))
         sources = find_sources(trajectory)
@@ -204,21 +206,25 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
     except (ValueError, OSError) as error:
         raise AskError(str(error)) from None
     sandbox = stack.enter_context(Sandbox(workers=1))
-    named = options.endpoint or options.folder
-    results = RESULTS if named else Config.load("laptop").rollout.search_results
+    has_model = options.endpoint or options.folder
+    results = SEARCH_RESULTS if has_model else Config.load("laptop").rollout.search_results
     toolbox = stack.enter_context(Toolbox(world, sandbox, results=results, backends=backends))
     setup = _load_model(options, toolbox, stack)
     by_agent: dict[str, dict[str, Any]] = {
         "heavy": {"n": options.runs},
         "resum": {"summarise": None},  # the model writes its own summaries
-        "s3": {} if named else {"generate": answer_from_facts},
+        "s3": {} if has_model else {"generate": answer_from_facts},
     }
     extra = by_agent.get(options.agent, {})
     return make(setup.engine, toolbox, setup.chat, setup.limits, setup.system, **extra)
 
 
 def _live_backends(search: str) -> dict[str, list]:
-    """Return web backends. ValueError: unknown provider, or missing key or server address."""
+    """Return the backends of live search.
+
+    Raises:
+        ValueError: unknown provider, or missing key or server address.
+    """
     name, _, url = search.partition("=")
     return {"search": [Provider(name, url)], "visit": [PageReader()]}
 
@@ -236,7 +242,11 @@ class ModelSetup(NamedTuple):
 
 
 def _load_model(options: AskOptions, toolbox: Toolbox, stack: ExitStack) -> ModelSetup:
-    """Load the model that the options select. AskError: missing or unsuitable model."""
+    """Load the model that the options select.
+
+    Raises:
+        AskError: the model is missing or unsuitable.
+    """
     try:
         if options.folder:
             return _load_folder(options, toolbox, stack)
@@ -294,9 +304,11 @@ def _load_tour_policy(options: AskOptions) -> ModelSetup:
     from drlib.models.moe import load_policy
 
     config = Config.load("laptop")
-    has_memory = options.agent in WITH_MEMORY
+    has_memory = options.agent in MEMORY_AGENTS
     model, tokenizer = load_policy(MEMORY_POLICY if has_memory else TOUR_POLICY)
-    context = MERGER_TOKENS if options.agent == "heavy" else config.rollout.max_context_tokens
+    context = (
+        HEAVY_CONTEXT_TOKENS if options.agent == "heavy" else config.rollout.max_context_tokens
+    )
     engine = LocalEngine(model.eval(), max_context=context, slots=options.runs)
     calls = MEMORY_CALLS if has_memory else config.rollout.max_calls
     limits = Limits(calls, config.rollout.max_turn_tokens, context)
@@ -318,7 +330,7 @@ def _system_prompt(options: AskOptions, toolbox: Toolbox) -> str:
 
 
 def _create_limits(options: AskOptions, max_context: int | None = None) -> Limits:
-    """Create the rollout limits. max_context: the model's context length, tokens."""
+    """Create the rollout limits; `max_context` is the model's context length in tokens."""
     context = options.context_tokens
     return Limits(
         calls=options.calls,
@@ -335,41 +347,45 @@ def _create_limits(options: AskOptions, max_context: int | None = None) -> Limit
 
 def _explain_failure(trajectory: Trajectory, options: AskOptions) -> str:
     if trajectory.termination is Termination.ENV_FAULT:
-        broken = next((r for r in trajectory.tool_results if r.env_fault), None)
-        if broken is not None:
-            return f"the tool {broken.tool} failed: {broken.text}"
+        failed = next((r for r in trajectory.tool_results if r.env_fault), None)
+        if failed is not None:
+            return f"the tool {failed.tool} failed: {failed.text}"
         return f"{options.endpoint}: {trajectory.metadata['fault']}"
-    return f"no answer: {WHY.get(trajectory.termination, trajectory.termination)}"
+    return f"no answer: {FAILURE_REASONS.get(trajectory.termination, trajectory.termination)}"
 
 
 def find_sources(trajectory: Trajectory) -> list[Source]:
-    """Return at most 8 pages shown by tool calls, those that contain the answer first."""
+    """Return at most 8 pages from tool results; pages that contain the answer come first."""
     answer = normalise_answer(trajectory.answer or "")
     sources: dict[str, Source] = {}
     for page in (page for result in trajectory.tool_results for page in extract_pages(result)):
         supports = bool(answer) and answer in normalise_answer(page.text)
         if page.url not in sources or supports:
             sources[page.url] = Source(page.title, page.url, supports)
-    return sorted(sources.values(), key=lambda source: not source.supports)[:MOST_SOURCES]
+    return sorted(sources.values(), key=lambda source: not source.supports)[:MAX_SOURCES]
 
 
 def count_usage(trajectory: Trajectory) -> dict[str, Any]:
     """Count turns, tool calls, prompt and completion tokens, and their cost."""
     usage = trajectory.metadata.get("usage", {})
     completion_tokens = int(trajectory.generated.sum()) or usage.get("said_tokens", 0)
-    read = usage.get("read_tokens", len(trajectory) - completion_tokens if len(trajectory) else 0)
+    prompt_tokens = usage.get("read_tokens")
+    if prompt_tokens is None:
+        prompt_tokens = len(trajectory) - completion_tokens if len(trajectory) else 0
     return {
         "turns": usage.get("turns", len(set(trajectory.turns[trajectory.generated].tolist()))),
         "calls": len(trajectory.tool_results),
-        "read_tokens": read,
-        "said_tokens": completion_tokens,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
         "cost": usage.get("cost", 0.0),
     }
 
 
 def render_report(question: str, result: AskResult) -> str:
-    """Render question, answer and sources as Markdown; WebWeaver's answer already is a report."""
+    """Render question, answer and sources as Markdown; WebWeaver's answer is a report itself."""
     if result.answer.startswith(f"# {question}\n"):
         return result.answer
-    lines = [f"- [{page.title}]({page.url}){SUPPORTS * page.supports}" for page in result.sources]
+    lines = [
+        f"- [{page.title}]({page.url}){SUPPORT_NOTE * page.supports}" for page in result.sources
+    ]
     return f"# {question}\n\n{result.answer}\n\n## Sources\n\n" + "\n".join(lines) + "\n"

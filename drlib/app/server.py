@@ -8,7 +8,7 @@ Loopback only unless DRLIB_ASK_TOKEN is set. Requests then need `Authorization: 
 which the page reads from its URL fragment (`/#<token>`; browsers do not send it). Without a token,
 cross-site requests are refused as in `drlib.sandbox.service`. Text from pages and models is
 inserted as text, never as markup, and the page loads no external resource.
-"""  # no `from __future__ import annotations`: FastAPI must see the type of `request`
+"""  # no `from __future__ import annotations`: FastAPI evaluates the type of `request`
 
 import asyncio
 import hmac
@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from drlib.app.research import AskError, AskSession
-from drlib.app.terminal import format_event, plain
+from drlib.app.terminal import format_event, strip_controls
 from drlib.sandbox.client import import_extra
 from drlib.sandbox.service import check_local
 from drlib.validation import require
@@ -31,11 +31,11 @@ from drlib.validation import require
 fastapi = import_extra("fastapi")
 uvicorn = import_extra("uvicorn")
 StreamingResponse = import_extra("fastapi.responses").StreamingResponse
-Refusal = fastapi.HTTPException
+HTTPError = fastapi.HTTPException
 PAGE = Path(__file__).with_name("page.html")
 TOKEN = "DRLIB_ASK_TOKEN"
-LONGEST = 10_000  # characters of a question
-SHOWN = 4_000  # characters of a line
+MAX_QUESTION_CHARS = 10_000
+MAX_LINE_CHARS = 4_000  # per event
 POLICY = (
     "default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -68,14 +68,14 @@ class RunningQuestion:
         if self._stopped.is_set() and event != "end":
             raise Cancelled
         for line in format_event(event, state, value):
-            self._send(line._asdict() | {"text": plain(line.text)[:SHOWN]})
+            self._send(line._asdict() | {"text": strip_controls(line.text)[:MAX_LINE_CHARS]})
 
     def _work(self) -> None:
         try:
             result = self._session.ask(self._text, self._watch)
             self._send(
                 {
-                    "answer": plain(result.answer),
+                    "answer": strip_controls(result.answer),
                     "sources": [asdict(source) for source in result.sources],
                     "usage": result.usage,
                 }
@@ -83,9 +83,9 @@ class RunningQuestion:
         except Cancelled:
             self._send({"error": "stopped"})
         except (AskError, ValueError) as error:
-            self._send({"error": plain(str(error))})
+            self._send({"error": strip_controls(str(error))})
         except BaseException as error:
-            self._send({"error": f"{type(error).__name__}: {plain(str(error))}"})
+            self._send({"error": f"{type(error).__name__}: {strip_controls(str(error))}"})
             raise
         finally:
             self._send(None)
@@ -99,19 +99,22 @@ class AskServer:
         self.token = token
         self.current: RunningQuestion | None = None
         self.app = fastapi.FastAPI(openapi_url=None)
-        guarded = [fastapi.Depends(self.check)]
+        protected = [fastapi.Depends(self.check)]
         self.app.get("/")(self.page)
-        self.app.post("/ask", dependencies=guarded)(self.ask)
-        self.app.post("/stop", dependencies=guarded)(self.stop)
+        self.app.post("/ask", dependencies=protected)(self.ask)
+        self.app.post("/stop", dependencies=protected)(self.stop)
 
     async def check(self, request: fastapi.Request) -> None:  # type: ignore[name-defined]
         """Check the token of a request; without one, check that the request is local."""
         if not self.token:
             check_local(request.headers, TOKEN)
             return
-        shown = request.headers.get("authorization", "").encode("latin-1")
-        if not hmac.compare_digest(shown, f"Bearer {self.token}".encode()):
-            raise Refusal(401, "this page's address ends in #TOKEN, the value of DRLIB_ASK_TOKEN")
+        credentials = request.headers.get("authorization", "").encode("latin-1")
+        if not hmac.compare_digest(credentials, f"Bearer {self.token}".encode()):
+            raise HTTPError(
+                401,
+                "missing or wrong token: open URL/#TOKEN with the value of DRLIB_ASK_TOKEN",
+            )
 
     async def page(self):
         """Return the page (GET /)."""
@@ -128,10 +131,10 @@ class AskServer:
     async def ask(self, request: fastapi.Request):  # type: ignore[name-defined]
         """Research a question and stream its events (POST /ask)."""
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-            raise Refusal(415, "send the question as application/json")
+            raise HTTPError(415, "send the question as application/json")
         text = _parse_question(await request.body())
         if self.current is not None:
-            raise Refusal(409, "another question is running: stop it or wait")
+            raise HTTPError(409, "another question is running: stop it or wait")
         self.current = RunningQuestion(self.session, text)
         self.current.thread.start()
         return StreamingResponse(self._lines(self.current), media_type="application/x-ndjson")
@@ -151,7 +154,7 @@ class AskServer:
                 asyncio.get_running_loop().create_task(self._free(question))
 
     async def _free(self, question: RunningQuestion) -> None:
-        """Wait for the worker thread to end, because an engine serves one rollout at a time."""
+        """Wait until the worker thread ends, because an engine runs one rollout at a time."""
         while question.thread.is_alive():
             await asyncio.sleep(0.01)
         self.current = None
@@ -164,18 +167,25 @@ class AskServer:
 
 
 def _parse_question(body: bytes) -> str:
-    """Return the question of a request body; status 422 if there is none."""
+    """Return the question in a request body; status 422 if it is invalid."""
     try:
         question = json.loads(body)["question"]
         require(isinstance(question, str) and len(question.strip()) > 0, "the question is empty")
-        require(len(question) <= LONGEST, f"the question exceeds {LONGEST} characters")
+        require(
+            len(question) <= MAX_QUESTION_CHARS,
+            f"the question exceeds {MAX_QUESTION_CHARS} characters",
+        )
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise Refusal(422, f'give {{"question": "..."}} ({error})') from None
+        raise HTTPError(422, f'give {{"question": "..."}} ({error})') from None
     return question
 
 
 def serve(session: AskSession, host: str, port: int) -> None:
-    """Serve until Ctrl-C and print the address. ValueError: public host without a token."""
+    """Print the address and serve until Ctrl-C.
+
+    Raises:
+        ValueError: the host is public and there is no token, or the token is not ASCII.
+    """
     token = os.environ.get(TOKEN, "")
     address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
     is_public = not ipaddress.ip_address(address[0]).is_loopback
@@ -184,8 +194,8 @@ def serve(session: AskSession, host: str, port: int) -> None:
         f"set {TOKEN} to a long secret of ASCII characters to serve on {host}",
     )
     with socket.create_server(address[:2]) as listener:
-        where = f"http://{host}:{listener.getsockname()[1]}/"
-        print(f"drlib ask: {where}{f'#{token}' * bool(token)} (Ctrl-C stops)", flush=True)
+        url = f"http://{host}:{listener.getsockname()[1]}/"
+        print(f"drlib ask: {url}{f'#{token}' * bool(token)} (Ctrl-C stops)", flush=True)
         settings = uvicorn.Config(
             AskServer(session, token).app, log_level="warning", timeout_graceful_shutdown=2
         )

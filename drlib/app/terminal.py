@@ -1,4 +1,4 @@
-"""Terminal output of a run: thoughts, tool calls and results as they arrive.
+"""Terminal output of a run: thoughts, tool calls and results while it runs.
 
 Text from pages and models is printed without markup and control characters.
 """
@@ -15,12 +15,17 @@ from drlib.chat.tool_calls import Answer, ToolCall, parse
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 STYLES = {"thinks": "dim", "unreadable": "yellow", "reads": "green", "fails": "red"}
-WIDE = 300  # characters of a thought or response
+MAX_TEXT_CHARS = 300  # of a thought or response
 
 
 class Line(NamedTuple):
-    """One event. head: thinks, reads, fails, unreadable, or the name of the called tool; run: the
-    researcher's number in Heavy mode, else 0."""
+    """One printed event.
+
+    Attributes:
+        run: number of the researcher in Heavy mode, else 0.
+        head: thinks, reads, fails, unreadable, or the name of the called tool.
+        text: thought, arguments or response.
+    """
 
     run: int
     head: str
@@ -39,7 +44,7 @@ def format_event(event: str, state, value) -> list[Line]:
     thought, closed, _ = value.partition("</think>")
     lines = [Line(run, "thinks", thought.removeprefix("<think>"))] if closed else []
     if isinstance(action, ToolCall):
-        arguments = "; ".join(f"{v}" for v in action.arguments.values())
+        arguments = "; ".join(f"{value}" for value in action.arguments.values())
         lines.append(Line(run, action.name, arguments))
     elif not isinstance(action, Answer):
         lines.append(Line(run, "unreadable", action.reason))
@@ -60,20 +65,27 @@ class Trace:
 
     def _print(self, line: Line) -> None:
         number = f"{line.run:>2} " if line.run else "   "
-        shown = plain(" ".join(line.text.split()))
-        shown = shown if len(shown) <= WIDE else shown[:WIDE] + " ..."
+        text = strip_controls(" ".join(line.text.split()))
+        text = text if len(text) <= MAX_TEXT_CHARS else text[:MAX_TEXT_CHARS] + " ..."
         with self._lock:
-            head = Text(f"{number}{plain(line.head):>10}  ", style="bold")
-            self._console.print(head + Text(shown, style=STYLES.get(line.head, "cyan")))
+            head = Text(f"{number}{strip_controls(line.head):>10}  ", style="bold")
+            self._console.print(head + Text(text, style=STYLES.get(line.head, "cyan")))
 
 
 def show(console: Console, result: AskResult) -> None:
     """Print answer, sources and usage."""
     console.print()
-    console.print(Text("Answer  ", style="bold") + Text(plain(result.answer), style="bold green"))
+    console.print(
+        Text("Answer  ", style="bold") + Text(strip_controls(result.answer), style="bold green")
+    )
     for source in result.sources:
         mark = "*" if source.supports else " "
-        console.print(Text(f"  {mark} {plain(source.title)}  {plain(source.url)}", style="dim"))
+        console.print(
+            Text(
+                f"  {mark} {strip_controls(source.title)}  {strip_controls(source.url)}",
+                style="dim",
+            )
+        )
     if any(source.supports for source in result.sources):
         console.print(Text("  * its text contains the answer", style="dim"))
     counts = {name.replace("_", " "): value for name, value in result.usage.items() if value}
@@ -82,6 +94,6 @@ def show(console: Console, result: AskResult) -> None:
     )
 
 
-def plain(text: str) -> str:
+def strip_controls(text: str) -> str:
     """Remove control characters, which could move the cursor or change colours."""
     return CONTROL.sub("", text)
