@@ -19,7 +19,7 @@ MAX_TEXT_CHARS = 300  # of a thought or response
 
 
 class Line(NamedTuple):
-    """One printed event.
+    """An event in printable form.
 
     Attributes:
         run: number of the researcher in Heavy mode, else 0.
