@@ -1,20 +1,14 @@
-"""`drlib experiment`: compare settings or agents with a control over seeds, and show the results.
-
-drlib experiment list
-drlib experiment run clips --seeds 0 1 2
-drlib experiment show clips
-drlib experiment reference --profile laptop
-drlib experiment pages
-"""
+"""`drlib experiment`: compare settings or agents with a control over several seeds."""
 
 import argparse
 import sys
 from pathlib import Path
 
+from drlib.cli.examples import add_examples
 from drlib.config import AGAIN, ROOT, TOUR, Config, parse_overrides
 from drlib.files import WriteError, write_atomic
 
-STRATEGIES = "strategies"  # the comparison of agents
+STRATEGIES = "strategies"  # name of the agent comparison
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,40 +27,58 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="drlib experiment",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: drlib experiment run clips --seeds 0 1 2",
+    parser = argparse.ArgumentParser(prog="drlib experiment", description=__doc__)
+    add_examples(
+        parser,
+        "drlib experiment list",
+        "drlib experiment run clips --seeds 0 1 2",
+        "drlib experiment show clips",
+        "drlib experiment reference --profile laptop",
+        "drlib experiment pages",
     )
     commands = parser.add_subparsers(required=True)
 
-    def command(name: str, action, about: str) -> argparse.ArgumentParser:
-        one = commands.add_parser(name, help=about, description=about)
-        one.set_defaults(action=action)
-        return one
+    def add_command(name: str, action, about: str, example: str = "") -> argparse.ArgumentParser:
+        parser = commands.add_parser(name, help=about, description=about)
+        parser.set_defaults(action=action)
+        add_examples(parser, f"drlib experiment {name} {example}".rstrip())
+        return parser
 
-    command("list", _list, "list the shipped experiments")
-    one = command("run", _run, "train what is missing, keep the records, judge the claims")
-    one.add_argument("name", help="a shipped experiment, or the path of a plan")
-    one.add_argument("--profile", help="default: the plan's, or laptop")
-    one.add_argument("--seeds", type=int, nargs="+", help="default: the plan's, or 0 1 2")
-    one.add_argument("--runs", type=Path, default=ROOT / "runs", help="on a cluster: shared")
-    one.add_argument("--out", type=Path, help="default: figures/reference/experiments")
-    one.add_argument(
-        "--ray", nargs="?", const="", metavar="ADDRESS", help="run side by side on a Ray cluster"
+    add_command("list", _list, "list the shipped experiments")
+    command = add_command(
+        "run",
+        _run,
+        "train the missing runs, store their records and test the claims",
+        "clips --seeds 0 1 2",
     )
-    one = command("show", _show, "show the state of the runs and the table of a plan")
-    one.add_argument("name")
-    one.add_argument("--runs", type=Path, default=ROOT / "runs")
-    one.add_argument("--out", type=Path, help="default: figures/reference/experiments")
-    one = command("reference", _reference, "train all stages with controls for several seeds")
-    one.add_argument("--profile", default="laptop")
-    one.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    one.add_argument("--runs", type=Path, default=ROOT / "runs")
-    one.add_argument("--out", type=Path, default=AGAIN, help="default: figures/reference/again")
-    one.add_argument("--only", nargs="+", metavar="STAGE", help="keep only these, such as rl")
-    command("pages", _pages, "write README's findings, docs/findings.md and docs/papers.md")
+    command.add_argument("name", help="a shipped experiment, or the path of a plan")
+    command.add_argument("--profile", help="default: the plan's, or laptop")
+    command.add_argument("--seeds", type=int, nargs="+", help="default: the plan's, or 0 1 2")
+    command.add_argument(
+        "--runs", type=Path, default=ROOT / "runs", help="run folder; shared on a cluster"
+    )
+    command.add_argument("--out", type=Path, help="default: figures/reference/experiments")
+    command.add_argument(
+        "--ray", nargs="?", const="", metavar="ADDRESS", help="run in parallel on a Ray cluster"
+    )
+    command = add_command("show", _show, "show the runs and the results of an experiment", "clips")
+    command.add_argument("name", help="a shipped experiment, or the path of a plan")
+    command.add_argument("--runs", type=Path, default=ROOT / "runs")
+    command.add_argument("--out", type=Path, help="default: figures/reference/experiments")
+    command = add_command(
+        "reference",
+        _reference,
+        "train all stages with controls for several seeds",
+        "--profile laptop --seeds 0 1 2",
+    )
+    command.add_argument("--profile", default="laptop")
+    command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    command.add_argument("--runs", type=Path, default=ROOT / "runs")
+    command.add_argument("--out", type=Path, default=AGAIN, help="default: figures/reference/again")
+    command.add_argument(
+        "--only", nargs="+", metavar="STAGE", help="keep only these stages, such as rl"
+    )
+    add_command("pages", _pages, "write README's findings, docs/findings.md and docs/papers.md")
     return parser
 
 
