@@ -27,13 +27,12 @@ from drlib.endpoint import MAX_REPLY, ChatEndpoint, EndpointError
 from drlib.models.moe import policy_config
 from drlib.models.vllm_engine import INSTALL_VLLM
 from drlib.models.vllm_server import REMEDY
-from drlib.registry import suggest_name
 from drlib.training import memory_model
 from drlib.training.distributed import gpu_fault
 from drlib.training.learner import MICRO_BATCH_CONTEXTS
 from drlib.training.memory_model import Load, MemoryPlan, Shape
 from drlib.training.pretrain import policy_shape
-from drlib.validation import require
+from drlib.validation import AtLeastOne, Coefficient, Positive, check_fields, require
 
 GIB = 2**30
 RESERVED = GIB  # a CUDA context and cuBLAS: assumed, not measured
@@ -68,29 +67,23 @@ class Rates:
         generate_tokens_s: generated tokens per second of one engine.
         train_tokens_s: generated tokens per second that one process trains on.
         push_bytes_s: weight transfer, one engine after another.
-        engines: number of engines; 0: one per process.
-        generated_per_rollout: tokens; 0: generated_share of the maximum context.
+        engines: number of engines; None: one per process.
+        generated_per_rollout: tokens; None: generated_share of the maximum context.
         trained_share: share of the generated tokens with a gradient.
         tool_seconds: time per step spent waiting for tools only.
     """
 
-    generate_tokens_s: float | None = None
-    train_tokens_s: float | None = None
-    push_bytes_s: float = 20e9
-    engines: int = 0
-    generated_per_rollout: float = 0.0
-    generated_share: float = 0.25
-    trained_share: float = 1.0
-    tool_seconds: float = 0.0
+    generate_tokens_s: Positive | None = None
+    train_tokens_s: Positive | None = None
+    push_bytes_s: Positive = 20e9
+    engines: AtLeastOne | None = None
+    generated_per_rollout: Positive | None = None
+    generated_share: Coefficient = 0.25
+    trained_share: Coefficient = 1.0
+    tool_seconds: Coefficient = 0.0
 
     def __post_init__(self):
-        for name, value in vars(self).items():
-            if value is not None:
-                require(
-                    isinstance(value, int | float) and 0 <= value < math.inf,
-                    f"rate {name} must be a number and not negative: {value!r}",
-                )
-                require(value > 0 or not name.endswith("_s"), f"rate {name} must be above 0")
+        check_fields(self)
 
 
 # one process of the local loop: figures/reference/tour/seed0_rl.jsonl, two processes of a laptop
@@ -189,16 +182,19 @@ def estimate_rates(rates: Rates, shape: Shape, load: Load, cache: int, context: 
         rates,
         generate_tokens_s=rates.generate_tokens_s or generate,
         train_tokens_s=rates.train_tokens_s or train,
+        generated_per_rollout=generated,
     )
 
 
 def parse_rates(numbers: Mapping) -> Rates:
     """Build rates from a JSON object; ValueError for unknown names and wrong values."""
-    known = [field.name for field in fields(Rates)]
-    require(isinstance(numbers, Mapping), "rates must be one JSON object of names and numbers")
-    for name in numbers:
-        require(name in known, f"unknown rate {name!r}: {suggest_name(name, known)}")
-    return Rates(**numbers)
+    try:
+        return Rates(**numbers)
+    except TypeError as error:
+        known = ", ".join(field.name for field in fields(Rates))
+        raise ValueError(
+            f"wrong rates ({error}): pass a JSON object of numbers: {known}"
+        ) from error
 
 
 def read_workload(row: Mapping) -> Workload:
@@ -468,7 +464,8 @@ def _check_disks(disk: dict[str, int], runs: Path) -> list[str]:
     disks: dict[Path, Counter[Path]] = defaultdict(Counter)  # mount point -> folder -> bytes
     for kind, size in disk.items():
         folder = Path(hub.constants.HF_HUB_CACHE) if kind == HUB else runs
-        mount = next(p for p in (folder, *folder.absolute().parents) if p.is_mount())
+        path = folder.resolve()
+        mount = next(each for each in (path, *path.parents) if each.is_mount())
         disks[mount][folder] += size
     return [
         f"the run writes {sizes.total() / GIB:.2f} GiB to {' and '.join(map(str, +sizes))}, "
@@ -489,7 +486,7 @@ class Plan:
     Attributes:
         remedy: settings that fit if these do not; {} if none were found.
         disk: bytes by kind.
-        faults: messages about names, paths and settings.
+        faults: messages about settings.
         notes: assumptions.
     """
 
@@ -540,38 +537,43 @@ def plan(config: Config, device_gb: float | None = None, rates: Rates | None = N
         )
     device = int(device_gb * GIB)
     fit = fit_memory(config, shape, device)
-    notes = _list_notes(config, rates)
-    # an engine does not need more cache than all rollouts of a step
-    tokens = count_rollouts(config) * context
-    cache = min(fit.cache, tokens * shape.kv_bytes(fit.load.itemsize))
+    remedy = find_remedy(config, shape, device) if fit.fault else {}
+
+    # time; an engine does not need more cache than all rollouts of a step
+    notes, rollouts = _list_notes(config, rates), count_rollouts(config)
+    cache = min(fit.cache, rollouts * context * shape.kv_bytes(fit.load.itemsize))
     rates = estimate_rates(rates, shape, fit.load, cache, context)
-    generated = count_rollouts(config) * (
-        rates.generated_per_rollout or rates.generated_share * context
-    )
+    generated = rollouts * (rates.generated_per_rollout or 0.0)
     is_remote = config.engine.name in ("vllm", "server")
     push = shape.parameters * fit.load.itemsize if is_remote else 0
     work = Workload(generated, generated * rates.trained_share, push)
     engines = rates.engines or config.processes
     time = step_time(work, rates, engines=engines, learners=config.processes)
-    remedy = find_remedy(config, shape, device) if fit.fault else {}
-    disk = estimate_disk(config, shape, fit.load)
+
+    steps, path = (config.pretrain.steps, config.sft.steps, config.rl.steps), config.model.path
+    is_downloaded = bool(path) and memory_model.find_folder(path) is None
+    disk = estimate_disk(shape, fit.load, steps, config.rl.group * context, is_downloaded)
     return Plan(config, shape, fit, rates, work, time, disk, remedy, faults, notes)
 
 
-def estimate_disk(config: Config, shape: Shape, load: Load) -> dict[str, int]:
-    """Estimate bytes by kind: models, checkpoints, kept rollouts, metrics, the hub's cache."""
-    steps = (config.pretrain.steps, config.sft.steps, config.rl.steps)
+def estimate_disk(
+    shape: Shape, load: Load, steps: Sequence[int], group_tokens: int, is_downloaded: bool
+) -> dict[str, int]:
+    """Estimate the bytes that a run writes, by kind.
+
+    Args:
+        steps: optimizer steps of each stage; a stage without steps has no final model.
+        group_tokens: tokens of the rollouts of one group.
+        is_downloaded: the model comes from the hub.
+    """
     model = shape.parameters * load.itemsize
-    # TRL keeps two and writes a third
-    checkpoints = 3 if load.trainer == "trl" else 2
-    is_remote = bool(config.model.path) and memory_model.find_folder(config.model.path) is None
-    rollout_tokens = SAVED_GROUPS * config.rl.group * config.rollout.max_context_tokens
+    checkpoints = 3 if load.trainer == "trl" else 2  # TRL keeps two and writes a third
     return {
         "final models": model * sum(n > 0 for n in steps),
         "checkpoints": checkpoints * CHECKPOINT_BYTES * shape.trained_parameters(load.lora_rank),
-        "rollouts": rollout_tokens * TOKEN_BYTES,
+        "rollouts": SAVED_GROUPS * group_tokens * TOKEN_BYTES,
         "metrics": 1000 * sum(steps),
-        HUB: model if is_remote else 0,
+        HUB: model if is_downloaded else 0,
     }
 
 
