@@ -135,9 +135,9 @@ def test_a_first_token_that_nothing_precedes_is_not_known_and_left_out():
 def test_odd_requests_are_refused_and_a_trajectory_without_tokens_is_not():
     model = model_of("llama")
     for how, message in (
-        (dict(temperature=0.0), "above 0: 0.0"),
+        (dict(temperature=0.0), "above 0, got 0.0"),
         (dict(top_k=151), "0..150"),
-        (dict(temperature=math.nan), "above 0: nan"),
+        (dict(temperature=math.nan), "above 0, got nan"),
     ):
         with pytest.raises(ValueError, match=message):
             next(rescore(model, rollouts(), **how))
@@ -162,7 +162,7 @@ def test_a_head_with_a_bias_is_exact_too():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(token_ids=np.full(15, 150, np.int32)), "t0 has ids beyond .* of 150: .*another tok"),
+        (dict(token_ids=np.full(15, 150, np.int32)), "t0 has ids beyond .* of 150: .*same tok"),
         (dict(token_ids=np.full(15, -2, np.int32)), "t0 has ids beyond"),
     ],
 )

@@ -25,8 +25,8 @@ TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 
 BAD = {
     "no messages": ({"text": "a"}, "no field .messages.; the row has text"),
-    "empty messages": ({"messages": []}, "no message of an assistant"),
-    "no turn": ({"messages": TURNS[:1]}, "no message of an assistant"),
+    "empty messages": ({"messages": []}, "no assistant message"),
+    "no turn": ({"messages": TURNS[:1]}, "no assistant message"),
     "an empty turn": ({"messages": [TURNS[0], {"role": "assistant", "content": ""}]}, "sampled"),
     "no content": ({"messages": [TURNS[0], {"role": "assistant"}]}, "sampled"),
     "no role": ({"messages": [{"content": "a"}]}, "no field 'role'"),
@@ -37,12 +37,12 @@ BAD = {
     "not a list": ({"messages": 3}, "int"),
     "NaN reward": ({"messages": TURNS, "reward": math.nan}, "reward is nan"),
     "infinite score": ({"messages": TURNS, "score": math.inf}, "reward is inf"),
-    "a word for a reward": ({"messages": TURNS, "score": "right"}, "reward is 'right'; give"),
+    "a word for a reward": ({"messages": TURNS, "score": "right"}, "reward is 'right'; use"),
     "other vocabulary": ({"prompt_token_ids": [1], "outputs": [{"token_ids": [99999]}]}, "99999"),
     "negative id": ({"prompt_token_ids": [-1], "outputs": [{"token_ids": [15]}]}, "-1"),
     "other tokenizer": (
         {"prompt_token_ids": [5], "outputs": [OUTPUT | {"text": "zz"}]},
-        "another tokenizer",
+        "the tokenizer of the model",
     ),
     "too few log-probs": (
         {"prompt_token_ids": [5], "outputs": [OUTPUT | {"logprobs": [{"15": -1.0}]}]},
@@ -95,7 +95,7 @@ BAD = {
                 }
             ],
         },
-        "'Ġxyzzy' is no token of this tokenizer: the model has another",
+        "'Ġxyzzy' is not a token of this tokenizer",
     ),
     "echoed": (
         {
@@ -140,5 +140,5 @@ def test_a_template_that_refuses_or_hides_turns(tmp_path, tokenizer):
     with pytest.raises(ValueError, match="row 1 .messages.: no role tool here"):
         list(read_rollouts(path, other))
     other.chat_template = "{{ messages[0].content }}"
-    with pytest.raises(ValueError, match="does not show every assistant's turn"):
+    with pytest.raises(ValueError, match="drops assistant messages"):
         list(read_rollouts(path, other))

@@ -238,7 +238,7 @@ def test_files_that_hold_nothing(tokenizer, tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n\n")
     save_trajectories(tmp_path / "empty.parquet", [])
     for name in ("empty.jsonl", "empty.parquet"):
-        with pytest.raises(ValueError, match=f"{name} holds no rollouts"):
+        with pytest.raises(ValueError, match=f"{name} has no rows"):
             read_rollouts(tmp_path / name, tokenizer)
 
 
@@ -249,7 +249,7 @@ def test_truncated_parquet(tokenizer, tmp_path):
     )
     for content in (whole[:-100], whole[:100], (tmp_path / "m.parquet").read_bytes()[:-1], b"no"):
         (tmp_path / "cut.parquet").write_bytes(content)
-        with pytest.raises(ValueError, match=r"cut\.parquet is truncated or no Parquet file"):
+        with pytest.raises(ValueError, match=r"cut\.parquet is truncated or not a Parquet file"):
             read_rollouts(tmp_path / "cut.parquet", tokenizer)
 
 

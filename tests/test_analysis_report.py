@@ -111,7 +111,7 @@ def test_a_forgotten_name_does_not_cost_a_file(tmp_path):
     save_trajectories(path, load_trajectories(f"{TOUR}/rl_sampled.parquet")[:2])
     before = path.read_bytes()
     done = terminal(path, path, "--tokenizer", POLICY)
-    assert done.returncode == 1 and "the report is a .html file" in done.stderr
+    assert done.returncode == 1 and "the report must be a .html file" in done.stderr
     assert path.read_bytes() == before
     for option, value in (("--window", 0), ("--share", 3), ("--viewed", -1)):
         done = terminal(tmp_path / "r.html", path, option, value)

@@ -213,10 +213,10 @@ def test_what_cannot_be_analysed_is_named():
         (lambda: compute_specialisation([], 8), "no trajectories to analyse"),
         (lambda: compute_router_entropies(policy(), []), "no trajectories to analyse"),
         (lambda: compute_agreement([], []), "no trajectories to compare"),
-        (lambda: compute_load([t], 7), "trajectory r-0 names expert 7 of 7"),
-        (lambda: compute_specialisation([routed([1, 1], [[[0]], [[1]]])], 8), "are of one segment"),
+        (lambda: compute_load([t], 7), "trajectory r-0 has expert 7 of 7"),
+        (lambda: compute_specialisation([routed([1, 1], [[[0]], [[1]]])], 8), "are in one segment"),
         (lambda: compute_router_entropies(dense, [unrouted()]), "LlamaForCausalLM has no routers"),
-        (lambda: compute_agreement([t], [replace(t, id="x")]), "r-0 and x are not the same"),
+        (lambda: compute_agreement([t], [replace(t, id="x")]), "r-0 and x have different tokens"),
         (lambda: compute_agreement([t], [replace(t, token_ids=t.token_ids + 1)]), "same tokens"),
         (lambda: compute_agreement([t], []), "shorter"),
     ):

@@ -303,6 +303,6 @@ def test_the_panel_follows_its_controls():
     panel.question.value = "search-h1-b"
     assert "after SFT: wrong" in panel.page.value
     panel.policy.value = "after RL"
-    assert "was not asked" in panel.page.value
+    assert "has no rollout" in panel.page.value
     with pytest.raises(ValueError, match="at least one"):
         widgets.trajectory_panel({"after SFT": []})

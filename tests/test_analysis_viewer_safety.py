@@ -121,13 +121,13 @@ def test_bad_input_is_named_with_the_remedy(tmp_path, rollouts, tokenizer):
     with pytest.raises(ValueError, match="not among the tokenizer's 290"):
         viewer.viewer_page(rollouts, train_tokenizer(["a b c"] * 3, 290))
     one, *others = rollouts
-    places = f"first set has '{one.id}' where the second has '{others[0].id}': run one file"
+    places = f"first set has '{one.id}' where the second has '{others[0].id}': rescore one file"
     with pytest.raises(ValueError, match=places):
         viewer.viewer_page(rollouts, tokenizer, compare=others)
     with pytest.raises(ValueError, match=f"'{others[-1].id}' where the second has nothing"):
         viewer.viewer_page(rollouts, tokenizer, compare=rollouts[:-1])
     other = dataclasses.replace(one, token_ids=one.token_ids[::-1].copy())
-    with pytest.raises(ValueError, match=f"{one.id}' has other tokens"):
+    with pytest.raises(ValueError, match=f"{one.id}' has different tokens"):
         viewer.viewer_page([one], tokenizer, compare=[other])
 
 

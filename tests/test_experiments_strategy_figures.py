@@ -59,7 +59,7 @@ def test_the_panel_steps_through_the_turns_and_shows_pages_as_text(walked, chat)
     assert panel.page.value != page
     nothing = {name: getattr(done, name) * 0 for name in ("logprobs", "entropies")}
     silent = replace(done, generated=np.zeros(len(done), bool), **nothing)
-    with pytest.raises(ValueError, match="no turn of token ids"):
+    with pytest.raises(ValueError, match="has no sampled turns"):
         widgets.ContextPanel(silent, chat.tokenizer)
 
 

@@ -1,7 +1,7 @@
-"""Chat messages of other programs: their text turn by turn, and the tool results in them.
+"""Chat messages of other programs: conversion to plain text, turns and tool results.
 
-A message is a dictionary with a `role` and a `content`, as in OpenAI's and Hugging Face's chats.
-Thoughts and calls that stand in fields of their own are written into the content, in our tags.
+A message is a dictionary with `role` and `content`, as in OpenAI and Hugging Face chats. Thoughts
+and tool calls in separate fields are moved into the content, in the tags of drlib.
 """
 
 import json
@@ -17,11 +17,11 @@ CHATML = (
     "{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
 _RESPONSE_TAG = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.S)
-# how a text begins that reports an error
+# prefixes of error messages
 _ERROR_TEXT = re.compile(
     r"\[[\w ]*Error\]|Traceback \(|\{['\"]error['\"]:|[\w.]*(Error|Exception)\b"
 )
-# fields of a tool's message that say whether it worked, and their values where it did not
+# status fields of tool messages, and their values after a failure
 _FAILED_BY = {
     "ok": (False,),
     "is_error": (True,),
@@ -31,7 +31,7 @@ _FAILED_BY = {
 
 
 def flatten_message(message: dict) -> dict:
-    """The message with thoughts and calls written into its content, which is text."""
+    """Return the message with its thoughts and tool calls in its content, as text."""
     message = {name: value for name, value in message.items() if value is not None}
     content = message.get("content", "")
     if not isinstance(content, str):  # a list of blocks
@@ -44,22 +44,32 @@ def flatten_message(message: dict) -> dict:
         arguments = function["arguments"]
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        # Parquet writes null for the arguments of other calls
+        # Parquet fills the arguments of other calls with null
         given = {name: value for name, value in arguments.items() if value is not None}
         content += render_call(function["name"], given)
     return message | {"content": content}
 
 
 def render_turns(messages: list[dict], tokenizer, tools) -> list[str]:
-    """The text up to the last assistant's turn: others' words and assistants' words in turns.
+    """Render messages with the chat template, split into context and assistant texts in turn.
 
-    It is what the tokenizer's chat template makes of plain messages (ChatML without one), with the
-    assistants' words as they stand. ValueError: no assistant, or a template that hides one.
+    Args:
+        messages: messages from `flatten_message`.
+        tokenizer: tokenizer with a chat template; ChatML is used without one.
+        tools: tool schemas for the template, or None.
+
+    Returns:
+        Texts up to the last assistant message: context, assistant, context, assistant, ...
+        Assistant texts are unchanged.
+
+    Raises:
+        ValueError: no assistant message, or the template drops one.
+
     """
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    require(bool(turns), "no message of an assistant")
+    require(bool(turns), "no assistant message; add one")
     *earlier, last = turns
-    # templates drop the thoughts of earlier turns: a mark stands for each turn meanwhile
+    # templates drop the thoughts of earlier turns, so render placeholders and replace them later
     marked = [
         message | {"content": f"\ue000{i}\ue000"} if i in earlier else message
         for i, message in enumerate(messages[:last])
@@ -71,22 +81,25 @@ def render_turns(messages: list[dict], tokenizer, tools) -> list[str]:
         add_generation_prompt=True,
         tokenize=False,
     )
-    pieces = re.split("\ue000(\\d+)\ue000", text)  # between the marks, and the marks' numbers
-    all_there = pieces[1::2] == [str(i) for i in earlier]
-    require(all_there, "the tokenizer's chat template does not show every assistant's turn")
+    pieces = re.split("\ue000(\\d+)\ue000", text)  # texts and placeholder indices in turn
+    is_complete = pieces[1::2] == [str(i) for i in earlier]
+    require(
+        is_complete,
+        "the chat template of the tokenizer drops assistant messages; use another template",
+    )
     pieces[1::2] = [messages[i]["content"] for i in earlier]
     return [*pieces, messages[last]["content"]]
 
 
 def extract_tool_results(messages: Sequence[dict]) -> list[ToolResult]:
-    """One result for each assistant's turn that was responded to.
+    """Return one tool result for each assistant message that has a response.
 
-    Responses are messages of the role tool and `<tool_response>` tags; those of parallel calls are
-    joined, under the first call. A field of the message says whether it worked (ok, is_error,
-    isError, status, error). Else a text without words or with "No results" at its start is "empty",
-    and one that starts like an error is one.
+    Responses are messages with role "tool" and `<tool_response>` tags. Responses to parallel calls
+    are joined under the first call. The status comes from the message fields ok, is_error,
+    isError, status or error. Without them, a blank text or one that starts with "No results" is
+    "empty", and a text that starts like an error message is an error.
     """
-    turns: list[tuple[str, list]] = []  # what the assistant said, and what it was responded
+    turns: list[tuple[str, list]] = []  # assistant text and its responses
     for message in messages:
         content = message["content"]
         if message["role"] == "assistant":
@@ -96,16 +109,16 @@ def extract_tool_results(messages: Sequence[dict]) -> list[ToolResult]:
             if not texts and message["role"] == "tool":
                 texts = [content]
             turns[-1][1].extend((text, message) for text in texts)
-    return [_build_result(said, responses) for said, responses in turns if responses]
+    return [_build_result(content, responses) for content, responses in turns if responses]
 
 
-def _build_result(said: str, responses: list[tuple[str, dict]]) -> ToolResult:
-    """The result of one turn; responses: (text, message) of each."""
+def _build_result(content: str, responses: list[tuple[str, dict]]) -> ToolResult:
+    """Build the result of one turn from its assistant text and responses (text, message)."""
     errors = [_find_error(text, message) for text, message in responses]
     error = next(filter(None, errors), None)
     first_message = responses[0][1]
     tool, arguments = first_message.get("name", ""), {}
-    action = parse(said)
+    action = parse(content)
     if isinstance(action, ToolCall):
         tool, arguments = action.name, action.arguments
     elif error:
@@ -115,11 +128,11 @@ def _build_result(said: str, responses: list[tuple[str, dict]]) -> ToolResult:
 
 
 def _find_error(text: str, message: dict) -> str | None:
-    """Return the error of a response as text, "empty", or None without an error."""
-    told = message.get("error")
+    """Return the error of a response, "empty" without content, or None."""
+    reported = message.get("error")
     for name, failed in _FAILED_BY.items():
         if name in message:
-            return str(told or "error") if message[name] in failed else None
-    if told or _ERROR_TEXT.match(text):
-        return str(told or "error")
+            return str(reported or "error") if message[name] in failed else None
+    if reported or _ERROR_TEXT.match(text):
+        return str(reported or "error")
     return "empty" if not text.strip() or text.startswith("No results") else None

@@ -1,11 +1,10 @@
-"""Trajectories for reading: turns as blocks of think, call, response and answer.
+"""Render trajectories for notebooks, as blocks of think, call, response and answer.
 
-Every block carries its name in words, because GitHub's static view drops colours; in Jupyter the
-blocks are tinted as well. A `Rendered` shows as HTML where HTML can be seen and as text elsewhere.
-Texts of policies and pages are escaped: nothing that a page says becomes markup. Nor does it move
-what stands beside it: characters that are not seen, those that turn the direction of writing among
-them, are shown by their numbers (`visible`, `markup`), and text from right to left is isolated. No
-latency and no time is shown, so equal trajectories give equal bytes.
+A `Rendered` has an HTML and a text form. Every block is labelled with its name, because GitHub
+removes the colours of HTML outputs. Texts of policies and pages are escaped. Invisible characters,
+such as direction marks, are shown as code points, and right-to-left text is isolated, so a text
+cannot change the display around it. Latencies are not shown, so equal trajectories give equal
+bytes.
 """
 
 import html
@@ -28,9 +27,9 @@ TINTS = {
     "answer": "#d5efe6",
     "text": "#ffffff",
 }
-# Characters of which nothing is seen: controls but newline and tab, line separators, Unicode's
-# "default ignorable" (marks of direction, joiners, fillers, variation selectors, tags), surrogates.
-# The page of `viewer` reads this pattern as well.
+# Invisible characters: controls except newline and tab, line separators, Unicode's "default
+# ignorable" characters (direction marks, joiners, fillers, variation selectors, tags), surrogates.
+# The page of `viewer` uses the same pattern.
 UNSEEN = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0"
@@ -41,8 +40,14 @@ _BLOCK = re.compile(r"<(think|tool_call|answer)>(.*?)(?:</\1>|\Z)", re.S)
 
 
 class Block(NamedTuple):
-    """One piece of a conversation; `name` is think, call, response, failed, answer or text
-    (what an assistant says outside every tag)."""
+    """One block of a conversation.
+
+    Attributes:
+        turn: number of the assistant turn.
+        name: "think", "call", "response", "failed", "answer", or "text" outside all tags.
+        text: content of the block.
+
+    """
 
     turn: int
     name: str
@@ -51,7 +56,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Rendered:
-    """Something with an HTML and a text form, which notebooks choose between."""
+    """Output with an HTML form for notebooks and a text form."""
 
     markup: str
     text: str
@@ -71,23 +76,28 @@ def _format_code_point(found: re.Match) -> str:
 
 
 def escape_unseen(text: str) -> str:
-    """`text` with every unseen character as <U+202E>, the way `less` shows it."""
+    """Replace invisible characters by code points such as <U+202E>, as `less` does."""
     return UNSEEN.sub(lambda found: f"<{_format_code_point(found)}>", text)
 
 
 def to_html(text: str) -> str:
-    """`text` as HTML of a block of its own, with every unseen character in a small box."""
+    """Convert text to HTML of a block, with code points of invisible characters in boxes."""
     return UNSEEN.sub(lambda found: _MARK.format(_format_code_point(found)), html.escape(text))
 
 
 def to_isolated_html(text: str) -> str:
-    """`markup(text)` for a line that holds other things: it cannot change their order."""
-    turned = any(unicodedata.bidirectional(character) in ("R", "AL", "AN") for character in text)
-    return f"<bdi>{to_html(text)}</bdi>" if turned else to_html(text)
+    """Convert text to inline HTML, isolating right-to-left text from the rest of the line."""
+    is_rtl = any(unicodedata.bidirectional(character) in ("R", "AL", "AN") for character in text)
+    return f"<bdi>{to_html(text)}</bdi>" if is_rtl else to_html(text)
 
 
 def split_blocks(messages: Sequence[dict], failed: Sequence[bool] = ()) -> list[Block]:
-    """The conversation after its question, cut at the tags; `failed` is one flag a tool turn."""
+    """Split a conversation after its first message into blocks at the tags.
+
+    Args:
+        messages: messages with `role` and `content`.
+        failed: one flag per tool response.
+    """
     found: list[Block] = []
     turn = 0
     flags = iter(failed)
@@ -97,7 +107,7 @@ def split_blocks(messages: Sequence[dict], failed: Sequence[bool] = ()) -> list[
             found.append(Block(turn, "failed" if next(flags, False) else "response", text))
             continue
         turn += 1
-        # in turns: what stands before a tag, the tag's name, what is inside; last the rest
+        # text before a tag, tag name, content, ..., and the rest
         *pieces, rest = _BLOCK.split(text)
         for before, name, inner in zip(pieces[::3], pieces[1::3], pieces[2::3]):
             if before.strip():
@@ -114,14 +124,14 @@ def is_right(trajectory: Trajectory) -> bool:
 
 
 def describe_outcome(trajectory: Trajectory) -> str:
-    """`right`, `wrong`, or how it ended without an answer."""
+    """Return "right", "wrong", or "no answer" with the termination."""
     if trajectory.answer is None:
         return f"no answer ({trajectory.termination.value})"
     return "right" if is_right(trajectory) else "wrong"
 
 
 def render_trajectory(trajectory: Trajectory, title: str = "") -> Rendered:
-    """One trajectory: a line about it, then its blocks in a table."""
+    """Render a trajectory: title, outcome and question, then a table of blocks."""
     parts = split_blocks(trajectory.messages, [not result.ok for result in trajectory.tool_results])
     head = f"{title}: {describe_outcome(trajectory)}" if title else describe_outcome(trajectory)
     metadata = trajectory.metadata
@@ -129,12 +139,18 @@ def render_trajectory(trajectory: Trajectory, title: str = "") -> Rendered:
 
 
 def render_conversation(head: str, question: str, right: str, parts: Sequence[Block]) -> Rendered:
-    """A conversation that is not a trajectory, such as a demonstration, in the same form; `right`
-    is the right answer, empty where it is not to be shown."""
+    """Render a conversation, such as a demonstration, as a table of blocks.
+
+    Args:
+        head: title line.
+        question: the question.
+        right: right answer, or "" to hide it.
+        parts: blocks from `split_blocks`.
+    """
     answer = f"  (right: {right})" if right else ""
     rows = []
     lines = [escape_unseen(head), escape_unseen(f"  question  {question}{answer}")]
-    before = 0  # the turn of the block before: a number stands at a turn's first
+    before = 0  # turn of the previous block; only the first block of a turn is numbered
     for part in parts:
         number = str(part.turn) if part.turn != before else ""
         label = "response: failed" if part.name == "failed" else part.name
@@ -149,18 +165,25 @@ def render_conversation(head: str, question: str, right: str, parts: Sequence[Bl
         lines.append(f"{number:>1} {label:<9} {first}")
         lines += [" " * 12 + line for line in rest]
         before = part.turn
-    asked = (
+    question_line = (
         f"{to_isolated_html(question)}  (right: {to_isolated_html(right)})"
         if right
         else to_isolated_html(question)
     )
-    top = f"<p><b>{to_isolated_html(head)}</b><br>{asked}</p>"
+    top = f"<p><b>{to_isolated_html(head)}</b><br>{question_line}</p>"
     return Rendered(f"{top}<table>{''.join(rows)}</table>", "\n".join(lines))
 
 
 def render_tokens(trajectory: Trajectory, tokenizer, advantage: float) -> Rendered:
-    """The tokens as the loss sees them: those that carry loss are bold, in brackets as text, and
-    tinted by the sign of this rollout's advantage."""
+    """Render the tokens of a rollout, marking those in the loss.
+
+    Tokens in the loss are bold in HTML and bracketed in text, tinted by the sign of the advantage.
+
+    Args:
+        trajectory: the rollout.
+        tokenizer: tokenizer of the policy.
+        advantage: advantage of the rollout.
+    """
     if advantage == 0:
         tint = TINTS["text"]
     else:
@@ -178,14 +201,19 @@ def render_tokens(trajectory: Trajectory, tokenizer, advantage: float) -> Render
 
 
 def decode_turns_and_contexts(trajectory: Trajectory, tokenizer) -> tuple[list[str], list[str]]:
-    """(the text of each turn, all that stood in its context before it), as they were tokens."""
-    said, seen = [], []
+    """Decode each turn, and the context that it was sampled from.
+
+    Returns:
+        (turns, contexts): one text per turn each.
+
+    """
+    turns, contexts_seen = [], []
     contexts = trajectory.contexts
     for turn in np.unique(trajectory.turns[trajectory.generated]):
         own = trajectory.generated & (trajectory.turns == turn)
         first = int(np.argmax(own))
         same = np.ones(len(trajectory), bool) if contexts is None else contexts == contexts[first]
         same[first:] = False
-        said.append(tokenizer.decode(trajectory.token_ids[own].tolist()))
-        seen.append(tokenizer.decode(trajectory.token_ids[same].tolist()))
-    return said, seen
+        turns.append(tokenizer.decode(trajectory.token_ids[own].tolist()))
+        contexts_seen.append(tokenizer.decode(trajectory.token_ids[same].tolist()))
+    return turns, contexts_seen

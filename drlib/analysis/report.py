@@ -1,13 +1,9 @@
-"""`drlib report REPORT.html TRAJECTORIES...`: the laboratory without a notebook.
+"""HTML reports about trajectory files: `drlib report REPORT.html TRAJECTORIES...`.
 
-One page that needs nothing else: what `entropy` and `reflection` say about each file, as tables and
-figures, and the viewer over its first trajectories. A file is read as a stream (for its numbers,
-for the viewer, and for bounds where entropies are missing), so a report fits into memory where its
-tokens' columns do.
-
-What a file cannot tell is said in its place: without entropies there are words, and, from a
-server's top log-probabilities, bounds. Left out: routing and pseudo-gradients, which need a model
-and are notebook 16's.
+A report is one self-contained page with the tables and figures of `entropy` and `reflection` for
+each file, and the viewer for its first trajectories. Files are streamed, so only their token tables
+must fit in memory. A section without the required data has a note instead. Without entropies, the
+report has bounds from top-k log-probabilities. Routing and pseudo-gradients are in notebook 16.
 """
 
 import base64
@@ -44,7 +40,7 @@ iframe {{ width: 100%; height: 760px; border: 1px solid #ccc }} .note {{ color: 
 
 
 class _ReportOptions(NamedTuple):
-    """Content requested from `report` for each file."""
+    """Arguments of `write_report` for each file."""
 
     tokenizer: Any
     model: Any
@@ -65,62 +61,75 @@ def write_report(
     share: float = 0.2,
     viewed: int = 50,
 ) -> Path:
-    """Write the report of `files` (any format of `inputs`) to `out`, whole or not at all.
+    """Write a report about trajectory files atomically.
 
-    tokenizer: of the model that made them, or its folder; without one there are no words and ids
-        instead of texts. model: a causal language model that scores every file again, at the
-        `temperature` of the rollouts.
-    window, share: of `reflection_lift`. viewed: trajectories of a file in the viewer, or 0.
-    FileNotFoundError: a file is not there. ValueError: it cannot be read (the message names row and
-    reason), holds no sampled token, or an id twice; or `out` is no .html.
+    Args:
+        out: .html file to write.
+        files: files in any format of `inputs`.
+        tokenizer: tokenizer of the model, or its folder. Without one, the report has no words and
+            shows ids instead of texts.
+        model: causal language model that rescores every file.
+        temperature: sampling temperature of the rollouts, used with `model`.
+        window: tokens per window of `reflection_lift`.
+        share: share of forking tokens of `reflection_lift`.
+        viewed: trajectories per file in the viewer; 0 for none.
+
+    Returns:
+        Path of the report.
+
+    Raises:
+        FileNotFoundError: a missing file.
+        ValueError: an unreadable file (with row and cause), no sampled tokens, a duplicate id, or
+            an `out` that is not .html.
+
     """
     check_report(out, files, window, share, viewed)
     if isinstance(tokenizer, str | Path):
         tokenizer = load_any_tokenizer(tokenizer)
-    wanted = _ReportOptions(tokenizer, model, temperature, window, share, viewed)
+    options = _ReportOptions(tokenizer, model, temperature, window, share, viewed)
     with plt.style.context(STYLE):
-        parts = [part for path in files for part in _render_file(Path(path), wanted)]
+        parts = [part for path in files for part in _render_file(Path(path), options)]
     return viewer.save_page(out, REPORT_PAGE.format(body="\n".join(parts)))
 
 
-def _render_file(path: Path, wanted: _ReportOptions) -> Iterator[str]:
-    """The parts of the page about one file, in order."""
-    table = token_statistics(_load_trajectories(path, wanted))
+def _render_file(path: Path, options: _ReportOptions) -> Iterator[str]:
+    """Yield the HTML sections about one file."""
+    table = token_statistics(_load_trajectories(path, options))
     yield f"<h1>{to_html(path.name)}</h1>"
     yield _render_sizes(table)
 
     yield "<h2>Entropy</h2>"
     yield from _catch_errors(_render_entropy(table))
     exact = np.isfinite(table.entropy).all()
-    if not exact and wanted.model is None and wanted.tokenizer is not None:
-        yield _render_bounds(_load_trajectories(path, wanted), len(wanted.tokenizer))
+    if not exact and options.model is None and options.tokenizer is not None:
+        yield _render_bounds(_load_trajectories(path, options), len(options.tokenizer))
 
     yield "<h2>After tool responses</h2>"
-    yield from _catch_errors(_render_lifts(table, wanted.window, wanted.share))
+    yield from _catch_errors(_render_lifts(table, options.window, options.share))
 
-    if wanted.tokenizer is not None:
+    if options.tokenizer is not None:
         yield "<h2>Words</h2>"
-        yield from _render_words(table, token_texts(wanted.tokenizer, table.token_id))
+        yield from _render_words(table, token_texts(options.tokenizer, table.token_id))
 
-    if wanted.viewed:
-        first = islice(_load_trajectories(path, wanted), wanted.viewed)
-        page = viewer.viewer_page(first, wanted.tokenizer, title=path.name)
-        yield f"<h2>The first {min(wanted.viewed, len(table.names))} trajectories</h2>"
+    if options.viewed:
+        first = islice(_load_trajectories(path, options), options.viewed)
+        page = viewer.viewer_page(first, options.tokenizer, title=path.name)
+        yield f"<h2>The first {min(options.viewed, len(table.names))} trajectories</h2>"
         yield f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(page)}"></iframe>'
 
 
-def _load_trajectories(path: Path, wanted: _ReportOptions) -> Iterable[Trajectory]:
-    """The file's trajectories as a stream, scored again where there is a model."""
-    found = read_rollouts(path, wanted.tokenizer)
-    if wanted.model is None:
+def _load_trajectories(path: Path, options: _ReportOptions) -> Iterable[Trajectory]:
+    """Stream the trajectories of a file, rescored if there is a model."""
+    found = read_rollouts(path, options.tokenizer)
+    if options.model is None:
         return found
-    from drlib.analysis.rescoring import rescore  # it brings torch, which the rest does without
+    from drlib.analysis.rescoring import rescore  # lazy: imports torch
 
-    return rescore(wanted.model, found, temperature=wanted.temperature, top_k=5)
+    return rescore(options.model, found, temperature=options.temperature, top_k=5)
 
 
 def _catch_errors(parts: Iterator[str]) -> Iterator[str]:
-    """The parts; what cannot be said is said in its place."""
+    """Yield the parts; replace a ValueError by a note with its message."""
     try:
         yield from parts
     except ValueError as fault:
@@ -128,6 +137,7 @@ def _catch_errors(parts: Iterator[str]) -> Iterator[str]:
 
 
 def _render_sizes(table: TokenTable) -> str:
+    """Render the numbers of trajectories and tokens, and the accuracy."""
     judged = ~np.isnan(table.right_M)
     right = f", {table.right_M[judged].mean():.1%} of them right" if judged.any() else ""
     return (
@@ -137,8 +147,8 @@ def _render_sizes(table: TokenTable) -> str:
 
 
 def _render_bounds(trajectories: Iterable[Trajectory], vocabulary: int) -> str:
-    """Return entropy bounds from alternatives, for trajectories without entropies."""
-    sums = np.zeros(3)  # of lower and upper bounds, and of tails above 5%
+    """Render entropy bounds from top-k log-probabilities, for trajectories without entropies."""
+    sums = np.zeros(3)  # lower bounds, upper bounds, tails above 5%
     tokens = 0
     for t in trajectories:
         if t.entropies is None and t.top_logprobs is not None:
@@ -149,13 +159,14 @@ def _render_bounds(trajectories: Iterable[Trajectory], vocabulary: int) -> str:
         return ""
     low, high, wide = sums / tokens
     return (
-        f"<p>From the most probable tokens: the mean entropy lies between {low:.3f} and "
-        f"{high:.3f} nats; at {wide:.1%} of the tokens more than 5% of the probability is "
-        "that of others.</p>"
+        f"<p>From top-k log-probabilities: the mean entropy is between {low:.3f} and "
+        f"{high:.3f} nats; at {wide:.1%} of the tokens, other tokens have more than 5% of the "
+        "probability.</p>"
     )
 
 
 def _render_entropy(table: TokenTable) -> Iterator[str]:
+    """Yield the entropy summary and histogram."""
     rows = [
         (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
         for name, value in summarize_entropy(table).items()
@@ -165,14 +176,15 @@ def _render_entropy(table: TokenTable) -> Iterator[str]:
 
 
 def _render_lifts(table: TokenTable, window: int, share: float) -> Iterator[str]:
+    """Yield the lifts after tool responses and the event curves."""
     lifts = reflection.reflection_lift(table, window=window, share=share)
     found = {lift.status: vars(lift) for lift in lifts}
     yield (
         f"<p>Share of forking tokens (the top {share:.0%} of the thoughts by entropy) in the "
-        f"first {window} tokens after a response, over their share elsewhere; 95% intervals by "
-        "trajectory. Over first turns: of the same trajectories, at the same places of a turn. "
-        "Turned windows are what chance makes of it; where hard questions have more responses "
-        "that is not 1, and only what lies beyond counts.</p>"
+        f"first {window} tokens after a response, divided by their share elsewhere; 95% intervals "
+        "over trajectories. Over first turns: the same positions in first turns of the same "
+        "trajectories. Circular shifts of the windows give the ratio under the null hypothesis, "
+        "which differs from 1 if hard questions have more responses.</p>"
     )
     heads = [
         "response",
@@ -193,6 +205,7 @@ def _render_lifts(table: TokenTable, window: int, share: float) -> Iterator[str]
 
 
 def _render_words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
+    """Yield the lexicon table and the words with the highest entropies."""
     if len(table.names) > 1:
         heads = [
             "lexicon",
@@ -216,6 +229,7 @@ def _render_words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
 
 
 def _render_table(heads: Sequence[str], rows: Iterable[Sequence]) -> str:
+    """Render an HTML table."""
     lines = ["".join(f"<th>{html.escape(head)}</th>" for head in heads)]
     lines += ["".join(f"<td>{_render_cell(value)}</td>" for value in row) for row in rows]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
@@ -223,12 +237,13 @@ def _render_table(heads: Sequence[str], rows: Iterable[Sequence]) -> str:
 
 
 def _render_cell(value) -> str:
-    """A value's text; a dash where it is not a number."""
+    """Convert a value to HTML; NaN becomes a dash."""
     text = str(value)
     return "–" if "nan" in text else to_html(text)
 
 
 def _render_figure(draw: Callable, height: float = 3.2) -> str:
+    """Render a figure as an embedded PNG; `draw` gets its axes."""
     fig, ax = plt.subplots(figsize=(8, height))
     draw(ax)
     code = base64.b64encode(png_bytes(fig, dpi=150)).decode()

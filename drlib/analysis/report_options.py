@@ -1,4 +1,4 @@
-"""Options of a report, checked before slow imports."""
+"""Checks of report options, without slow imports."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,17 +9,22 @@ from drlib.validation import require
 def check_report(
     out: str | Path, files: Sequence[str | Path], window: int, share: float, viewed: int
 ) -> None:
-    """ValueError: `out` is no .html, or a number out of range. FileNotFoundError: a file is not
-    there."""
+    """Check the arguments of `report.write_report`.
+
+    Raises:
+        ValueError: `out` is not .html, or a number is out of range.
+        FileNotFoundError: a missing file.
+
+    """
     require(
         Path(out).suffix in (".html", ".htm"),
-        f"the report is a .html file, not {out}: name it before the trajectories",
+        f"the report must be a .html file, got {out}: pass it before the trajectories",
     )
     require(
         window >= 1 and 0 < share < 1 and viewed >= 0,
-        "need a window of at least 1, a share "
-        f"between 0 and 1 and no negative viewed; got {window}, {share}, {viewed}",
+        "window must be at least 1, share between 0 and 1, and viewed at least 0; "
+        f"got {window}, {share}, {viewed}",
     )
     for path in files:
         if not Path(path).exists():
-            raise FileNotFoundError(f"there is no file {path}")
+            raise FileNotFoundError(f"no file {path}")

@@ -1,12 +1,11 @@
-"""Stored trajectories through a model again: exact log-probabilities, entropies, experts.
+"""Rescore stored trajectories with a model: exact log-probabilities, entropies, experts.
 
-`rescore` runs trajectories through a model by teacher forcing and reads the entropy of the whole
-vocabulary at every sampled token. The same tokens under two checkpoints are comparable place by
-place; two samples never are. Log-probabilities of all tokens at once are never held where the model
-has a plain output matrix (`policy.kernels`).
+`rescore` runs trajectories through a model by teacher forcing and computes the entropy over the
+full vocabulary at every sampled token. Two checkpoints can then be compared token by token. If the
+output layer is a plain matrix, log-probabilities are computed in chunks
+(`models.chunked_logprobs`).
 
--log p of the sampled token is not its entropy (only its mean is) and is never used as one.
-Left out: models over several devices.
+Not supported: models on several devices.
 """
 
 import math
@@ -24,11 +23,11 @@ from drlib.models.routing_replay import record_routes
 from drlib.trajectory import Trajectory
 from drlib.validation import require
 
-LOGITS_CHUNK = 512  # tokens whose logits are held at a time where alternatives are wanted
+LOGITS_CHUNK = 512  # tokens per chunk of logits, if alternatives are needed
 
 
 class _Scoring(NamedTuple):
-    """Arguments of `rescore`: the model, its head, and the values to keep."""
+    """Arguments of `rescore`, and the output head of the model."""
 
     model: torch.nn.Module
     head: "_LogitsHead"
@@ -46,21 +45,32 @@ def rescore(
     experts: bool = False,
     batch_tokens: int = 8192,
 ) -> Iterator[Trajectory]:
-    """The same trajectories with what `model` says about their sampled tokens; a few at a time.
+    """Yield the trajectories with log-probabilities and entropies of `model`, in batches.
 
-    model: a Hugging Face causal language model.
-    temperature: of the rollout, above 0. top_k: alternatives to keep a token.
-    experts: also record the experts of every token (softmax top-k routers, see `policy.replay`).
-    batch_tokens: padded tokens in a forward pass, or one trajectory.
+    Args:
+        model: Hugging Face causal language model in eval mode.
+        trajectories: stored trajectories.
+        temperature: sampling temperature of the rollouts, above 0.
+        top_k: number of alternatives to record per token.
+        experts: also record the experts of every token (softmax top-k routers, see
+            `models.routing_replay`).
+        batch_tokens: maximum padded tokens per forward pass; a longer trajectory has its own.
 
-    Log-probabilities and entropies (nats, float32) are those of the full vocabulary. A token that
-    nothing precedes gets NaN. ValueError: an id beyond the model's vocabulary, or a trajectory
-    longer than its positions; a model in training mode.
+    Yields:
+        Copies with `logprobs` and `entropies` over the full vocabulary (nats, float32; NaN at a
+        sampled first token), and `top_ids`, `top_logprobs`, `routed_experts` if requested.
+
+    Raises:
+        ValueError: an argument out of range, an id outside the vocabulary, a trajectory longer
+            than the context, or a model in training mode.
+
     """
     size = model.get_input_embeddings().num_embeddings
     require(not model.training, "the model is in training mode; call model.eval() first")
-    require(0 < temperature < math.inf, f"temperature must be finite and above 0: {temperature}")
-    require(0 <= top_k <= size, f"top_k must lie in 0..{size}, the vocabulary, got {top_k}")
+    require(
+        0 < temperature < math.inf, f"temperature must be finite and above 0, got {temperature}"
+    )
+    require(0 <= top_k <= size, f"top_k must be in 0..{size} (vocabulary), got {top_k}")
     scoring = _Scoring(model, _find_head(model), temperature, top_k, experts)
     batch: list[Trajectory] = []
     for trajectory in trajectories:
@@ -74,7 +84,7 @@ def rescore(
 
 
 def _rescore_batch(batch: list[Trajectory], scoring: _Scoring) -> list[Trajectory]:
-    """Not a generator: between its yields the caller would have no gradients, and our hooks."""
+    """Rescore a batch. Returns a list, so that no_grad and the hooks end before control does."""
     model, head = scoring.model, scoring.head
     _check_fits(model, batch)
     ids_BT, real_BT = _pad_batch(batch)
@@ -85,12 +95,12 @@ def _rescore_batch(batch: list[Trajectory], scoring: _Scoring) -> list[Trajector
         )
         out_BTX = head.run(**inputs, use_cache=False)[0]
         for b, trajectory in enumerate(batch):
-            # a sampled token is judged by what the model gives at the token before it
+            # the logits of the previous token predict a sampled token
             before_N = torch.from_numpy(np.flatnonzero(trajectory.generated[1:]))
             ids_N = ids_BT[b, before_N + 1].to(model.device)
-            read = _score_tokens(out_BTX[b, before_N.to(model.device)], ids_N, scoring)
+            scores = _score_tokens(out_BTX[b, before_N.to(model.device)], ids_N, scoring)
             changes = {
-                name: _scatter_values(trajectory, values_N) for name, values_N in read.items()
+                name: _scatter_values(trajectory, values_N) for name, values_N in scores.items()
             }
             if scoring.experts:
                 routes_LBTK = routes.passes[0].unflatten(1, ids_BT.shape)
@@ -101,7 +111,7 @@ def _rescore_batch(batch: list[Trajectory], scoring: _Scoring) -> list[Trajector
 
 
 def _pad_batch(batch: list[Trajectory]) -> tuple[Tensor, Tensor]:
-    """Ids with zeros behind each trajectory's end, and which of them are real: [B, T] each."""
+    """Return token ids padded with zeros, and the mask of real tokens: [B, T] each."""
     width = max(1, *map(len, batch))
     ids_BT = torch.zeros(len(batch), width, dtype=torch.long)
     for row_T, trajectory in zip(ids_BT, batch):
@@ -111,7 +121,14 @@ def _pad_batch(batch: list[Trajectory]) -> tuple[Tensor, Tensor]:
 
 
 class _LogitsHead(NamedTuple):
-    """Computes logits(rows of run(...)[0]). weight: the matrix, if the head is only that."""
+    """Output head of a model.
+
+    Attributes:
+        run: forward pass; its first output is the input of `logits`.
+        logits: function from rows of that output to logits.
+        weight: output matrix, if the head is a plain matrix; else None.
+
+    """
 
     run: Callable
     logits: Callable[[Tensor], Tensor]
@@ -119,10 +136,10 @@ class _LogitsHead(NamedTuple):
 
 
 def _find_head(model) -> _LogitsHead:
-    """The head that gives the model's own logits, tried on a few tokens.
+    """Find a head that reproduces the model's logits, checked on a few tokens.
 
-    Biases and caps are applied to a few rows at a time. Logits that come about in another way are
-    taken whole: then a forward pass needs room for tokens x vocabulary numbers.
+    Biases and soft caps are applied in chunks. For other heads the forward pass computes all
+    logits, which needs memory for tokens x vocabulary values.
     """
     decoder = model.get_decoder()
     out = model.get_output_embeddings()
@@ -131,7 +148,7 @@ def _find_head(model) -> _LogitsHead:
     def logits(hidden: Tensor) -> Tensor:
         return out(hidden) if cap is None else cap * torch.tanh(out(hidden) / cap)
 
-    # compare with the model's own logits, bit by bit
+    # the head must be bit-identical to the model's own logits
     size = model.get_input_embeddings().num_embeddings
     ids_1T = torch.arange(min(4, size), device=model.device)[None]
     with torch.no_grad():
@@ -144,7 +161,7 @@ def _find_head(model) -> _LogitsHead:
 
 
 def _check_fits(model, batch: list[Trajectory]) -> None:
-    """ValueError: ids beyond the model's vocabulary, or more tokens than it has positions."""
+    """Raise ValueError if ids exceed the vocabulary or tokens exceed the positions of the model."""
     size = model.get_input_embeddings().num_embeddings
     longest = getattr(model.config, "max_position_embeddings", None) or math.inf
     for t in batch:
@@ -152,12 +169,12 @@ def _check_fits(model, batch: list[Trajectory]) -> None:
         require(
             known,
             f"trajectory {t.id} has ids beyond the model's vocabulary of {size}: "
-            "it was made with another tokenizer",
+            "use the model that sampled it, or one with the same tokenizer",
         )
         require(
             len(t) <= longest,
             f"trajectory {t.id} has {len(t)} tokens, the model {longest} "
-            "positions: cut it, or take a model with a longer context",
+            "positions: truncate it, or use a model with a longer context",
         )
 
 
@@ -166,7 +183,7 @@ def _score_tokens(before_NX: Tensor, ids_N: Tensor, scoring: _Scoring) -> dict[s
     head, top_k = scoring.head, scoring.top_k
     if head.weight is not None and not top_k:
         weight_VX = head.weight
-        if weight_VX.dtype not in (torch.float32, torch.bfloat16):  # what the kernel computes in
+        if weight_VX.dtype not in (torch.float32, torch.bfloat16):  # types that the kernel supports
             before_NX = before_NX.float()
             weight_VX = weight_VX.float()
         logp_N, entropy_N = token_logprobs(
@@ -188,9 +205,9 @@ def _score_tokens(before_NX: Tensor, ids_N: Tensor, scoring: _Scoring) -> dict[s
 
 
 def _scatter_values(trajectory: Trajectory, values_N: Tensor) -> np.ndarray:
-    """Values of the sampled tokens, without the first token's, in an array over all tokens.
+    """Scatter the values of sampled tokens (without the first token) into an array of all tokens.
 
-    Where nothing was sampled stands 0, or -1 for ids; at a sampled first token NaN, or -1.
+    Observed tokens get 0 (ids: -1), a sampled first token NaN (ids: -1).
     """
     values = values_N.cpu().numpy()
     are_ids = values.dtype.kind == "i"

@@ -1,8 +1,8 @@
-"""Rollout formats of other programs, read as messages and token segments.
+"""Rollout formats of other programs: conversion of rows to messages and token runs.
 
-`rollouts_of(format, row, tokenizer)` takes a row of a file in one of the formats of `inputs`. Ids
-are the file's, else its text is tokenised turn by turn. Log-probabilities and alternatives are what
-a server told, by ids or by the texts of tokens; the tokenizer then finds the ids.
+`iter_rollouts` converts a row in one of the formats of `inputs`. Token ids are those of the file;
+without ids the text is tokenised turn by turn. Servers return log-probabilities and alternatives by
+id or by token text; texts are converted to ids with the tokenizer.
 """
 
 import math
@@ -18,30 +18,34 @@ from drlib.chat.segments import token_texts
 from drlib.chat.tool_calls import END
 from drlib.validation import require
 
-# what the environment wrote into an output, with or without the markers of ChatML
+# text of the environment inside an output, with or without ChatML markers
 _OBSERVED = re.compile(
     r"((?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:\b(?:user|tool)\n)?"
     r"(?:<tool_response>.*?</tool_response>\s*)+"
     r"(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\n)?)",
     re.S,
 )
+# for each token its log-probability, and the ids and log-probabilities of its alternatives
 TokenScores = list[tuple[float | None, Sequence[tuple[int, float]]]]
 
 
 class TokenRun(NamedTuple):
-    """A run of tokens that the policy sampled, or that it read.
+    """Consecutive tokens that are either all sampled or all observed.
 
-    said: None where nothing is known; else for each token its log-probability, and the ids and
-    log-probabilities of its alternatives.
+    Attributes:
+        ids: token ids.
+        sampled: True if the policy sampled them.
+        scores: log-probabilities and alternatives of each token; None if unknown.
+
     """
 
     ids: Sequence[int]
     sampled: bool
-    said: TokenScores | None = None
+    scores: TokenScores | None = None
 
 
 class Rollout(NamedTuple):
-    """A row's fields, its messages (plain text) and its tokens in parts."""
+    """Fields of a row, its plain-text messages and its token runs."""
 
     fields: dict
     messages: list[dict]
@@ -49,15 +53,23 @@ class Rollout(NamedTuple):
 
 
 def iter_rollouts(name: str, row: dict, tokenizer) -> Iterator[Rollout]:
-    """The rollouts in a row of format `name`; a server's row may hold several.
+    """Yield the rollouts in a row; a server response may have several.
 
-    ValueError, KeyError and others for rows that are not what their format promises.
+    Args:
+        name: format, a key of `inputs.FORMATS`.
+        row: fields of the row.
+        tokenizer: tokenizer of the model.
+
+    Raises:
+        ValueError: invalid content.
+        KeyError: a missing field. Other LookupErrors and TypeErrors: invalid structure.
+
     """
     if name == "trl":
         name, row = _convert_trl(row)
     if name in ("messages", "tongyi"):
         if not row["messages"] and row.get("error"):
-            warnings.warn(f"left out a rollout that failed: {row['error']}", stacklevel=4)
+            warnings.warn(f"skipped a failed rollout: {row['error']}", stacklevel=4)
             return
         messages = [flatten_message(message) for message in row["messages"]]
         pieces = render_turns(messages, tokenizer, row.get("tools"))
@@ -77,7 +89,7 @@ def iter_rollouts(name: str, row: dict, tokenizer) -> Iterator[Rollout]:
 
 
 def _convert_trl(row: dict) -> tuple[str, dict]:
-    """The format that a row of TRL's completions comes down to, and the row in it."""
+    """Convert a row of TRL completions to format "verl" or "messages"; return its name and row."""
     scores = {k: v for k, v in row.items() if isinstance(v, float) and not math.isnan(v)}
     scores.pop("advantage", None)
     row = row | {"reward": sum(scores.values()) if scores else None, "reward_parts": scores}
@@ -87,12 +99,12 @@ def _convert_trl(row: dict) -> tuple[str, dict]:
 
 
 def _tokenize_turns(pieces: Sequence[str], tokenizer) -> list[TokenRun]:
-    """Texts that were read and sampled in turns, the first one read."""
+    """Tokenise alternating observed and sampled texts, the first one observed."""
     return [TokenRun(encode(tokenizer, text), i % 2 == 1) for i, text in enumerate(pieces)]
 
 
 def _split_by_mask(row: dict) -> list[TokenRun]:
-    """The parts of an `agent loop`: a prompt, and a response of which a mask was sampled."""
+    """Split an `agent loop` row into its prompt and the runs of its response mask."""
     ids = row["response_ids"]
     mask = row.get("response_mask") or [1] * len(ids)
     values = row.get("response_logprobs")
@@ -101,21 +113,21 @@ def _split_by_mask(row: dict) -> list[TokenRun]:
     parts = [TokenRun(row["prompt_ids"], False)]
     for sampled, run in groupby(range(len(ids)), key=lambda t: bool(mask[t])):
         at = list(run)
-        said = None
+        scores = None
         if sampled and values is not None:
-            said = [(values[t], ()) for t in at]
-        parts.append(TokenRun([ids[t] for t in at], sampled, said))
+            scores = [(values[t], ()) for t in at]
+        parts.append(TokenRun([ids[t] for t in at], sampled, scores))
     return parts
 
 
 def _decode_messages(parts: Sequence[TokenRun], tokenizer) -> list[dict]:
-    """The messages in the tokens: a prompt, then turns and what they were answered."""
+    """Decode token runs into messages: user, then assistant and tool in turn."""
     messages: list[dict] = []
     for part in parts:
         if len(part.ids) and not 0 <= min(part.ids) <= max(part.ids) < len(tokenizer):
             raise ValueError(
-                f"ids from {min(part.ids)} to {max(part.ids)} do not fit the tokenizer's "
-                f"{len(tokenizer)}: the model has another tokenizer"
+                f"ids from {min(part.ids)} to {max(part.ids)} exceed the tokenizer's "
+                f"{len(tokenizer)} tokens; pass the tokenizer of the model"
             )
         if part.sampled:
             role = "assistant"
@@ -127,34 +139,36 @@ def _decode_messages(parts: Sequence[TokenRun], tokenizer) -> list[dict]:
 
 
 # ---------------------------------------------------------------------------------------------
-# servers' responses
+# server responses
 
 
 def _parse_choice(one: dict, row: dict, tokenizer) -> list[TokenRun]:
-    """The parts of an output of `vllm` or a choice of `openai`: a prompt and what was sampled."""
+    """Return the prompt and the sampled tokens of a `vllm` output or an `openai` choice."""
     ids = one.get("token_ids")
     message = one.get("message")
     text = flatten_message(message)["content"] if message else one.get("text", "")
-    told = _parse_logprobs(one.get("logprobs") or {}, ids, bool(message))
-    if ids is None and told:
-        ids = _find_ids([token for token, _, _ in told], text, tokenizer)
+    logprobs = _parse_logprobs(one.get("logprobs") or {}, ids, bool(message))
+    if ids is None and logprobs:
+        ids = _find_ids([token for token, _, _ in logprobs], text, tokenizer)
     elif ids is None:
         ids = encode(tokenizer, text)
-    said = [
+    scores = [
         (value, [(_find_id(tokenizer, other), v) for other, v in (alternatives or {}).items()])
-        for _, value, alternatives in told
+        for _, value, alternatives in logprobs
     ]
     return [
         TokenRun(_find_prompt_ids(one, row, tokenizer), False),
-        TokenRun(ids, True, said or None),
+        TokenRun(ids, True, scores or None),
     ]
 
 
 def _parse_logprobs(logs, ids: Sequence[int] | None, chat: bool) -> list[tuple]:
-    """(token, log-probability, {alternative: log-probability}) of each token, by text or id.
+    """Return (token, log-probability, {alternative: log-probability}) per token, by text or id.
 
-    logs: a list is vLLM's own output (a dictionary by ids for each token); else a server's, of a
-    chat or of a completion.
+    Args:
+        logs: a list of dictionaries by id (vLLM outputs), or the `logprobs` of a server response.
+        ids: token ids of vLLM outputs.
+        chat: True for chat completions, False for text completions.
     """
     if isinstance(logs, list):
         by_id = [
@@ -178,62 +192,61 @@ def _parse_logprobs(logs, ids: Sequence[int] | None, chat: bool) -> list[tuple]:
 
 
 def _find_prompt_ids(one: dict, row: dict, tokenizer) -> Sequence[int]:
-    """The ids of what was asked: told by the server, or the request's text or messages."""
+    """Return the prompt ids from the response, or from the text or messages of the request."""
     prompt = one.get("prompt_token_ids") or row.get("prompt_token_ids") or row.get("prompt")
     if not prompt and "messages" in row:
-        asked = [flatten_message(message) for message in row["messages"]]
-        to_answer = {"role": "assistant", "content": ""}
-        prompt = "".join(render_turns([*asked, to_answer], tokenizer, row.get("tools")))
+        messages = [flatten_message(message) for message in row["messages"]]
+        reply = {"role": "assistant", "content": ""}
+        prompt = "".join(render_turns([*messages, reply], tokenizer, row.get("tools")))
     require(
         bool(prompt),
-        'no prompt: save {"request": .., "response": ..} as a line, or ask the '
-        "server for return_token_ids",
+        'no prompt: save {"request": .., "response": ..} per line, or request '
+        "return_token_ids from the server",
     )
     return encode(tokenizer, prompt) if isinstance(prompt, str) else prompt
 
 
 def _check_text(one: dict, messages: list[dict], parts: Sequence[TokenRun], tokenizer) -> None:
-    """ValueError where the ids are not the text that the file says."""
+    """Raise ValueError if the decoded ids differ from the text in the file."""
     text = (one.get("text") or "").strip("\ufffd \n")
     with_specials = messages[-1]["content"]
     without = tokenizer.decode(parts[-1].ids, skip_special_tokens=True)
     if not any(way.strip().startswith(text) for way in (with_specials, without)):
         raise ValueError(
-            f"the ids are {with_specials[:60]!r} with this tokenizer, the file says "
-            f"{text[:60]!r}: the model has another tokenizer"
+            f"the ids decode to {with_specials[:60]!r} with this tokenizer, but the text in the "
+            f"file is {text[:60]!r}; pass the tokenizer of the model"
         )
 
 
 # ---------------------------------------------------------------------------------------------
-# texts of tokens to ids
+# token texts to ids
 
 
 def encode(tokenizer, text: str) -> list[int]:
-    """The ids of a text, and no others."""
+    """Return the token ids of a text, without special tokens."""
     return tokenizer.encode(text, add_special_tokens=False)
 
 
 def _find_ids(tokens: list[str], text: str, tokenizer) -> list[int]:
-    """The ids of tokens whose texts a server told; `text` is all of them, perhaps but the last."""
-    for whole in (text, text + tokens[-1]):  # the only way where characters have several tokens
+    """Return the ids of token texts; `text` is their concatenation, possibly without the last."""
+    for whole in (text, text + tokens[-1]):  # needed if a character has several tokens
         ids = encode(tokenizer, whole)
         if token_texts(tokenizer, ids).tolist() == tokens:
             return ids
     ids = [_find_id(tokenizer, token) for token in tokens]
     if -1 in ids:
         raise ValueError(
-            f"{tokens[ids.index(-1)]!r} is no token of this tokenizer: the model has "
-            "another tokenizer, or it is a part of a character: ask the server for "
-            "return_token_ids"
+            f"{tokens[ids.index(-1)]!r} is not a token of this tokenizer, or is part of a "
+            "character: pass the tokenizer of the model, or request return_token_ids"
         )
     return ids
 
 
 @lru_cache(100_000)
 def _find_id(tokenizer, token: str | int) -> int:
-    """-1 when no token has this text."""
+    """Return the id of the token with this text, or -1."""
     if isinstance(token, int) or token.startswith("token_id:"):
         return int(str(token).removeprefix("token_id:"))
-    tried = [*encode(tokenizer, token), tokenizer.convert_tokens_to_ids(token)]
-    texts = {i: token_texts(tokenizer, [i])[0] for i in tried if i is not None}
+    candidates = [*encode(tokenizer, token), tokenizer.convert_tokens_to_ids(token)]
+    texts = {i: token_texts(tokenizer, [i])[0] for i in candidates if i is not None}
     return next((i for i, text in texts.items() if text == token), -1)

@@ -1,13 +1,13 @@
-"""Routing statistics of a mixture of experts: load, specialisation, entropy, change.
+"""Routing statistics of a mixture of experts: load, specialisation, router entropy, agreement.
 
-All but `router_entropies` read `Trajectory.routed_experts`, which `rescoring.rescore(model,
-trajectories, experts=True)` fills. A token counts once for each of its k experts, observations too.
+All functions except `compute_router_entropies` use `Trajectory.routed_experts`, which
+`rescoring.rescore(model, trajectories, experts=True)` records. A token counts once for each of its
+k experts; observed tokens count too.
 
-Specialisation is the mutual information of a token's segment and its expert. Finitely many tokens
-have some by chance, so a null stands beside it: each trajectory's segments turned round it, which
-keeps the runs that segments and experts come in. Left out: a null that keeps words in place (a
-segment that has words of its own specialises experts too), experts chosen together, routers without
-a softmax.
+Specialisation is the mutual information of the segment and the expert of a token. Its null
+distribution uses circular shifts of the segments within each trajectory, which keep run lengths.
+Limitations: the null does not control for vocabulary (a segment with its own words specialises
+experts too); co-activation of experts and routers without softmax are not supported.
 """
 
 from collections.abc import Iterable
@@ -21,10 +21,18 @@ from drlib.validation import require
 
 
 def compute_load(trajectories: Iterable[Trajectory], experts: int) -> np.ndarray:
-    """Share of a segment's choices that each expert got: [S, L, E], rows sum to 1.
+    """Compute the share of tokens routed to each expert, by segment and layer.
 
-    S as in `Segment`; NaN for one without tokens. ValueError: no trajectory or no record of its
-    experts, or one beyond `experts`.
+    Args:
+        trajectories: trajectories with `routed_experts`.
+        experts: E, number of experts.
+
+    Returns:
+        Shares [S, L, E] that sum to 1 over E; S as in `Segment`. NaN for a segment without tokens.
+
+    Raises:
+        ValueError: no trajectories, no recorded experts, or an expert index of at least `experts`.
+
     """
     counts_SLE = sum(_count_choices(t, t.segments, experts) for t in trajectories)
     require(np.ndim(counts_SLE) == 3, "no trajectories to analyse")
@@ -35,18 +43,29 @@ def compute_load(trajectories: Iterable[Trajectory], experts: int) -> np.ndarray
 def compute_specialisation(
     trajectories: Iterable[Trajectory], experts: int, *, draws: int = 200, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Measure how well an expert predicts a token's segment, per layer: arrays [L] by name.
+    """Compute the mutual information of expert and segment, per layer.
 
-    "nats": mutual information. "share": of the segments' entropy; at 1 the expert gives the segment
-    away. "null_mean", "null_high": mean and 95% quantile of the share with turned segments.
-    ValueError: no trajectory or no record of its experts, an expert beyond `experts`, or tokens
-    that are all of one segment.
+    Args:
+        trajectories: trajectories with `routed_experts`.
+        experts: E, number of experts.
+        draws: circular shifts of the null distribution.
+        seed: seed of the shifts.
+
+    Returns:
+        Arrays [L]: "nats" (mutual information), "share" (of the entropy of segments; 1 if the
+        expert determines the segment), "null_mean" and "null_high" (mean and 95% quantile of the
+        share under circular shifts).
+
+    Raises:
+        ValueError: no trajectories, no recorded experts, an expert index of at least `experts`,
+            or all tokens in one segment.
+
     """
     rng = np.random.default_rng(seed)
-    counts_DSLE = 0  # D: segments as they are, then the draws
+    counts_DSLE = 0  # D: original segments, then the draws
     for t in trajectories:
-        turned = [np.roll(t.segments, rng.integers(len(t))) for _ in range(draws)]
-        orders = [t.segments, *turned]
+        shifted = [np.roll(t.segments, rng.integers(len(t))) for _ in range(draws)]
+        orders = [t.segments, *shifted]
         counts_DSLE = counts_DSLE + np.stack(
             [_count_choices(t, order, experts) for order in orders]
         )
@@ -57,7 +76,9 @@ def compute_specialisation(
     segment_DL = _compute_entropy(joint_DLSE.sum(axis=3))
     expert_DL = _compute_entropy(joint_DLSE.sum(axis=2))
     both_DL = _compute_entropy(joint_DLSE.reshape(*segment_DL.shape, -1))
-    require(segment_DL.min() > 0, "all tokens are of one segment: nothing to tell apart")
+    require(
+        segment_DL.min() > 0, "all tokens are in one segment; specialisation needs at least two"
+    )
     nats_DL = segment_DL + expert_DL - both_DL
     share_DL = nats_DL / segment_DL
     return {
@@ -69,13 +90,13 @@ def compute_specialisation(
 
 
 def _count_choices(trajectory: Trajectory, segments_T: np.ndarray, experts: int) -> np.ndarray:
-    """Choices by segment, layer and expert: [S, L, E]."""
+    """Count routed tokens by segment, layer and expert: [S, L, E]."""
     routes_TLK = _get_routes(trajectory)
     known_T = routes_TLK[:, 0, 0] >= 0
     routes_TLK, segments_T = routes_TLK[known_T], segments_T[known_T]
     highest = routes_TLK.max(initial=0)
-    require(highest < experts, f"trajectory {trajectory.id} names expert {highest} of {experts}")
-    # one cell for each segment, layer and expert; each choice falls into one
+    require(highest < experts, f"trajectory {trajectory.id} has expert {highest} of {experts}")
+    # count with flat indices of (segment, layer, expert)
     layers = routes_TLK.shape[1]
     shape = (len(Segment), layers, experts)
     segment_T11 = segments_T[:, None, None].astype(int)
@@ -86,11 +107,11 @@ def _count_choices(trajectory: Trajectory, segments_T: np.ndarray, experts: int)
 
 
 def _get_routes(trajectory: Trajectory) -> np.ndarray:
-    """The record [T, L, k], -1 for tokens that nothing has read."""
+    """Return the recorded experts [T, L, k]; -1 for tokens without a record."""
     require(
         trajectory.routed_experts is not None,
-        f"trajectory {trajectory.id} has no record of "
-        "its experts; fill it with rescoring.rescore(model, ..., experts=True)",
+        f"trajectory {trajectory.id} has no record of its experts; "
+        "run rescoring.rescore(model, ..., experts=True)",
     )
     routes_TLK = trajectory.routed_experts.astype(np.int64)
     return np.where(routes_TLK == NO_RECORD, -1, routes_TLK)
@@ -103,12 +124,20 @@ def _compute_entropy(p: np.ndarray) -> np.ndarray:
 
 @torch.no_grad()
 def compute_router_entropies(model, trajectories: Iterable[Trajectory]) -> np.ndarray:
-    """Mean entropy of the routers' distributions by segment and layer: [S, L], nats.
+    """Compute the mean entropy of the router distributions, by segment and layer.
 
-    log E where a router is undecided; NaN for a segment without tokens. One trajectory a forward
-    pass. ValueError: no tokens, or a model without routers.
+    Args:
+        model: Hugging Face mixture-of-experts model.
+        trajectories: trajectories; each is one forward pass.
+
+    Returns:
+        Nats [S, L], at most log E; NaN for a segment without tokens.
+
+    Raises:
+        ValueError: no tokens, or a model without routers.
+
     """
-    totals = dict.fromkeys(Segment, 0.0)  # [L], of the tokens' entropies
+    totals = dict.fromkeys(Segment, 0.0)  # [L], sums of token entropies
     tokens = dict.fromkeys(Segment, 0)
     for t in trajectories:
         ids_1T = torch.from_numpy(t.token_ids).long().to(model.device)[None]
@@ -126,18 +155,24 @@ def compute_router_entropies(model, trajectories: Iterable[Trajectory]) -> np.nd
 
 
 def compute_agreement(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> np.ndarray:
-    """Share of the tokens that two checkpoints send to the same set of experts: [L].
+    """Compute the share of tokens that two checkpoints route to the same set of experts: [L].
 
-    a, b: the same trajectories after `rescore` with either. ValueError: other ids, tokens, shapes
-    or numbers of trajectories, or no records.
+    Args:
+        a: trajectories rescored with one checkpoint.
+        b: the same trajectories rescored with the other checkpoint.
+
+    Raises:
+        ValueError: different ids, tokens, shapes or numbers of trajectories, or no recorded
+            experts.
+
     """
-    same_L = 0.0  # tokens that both send alike, by layer
+    same_L = 0.0  # tokens with the same experts, by layer
     tokens = 0
     for one, other in zip(a, b, strict=True):
         require(
             one.id == other.id and np.array_equal(one.token_ids, other.token_ids),
-            f"trajectories {one.id} and {other.id} are not the same tokens; rescore one file "
-            "with both checkpoints",
+            f"trajectories {one.id} and {other.id} have different tokens; rescore one file with "
+            "both checkpoints",
         )
         one_LTK = torch.from_numpy(_get_routes(one)).transpose(0, 1)
         other_LTK = torch.from_numpy(_get_routes(other)).transpose(0, 1)

@@ -1,15 +1,14 @@
-"""Trajectories as one HTML page that needs nothing else: list, filters, entropy token by token.
+"""Trajectory viewer: one self-contained HTML page with a list, filters and token entropies.
 
-The page is `viewer.html` with `viewer.js` and the trajectories in it: a JSON element for the list,
-and one for each trajectory, decoded when it is opened. Columns are base64 of little-endian arrays:
-float16 for log-probabilities and entropies (three digits, which is what is shown), the smallest
-unsigned integers for the rest; of sampled tokens only where others have none. NaN is "not known".
+The page is `viewer.html` with `viewer.js` and embedded data: a JSON element for the list, and one
+per trajectory that is decoded when opened. Columns are base64 of little-endian arrays: float16 for
+log-probabilities and entropies (three digits, as displayed), the smallest unsigned integers for the
+rest. NaN is an unknown value.
 
-Whatever pages and policies wrote is inert: JSON is ASCII with `<`, `>` and `&` escaped, the page
-makes text nodes only, and its security policy allows one script (by hash) and no request. Nor does
-it re-order what stands beside it: unseen characters are drawn as boxes with their numbers, and each
-text is isolated, of a trajectory's tokens those that are written from right to left. Equal
-trajectories give equal bytes. Left out: sets larger than memory, editing, notes.
+Texts of pages and policies cannot run: JSON is ASCII with `<`, `>` and `&` escaped, the page
+creates text nodes only, and its content security policy allows one script (by hash) and no
+requests. Invisible characters are drawn as boxes with code points, and right-to-left texts are
+isolated. Equal trajectories give equal bytes. Not supported: sets larger than memory, editing.
 """
 
 import base64
@@ -35,8 +34,8 @@ from drlib.validation import require
 TEMPLATE = Path(__file__).with_name("viewer.html")
 SCRIPT = Path(__file__).with_name("viewer.js")
 TOOL_FILTERS = ("all ok", "some error", "some empty", "no calls")
-_FULL_COLOUR_QUANTILE = 0.995  # the quantile of all values that gets the full colour
-_SAME_FILE = "run one file through both checkpoints (rescoring.rescore) and compare those"
+_FULL_COLOUR_QUANTILE = 0.995  # quantile of the values that gets the full colour
+_SAME_FILE = "rescore one file with both checkpoints (rescoring.rescore) and compare the results"
 Sides = tuple[Trajectory, ...]  # one trajectory under each checkpoint
 
 
@@ -47,12 +46,18 @@ def viewer_page(
     compare: TrajectorySource | None = None,
     title: str = "",
 ) -> str:
-    """The page of a rollout file (of any format in `inputs`), or of trajectories.
+    """Return the HTML page of a rollout file or of trajectories.
 
-    tokenizer: of the model that made them, or its folder; with None, ids are shown as #123.
-    compare: the same tokens under another checkpoint. title: the name of the file by default.
+    Args:
+        source: file in any format of `inputs`, or trajectories.
+        tokenizer: tokenizer of the model, or its folder; without one, ids are shown as #123.
+        compare: the same tokens rescored with another checkpoint.
+        title: title of the page; default: file name.
 
-    ValueError: no trajectories, other trajectories in `compare`, ids of another tokenizer.
+    Raises:
+        ValueError: no trajectories, different trajectories in `compare`, or ids outside the
+            tokenizer's vocabulary.
+
     """
     if isinstance(tokenizer, str | Path):
         tokenizer = load_any_tokenizer(tokenizer)
@@ -61,7 +66,7 @@ def viewer_page(
         list(read_rollouts(some, tokenizer)) if isinstance(some, str | Path) else list(some)
         for some in sources
     ]
-    require(bool(sets[0]), "no trajectories to view: the set is empty")
+    require(bool(sets[0]), "no trajectories to view; pass at least one")
     if compare is not None:
         _check_same(*sets)
     ids = _find_used_ids(sets)
@@ -86,36 +91,37 @@ def viewer_page(
 
 
 def save_page(out: str | Path, text: str) -> Path:
-    """Write a page, whole or not at all."""
+    """Write a page atomically and return its path."""
     return write_atomic(out, text)
 
 
 def _find_used_ids(sets: list[list[Trajectory]]) -> np.ndarray:
-    """The ids of all tokens and alternatives, ascending; those of the first set stand for both."""
+    """Return the ids of all tokens and alternatives, ascending; all sets have equal tokens."""
     used = [t.token_ids for t in sets[0]]
     used += [t.top_ids.ravel() for some in sets for t in some if t.top_ids is not None]
     ids = np.unique(np.concatenate(used))
-    return ids[ids >= 0]  # -1 stands where there is no alternative
+    return ids[ids >= 0]  # -1 is a missing alternative
 
 
 def _name_checkpoints(files: list[Path], sets: int) -> list[str]:
-    """Return a short name for each checkpoint: its file name if that is unique."""
+    """Return a short name for each checkpoint: its file name if unique."""
     stems = [path.stem for path in files]
     return stems if len({*stems}) == 2 else ["first", "second"][:sets]
 
 
 def _build_filters(rows: list[dict]) -> dict[str, list[tuple[str, int]]]:
-    """Return the filters of the list, each with its number of rows."""
+    """Return the filters of the list with their numbers of rows, by group."""
     found = Counter(name for row in rows for name in (row["outcome"], *row["status"]))
     unanswered = sorted({row["outcome"] for row in rows} - {"right", "wrong"})
-    offered = {"outcome": ("right", "wrong", *unanswered), "status": TOOL_FILTERS}
+    names_by_group = {"outcome": ("right", "wrong", *unanswered), "status": TOOL_FILTERS}
     return {
         group: [(name, found[name]) for name in names if found[name]]
-        for group, names in offered.items()
+        for group, names in names_by_group.items()
     }
 
 
 def _check_same(first: list[Trajectory], second: list[Trajectory]) -> None:
+    """Raise ValueError unless both sets have the same ids and tokens."""
     for a, b in zip_longest(first, second):
         first_id = "nothing" if a is None else repr(a.id)
         second_id = "nothing" if b is None else repr(b.id)
@@ -124,7 +130,7 @@ def _check_same(first: list[Trajectory], second: list[Trajectory]) -> None:
             f"the first set has {first_id} where the second has {second_id}: {_SAME_FILE}",
         )
         same = np.array_equal(a.token_ids, b.token_ids)
-        require(same, f"trajectory {first_id} has other tokens in the second set: {_SAME_FILE}")
+        require(same, f"trajectory {first_id} has different tokens in the second set: {_SAME_FILE}")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -132,7 +138,7 @@ def _check_same(first: list[Trajectory], second: list[Trajectory]) -> None:
 
 
 def name_outcome(t: Trajectory) -> str:
-    """right, wrong, unjudged, or how it ended without an answer."""
+    """Return "right", "wrong", "unjudged", or "no answer" with the termination."""
     judged = judge_outcome(t)
     if judged != 1 and t.answer is None and t.termination != Termination.ANSWERED:
         return f"no answer ({t.termination.value})"
@@ -140,7 +146,7 @@ def name_outcome(t: Trajectory) -> str:
 
 
 def _build_row(t: Trajectory) -> dict:
-    """Return a row of the list; `status` is used by the tool filter."""
+    """Return a row of the list; `status` has the tool filters that it passes."""
     count = Counter(map(get_status, t.tool_results))
     calls = len(t.tool_results)
     holds = {
@@ -167,7 +173,7 @@ def _build_row(t: Trajectory) -> dict:
 
 
 def _get_finite(t: Trajectory, name: str) -> np.ndarray:
-    """The finite values of `entropies` or `logprobs` at sampled tokens."""
+    """Return the finite values of `entropies` or `logprobs` at sampled tokens, float64."""
     values = getattr(t, name)
     if values is None:
         return np.empty(0)
@@ -176,7 +182,7 @@ def _get_finite(t: Trajectory, name: str) -> np.ndarray:
 
 
 def _choose_measure(sides: Sides) -> str:
-    """Return the measure that every checkpoint has at least in part, or ""."""
+    """Return the first measure with finite values in every checkpoint, or ""."""
     for measure, name in (("entropy", "entropies"), ("surprisal", "logprobs")):
         if all(len(_get_finite(t, name)) for t in sides):
             return measure
@@ -184,7 +190,7 @@ def _choose_measure(sides: Sides) -> str:
 
 
 def _build_scale(trajectories: list[Sides], measures: list[str]) -> dict[str, list[float]]:
-    """By measure, the value (nats) that gets the full colour, and the difference that does."""
+    """Return the value and the difference (nats) with the full colour, by measure."""
     scale = {}
     for measure in sorted({*measures} - {""}):
         chosen = [sides for sides, m in zip(trajectories, measures) if m == measure]
@@ -198,19 +204,20 @@ def _build_scale(trajectories: list[Sides], measures: list[str]) -> dict[str, li
 
 
 def _get_sampled_values(t: Trajectory, measure: str) -> np.ndarray:
+    """Return the entropies or surprisals of sampled tokens, nats."""
     values = t.entropies if measure == "entropy" else -t.logprobs
     return values[t.generated]
 
 
 def _compute_full_colour(values: np.ndarray) -> float:
-    """A high quantile of the finite values, in two digits; never 0."""
+    """Return a high quantile of the finite values with two digits; at least 0.01."""
     finite = np.append(values[np.isfinite(values)], 0)
     cap = np.quantile(finite, _FULL_COLOUR_QUANTILE, method="lower")
     return float(f"{max(cap, 0.01):.2g}")
 
 
 def _pack_trajectory(sides: Sides, measure: str, ids: np.ndarray) -> dict:
-    """The columns of one trajectory, with a side for each checkpoint."""
+    """Return the columns of one trajectory, with one side per checkpoint."""
     t = sides[0]
     return {
         "measure": measure,
@@ -224,13 +231,13 @@ def _pack_trajectory(sides: Sides, measure: str, ids: np.ndarray) -> dict:
 
 
 def _list_events(t: Trajectory) -> list[dict]:
-    """The tool results in order with the tokens of each, that which ends a trajectory included."""
+    """Return the tool results with their token spans, including one at the end."""
     spans = [(start, end) for start, end, _ in find_responses(t)]
     end_of_sampling = int(np.flatnonzero(t.generated).max(initial=-1)) + 1
     if end_of_sampling < len(t) and len(spans) < len(t.tool_results):
-        spans.append((end_of_sampling, len(t)))  # read, but nothing was sampled after it
+        spans.append((end_of_sampling, len(t)))  # observed, but followed by no sampled token
     while len(spans) < len(t.tool_results):
-        spans.append((len(t), len(t)))  # cut off before it could be read
+        spans.append((len(t), len(t)))  # truncated before the response
     return [
         {
             "start": start,
@@ -244,7 +251,7 @@ def _list_events(t: Trajectory) -> list[dict]:
 
 
 def _pack_checkpoint(t: Trajectory, ids: np.ndarray) -> dict:
-    """Return a checkpoint's values for sampled tokens, and its experts for all tokens."""
+    """Return the values of a checkpoint at sampled tokens, and its experts at all tokens."""
     side = {
         "logprob": _pack(t.logprobs[t.generated]),
         "entropy": None if t.entropies is None else _pack(t.entropies[t.generated]),
@@ -261,7 +268,7 @@ def _pack_checkpoint(t: Trajectory, ids: np.ndarray) -> dict:
 
 
 def _pack(values: np.ndarray) -> tuple[str, str]:
-    """(kind, base64): float16, or the smallest unsigned integers that hold the values."""
+    """Encode values as float16 or the smallest unsigned integers: (kind, base64)."""
     if values.dtype.kind == "f":
         kind = "f2"
     else:
@@ -274,12 +281,13 @@ def _pack(values: np.ndarray) -> tuple[str, str]:
 
 
 def _to_script_json(value) -> str:
-    """JSON that can stand in a script element whatever its texts are; ASCII, so no U+2028."""
+    """Convert to JSON that is safe in a script element: ASCII, with <, > and & escaped."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _fill_template(title: str, head: dict, parts: list[dict]) -> str:
+    """Fill the page template."""
     script = SCRIPT.read_text(encoding="utf-8")
     values = {
         "TITLE": html.escape(escape_unseen(title)),
@@ -292,5 +300,5 @@ def _fill_template(title: str, head: dict, parts: list[dict]) -> str:
         "HASH": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "TINTS": " ".join(f"--{name}: {tint};" for name, tint in TINTS.items()),
     }
-    template = TEMPLATE.read_text(encoding="utf-8")  # is filled in one pass
+    template = TEMPLATE.read_text(encoding="utf-8")  # one pass, so values are not substituted again
     return re.sub("@@([A-Z]+)@@", lambda found: values[found[1]], template)

@@ -1,8 +1,8 @@
-"""Panels to play with: sliders around the figures of `plots`, and nothing computed here.
+"""Interactive panels for notebooks: controls around figures, rollouts and questions.
 
-A panel draws into the value of an `Image` and an `HTML` widget from an `observe` callback. An
-`Output` widget would be shorter, but its display messages cannot be replayed by nbval. Moving a
-slider from code redraws as well, so a notebook without a browser can test its panel.
+Panels set the values of `Image` and `HTML` widgets in `observe` callbacks. `Output` widgets are not
+used, because nbval cannot replay their display messages. Setting a slider from code also redraws,
+so panels can be tested without a browser.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ from drlib.tools import Toolbox
 from drlib.trajectory import Trajectory
 
 UPGRADE_SLIDERS = ("deepen", "widen", "fuzz")
-UPGRADE_TRIES = 8  # draws until an upgrade is given up
+UPGRADE_TRIES = 8  # maximum draws per upgrade
 
 
 class _Panel(ipw.VBox):
-    """Draws at once and whenever one of `controls` moves."""
+    """Base panel that redraws whenever one of its controls changes."""
 
     def __init__(self, controls: Iterable[ipw.Widget], children: Sequence[ipw.Widget]):
         for control in controls:
@@ -44,8 +44,16 @@ class _Panel(ipw.VBox):
 
 
 class GrpoPanel(_Panel):
-    """The switches of the loss on four rollouts; `sliders` and `switches` by name, `table`
-    (HTML), `picture`. The longest rollout's length is the constant of "constant".
+    """Panel for the settings of the GRPO loss, on four rollouts.
+
+    With aggregation "constant" the constant is the longest rollout length.
+
+    Attributes:
+        sliders: rewards, ratio and loss coefficients, by name.
+        switches: dropdowns of the loss variants, by name.
+        table: advantages and gradients, HTML.
+        picture: the figure.
+
     """
 
     lengths = (8, 4, 2, 2)  # tokens of each rollout
@@ -67,7 +75,7 @@ class GrpoPanel(_Panel):
         }
         kinds = get_type_hints(LossConfig)
         options = {
-            "advantage": list(ADVANTAGES),  # your own too, where one is registered
+            "advantage": list(ADVANTAGES),  # registered estimators included
             "clip": list(CLIPS),
             "level": get_args(kinds["level"]),
             "aggregate": get_args(kinds["aggregate"]),
@@ -98,14 +106,23 @@ class GrpoPanel(_Panel):
         )
 
 
-grpo_panel = GrpoPanel  # notebook 05's name for it
+grpo_panel = GrpoPanel  # name used in notebook 05
 
 
 class TrajectoryPanel(_Panel):
-    """Pick a question and a policy, see the rollout; `question`, `policy` and `page` (HTML).
+    """Panel that shows the rollout of a selected policy for a selected question.
 
     Args:
-        runs: trajectories by policy; a question that several policies tried is offered once.
+        runs: trajectories by policy; their questions are listed once.
+
+    Attributes:
+        question: dropdown of questions.
+        policy: toggle buttons of policies.
+        page: the rollout, HTML.
+
+    Raises:
+        ValueError: no trajectories.
+
     """
 
     def __init__(self, runs: dict[str, list[Trajectory]]):
@@ -124,50 +141,59 @@ class TrajectoryPanel(_Panel):
     def _draw(self):
         name = self.policy.value
         found = self._found.get((name, self.question.value))
-        page = f"<p>{name} was not asked this question</p>"
+        page = f"<p>{name} has no rollout for this question</p>"
         self.page.value = page if found is None else rendering.render_trajectory(found, name).markup
 
 
-trajectory_panel = TrajectoryPanel  # the name that notebooks 00 and 06 use
+trajectory_panel = TrajectoryPanel  # name used in notebooks 00 and 06
 
 
 class ContextPanel(_Panel):
-    """Step through an attempt beside what the policy could see: `turn` (slider), `page` (HTML).
-
-    Left is all that was said so far, right the context of this turn, and nothing else was read.
+    """Panel that steps through a rollout: all turns so far beside the context of this turn.
 
     Args:
-        trajectory: of an engine of token ids, so that its contexts are known.
-        tokenizer: of the policy.
+        trajectory: rollout with token ids.
+        tokenizer: tokenizer of the policy.
+
+    Attributes:
+        turn: slider.
+        page: the texts, HTML.
+
+    Raises:
+        ValueError: the rollout has no sampled turns.
+
     """
 
     def __init__(self, trajectory: Trajectory, tokenizer):
-        self._said, self._seen = rendering.decode_turns_and_contexts(trajectory, tokenizer)
-        if not self._said:
-            raise ValueError(f"trajectory {trajectory.id} has no turn of token ids to step through")
-        self.turn = ipw.IntSlider(1, min=1, max=len(self._said), description="turn")
+        self._turns, self._contexts = rendering.decode_turns_and_contexts(trajectory, tokenizer)
+        if not self._turns:
+            raise ValueError(
+                f"trajectory {trajectory.id} has no sampled turns; pass one with token ids"
+            )
+        self.turn = ipw.IntSlider(1, min=1, max=len(self._turns), description="turn")
         self.page = ipw.HTML()
         super().__init__([self.turn], [self.turn, self.page])
 
     def _draw(self):
         now = self.turn.value
-        said = [rendering.to_html(text) for text in self._said[:now]]
-        said[-1] = f"<b>{said[-1]}</b>"
+        turns = [rendering.to_html(text) for text in self._turns[:now]]
+        turns[-1] = f"<b>{turns[-1]}</b>"
         style = "width:48%;vertical-align:top;white-space:pre-wrap;text-align:left"
-        cells = ("\n\n".join(said), rendering.to_html(self._seen[now - 1]))
-        heads = "<tr><th>said so far</th><th>what this turn could see</th></tr>"
+        cells = ("\n\n".join(turns), rendering.to_html(self._contexts[now - 1]))
+        heads = "<tr><th>turns so far</th><th>context of this turn</th></tr>"
         row = "".join(f'<td style="{style}">{cell}</td>' for cell in cells)
         self.page.value = f'<table style="width:100%">{heads}<tr>{row}</tr></table>'
 
 
 class TrajectoryViewer(ipw.VBox):
-    """The page of `viewer` in a frame that may run its own script and reach nothing else.
+    """Trajectory viewer in a sandboxed frame, see `viewer.viewer_page`.
 
     Args:
-        path: a file of rollouts, or a list of trajectories.
-        tokenizer: of the model that made them, or its folder; without one ids are shown.
-        compare: the same tokens under another checkpoint. title: the file's name by default.
-        height: of the frame, in pixels.
+        path: file of rollouts, or a list of trajectories.
+        tokenizer: tokenizer of the model, or its folder; without one, ids are shown.
+        compare: the same tokens rescored with another checkpoint.
+        title: title of the page; default: file name.
+        height: height of the frame in pixels.
     """
 
     def __init__(self, path, tokenizer=None, compare=None, *, title: str = "", height: int = 760):
@@ -184,7 +210,7 @@ class TrajectoryViewer(ipw.VBox):
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write the page as a file that opens in a browser."""
+        """Write the page as an HTML file and return its path."""
         return viewer.save_page(path, self._text)
 
     def __repr__(self) -> str:
@@ -192,12 +218,17 @@ class TrajectoryViewer(ipw.VBox):
 
 
 class FigurePanel(_Panel):
-    """Controls over any figure; `controls` by name, `picture`.
+    """Panel with controls for any figure.
 
     Args:
-        draw: called with the value of every control, in their order; returns a Figure.
-        choices: the values to choose from by name. Numbers get a slider.
-        start: the values that are chosen at first, the first ones where a name is not here.
+        draw: function from the values of all controls, in order, to a Figure.
+        choices: options by control name; numeric options get a slider.
+        start: initial values by control name; default: the first option.
+
+    Attributes:
+        controls: widgets by name.
+        picture: the figure.
+
     """
 
     def __init__(
@@ -226,13 +257,22 @@ class FigurePanel(_Panel):
 
 
 class QuestionPanel(_Panel):
-    """Make a question harder and watch what it costs; `task` and `levels` (controls), `picture`,
-    `text` (HTML). Each slider applies its operator so many times, as far as one is found that keeps
-    the answer and every check.
+    """Panel that makes a question harder and shows its graph, faults and solver calls.
+
+    Each slider sets how often an upgrade operator is applied. An upgrade must keep the answer and
+    pass every check; it is skipped if none is found.
 
     Args:
-        world: of the tasks, for its graph. tasks: questions with queries.
-        toolbox: solves them, so that calls can be counted; None leaves that out.
+        world: world of the tasks.
+        tasks: questions with queries.
+        toolbox: toolbox of the scripted solver; None omits the solver.
+
+    Attributes:
+        task: dropdown of questions.
+        levels: sliders by operator.
+        picture: graph of the question.
+        text: question and statistics, HTML.
+
     """
 
     def __init__(self, world, tasks: Sequence[Task], toolbox: Toolbox | None = None):
@@ -253,12 +293,12 @@ class QuestionPanel(_Panel):
 
     def _draw(self):
         task = self.task.value
-        query, applied = self._upgraded(from_text(task.query))
+        query, applied = self._apply_upgrades(from_text(task.query))
         cells = {
             "upgrades": applied,
             "answers": len(evaluate_query(query, self._graph)),
             "faults": ", ".join(find_faults(query, self._graph)) or "none",
-            "look-ups": measure_depth(query),
+            "hops": measure_depth(query),
             "pages": measure_effort(query, self._graph),
         }
         if self._solver:
@@ -274,8 +314,8 @@ class QuestionPanel(_Panel):
         self.text.value = f"<p>{question}</p><table><tr>{head}</tr><tr>{row}</tr></table>"
         self.picture.value = png_bytes(data_plots.plot_question_graph(query, task.answer))
 
-    def _upgraded(self, query: Query) -> tuple[Query, int]:
-        """The query after as many upgrades as the sliders ask for and are found; how many."""
+    def _apply_upgrades(self, query: Query) -> tuple[Query, int]:
+        """Apply the upgrades set by the sliders; return the query and the number applied."""
         applied = 0
         for name, slider in self.levels.items():
             for times in range(slider.value):
@@ -290,6 +330,7 @@ class QuestionPanel(_Panel):
 
 
 def _render_table(numbers: dict, rewards: list[float]) -> str:
+    """Render rewards, advantages and gradients as an HTML table."""
     found = zip(rewards, numbers["advantages"], numbers["pushes"], strict=True)
     rows = "".join(
         f"<tr><td>#{i}</td><td>{len(pushes)}</td><td>{reward:.3f}</td>"
