@@ -1,18 +1,13 @@
 """`drlib plan --here`: what the machine lacks, and what a start of TRL's stages refuses for it.
 
-Real servers on loopback, a real disk, and whatever GPUs and vLLM there are.
+A real disk, and whatever GPUs and vLLM there are.
 
 Run: python -m pytest tests/test_training_plan_here.py
 """
 
 import importlib.util
-import json
 import subprocess
 import sys
-import threading
-import time
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import requires
 
 import pytest
@@ -22,42 +17,12 @@ from packaging.requirements import Requirement
 from drlib.cli.plan import main
 from drlib.config import ROOT, Config
 from drlib.models.vllm_engine import VllmEngine
-from drlib.training import planner, stages
+from drlib.training import stages
 from drlib.training.distributed import gpu_fault
-from drlib.training.planner import HUB, check_machine, check_server, check_vllm, plan
+from drlib.training.planner import HUB, check_machine, check_vllm, plan
 from tests.real_examples import miniature
 
-MODEL = "Qwen/Qwen3-30B-A3B-Thinking-2507"  # of the profile gpu8
 NO_DISK = 10**19  # bytes, more than any has
-
-
-@contextmanager
-def server(status=200, body=None, silent_s=0.0):
-    """The URL of a server that says this to whoever asks for its models."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            time.sleep(silent_s)
-            known = self.path == "/v1/models"
-            with suppress(ConnectionError):  # nobody waits any more for one that was silent
-                self.send_response(status if known else 404)
-                self.end_headers()
-                self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
-
-        def log_message(self, *_):
-            pass
-
-    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{made.server_port}/v1"
-    finally:
-        made.shutdown()
-        made.server_close()
-
-
-def serving(*names):
-    return {"object": "list", "data": [{"id": name, "object": "model"} for name in names]}
 
 
 @pytest.mark.parametrize(
@@ -114,48 +79,6 @@ def test_trl_takes_the_version_that_is_asked_for():
     assert takes.contains("0.31.0"), "which is drlib's, by the test above"
 
 
-def test_a_server_is_asked_for_its_models(tmp_path):
-    with server(body=serving(MODEL)) as url:
-        assert check_server(url, MODEL) == check_server(f"{url}/", MODEL) == ""
-        settings = Config.load("gpu8", engine__url=url)
-        lacks = [line for line in check_machine(settings, {}, tmp_path) if "engine.url" in line]
-        assert lacks == []
-        assert f"the server has ['{MODEL}'], not model.path='x/y'" in check_server(url, "x/y")
-    with server(body=serving("anything")) as url:
-        assert check_server(url, "") == "", "the small policy has no name"
-    (line,) = [x for x in check_machine(settings, {}, tmp_path) if "engine.url" in x]
-    assert f"engine.url={settings.engine.url!r}: no list of models (URLError: " in line, (
-        "it is gone now"
-    )
-    assert "VLLM_SERVER_DEV_MODE=1" in line and "\n" not in line
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ({"status": 404, "body": {}}, "no list of models (HTTPError: HTTP Error 404: Not Found)"),
-        (
-            {"status": 401, "body": {}},
-            "no list of models (HTTPError: HTTP Error 401: Unauthorized)",
-        ),
-        ({"body": b"<html>"}, "no list of models (JSONDecodeError: "),
-        ({"body": {"data": "none"}}, "no list of models (TypeError: "),
-        ({"body": [1]}, "no list of models (TypeError: "),
-        ({"body": serving(MODEL), "silent_s": 1.0}, "no list of models (TimeoutError: timed out)"),
-    ],
-)
-def test_what_is_no_server_of_models_is_one_line(monkeypatch, how, said):
-    monkeypatch.setattr(planner, "SERVER_TIMEOUT_S", 0.3)
-    with server(**how) as url:
-        fault = check_server(url, MODEL)
-    assert fault.startswith(f"engine.url={url!r}: ") and said in fault and "\n" not in fault
-
-
-@pytest.mark.parametrize("url", ["file:///etc/hostname", "127.0.0.1:8000", "http://"])
-def test_what_is_no_address_is_one_line(url):
-    assert check_server(url, MODEL) == f"engine.url: {url!r} is not an http(s) address"
-
-
 def test_a_disk_without_room_is_one_line(tmp_path):
     laptop, runs = Config.load("laptop"), tmp_path / "not" / "there"
     assert check_machine(laptop, {"final models": 1, HUB: 0}, runs) == []
@@ -170,14 +93,13 @@ def test_a_disk_without_room_is_one_line(tmp_path):
 def test_the_command(capsys, tmp_path):
     assert main(["--profile=ci", "--here", f"--runs={tmp_path}"]) == 0
     assert capsys.readouterr().err == ""
-    with server(body=serving(MODEL)) as url:
-        settings = ["--profile=gpu8", f"--engine.url={url}", f"--runs={tmp_path}"]
-        config = Config.load("gpu8", engine__url=url)
-        assert main(settings) == 0, "of a plan alone it is no error"
-        assert capsys.readouterr().err == ""
-        lacks = check_machine(config, plan(config).disk, tmp_path)
-        assert main([*settings, "--here"]) == bool(lacks)
-        told = capsys.readouterr().err.splitlines()
+    config = Config.load("gpu8")
+    settings = ["--profile=gpu8", f"--runs={tmp_path}"]
+    assert main(settings) == 0, "of a plan alone it is no error"
+    assert capsys.readouterr().err == ""
+    lacks = check_machine(config, plan(config).disk, tmp_path)
+    assert main([*settings, "--here"]) == bool(lacks)
+    told = capsys.readouterr().err.splitlines()
     assert len(told) == len(lacks)
     for line, expected in zip(told, lacks):  # but for what others wrote to the disk meanwhile
         assert line.split(", which")[0] == "error: " + expected.split(", which")[0]

@@ -7,7 +7,6 @@ Not modelled: engines over several GPUs, overlap of generation and weight transf
 longest rollout of a batch.
 """
 
-import json
 import math
 import os
 import re
@@ -15,18 +14,14 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from http.client import HTTPException
 from importlib.metadata import packages_distributions, requires, version
 from itertools import product
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 from drlib.config import FIELDS, ROOT, Config
-from drlib.endpoint import MAX_REPLY, ChatEndpoint, EndpointError
 from drlib.models.moe import policy_config
 from drlib.models.vllm_engine import INSTALL_VLLM
-from drlib.models.vllm_server import REMEDY
 from drlib.training import memory_model
 from drlib.training.distributed import gpu_fault
 from drlib.training.learner import MICRO_BATCH_CONTEXTS
@@ -44,7 +39,6 @@ SAVED_GROUPS = 12  # stage rl keeps the trajectories of 4 groups at 3 steps
 TOKEN_BYTES = 20  # of a saved trajectory
 CHECKPOINT_BYTES = 12  # of a trained parameter: float32, with AdamW's two states
 HUB = "the hub's model"  # key of the bytes written to the hub's cache
-SERVER_TIMEOUT_S = 5.0
 CONTEXT_SHARE = 0.5  # assumed mean length of a context as a share of its maximum
 # H100 (vendor's numbers): bfloat16 FLOP/s without sparsity, memory bytes/s, and the assumed
 # utilisation in training and decoding
@@ -409,7 +403,7 @@ def _format_setting(name: str, value: Any) -> str:
 
 
 def check_machine(config: Config, disk: dict[str, int], runs: Path = ROOT / "runs") -> list[str]:
-    """Return one message per thing that this machine lacks for the run.
+    """Return one message per thing that this machine lacks: GPUs, vLLM, or space on a disk.
 
     Args:
         disk: bytes to be written, from `estimate_disk`.
@@ -417,14 +411,13 @@ def check_machine(config: Config, disk: dict[str, int], runs: Path = ROOT / "run
     """
     import torch
 
-    faults = []
-    if config.trainer.backend == "trl":
-        faults.append(gpu_fault(config.processes, torch.cuda.device_count()))
-    if config.engine.name == "vllm":
-        faults.append(check_vllm())
-    elif config.engine.name == "server" and config.engine.url:
-        faults.append(check_server(config.engine.url, config.model.path))
-    return [*filter(None, faults), *_check_disks(disk, runs)]
+    is_trl, is_vllm = config.trainer.backend == "trl", config.engine.name == "vllm"
+    faults = [
+        gpu_fault(config.processes, torch.cuda.device_count()) if is_trl else "",
+        check_vllm() if is_vllm else "",
+        *_check_disks(disk, runs),
+    ]
+    return [fault for fault in faults if fault]
 
 
 def check_vllm() -> str:
@@ -438,22 +431,6 @@ def check_vllm() -> str:
     if found.partition("+")[0] == wanted:  # "+cu129" marks a build for one CUDA version
         return ""
     return f"vLLM {found} is installed, drlib needs {wanted}: {INSTALL_VLLM}"
-
-
-def check_server(url: str, model: str) -> str:
-    """Return why the server cannot be the engine of `model` ("": any model); empty if it can."""
-    prefix, start = f"engine.url={url!r}", f"start a vLLM server there, or change it; {REMEDY}"
-    try:
-        address = ChatEndpoint(url, model).url + "/models"
-        with urlopen(address, timeout=SERVER_TIMEOUT_S) as reply:
-            names = [each["id"] for each in json.loads(reply.read(MAX_REPLY))["data"]]
-    except EndpointError as fault:  # not an address
-        return f"engine.url: {fault}"
-    except (OSError, HTTPException, ValueError, LookupError, TypeError) as fault:
-        return f"{prefix}: no list of models ({type(fault).__name__}: {fault}): {start}"
-    if model and model not in names:
-        return f"{prefix}: the server has {names}, not model.path={model!r}: {start}"
-    return ""
 
 
 def _check_disks(disk: dict[str, int], runs: Path) -> list[str]:
