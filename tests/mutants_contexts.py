@@ -4,7 +4,7 @@ from tests.mutants import Mutant
 
 SAMPLES = "tests/test_training_samples.py"
 SKILLS = "tests/test_demonstrations_skills.py"
-STRATEGIES = "tests/test_experiments_strategies.py"
+STRATEGIES = "tests/test_experiments_agents.py"
 
 MUTANTS = [
     Mutant(

@@ -31,8 +31,8 @@ MUTANTS = [
     Mutant(
         "sweep: the control is the first arm",
         TABLE,
-        "    control = records.results.get(sweep.control)",
-        "    control = records.results.get(next(iter(sweep.arms)))",
+        "    control = records.results.get(plan.control)",
+        "    control = records.results.get(next(iter(plan.arms)))",
         (f"{SWEEP}::test_the_other_arm_as_control_turns_the_sign",),
         "differences are to another arm than the file names",
     ),
@@ -127,8 +127,8 @@ MUTANTS = [
     Mutant(
         "sweep: a claim judged by one seed",
         TABLE,
-        'judge(effect, difference["by_seed"])',
-        'judge(effect, [*difference["by_seed"]] * 20)',
+        'judge(effect, difference["by_seed"], registered)',
+        'judge(effect, [*difference["by_seed"]] * 20, registered)',
         (f"{SWEEP}::test_a_claim_is_judged_by_the_first_kind_of_question",),
         "one training's luck is a finding",
     ),

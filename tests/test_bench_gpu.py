@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from drlib.experiments.findings import FINDINGS
 from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
+from drlib.experiments.verdicts import FINDINGS
 from drlib.files import read_json_lines
 from drlib.training.memory_model import count_shape
 from tests.benchmarks import bench_gpu

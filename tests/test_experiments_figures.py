@@ -1,4 +1,4 @@
-"""The picture of a sweep, from results made by hand: its numbers, and that its words are apart.
+"""The picture of a plan, from results made by hand: its numbers, and that its words are apart.
 
 Run: python -m pytest tests/test_experiments_figures.py
 """
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from drlib.analysis.plots import CONTROL
-from drlib.experiments import figures as sweep_plots
-from drlib.experiments.findings_page import EFFECTS, reference_sweeps
+from drlib.experiments import figures as experiment_figures
+from drlib.experiments.findings_page import EFFECTS, committed_experiments
 from drlib.experiments.tables import curves, summary
-from tests.sweep_examples import HALF, RIGHT, asked, made_records, rows, toy_sweep
+from tests.experiment_examples import HALF, RIGHT, asked, made_records, rows, toy_plan
 
 
 def many(tmp_path, number):
@@ -27,11 +27,11 @@ def many(tmp_path, number):
             some = asked(RIGHT, [True, seed == 0], [place % 2 == 0, False])
             made[arm, seed] = some, rows(4, generated=10.0 + place)
     failed = {at: "fell" for at in made if number > 3 and at[0] == list(arms)[3]}
-    sweep = toy_sweep(tmp_path, arms=arms, seeds=[0, 1, 2])
+    plan = toy_plan(tmp_path, arms=arms, seeds=[0, 1, 2])
     finished = {at: run for at, run in made.items() if at not in failed}
-    records = made_records(sweep, finished, failed)
-    found = summary(sweep, records)
-    return found, sweep_plots.sweep_figure(found, curves(found, records))
+    records = made_records(plan, finished, failed)
+    found = summary(plan, records)
+    return found, experiment_figures.experiment_figure(found, curves(found, records))
 
 
 @pytest.mark.parametrize("number", [2, 8])
@@ -81,17 +81,17 @@ def test_the_figure_shows_the_summary_s_numbers(tmp_path):
 def test_supervised_arms_are_drawn_by_their_loss(tmp_path):
     losses = [{"step": s, "seconds": 1.0, "loss": 5.0 - s} for s in (1, 2)]
     arms = {"all": {"sft.loss_on": "all"}, "own": {}}
-    sweep = toy_sweep(tmp_path, stage="sft", arms=arms, control="own")
+    plan = toy_plan(tmp_path, stage="sft", arms=arms, control="own")
     made = {(arm, seed): (asked(HALF, HALF), losses) for arm in arms for seed in (0, 1)}
-    records = made_records(sweep, made)
-    found = summary(sweep, records)
-    ax = sweep_plots.sweep_figure(found, curves(found, records)).axes[2]
+    records = made_records(plan, made)
+    found = summary(plan, records)
+    ax = experiment_figures.experiment_figure(found, curves(found, records)).axes[2]
     assert ax.get_ylabel() == "loss, nats a token" and ax.get_xlabel() == "step"
     assert list(ax.get_lines()[0].get_ydata()) == pytest.approx([4, 3.5])
 
 
 def test_the_effects_of_many_sweeps_are_in_one_figure(tmp_path):
-    """Each arm's interval once, under its sweep, in the order given; colour without zero."""
+    """Each arm's interval once, under its plan, in the order given; colour without zero."""
     sweeps = []
     for number in (2, 3):
         (tmp_path / str(number)).mkdir()
@@ -104,7 +104,7 @@ def test_the_effects_of_many_sweeps_are_in_one_figure(tmp_path):
         wanted.append((f"{found['name']}, less {found['control']}", None))
         arms = [(arm["arm"], arm["asked"][0].get("difference")) for arm in found["arms"]]
         wanted += [(name, [100 * x for x in less["interval"]]) for name, less in arms if less]
-    figure = sweep_plots.effects_figure([*sweeps, sure])
+    figure = experiment_figures.effects_figure([*sweeps, sure])
     shown, colors = [], {}
     for ax in figure.axes:
         bars = {line.get_ydata()[0]: line for line in ax.get_lines() if line.get_ls() == "-"}
@@ -120,7 +120,9 @@ def test_the_effects_of_many_sweeps_are_in_one_figure(tmp_path):
 
 def test_the_committed_figure_of_all_sweeps_is_of_the_files_as_they_are(tmp_path):
     again = tmp_path / "effects.png"
-    again.write_bytes(sweep_plots.drawn(sweep_plots.effects_figure(reference_sweeps())))
+    again.write_bytes(
+        experiment_figures.drawn(experiment_figures.effects_figure(committed_experiments()))
+    )
     kept, made = plt.imread(EFFECTS), plt.imread(again)
     assert kept.shape == made.shape, "run drlib experiment pages"
     assert (np.abs(kept - made) > 0.1).sum() < 10, "run drlib experiment pages"

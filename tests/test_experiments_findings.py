@@ -4,40 +4,43 @@ Run: python -m pytest tests/test_experiments_findings.py
 """
 
 import json
+import subprocess
 
 import pytest
 
-from drlib.config import FIELDS, ROOT, Config
+from drlib.config import ROOT
 from drlib.evaluation.evaluate import Outcome, rows_of
 from drlib.evaluation.results import Results
-from drlib.experiments.findings import (
-    ARMS,
-    CLAIMS,
-    FINDINGS,
-    Claim,
-    claims,
-    finding,
-    measure,
-)
+from drlib.experiments.agent_comparison import AgentRecords
+from drlib.experiments.agent_plan import agent_findings
 from drlib.experiments.findings_page import (
     FINDINGS_PAGE,
-    findings_block,
     findings_page,
     read_findings,
     readme_findings,
-    reference_sweeps,
 )
-from drlib.experiments.plan import PLANS, load_sweep
+from drlib.experiments.plan import PLANS, ExperimentPlan, load_plan, what_ran
 from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 from drlib.experiments.reference_run import reference_blocks, with_block
-from drlib.experiments.strategies import Plan
-from drlib.experiments.tables import claims_of
-from drlib.experiments.verdicts import SEEDS, decide, smallest_detectable
-from tests.loop_examples import build_stages
-
-CLAIM = Claim(
-    "toy", "More is better", "nobody", "higher", "sft", "search", "sample", {"seed": 1}, {"seed": 2}
+from drlib.experiments.tables import findings_of, summary
+from drlib.experiments.verdicts import (
+    SEEDS,
+    Statement,
+    decide,
+    registration,
+    smallest_detectable,
 )
+from tests.experiment_examples import toy_plan
+
+PLAN = {
+    "stage": "sft",
+    "asked": ["search sample", "search greedy", "python sample"],
+    "control": "old",
+    "arms": {
+        "old": {"sft.steps": 5},
+        "new": {"sft.steps": 6, "claim": "More is better", "source": "s", "expected": "higher"},
+    },
+}
 
 
 def outcome(task, kind, samples, greedy=False):
@@ -51,13 +54,12 @@ def arm_results(by_seed):
     return Results("make it", "ci", rows, outcomes)
 
 
-@pytest.mark.parametrize("name", sorted(claims()))
-def test_a_claim_compares_two_arms_that_differ_in_what_it_names(name):
-    claim = claims()[name]
-    on, off = (claim.config(arm, "laptop", 3) for arm in ARMS)
-    differ = {name for name in FIELDS if on.get(name) != off.get(name)}
-    assert differ == set(claim.setting) == set(claim.control)
-    assert on.seed == off.seed == 3 and on.evaluation.seed == Config().evaluation.seed
+def findings(plan, new, old):
+    """Return the findings of results made by hand."""
+    runs = {arm: {str(seed): {} for seed in plan.seeds} for arm in plan.arms}
+    head = {"command": "make it", **what_ran(plan), "seeds": list(plan.seeds), "runs": runs}
+    results = {"old": old, "new": new}
+    return findings_of(summary(plan, ExperimentRecords(head | {"registered": ""}, results)))
 
 
 def test_the_effect_is_the_paired_difference_by_hand(tmp_path):
@@ -72,18 +74,66 @@ def test_the_effect_is_the_paired_difference_by_hand(tmp_path):
         0: [outcome("a", "search", half), outcome("b", "search", half), python],
         1: [outcome("a", "search", wrong), outcome("b", "search", half), python],
     }
-    results = {"setting": arm_results(on), "control": arm_results(off)}
-    found = finding(CLAIM, ExperimentRecords({}, results))
+    new, old = arm_results(on), arm_results(off)
+    plan = toy_plan(tmp_path, **PLAN)
+    found = findings(plan, new, old)[plan.name]
     assert found["by_seed"] == [0.25, 0.75] and found["pilot"]
     assert found["effect"] == (0.5 + 0 + 1 + 0.5) / 4
     assert found["accuracy"] == [(1 + 0.5 + 1 + 1) / 4, (0.5 + 0.5 + 0 + 0.5) / 4]
     low, high = found["interval"]
     assert low < found["effect"] < high and found["outcome"] == "open"
     assert found["n"] == 2 and found["seeds"] == [0, 1] and found["command"] == "make it"
+    assert found["setting"] == {"sft.steps": 6} and found["control"] == {"sft.steps": 5}
     also = {(row["kind"], row["decoding"]): row["effect"] for row in found["also"]}
-    assert also == {("search", "greedy"): 0, ("python", "sample"): 0, ("python", "greedy"): 0}
-    swapped = {"setting": results["control"], "control": results["setting"]}
-    assert finding(CLAIM, ExperimentRecords({}, swapped))["effect"] == -0.5
+    assert also == {("search", "greedy"): 0, ("python", "sample"): 0}
+    assert findings(plan, old, new)[plan.name]["effect"] == -0.5
+
+
+def test_an_only_claim_has_the_name_of_its_plan(tmp_path):
+    claim = {"claim": "c", "source": "s", "expected": "higher"}
+    one = {"ppo": {}, "cispo": {"rl.loss.clip": "cispo", **claim}}
+    two = {**one, "none": {"rl.loss.clip": "none", **claim}}
+    assert toy_plan(tmp_path, arms=one).finding_name("cispo") == "toy"
+    assert toy_plan(tmp_path, arms=two).finding_name("cispo") == "toy_cispo"
+
+
+def run_git(folder, *arguments):
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    command = ["git", "-C", str(folder), *who, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_seeds_are_registered_by_a_commit_before_the_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("drlib.training.run_folder.ROOT", tmp_path)
+    run_git(tmp_path, "init", "-q")
+    run_git(tmp_path, "commit", "-q", "--allow-empty", "-m", "before")
+    before = run_git(tmp_path, "rev-parse", "HEAD")
+    file = tmp_path / "plan.yaml"
+    file.write_text("name: x\nseeds: [0, 1]\n")
+    assert registration(file, [0, 1], [before]) == ""  # not committed
+    run_git(tmp_path, "add", ".")
+    run_git(tmp_path, "commit", "-q", "-m", "register")
+    registered = run_git(tmp_path, "rev-parse", "HEAD")
+    assert registration(file, [0, 1], [registered]) == registered
+    assert registration(file, [0, 1], [before, registered]) == ""  # one run came first
+    assert registration(file, [0, 1], [registered + "-dirty"]) == registered
+    assert registration(file, [0, 1, 2], [registered]) == ""  # another seed
+    file.write_text("name: y\nseeds: [0, 1]\n")
+    assert registration(file, [0, 1], [registered]) == ""  # changed
+    run_git(tmp_path, "commit", "-qam", "rename")
+    assert registration(file, [0, 1], [registered]) == registered
+    file.write_text("name: y\nseeds: [0, 1, 2]\n")
+    run_git(tmp_path, "commit", "-qam", "more seeds")
+    assert registration(file, [0, 1, 2], [registered]) == ""
+
+
+def test_without_registered_seeds_a_claim_stays_open():
+    statement = Statement("x", "c", "s", "higher")
+    by_seed = [0.1] * SEEDS
+    judged = statement.judge((0.1, 0.09, 0.11), by_seed, "some commit")
+    assert judged["outcome"] == "reproduced" and not judged["pilot"]
+    judged = statement.judge((0.1, 0.09, 0.11), by_seed, "")
+    assert judged["outcome"] == "open" and judged["pilot"]
 
 
 @pytest.mark.parametrize(
@@ -117,88 +167,19 @@ def test_the_smallest_detectable_effect_by_hand():
     assert smallest_detectable([0.3]) is None
 
 
-def test_a_claim_that_compares_nothing_is_named(tmp_path):
-    entry = (
-        "- {name: x, claim: c, source: s, expected: higher, stage: sft, kind: search, "
-        "decoding: sample, "
-    )
-    table = tmp_path / "claims.yaml"
-    for arms, reason in (
-        ("setting: {seed: 1}, control: {seed: 1}}", "x: both arms are the same"),
-        ("setting: {seed: 1}, control: {sft.steps: 1}}", "x: arms of other settings"),
-    ):
-        table.write_text(entry + arms)
-        with pytest.raises(ValueError, match=reason):
-            claims(table)
-    table.write_text(
-        (entry + "setting: {seed: 1}, control: {seed: 2}}").replace("higher", "better")
-    )
-    with pytest.raises(ValueError, match="x: expected='better'"):
-        claims(table)
-    with pytest.raises(ValueError, match="unknown finding 'mistake': there are .*'funnel'"):
-        measure("mistake", "ci", [0], tmp_path, tmp_path)
-
-
-def test_both_arms_are_trained_asked_and_written_down(tmp_path):
-    small = "{model.layers: 2, demonstrations.count: 20, evaluation.questions: 3, processes: 1}"
-    table = tmp_path / "claims.yaml"
-    table.write_text(
-        "- {name: wide, claim: Wide is better, source: nobody, expected: higher, "
-        "stage: untrained, kind: python, decoding: greedy, "
-        f"common: {small}, setting: {{model.hidden: 64}}, control: {{model.hidden: 32}}}}"
-    )
-    claim = claims(table)["wide"]
-    runs = tmp_path / "runs"
-    for arm in ARMS:
-        names = ("world", "untrained", "demonstrations", "evaluate_untrained")
-        build_stages(names, claim.config(arm, "ci", 0), runs)
-    path = measure("wide", "ci", [0], runs, tmp_path / "rows", tmp_path / "out", table)
-    found = json.loads(path.read_text())
-    assert found["command"] == "drlib experiment run wide --profile ci --seeds 0"
-    assert found["accuracy"] == [0, 0] and found["outcome"] == "open" and found["n"] == 3
-    assert found["setting"] == {"model.hidden": 64} and found["control"] == {"model.hidden": 32}
-    records = ExperimentRecords.load(tmp_path / "rows" / "wide.parquet")
-    assert {*records.results} == {*ARMS} and finding(claim, records) == found
-    assert "| Wide is better | nobody | 0.0, 0.0 (python, greedy, n=3, 1 seeds)" in findings_block(
-        tmp_path / "out"
-    )
-
-
-TRAINED = [path for path in sorted(FINDINGS.glob("*.json")) if path.stem in claims()]
-
-
-def test_every_committed_finding_belongs_to_a_claim_of_a_plan():
-    swept = {
-        f"{path.stem}_{arm.name}"
-        for path in PLANS.glob("*.yaml")
-        for arm in load_sweep(path).arms.values()
-        if arm.statement
-    }
-    known = [*claims(), *Plan.load().claims, *swept]
-    assert len(known) == len({*known}) and {*read_findings()} <= {*known}
-    for found in read_findings().values():
-        assert found["pilot"] == (len(found["seeds"]) < SEEDS)
-        assert found["outcome"] in ("reproduced", "refuted", "no effect", "open")
-
-
-@pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.stem)
-def test_a_committed_finding_follows_from_its_rows(path):
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    records = ExperimentRecords.load(EXPERIMENTS / f"{path.stem}.parquet")
-    assert stored == json.loads(json.dumps(finding(claims()[path.stem], records)))
-    assert len(stored["seeds"]) >= 3
-
-
-def test_the_claims_of_committed_experiments_follow_from_their_rows():
+def test_every_committed_finding_follows_from_its_rows():
+    expected = {}
+    for path in PLANS.glob("*.yaml"):
+        plan, records = load_plan(path.stem), EXPERIMENTS / f"{path.stem}.parquet"
+        if records.exists() and isinstance(plan, ExperimentPlan):
+            expected |= findings_of(summary(plan, ExperimentRecords.load(records)))
+        elif records.exists():
+            expected |= agent_findings(plan, AgentRecords.load(records))
     stored = read_findings()
-    judged = {name: c for found in reference_sweeps() for name, c in claims_of(found).items()}
-    assert len(judged) > 20
-    for name, claim in judged.items():
-        assert stored[name] == json.loads(json.dumps(claim))
-
-
-def test_the_table_of_claims_says_where_each_comes_from():
-    assert CLAIMS.exists() and all(claim.source and claim.claim for claim in claims().values())
+    assert {*stored} == {*expected} and len(stored) == 40
+    for name, found in expected.items():
+        assert stored[name] == json.loads(json.dumps(found)), name
+        assert len(found["seeds"]) >= 3 and found["pilot"] == (len(found["seeds"]) < SEEDS)
 
 
 def test_the_pages_are_generated_from_the_committed_files():
@@ -218,11 +199,16 @@ def test_only_compared_arms_with_a_claim_become_findings():
             "arm": "less",
             "settings": {"rl.lr": 0.1},
             "asked": [{**asked, "difference": difference}],
-            "claim": {**claim, "outcome": "open", "pilot": True, **difference},
+            "claim": {"finding": "some", **claim, "outcome": "open", "pilot": True, **difference},
         },
-        {"arm": "later", "settings": {}, "asked": [], "claim": {**claim, "outcome": "open"}},
+        {
+            "arm": "later",
+            "settings": {},
+            "asked": [],
+            "claim": {"finding": "later", **claim, "outcome": "open"},
+        },
     ]
     found = {"name": "some", "control": "usual", "command": "again", "commit": ["c"], "arms": arms}
-    (name,) = found_claims = claims_of(found | {"stage": "rl", "common": {}})
-    assert name == "some_less" and found_claims[name]["accuracy"] == [0.25, 0.375]
+    (name,) = found_claims = findings_of(found | {"stage": "rl", "common": {}})
+    assert name == "some" and found_claims[name]["accuracy"] == [0.25, 0.375]
     assert found_claims[name]["setting"] == {"rl.lr": 0.1} and found_claims[name]["n"] == 7

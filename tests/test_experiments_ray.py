@@ -1,4 +1,4 @@
-"""A small sweep on two nodes of a real local Ray cluster: the same runs and results as without.
+"""A small plan on two nodes of a real local Ray cluster: the same runs and results as without.
 
 Run: python -m pytest tests/test_experiments_ray.py
 """
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from drlib import cli
-from drlib.experiments import ray_runner as sweep_ray
-from drlib.experiments.plan import load_sweep
+from drlib.experiments import ray_runner as ray_runner
+from drlib.experiments.plan import load_plan
 from drlib.experiments.tables import table
 from drlib.training import ray_training, stages
 from drlib.training.run_folder import MANIFEST, RunFolder, read_metrics
+from tests.experiment_examples import load_summary, write_plan
 from tests.loop_examples import build_stages
 from tests.ray_cluster import two_nodes
-from tests.sweep_examples import load_summary, write_sweep
 
 if os.environ.get("RAY_ADDRESS"):
     pytest.skip("a cluster of the user's is configured", allow_module_level=True)
@@ -39,7 +39,7 @@ ARMS = {
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    return write_sweep(tmp_path_factory.mktemp("sweep"), arms=ARMS, common=SMALL)
+    return write_plan(tmp_path_factory.mktemp("sweep"), arms=ARMS, common=SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def swept(file, cluster):
     """The exit status of the command; one of the runs was there before, and is not made again."""
     runs, out = file.parent / "runs", file.parent / "out"
     names = ("world", "rl", "evaluate_rl")
-    made = build_stages(names, load_sweep(file).config("frozen", 1), runs)
+    made = build_stages(names, load_plan(file).config("frozen", 1), runs)
     before = (made["rl"] / MANIFEST).stat().st_mtime_ns
     where = [f"--runs={runs}", f"--out={out}", f"--ray={cluster.address}"]
     status = cli.main(["experiment", "run", str(file), *where])
@@ -62,12 +62,12 @@ def swept(file, cluster):
 
 
 def test_every_run_is_there_and_a_failed_one_is_named(file, swept):
-    sweep, runs = load_sweep(file), file.parent / "runs"
+    plan, runs = load_plan(file), file.parent / "runs"
     assert swept == 1
-    for arm, seed in sweep.runs():
-        folder = stages.folder("evaluate_rl", sweep.config(arm, seed), runs)
+    for arm, seed in plan.runs():
+        folder = stages.folder("evaluate_rl", plan.config(arm, seed), runs)
         assert RunFolder.is_complete(folder) == (arm != "broken")
-    assert not [*runs.glob(".sweep-*")] and not ray.is_initialized()
+    assert not [*runs.glob(".plan-*")] and not ray.is_initialized()
     page = table(load_summary(file, file.parent / "out"))
     assert "- `broken`, seed 1: failed: rl (exit status 1): error: unknown agent 'reakt'" in page
 
@@ -78,13 +78,13 @@ def test_a_stage_that_runs_share_is_built_once(file, swept):
 
 
 def test_the_results_are_those_of_runs_on_this_machine_alone(file, swept, tmp_path):
-    sweep, runs = load_sweep(file), file.parent / "runs"
+    plan, runs = load_plan(file), file.parent / "runs"
     found = load_summary(file, file.parent / "out")
     arms = {arm["arm"]: arm for arm in found["arms"]}
     assert [arms[name]["state"] for name in ARMS] == ["finished", "finished", "failed"]
     assert arms["frozen"]["asked"][0]["difference"]["seeds"] == [0, 1]
     assert (file.parent / "out" / "toy.png").exists()
-    config = sweep.config("ppo", 1)
+    config = plan.config("ppo", 1)
     here = build_stages(("world", "rl", "evaluate_rl"), config, tmp_path)
     outcomes = stages.folder("evaluate_rl", config, runs) / "outcomes.jsonl"
     assert outcomes.read_text() == (here["evaluate_rl"] / "outcomes.jsonl").read_text()
@@ -95,11 +95,11 @@ def test_the_results_are_those_of_runs_on_this_machine_alone(file, swept, tmp_pa
 
 
 def test_a_cluster_that_is_too_small_is_named_and_one_that_is_not_there(file, cluster, tmp_path):
-    large = write_sweep(tmp_path, common={**SMALL, "processes": 2})
+    large = write_plan(tmp_path, common={**SMALL, "processes": 2})
     with pytest.raises(ValueError, match="processes=2: no node .* CPUs, at most 1: set processes"):
-        [*sweep_ray.built_on_ray(load_sweep(large), tmp_path / "runs", cluster.address)]
+        [*ray_runner.built_on_ray(load_plan(large), tmp_path / "runs", cluster.address)]
     with pytest.raises(ValueError, match=r'"ray start --head", and name it with --ray$'):
-        [*sweep_ray.built_on_ray(load_sweep(file), tmp_path / "runs", "127.0.0.1:9")]
+        [*ray_runner.built_on_ray(load_plan(file), tmp_path / "runs", "127.0.0.1:9")]
 
 
 def test_a_runs_folder_that_the_hosts_do_not_share_is_said(file, cluster, tmp_path, monkeypatch):
@@ -107,5 +107,5 @@ def test_a_runs_folder_that_the_hosts_do_not_share_is_said(file, cluster, tmp_pa
     monkeypatch.chdir(tmp_path)
     own = Path("/proc/self/cwd/runs")
     with ray_training.connect_to_ray(cluster.address):
-        told = [reason for *_, reason in sweep_ray.built_on_ray(load_sweep(file), own)]
+        told = [reason for *_, reason in ray_runner.built_on_ray(load_plan(file), own)]
     assert len(told) == 6 and all("cannot see what this host writes to" in one for one in told)

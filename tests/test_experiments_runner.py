@@ -1,4 +1,4 @@
-"""A small sweep that really runs, by the `drlib` command: it is killed, goes on, one arm fails.
+"""A small plan that really runs, by the `drlib` command: it is killed, goes on, one arm fails.
 
 Run: python -m pytest tests/test_experiments_runner.py
 """
@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from drlib.config import ROOT
-from drlib.experiments.plan import Sweep, load_sweep
+from drlib.experiments.plan import ExperimentPlan, load_plan
 from drlib.experiments.records import ExperimentRecords
 from drlib.experiments.runner import listing
 from drlib.experiments.tables import table
 from drlib.files import read_json_lines
 from drlib.training import stages
 from drlib.training.run_folder import MANIFEST, METRICS, RunFolder, read_metrics
+from tests.experiment_examples import load_summary, write_plan
 from tests.loop_examples import build_stages
-from tests.sweep_examples import load_summary, write_sweep
 from tests.waiting import until
 
 # A reward that cannot be had: the arm that is rewarded by it crashes in its first step.
@@ -35,7 +35,7 @@ def away():
         raise OSError("the judge is away")
     return reward
 """
-STEPS = 3  # the sweep is killed after the first
+STEPS = 3  # the plan is killed after the first
 SMALL = {
     "plugins": "away_judge",
     "processes": 1,
@@ -52,7 +52,7 @@ ARMS = {
     "frozen": {"rl.lr": 0.0},
     "broken": {"rl.reward.name": "away"},
 }
-CUT = ("frozen", 1)  # the run in whose middle the sweep is killed
+CUT = ("frozen", 1)  # the run in whose middle the plan is killed
 GONE_ON = {("ppo", 0), ("ppo", 1), ("frozen", 0)}  # runs that were there before
 
 
@@ -60,7 +60,7 @@ GONE_ON = {("ppo", 0), ("ppo", 1), ("frozen", 0)}  # runs that were there before
 class Swept:
     """States of the experiment: before it, when it was killed, and at the end."""
 
-    sweep: Sweep
+    plan: ExperimentPlan
     runs: Path
     out: Path
     file: Path
@@ -68,11 +68,11 @@ class Swept:
     listed: str = ""
     before: dict = field(default_factory=dict)  # run -> when its stages were finished
     first_row: dict = field(default_factory=dict)  # of the run that was cut
-    so_far: dict = field(default_factory=dict)  # sweep.json then
+    so_far: dict = field(default_factory=dict)  # plan.json then
     done: subprocess.CompletedProcess | None = None
 
     def folder(self, name: str, arm: str, seed: int) -> Path:
-        return stages.folder(name, self.sweep.config(arm, seed), self.runs)
+        return stages.folder(name, self.plan.config(arm, seed), self.runs)
 
     def finished_at(self, arm: str, seed: int) -> list[int]:
         paths = [self.folder(name, arm, seed) / MANIFEST for name in ("rl", "evaluate_rl")]
@@ -85,19 +85,19 @@ class Swept:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """Three runs are there; the sweep is killed in the middle of a fourth, and started again."""
+    """Three runs are there; the plan is killed in the middle of a fourth, and started again."""
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "away_judge.py").write_text(PLUGIN)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        file = write_sweep(folder, arms=ARMS, common=SMALL)
+        file = write_plan(folder, arms=ARMS, common=SMALL)
         environment = {**os.environ, "PYTHONPATH": str(folder)}
-        seen = Swept(load_sweep(file), folder / "runs", folder / "out", file, environment)
+        seen = Swept(load_plan(file), folder / "runs", folder / "out", file, environment)
         for arm, seed in sorted(GONE_ON):
             names = ("world", "rl", "evaluate_rl")
-            build_stages(names, seen.sweep.config(arm, seed), seen.runs)
+            build_stages(names, seen.plan.config(arm, seed), seen.runs)
             seen.before[arm, seed] = seen.finished_at(arm, seed)
-        seen.listed = listing(seen.sweep, seen.runs)
+        seen.listed = listing(seen.plan, seen.runs)
         _kill_in_the_middle(seen)
         how = dict(cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
         seen.done = subprocess.run(seen.command(), **how)
@@ -133,7 +133,7 @@ def test_the_list_says_what_is_there_and_trains_nothing(swept):
 
 def test_arms_and_seeds_share_what_comes_before_them(swept):
     assert len([*(swept.runs / "ci").glob("world-*")]) == 1
-    trained = {swept.folder("rl", arm, seed) for arm, seed in swept.sweep.runs()}
+    trained = {swept.folder("rl", arm, seed) for arm, seed in swept.plan.runs()}
     assert len(trained) == 6
     assert {path.name for path in (swept.runs / "ci").glob("rl-*") if path.suffix == ""} == {
         path.name for path in trained if "broken" not in str(path) and RunFolder.is_complete(path)

@@ -8,8 +8,6 @@ from drlib.cli.examples import add_examples
 from drlib.config import AGAIN, ROOT, TOUR, Config, parse_overrides
 from drlib.files import WriteError, write_atomic
 
-STRATEGIES = "strategies"  # name of the agent comparison
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0, 1 with the cause on stderr, or 130 after Ctrl-C."""
@@ -83,54 +81,59 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(args, settings) -> None:
-    from drlib.experiments.findings import claims
-    from drlib.experiments.plan import PLANS, load_sweep
+    from drlib.experiments.plan import PLANS, ExperimentPlan, load_plan
 
     for path in sorted(PLANS.glob("*.yaml")):
-        plan = load_sweep(path.stem)
-        print(f"{plan.name:14} {len(plan.arms)} arms  {plan.about}")
-    for claim in claims().values():
-        print(f"{claim.name:14} 2 arms  {claim.claim}")
-    print(f"{STRATEGIES:14} agents  agents of the same policies on the same questions")
+        plan = load_plan(path.stem)
+        if isinstance(plan, ExperimentPlan):
+            print(f"{plan.name:14} {len(plan.arms):2} arms    {plan.about}")
+        else:
+            print(f"{plan.name:14} {len(plan.trials):2} trials  {plan.about}")
 
 
 def _run(args, settings) -> int:
-    from drlib.experiments import findings, plan, runner
+    from drlib.experiments.plan import ExperimentPlan, load_plan
     from drlib.experiments.records import EXPERIMENTS
     from drlib.experiments.verdicts import command_of
 
     out, runs = args.out or EXPERIMENTS, args.runs.resolve()
-    profile, seeds = args.profile or "laptop", args.seeds or [0, 1, 2]
-    if args.name == STRATEGIES:
-        from drlib.experiments.strategies import measure
+    plan = load_plan(args.name, args.profile, args.seeds)
+    command = command_of(f"run {args.name}", plan.profile, plan.seeds)
+    if not isinstance(plan, ExperimentPlan):
+        from drlib.experiments.agent_plan import run_agents
 
-        for path in measure(profile, seeds, runs):
-            print(path)
+        if args.ray is not None:
+            raise ValueError(f"{args.name} compares agents, which run on one host: omit --ray")
+        print(run_agents(plan, runs, out, command))
         return 0
-    if args.name in findings.claims():
-        print(findings.measure(args.name, profile, seeds, runs, out))
-        return 0
-    sweep = plan.load_sweep(args.name, args.profile, args.seeds)
-    built = runner.built_here(sweep, runs)
+    from drlib.experiments import runner
+
+    built = runner.built_here(plan, runs)
     if args.ray is not None:
         from drlib.experiments.ray_runner import built_on_ray
 
-        built = built_on_ray(sweep, runs, args.ray or None)
-    command = command_of(f"run {args.name}", sweep.profile, sweep.seeds)
-    failed = runner.measure(sweep, runs, out, command, built)
-    print(out / f"{sweep.name}.parquet")
+        built = built_on_ray(plan, runs, args.ray or None)
+    failed = runner.measure(plan, runs, out, command, built)
+    print(out / f"{plan.name}.parquet")
     return 1 if failed else 0
 
 
 def _show(args, settings) -> None:
-    from drlib.experiments import plan, runner, tables
+    from drlib.experiments.plan import ExperimentPlan, load_plan
     from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 
-    sweep = plan.load_sweep(args.name)
-    path = (args.out or EXPERIMENTS) / f"{sweep.name}.parquet"
+    plan = load_plan(args.name)
+    path = (args.out or EXPERIMENTS) / f"{plan.name}.parquet"
+    if not isinstance(plan, ExperimentPlan):
+        from drlib.experiments.agent_plan import AgentRecords, agent_table
+
+        print(agent_table(plan, AgentRecords.load(path)))
+        return
+    from drlib.experiments import runner, tables
+
     if path.exists():
-        print(tables.table(tables.summary(sweep, ExperimentRecords.load(path))))
-    print(runner.listing(sweep, args.runs.resolve()))
+        print(tables.table(tables.summary(plan, ExperimentRecords.load(path))))
+    print(runner.listing(plan, args.runs.resolve()))
 
 
 def _reference(args, settings) -> None:
@@ -149,15 +152,15 @@ def _pages(args, settings) -> None:
     from drlib.experiments.findings_page import (
         EFFECTS,
         FINDINGS_PAGE,
+        committed_experiments,
         findings_page,
         readme_findings,
-        reference_sweeps,
     )
     from drlib.experiments.reference_run import reference_blocks, with_block
 
     readme = ROOT / "README.md"
     text = with_block(readme.read_text(encoding="utf-8"), readme_findings(), "findings")
     print(write_atomic(readme, text))
-    print(write_atomic(EFFECTS, drawn(effects_figure(reference_sweeps()))))
+    print(write_atomic(EFFECTS, drawn(effects_figure(committed_experiments()))))
     print(write_atomic(FINDINGS_PAGE, findings_page(reference_blocks())))
     print(write_atomic(papers.PAPERS_PAGE, papers.papers_page()))

@@ -9,11 +9,12 @@ Not measured: time, which depends on the machine, and money.
 
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from drlib.agents import Limits, create_agent
 from drlib.agents.heavy import vote
@@ -25,7 +26,24 @@ from drlib.questions.chains import chain_questions, make_trail
 from drlib.task import Task, is_correct, normalise_answer
 from drlib.tools import Toolbox
 from drlib.validation import require
-from drlib.worlds import Names, SmallWorld
+from drlib.worlds import Names, SmallWorld, World
+
+HEAD = b"drlib"  # key of the schema metadata
+SCHEMA = pa.schema(
+    [
+        ("trial", pa.string()),
+        ("policy", pa.string()),
+        ("seed", pa.int32()),
+        ("record", pa.string()),  # rollout or step
+        ("question", pa.string()),
+        ("sample", pa.int32()),
+        ("answer", pa.string()),
+        ("right", pa.bool_()),
+        ("ended", pa.string()),
+        *((name, pa.int32()) for name in COUNTS),
+        ("values", pa.string()),  # JSON: the metrics of a step
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -73,13 +91,14 @@ class Ledger:
         return float(np.mean(self.counts[count]))
 
     def accuracy_Q(self) -> np.ndarray:
-        """The share of right samples of each question, [Q]."""
+        """Return the share of right samples of each question, [Q]."""
         return np.array(self.right, float).mean(axis=1)
 
     def voted_Q(self, n: int) -> np.ndarray:
-        """Return whether the majority of the first `n` samples is right, [Q]; first given wins
-        ties.
-        ValueError: there are not so many."""
+        """Return 1 where the majority of the first `n` samples is right, else 0, [Q].
+
+        Ties go to the answer given first. ValueError: there are fewer samples.
+        """
         samples = len(self.right[0])
         require(1 <= n <= samples, f"{self.trial.name}: {n} of {samples} samples")
         found = []
@@ -89,7 +108,7 @@ class Ledger:
         return np.array(found, float)
 
     def passed_Q(self, n: int) -> np.ndarray:
-        """Return whether any of the first `n` samples is right, [Q]."""
+        """Return 1 where any of the first `n` samples is right, else 0, [Q]."""
         return np.array([any(right[:n]) for right in self.right], float)
 
 
@@ -101,9 +120,7 @@ def at_equal_tokens(one: Ledger, other: Ledger, count: str = "sampled") -> int:
     return max(1, min(samples, len(one.right[0])))
 
 
-def questions_of(
-    trial: Trial, world: SmallWorld, seed: int
-) -> tuple[list[Task], dict[str, SmallWorld]]:
+def questions_of(trial: Trial, world: SmallWorld, seed: int) -> tuple[list[Task], dict[str, World]]:
     """Return (tasks, worlds of the tasks that bring one), equal for all agents and policies."""
     kind, _, pages = trial.questions.partition(":")
     if kind == "trail":
@@ -115,7 +132,7 @@ def questions_of(
     return chain_questions(world, trial.n, seed, "test", kind, results=2, at_least=1), {}
 
 
-def attempt(
+def run_trial(
     trial: Trial,
     engine: Engine,
     toolbox: Toolbox,
@@ -146,18 +163,90 @@ def attempt(
     return ledger
 
 
-def save_ledgers(path: Path, head: dict, ledgers: Sequence[Ledger]) -> Path:
-    """Write one JSON file: `head` (command, profile, ..), then one line per ledger."""
-    lines = [json.dumps(asdict(ledger), ensure_ascii=False) for ledger in ledgers]
-    text = f'{json.dumps(head)[:-1]}, "ledgers": [\n' + ",\n".join(lines) + "\n]}\n"
-    return write_atomic(path, text)
+@dataclass
+class AgentRecords:
+    """The results of a comparison of agents, kept as one Parquet file.
+
+    Rows are rollouts (one per trial, seed, question and sample) and training steps of the policies.
+    The schema metadata holds what was run.
+
+    Attributes:
+        head: command, profile, policies, trials, seeds, seed of the questions, commits.
+        ledgers: by (trial, seed).
+        curves: rows of metrics.jsonl by (policy, seed).
+    """
+
+    head: dict
+    ledgers: dict[tuple[str, int], Ledger] = field(default_factory=dict)
+    curves: dict[tuple[str, int], list[dict]] = field(default_factory=dict)
+
+    def by_trial(self) -> dict[str, list[Ledger]]:
+        """Return the ledgers of each trial, sorted by seed."""
+        found: dict[str, list[Ledger]] = {name: [] for name in self.head["trials"]}
+        for name, seed in sorted(self.ledgers, key=lambda at: at[1]):
+            found[name].append(self.ledgers[name, seed])
+        return found
+
+    def save(self, path: Path) -> Path:
+        """Write the file atomically."""
+        rows = [
+            {"trial": name, "seed": seed, "record": "rollout", **row}
+            for (name, seed), ledger in self.ledgers.items()
+            for row in _rows(ledger)
+        ]
+        rows += [
+            {"policy": name, "seed": seed, "record": "step", "values": json.dumps(step)}
+            for (name, seed), steps in self.curves.items()
+            for step in steps
+        ]
+        table = pa.Table.from_pylist(rows, SCHEMA.with_metadata({HEAD: json.dumps(self.head)}))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write_atomic(path, lambda p: pq.write_table(table, p, compression="zstd"))
+
+    @staticmethod
+    def load(path: Path) -> "AgentRecords":
+        """Read the file; ValueError if it does not exist or cannot be read."""
+        try:
+            table = pq.read_table(path)
+            head = json.loads(table.schema.metadata[HEAD])
+            trials = {name: Trial(**one) for name, one in head["trials"].items()}
+        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"no readable results in {path}: run the experiment first") from error
+        records = AgentRecords(head)
+        for row in table.to_pylist():
+            seed = row["seed"]
+            if row["record"] == "step":
+                steps = records.curves.setdefault((row["policy"], seed), [])
+                steps.append(json.loads(row["values"]))
+                continue
+            trial = trials[row["trial"]]
+            ledger = records.ledgers.setdefault((trial.name, seed), Ledger(trial, seed))
+            if row["sample"] == 0:
+                ledger.tasks.append(row["question"])
+                ledger.answers.append([])
+                ledger.right.append([])
+                ledger.ended.append([])
+                for counts in ledger.counts.values():
+                    counts.append([])
+            ledger.answers[-1].append(row["answer"])
+            ledger.right[-1].append(row["right"])
+            ledger.ended[-1].append(row["ended"])
+            for name, counts in ledger.counts.items():
+                counts[-1].append(row[name])
+        return records
 
 
-def load_ledgers(path: Path) -> tuple[dict, list[Ledger]]:
-    """Load (head, ledgers) written by `save_ledgers`; ValueError if unreadable."""
-    try:
-        head = json.loads(path.read_text(encoding="utf-8"))
-        rows = head.pop("ledgers")
-        return head, [Ledger(**row | {"trial": Trial(**row["trial"])}) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as fault:
-        raise ValueError(f"no readable ledgers in {path}: {fault!r}") from fault
+def _rows(ledger: Ledger) -> list[dict]:
+    """Return one row per rollout, question by question."""
+    return [
+        {
+            "question": task,
+            "sample": sample,
+            "answer": ledger.answers[i][sample],
+            "right": ledger.right[i][sample],
+            "ended": ledger.ended[i][sample],
+            **{name: counts[i][sample] for name, counts in ledger.counts.items()},
+        }
+        for i, task in enumerate(ledger.tasks)
+        for sample in range(len(ledger.answers[i]))
+    ]

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from drlib.analysis.plots import CONTROL, STYLE, png_bytes
 from drlib.analysis.tour_plots import smooth
 
-Curves = Mapping[str, Sequence[Sequence[Mapping]]]  # arm -> rows of the steps of each seed
+Curves = Mapping[str, Sequence[Sequence[dict]]]  # arm -> rows of the steps of each seed
 COLORS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6")
 STYLES = ("-", "-.", ":")  # of arms beyond the colours
 IN_TRAINING = {"2 conditions": "accuracy_c2", "3 conditions": "accuracy_c3"}
@@ -27,7 +27,7 @@ DPI = 150
 SEED_GAP = 0.22  # below an arm's line, where its seeds' dots are
 
 
-def sweep_figure(found: Mapping, curves: Curves) -> Figure:
+def experiment_figure(found: Mapping, curves: Curves) -> Figure:
     """Plot the summary of an experiment and the curves of its arms."""
     names = [arm["arm"] for arm in found["arms"]]
     looks = _looks(names, found["control"])
@@ -43,14 +43,14 @@ def sweep_figure(found: Mapping, curves: Curves) -> Figure:
     return fig
 
 
-def effects_figure(sweeps: Sequence[Mapping], columns: int = 2) -> Figure:
+def effects_figure(experiments: Sequence[Mapping], columns: int = 2) -> Figure:
     """Plot the difference of every arm to the control of its experiment, with its interval, in
     points.
 
     The first kind of question of an experiment is shown. Coloured: the interval excludes zero. Arms
     are grouped under their experiment and control; an experiment stays in one column.
     """
-    blocks = [_effects(found) for found in sweeps]
+    blocks = [_effects(found) for found in experiments]
     total = sum(len(block) for block in blocks)
     shares: list[list] = [[] for _ in range(columns)]
     for block in blocks:  # in order, a new column once the one before has its share of the rows
@@ -87,7 +87,7 @@ def _effects_panel(ax: Axes, rows: Sequence[tuple[str, Mapping | None]]) -> None
             _interval(ax, y, less["effect"], less["interval"], color)
     ax.set_yticks(range(len(rows)), [name for name, _ in rows])
     for label, (_, less) in zip(ax.get_yticklabels(), rows):
-        label.set_weight("normal" if less else "bold")
+        label.set_fontweight("normal" if less else "bold")
     ax.tick_params(axis="y", length=0)
     ax.set_ylim(len(rows) - 0.45, -0.55)
     ax.grid(False, axis="y")
@@ -198,7 +198,7 @@ def _in_training(kind: str, rows: Sequence[Mapping]) -> str:
 
 def _band(
     ax: Axes,
-    some: Sequence[Sequence[Mapping]],
+    some: Sequence[Sequence[dict]],
     key: str,
     unit: float,
     look: Mapping,

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from drlib.config import ROOT
-from drlib.experiments.findings import FINDINGS
-from drlib.experiments.plan import PLANS, load_sweep
+from drlib.experiments.plan import PLANS, ExperimentPlan, load_plan
 from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 from drlib.experiments.tables import outcome_text, summary, table
+from drlib.experiments.verdicts import FINDINGS
 
 FINDINGS_PAGE = ROOT / "docs" / "findings.md"
 EFFECTS = EXPERIMENTS / "effects.png"
@@ -20,7 +20,7 @@ README_FINDINGS = (  # the most useful ones
     "mask",
     "iterresearch_window",
     "tokens_top_20",
-    "advantages_group_normalized",
+    "advantages",
 )
 HEADS = (
     "claim",
@@ -98,14 +98,18 @@ def _read(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def reference_sweeps(folder: Path = EXPERIMENTS) -> list[dict]:
-    """Return the summaries of the committed experiments with several arms, by name."""
-    names = sorted(path.stem for path in PLANS.glob("*.yaml"))
-    paths = [folder / f"{name}.parquet" for name in names]
+def committed_experiments(folder: Path = EXPERIMENTS) -> list[dict]:
+    """Return the summaries of the committed experiments with several arms, by name.
+
+    Experiments with one arm and its control are complete in the table of claims.
+    """
+    plans = [load_plan(path.stem) for path in sorted(PLANS.glob("*.yaml"))]
     return [
-        summary(load_sweep(path.stem), ExperimentRecords.load(path))
-        for path in paths
-        if path.exists()
+        summary(plan, ExperimentRecords.load(folder / f"{plan.name}.parquet"))
+        for plan in plans
+        if isinstance(plan, ExperimentPlan)
+        and len(plan.arms) > 2
+        and (folder / f"{plan.name}.parquet").exists()
     ]
 
 
@@ -125,6 +129,6 @@ def findings_page(
         "worlds": "## The same recipe in other worlds",
     }
     parts[3:3] = [text for name, block in reference.items() for text in (titles[name], block)]
-    for found in reference_sweeps(experiments):
+    for found in committed_experiments(experiments):
         parts += [f"#{table(found).strip()}", f"![{found['name']}](../{at}/{found['name']}.png)"]
     return "\n\n".join(part.strip() for part in parts) + "\n"

@@ -23,6 +23,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -32,11 +33,14 @@ from drlib.registry import load_plugins, suggest_name
 from drlib.training import stages
 from drlib.validation import require
 
+if TYPE_CHECKING:
+    from drlib.experiments.agent_plan import AgentPlan
+
 PLANS = Path(__file__).with_name("plans")  # shipped plans
 REQUIRED = ("name", "about", "stage", "control", "arms")
 KEYS = (*REQUIRED, "profile", "seeds", "asked", "common")
 SAID = ("claim", "source", "expected")  # what an arm may carry beside its settings
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")  # of a sweep and of an arm: a folder's too
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")  # of a plan and of an arm: a folder's too
 ASKED = "search sample"
 
 
@@ -50,16 +54,18 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class ExperimentPlan:
     """A checked plan; the module docstring describes the fields.
 
-    asked: (kind, decoding) of the held-out questions that are compared; the figure shows the first.
+    asked: (kind, decoding) of the held-out questions that are compared; claims and the figure are
+    about the first. file: where the plan was read from.
     """
 
     name: str
     about: str
     stage: str
     control: str
+    file: Path
     arms: Mapping[str, Arm]
     profile: str = "laptop"
     seeds: Sequence[int] = (0, 1, 2)
@@ -77,20 +83,39 @@ class Sweep:
         """
         return [(arm, seed) for seed in self.seeds for arm in self.arms]
 
+    def finding_name(self, arm: str) -> str:
+        """Return the name of an arm's finding: the plan's if only one arm has a claim, else
+        PLAN_ARM.
+        """
+        claims = [one for one in self.arms.values() if one.statement]
+        return self.name if len(claims) == 1 else f"{self.name}_{arm}"
 
-def load_sweep(
+
+def load_plan(
     file: str | Path, profile: str | None = None, seeds: Sequence[int] | None = None
-) -> Sweep:
+) -> "ExperimentPlan | AgentPlan":
     """Load the plan in a file, or of a name in `drlib/experiments/plans`; ValueError if invalid.
+
+    A plan with `trials` compares agents (`drlib.experiments.agent_plan`), any other compares
+    settings.
 
     profile, seeds: replace those of the file.
     """
-    rows = _read(_found(file))
+    path = _found(file)
+    rows = _read(path)
+    given: dict = {"profile": profile} if profile else {}
+    given |= {"seeds": list(seeds)} if seeds else {}
+    if "trials" in rows:
+        from drlib.experiments.agent_plan import read_agent_plan  # lazily: it brings torch
+
+        return read_agent_plan(path, rows | given)
+    return _experiment_plan(path, rows | given)
+
+
+def _experiment_plan(path: Path, rows: dict) -> ExperimentPlan:
     _known(rows, KEYS, "key")
     for key in REQUIRED:
-        require(key in rows, f"the sweep lacks {key!r}: it needs {', '.join(REQUIRED)}")
-    rows |= {"profile": profile} if profile else {}
-    rows |= {"seeds": list(seeds)} if seeds else {}
+        require(key in rows, f"the plan lacks {key!r}: it needs {', '.join(REQUIRED)}")
     for key in ("name", "about", "stage", "control"):
         require(isinstance(rows[key], str), f"{key}: give a text, got {rows[key]!r}")
     _check_name("name", rows["name"])
@@ -98,24 +123,22 @@ def load_sweep(
     rows["arms"] = _arms(rows["arms"], rows["control"])
     rows["common"] = _settings("common", rows.get("common"))
     asked = rows.get("asked", [ASKED])
-    require(isinstance(asked, list) and asked, f"asked: give a list such as [{ASKED}]")
+    require(isinstance(asked, list) and bool(asked), f"asked: give a list such as [{ASKED}]")
     pairs = all(isinstance(each, str) and " " in each for each in asked)
     require(pairs, f"asked: give a kind and a decoding each, such as {ASKED!r}, got {asked!r}")
     rows["asked"] = [tuple(each.rpartition(" ")[::2]) for each in asked]
-    sweep = Sweep(**rows)
-    _check_stage(sweep)
-    _check_settings(sweep)
-    _check_asked(sweep)
-    return sweep
+    plan = ExperimentPlan(**rows, file=path)
+    _check_stage(plan)
+    _check_settings(plan)
+    _check_asked(plan)
+    return plan
 
 
 def _found(file: str | Path) -> Path:
     shipped = {path.stem: path for path in PLANS.glob("*.yaml")}
     path = shipped.get(str(file), Path(file))
-    fault = (
-        f"no sweep {str(file)!r}: give the path of a file, or a name: {suggest_name(file, shipped)}"
-    )
-    require(path.is_file(), fault)
+    hint = suggest_name(str(file), shipped)
+    require(path.is_file(), f"no plan {str(file)!r}: give the path of a file, or a name: {hint}")
     return path
 
 
@@ -123,9 +146,10 @@ class _OnceLoader(yaml.SafeLoader):
     """YAML loader that rejects duplicate keys, as the first of two equal arms would be lost."""
 
     def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        named = (key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge")
+        keys = [self.construct_object(key, deep=True) for key in named]
         twice = next((key for key in keys if keys.count(key) > 1), None)
-        require(twice is None, f"{twice!r} stands twice in the sweep: rename or remove one")
+        require(twice is None, f"{twice!r} stands twice in the plan: rename or remove one")
         return super().construct_mapping(node, deep)
 
 
@@ -188,37 +212,37 @@ def _statement(name: str, content: Mapping, is_control: bool) -> Statement | Non
     return Statement(f"arm {name!r}", *said)
 
 
-def _check_stage(sweep: Sweep) -> None:
+def _check_stage(plan: ExperimentPlan) -> None:
     """Require a stage that is evaluated and trains its own policy."""
     asked = {name.removeprefix("evaluate_") for name in stages.STAGES}
     known = [
         name for name in stages.STAGES if name in asked and f"evaluate_{name}" in stages.STAGES
     ]
-    _known([sweep.stage], known, "stage")
+    _known([plan.stage], known, "stage")
 
 
-def _check_settings(sweep: Sweep) -> None:
+def _check_settings(plan: ExperimentPlan) -> None:
     """Require known settings that differ between arms and keep the questions."""
     folders: dict[Path, str] = {}
-    for name, arm in sweep.arms.items():
-        config = _config(sweep, name)
+    for name, arm in plan.arms.items():
+        config = _config(plan, name)
         _check_questions(name, arm.settings, config)
-        folder = stages.folder(f"evaluate_{sweep.stage}", config, Path())
+        folder = stages.folder(f"evaluate_{plan.stage}", config, Path())
         same = folders.setdefault(folder, name)
-        fault = f"arms {same!r} and {name!r} have equal settings for stage {sweep.stage!r}"
+        fault = f"arms {same!r} and {name!r} have equal settings for stage {plan.stage!r}"
         require(same == name, f"{fault}: they would be the same runs, remove one")
-        _check_switches(sweep, name, config)
+        _check_switches(plan, name, config)
 
 
-def _config(sweep: Sweep, arm: str) -> Config:
+def _config(plan: ExperimentPlan, arm: str) -> Config:
     """Load the configuration of the first seed; ValueError names the arm, or `common`."""
-    for where, settings in (("common", sweep.common), (f"arm {arm!r}", sweep.arms[arm].settings)):
+    for where, settings in (("common", plan.common), (f"arm {arm!r}", plan.arms[arm].settings)):
         try:
             load_plugins(settings.get("plugins", ""))
-            Config.load(sweep.profile, **settings)
+            Config.load(plan.profile, **settings)
         except ValueError as fault:
             raise ValueError(f"{where}: {fault}") from None
-    return sweep.config(arm, sweep.seeds[0])
+    return plan.config(arm, plan.seeds[0])
 
 
 def _check_questions(name: str, settings: Mapping, config: Config) -> None:
@@ -235,11 +259,9 @@ def _check_questions(name: str, settings: Mapping, config: Config) -> None:
         require(fits, f"{fault}: move it to common")
 
 
-def _check_switches(sweep: Sweep, name: str, config: Config) -> None:
+def _check_switches(plan: ExperimentPlan, name: str, config: Config) -> None:
     """Reject settings that RL training would refuse hours later."""
-    covered = {
-        stages.STAGES[one].reads or one for one in stages.list_ancestors(sweep.stage, config)
-    }
+    covered = {stages.STAGES[one].reads or one for one in stages.list_ancestors(plan.stage, config)}
     if "rl" not in covered:
         return
     from drlib.training.grpo import check_rl_settings  # lazily: it brings torch
@@ -250,17 +272,17 @@ def _check_switches(sweep: Sweep, name: str, config: Config) -> None:
         raise ValueError(f"arm {name!r}: {fault}") from None
 
 
-def _check_asked(sweep: Sweep) -> None:
+def _check_asked(plan: ExperimentPlan) -> None:
     """Require kinds of questions and decodings that the evaluation has."""
-    config = sweep.config(sweep.control, sweep.seeds[0])
+    config = plan.config(plan.control, plan.seeds[0])
     several = ("2 conditions", "3 conditions") if config.questions.source == "engine" else ()
-    for kind, decoding in sweep.asked:
+    for kind, decoding in plan.asked:
         _known([kind], ("search", "python", *several), "kind of question in asked:")
         decodings = ("sample", "greedy", f"pass@{config.evaluation.samples}")
         _known([decoding], decodings, "decoding in asked:")
 
 
-def what_ran(sweep: Sweep) -> dict:
+def what_ran(plan: ExperimentPlan) -> dict:
     """Return what the runs depend on besides seeds; stored results are matched by it."""
-    arms = {name: {**sweep.common, **arm.settings} for name, arm in sweep.arms.items()}
-    return {"stage": sweep.stage, "profile": sweep.profile, "settings": arms}
+    arms = {name: {**plan.common, **arm.settings} for name, arm in plan.arms.items()}
+    return {"stage": plan.stage, "profile": plan.profile, "settings": arms}

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from drlib.config import Config
-from drlib.experiments.plan import Sweep
+from drlib.experiments.plan import ExperimentPlan
 from drlib.experiments.runner import build_or_say, is_finished
 from drlib.registry import load_plugins
 from drlib.sandbox.client import import_extra
@@ -31,7 +31,7 @@ from drlib.validation import require
 
 
 def built_on_ray(
-    sweep: Sweep, runs: Path, address: str | None = None
+    plan: ExperimentPlan, runs: Path, address: str | None = None
 ) -> Iterator[tuple[str, int, str]]:
     """Build the runs on a Ray cluster and yield them as they finish, like the local runner.
 
@@ -47,26 +47,26 @@ def built_on_ray(
     runs.mkdir(parents=True, exist_ok=True)
     try:
         connected = ray_training.connect_to_ray(address)
-        with connected, tempfile.TemporaryDirectory(dir=runs, prefix=".sweep-") as scratch:
+        with connected, tempfile.TemporaryDirectory(dir=runs, prefix=".plan-") as scratch:
             token = Path(scratch, "token")
             token.write_text(secrets.token_hex())
-            yield from _built(sweep, runs, token)
+            yield from _built(plan, runs, token)
     except ValueError as fault:
         raise ValueError(str(fault).replace("--address", "--ray")) from fault
 
 
-def _built(sweep: Sweep, runs: Path, token: Path) -> Iterator[tuple[str, int, str]]:
+def _built(plan: ExperimentPlan, runs: Path, token: Path) -> Iterator[tuple[str, int, str]]:
     """Submit all tasks and yield each run as it ends."""
     ray = import_extra("ray")
     tasks: dict[Path, object] = {}  # a stage's folder -> the task that builds it
     waiting = {}
-    for arm, seed in sweep.runs():
-        if is_finished(sweep, arm, seed, runs):
+    for arm, seed in plan.runs():
+        if is_finished(plan, arm, seed, runs):
             yield arm, seed, ""
             continue
-        config = sweep.config(arm, seed)
+        config = plan.config(arm, seed)
         work = {"config": config, "runs": runs, "token": token, "text": token.read_text()}
-        for name in stages.missing_stages(f"evaluate_{sweep.stage}", config, runs):
+        for name in stages.missing_stages(f"evaluate_{plan.stage}", config, runs):
             folder = stages.folder(name, config, runs)
             if folder not in tasks:
                 inputs = [stages.folder(i, config, runs) for i in stages.list_inputs(name, config)]
@@ -89,7 +89,7 @@ def _wants(name: str, config: Config) -> dict:
     for kind, number in wants.items():
         most = max(int(node["Resources"].get(kind, 0)) for node in ray.nodes() if node["Alive"])
         fault = f"processes={number}: no node of the cluster has so many {kind}s, at most {most}"
-        require(number <= most, f"{fault}: set processes in the sweep's common settings")
+        require(number <= most, f"{fault}: set processes in the plan's common settings")
     return {"num_cpus": processes, "num_gpus": wants.get("GPU", 0)}
 
 

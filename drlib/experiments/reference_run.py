@@ -133,7 +133,7 @@ def _table(results: Results) -> str:
     """Return the table of percentages with intervals, and n where it differs from the column's."""
     best = tour.find_pass_decoding(results)
     shown = {"sampled": "sample", "greedy": "greedy", best: best}
-    columns = {
+    columns: dict[str, tuple[str, str, int | None]] = {
         f"{kind}, {title}": (kind, decoding, None)
         for kind in ("python", "search")
         for title, decoding in shown.items()
@@ -170,7 +170,7 @@ def again_block(first: Results, again: Results) -> str:
     Raises:
         ValueError: they share no seed, or the questions differ.
     """
-    columns = {
+    columns: dict[str, tuple[str, str, int | None]] = {
         f"{kind}, {title}": (kind, decoding, None)
         for kind in ("search", "python")
         for title, decoding in (("sampled", "sample"), ("greedy", "greedy"))

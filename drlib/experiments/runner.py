@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from drlib.config import Config
-from drlib.experiments.plan import Sweep, what_ran
+from drlib.experiments.plan import ExperimentPlan, what_ran
 from drlib.experiments.records import ExperimentRecords
+from drlib.experiments.verdicts import registration
 from drlib.training import stages
 from drlib.training.launch import LaunchError, build_stage
 from drlib.training.run_folder import METRICS, RunFolder, RunFolderError, read_metrics
@@ -26,10 +27,10 @@ FAULT = re.compile(r"^(?:\[rank\d+\]: )?((?:error|[\w.]+(?:Error|Exception|Inter
 Failed = dict[tuple[str, int], str]  # (arm, seed) -> why
 
 
-def built_here(sweep: Sweep, runs: Path) -> Iterator[tuple[str, int, str]]:
+def built_here(plan: ExperimentPlan, runs: Path) -> Iterator[tuple[str, int, str]]:
     """Build missing runs and yield (arm, seed, "" or the reason of a failure)."""
-    for arm, seed in sweep.runs():
-        yield arm, seed, build_or_say(f"evaluate_{sweep.stage}", sweep.config(arm, seed), runs)
+    for arm, seed in plan.runs():
+        yield arm, seed, build_or_say(f"evaluate_{plan.stage}", plan.config(arm, seed), runs)
 
 
 def build_or_say(stage: str, config: Config, runs: Path) -> str:
@@ -54,7 +55,7 @@ def _reason(told: str) -> str:
 
 
 def measure(
-    sweep: Sweep,
+    plan: ExperimentPlan,
     runs: Path,
     out: Path,
     command: str,
@@ -68,31 +69,35 @@ def measure(
         if reason:
             failed[arm, seed] = reason
         print(f"{arm}, seed {seed}: {'failed: ' + reason if reason else 'finished'}", flush=True)
-        write_summary(sweep, keep(sweep, runs, out, command, failed), out)
+        write_summary(plan, keep(plan, runs, out, command, failed), out)
     return failed
 
 
-def is_finished(sweep: Sweep, arm: str, seed: int, runs: Path) -> bool:
+def is_finished(plan: ExperimentPlan, arm: str, seed: int, runs: Path) -> bool:
     """Return True if the run's evaluation is complete."""
-    path = stages.folder(f"evaluate_{sweep.stage}", sweep.config(arm, seed), runs)
+    path = stages.folder(f"evaluate_{plan.stage}", plan.config(arm, seed), runs)
     return RunFolder.is_complete(path)
 
 
-def keep(sweep: Sweep, runs: Path, out: Path, command: str, failed: Failed) -> ExperimentRecords:
+def keep(
+    plan: ExperimentPlan, runs: Path, out: Path, command: str, failed: Failed
+) -> ExperimentRecords:
     """Write the records of all finished runs to OUT/NAME.parquet and return them."""
-    kept: dict[str, dict[int, dict]] = {arm: {} for arm in sweep.arms}
-    for arm, seed in sweep.runs():
-        if is_finished(sweep, arm, seed, runs):
-            kept[arm][seed] = cost_of(sweep.stage, sweep.config(arm, seed), runs)
+    kept: dict[str, dict[int, dict]] = {arm: {} for arm in plan.arms}
+    for arm, seed in plan.runs():
+        if is_finished(plan, arm, seed, runs):
+            kept[arm][seed] = cost_of(plan.stage, plan.config(arm, seed), runs)
         elif (arm, seed) in failed:
             kept[arm][seed] = {"failed": failed[arm, seed]}
-    head = {"command": command, **what_ran(sweep), "seeds": list(sweep.seeds), "runs": kept}
+    head = {"command": command, **what_ran(plan), "seeds": list(plan.seeds), "runs": kept}
     records = ExperimentRecords(json.loads(json.dumps(head)))  # seeds as text, as after loading
     for arm, by_seed in kept.items():
-        done = [sweep.config(arm, seed) for seed, run in by_seed.items() if "failed" not in run]
+        done = [plan.config(arm, seed) for seed, run in by_seed.items() if "failed" not in run]
         if done:
-            records.add_arm(arm, done, sweep.stage, runs, command, demonstrator=False)
-    records.save(out / f"{sweep.name}.parquet")
+            records.add_arm(arm, done, plan.stage, runs, command, demonstrator=False)
+    codes = {code for one in records.results.values() for code in one.made["recipe"]}
+    records.head["registered"] = registration(plan.file, plan.seeds, codes)
+    records.save(out / f"{plan.name}.parquet")
     return records
 
 
@@ -135,12 +140,12 @@ def _trained(row: Mapping) -> float | None:
     return None if tokens is None else tokens * row.get("updates", 1)
 
 
-def listing(sweep: Sweep, runs: Path) -> str:
+def listing(plan: ExperimentPlan, runs: Path) -> str:
     """Return one line per run: finished, or missing stages and progress. Trains nothing."""
     lines = []
-    for arm, seed in sweep.runs():
-        config = sweep.config(arm, seed)
-        missing = stages.missing_stages(f"evaluate_{sweep.stage}", config, runs)
+    for arm, seed in plan.runs():
+        config = plan.config(arm, seed)
+        missing = stages.missing_stages(f"evaluate_{plan.stage}", config, runs)
         state = f"missing: {', '.join(missing)}" if missing else "finished"
         lines.append(f"{arm}, seed {seed}: {state}{_begun(missing, config, runs)}")
     return "\n".join(lines)

@@ -6,6 +6,7 @@ over seeds and questions; bands are 95% intervals.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -56,7 +57,7 @@ def cost_figure(trials: Trials) -> Figure:
     }
     for name, told in (("react", "ReAct"), ("iterresearch", "IterResearch")):
         cost = tokens_of(trials[name])
-        votes = [scored(trials[name], lambda one, n=n: one.voted_Q(n)) for n in SAMPLES]
+        votes = [scored(trials[name], methodcaller("voted_Q", n)) for n in SAMPLES]
         # a vote of one is a sample: all of them say how often it is right
         votes[0] = scored(trials[name], Ledger.accuracy_Q)
         lines[f"majority of n runs of {told}"] = [n * cost for n in SAMPLES], votes
@@ -82,8 +83,8 @@ def majority_figure(trials: Trials, name: str = "react") -> Figure:
     ledgers = trials[name]
     every = range(1, len(ledgers[0].right[0]) + 1)
     p = scored(ledgers, Ledger.accuracy_Q)[0]
-    votes = [100 * scored(ledgers, lambda one, n=n: one.voted_Q(n))[0] for n in every]
-    passed = [100 * scored(ledgers, lambda one, n=n: one.passed_Q(n))[0] for n in every]
+    votes = [100 * scored(ledgers, methodcaller("voted_Q", n))[0] for n in every]
+    passed = [100 * scored(ledgers, methodcaller("passed_Q", n))[0] for n in every]
     votes[0] = passed[0] = 100 * p  # of one run: all of them say how often it is right
     ax.plot(every, passed, color="C2", label="one of n is right (pass@n)")
     ax.plot(every, votes, color="C0", label="the majority of n is right")

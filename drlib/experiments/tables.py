@@ -11,9 +11,9 @@ from pathlib import Path
 
 from drlib.analysis import tour
 from drlib.evaluation.results import Results
-from drlib.experiments.plan import Arm, Sweep, load_sweep, what_ran
+from drlib.experiments.plan import Arm, ExperimentPlan, load_plan, what_ran
 from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
-from drlib.experiments.verdicts import rounded
+from drlib.experiments.verdicts import FINDINGS, rounded
 from drlib.files import write_atomic
 from drlib.validation import require
 
@@ -21,30 +21,35 @@ COSTS = ("seconds", "rollout_seconds", "rollouts", "generated_tokens", "trained_
 NONE = "–"
 
 
-def write_summary(sweep: Sweep, records: ExperimentRecords, out: Path) -> dict:
-    """Write OUT/NAME.png and the claims' files in OUT/claims; return the summary."""
+def write_summary(plan: ExperimentPlan, records: ExperimentRecords, out: Path) -> dict:
+    """Write OUT/NAME.png and the findings; return the summary.
+
+    Findings are written to `FINDINGS` for the committed experiments, else to OUT/findings.
+    """
     from drlib.experiments import figures  # lazy: matplotlib
 
-    found = summary(sweep, records)
-    figure = figures.sweep_figure(found, curves(found, records))
-    write_atomic(out / f"{sweep.name}.png", figures.drawn(figure))
-    for name, claim in claims_of(found).items():
-        write_atomic(out / "claims" / f"{name}.json", json.dumps(claim, indent=1) + "\n")
+    found = summary(plan, records)
+    figure = figures.experiment_figure(found, curves(found, records))
+    write_atomic(out / f"{plan.name}.png", figures.drawn(figure))
+    folder = FINDINGS if out.resolve() == EXPERIMENTS else out / "findings"
+    for name, finding in findings_of(found).items():
+        write_atomic(folder / f"{name}.json", json.dumps(finding, indent=1) + "\n")
     return found
 
 
-def claims_of(found: Mapping) -> dict[str, dict]:
-    """Return the judged claims of a summary as findings, by SWEEP_ARM."""
+def findings_of(found: Mapping) -> dict[str, dict]:
+    """Return the judged claims of a summary as findings, by name."""
     arms = {arm["arm"]: arm for arm in found["arms"]}
     control = arms[found["control"]]
-    claims = {}
+    findings = {}
     for arm in found["arms"]:
         claim = arm.get("claim")
         if not claim or "effect" not in claim:
             continue
         first = arm["asked"][0]
-        claims[f"{found['name']}_{arm['arm']}"] = {
-            **claim,
+        judged = {key: value for key, value in claim.items() if key != "finding"}
+        findings[claim["finding"]] = {
+            **judged,
             "accuracy": [first["accuracy"], control["asked"][0]["accuracy"]],
             "command": found["command"],
             "commit": found["commit"],
@@ -59,57 +64,76 @@ def claims_of(found: Mapping) -> dict[str, dict]:
             "setting": arm["settings"],
             "control": control["settings"],
             "common": found["common"],
+            "also": [
+                {
+                    "kind": own["kind"],
+                    "decoding": own["decoding"],
+                    "accuracy": [own["accuracy"], other["accuracy"]],
+                    "effect": own["difference"]["effect"],
+                    "interval": own["difference"]["interval"],
+                }
+                for own, other in zip(arm["asked"][1:], control["asked"][1:])
+            ],
         }
-    return claims
+    return findings
 
 
 def load_committed(name: str) -> tuple[dict, ExperimentRecords]:
     """Return the summary and the records of an experiment under figures/reference/experiments.
 
     Raises:
-        ValueError: the plan or the results are missing or unreadable.
+        ValueError: the plan or the results are missing or unreadable, or the plan compares agents.
     """
+    plan = load_plan(name)
+    if not isinstance(plan, ExperimentPlan):
+        raise ValueError(f"{name} compares agents: see drlib.experiments.agent_plan")
     records = ExperimentRecords.load(EXPERIMENTS / f"{name}.parquet")
-    return summary(load_sweep(name), records), records
+    return summary(plan, records), records
 
 
-def summary(sweep: Sweep, records: ExperimentRecords) -> dict:
+def summary(plan: ExperimentPlan, records: ExperimentRecords) -> dict:
     """Return accuracies, paired differences to the control and mean costs of every arm.
 
     Raises:
         ValueError: the records were made with other settings than the plan has now.
     """
-    ran = _check_head(sweep, records.head)
-    control = records.results.get(sweep.control)
+    ran = _check_head(plan, records.head)
+    control = records.results.get(plan.control)
     arms = [
         _arm(
-            sweep, arm, ran["runs"].get(name, {}), records.results.get(name), control, ran["seeds"]
+            plan,
+            arm,
+            ran["runs"].get(name, {}),
+            records.results.get(name),
+            control,
+            ran["seeds"],
+            ran["registered"],
         )
-        for name, arm in sweep.arms.items()
+        for name, arm in plan.arms.items()
     ]
     commits = {code for one in records.results.values() for code in one.made.get("recipe", [])}
     return {
-        "name": sweep.name,
-        "about": sweep.about,
+        "name": plan.name,
+        "about": plan.about,
         "command": ran["command"],
         "commit": sorted(commits),
-        "stage": sweep.stage,
+        "stage": plan.stage,
         "profile": ran["profile"],
         "seeds": ran["seeds"],
-        "control": sweep.control,
-        "common": dict(sweep.common),
-        "asked": [{"kind": kind, "decoding": decoding} for kind, decoding in sweep.asked],
+        "control": plan.control,
+        "common": dict(plan.common),
+        "asked": [{"kind": kind, "decoding": decoding} for kind, decoding in plan.asked],
         "arms": arms,
     }
 
 
-def _check_head(sweep: Sweep, ran: Mapping) -> Mapping:
+def _check_head(plan: ExperimentPlan, ran: Mapping) -> Mapping:
     """Return the head of the records if they belong to the plan; ValueError otherwise."""
-    now = json.loads(json.dumps(what_ran(sweep)))
+    now = json.loads(json.dumps(what_ran(plan)))
     changed = [key for key in ("stage", "settings") if ran[key] != now[key]]
     require(
         not changed,
-        f"the records of {sweep.name!r} have another {' and '.join(changed)} than the plan: "
+        f"the records of {plan.name!r} have another {' and '.join(changed)} than the plan: "
         "run the experiment again, or pass another --out",
     )
     return ran
@@ -121,23 +145,24 @@ def _done(runs: Mapping) -> list[int]:
 
 
 def _arm(
-    sweep: Sweep,
+    plan: ExperimentPlan,
     arm: Arm,
     runs: Mapping,
     results: Results | None,
     control: Results | None,
     seeds: Sequence[int],
+    registered: str,
 ) -> dict:
-    """An arm's part of the summary."""
+    """Return an arm's part of the summary."""
     done = _done(runs)
-    is_control = arm.name == sweep.control
+    is_control = arm.name == plan.control
     failed = {seed: run["failed"] for seed, run in runs.items() if "failed" in run}
     asked = []
-    for kind, decoding in sweep.asked if results else ():
-        row = _measured(sweep.stage, kind, decoding, results)
+    for kind, decoding in plan.asked if results else ():
+        row = _measured(plan.stage, kind, decoding, results)
         both = {*done} & {*control.seeds} if control and not is_control else set()
         if both:
-            row |= _difference(sweep.stage, kind, decoding, results, control, both)
+            row |= _difference(plan.stage, kind, decoding, results, control, both)
         asked.append(row)
     return {
         "arm": arm.name,
@@ -152,7 +177,7 @@ def _arm(
             for seed, run in runs.items()
             if "stopped" in run
         },
-        **_judged(arm, asked),
+        **_judged(plan, arm, asked, registered),
     }
 
 
@@ -183,17 +208,17 @@ def _difference(
     return {"difference": {**rounded(effect), "seeds": sorted(both), "by_seed": by_seed}}
 
 
-def _judged(arm: Arm, asked: Sequence[Mapping]) -> dict:
+def _judged(plan: ExperimentPlan, arm: Arm, asked: Sequence[Mapping], registered: str) -> dict:
     """Return the arm's claim with its verdict; open before anything was compared."""
     if arm.statement is None:
         return {}
+    said, name = arm.statement, plan.finding_name(arm.name)
     if not asked or "difference" not in asked[0]:
-        said = arm.statement
         claim = {"claim": said.claim, "source": said.source, "expected": said.expected}
-        return {"claim": claim | {"outcome": "open", "pilot": True}}
+        return {"claim": {"finding": name, **claim, "outcome": "open", "pilot": True}}
     difference = asked[0]["difference"]
     effect = (difference["effect"], *difference["interval"])
-    return {"claim": arm.statement.judge(effect, difference["by_seed"])}
+    return {"claim": {"finding": name, **said.judge(effect, difference["by_seed"], registered)}}
 
 
 def _mean_cost(runs: Sequence[Mapping]) -> dict:
@@ -241,7 +266,7 @@ def _describe(found: Mapping) -> str:
     """Describe the measurement."""
     common = ", ".join(f"{name}={value}" for name, value in found["common"].items())
     first = next((arm["asked"] for arm in found["arms"] if arm["asked"]), [])
-    asked = ", ".join(f"{row['n']} {row['kind']} questions" for row in first)
+    asked = ", ".join(dict.fromkeys(f"{row['n']} {row['kind']} questions" for row in first))
     return (
         f"Stage `{found['stage']}`, profile `{found['profile']}`"
         + (f", all with {common}" if common else "")

@@ -2,16 +2,23 @@
 
 Outcomes: reproduced, refuted, no effect (the interval lies within the margin), open. Fewer seeds
 than `SEEDS` are a pilot: the outcome is open, whatever the interval. `SEEDS` gives 80% power at the
-margin for the usual standard deviation of a paired difference between seeds (7 points).
+margin for the usual standard deviation of a paired difference between seeds (7 points). Seeds count
+if the plan named them in a commit before the runs (`registration`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import yaml
+
+from drlib.config import ROOT
 from drlib.intervals import Interval, t_quantile
+from drlib.training.run_folder import git
 from drlib.validation import require
 
+FINDINGS = ROOT / "figures" / "reference" / "findings"  # one file per judged claim
 MARGIN = 0.05  # equivalence margin: five points
 SEEDS = 20  # seeds needed for a verdict
 EXPECTED = ("higher", "lower", "same")
@@ -39,20 +46,23 @@ class Statement:
             f"{self.name}: expected={self.expected!r} must be higher, lower or same",
         )
 
-    def judge(self, effect: Interval, by_seed: Sequence[float]) -> dict:
+    def judge(self, effect: Interval, by_seed: Sequence[float], registered: str) -> dict:
         """Return the claim with its effect, interval, verdict and detectable effect.
 
         Args:
             effect: (estimate, low, high), shares.
             by_seed: the paired difference of each seed, shares.
+            registered: the commit that registered the seeds before the runs; empty: none, a pilot.
         """
         _, low, high = effect
+        seeds = len(by_seed) if registered else 0
         return {
             "claim": self.claim,
             "source": self.source,
             "expected": self.expected,
-            "outcome": decide(self.expected, low, high, len(by_seed)),
-            "pilot": len(by_seed) < SEEDS,
+            "outcome": decide(self.expected, low, high, seeds),
+            "pilot": seeds < SEEDS,
+            "registered": registered,
             **rounded(effect),
             "smallest_detectable": smallest_detectable(by_seed),
         }
@@ -88,6 +98,27 @@ def smallest_detectable(by_seed: Sequence[float], power: float = 0.8) -> float |
     mean = sum(by_seed) / n
     deviation = math.sqrt(sum((each - mean) ** 2 for each in by_seed) / (n - 1))
     return round((t_quantile(n - 1) + t_quantile(n - 1, power)) * deviation / math.sqrt(n), 5)
+
+
+def registration(file: Path, seeds: Sequence[int], codes: Iterable[str]) -> str:
+    """Return the commit that registered the seeds of an experiment before it ran; empty if none.
+
+    This is the last commit that changed the line `seeds` of the plan. It counts if the plan names
+    exactly these seeds and every run was made by a later commit.
+
+    Args:
+        codes: commits that made the runs, as in `Results.made`.
+    """
+    plan = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if list(seeds) != plan.get("seeds"):
+        return ""
+    path = str(file.resolve())
+    if git("status", "--porcelain", "--", path):
+        return ""
+    commit = git("log", "-1", "--format=%H", "-G^seeds:", "--", path)
+    runs = [code.removesuffix("-dirty") for code in codes]
+    before = [git("merge-base", commit, code) == commit for code in runs if commit]
+    return commit if before and all(before) else ""
 
 
 def rounded(effect: Interval) -> dict:

@@ -1,10 +1,11 @@
 """Agents on the same questions: ledgers, votes, costs, and what is claimed of them.
 
-Run: python -m pytest tests/test_experiments_strategies.py
+Run: python -m pytest tests/test_experiments_agents.py
 """
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -13,16 +14,16 @@ from drlib.agents import Limits, create_agent
 from drlib.agents.rollout_state import count_costs
 from drlib.chat.tool_calls import render_answer
 from drlib.experiments.agent_comparison import (
+    AgentRecords,
     Ledger,
     Trial,
     at_equal_tokens,
-    attempt,
-    load_ledgers,
     questions_of,
-    save_ledgers,
+    run_trial,
 )
-from drlib.experiments.findings import FINDINGS
-from drlib.experiments.strategies import LEDGERS, Plan, finding, measure, measured_Q, read_ledgers
+from drlib.experiments.agent_plan import agent_findings, agent_table, measure, run_agents
+from drlib.experiments.plan import load_plan
+from drlib.experiments.records import EXPERIMENTS
 from drlib.experiments.strategy_figures import majority_right
 from drlib.intervals import difference_interval
 from drlib.task import Task
@@ -61,11 +62,11 @@ def test_equal_tokens_are_as_many_samples_as_the_other_costs():
     assert at_equal_tokens(cheap, dear) == 3
     assert at_equal_tokens(dear, cheap) == 1
     assert at_equal_tokens(cheap, ledger(["a", "a"], "aa", sampled=500)) == 4
-    assert measured_Q(cheap, "vote:equal", dear).tolist() == cheap.voted_Q(3).tolist()
-    assert measured_Q(cheap, "pass:2", dear).tolist() == [1, 1]
+    assert measure(cheap, "vote:equal", dear).tolist() == cheap.voted_Q(3).tolist()
+    assert measure(cheap, "pass:2", dear).tolist() == [1, 1]
     for what in ("voting", "vote", "mean:3"):
         with pytest.raises(ValueError, match="no measure"):
-            measured_Q(cheap, what, dear)
+            measure(cheap, what, dear)
 
 
 def test_the_questions_are_the_same_for_every_agent_and_held_out(tour):
@@ -105,23 +106,24 @@ def test_a_trial_writes_down_what_each_attempt_said_and_cost(tour, toolbox, chat
     trial = Trial("x", "react", n=3, samples=2)
     asked, _ = questions_of(trial, tour, 7)
     engine = Speaker(chat, lambda text: render_answer(asked[0].answer))
-    found = attempt(trial, engine, toolbox, chat, tour, 7, seed=4)
+    found = run_trial(trial, engine, toolbox, chat, tour, 7, seed=4)
     assert found.seed == 4 and found.tasks == [task.id for task in asked]
     assert found.right[0] == [True, True] and found.ended == [["answered"] * 2] * 3
     said = len(chat.encode(render_answer(asked[0].answer)))
     assert found.mean("sampled") == said and found.mean("processed") > said
-    path = save_ledgers(tmp_path / "seed4.json", {"command": "make it"}, [found])
-    head, (again,) = load_ledgers(path)
-    assert head == {"command": "make it"} and again == found
+    head = {"command": "make it", "trials": {"x": asdict(trial)}}
+    records = AgentRecords(head, {("x", 4): found}, {("p", 4): [{"step": 1, "loss": 0.5}]})
+    path = records.save(tmp_path / "some.parquet")
+    assert AgentRecords.load(path) == records
     path.write_text("{")
-    with pytest.raises(ValueError, match="no readable ledgers in .*seed4.json"):
-        load_ledgers(path)
+    with pytest.raises(ValueError, match="no readable results in .*some.parquet"):
+        AgentRecords.load(path)
 
 
 def test_a_claim_s_effect_is_the_paired_difference_by_hand(tmp_path):
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(
-        "policies: {p: {}}\nquestion_seed: 5\n"
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "name: toy\nabout: toy\npolicies: {p: {}}\nquestion_seed: 5\n"
         "trials:\n"
         "- {name: new, policy: p, agent: react}\n"
         "- {name: old, policy: p, agent: react, samples: 4}\n"
@@ -129,12 +131,14 @@ def test_a_claim_s_effect_is_the_paired_difference_by_hand(tmp_path):
         "- {name: x, claim: c, source: s, expected: higher, setting: new, control: old,\n"
         "   measure: [sample, 'vote:3']}\n"
     )
-    claim = Plan.load(plan).claims["x"]
+    plan = load_plan(path)
     ons = [ledger(["b", "a"], "bc", "new", s) for s in (0, 1)]
     offs = [ledger(["abba", "-c-c"], "bc", "old", 0), ledger(["aaab", "cccc"], "bc", "old", 1)]
-    for seed in (0, 1):
-        save_ledgers(tmp_path / f"seed{seed}.json", {"command": "go"}, [ons[seed], offs[seed]])
-    found = finding(claim, tmp_path, [0, 1])
+    head = {"command": "go", "trials": dict.fromkeys(("new", "old")), "seeds": [0, 1]}
+    head |= {"commit": [], "registered": ""}
+    found = agent_findings(
+        plan, AgentRecords(head, {(one.trial.name, one.seed): one for one in (*ons, *offs)})
+    )["x"]
     differences_SQ = np.array([[1.0 - 1.0, 0.0 - 1.0], [1.0 - 0.0, 0.0 - 1.0]])
     effect, low, high = difference_interval(differences_SQ)
     assert found["effect"] == effect == -0.25
@@ -154,16 +158,17 @@ def test_a_claim_s_effect_is_the_paired_difference_by_hand(tmp_path):
 )
 def test_a_plan_that_names_what_is_not_there_is_refused(tmp_path, change, reason):
     text = (
-        "policies: {p: {}}\nquestion_seed: 5\ntrials:\n- {name: new, policy: p, agent: react}\n"
+        "name: toy\nabout: toy\npolicies: {p: {}}\nquestion_seed: 5\ntrials:\n"
+        "- {name: new, policy: p, agent: react}\n"
         "- {name: old, policy: p, agent: react, samples: 4}\nclaims:\n"
         "- {name: x, claim: c, source: s, expected: higher, setting: new, control: old}\n"
     )
     path = tmp_path / "plan.yaml"
     path.write_text(text.replace(*change, 1))
     with pytest.raises(ValueError, match=reason):
-        Plan.load(path)
+        load_plan(path)
     path.write_text(text)
-    Plan.load(path)
+    load_plan(path)
 
 
 def test_the_majority_of_independent_runs_is_the_binomial_tail():
@@ -177,55 +182,47 @@ def test_the_majority_of_independent_runs_is_the_binomial_tail():
     assert majority_right(0.6, 5) == pytest.approx(brute)
 
 
-def test_the_command_trains_asks_and_writes_down(tmp_path):
+def test_a_plan_of_agents_is_run_recorded_and_judged(tmp_path):
     small = "{model.layers: 2, processes: 1, model.hidden: 32, world.name: tour}"
-    path = tmp_path / "plan.yaml"
+    path = tmp_path / "toy.yaml"
     path.write_text(
+        "name: toy\nabout: toy\nprofile: ci\nseeds: [3]\n"
         f"policies: {{small: {small}}}\nquestion_seed: 5\ntrials:\n"
         "- &one {name: one, policy: small, agent: react, stage: untrained, n: 3, samples: 2}\n"
         "- {<<: *one, name: two, agent: 'heavy:n=2'}\nclaims:\n"
         "- {name: x, claim: c, source: s, expected: higher, setting: two, control: one}\n"
     )
-    plan = Plan.load(path)
+    plan = load_plan(path)
     out, runs = tmp_path / "out", tmp_path / "runs"
-    build_stages(("world", "untrained"), plan.config("small", "ci", 3), runs)
-    made = measure("ci", [3], runs, out, tmp_path / "found", plan)
-    assert [path.name for path in made] == ["seed3.json", "x.json"]
-    head, by_trial = read_ledgers(out)
-    assert head["command"] == "drlib experiment run strategies --profile ci --seeds 3"
+    build_stages(("world", "untrained"), plan.config("small", 3), runs)
+    made = run_agents(plan, runs, out, "again")
+    assert made == out / "toy.parquet"
+    records = AgentRecords.load(made)
+    by_trial = records.by_trial()
+    assert records.head["command"] == "again" and records.head["registered"] == ""
     assert [some[0].seed for some in by_trial.values()] == [3, 3]
     assert [len(row) for row in by_trial["two"][0].right] == [2, 2, 2]
-    found = json.loads(made[1].read_text())
+    found = json.loads((out / "findings" / "x.json").read_text())
     assert found["accuracy"] == [0, 0] and found["outcome"] == "open"
+    assert "| two | `heavy:n=2` | search | 0.0 [" in agent_table(plan, records)
 
-    # a trial more: what is there is kept, whatever it says; other questions begin anew
-    ledgers = [some[0] for some in by_trial.values()]
-    ledgers[0].answers[0][0] = "kept"
-    save_ledgers(made[0], head, ledgers)
+    # another trial: existing ledgers are kept, whatever they say; other questions start again
+    by_trial["one"][0].answers[0][0] = "kept"
+    records.save(made)
     path.write_text(path.read_text().replace("claims:", "- {<<: *one, name: three}\nclaims:"))
-    measure("ci", [3], runs, out, tmp_path / "found", Plan.load(path))
-    _, by_trial = read_ledgers(out)
+    run_agents(load_plan(path), runs, out, "again")
+    by_trial = AgentRecords.load(made).by_trial()
     assert [*by_trial] == ["one", "two", "three"]
     assert by_trial["one"][0].answers[0][0] == "kept"
     path.write_text(path.read_text().replace("question_seed: 5", "question_seed: 6"))
-    measure("ci", [3], runs, out, tmp_path / "found", Plan.load(path))
-    assert read_ledgers(out)[1]["one"][0].answers[0][0] != "kept"
+    run_agents(load_plan(path), runs, out, "again")
+    assert AgentRecords.load(made).by_trial()["one"][0].answers[0][0] != "kept"
 
 
-# ---------------------------------------------------------------- the committed ones
-
-
-@pytest.mark.parametrize("name", Plan.load().claims)
-def test_a_committed_finding_follows_from_its_ledgers(name):
-    told = json.loads((FINDINGS / f"{name}.json").read_text(encoding="utf-8"))
-    again = finding(Plan.load().claims[name], LEDGERS, told["seeds"])
-    assert told == json.loads(json.dumps(again)) and len(told["seeds"]) >= 3
-
-
-def test_the_committed_ledgers_are_of_the_committed_plan():
-    plan = Plan.load()
-    head, by_trial = read_ledgers()
-    assert {*by_trial} == {*plan.trials}
-    for name, (_, trial) in plan.trials.items():
-        assert all(one.trial == trial for one in by_trial[name])
-    assert head["policies"] == json.loads(json.dumps(dict(plan.policies)))
+def test_the_committed_records_belong_to_the_committed_plan():
+    plan = load_plan("strategies")
+    records = AgentRecords.load(EXPERIMENTS / "strategies.parquet")
+    assert {*records.by_trial()} == {*plan.trials}
+    for (name, _), ledger in records.ledgers.items():
+        assert ledger.trial == plan.trials[name][1]
+    assert records.head["policies"] == json.loads(json.dumps(dict(plan.policies)))

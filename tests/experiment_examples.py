@@ -7,7 +7,7 @@ import yaml
 
 from drlib.evaluation.evaluate import Outcome, rows_of
 from drlib.evaluation.results import Results
-from drlib.experiments.plan import Sweep, load_sweep, what_ran
+from drlib.experiments.plan import ExperimentPlan, load_plan, what_ran
 from drlib.experiments.records import ExperimentRecords
 from drlib.experiments.runner import costs
 from drlib.experiments.tables import summary
@@ -24,15 +24,15 @@ CLIPS = {
 }
 
 
-def write_sweep(folder: Path, **changes) -> Path:
-    """The file of a sweep of two arms and two seeds, with changes."""
+def write_plan(folder: Path, **changes) -> Path:
+    """Write the plan of two arms and two seeds, with changes."""
     path = folder / "toy.yaml"
     path.write_text(yaml.safe_dump({**CLIPS, **changes}, sort_keys=False), encoding="utf-8")
     return path
 
 
-def toy_sweep(folder: Path, **changes) -> Sweep:
-    return load_sweep(write_sweep(folder, **changes))
+def toy_plan(folder: Path, **changes) -> ExperimentPlan:
+    return load_plan(write_plan(folder, **changes))
 
 
 def outcome(task: str, samples: list[bool], kind: str = "search") -> Outcome:
@@ -54,31 +54,30 @@ def rows(steps=2, **more):
     return [row(step + 1, accuracy_search=0.25 * (step + 1), **more) for step in range(steps)]
 
 
-def made_records(sweep: Sweep, made: dict, failed: dict | None = None) -> ExperimentRecords:
+def made_records(plan: ExperimentPlan, made: dict, failed: dict | None = None) -> ExperimentRecords:
     """Return records of invented runs.
 
     made: (arm, seed) -> (its outcomes, its rows of metrics). failed: (arm, seed) -> the reason.
     """
-    runs: dict[str, dict] = {arm: {} for arm in sweep.arms}
+    runs: dict[str, dict] = {arm: {} for arm in plan.arms}
     for (arm, seed), reason in (failed or {}).items():
         runs[arm][seed] = {"failed": reason}
     records = ExperimentRecords({})
-    for arm in sweep.arms:
-        outcomes = {
-            (sweep.stage, s): asked for (name, s), (asked, _) in made.items() if name == arm
-        }
-        rows = [r for (_, s), asked in outcomes.items() for r in rows_of(asked, sweep.stage, s)]
+    for arm in plan.arms:
+        outcomes = {(plan.stage, s): asked for (name, s), (asked, _) in made.items() if name == arm}
+        rows = [r for (_, s), asked in outcomes.items() for r in rows_of(asked, plan.stage, s)]
         if outcomes:
-            records.results[arm] = Results("make it", sweep.profile, rows, outcomes)
+            records.results[arm] = Results("make it", plan.profile, rows, outcomes)
             records.curves[arm] = {seed: made[arm, seed][1] for _, seed in outcomes}
         for _, seed in outcomes:
             runs[arm][seed] = costs(made[arm, seed][1])
-    head = {"command": "make it", **what_ran(sweep), "seeds": list(sweep.seeds), "runs": runs}
+    head = {"command": "make it", **what_ran(plan), "seeds": list(plan.seeds), "runs": runs}
+    head["registered"] = ""
     records.head = json.loads(json.dumps(head))
     return records
 
 
 def load_summary(file: Path, out: Path) -> dict:
     """Return the summary of the records that a run of the plan `file` wrote to `out`."""
-    sweep = load_sweep(file)
-    return summary(sweep, ExperimentRecords.load(out / f"{sweep.name}.parquet"))
+    plan = load_plan(file)
+    return summary(plan, ExperimentRecords.load(out / f"{plan.name}.parquet"))
