@@ -35,7 +35,7 @@ def test_pages_stand_in_rings_as_many_clicks_away():
         for wide in ((), ("3", "4"))
     }
     assert gap[("3", "4")] > 3 * gap[()]
-    with pytest.raises(ValueError, match="nowhere is no page"):
+    with pytest.raises(ValueError, match="nowhere is not a page"):
         agent_plots.place_on_rings(LINKS, "nowhere")
 
 
@@ -65,7 +65,7 @@ def test_what_is_read_is_a_bar_a_turn(ax):
     agent_plots.plot_words_read(ax, [("planner", 10), ("planner", 30), ("writer", 20)], 90)
     assert [bar.get_height() for bar in ax.patches] == [10, 30, 20]
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert sorted(labels) == ["all that was found", "planner", "writer"]
+    assert sorted(labels) == ["all found sources", "planner", "writer"]
 
 
 def test_pictures_and_shares(ax):

@@ -217,7 +217,7 @@ def test_what_cannot_be_analysed_is_named():
         (lambda: compute_specialisation([routed([1, 1], [[[0]], [[1]]])], 8), "are in one segment"),
         (lambda: compute_router_entropies(dense, [unrouted()]), "LlamaForCausalLM has no routers"),
         (lambda: compute_agreement([t], [replace(t, id="x")]), "r-0 and x have different tokens"),
-        (lambda: compute_agreement([t], [replace(t, token_ids=t.token_ids + 1)]), "same tokens"),
+        (lambda: compute_agreement([t], [replace(t, token_ids=t.token_ids + 1)]), "have different"),
         (lambda: compute_agreement([t], []), "shorter"),
     ):
         with pytest.raises(ValueError, match=message):

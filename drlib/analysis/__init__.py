@@ -1,12 +1,16 @@
-"""Analysis of trajectory files from any model: functions, figures and a viewer.
+"""Analysis of trajectory files of any model: statistics, figures and a viewer.
 
-    entropy          exact entropies from a model, bounds from top-k, flat columns of tokens
-    reflection       forking tokens, the lift after tool responses with its nulls, lexicons
-    pseudo_gradient  the right answer's loss along a trajectory (RaML)
-    routing          experts by segment, specialisation, agreement of checkpoints
+    token_table      flat columns of sampled tokens
+    rescoring        exact log-probabilities and entropies from a model
+    entropy          high-entropy tokens, bounds from top-k log-probabilities
+    reflection       forking tokens, lift after tool responses with controls, lexicons
+    pseudo_gradient  loss of the right answer along a trajectory (RaML)
+    routing          expert load by segment, specialisation, agreement of checkpoints
     inputs           rollouts of TRL, verl, vLLM, OpenAI-compatible servers, Tongyi, chat messages
-    viewer, report   pages that need nothing else: drlib report REPORT.html FILES...
+    viewer, report   self-contained HTML pages: drlib report REPORT.html FILES...
+    tour             results of the reference run
+    rendering        trajectories in notebooks
+    widgets          interactive panels
 
-`plots`, `entropy_plots`, `tour_plots` and `sandbox_plots` draw, `widgets` makes panels of them,
-`rendering` shows trajectories in notebooks, `tour` reads the reference run.
+Modules named `*plots` draw figures.
 """

@@ -1,10 +1,7 @@
-"""Plots for notebook 13, drawn into given axes: a walk over a site, a growing outline, words read
-per turn, and a picture with its crops.
+"""Plots of web agents for notebook 13: site walks, outlines, words read per turn, image crops.
 
-Blue is what the agent found or read, orange where it went wrong or what it was spared, grey the
-rest of the site. Nothing here runs an agent: the numbers are those of its record.
-
-Left out: walks of several agents in one picture.
+Plots are drawn into given axes from recorded rollouts. Blue is content that the agent found or
+read, orange failures or savings, grey the rest of the site.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,20 +15,29 @@ from drlib.validation import require
 from drlib.worlds.emblems import Box, Pixels
 
 LINK_COLOR = "0.85"
-LABEL_SPACE = 9.0  # of a page with a name, in pages
-ROTATION = 0.3  # of the rings, so that names do not lie in a line
+LABEL_SPACE = 9.0  # angle of a labelled page, in unlabelled pages
+ROTATION = 0.3  # radians; avoids labels in a row
 CURVATURE = 0.18
 
 
 def place_on_rings(
     links: Mapping[str, Sequence[str]], root: str, wide: Collection[str] = ()
 ) -> dict[str, tuple[float, float]]:
-    """Return the position (x, y) of each page on rings around `root`, one ring per click of
-    distance, near the first page that links to it. Unreachable pages are left out.
+    """Place pages on rings around `root`, one ring per click of distance.
 
-    wide: pages that get more room beside them, for their names. ValueError: `root` is no page.
+    Args:
+        links: page -> pages that it links to.
+        root: page at the centre.
+        wide: pages with more space, for their labels.
+
+    Returns:
+        Position (x, y) of each page reachable from `root`.
+
+    Raises:
+        ValueError: `root` is not a page.
+
     """
-    require(root in links, f"{root} is no page of the site")
+    require(root in links, f"{root} is not a page of the site")
     places, found, ring = {root: (0.0, 0.0)}, {root}, [root]
     while ring:
         near = [to for page in ring for to in links.get(page, ()) if to not in found]
@@ -52,11 +58,18 @@ def plot_site_walk(
     found: Collection[str] = (),
     labels: Mapping[str, str] | None = None,
 ) -> None:
-    """A site, its pages in rings around where the walk begins, and the walk in it.
+    """Plot a site as rings around the first page of a walk, with numbered steps.
 
-    links: page -> the pages that it links to. walk: pages in order, the first where it begins; each
-    step is numbered. found: pages on which the critic's memory grew, filled. labels: of pages.
-    ValueError: a step that no link makes.
+    Args:
+        ax: axes to draw into.
+        links: page -> pages that it links to.
+        walk: pages in order.
+        found: pages where the critic's memory grew, drawn filled.
+        labels: page -> text.
+
+    Raises:
+        ValueError: a step without a link, or a first page that is not in `links`.
+
     """
     places = place_on_rings(links, walk[0], {*walk})
     pairs = {tuple(sorted((page, to))) for page in places for to in links.get(page, ())}
@@ -93,7 +106,7 @@ def plot_site_walk(
 
 
 def _draw_step(ax: Axes, here: np.ndarray, there: np.ndarray, number: int) -> None:
-    """A numbered arrow, bent so that a way back does not lie on the way there."""
+    """Draw a numbered arrow, curved so that opposite steps do not overlap."""
     style = {"arrowstyle": "-|>", "color": UP, "lw": 1.6, "shrinkA": 5, "shrinkB": 5}
     style["connectionstyle"] = f"arc3,rad={CURVATURE}"
     ax.annotate("", there, here, arrowprops=style, zorder=5)
@@ -104,10 +117,12 @@ def _draw_step(ax: Axes, here: np.ndarray, there: np.ndarray, number: int) -> No
 
 
 def plot_answered_within(ax: Axes, clicks: Mapping[str, Sequence[int | None]], limit: int) -> None:
-    """Share of the walks that have answered, by the clicks they had.
+    """Plot the share of answered walks by number of clicks.
 
-    clicks: explorer -> of each walk, after how many clicks it answered; None where it did not.
-    limit: clicks that every walk had.
+    Args:
+        ax: axes to draw into.
+        clicks: explorer -> clicks until the answer for each walk; None without an answer.
+        limit: maximum clicks of every walk.
     """
     allowed = np.arange(limit + 1)
     for color, (explorer, ends) in zip((UP, "C2", DOWN, CONTROL), clicks.items(), strict=False):
@@ -120,9 +135,11 @@ def plot_answered_within(ax: Axes, clicks: Mapping[str, Sequence[int | None]], l
 
 
 def plot_outline_versions(ax: Axes, versions: Sequence[Mapping[str, Sequence[str]]]) -> None:
-    """An outline's growth: a column a version, a row a section, in it what the section cites.
+    """Plot the versions of an outline: one column per version, one row per section.
 
-    versions: heading -> ids, in order.
+    Args:
+        ax: axes to draw into.
+        versions: for each version, heading -> ids of cited sources.
     """
     headings = [*dict.fromkeys(heading for version in versions for heading in version)]
     most = max((len(ids) for version in versions for ids in version.values()), default=0) or 1
@@ -131,8 +148,8 @@ def plot_outline_versions(ax: Axes, versions: Sequence[Mapping[str, Sequence[str
             y = headings.index(heading)
             shade = 0.15 + 0.5 * len(ids) / most
             ax.barh(y, 0.94, 0.86, x - 0.47, color=UP, alpha=shade, lw=0)
-            told = "\n".join(name.removeprefix("id_") for name in _wrap_ids(ids))
-            ax.text(x, y, told, ha="center", va="center", fontsize=9)
+            cited = "\n".join(_wrap_ids(ids))
+            ax.text(x, y, cited, ha="center", va="center", fontsize=9)
     ax.set_yticks(range(len(headings)), headings)
     ax.set_xticks(range(len(versions)), [f"version {n}" for n in range(1, len(versions) + 1)])
     ax.set(xlim=(-0.55, len(versions) - 0.45), ylim=(len(headings) - 0.5, -0.5))
@@ -140,22 +157,24 @@ def plot_outline_versions(ax: Axes, versions: Sequence[Mapping[str, Sequence[str
 
 
 def _wrap_ids(ids: Sequence[str], width: int = 5) -> list[str]:
-    """The numbers of ids, a few in a line."""
+    """Return the numbers of ids in lines of `width`."""
     numbers = [name.removeprefix("id_") for name in ids]
     return [" ".join(numbers[at : at + width]) for at in range(0, len(numbers), width)]
 
 
 def plot_words_read(ax: Axes, read: Sequence[tuple[str, int]], gathered: int) -> None:
-    """Plot the number of words that a policy reads in each turn.
+    """Plot the number of words in the context of each turn.
 
-    read: (role, words) a turn, in order. gathered: words of all that was found, dashed: what a
-    single context would have come to hold.
+    Args:
+        ax: axes to draw into.
+        read: (role, words) per turn.
+        gathered: words of all found sources (dashed), the size of a single context.
     """
     roles = [*dict.fromkeys(role for role, _ in read)]
     for role, color in zip(roles, (CONTROL, UP, "C2", "C4")):
         turns = [turn for turn, (who, _) in enumerate(read, 1) if who == role]
         ax.bar(turns, [read[turn - 1][1] for turn in turns], 0.8, color=color, label=role)
-    ax.axhline(gathered, color=DOWN, lw=1.2, ls="--", label="all that was found")
+    ax.axhline(gathered, color=DOWN, lw=1.2, ls="--", label="all found sources")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(
         xlabel="turn",
@@ -166,8 +185,13 @@ def plot_words_read(ax: Axes, read: Sequence[tuple[str, int]], gathered: int) ->
 
 
 def plot_picture(ax: Axes, pixels: Pixels, cut: Box | None = None) -> None:
-    """A picture as the policy gets it, uint8 [H, W, 3], and around the part that it cut out of it a
-    frame."""
+    """Plot an image, with a frame around a crop.
+
+    Args:
+        ax: axes to draw into.
+        pixels: uint8 [H, W, 3].
+        cut: (left, top, width, height) of the crop, in pixels.
+    """
     ax.imshow(pixels, interpolation="nearest")
     if cut is not None:
         left, top, width, height = cut
@@ -177,7 +201,7 @@ def plot_picture(ax: Axes, pixels: Pixels, cut: Box | None = None) -> None:
 
 
 def plot_shares(ax: Axes, rows: Mapping[str, Mapping[str, float]]) -> None:
-    """Bars: group -> label -> a share of 0..1, shown in percent with its number."""
+    """Plot grouped bars in percent; rows: group -> label -> share in 0..1."""
     labels = [*dict.fromkeys(label for row in rows.values() for label in row)]
     width = 0.8 / len(labels)
     for at, label in enumerate(labels):

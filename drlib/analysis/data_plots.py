@@ -1,7 +1,7 @@
-"""Pictures of questions and of data: a question as its graph, a report, a funnel.
+"""Plots of questions and data sets: question graphs, quality reports, funnels, findings.
 
-Colours: C0 what is asked for, C1 what a question names, grey what lies between; a world has one
-colour in every picture (`WORLD_COLORS`).
+In question graphs C0 is the answer, C1 a named entity, grey an intermediate node. Each world has
+one colour in all plots (`WORLD_COLORS`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,17 @@ from drlib.questions.queries import (
 )
 from drlib.worlds.graph import inverse
 
-WORLD_COLORS = {"tour": "C4", "cldr": "C0", "pydocs": "C2"}  # by the name that loads them
-OTHER_WORLDS = ("C3", "C5", "C6")  # in turn, for folders and other sources
+WORLD_COLORS = {"tour": "C4", "cldr": "C0", "pydocs": "C2"}  # by world name
+OTHER_WORLDS = ("C3", "C5", "C6")  # used in turn for folders and other worlds
 
-Edge = tuple[str, "Query | None", str]  # label, what is inside, text of a leaf that is no title
+Edge = tuple[str, "Query | None", str]  # label, target, text of a leaf without a title
 
 
 def list_edges(query: Query) -> list[Edge]:
-    """Return the edges of the thing that `query` describes: labels and targets."""
+    """Return the edges of the node that `query` describes: labels and targets."""
     match query:
         case Proj(relation, of):
-            return [(inverse(relation), of, "")]  # as seen from what is asked for
+            return [(inverse(relation), of, "")]  # from the perspective of the answer
         case And(parts):
             return [edge for part in parts for edge in list_edges(part)]
         case Or(parts):
@@ -58,7 +58,7 @@ def list_edges(query: Query) -> list[Edge]:
 
 
 def _prefix_edges(word: str, query: Query) -> list[Edge]:
-    """The edges of `query` with `word`; several hold together, so they hang on a node of theirs."""
+    """Return the edges of `query` prefixed with `word`; several edges get a common node."""
     found = list_edges(query)
     if len(found) > 1:
         return [(word, query, "")]
@@ -66,11 +66,14 @@ def _prefix_edges(word: str, query: Query) -> list[Edge]:
 
 
 def plot_question_graph(query: Query, answer: str = "", ax: Axes | None = None) -> Figure:
-    """`query` as a graph: what is asked for on the left, what the question names on the right.
+    """Plot a query as a graph, with the answer on the left and named entities on the right.
 
-    answer: written into the node that is asked for, in place of "?".
+    Args:
+        query: query of a question.
+        answer: text of the answer node; default: "?".
+        ax: axes to draw into; default: a new figure.
     """
-    nodes: list[tuple[str, float, float, int, str]] = []  # text, x, y, parent's place, label
+    nodes: list[tuple[str, float, float, int, str]] = []  # text, x, y, index of parent, label
     rows = _place_nodes(("", query, ""), 0, 0, -1, nodes)
     columns = 1 + max(x for _, x, *_ in nodes)
     if ax is None:
@@ -108,7 +111,7 @@ def plot_question_graph(query: Query, answer: str = "", ax: Axes | None = None) 
 
 
 def _place_nodes(edge: Edge, x: float, row: float, parent: int, nodes: list) -> float:
-    """Append where `edge` leads and what hangs there; returns the first row below."""
+    """Append the target of `edge` and its subgraph to `nodes`; return the next free row."""
     label, query, leaf = edge
     here = len(nodes)
     below = row
@@ -121,9 +124,11 @@ def _place_nodes(edge: Edge, x: float, row: float, parent: int, nodes: list) -> 
 
 
 def plot_quality(reports: Sequence[dict], control: dict | None = None) -> Figure:
-    """Draw quality reports, each in its world's colour: faults, depths, search, answers.
+    """Plot quality reports by world: faults, depths, recall@1 of search, answers.
 
-    control: one more, of questions that are not expected to be good, in grey.
+    Args:
+        reports: quality reports.
+        control: report of control questions, drawn in grey.
     """
     others = cycle(OTHER_WORLDS)
     colors = [WORLD_COLORS.get(report["world"]) or next(others) for report in reports]
@@ -153,7 +158,7 @@ def plot_quality(reports: Sequence[dict], control: dict | None = None) -> Figure
         tick.set(rotation=30, ha="right", rotation_mode="anchor")
     faults.legend(loc="upper right", fontsize=8)
     depth.set(title="depth")
-    search.set(title="one search finds it", ylim=(0, 1))
+    search.set(title="recall@1 of search", ylim=(0, 1))
     answers.set(title="answers")
     return fig
 
@@ -161,6 +166,7 @@ def plot_quality(reports: Sequence[dict], control: dict | None = None) -> Figure
 def _draw_bars(
     ax: Axes, values: dict, shift: float, width: float, color: str, label: str = ""
 ) -> None:
+    """Draw one series of grouped bars."""
     places = [x + shift for x in range(len(values))]
     ax.bar(places, list(values.values()), width, color=color, label=label or None)
     ax.set_xticks(range(len(values)), list(values), fontsize=8)
@@ -176,7 +182,7 @@ def plot_funnel(counts: dict[str, int]) -> Figure:
     for y, value in enumerate(values):
         ax.text(value, y, f" {value:,}", va="center", fontsize=9)
     ax.invert_yaxis()
-    ax.set(xlabel="attempts left", xlim=(0, 1.12 * max(values)))
+    ax.set(xlabel="rollouts left", xlim=(0, 1.12 * max(values)))
     return fig
 
 
@@ -184,8 +190,11 @@ OUTCOME_COLORS = {"reproduced": UP, "refuted": DOWN, "open": CONTROL}
 
 
 def plot_findings(found: Mapping[str, dict]) -> Figure:
-    """The effect of each finding and its interval, by name: the file's contents, as
-    `python -m drlib.experiments finding` writes it; coloured by its outcome."""
+    """Plot effects and intervals of findings, coloured by outcome.
+
+    Args:
+        found: name -> finding with `effect`, `interval` (shares) and `outcome`.
+    """
     fig, ax = plt.subplots(figsize=(7.6, 0.9 + 0.4 * len(found)), layout="constrained")
     ax.axvline(0, color=CONTROL, lw=1, ls="--")
     for y, one in enumerate(found.values()):
@@ -196,7 +205,7 @@ def plot_findings(found: Mapping[str, dict]) -> Figure:
         words = f"  {100 * one['effect']:+.1f}, {one['outcome']}"
         ax.annotate(words, (high, y), va="center", fontsize=9, color=color)
     ax.set_yticks(range(len(found)), list(found))
-    ax.set(xlabel="right answers, points: the setting less its control")
+    ax.set(xlabel="difference of accuracy to the control, points")
     ax.set_ylim(len(found) - 0.4, -0.6)
     ax.margins(x=0.25)
     ax.grid(False, axis="y")

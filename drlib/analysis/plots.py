@@ -1,9 +1,8 @@
-"""The figures: each function takes numbers and returns a matplotlib Figure.
+"""Plots shared by notebooks, and those of the GRPO and filtering notebooks.
 
-Nothing here trains, samples or saves. A notebook calls a function, hands the figure to
-`notebook.save_figure` and ends the cell with `plt.show()`. Colours come from the style sheet's
-cycle and mean the same thing everywhere: C0 what should go up (positive advantage, the real
-reward), C1 what should go down, grey a control or a reference.
+Functions compute and draw; they do not train, sample or save. Use `notebook.save_figure` to save.
+Colours have the same meaning everywhere: C0 for positive advantages and the real reward, C1 for
+negative advantages, grey for controls and references.
 """
 
 import io
@@ -22,15 +21,15 @@ from drlib.rl.filtering import FilterConfig, filter_rollouts
 from drlib.rl.losses import LossConfig, policy_loss
 from drlib.trajectory import Trajectory
 
-STYLE = Path(__file__).resolve().parents[1] / "drlib.mplstyle"  # the look of every figure
+STYLE = Path(__file__).resolve().parents[1] / "drlib.mplstyle"  # style sheet of all figures
 UP, DOWN, CONTROL = "C0", "C1", "0.55"
-SAMPLED_PROBABILITY = 0.2  # with which the sampling policy said a token of the toys below
+SAMPLED_PROBABILITY = 0.2  # probability of each token under the sampling policy of the examples
 
-# shared pieces
+# shared
 
 
 def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
-    """The figure as a PNG; the figure is closed."""
+    """Return a figure as PNG bytes and close it."""
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     plt.close(fig)
@@ -47,9 +46,20 @@ def plot_seed_band(
     style: str = "-",
     thick: float = 2.2,
 ) -> None:
-    """The mean of several runs' curves; where they are several, their range and thin lines too.
+    """Plot the mean of several runs, with their range and thin lines for single runs.
 
-    curves: one sequence of S values per run. steps: S places on the x axis; 0 to S - 1 when None.
+    Args:
+        ax: axes to draw into.
+        curves: S values per run.
+        color: colour of all lines.
+        label: label of the mean.
+        steps: S x values; default: 0 to S - 1.
+        style: line style.
+        thick: line width of the mean.
+
+    Raises:
+        ValueError: runs of different lengths.
+
     """
     runs = np.asarray(curves, dtype=float)
     if runs.ndim != 2:
@@ -67,13 +77,20 @@ def plot_seed_band(
 def compute_surrogate(
     ratios: Sequence[float], advantage: float, config: LossConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The objective of one token and its gradient, as the library computes them.
+    """Compute the surrogate objective of one token and its gradient with `policy_loss`.
 
-    The token was sampled with chance `CHANCE`: the value (not the gradient) of a surrogate with a
-    stop-gradient depends on it. With `level` "sequence" it has a neighbour that did not move.
+    The token has probability `SAMPLED_PROBABILITY`, which determines the value (not the gradient)
+    of a surrogate with stop-gradient. With `level` "sequence" the rollout has a second token with
+    ratio 1.
 
-    ratios: R values of r = pi / pi_behaviour, each above 0. advantage: of the token's rollout.
-    Returns (objective_R, gradient_R): minus `policy_loss`, and its derivative by log pi.
+    Args:
+        ratios: R values of r = pi / pi_behaviour, each above 0.
+        advantage: advantage of the rollout.
+        config: loss settings.
+
+    Returns:
+        (objective_R, gradient_R): minus `policy_loss`, and its derivative with respect to log pi.
+
     """
     tokens = 2 if config.level == "sequence" else 1
     found = [
@@ -82,12 +99,12 @@ def compute_surrogate(
         )
         for ratio in ratios
     ]
-    gradients = [tokens * one["pushes"][0][0] for one in found]  # of the sum, not the mean
+    gradients = [tokens * one["pushes"][0][0] for one in found]  # gradient of the sum
     return np.array([-one["loss"] for one in found]), np.array(gradients)
 
 
 def plot_clip_shapes(configs: dict[str, LossConfig]) -> Figure:
-    """Notebook 05's figure: the surrogate (above) and gradient (below) of losses by title."""
+    """Plot the surrogate (top) and its gradient (bottom) of losses by title."""
     fig, axes = plt.subplots(
         2,
         len(configs),
@@ -109,7 +126,7 @@ def plot_clip_shapes(configs: dict[str, LossConfig]) -> Figure:
             below.plot(ratios, plain, color=CONTROL, lw=1, ls="--", label="no clip")
             label = f"advantage {'+' if sign > 0 else '−'}1"
             for ax, values in ((above, objective), (below, gradient)):
-                jumps = np.flatnonzero(np.abs(np.diff(values)) > 0.3) + 1  # no line through them
+                jumps = np.flatnonzero(np.abs(np.diff(values)) > 0.3) + 1  # break the line at jumps
                 x = np.insert(ratios, jumps, np.nan)
                 y = np.insert(values, jumps, np.nan)
                 ax.plot(x, y, color=color, lw=width, label=label)
@@ -128,14 +145,21 @@ def compute_grpo_step(
     advantage: Callable = leave_one_out,
     lengths: Sequence[int] | None = None,
 ) -> dict:
-    """Compute GRPO's quantities for the N rollouts of one question; first tokens have moved.
+    """Compute advantages, loss and gradients of GRPO for N rollouts of one question.
 
-    ratio: r of each rollout's first token; the others have r = 1. The policy that sampled is the
-    reference of the KL term as well. advantage: the estimator, a function of
-    `drlib.rl.advantages`. lengths: tokens of each rollout; 1 each when None.
+    The sampling policy is also the reference of the KL term.
 
-    Returns `advantages` (list of N), `loss` (float), `pushes` (N arrays: minus d loss / d log pi,
-    how hard each token is pushed up) and `metrics` of `policy_loss`.
+    Args:
+        rewards: N rewards.
+        ratio: r of the first token of each rollout; other tokens have r = 1.
+        config: loss settings.
+        advantage: estimator from `drlib.rl.advantages`.
+        lengths: tokens per rollout; default: 1.
+
+    Returns:
+        `advantages` (list of N), `loss` (float), `pushes` (N arrays, minus d loss / d log pi) and
+        `metrics` of `policy_loss`.
+
     """
     lengths_N1 = torch.tensor(lengths or [1] * len(rewards))[:, None]
     rewards_N = torch.tensor(rewards, dtype=torch.float64)
@@ -154,7 +178,7 @@ def compute_grpo_step(
 
 
 def plot_token_pushes(ax: Axes, numbers: dict, title: str) -> None:
-    """A bar for each token of `grpo_numbers`; a cross where its gradient is 0."""
+    """Plot the gradient of each token from `compute_grpo_step`; a cross marks zero gradients."""
     start = 0
     ticks = []
     for advantage, pushes in zip(numbers["advantages"], numbers["pushes"], strict=True):
@@ -171,10 +195,13 @@ def plot_token_pushes(ax: Axes, numbers: dict, title: str) -> None:
 
 
 def plot_grpo_step(rewards: Sequence[float], ratio: float, config=None, **how) -> Figure:
-    """Plot the settings of notebook 05: from rewards to advantages to gradients per token.
+    """Plot a GRPO step: rewards, advantages and gradients per token.
 
-    rewards: of N rollouts of one question. ratio: of each one's first token. config: the loss; the
-    recipe's where None. how: `advantage` (the estimator) and `lengths` (tokens of each rollout).
+    Args:
+        rewards: rewards of N rollouts of one question.
+        ratio: ratio of the first token of each rollout.
+        config: loss settings; default: `LossConfig()`.
+        how: `advantage` and `lengths` of `compute_grpo_step`.
     """
     config = config or LossConfig()
     numbers = compute_grpo_step(rewards, ratio, config, **how)
@@ -199,8 +226,8 @@ def plot_grpo_step(rewards: Sequence[float], ratio: float, config=None, **how) -
 
 
 def _mark_clip_range(axes: Sequence[Axes], config: LossConfig) -> np.ndarray:
-    """Marks the clip range in the axes; the ratios to draw at, on both sides of its ends."""
-    power = 2 if config.level == "sequence" else 1  # a neighbour at 1 halves log r
+    """Mark the clip range in the axes; return ratios that include both sides of its ends."""
+    power = 2 if config.level == "sequence" else 1  # a second token with ratio 1 halves log r
     low = (1 - config.epsilon_low) ** power
     high = (1 + config.epsilon_high) ** power
     ratios = np.linspace(0.4, 1.8, 22)
@@ -227,7 +254,13 @@ TOKEN_GROUPS = {
 
 
 def compute_token_shares(batch: Sequence[Trajectory], rule: FilterConfig, groups_N) -> list[float]:
-    """Shares of the generated tokens under `rule` and leave-one-out, in the order of `FATES`."""
+    """Compute the share of generated tokens in each of `TOKEN_GROUPS` under a filter rule.
+
+    Args:
+        batch: N rollouts with rewards.
+        rule: filter settings.
+        groups_N: group of each rollout, for leave-one-out advantages.
+    """
     weights_N, in_baseline_N, _ = filter_rollouts(batch, rule)
     rewards_N = torch.tensor([t.reward or 0.0 for t in batch])
     push_N = weights_N * leave_one_out(rewards_N, groups_N, in_baseline_N)
@@ -240,15 +273,20 @@ def compute_token_shares(batch: Sequence[Trajectory], rule: FilterConfig, groups
 
 
 def plot_token_shares(ax: Axes, rows: dict[str, Sequence[Sequence[float]]]) -> None:
-    """A row's `fates`, one bar a seed."""
+    """Plot token shares: rows by label, one bar per seed (`compute_token_shares`)."""
     for at, bars in enumerate(rows.values()):
         ys = at + (np.arange(len(bars)) - (len(bars) - 1) / 2) * 0.84 / len(bars)
         ends = 100 * np.cumsum(bars, axis=1).T
-        for left, end, (fate, color) in zip(
+        for left, end, (group, color) in zip(
             [0 * ys, *ends], ends, TOKEN_GROUPS.items(), strict=False
         ):
             ax.barh(
-                ys, end - left, 0.78 / len(bars), left=left, color=color, label=None if at else fate
+                ys,
+                end - left,
+                0.78 / len(bars),
+                left=left,
+                color=color,
+                label=None if at else group,
             )
     ax.set(title="Fate of the tokens", xlim=(0, 100), xlabel="% of the generated tokens")
     ax.set_yticks(range(len(rows)), rows)

@@ -20,7 +20,7 @@ ARMS = {  # of tests/benchmarks/bench_sandbox.py: colour, line style, label
     "smolagents": (CONTROL, ":", "interpreter"),
 }
 SeedRows = Sequence[Sequence[float]]
-WAITING_COLOR = "0.82"  # colours of a call that waits, and of one that runs
+WAITING_COLOR = "0.82"  # colours of waiting and running calls
 RUNNING_COLOR = UP
 FLOOR_S = 0.01  # shorter waits are below the axis
 
@@ -46,7 +46,7 @@ def plot_latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) ->
             ax.step(values, share, style, color=color, label=label, where="post")
             ax.plot(np.quantile(values, 0.5, method="inverted_cdf"), 50, "o", color=color)
     every = [value for row in bench["rows"] for value in row["latencies_ms"]]
-    ax.set(xscale="log", xlabel="milliseconds", ylabel="% of the calls are back")
+    ax.set(xscale="log", xlabel="milliseconds", ylabel="% of calls completed")
     ax.set_xlim(min(every) / 2, 2 * max(every))  # the same for every panel of a file
 
 
@@ -54,14 +54,14 @@ def plot_gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s
     """Plot one row per rollout: pale while a call waits, blue while it runs, orange if long.
 
     Args:
-        bars: (rollout, queued, began, ended) of each call, seconds.
+        bars: (rollout, queued, start, end) of each call, seconds.
         long_s: calls that run longer are orange.
 
     """
-    for rollout, asked, began, ended in bars:
-        color = DOWN if ended - began > long_s else RUNNING_COLOR
-        ax.barh(rollout, began - asked, 0.7, asked, color=WAITING_COLOR)
-        ax.barh(rollout, ended - began, 0.7, began, color=color)
+    for rollout, queued, start, end in bars:
+        color = DOWN if end - start > long_s else RUNNING_COLOR
+        ax.barh(rollout, start - queued, 0.7, queued, color=WAITING_COLOR)
+        ax.barh(rollout, end - start, 0.7, start, color=color)
     ax.set(xlabel="seconds", ylabel="rollout", ylim=(max(bar[0] for bar in bars) + 0.7, -0.7))
     ax.grid(visible=False, axis="y")
 
@@ -101,5 +101,7 @@ def plot_answered_calls(
         plot_seed_band(ax, 100 * np.asarray(rows), color, label, rates)
     for row in formulas:
         ax.plot(rates, 100 * np.asarray(row), ls="--", lw=1, color="0.2")
-    ax.set(xlabel="chance that a try fails", ylabel="% of the calls answered", ylim=(0, 103))
+    ax.set(
+        xlabel="fault probability of an attempt", ylabel="% of the calls answered", ylim=(0, 103)
+    )
     ax.legend(loc="lower left")

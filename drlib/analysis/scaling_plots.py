@@ -1,7 +1,7 @@
-"""Figures of notebook 17: device memory, timelines of training, and engine mismatch.
+"""Plots of device memory, training timelines and engine mismatch, for notebook 17.
 
-The numbers come from a plan (`drlib.training.planner`), a simulation of engines and learner, or
-measurements of the notebook. Blue: learner, in step. Orange: over a limit, out of step. Grey: idle.
+Inputs are plans (`drlib.training.planner`), simulated spans or measurements. Blue: learner, no
+mismatch. Orange: above a limit, mismatch. Grey: generation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from drlib.analysis.plots import CONTROL, DOWN, UP
 from drlib.training.planner import GIB, Fit, Plan, StepTime, Workload, step_time
 
-MEMORY_COLORS = {  # of a device's memory, from the ground up: colour
+MEMORY_COLORS = {  # colours of memory parts, in stacking order
     "weights": "C0",
     "reference": "C9",
     "gradients": "C1",
@@ -27,16 +27,23 @@ MEMORY_COLORS = {  # of a device's memory, from the ground up: colour
     "engine": "C7",
     "reserved": "0.75",
 }
-ACTIVITY_COLORS = {"generate": "0.78", "train": UP, "sync": DOWN}  # colour of a span
+ACTIVITY_COLORS = {"generate": "0.78", "train": UP, "sync": DOWN}  # colours of spans
 FLOOR_NATS = 1e-8  # smaller gaps are drawn here
-BATCHES = 8  # of a timeline
+BATCHES = 8  # batches per timeline
 
 
 @dataclass(frozen=True)
 class Span:
-    """Activity of one lane: 0 is the learner, 1, 2, ... are the engines.
+    """Activity of the learner or an engine.
 
-    what: "generate", "train" or "sync". age: updates since the generation of a trained batch start.
+    Attributes:
+        lane: 0 for the learner, 1, 2, ... for the engines.
+        what: "generate", "train" or "sync".
+        start: seconds.
+        end: seconds.
+        batch: index of the batch.
+        age: updates between the start of generation and the training of the batch.
+
     """
 
     lane: int
@@ -88,16 +95,16 @@ def simulate_asynchronous(time: StepTime, batches: int) -> list[Span]:
 
 
 def plot_memory(ax: Axes, fits: Mapping[str, Fit]) -> None:
-    """A bar a setting, part upon part, in GiB; the line is what the device has.
+    """Plot the memory of each setting as stacked bars in GiB; the line is the device memory.
 
-    Parts that share memory (at different times of a step) are cut from the top one that does.
+    Memory that parts share at different times of a step is subtracted from the logits.
     """
     drawn = {}
     for at, fit in enumerate(fits.values()):
         bottom, over = 0.0, fit.memory.shared / GIB
         for part, colour in MEMORY_COLORS.items():
             size = fit.memory.parts.get(part, 0) / GIB
-            if part == "logits":  # scored when the last layer's working memory is free again
+            if part == "logits":  # logits reuse the working memory of the last layer
                 size = max(0.0, size - over)
             drawn[part] = ax.barh(at, size, left=bottom, color=colour, height=0.62)
             bottom += size
@@ -115,7 +122,7 @@ def plot_memory(ax: Axes, fits: Mapping[str, Fit]) -> None:
 
 
 def plot_timeline(ax: Axes, spans: Sequence[Span], until: float) -> None:
-    """A lane an engine, the learner's on top; the number is how many updates old a batch is."""
+    """Plot spans by lane, the learner on top; numbers are batch ages in updates."""
     for span in spans:
         start, end = max(span.start, 0.0), min(span.end, until)
         if start >= end:
@@ -135,15 +142,15 @@ def plot_timeline(ax: Axes, spans: Sequence[Span], until: float) -> None:
 
 
 def plot_timelines(time: StepTime) -> Figure:
-    """Both clocks of one setting, over the same seconds."""
+    """Plot the synchronous and asynchronous timelines of one setting."""
     height = 1.6 + 0.5 * time.engines
     fig, axes = plt.subplots(2, 1, figsize=(9, height), sharex=True)
     until = BATCHES * time.asynchronous
-    clocks = (
+    schedules = (
         simulate_synchronous(time, BATCHES),
         simulate_asynchronous(time, BATCHES + time.engines),
     )
-    for ax, spans in zip(axes, clocks):
+    for ax, spans in zip(axes, schedules):
         plot_timeline(ax, spans, until)
     axes[0].set(xlabel="", title=f"synchronous: {time.synchronous:.3g} s a step")
     axes[1].set_title(f"asynchronous: {time.asynchronous:.3g} s a step")
@@ -151,8 +158,17 @@ def plot_timelines(time: StepTime) -> Figure:
 
 
 def plot_throughput(ax: Axes, work: Workload, rates, learners: int, most: int) -> None:
-    """Steps an hour by the number of engines, both ways; the dashed line is the knee, and the
-    dots are the clock's own, run for each number."""
+    """Plot steps per hour by number of engines, synchronous and asynchronous.
+
+    The dashed line is the knee; dots are simulated.
+
+    Args:
+        ax: axes to draw into.
+        work: workload of a step.
+        rates: device rates, see `planner.step_time`.
+        learners: number of learner devices.
+        most: maximum number of engines.
+    """
     engines = np.arange(1, most + 1)
     times = [step_time(work, rates, engines=int(n), learners=learners) for n in engines]
     ax.plot(engines, [3600 / t.asynchronous for t in times], color=UP, label="asynchronous")
@@ -171,17 +187,20 @@ def plot_throughput(ax: Axes, work: Workload, rates, learners: int, most: int) -
 
 
 def measure_step_time(time: StepTime, batches: int = 60) -> float:
-    """Seconds of a step by the asynchronous clock, after it has settled."""
+    """Measure the seconds per step of the asynchronous simulation in its second half."""
     ends = [span.end for span in simulate_asynchronous(time, batches) if span.what == "train"]
     half = batches // 2
     return (ends[-1] - ends[half]) / (batches - 1 - half)
 
 
 def plot_engine_mismatch(ax: Axes, found: Mapping[str, np.ndarray], bound: float) -> None:
-    """Share of the tokens whose gap is above a value; a line a fault, the first one in step.
+    """Plot the share of tokens whose engine mismatch exceeds a value, one line per label.
 
-    found: label -> |log-probability of the trainer - the engine's|, nats, a value a token. bound:
-    above it an engine is refused.
+    Args:
+        ax: axes to draw into.
+        found: label -> |log-probability of the trainer - of the engine| per token, nats; the first
+            label is the reference.
+        bound: maximum accepted mismatch, nats.
     """
     colours = (UP, *(f"C{n}" for n in (1, 2, 3, 4, 5, 6, 8)))
     for colour, (label, gap_N) in zip(colours, found.items()):
@@ -194,7 +213,7 @@ def plot_engine_mismatch(ax: Axes, found: Mapping[str, np.ndarray], bound: float
 
 
 def plot_plan(done: Plan, most: int = 0) -> Figure:
-    """Plot a plan in two panels: memory by part, and throughput by number of engines."""
+    """Plot a plan: memory by part, and throughput by number of engines."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 2.9), width_ratios=(3, 2))
     plot_memory(left, {"": done.fit})
     most = most or max(2 * done.time.knee, done.time.engines, 4)

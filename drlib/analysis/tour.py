@@ -1,11 +1,8 @@
-"""The tour's run as numbers: what notebooks 00 and 06 and the README say (`tour_plots` draws it).
+"""Results of the tour pipeline: tables, accuracies and rollouts (`tour_plots` draws them).
 
-`TourRun` holds one run of the whole line, of one seed or several: results, learning curves and the
-trajectories that were kept. It is read from the committed reference run or gathered from the stages
-of a local one.
-
-Intervals are 95%, over seeds and questions (`evals.metrics`); a run of one seed can only speak of
-its questions, and says so. Left out: tests of hypotheses, and everything that trains.
+`TourRun` has the results, learning curves and kept trajectories of one or more seeds. It is loaded
+from the committed reference run or from the stages of a local run. Intervals are 95% over seeds
+and questions (`drlib.intervals`), or over questions for a single seed.
 """
 
 from collections.abc import Collection
@@ -27,7 +24,14 @@ CURVES = ("cpt", "sft", "sft_continued", "rl", "rl_random_reward")
 
 @dataclass(frozen=True)
 class TourRun:
-    """Results, `curves[stage][seed]` (rows of metrics.jsonl) and where trajectories were kept."""
+    """One run of the tour pipeline.
+
+    Attributes:
+        results: evaluation results.
+        curves: stage -> seed -> rows of metrics.jsonl.
+        kept: (stage, decoding) -> file of trajectories.
+
+    """
 
     results: Results
     curves: dict[str, dict[int, list[dict]]]
@@ -35,7 +39,7 @@ class TourRun:
 
     @staticmethod
     def load(folder: Path) -> "TourRun":
-        """The reference run; ValueError when `folder` has no readable one."""
+        """Load a reference run; raise ValueError if `folder` has no readable one."""
         results = Results.load(folder)
         curves: dict[str, dict[int, list[dict]]] = {}
         for path in sorted(folder.glob("seed*_*.jsonl")):
@@ -46,15 +50,20 @@ class TourRun:
 
     @staticmethod
     def local(config: Config, runs: Path) -> "TourRun":
-        """Load the finished parts of a run; RunFolderError if the main stages are unfinished."""
+        """Load the complete stages of a local run.
+
+        Raises:
+            RunFolderError: a main stage is incomplete.
+
+        """
         at = {name: stages.folder(name, config, runs) for name in stages.STAGES}
         done = {name for name, path in at.items() if RunFolder.is_complete(path)}
         names = [n for n in EVALUATED if n not in CONTROLS or f"evaluate_{n}" in done]
         command = f"drlib run 00 -p profile {config.profile} -p seed {config.seed}"
         results = gather([config], runs, names, command)
-        # a stage that took no step has no curve
-        taught = [n for n in CURVES if n in done and (at[n] / METRICS).exists()]
-        curves = {name: {config.seed: read_metrics(at[name])} for name in taught}
+        # a stage without steps has no curve
+        trained = [n for n in CURVES if n in done and (at[n] / METRICS).exists()]
+        curves = {name: {config.seed: read_metrics(at[name])} for name in trained}
         kept = {
             (name, decoding): at[f"evaluate_{name}"] / f"{decoding}.parquet"
             for name in ("sft", "rl")
@@ -63,8 +72,7 @@ class TourRun:
         return TourRun(results, curves, kept)
 
     def only(self, seeds: Collection[int]) -> "TourRun":
-        """The same of some seeds, to stand beside a run that has no others; what was kept of
-        rollouts stays."""
+        """Return the run restricted to some seeds; kept trajectories are not restricted."""
         curves = {
             stage: {seed: rows for seed, rows in some.items() if seed in seeds}
             for stage, some in self.curves.items()
@@ -72,16 +80,21 @@ class TourRun:
         return TourRun(self.results.only(seeds), curves, self.kept)
 
     def trajectories(self, stage: str, decoding: str = "greedy") -> list[Trajectory]:
-        """The kept rollouts on held-out questions; ValueError names what there is."""
-        there = (stage, decoding) in self.kept
-        require(there, f"no trajectories {stage}/{decoding}: there are {sorted(self.kept)}")
+        """Load the kept rollouts on held-out questions.
+
+        Raises:
+            ValueError: no such rollouts (with the available ones).
+
+        """
+        is_kept = (stage, decoding) in self.kept
+        require(is_kept, f"no trajectories {stage}/{decoding}: available are {sorted(self.kept)}")
         return load_trajectories(self.kept[stage, decoding])
 
 
 def find_pass_decoding(results: Results) -> str:
-    """The decoding `pass@k` that this run has (k samples a question)."""
+    """Return the name of the decoding "pass@k" in the results (k samples per question)."""
     names = sorted({r["decoding"] for r in results.rows if r["decoding"].startswith("pass@")})
-    require(len(names) == 1, f"results must have one pass@k, they have {names}")
+    require(len(names) == 1, f"results must have exactly one pass@k, got {names}")
     return names[0]
 
 
@@ -89,19 +102,23 @@ accuracy = Results.accuracy  # (results, stage, kind, decoding, hops=None) -> In
 
 
 def error_rate(results: Results, stage: str) -> Interval:
-    """Failed calls per call of the sampled rollouts, with its interval.
+    """Compute the share of failed tool calls in sampled rollouts, with its interval.
 
-    ValueError: the stage was not evaluated, or made no call.
+    Raises:
+        ValueError: the stage was not evaluated, or has no calls.
+
     """
     failed_SQ, calls_SQ = results.calls(stage)
     return rate_interval(failed_SQ, calls_SQ)
 
 
 def error_ratio(results: Results, stage: str, over: str) -> Interval:
-    """`error_rate(stage)` divided by `error_rate(over)`, paired by seed and question.
+    """Compute error_rate(stage) / error_rate(over), paired by seed and question.
 
-    ValueError: a stage was not evaluated, not with the other's seeds, or made no call, or no call
-    of `over` failed.
+    Raises:
+        ValueError: a stage was not evaluated or has no calls, seeds differ, or no call of `over`
+            failed.
+
     """
     same = results.by_seed(stage).keys() == results.by_seed(over).keys()
     require(same, f"{stage!r} and {over!r} were evaluated with different seeds")
@@ -109,18 +126,18 @@ def error_ratio(results: Results, stage: str, over: str) -> Interval:
 
 
 def format_percent(interval: Interval, sign: str = "") -> str:
-    """`85.1 [83.0, 87.0]`, in percent; `sign="+"` for a difference in points."""
+    """Format an interval in percent, such as 85.1 [83.0, 87.0]; sign="+" for differences."""
     mean, low, high = (100 * v for v in interval)
     return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
 def format_seeds(n: int) -> str:
-    """The number with its noun, for labels: 3 seeds."""
+    """Format a number of seeds, such as "3 seeds"."""
     return f"{n} seed{'s' * (n > 1)}"
 
 
 def describe_sampling(n: int) -> str:
-    """Describe in words what an interval over n seeds was computed from."""
+    """Describe the sampling units of an interval over n seeds."""
     return f"{format_seeds(n)} and questions" if n > 1 else "questions, one seed"
 
 
@@ -131,13 +148,13 @@ SHORT_TITLES = {
     "demonstrator": "demonstrator",
     "rl_random_reward": "random reward",
 }
-# a block of the table: title, kind, number of look-ups (None: all)
+# blocks of the table: title, kind, number of hops (None: all)
 TABLE_BLOCKS = (
     ("python questions", "python", None),
     ("search questions", "search", None),
-    ("search questions of three look-ups, which nobody demonstrated", "search", 3),
+    ("search questions of three hops (never demonstrated)", "search", 3),
 )
-# what is compared with a control: kind, decoding, look-ups
+# comparisons with a control: kind, decoding, hops (None: all)
 COMPARISONS = (
     ("python", "sample", None),
     ("search", "sample", None),
@@ -151,27 +168,32 @@ COMPARISONS = (
 def select_before_and_after(
     run: TourRun, hops: int = 3, decoding: str = "greedy"
 ) -> tuple[Trajectory, Trajectory]:
-    """The same question after SFT and after RL: the first of `hops` look-ups that RL repaired.
+    """Select rollouts of one question after SFT and after RL.
 
-    Where there is none, the first kept question of that many look-ups, and failing that the first.
+    Takes the first question with `hops` hops that is wrong after SFT and right after RL; else the
+    first with that many hops; else the first.
+
+    Raises:
+        ValueError: no common questions, or no kept rollouts.
+
     """
     before = {t.task_id: t for t in run.trajectories("sft", decoding)}
     later = run.trajectories("rl", decoding)
     both = [(before[t.task_id], t) for t in later if t.task_id in before]
-    require(bool(both), "the policies after SFT and after RL were kept on different questions")
+    require(bool(both), "the rollouts after SFT and after RL have no common questions")
     wanted = [p for p in both if p[1].task_id.startswith(f"search-h{hops}-")]
     repaired = [p for p in wanted if is_right(p[1]) and not is_right(p[0])]
     return (repaired or wanted or both)[0]
 
 
 def format_table(results: Results) -> str:
-    """The results as text, at most 80 columns wide: percent right, intervals and n."""
+    """Format the results as text of at most 80 columns: accuracies, intervals and n."""
     best = find_pass_decoding(results)
     decodings = ("sample", "greedy", best)
     k = best.removeprefix("pass@")
     lines = [
         f"held-out answers, % right [95% interval over {describe_sampling(len(results.seeds))}];",
-        f"n: greedy answers, every seed's to the same questions; {k} n are sampled",
+        f"n: greedy answers, same questions for every seed; {k} n samples",
     ]
     for title, kind, hops in TABLE_BLOCKS:
         lines += ["", title, f"{'':<17}{'sampled':<20}{'greedy':<20}{best:<20}n"]
@@ -184,14 +206,14 @@ def format_table(results: Results) -> str:
                 lines.append(f"{name:<17}" + "".join(f"{c:<20}" for c in cells) + f"{n}")
     lines += [
         "",
-        "The demonstrator was asked its own easy training questions, and is not trained:",
-        "its interval is over answers alone.",
+        "The demonstrator answers its own easy training questions and is not trained;",
+        "its interval is over answers only.",
     ]
     return "\n".join(lines)
 
 
 def format_cell(results: Results, stage: str, kind: str, decoding: str, hops: int | None) -> str:
-    """A cell of a table: `85.1 [83.0, 87.0]`, or nothing where the stage was not asked."""
+    """Format a table cell such as 85.1 [83.0, 87.0]; "" if the stage was not evaluated."""
     if not results.count(stage, kind, decoding, hops)[1]:
         return ""
     return format_percent(results.accuracy(stage, kind, decoding, hops))

@@ -1,8 +1,7 @@
-"""The pictures of notebooks 00 and 06: each function takes a `TourRun` and returns a Figure.
+"""Plots of tour runs for notebooks 00 and 06; functions take a `TourRun` and return a Figure.
 
-A second run, where given, is drawn in pale grey behind. Colours: blue is reinforcement learning
-with the real reward, orange more of the same supervised data, green the cold start, dark grey and
-dashed the random-reward control. Nothing here trains, samples or saves.
+A second run is drawn in pale grey behind. Blue: RL with the real reward. Orange: continued SFT.
+Green: cold start. Dark grey, dashed: random-reward control.
 """
 
 from collections.abc import Sequence
@@ -16,14 +15,14 @@ from drlib.analysis.plots import CONTROL, plot_seed_band
 from drlib.analysis.tour import TourRun, format_seeds
 from drlib.training import stages
 
-SMOOTH = 5  # steps that a drawn point of a reinforcement-learning curve is the mean of
+SMOOTH = 5  # window of the moving average of RL curves, in steps
 MARKERS = {"sft": "D", "sft_continued": "s", "rl": "o"}
 STAGE_COLORS = {name: stage.colour for name, stage in stages.STAGES.items()}
 REFERENCE_COLOR = "0.8"
 
 
 def smooth(rows: Sequence[dict], key: str, width: int = SMOOTH) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, mean of the last `width` values of `key`); a step without the key counts for none."""
+    """Return (steps, mean of the last `width` values of `key`); missing values are skipped."""
     steps = np.array([row["step"] for row in rows])
     values = np.array([row.get(key, np.nan) for row in rows], dtype=float)
     windows = [values[max(0, i - width) : i] for i in range(1, len(values) + 1)]
@@ -43,10 +42,22 @@ def plot_curve(
     scale: float = 1.0,
     thick: float = 2.0,
 ) -> None:
-    """A `seed_band` of the stage's seeds, as far as all of them have come; nothing without any.
+    """Plot the seeds of a stage as a seed band; draws nothing without data.
 
-    A mean over fewer seeds would jump where one ends, so a seed that came further goes on as its
-    own thin line. Where they end at different steps, a cross stands at the end of each.
+    The mean covers the steps that all seeds have. Longer seeds continue as thin lines, and a cross
+    marks the end of each seed if lengths differ.
+
+    Args:
+        ax: axes to draw into.
+        run: the run, or None.
+        stage: stage of the curves.
+        key: metric.
+        color: colour of all lines.
+        label: label of the mean.
+        style: line style.
+        width: window of the moving average, in steps.
+        scale: factor of the values.
+        thick: line width of the mean.
     """
     curves = run.curves.get(stage, {}) if run else {}
     lines = [smooth(rows, key, width) for _, rows in sorted(curves.items())]
@@ -67,10 +78,10 @@ def plot_curve(
 
 
 def plot_pretraining(run: TourRun, behind: TourRun | None = None) -> Figure:
-    """The loss of agentic pre-training by step, in nats a token that carries loss."""
+    """Plot the loss of agentic pre-training by step, in nats per token in the loss."""
     fig, ax = plt.subplots(figsize=(6.4, 3.2))
     plot_curve(ax, behind, "cpt", "loss", REFERENCE_COLOR, "reference run", width=1)
-    if "cpt" in run.curves:  # a real model may do without
+    if "cpt" in run.curves:  # optional for pre-trained models
         plot_curve(ax, run, "cpt", "loss", "C0", format_seeds(len(run.curves["cpt"])), width=1)
     ax.set(title="Agentic pre-training on invented worlds", xlabel="step", ylim=(0, None))
     ax.set_ylabel("loss, nats a token")
@@ -84,16 +95,16 @@ def plot_copying(curves: dict[str, Sequence[float]], chance: float) -> Figure:
     for color, (name, losses) in zip(("C0", "C1"), curves.items()):
         ax.plot(range(len(losses)), losses, color=color, marker="o", label=name)
     ax.axhline(chance, color="0.45", ls=":", label="guessing")
-    ax.set(title="Saying a random list again", xlabel="training step", ylim=(0, 1.15 * chance))
+    ax.set(title="Repeating a random list", xlabel="training step", ylim=(0, 1.15 * chance))
     ax.set_ylabel("loss, nats a token")
     ax.legend(loc="center right")
     return fig
 
 
 def plot_learning(run: TourRun, behind: TourRun | None = None) -> Figure:
-    """The tour's figure: RL by step for both kinds of question, and held-out accuracy by look-ups.
+    """Plot RL accuracy by step for both kinds of question, and held-out accuracy by hops.
 
-    Curves are the rollouts of training; points and the dashed line are held-out questions.
+    Curves are training rollouts; points and the dashed line are held-out questions.
     """
     fig, axes = plt.subplots(1, 3, figsize=(12, 4.1), layout="constrained")
     for ax, kind in zip(axes, ("python", "search")):
@@ -108,6 +119,7 @@ def plot_learning(run: TourRun, behind: TourRun | None = None) -> Figure:
 
 
 def _plot_rewards(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> None:
+    """Plot the training accuracy of RL and its control, and the held-out accuracies."""
     key = f"accuracy_{kind}"
     plot_curve(ax, behind, "rl", key, REFERENCE_COLOR, "RL, reference run", scale=100)
     control = run if "rl_random_reward" in run.curves else behind
@@ -155,15 +167,24 @@ def _plot_rewards(ax: Axes, run: TourRun, behind: TourRun | None, kind: str) -> 
 
 
 def _find_run_with_stage(stage: str, run: TourRun, behind: TourRun | None) -> TourRun | None:
-    """The run that evaluated `stage`: the shown one, else the one behind it."""
+    """Return the first of the two runs that evaluated `stage`, or None."""
     return next((r for r in (run, behind) if r and stage in r.results.stages), None)
 
 
 def _plot_accuracy(
     ax: Axes, x: float, run: TourRun, label: str | None, stage: str, *asked, color: str = ""
 ) -> None:
-    """asked: kind, decoding and, where not all, look-ups, as in `Results.accuracy`; in the stage's
-    colour where `color` is empty."""
+    """Plot one accuracy with its interval.
+
+    Args:
+        ax: axes to draw into.
+        x: position.
+        run: run with results.
+        label: label of the point.
+        stage: evaluated stage.
+        asked: kind, decoding and optional hops of `Results.accuracy`.
+        color: colour; default: that of the stage.
+    """
     mean, low, high = (100 * v for v in run.results.accuracy(stage, *asked))
     ax.errorbar(
         [x],
@@ -181,6 +202,7 @@ def _plot_accuracy(
 
 
 def _plot_accuracy_by_hops(ax: Axes, run: TourRun, behind: TourRun | None) -> None:
+    """Plot the held-out search accuracy of each stage by number of hops."""
     for shift, stage in zip((-0.16, 0.0, 0.16), MARKERS):
         source = _find_run_with_stage(stage, run, behind)
         for hops in (1, 2, 3) if source else ():
@@ -192,7 +214,7 @@ def _plot_accuracy_by_hops(ax: Axes, run: TourRun, behind: TourRun | None) -> No
         title="Search questions, greedy, held-out",
         ylim=(-2, 102),
         xlim=(0.5, 3.5),
-        xlabel="look-ups",
+        xlabel="hops",
         ylabel="right answers, %",
     )
 
@@ -205,7 +227,7 @@ PANELS = (
         {"accuracy_python": ("C0", "python"), "accuracy_search": ("C1", "search")},
     ),
     (
-        "Right answers by look-ups",
+        "Right answers by hops",
         "%",
         {
             "accuracy_h1": ("C0", "one"),
@@ -214,7 +236,7 @@ PANELS = (
         },
     ),
     (
-        "What goes wrong",
+        "Failures",
         "%",
         {
             "tool_errors": ("C1", "failed calls"),
@@ -224,19 +246,19 @@ PANELS = (
     ),
     ("Tokens a rollout generates", "tokens", {"generated": ("C0", "real reward")}),
     ("Entropy of the policy", "nats a token", {"entropy": ("C0", "real reward")}),
-    ("Groups that teach", "%", {"live_groups": ("C0", "real reward")}),
+    ("Groups with reward variance", "%", {"live_groups": ("C0", "real reward")}),
 )
 
 
 def plot_rl_details(run: TourRun, behind: TourRun | None = None) -> Figure:
-    """Notebook 06's figure: six views of the RL stage by step; dashed is the random reward."""
+    """Plot six metrics of the RL stage by step; dashed is the random-reward control."""
     fig, axes = plt.subplots(2, 3, figsize=(9.6, 5.5), layout="constrained")
     control = run if "rl_random_reward" in run.curves else behind
     for ax, (title, unit, lines) in zip(axes.flat, PANELS):
         scale, limits = (100, (-2, 102)) if unit == "%" else (1, (0, None))
         for key, (color, label) in lines.items():
             plot_curve(ax, behind, "rl", key, REFERENCE_COLOR, "", scale=scale)
-            # the control: in the colour of its line and thin, where there are several
+            # with several lines the control is thin and has the colour of its line
             how = (
                 (STAGE_COLORS["rl_random_reward"], "random reward")
                 if len(lines) == 1
@@ -260,7 +282,7 @@ def plot_rl_details(run: TourRun, behind: TourRun | None = None) -> Figure:
 
 
 def plot_overlong(runs: dict[str, TourRun]) -> Figure:
-    """The two over-length rules side by side: `runs` by the rule that they were trained with."""
+    """Plot the over-length rules side by side; runs: rule -> run trained with it."""
     fig, axes = plt.subplots(1, 3, figsize=(10.4, 3.1), layout="constrained")
     panels = (
         ("accuracy_search", "Right search answers"),
@@ -280,8 +302,15 @@ HELD_OUT_KINDS = ("search", "2 conditions", "3 conditions")
 
 
 def plot_conditions(engine: TourRun, chains: TourRun) -> Figure:
-    """RL on questions of one to three conditions beside RL on chains: accuracy in training by
-    conditions (dashed: on chains, all it is asked), and of both on held-out questions, sampled."""
+    """Plot RL on questions with one to three conditions beside RL on chains.
+
+    Left: training accuracy by number of conditions (dashed: chains). Right: held-out accuracy,
+    sampled.
+
+    Args:
+        engine: run trained on one to three conditions.
+        chains: run trained on chains.
+    """
     fig, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.1), layout="constrained")
     for number, (key, label) in enumerate(CONDITION_LINES.items()):
         plot_curve(left, engine, "rl", key, f"C{number}", label, scale=100)
