@@ -6,7 +6,7 @@ REWARDS = "tests/test_training_rewards.py"
 TOKENS = "tests/test_training_tokens.py"
 SWITCHES = "tests/test_training_switches.py"
 GRADIENT = "tests/test_training_learner.py"
-ROUTES = "tests/test_training_flat_routes.py"
+ROUTES = "tests/test_training_packed_routes.py"
 
 MUTANTS = [
     Mutant(
@@ -220,7 +220,7 @@ MUTANTS = [
     ),
     Mutant(
         "local routes: not replayed",
-        "drlib/training/flat_routes.py",
+        "drlib/training/packed_routes.py",
         "self._stack.enter_context(replay_routes(self._model, self._placed_LNK))",
         "pass",
         (ROUTES,),

@@ -19,7 +19,7 @@ from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training.data import PHRASES, world_texts
-from drlib.training.packing import Flat, score
+from drlib.training.packing import PackedBatch, score
 from drlib.trajectory import Segment, Termination
 from drlib.worlds import Entity, SmallWorld, load_world
 from tests.agent_examples import Lines
@@ -161,7 +161,7 @@ def test_log_probabilities_equal_the_trainers(chat, toolbox, policy):
     trajectories = agent.run([TASK] * 3, samples=4, seed=5)
     assert len({t.id for t in trajectories}) == 12
     assert [t.group_id for t in trajectories[:4]] == ["5-0"] * 4
-    batch = Flat.of([t.token_ids for t in trajectories])
+    batch = PackedBatch.pack([t.token_ids for t in trajectories])
     with torch.no_grad():
         scored = score(policy, batch, batch.spread([t.generated for t in trajectories], torch.bool))
     behaviour = batch.spread([t.logprobs for t in trajectories], torch.float32)[scored.at_M]

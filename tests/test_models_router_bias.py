@@ -25,7 +25,7 @@ from drlib.models.routing_replay import record_routes, replay_routes
 from drlib.models.transformers_engine import TransformersEngine
 from drlib.training import policies
 from drlib.training.distributed import Ranks
-from drlib.training.packing import Flat, balance_loss, score
+from drlib.training.packing import PackedBatch, balance_loss, score
 from drlib.training.planner import check_settings
 from drlib.training.run_folder import read_metrics
 from tests.loop_examples import build_stages, build_world, cold_start, settings
@@ -161,7 +161,7 @@ def test_balance_loss_counts_biased_selections():
     bias_LE = torch.tensor([[0.0, 0.6]])
     assert balance_loss([logits_NE], 1).item() == pytest.approx(2 * 0.75)
     assert balance_loss([logits_NE], 1, bias_LE).item() == pytest.approx(2 * 0.25)
-    model, batch = biased(), Flat.of([range(12)])
+    model, batch = biased(), PackedBatch.pack([range(12)])
     with torch.no_grad():
         _, of_layers = packed_forward(model, batch.ids_N, batch.lengths)
         scored = score(model, batch, torch.ones(12, dtype=torch.bool))

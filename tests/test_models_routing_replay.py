@@ -18,7 +18,7 @@ from drlib.models.routing_replay import (
     replay_routes,
     router_entropy,
 )
-from drlib.training.packing import Flat, score
+from drlib.training.packing import PackedBatch, score
 from tests.policy_examples import SMALL
 
 
@@ -195,7 +195,7 @@ def test_packed_samples_replay_separately_recorded_routes():
     with torch.no_grad(), record_routes(model) as recorder:
         for sample in samples:
             logits(model, torch.tensor([sample]))
-    batch = Flat.of(samples)
+    batch = PackedBatch.pack(samples)
     routes = torch.cat(recorder.passes, dim=1)
     routes[:, :3] = -1  # no record
     set_routers(model, seed=99)

@@ -31,7 +31,7 @@ from drlib.sandbox import Sandbox
 from drlib.task import is_correct
 from drlib.tools import Toolbox
 from drlib.training.callbacks import COLLAPSE
-from drlib.training.packing import Flat, score
+from drlib.training.packing import PackedBatch, score
 from drlib.worlds import load_world
 
 TOUR = Path(__file__).resolve().parents[1] / "figures" / "reference" / "tour"
@@ -213,7 +213,7 @@ def test_engine_and_trainer_agree_on_the_trained_policy(agents):
     model, agent = made["rl"]
     tasks = chain_questions(world, 6, 8, "test")
     trajectories = agent.run(tasks, samples=2, seed=3)
-    batch = Flat.of([t.token_ids for t in trajectories])
+    batch = PackedBatch.pack([t.token_ids for t in trajectories])
     with torch.no_grad():
         scored = score(model, batch, batch.spread([t.generated for t in trajectories], torch.bool))
     behaviour = batch.spread([t.logprobs for t in trajectories], torch.float32)[scored.at_M]

@@ -17,7 +17,7 @@ from drlib.training import grpo, stages
 from drlib.training.batch import RolloutBatch, compute_advantages
 from drlib.training.distributed import Ranks
 from drlib.training.learner import accumulate_gradients, record, split_micro_batches
-from drlib.training.packing import Flat, score
+from drlib.training.packing import PackedBatch, score
 from drlib.training.rollouts import summarise_rollouts
 from drlib.training.run_folder import read_metrics
 from drlib.trajectory import load_trajectories, with_reward
@@ -220,7 +220,7 @@ def test_groups_that_could_not_be_judged_are_not_live(batch):
 def balance_gradient(model, trajectories) -> torch.Tensor:
     """By hand: the balance loss of one batch."""
     model = copy.deepcopy(model)
-    tokens = Flat.of([t.token_ids for t in trajectories])
+    tokens = PackedBatch.pack([t.token_ids for t in trajectories])
     mask_N = tokens.spread([t.generated for t in trajectories], torch.bool)
     score(model, tokens, mask_N).balance.backward()
     return gradient_of(model)

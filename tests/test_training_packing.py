@@ -11,7 +11,7 @@ import torch
 from drlib.models.moe import build_policy
 from drlib.models.packed import ATTENTION, EXPERTS, Prefix, packed_forward
 from drlib.training.optim import Muon, Optimizers, orthogonalise, schedule, split_parameters
-from drlib.training.packing import Flat, balance_loss, score
+from drlib.training.packing import PackedBatch, balance_loss, score
 from tests.policy_examples import small
 
 
@@ -30,14 +30,14 @@ def everything(batch):
 
 
 def test_samples_stand_end_to_end_and_values_with_them():
-    batch = Flat.of([[5, 6, 7], [8], [9, 10]])
+    batch = PackedBatch.pack([[5, 6, 7], [8], [9, 10]])
     assert batch.ids_N.tolist() == [5, 6, 7, 8, 9, 10]
     assert batch.spread([[1, 2, 3], [4], [5, 6]], torch.long).tolist() == [1, 2, 3, 4, 5, 6]
     assert batch.spread([0.5, 2, -1], torch.float32).tolist() == [0.5, 0.5, 0.5, 2, -1, -1]
     assert [part.tolist() for part in batch.split(batch.ids_N)] == [[5, 6, 7], [8], [9, 10]]
     for wrong in ([], [[1], []]):
         with pytest.raises(ValueError, match="samples must have at least one token"):
-            Flat.of(wrong)
+            PackedBatch.pack(wrong)
     for values in ([1, 2], [[1, 2], [4], [5, 6]]):
         with pytest.raises((ValueError, RuntimeError)):
             batch.spread(values, torch.long)
@@ -46,7 +46,7 @@ def test_samples_stand_end_to_end_and_values_with_them():
 def test_a_prompt_of_several_stands_once():
     """The second sample begins as the first does, and the fourth; the third has another prompt."""
     whole = [[5, 6, 1], [5, 6, 2, 3], [7, 6, 4], [5, 6, 8]]
-    batch = Flat.of(whole, [2, 2, 2, 2])
+    batch = PackedBatch.pack(whole, [2, 2, 2, 2])
     assert batch.ids_N.tolist() == [5, 6, 1, 2, 3, 7, 6, 4, 8]
     assert batch.prefixes == (None, Prefix(0, 2), None, Prefix(0, 2))
     assert batch.lengths == (3, 2, 3, 1) and batch.starts() == [0, 3, 5, 8]
@@ -62,7 +62,7 @@ def test_what_is_no_equal_prompt_or_a_whole_sample_stands_for_itself():
         ([[5, 6, 1], [5, 6, 2]], [2, 1]),  # another one, though it begins alike
         ([[5, 6], [5, 6]], [2, 2]),  # a sample keeps a token of its own
     ):
-        batch = Flat.of(whole, prompts)
+        batch = PackedBatch.pack(whole, prompts)
         assert batch.ids_N.tolist() == sum(whole, []) and set(batch.prefixes) == {None}
         assert batch.times().tolist() == [1.0] * len(batch.ids_N)
 
@@ -84,7 +84,7 @@ def test_one_prompt_for_several_scores_and_learns_as_a_copy_for_each(model, temp
         sample_losses[:n] = [False] * n
         sample_losses[n] = True  # the first token behind a prompt
     found = []
-    for batch in (Flat.of(some), Flat.of(some, prompts)):
+    for batch in (PackedBatch.pack(some), PackedBatch.pack(some, prompts)):
         copied = copy.deepcopy(model)
         scored = score(copied, batch, batch.spread(losses, torch.bool), temperature)
         logp_N = torch.zeros(len(batch.ids_N)).index_put((scored.at_M,), scored.logp_M)
@@ -101,7 +101,7 @@ def test_one_prompt_for_several_scores_and_learns_as_a_copy_for_each(model, temp
 def test_log_probabilities_are_those_of_each_sample_alone(model):
     """transformers' own attention and experts, one sample at a time, say what they are."""
     some = samples([20, 9, 31, 14, 5, 1])
-    batch = Flat.of(some)
+    batch = PackedBatch.pack(some)
     with torch.no_grad():
         scored = score(model, batch, everything(batch))
         found_N = torch.full((len(batch.ids_N),), torch.nan)
@@ -116,7 +116,7 @@ def test_log_probabilities_are_those_of_each_sample_alone(model):
 def test_the_gradient_is_the_sum_of_each_sample_s(model):
     """Compare with transformers' own model and the balance loss by its definition."""
     model, some = copy.deepcopy(model), samples([20, 9, 31, 14])
-    batch = Flat.of(some)
+    batch = PackedBatch.pack(some)
     scored = score(model, batch, everything(batch))
     (scored.balance - scored.logp_M.sum()).backward()
     found = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -137,7 +137,7 @@ def test_the_gradient_is_the_sum_of_each_sample_s(model):
 
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_the_frugal_head_has_the_same_log_probabilities_and_gradient(model, temperature):
-    batch, found = Flat.of(samples([20, 9, 31])), []
+    batch, found = PackedBatch.pack(samples([20, 9, 31])), []
     for frugal in (False, True):
         copied = copy.deepcopy(model)
         scored = score(copied, batch, everything(batch), temperature, frugal)
@@ -150,7 +150,7 @@ def test_one_pass_leaves_the_model_as_it_was(model):
     """Also where the pass fails: whoever calls the model next gets transformers' own attention."""
     before = model.config._attn_implementation, model.config._experts_implementation
     with torch.no_grad():
-        batch = Flat.of(samples([4, 7]))
+        batch = PackedBatch.pack(samples([4, 7]))
         score(model, batch, everything(batch))
         with pytest.raises(IndexError):
             packed_forward(model, torch.tensor([1, 10**6]), [2])
@@ -161,13 +161,13 @@ def test_one_pass_leaves_the_model_as_it_was(model):
 def test_what_carries_no_loss_is_not_scored_and_gets_no_gradient(model):
     some = samples([10, 10])
     kept = [[False] * 6 + [True] * 4, [False] * 10]
-    batch = Flat.of(some)
+    batch = PackedBatch.pack(some)
     scored = score(model, batch, batch.spread(kept, torch.bool))
     assert scored.at_M.tolist() == [6, 7, 8, 9]
     model.zero_grad()
     scored.logp_M.sum().backward()
     first = model.model.embed_tokens.weight.grad.clone()
-    batch = Flat.of([some[0], samples([10], seed=9)[0]])
+    batch = PackedBatch.pack([some[0], samples([10], seed=9)[0]])
     model.zero_grad()
     score(model, batch, batch.spread(kept, torch.bool)).logp_M.sum().backward()
     torch.testing.assert_close(first, model.model.embed_tokens.weight.grad, atol=1e-6, rtol=1e-5)

@@ -18,7 +18,7 @@ from drlib.training.distributed import Ranks
 from drlib.training.group_replay import GroupReplay, is_world_current, pack_group, unpack_group
 from drlib.training.grpo import check_rl_settings
 from drlib.training.learner import accumulate_gradients, record
-from drlib.training.packing import Flat, score
+from drlib.training.packing import PackedBatch, score
 from drlib.training.rollouts import step_seed
 from drlib.training.run_folder import read_metrics
 from drlib.trajectory import Termination, with_reward
@@ -99,7 +99,7 @@ def by_hand(model, drawn, rest):
     """(gradient, factors of the weights): the clipped surrogate of the drawn groups an update
     later, summed by weight, over the weighted tokens of these and of `rest`."""
     rollouts = [t for group, _ in drawn for t in group.rollouts]
-    batch = Flat.of([t.token_ids for t in rollouts])
+    batch = PackedBatch.pack([t.token_ids for t in rollouts])
     scored = score(model, batch, batch.spread([t.generated for t in rollouts], torch.bool))
     of_each = scored.logp_M.split([int(t.generated.sum()) for t in rollouts])
     facts = [

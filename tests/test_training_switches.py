@@ -71,7 +71,7 @@ ELSEWHERE = {
     "rl.curriculum.trail_pages",
     # tests/test_training_learner.py
     "rl.loss.chunked_logprobs",
-    # tests/test_training_flat_routes.py; with trainer.backend=trl tests/test_training_real.py
+    # tests/test_training_packed_routes.py; with trainer.backend=trl tests/test_training_real.py
     "rl.off_policy.routing_replay",
     # tests/test_training_rewards.py
     "rl.reward.labels",

@@ -209,7 +209,7 @@ def _address_space() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-class Zygote:
+class ForkServer:
     """The template process: holds the imported packages, forks children, serves single calls."""
 
     def __init__(self, config: dict) -> None:
@@ -419,7 +419,7 @@ def main(argument: str) -> None:
         layers.enter_user_namespace()
         if "namespaces" in config["layers"]:  # setns needs a PID namespace that we own
             _continue_as_process_1(config)
-    Zygote(config).serve()
+    ForkServer(config).serve()
 
 
 def _continue_as_process_1(config: dict) -> None:

@@ -24,7 +24,7 @@ from drlib.rl.resampling import (
 )
 from drlib.rl.staleness import StalenessFilter, repair_groups
 from drlib.training.distributed import Ranks
-from drlib.training.flat_routes import Routes
+from drlib.training.packed_routes import Routes
 from drlib.training.policy_age import Clock
 from drlib.training.rollouts import split_all_contexts, step_seed
 from drlib.trajectory import Trajectory

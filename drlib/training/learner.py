@@ -28,15 +28,15 @@ from drlib.rl.stability import sync_reference
 from drlib.training.balance import balance_experts
 from drlib.training.batch import Recorded, RolloutBatch, minibatch_indices
 from drlib.training.distributed import Ranks, gradients
-from drlib.training.flat_routes import (
-    FlatReplay,
+from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
+from drlib.training.packed_routes import (
+    PackedReplay,
     Routes,
     engine_routes,
     of_samples,
     prompts_in_common,
 )
-from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
-from drlib.training.packing import Flat, Scored, score
+from drlib.training.packing import PackedBatch, Scored, score
 from drlib.trajectory import Trajectory
 from drlib.validation import require, require_within
 
@@ -409,19 +409,19 @@ def _score(
     chosen: list[Trajectory],
     config: Config,
     routes: Routes | None = None,
-) -> tuple[Flat, Scored, float]:
+) -> tuple[PackedBatch, Scored, float]:
     """Return (all tokens, scored tokens, share of tokens rerouted by `routes`)."""
     prompts = prompts_in_common(chosen, [len(_prompt_ids(t)) for t in chosen], routes)
-    tokens = Flat.of([t.token_ids for t in chosen], prompts)
+    tokens = PackedBatch.pack([t.token_ids for t in chosen], prompts)
     mask_N = tokens.spread([t.generated for t in chosen], torch.bool)
-    with FlatReplay(model, tokens, routes) as replay:
+    with PackedReplay(model, tokens, routes) as replay:
         scored = score(
             model, tokens, mask_N, config.rl.temperature, config.rl.loss.chunked_logprobs
         )
     return tokens, scored, replay.rerouted
 
 
-def _layout(tokens: Flat, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:
+def _layout(tokens: PackedBatch, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:
     """Return (index into the M scored tokens [B, T], mask [B, T]).
 
     A row is one sample, or one token (no padding) if nothing in the loss is computed per sequence.

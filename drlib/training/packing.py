@@ -23,7 +23,7 @@ from drlib.models.router_bias import get_router_biases, select_biased_experts
 
 
 @dataclass(frozen=True)
-class Flat:
+class PackedBatch:
     """A packed batch of B samples with N tokens in all.
 
     A sample with a prefix stores only its own tokens and shares the first ones of an earlier
@@ -35,9 +35,9 @@ class Flat:
     prefixes: tuple[Prefix | None, ...]  # per sample
 
     @classmethod
-    def of(
+    def pack(
         cls, samples: Sequence[Sequence[int] | np.ndarray], prompts: Sequence[int] | None = None
-    ) -> "Flat":
+    ) -> "PackedBatch":
         """Pack samples.
 
         Args:
@@ -127,7 +127,7 @@ class Scored:
 
 
 def score(
-    model, batch: Flat, loss_N: Tensor, temperature: float = 1.0, frugal: bool = False
+    model, batch: PackedBatch, loss_N: Tensor, temperature: float = 1.0, frugal: bool = False
 ) -> Scored:
     """Compute the log-probabilities of the tokens marked in `loss_N`, given their context.
 

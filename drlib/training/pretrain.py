@@ -29,7 +29,7 @@ from drlib.training import stages
 from drlib.training.balance import balance_experts
 from drlib.training.distributed import SHARDS, Ranks
 from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
-from drlib.training.packing import Flat, mix_streams, score, split_by_size
+from drlib.training.packing import PackedBatch, mix_streams, score, split_by_size
 from drlib.training.policies import begin_stage, finish_stage, load_stage_tools
 from drlib.training.run_folder import RunFolder
 from drlib.worlds import Names
@@ -102,7 +102,7 @@ def _accumulate(
     """
     sums = {"loss": 0.0, "balance": 0.0, "tokens": 0.0}
     for samples in filter(None, shards):
-        batch = Flat.of([s.ids for s in samples])
+        batch = PackedBatch.pack([s.ids for s in samples])
         scored = score(model, batch, batch.spread([s.loss for s in samples], torch.bool))
         nll = -scored.logp_M.sum() / counted
         (nll + balance_coef * scored.balance / parts).backward()

@@ -43,7 +43,7 @@ from drlib.training.batch import RolloutBatch
 from drlib.training.distributed import Ranks
 from drlib.training.learner import accumulate_gradients
 from drlib.training.optim import Optimizers
-from drlib.training.packing import Flat, balance_loss, score
+from drlib.training.packing import PackedBatch, balance_loss, score
 from drlib.trajectory import Segment, Termination, Trajectory, load_trajectories
 
 PROMPTS, GROUP, PAD, EOS, RATE = 16, 8, 0, 1, 1e-4
@@ -250,7 +250,7 @@ def in_rows(model, samples: list[list[int]]) -> torch.Tensor:
 
 
 def end_to_end(model, samples: list[list[int]]) -> torch.Tensor:
-    batch = Flat.of(samples)
+    batch = PackedBatch.pack(samples)
     scored = score(model, batch, torch.ones(len(batch.ids_N), dtype=torch.bool))
     return scored.balance - scored.logp_M.sum()
 

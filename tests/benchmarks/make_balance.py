@@ -30,7 +30,7 @@ from drlib.models.moe import load_policy
 from drlib.models.router_bias import get_router_biases, max_violation
 from drlib.models.routing_replay import expert_load, record_routes
 from drlib.training.launch import build_stage
-from drlib.training.packing import Flat, score, split_by_size
+from drlib.training.packing import PackedBatch, score, split_by_size
 from drlib.training.pretrain import documents
 from drlib.worlds import Names, load_world
 
@@ -52,7 +52,7 @@ def measured(model, samples) -> dict:
     nats, tokens, balance, uneven, passes = 0.0, 0, [], [], []
     experts = model.config.num_experts
     for some in split_by_size(samples, len, BATCH):
-        batch = Flat.of([s.ids for s in some])
+        batch = PackedBatch.pack([s.ids for s in some])
         with record_routes(model) as recorder:
             scored = score(model, batch, batch.spread([s.loss for s in some], torch.bool))
         nats, tokens = nats - scored.logp_M.sum().item(), tokens + scored.logp_M.numel()

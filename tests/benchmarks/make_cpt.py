@@ -58,7 +58,7 @@ from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training.data import demonstration_tasks, read_episodes
 from drlib.training.launch import build_stage
-from drlib.training.packing import Flat, score, split_by_size
+from drlib.training.packing import PackedBatch, score, split_by_size
 from drlib.training.pretrain import train_supervised
 from drlib.training.run_folder import RunFolder, read_metrics
 from drlib.training.sft import shuffled
@@ -163,7 +163,7 @@ def mean_loss(model, samples) -> float:
     """Nats a token that carries loss, over all samples."""
     total, counted = 0.0, 0
     for some in split_by_size(samples, len, 8192):
-        batch = Flat.of([s.ids for s in some])
+        batch = PackedBatch.pack([s.ids for s in some])
         scored = score(model, batch, batch.spread([s.loss for s in some], torch.bool))
         total, counted = total - scored.logp_M.sum().item(), counted + scored.logp_M.numel()
     return total / counted

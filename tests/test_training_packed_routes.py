@@ -1,6 +1,6 @@
 """Routes of experts in the local loop: told by its engine, replayed in packed rows.
 
-Run: python -m pytest tests/test_training_flat_routes.py
+Run: python -m pytest tests/test_training_packed_routes.py
 """
 
 import copy
@@ -15,9 +15,9 @@ from drlib.models.engine import SamplingParams
 from drlib.models.local_engine import LocalEngine
 from drlib.training.batch import RolloutBatch, compute_advantages
 from drlib.training.distributed import Ranks
-from drlib.training.flat_routes import FlatReplay, engine_routes
 from drlib.training.grpo import grpo
 from drlib.training.learner import accumulate_gradients, record, record_trainer_routes
+from drlib.training.packed_routes import PackedReplay, engine_routes
 from drlib.trajectory import NO_RECORD
 from tests.engine_examples import small_model
 from tests.loop_examples import a_batch, cold_start, flat, learned, settings
@@ -181,6 +181,6 @@ def test_without_routes_a_replay_is_nothing(start):
         return sum(len(module._forward_hooks) for module in start.policy.modules())
 
     before = hooks()
-    with FlatReplay(start.policy, None, None) as replay:
+    with PackedReplay(start.policy, None, None) as replay:
         assert hooks() == before
     assert replay.rerouted == 0.0

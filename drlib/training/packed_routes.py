@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from drlib.models.routing_replay import agreement, record_routes, replay_routes
-from drlib.training.packing import Flat
+from drlib.training.packing import PackedBatch
 from drlib.trajectory import NO_RECORD, Trajectory
 from drlib.validation import require
 
@@ -30,7 +30,7 @@ def engine_routes(trajectories: Sequence[Trajectory]) -> Routes:
     return [t.routed_experts for t in trajectories]
 
 
-class FlatReplay:
+class PackedReplay:
     """Around one forward pass over `tokens`: its samples' tokens go where `routes` say; those
     without a record, and all of them where there are no routes, where the model sends them.
 
@@ -38,13 +38,13 @@ class FlatReplay:
     layers.
     """
 
-    def __init__(self, model, tokens: Flat, routes: Routes | None):
+    def __init__(self, model, tokens: PackedBatch, routes: Routes | None):
         self.rerouted = 0.0
         self._stack = ExitStack()
         self._model = model
         self._placed_LNK = None if routes is None else _placed(model, tokens, routes)
 
-    def __enter__(self) -> "FlatReplay":
+    def __enter__(self) -> "PackedReplay":
         if self._placed_LNK is not None:
             # the recorder's hooks come first: it sees the model's own choices
             self._own = self._stack.enter_context(record_routes(self._model))
@@ -73,7 +73,7 @@ def prompts_in_common(
     return found
 
 
-def _placed(model, tokens: Flat, routes: Routes) -> Tensor:
+def _placed(model, tokens: PackedBatch, routes: Routes) -> Tensor:
     """The routes end to end, int16 [L, N, k], -1 for no record."""
     shape = model.config.num_hidden_layers, model.config.num_experts_per_tok
     placed_NLK = np.full((len(tokens.ids_N), *shape), -1, np.int16)
@@ -83,6 +83,6 @@ def _placed(model, tokens: Flat, routes: Routes) -> Tensor:
     return torch.from_numpy(placed_NLK).transpose(0, 1)
 
 
-def of_samples(tokens: Flat, chosen_LNK: Tensor) -> Routes:
+def of_samples(tokens: PackedBatch, chosen_LNK: Tensor) -> Routes:
     """Split the routes of a recorded pass over `tokens` by sample."""
     return [part.numpy().astype(np.uint16) for part in tokens.split(chosen_LNK.transpose(0, 1))]

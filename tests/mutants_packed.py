@@ -128,10 +128,10 @@ MUTANTS = [
     ),
     Mutant(
         "one prompt: another rollout's routes are replayed in it",
-        "drlib/training/flat_routes.py",
+        "drlib/training/packed_routes.py",
         "found.append(n if np.array_equal(kept_PLK, routes_TLK[:n]) else 0)",
         "found.append(n)",
-        ("tests/test_training_flat_routes.py",),
+        ("tests/test_training_packed_routes.py",),
         "a rollout is replayed as another one went",
     ),
 ]
