@@ -270,7 +270,7 @@ SANDBOX = [
     ),
     Mutant(
         "answers go to the calls beside theirs",
-        "drlib/sandbox/client.py",
+        "drlib/sandbox/remote.py",
         "yield index, SandboxResult(**answer)",
         "yield len(calls) - 1 - index, SandboxResult(**answer)",
         ("tests/test_sandbox_service.py::test_client_results_equal_those_of_a_sandbox",),

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from drlib.sandbox import bounds, layers
+from drlib.sandbox import file_usage, layers
 from drlib.sandbox.cleanup import wipe
 
 ROUNDS = 200
@@ -174,12 +174,12 @@ def test_open_below_stays_inside_during_races(open_folder, tmp_path):
 
 
 def test_measurement_counts_bytes_entries_and_deleted_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounds, "WORK_BYTES", 1 << 20)
-    monkeypatch.setattr(bounds, "WORK_ENTRIES", 50)
+    monkeypatch.setattr(file_usage, "WORK_BYTES", 1 << 20)
+    monkeypatch.setattr(file_usage, "WORK_ENTRIES", 50)
     work, here = str(tmp_path), os.getpid()
 
     def too_much():
-        return bounds.holds_too_much(here, work)
+        return file_usage.holds_too_much(here, work)
 
     assert not too_much()
     (tmp_path / "f").write_bytes(bytes(900 << 10))
@@ -193,13 +193,13 @@ def test_measurement_counts_bytes_entries_and_deleted_files(tmp_path, monkeypatc
         file.write(bytes(900 << 10))
         file.flush()
         (tmp_path / "f").unlink()
-        assert bounds.nameless_bytes(here, work) >= 900 << 10
+        assert file_usage.nameless_bytes(here, work) >= 900 << 10
         assert too_much()
-    assert bounds.nameless_bytes(here, work) == 0
+    assert file_usage.nameless_bytes(here, work) == 0
     for i in range(50):
         (tmp_path / f"entry-{i}").touch()
     assert too_much()
-    assert not bounds.holds_too_much(2**22 - 1, work)  # an unused process id
+    assert not file_usage.holds_too_much(2**22 - 1, work)  # an unused process id
 
 
 def test_deleted_mapped_file_counts_as_the_largest(tmp_path):
@@ -208,11 +208,11 @@ def test_deleted_mapped_file_counts_as_the_largest(tmp_path):
     with open(tmp_path / "f\rwith odd \n name", "w+b") as file:
         file.truncate(4096)
         place = libc.mmap(None, ctypes.c_size_t(4096), 3, 1, file.fileno(), ctypes.c_long(0))
-    assert bounds.nameless_bytes(os.getpid(), str(tmp_path)) == 0
+    assert file_usage.nameless_bytes(os.getpid(), str(tmp_path)) == 0
     next(tmp_path.iterdir()).unlink()
-    assert bounds.nameless_bytes(os.getpid(), str(tmp_path)) == bounds.FILE_BYTES
+    assert file_usage.nameless_bytes(os.getpid(), str(tmp_path)) == file_usage.FILE_BYTES
     assert libc.munmap(ctypes.c_void_p(place), ctypes.c_size_t(4096)) == 0
-    assert bounds.nameless_bytes(os.getpid(), str(tmp_path)) == 0
+    assert file_usage.nameless_bytes(os.getpid(), str(tmp_path)) == 0
 
 
 def test_walk_of_a_deep_tree_is_linear(tmp_path, monkeypatch):
@@ -222,14 +222,14 @@ def test_walk_of_a_deep_tree_is_linear(tmp_path, monkeypatch):
 
     """
     walked = []
-    open_below = bounds.layers.open_below
+    open_below = file_usage.layers.open_below
 
     def count_and_open(above, path):
         walked.append(path.count("/") + 1)
         return open_below(above, path)
 
-    monkeypatch.setattr(bounds.layers, "open_below", count_and_open)
-    monkeypatch.setattr(bounds, "WALK_SECONDS", 60.0)
+    monkeypatch.setattr(file_usage.layers, "open_below", count_and_open)
+    monkeypatch.setattr(file_usage, "WALK_SECONDS", 60.0)
     top = os.getcwd()
     try:
         os.chdir(tmp_path)
@@ -237,14 +237,14 @@ def test_walk_of_a_deep_tree_is_linear(tmp_path, monkeypatch):
             os.mkdir("n" * 20)
             os.mkdir("m" * 20)
             os.chdir("n" * 20)
-        assert bounds.holds_too_much(os.getpid(), str(tmp_path))  # 1,800 entries
-        monkeypatch.setattr(bounds, "WORK_ENTRIES", 2000)
+        assert file_usage.holds_too_much(os.getpid(), str(tmp_path))  # 1,800 entries
+        monkeypatch.setattr(file_usage, "WORK_ENTRIES", 2000)
         walked.clear()
-        assert not bounds.holds_too_much(os.getpid(), str(tmp_path))
-        assert len(walked) == 1801 and max(walked) <= bounds.KEPT_APART + 1
+        assert not file_usage.holds_too_much(os.getpid(), str(tmp_path))
+        assert len(walked) == 1801 and max(walked) <= file_usage.KEPT_APART + 1
         before = len(os.listdir("/proc/self/fd"))
-        monkeypatch.setattr(bounds, "WALK_SECONDS", 0.0)
-        assert bounds.holds_too_much(os.getpid(), str(tmp_path))
+        monkeypatch.setattr(file_usage, "WALK_SECONDS", 0.0)
+        assert file_usage.holds_too_much(os.getpid(), str(tmp_path))
         assert len(os.listdir("/proc/self/fd")) == before
     finally:
         os.chdir(top)
@@ -252,23 +252,23 @@ def test_walk_of_a_deep_tree_is_linear(tmp_path, monkeypatch):
 
 
 def test_too_many_mappings_exceed_the_limit(tmp_path, monkeypatch):
-    assert not bounds.holds_too_much(os.getpid(), str(tmp_path))
-    monkeypatch.setattr(bounds, "MOST_MAPPINGS", 5)
-    assert bounds.holds_too_much(os.getpid(), str(tmp_path))
+    assert not file_usage.holds_too_much(os.getpid(), str(tmp_path))
+    monkeypatch.setattr(file_usage, "MOST_MAPPINGS", 5)
+    assert file_usage.holds_too_much(os.getpid(), str(tmp_path))
 
 
 def test_tree_deeper_than_path_max_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounds, "WORK_BYTES", 2 << 20)
+    monkeypatch.setattr(file_usage, "WORK_BYTES", 2 << 20)
     top = os.getcwd()
     try:
         os.chdir(tmp_path)
         for _ in range(40):
             os.mkdir("n" * 250)
             os.chdir("n" * 250)
-        assert not bounds.holds_too_much(os.getpid(), str(tmp_path))
+        assert not file_usage.holds_too_much(os.getpid(), str(tmp_path))
         with open("f", "wb") as file:
             file.write(bytes(3 << 20))
-        assert bounds.holds_too_much(os.getpid(), str(tmp_path))
+        assert file_usage.holds_too_much(os.getpid(), str(tmp_path))
     finally:
         os.chdir(top)
         wipe(str(tmp_path))
@@ -290,7 +290,7 @@ def test_vanishing_files_are_no_error(tmp_path):
     thread.start()
     try:
         for _ in range(ROUNDS):
-            assert bounds.holds_too_much(os.getpid(), str(tmp_path)) is False
+            assert file_usage.holds_too_much(os.getpid(), str(tmp_path)) is False
     finally:
         going.set()
         thread.join()

@@ -98,7 +98,7 @@ def test_both_nodes_work_and_code_inherits_nothing_of_ray(front):
 
 
 def test_cancelled_calls_do_not_run(front, monkeypatch):
-    from drlib.sandbox.client import Unreachable
+    from drlib.sandbox.remote import Unreachable
 
     address = front._nodes[0].address
     slow = [check_call(code) for code in numbers(40, 3.0)]  # 60 s, two at a time

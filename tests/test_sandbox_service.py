@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from drlib.sandbox import Sandbox, probe
-from drlib.sandbox.client import MAX_BODY_BYTES, TOKEN, Refused, SandboxClient
+from drlib.sandbox.remote import MAX_BODY_BYTES, TOKEN, Refused, SandboxClient
 from tests.waiting import until
 
 pytest.importorskip("fastapi", reason="the cluster extra is not installed")

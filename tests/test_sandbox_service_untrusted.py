@@ -17,7 +17,7 @@ pytest.importorskip("fastapi", reason="the cluster extra is not installed")
 pytest.importorskip("prometheus_client", reason="the cluster extra is not installed")
 
 from drlib.sandbox import probe
-from drlib.sandbox.client import TOKEN, SandboxClient
+from drlib.sandbox.remote import TOKEN, SandboxClient
 from drlib.sandbox.service import MAX_UNREAD
 from tests.test_sandbox_service import SECRET, Service, service
 from tests.waiting import until

@@ -172,7 +172,7 @@ def test_old_choices_are_replayed_in_the_later_updates_of_a_batch(start, batch, 
 def test_what_told_no_routes_cannot_be_replayed(batch, tmp_path):
     with pytest.raises(ValueError, match="no routes of .*: make it with routes=True"):
         engine_routes([replace(batch[0][0], routed_experts=None)])
-    with pytest.raises(ValueError, match="exact local engine, so set rl.minibatches"):
+    with pytest.raises(ValueError, match="exact local engine: set rl.minibatches"):
         grpo(settings(rl__off_policy__routing_replay="r3"), tmp_path / "runs" / "ci" / "rl")
 
 

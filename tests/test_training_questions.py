@@ -171,7 +171,7 @@ def test_epochs_follow_the_set_that_is_asked():
     assert sorted(epochs.draw(4)) == ["a", "b", "c", "new"]
     # a set that is smaller than a draw is drawn in turns
     assert Counter(epochs.draw(9)).most_common()[-1][1] == 2
-    with pytest.raises(ValueError, match="no question"):
+    with pytest.raises(ValueError, match="set of questions is empty"):
         epochs.keep([])
 
 

@@ -123,7 +123,7 @@ def test_two_length_stages_show_short_attempts_first(attempts):
     assert late[: len(longer)] == longer and len(longer) > 20
     again = late[len(longer) :]
     assert len(again) == round(0.1 * len(longer)) and all(sample in early for sample in again)
-    with pytest.raises(ValueError, match="sft.short_tokens=9: attempts have .* tokens"):
+    with pytest.raises(ValueError, match="sft.short_tokens=9 .* samples have .* tokens"):
         sft.length_pools(episodes, chat, Config.load("ci", sft__short_tokens=9))
 
 

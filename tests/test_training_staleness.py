@@ -203,7 +203,7 @@ def test_the_row_counts_the_repaired_groups_of_all_shards(start, damaged, batch,
 def test_an_age_that_nothing_can_have_is_refused():
     with pytest.raises(
         ValueError,
-        match="rl.filter.max_age=2: every rollout.*set rl.off_policy.staleness or "
+        match="rl.filter.max_age=2 has no effect.*set rl.off_policy.staleness or "
         "rl.off_policy.replay_groups",
     ):
         check_rl_settings(settings(rl__filter__max_age=2))

@@ -214,11 +214,11 @@ def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
             "correction_bounds must be",
         ),
         ({"rl.filter.low_weight": 0.0}, "rl.filter.low_weight"),
-        ({"rl.reward.overlong_buffer": 10**6}, "longer than a context"),
+        ({"rl.reward.overlong_buffer": 10**6}, "exceeds rollout.max_context_tokens"),
         ({"rl.reward.labels": "wrong", "rl.reward.name": "random"}, "rl.reward.name=exact_match"),
         ({"rl.sampling.adaptive_group": True, "rl.group": 3}, "rl.group to 4"),
-        ({"rl.sampling.adaptive_group": True, "rl.agent": "react+resum"}, "set one agent alone"),
-        ({"rl.sampling.adaptive_group": True, "rl.agent": "heavy:n=2"}, "set one agent alone"),
+        ({"rl.sampling.adaptive_group": True, "rl.agent": "react+resum"}, "set a single agent"),
+        ({"rl.sampling.adaptive_group": True, "rl.agent": "heavy:n=2"}, "set a single agent"),
     ],
 )
 def test_switches_that_do_not_go_together_are_refused(changes, message):

@@ -61,7 +61,7 @@ def step(checkpoint: str, out: str, how: str, routing: str) -> None:
     with ExitStack() as made._until_backward:
         made._compute_loss(model, batch).backward()
     whole = gradients(model)
-    metrics = made.routing.metrics(made._total)
+    metrics = made.routing.metrics(made._sum_over_processes)
     if made.accelerator.is_main_process:
         logp_BC = scored[0].logp_BT.detach()
         torch.save((whole, logp_BC, metrics), Path(out, f"{how}_{routing}.pt"))

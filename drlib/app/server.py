@@ -24,7 +24,7 @@ from pathlib import Path
 
 from drlib.app.research import AskError, AskSession
 from drlib.app.terminal import format_event, strip_controls
-from drlib.sandbox.client import import_extra
+from drlib.sandbox.remote import import_extra
 from drlib.sandbox.service import check_local
 from drlib.validation import require
 

@@ -25,7 +25,7 @@ from drlib.config import Config
 from drlib.experiments.plan import ExperimentPlan
 from drlib.experiments.runner import build_or_say, is_finished
 from drlib.registry import load_plugins
-from drlib.sandbox.client import import_extra
+from drlib.sandbox.remote import import_extra
 from drlib.training import ray_training, stages
 from drlib.validation import require
 

@@ -1,9 +1,10 @@
 """Run generated Python code in warm, single-use processes isolated by the kernel.
 
 `pool.Sandbox` queues calls for template processes (`template` is the caller's side,
-`worker_process` the process, `child` one call in it). `layers` and `seccomp` isolate code, `bounds`
-and `cleanup` handle its files, `packages` lists importable packages. `trials` and `selftest` test
-the isolation of this machine; `service`, `client` and `ray_pool` run calls on other hosts.
+`worker_process` the process, `child` one call in it). `layers` and `seccomp` isolate code,
+`file_usage` and `cleanup` handle its files, `packages` lists importable packages. `trials` and
+`selftest` test the isolation of this machine; `service`, `remote` and `ray_pool` run calls on other
+hosts.
 SECURITY.md lists the guarantees.
 """
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from drlib.sandbox.client import RemoteRunner, Unreachable, import_extra
 from drlib.sandbox.pool import Sandbox
+from drlib.sandbox.remote import RemoteRunner, Unreachable, import_extra
 from drlib.sandbox.result import SandboxResult
 
 

@@ -27,8 +27,8 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from drlib.sandbox.client import MAX_BODY_BYTES, TOKEN, count_chars, import_extra
 from drlib.sandbox.pool import Sandbox, check_call
+from drlib.sandbox.remote import MAX_BODY_BYTES, TOKEN, count_chars, import_extra
 from drlib.sandbox.result import SandboxResult
 
 if TYPE_CHECKING:

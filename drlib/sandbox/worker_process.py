@@ -30,7 +30,7 @@ import sys
 import time
 from typing import Any
 
-from drlib.sandbox import bounds, child, cleanup, layers, packages, seccomp
+from drlib.sandbox import child, cleanup, file_usage, layers, packages, seccomp
 
 SETUP_SECONDS = 30.0  # a child that takes longer to become ready is a machine fault
 CHECK_SECONDS = 0.02  # interval of the file checks at level "standard"
@@ -115,7 +115,7 @@ class Confinement:
         layers.build_root(self.root, shown, hidden, WORK)
         place = self.root + WORK
         # Each call mounts its own file system over the empty work folder.
-        mount = layers.work_mount(place, bounds.WORK_BYTES, bounds.WORK_ENTRIES)
+        mount = layers.work_mount(place, file_usage.WORK_BYTES, file_usage.WORK_ENTRIES)
         self.work = WORK
         # The mount hides the folder itself, so the Landlock rule must name its parent.
         return os.path.dirname(place), mount + layers.change_root(self.root)
@@ -131,9 +131,9 @@ class Confinement:
         sizes = {
             "AS": _address_space() + (self.config["memory_mb"] << 20),
             "CPU": self.cpu_s,
-            "FSIZE": bounds.FILE_BYTES,
+            "FSIZE": file_usage.FILE_BYTES,
             "NOFILE": OPEN_FILES,
-            "NPROC": bounds.count_tasks(user) + MAX_THREADS,
+            "NPROC": file_usage.count_tasks(user) + MAX_THREADS,
             "SIGPENDING": WAITING_SIGNALS,
         }
         return [
@@ -176,7 +176,7 @@ class Confinement:
             outputs: descriptors of stdout and stderr.
         """
         code = os.waitstatus_to_exitcode(status)
-        if not cause and max(os.fstat(fd).st_size for fd in outputs) >= bounds.FILE_BYTES:
+        if not cause and max(os.fstat(fd).st_size for fd in outputs) >= file_usage.FILE_BYTES:
             cause = "output_limit"
         return {
             "status": cause or self._classify(code, usage),
@@ -358,14 +358,14 @@ class ForkServer:
         """Return True if the child's files exceed the limits or cannot be inspected."""
         patience = 0.1
         try:
-            if bounds.holds_too_much(self.child, self.confinement.work):
+            if file_usage.holds_too_much(self.child, self.confinement.work):
                 return True
-            if not bounds.main_thread_has_ended(self.child):
+            if not file_usage.main_thread_has_ended(self.child):
                 return False
             # The other threads end with it, or continue without being visible in /proc.
         except PermissionError:
             # Its memory is already released. Exiting takes a while after a large allocation.
-            patience = 2.0 if bounds.threads_of(self.child) == 1 else 0.1
+            patience = 2.0 if file_usage.threads_of(self.child) == 1 else 0.1
         except FileNotFoundError:
             return False  # it has ended
         return not select.select([pidfd], [], [], patience)[0]

@@ -34,7 +34,7 @@ from drlib.config import Config
 from drlib.endpoint import EndpointError
 from drlib.files import WriteError
 from drlib.registry import load_plugins
-from drlib.sandbox.client import import_extra
+from drlib.sandbox.remote import import_extra
 from drlib.training import stages
 from drlib.training.build import build
 from drlib.training.run_folder import Interrupted, RunFolder, RunFolderError

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from drlib.sandbox import probe
-from drlib.sandbox.client import MAX_BODY_BYTES, SandboxClient
+from drlib.sandbox.remote import MAX_BODY_BYTES, SandboxClient
 from tests.test_sandbox_service import Service, numbers, texts
 
 pytestmark = pytest.mark.skipif(
