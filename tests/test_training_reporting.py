@@ -148,7 +148,8 @@ def test_a_missing_package_is_refused_before_the_first_step(runs, package):
         timeout=300,
     )
     remedy = f"pip install {package}, or set trainer.report_to=none"
-    said = f"error: trainer.report_to='{package}' needs the package {package}, which is not installed: "
+    said = f"error: trainer.report_to={package!r} needs the package {package}, "
+    said += "which is not installed: "
     assert (done.returncode, done.stderr) == (1, f"{said}{remedy}\n")
     assert not stages.folder("cpt", Config.load("ci", pretrain__steps=3), runs).exists()
     assert not [*runs.rglob("*.partial")]
