@@ -111,9 +111,9 @@ class ExperimentRecords:
         try:
             table = pq.read_table(path)
             head = json.loads(table.schema.metadata[HEAD])
+            about = head.pop("results")
         except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"no readable results in {path}: run the experiment first") from error
-        about = head.pop("results")
         outcomes: dict = defaultdict(lambda: defaultdict(list))
         sums: dict = defaultdict(list)
         curves: dict = defaultdict(lambda: defaultdict(list))
