@@ -206,6 +206,8 @@ class ReliableOperation:
         Returns:
             Its value; the last fault or None; attempts over all backends, `attempts` included.
         """
+        # Written out: tenacity needs more lines for the count of attempts and the deadline, and
+        # makes a call of a local backend three times as slow (45 instead of 15 microseconds).
         turn_until = math.inf if guarded.backend is local else until
         for retry in range(self.policy.attempts):
             try:
