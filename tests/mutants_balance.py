@@ -74,7 +74,7 @@ MUTANTS = [
     Mutant(
         "bias: RL does not move it",
         "drlib/training/learner.py",
-        "                row |= balance_experts(self.model, config)\n",
+        "                row |= balance_experts(self.model, config.trainer.router_bias_rate)\n",
         "",
         (f"{BIAS}::test_rl_updates_biases_and_the_engine",),
         "the setting would do nothing in RL",

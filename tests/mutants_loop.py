@@ -156,7 +156,7 @@ MUTANTS = [
     Mutant(
         "update: every mini-batch has all groups",
         "drlib/training/batch.py",
-        "selected = set(names[part :: config.rl.minibatches])",
+        "selected = set(names[part::parts])",
         "selected = set(names)",
         (f"{GRADIENT}", f"{LOOP}::test_a_mini_batch_without_any_group_changes_nothing"),
         "a batch is used several times over",

@@ -79,8 +79,8 @@ MUTANTS = [
     Mutant(
         "real: a resumed run forgets the experts",
         "drlib/training/model_setup.py",
-        "load_model(checkpoint if whole else where, choose_weight_dtype(config))",
-        "load_model(where, choose_weight_dtype(config))",
+        "load_model(checkpoint if whole else where, dtype)",
+        "load_model(where, dtype)",
         (KILLED,),
         "after a kill the experts are those of the start",
     ),

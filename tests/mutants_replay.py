@@ -10,8 +10,8 @@ MUTANTS = [
     Mutant(
         "max age: an update more",
         "drlib/training/batch.py",
-        "StalenessFilter(config.rl.filter.max_age)",
-        "StalenessFilter(config.rl.filter.max_age + 1)",
+        "StalenessFilter(max_age)",
+        "StalenessFilter(max_age + 1)",
         (f"{LOOP}::test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since",),
         "rollouts would train that are too old",
     ),
@@ -149,7 +149,7 @@ MUTANTS = [
     Mutant(
         "replay: across a change of the world",
         "drlib/training/group_replay.py",
-        "        if has_changed(self.config, step):\n",
+        "        if has_changed(self.config.rl.callbacks.world_change, step):\n",
         "        if False:\n",
         (f"{REPLAY}::test_nothing_is_replayed_once_its_world_has_changed",),
         "the policy would learn from pages that there no longer are",

@@ -186,8 +186,8 @@ MUTANTS = [
     Mutant(
         "rl.callbacks.world_change: never",
         "drlib/training/rollouts.py",
-        "return 0 < config.rl.callbacks.world_change <= step",
-        "return 0 < config.rl.callbacks.world_change <= step - 1000",
+        "return 0 < world_change <= step",
+        "return 0 < world_change <= step - 1000",
         (f"{DRIFT}::test_the_world_changes_under_the_policy_after_as_many_steps",),
         "there is no drift to be seen",
     ),

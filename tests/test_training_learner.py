@@ -357,20 +357,20 @@ def test_each_minibatch_is_an_update_of_its_own(policy, rollouts, chat, tmp_path
 
 
 def test_a_rounded_engine_differs_and_the_policy_stays(policy):
-    rounded = engine_weights(policy, settings(rl__off_policy__engine_dtype="bfloat16"))
-    assert engine_weights(policy, settings()) is policy
+    rounded = engine_weights(policy, "bfloat16")
+    assert engine_weights(policy, "float32") is policy
     assert next(rounded.parameters()).dtype == torch.bfloat16
     assert next(policy.parameters()).dtype == torch.float32
 
 
 def test_the_emergency_stop_ends_what_has_collapsed_and_remembers_it():
-    stop, never = (emergency_stop(settings()) for _ in range(2))
+    stop, never = (emergency_stop(True) for _ in range(2))
     healthy, dead = [{"unanswered": 0.1}] * 3, [{"unanswered": 1.0}] * 30
     reasons = [stop.update(s) for s in healthy + dead]
     first = next(i for i, reason in enumerate(reasons) if reason)
     assert first + 1 == 3 + 4 + 5, "the last healthy one leaves the mean, then five steps"
     assert not any(never.update(s) for s in dead), "a policy that never could is no collapse"
-    switched_off = emergency_stop(settings(rl__callbacks__emergency_stop=False))
+    switched_off = emergency_stop(False)
     assert not any(switched_off.update(s) for s in healthy + dead)
 
 

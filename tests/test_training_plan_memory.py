@@ -29,7 +29,6 @@ from transformers import (
 from transformers.loss.loss_utils import ForCausalLMLoss
 from trl import SFTConfig, SFTTrainer
 
-from drlib.config import Config
 from drlib.models.chunked_logprobs import token_logprobs
 from drlib.training.build import TORCHRUN
 from drlib.training.memory_model import (
@@ -87,9 +86,7 @@ def built(kind, dtype=torch.float32, rank=0):
     model = AutoModelForCausalLM.from_config(configuration(kind), dtype=dtype)
     if rank == 0:
         return model.train(), model
-    wrapped = get_peft_model(
-        model, build_lora_config(model, Config().derive(trainer__lora_rank=rank))
-    )
+    wrapped = get_peft_model(model, build_lora_config(model, rank))
     wrapped.enable_input_require_grads()
     return wrapped.train(), model
 

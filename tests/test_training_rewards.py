@@ -277,7 +277,7 @@ def test_the_pipeline_is_a_part_of_the_step(start, batch, tmp_path):
 
 def test_rewards_by_name_are_judged_with_what_is_right_beside_them(usual):
     right, tasks = usual
-    coin = build_reward(settings(rl__reward__name="random"))
+    coin = build_reward("random", settings().seed)
     found = [judge_rollout(t, tasks[i // 6], coin) for i, t in enumerate(right)]
     assert [t.reward_parts["correct"] for t in found] == [t.reward for t in right]
     assert [t.reward for t in found] != [t.reward for t in right]

@@ -109,7 +109,10 @@ def prepare_batch(
 
 def truncate_batch(parts: Sequence[RolloutBatch], config: Config, step: int) -> list[RolloutBatch]:
     """Drop samples at random until each part divides by rl.advantage.sample_multiple."""
-    return [part.of(_kept(part.trajectories, config, step)) for part in parts]
+    return [
+        part.of(_kept(part.trajectories, config.rl.advantage.sample_multiple, config.seed, step))
+        for part in parts
+    ]
 
 
 def compute_advantages(
@@ -171,19 +174,17 @@ def resample_groups(trajectories: list[Trajectory], config: Config, step: int) -
     return selected
 
 
-def _kept(samples: list[Trajectory], config: Config, step: int) -> list[int]:
-    """Return indices of the samples kept by rl.advantage.sample_multiple (all by default)."""
-    seed = step_seed(f"{config.seed}-{samples[0].id}-fewest", step) if samples else 0
-    generator = torch.Generator().manual_seed(seed)
-    return truncate_to_multiple(
-        len(samples), config.rl.advantage.sample_multiple, generator=generator
-    ).tolist()
+def _kept(samples: list[Trajectory], multiple: int, seed: int, step: int) -> list[int]:
+    """Return indices of a random subset of the samples, as many as the largest multiple."""
+    key = step_seed(f"{seed}-{samples[0].id}-fewest", step) if samples else 0
+    generator = torch.Generator().manual_seed(key)
+    return truncate_to_multiple(len(samples), multiple, generator=generator).tolist()
 
 
-def minibatch_indices(batch: RolloutBatch, part: int, config: Config) -> list[int]:
-    """Return indices of the samples whose groups belong to mini-batch `part`."""
+def minibatch_indices(batch: RolloutBatch, part: int, parts: int) -> list[int]:
+    """Return indices of the samples whose groups belong to mini-batch `part` of `parts`."""
     names = list(dict.fromkeys(t.group_id for t in batch.trajectories))
-    selected = set(names[part :: config.rl.minibatches])
+    selected = set(names[part::parts])
     return [i for i, t in enumerate(batch.trajectories) if t.group_id in selected]
 
 
@@ -218,7 +219,7 @@ def exclude_stale_rollouts(
     """
     columns = {}
     if config.rl.filter.max_age > 0:
-        young_N, columns["filtered_stale"] = _young(trajectories, config, clock)
+        young_N, columns["filtered_stale"] = _young(trajectories, config.rl.filter.max_age, clock)
         weights_N = weights_N * young_N
         in_baseline_N = in_baseline_N & young_N
     if config.rl.filter.repair_groups:
@@ -230,15 +231,13 @@ def exclude_stale_rollouts(
     return weights_N, in_baseline_N, columns
 
 
-def _young(
-    trajectories: Sequence[Trajectory], config: Config, clock: Clock
-) -> tuple[Tensor, float]:
-    """Return (bool_N: at most rl.filter.max_age updates old, number of older rollouts).
+def _young(trajectories: Sequence[Trajectory], max_age: int, clock: Clock) -> tuple[Tensor, float]:
+    """Return (bool_N: at most `max_age` updates old, number of older rollouts).
 
     Rollouts with environment faults are counted under that reason only.
     """
     stamped = [clock.stamped(trajectory) for trajectory in trajectories]
-    young = StalenessFilter(config.rl.filter.max_age).update(stamped, clock.now)
+    young = StalenessFilter(max_age).update(stamped, clock.now)
     stale = [not keep and not has_env_fault(t) for t, keep in zip(trajectories, young)]
     return torch.tensor(young, dtype=torch.bool), float(sum(stale))
 

@@ -280,7 +280,7 @@ class DriftAlarm(Callback):
         facts = trainer.ranks.gather([_facts(trajectory) for trajectory in state.rollouts])
         signals = watched_signals(facts, toolbox.tools, trainer.config.rl.questions)
         world = toolbox.world.version
-        if has_changed(trainer.config, state.step):
+        if has_changed(trainer.config.rl.callbacks.world_change, state.step):
             world = perturbed_version(world)
         alarms = [a for a in self.detector.update(signals, {"world": world}) if is_worse(a)]
         self.rate.update(bool(alarms))
@@ -377,7 +377,7 @@ class EmergencyStopCallback(Callback):
     """End a run whose policy no longer answers: it gets no reward and rollouts become long."""
 
     def __init__(self, config: Config):
-        self.emergency = emergency_stop(config)
+        self.emergency = emergency_stop(config.rl.callbacks.emergency_stop)
 
     def on_step_end(self, trainer, state: StepState) -> None:
         """Set the metric "stopped" when the policy has collapsed."""
@@ -395,9 +395,9 @@ class EmergencyStopCallback(Callback):
         self.emergency.load_state_dict(state)
 
 
-def emergency_stop(config: Config) -> EmergencyStop:
-    """Build the collapse detector; without limits if rl.callbacks.emergency_stop is off."""
-    limits = COLLAPSE if config.rl.callbacks.emergency_stop else {}
+def emergency_stop(enabled: bool) -> EmergencyStop:
+    """Build the collapse detector; without limits if it is not enabled."""
+    limits = COLLAPSE if enabled else {}
     return EmergencyStop(limits, patience=COLLAPSED_STEPS)
 
 

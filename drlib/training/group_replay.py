@@ -94,7 +94,7 @@ class GroupReplay(Callback):
     def _draw(self, shard: int, step: int, clock: Clock) -> list[tuple[TrainedGroup, float]]:
         buffer = self.buffers[shard]
         worlds = None
-        if has_changed(self.config, step):
+        if has_changed(self.config.rl.callbacks.world_change, step):
             seen = {t.world_version for g in buffer.state["groups"] for t in g.rollouts}
             worlds = {name for name in seen if is_world_current(name)}
         rng = random.Random(step_seed(f"{self.config.seed}-replay-{shard}", step))

@@ -65,7 +65,7 @@ class GRPOTrainer:
         if extra.get("sampler"):
             self.sampler.load_state_dict(extra["sampler"])
         self.engine = LocalEngine(
-            engine_weights(self.sampler, config),
+            engine_weights(self.sampler, config.rl.off_policy.engine_dtype),
             max_context=config.rollout.max_context_tokens,
             lockstep=True,
             version=extra.get("version", 0),
@@ -147,7 +147,9 @@ class GRPOTrainer:
         """Give the engine the current weights."""
         if self.sampler is not self.model:
             self.sampler.load_state_dict(self.model.state_dict())
-        self.engine.update_weights(engine_weights(self.sampler, self.config))
+        self.engine.update_weights(
+            engine_weights(self.sampler, self.config.rl.off_policy.engine_dtype)
+        )
         self.clock.on_sync()
 
     def extra(self) -> dict:
@@ -163,11 +165,11 @@ class GRPOTrainer:
         }
 
 
-def engine_weights(model, config: Config):
+def engine_weights(model, dtype: str):
     """Return the model that the engine runs: the policy, or a copy in a lower precision."""
-    if config.rl.off_policy.engine_dtype == "float32":
+    if dtype == "float32":
         return model
-    return copy.deepcopy(model).to(getattr(torch, config.rl.off_policy.engine_dtype))
+    return copy.deepcopy(model).to(getattr(torch, dtype))
 
 
 def check_rl_settings(config: Config) -> None:

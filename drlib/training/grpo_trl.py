@@ -108,14 +108,14 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     ):
         scheduler = QuestionScheduler(config, world, Names.from_world(world))
         rollouts = RolloutFunction(
-            config, run, engine, toolbox, build_chat(tokenizer, config), scheduler
+            config, run, engine, toolbox, build_chat(tokenizer, config.model.tool_format), scheduler
         )
         trainer = AgenticGRPOTrainer(rollouts, model, tokenizer)
         if checkpoint:
             state = Path(checkpoint, STATE).read_text(encoding="utf-8")
             rollouts.load_state_dict(json.loads(state))
         metrics = run_trainer(run, trainer, checkpoint, rollouts.is_dead)
-        return save_trained_model(run, trainer, tokenizer, config, metrics)
+        return save_trained_model(run, trainer, tokenizer, config.model.dtype, metrics)
 
 
 def check_supported(config: Config) -> None:
@@ -255,13 +255,13 @@ class RolloutFunction:
             state.metrics["draws"] = rollouts.draws
 
         # lay the samples out as the rows that TRL expects
-        rows = draw_contexts(state.batch[0], batch.selected, config, step)
+        rows = draw_contexts(state.batch[0], batch.selected, config.seed, step)
         learning = sum(row.advantage != 0 and row.weight > 0 for row in rows)
         self.has_gradient = self.ranks.sum({"learning": float(learning)})["learning"] > 0
         rows = fit_rows(rows, len(prompts), self.ranks)
         state.metrics["rollout_seconds"] = round(time.perf_counter() - started, 3)
         self.state = state
-        return to_columns(rows, trainer.padding, trainer.routing, config)
+        return to_columns(rows, trainer.padding, trainer.routing)
 
     def finish_step(self, update: dict[str, float]) -> dict:
         """Run the callbacks after an update with its metrics; return all metrics of the step."""
@@ -286,7 +286,7 @@ class RolloutFunction:
 
 
 def draw_contexts(
-    batch: RolloutBatch, selected: list[Trajectory], config: Config, step: int
+    batch: RolloutBatch, selected: list[Trajectory], seed: int, step: int
 ) -> list[Row]:
     """Draw one sample of each rollout at random, weighted by the number of its samples.
 
@@ -299,7 +299,7 @@ def draw_contexts(
         samples_of.setdefault(rollout_of[sample.id], []).append(i)
     rows = []
     for name, indices in samples_of.items():
-        generator = torch.Generator().manual_seed(step_seed(f"{config.seed}-{name}", step))
+        generator = torch.Generator().manual_seed(step_seed(f"{seed}-{name}", step))
         i = indices[int(torch.randint(len(indices), (1,), generator=generator))]
         weight = float(batch.weights_N[i]) * len(indices)
         rows.append(Row(batch.trajectories[i], float(batch.advantages_N[i]), weight))
@@ -317,11 +317,11 @@ def fit_rows(rows: list[Row], size: int, ranks: Ranks) -> list[Row | None]:
     return [*rows, *[None] * (size - len(rows))]
 
 
-def to_columns(rows: list[Row | None], padding: int, routing: Routing, config: Config) -> dict:
+def to_columns(rows: list[Row | None], padding: int, routing: Routing) -> dict:
     """Return the columns that TRL, the reward and the trainer read."""
     cells = [_split_sample(row, padding) for row in rows]
     batch = {name: [cell[name] for cell in cells] for name in cells[0]}
-    if config.rl.off_policy.routing_replay == "r3":
+    if routing.mode == "r3":
         batch[GIVEN] = [_routes(row, cell, routing) for row, cell in zip(rows, cells)]
     return batch | {
         "reward": [None if row is None else row.sample.reward for row in rows],
@@ -407,7 +407,9 @@ class AgenticGRPOTrainer(DeepResearchGRPOTrainer):
             beta=config.rl.loss.kl_coef,
             shuffle_dataset=False,
             remove_unused_columns=False,
-            router_aux_loss_coef=balance_coefficient(model.config._name_or_path, config),
+            router_aux_loss_coef=balance_coefficient(
+                model.config._name_or_path, config.trainer.balance_coef
+            ),
         )
         super().__init__(
             model=model,
@@ -415,7 +417,7 @@ class AgenticGRPOTrainer(DeepResearchGRPOTrainer):
             args=args,
             train_dataset=rollouts.dataset(),
             processing_class=tokenizer,
-            peft_config=build_lora_config(model, config),
+            peft_config=build_lora_config(model, config.trainer.lora_rank),
             rollout_func=rollouts,
             loss=loss_config(config),
             routing=config.rl.off_policy.routing_replay,

@@ -110,7 +110,9 @@ class LocalLearner:
         factor *= self.lr_scale
         row: dict[str, Any] = {"updates": 0, "grad_norm": 0.0, "lr_factor": factor}
         for part in range(config.rl.minibatches):
-            parts = [shard.of(minibatch_indices(shard, part, config)) for shard in batch]
+            parts = [
+                shard.of(minibatch_indices(shard, part, config.rl.minibatches)) for shard in batch
+            ]
             # loss and gradient of this process, then the sum over processes
             row |= accumulate_gradients(self.model, parts, config, ranks, kl_coef=self.kl_coef)
             row["grad_norm"] = ranks.sum_gradients(self.model)
@@ -119,7 +121,7 @@ class LocalLearner:
             # optimizer step
             if self.watch.usable(math.isfinite(row["grad_norm"])):
                 self.optimizers.step(factor)
-                row |= balance_experts(self.model, config)
+                row |= balance_experts(self.model, config.trainer.router_bias_rate)
                 row["updates"] += 1
             else:
                 self.model.zero_grad(set_to_none=True)

@@ -58,7 +58,7 @@ def demonstrate(config: Config, run_dir: Path, ranks: Ranks | None = None) -> di
     where = find_policy(stages.require_input("demonstrations", "untrained", config, runs))
     conditions = build_condition_questions(world, config, "train")
     tasks = demonstration_tasks(world, config.demonstrations.count, config.seed, conditions)
-    chat, system = build_chat(load_model_tokenizer(where), config)
+    chat, system = build_chat(load_model_tokenizer(where), config.model.tool_format)
     model = load_model(where, getattr(torch, config.model.dtype)).eval()
     funnel = Funnel()
     with (

@@ -67,7 +67,7 @@ class ChatSetup(NamedTuple):
     system: str | None
 
 
-def build_chat(tokenizer, config: Config) -> ChatSetup:
+def build_chat(tokenizer, tool_format: str) -> ChatSetup:
     """Build the chat of a tokenizer; the tiny policy was trained without a system prompt.
 
     Raises:
@@ -76,7 +76,7 @@ def build_chat(tokenizer, config: Config) -> ChatSetup:
     if is_drlib_tokenizer(tokenizer):
         return ChatSetup(ChatIds(tokenizer), None)
     tools = [TOOLS[name] for name in PROMPT_TOOLS]
-    if config.model.tool_format == "template":
+    if tool_format == "template":
         chat = TemplateIds(tokenizer, [tool.function for tool in tools])
         return ChatSetup(chat, research_prompt(today=PROMPT_DATE))
     schemas = [tool.schema for tool in tools]
@@ -147,24 +147,25 @@ def load_trainable_model(where: str, checkpoint: str | None, config: Config) -> 
     tensor. It restores adapters and shards correctly, so these are left to it.
     """
     whole = checkpoint is not None and config.trainer.lora_rank == 0 and not config.trainer.fsdp
-    model = load_model(checkpoint if whole else where, choose_weight_dtype(config))
+    dtype = choose_weight_dtype(config.model.dtype, config.trainer.lora_rank)
+    model = load_model(checkpoint if whole else where, dtype)
     model.config._name_or_path = where  # TRL loads the reference of the KL term from here
     return model
 
 
-def choose_weight_dtype(config: Config) -> torch.dtype:
+def choose_weight_dtype(dtype: str, lora_rank: int) -> torch.dtype:
     """Return the dtype of loaded weights: float32 if they are trained themselves."""
-    return getattr(torch, config.model.dtype) if config.trainer.lora_rank else torch.float32
+    return getattr(torch, dtype) if lora_rank else torch.float32
 
 
-def build_lora_config(model: PreTrainedModel, config: Config) -> "LoraConfig | None":
+def build_lora_config(model: PreTrainedModel, rank: int) -> "LoraConfig | None":
     """Build the LoRA configuration: all linear layers and the 3-D weights of the experts.
 
     Routers are excluded, although PEFT's "all-linear" includes them: a changed router sends tokens
     to experts that were not trained on them and makes trainer and engine disagree. PEFT addresses
     experts as `EXPERTS`; gate and up are one weight and get an adapter of the rank each.
     """
-    if config.trainer.lora_rank == 0:
+    if rank == 0:
         return None
     from peft import LoraConfig
 
@@ -178,8 +179,8 @@ def build_lora_config(model: PreTrainedModel, config: Config) -> "LoraConfig | N
         if isinstance(module, nn.Linear) and module is not head and not ROUTER.fullmatch(name)
     }
     return LoraConfig(
-        r=config.trainer.lora_rank,
-        lora_alpha=2 * config.trainer.lora_rank,
+        r=rank,
+        lora_alpha=2 * rank,
         target_modules=sorted(linear | (EXPERTS if shared else set())),
         target_parameters=[f"mlp.{name}" for name in shared] or None,
         task_type="CAUSAL_LM",
@@ -217,11 +218,11 @@ def _has_adapters(model) -> bool:
     return isinstance(model, PeftModel)
 
 
-def save_trained_model(run: RunFolder, trainer, tokenizer, config: Config, metrics: dict) -> dict:
-    """Finish a stage: save the whole model in model.dtype; return `metrics`."""
+def save_trained_model(run: RunFolder, trainer, tokenizer, dtype: str, metrics: dict) -> dict:
+    """Finish a stage: save the whole model in `dtype`; return `metrics`."""
     model = gather_model(trainer)
     if run.ranks.first:
-        save_policy(model, tokenizer, run.path / "policy", getattr(torch, config.model.dtype))
+        save_policy(model, tokenizer, run.path / "policy", getattr(torch, dtype))
         shutil.rmtree(trainer.args.output_dir)  # its checkpoints
     return run.finish(metrics)
 
@@ -329,7 +330,7 @@ def open_policy(folder: Path, config: Config) -> Iterator[tuple[Engine, Any, str
     """Yield (engine, chat, system prompt) of the policy that a finished stage left in `folder`."""
     if config.trainer.backend == "trl":
         where = find_policy(folder)
-        chat, system = build_chat(load_model_tokenizer(where), config)
+        chat, system = build_chat(load_model_tokenizer(where), config.model.tool_format)
         model = load_model(where, getattr(torch, config.model.dtype)).eval()
         with create_engine(model, where, config) as engine:
             yield engine, chat, system
@@ -351,6 +352,6 @@ def check_initial_model(config: Config, run_dir: Path, ranks: Ranks | None = Non
     if not config.model.path:
         return build_untrained(config, run_dir, ranks or Ranks("trl"))
     run = RunFolder(run_dir, stages.stage_settings("untrained", config), ranks)
-    build_chat(load_model_tokenizer(config.model.path), config)
+    build_chat(load_model_tokenizer(config.model.path), config.model.tool_format)
     model = load_model(config.model.path, getattr(torch, config.model.dtype))
     return finish_unchanged(run, config.model.path, {"parameters": model.num_parameters()})

@@ -32,7 +32,7 @@ def begin_stage(name: str, before: str, config: Config, run_dir: Path, ranks: Ra
     tokenizer, *others = load_stage_tools(config, runs)
     if before in stages.list_inputs(name, config):
         model, _ = load_policy(stages.require_input(name, before, config, runs) / "policy")
-        return run, prepare_router_biases(model, config), *others
+        return run, prepare_router_biases(model, config.trainer.router_bias_rate), *others
     start = stages.start_folder(name, config)
     model, own = load_policy(start)
     if own.get_vocab() != tokenizer.get_vocab():
@@ -40,7 +40,7 @@ def begin_stage(name: str, before: str, config: Config, run_dir: Path, ranks: Ra
             f"the policy in {start} has another vocabulary than the world {config.world.name!r}: "
             "start from one that was trained on this world"
         )
-    return run, prepare_router_biases(model, config), *others
+    return run, prepare_router_biases(model, config.trainer.router_bias_rate), *others
 
 
 def finish_stage(run: RunFolder, model, chat: ChatIds, metrics: dict) -> dict:

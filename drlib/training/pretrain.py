@@ -70,7 +70,7 @@ def train_supervised(
         factor = schedule(step, steps, warmup, decay_share)
         if watch.usable(math.isfinite(norm)):
             optimizers.step(factor)
-            extra = balance_experts(model, config)
+            extra = balance_experts(model, config.trainer.router_bias_rate)
         else:
             model.zero_grad(set_to_none=True)
             extra = {"skipped": SKIPPED}

@@ -134,11 +134,11 @@ def sample_groups(
     sources = [
         question_source(task, worlds) for task in tasks
     ]  # before the real world is among them
-    if has_changed(config, step):
+    if has_changed(config.rl.callbacks.world_change, step):
         tasks, worlds = perturb_worlds(tasks, worlds, cast(SmallWorld, agent.toolbox.world))
     tries = config.rl.group * config.rl.sampling.oversample
     half = tries // 2 if config.rl.sampling.adaptive_group else tries
-    judge = build_reward(config)
+    judge = build_reward(config.rl.reward.name, config.seed)
 
     def run(some: list[int], numbers: range) -> dict[int, list[Trajectory]]:
         """Sample the rollouts with these numbers for some tasks; return them by task."""
@@ -169,7 +169,7 @@ def sample_groups(
     return [
         t
         for i in mine
-        for t in adjust_rewards(groups[i], tasks[i], config, _chance(i, config, step))
+        for t in adjust_rewards(groups[i], tasks[i], config, _chance(i, config.seed, step))
     ]
 
 
@@ -178,14 +178,14 @@ def _differ(group: list[Trajectory]) -> bool:
     return len({t.reward for t in group if t.reward is not None}) > 1
 
 
-def _chance(key: int, config: Config, step: int) -> torch.Generator:
+def _chance(key: int, seed: int, step: int) -> torch.Generator:
     """Build the generator that shuffles the rewards of one question."""
-    return torch.Generator().manual_seed(step_seed(f"{config.seed}-labels-{key}", step))
+    return torch.Generator().manual_seed(step_seed(f"{seed}-labels-{key}", step))
 
 
-def has_changed(config: Config, step: int) -> bool:
-    """Return True if rl.callbacks.world_change has changed the world; `step` counts from 0."""
-    return 0 < config.rl.callbacks.world_change <= step
+def has_changed(world_change: int, step: int) -> bool:
+    """Return True if the world has changed (rl.callbacks.world_change); `step` counts from 0."""
+    return 0 < world_change <= step
 
 
 def find_live_groups(shards: list[list[Trajectory]], want: int, ranks: Ranks) -> set[str]:
@@ -209,10 +209,10 @@ def step_seed(seed: int | str, step: int) -> int:
 # ---------------------------------------------------------------- rewards
 
 
-def build_reward(config: Config) -> Reward:
-    """Build the reward function named by rl.reward.name."""
-    settings = {"seed": config.seed} if config.rl.reward.name == "random" else {}
-    return make_reward(config.rl.reward.name, **settings)
+def build_reward(name: str, seed: int) -> Reward:
+    """Build a reward function; only "random" takes the seed."""
+    settings = {"seed": seed} if name == "random" else {}
+    return make_reward(name, **settings)
 
 
 def judge_rollout(trajectory: Trajectory, task: Task, reward: Reward) -> Trajectory:
@@ -238,7 +238,8 @@ def adjust_rewards(
         rewards = _by_wrong_label(group, task)
     terms = [{} for _ in group]
     if config.rl.reward.overlong_buffer > 0:
-        penalties = [_length_penalty(trajectory, config) for trajectory in group]
+        limit, buffer = config.rollout.max_context_tokens, config.rl.reward.overlong_buffer
+        penalties = [_length_penalty(trajectory, limit, buffer) for trajectory in group]
         terms = [{"length": penalty} for penalty in penalties]
         rewards = [r if r is None else r + p for r, p in zip(rewards, penalties)]
     return [
@@ -260,17 +261,16 @@ def _by_wrong_label(group: Sequence[Trajectory], task: Task) -> list[float | Non
     return [reward(trajectory) for trajectory in group]
 
 
-def _length_penalty(trajectory: Trajectory, config: Config) -> float:
+def _length_penalty(trajectory: Trajectory, limit: int, buffer: int) -> float:
     """Compute DAPO's overlong penalty for the longest context.
 
     A rollout that ended at the limit counts as long as the limit, although its last turn is
     missing.
     """
-    limit = config.rollout.max_context_tokens
     length = limit
     if trajectory.termination != Termination.LENGTH:
         length = max(len(context) for context in split_contexts(trajectory))
-    penalty = soft_overlong_penalty(torch.tensor([length]), limit, config.rl.reward.overlong_buffer)
+    penalty = soft_overlong_penalty(torch.tensor([length]), limit, buffer)
     return float(penalty)
 
 

@@ -173,7 +173,7 @@ class _Stage:
         )
         self.where = find_policy(stages.require_input(name, before, config, runs))
         self.tokenizer = load_model_tokenizer(self.where)
-        self.chat_setup = build_chat(self.tokenizer, config)
+        self.chat_setup = build_chat(self.tokenizer, config.model.tool_format)
         world = stages.require_input(name, "world", config, runs) / WORLD_FILE
         self.names = Names.from_world(SmallWorld.load(world))
 
@@ -212,7 +212,7 @@ class _Stage:
             packing_strategy="bfd",
             warmup_steps=warmup,
             lr_scheduler_type="linear",
-            router_aux_loss_coef=balance_coefficient(self.where, config),
+            router_aux_loss_coef=balance_coefficient(self.where, config.trainer.balance_coef),
         )
         checkpoint = find_checkpoint(Path(args.output_dir), self.run)
         model = load_trainable_model(self.where, checkpoint, config)
@@ -221,10 +221,12 @@ class _Stage:
             args=args,
             train_dataset=dataset,
             processing_class=self.tokenizer,
-            peft_config=build_lora_config(model, config),
+            peft_config=build_lora_config(model, config.trainer.lora_rank),
         )
         last = run_trainer(self.run, trainer, checkpoint)
-        return save_trained_model(self.run, trainer, self.tokenizer, config, last | (metrics or {}))
+        return save_trained_model(
+            self.run, trainer, self.tokenizer, config.model.dtype, last | (metrics or {})
+        )
 
 
 def _take(samples: Iterator[Sample], tokens: int) -> Iterator[Sample]:

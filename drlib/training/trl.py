@@ -772,10 +772,10 @@ def _enable_cpu_sharding(arguments: TrainingArguments) -> None:
     PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
-def balance_coefficient(where: str, config: Config) -> float:
+def balance_coefficient(where: str, coefficient: float) -> float:
     """Return the coefficient of the load-balancing loss; 0 for a dense model."""
     has_experts = hasattr(AutoConfig.from_pretrained(where), "num_experts")
-    return config.trainer.balance_coef if has_experts else 0.0
+    return coefficient if has_experts else 0.0
 
 
 def disable_cudnn_attention() -> None:

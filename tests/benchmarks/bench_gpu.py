@@ -198,9 +198,11 @@ def trained_model(config, rank: int, device: str):
 
     settings = Config.load("gpu8", trainer__lora_rank=rank)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=choose_weight_dtype(settings))
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=choose_weight_dtype(settings.model.dtype, settings.trainer.lora_rank)
+        )
         if rank:
-            model = get_peft_model(model, build_lora_config(model, settings))
+            model = get_peft_model(model, build_lora_config(model, settings.trainer.lora_rank))
             model.enable_input_require_grads()  # checkpointing needs it, and TRL does so
     model.gradient_checkpointing_enable()
     return model.train(), settings.trainer.balance_coef if hasattr(config, "num_experts") else 0.0
