@@ -1,18 +1,19 @@
-"""Agentic pre-training text: copying, reading, and the first part of acting, all invented.
+"""Agentic pre-training text from invented worlds: copying, reading, and tool calls.
 
-Four kinds of document, drawn endlessly from fictional worlds (so no fact can be learned):
+Four kinds of document in an infinite stream. The worlds are fictional, so no fact can be learned:
 
-    copy      a list of names and the same list again
-    read      pages, then statements that they support
-    search    the log of a hand that looks things up (one or two look-ups)
-    python    the log of a hand that computes
+    copy      a list of names, repeated
+    read      pages, then statements that the pages support
+    search    the log of an agent that searches (one or two hops)
+    python    the log of an agent that computes
 
-A log begins with a question in chat form or with a bare goal, and *never* contains an answer or a
-chain of three look-ups: answering is what the cold start teaches, and the third look-up is left
-to reinforcement learning. What cannot be predicted (pages, tool responses, goals, first lists) is
-context and carries no loss: at this size, learning to predict noise costs the learning of copying.
-This is what the tour's stage `cpt` trains on: the action synthesis of AgentFounder, cut down to
-what a laptop can train. The recipe itself is in `drlib.demonstrations.agentfounder`.
+A log starts with a question in chat form or with a goal. It *never* contains an answer or a chain
+of three hops: the cold start teaches answers, reinforcement learning the third hop. Unpredictable
+text (pages, tool responses, goals, first lists) is context without loss, because a small model that
+learns to predict noise learns to copy more slowly.
+
+The tour's stage `cpt` trains on this text. It reduces AgentFounder's action synthesis to what a
+laptop can train; the published recipe is in `drlib.demonstrations.agentfounder`.
 """
 
 import random
@@ -45,7 +46,7 @@ STATEMENTS = (2, 4)  # about them
 
 @dataclass(frozen=True)
 class Sample:
-    """Token ids and which of them carry loss (both of one length)."""
+    """Token ids and a loss mask of the same length."""
 
     ids: tuple[int, ...]
     loss: tuple[bool, ...]
@@ -58,14 +59,14 @@ Pieces = list[tuple[list[int], bool]]
 
 
 def join_pieces(pieces: Pieces) -> Sample:
-    """(ids, whether they carry loss) one after the other."""
+    """Concatenate pieces of (token ids, with loss)."""
     ids = [i for part, _ in pieces for i in part]
     loss = [flag for part, flag in pieces for _ in part]
     return Sample(tuple(ids), tuple(loss))
 
 
 def turns(messages: list[dict], chat: ChatIds) -> Pieces:
-    """The ids that a rollout would have seen of these turns; loss on what the assistant wrote."""
+    """Return the token ids of turns as in a rollout, with loss on the assistant's text."""
     pieces = []
     for message in messages:
         if message["role"] == "assistant":
@@ -83,15 +84,16 @@ def turns(messages: list[dict], chat: ChatIds) -> Pieces:
 
 
 def episode_sample(messages: list[dict], chat: ChatIds, system: str | None = None) -> Sample:
-    """A whole conversation, from its question on; `system`: what a model is told before it."""
+    """Return a whole conversation from its question on, with an optional system prompt."""
     question, *rest = messages
     prompt = chat.prompt(question["content"], system=system)
     return join_pieces([(prompt, False), *turns(rest, chat)])
 
 
 class InventedTools:
-    """Simulated tool results of an invented world. Nothing is executed: a correct program prints
-    the answer of `task`, and a search shows `results` pages.
+    """Simulated tool results of an invented world; nothing is executed.
+
+    A correct program prints the answer of `task`; a search shows `results` pages.
     """
 
     def __init__(self, task: Task, world: SmallWorld, results: int, rng: random.Random):
@@ -101,7 +103,7 @@ class InventedTools:
         self.rng = rng
 
     def call(self, name: str, arguments: dict, *, world: None) -> ToolResult:
-        """The result of one call, as of a `Toolbox`."""
+        """Return the result of one call in the form of `Toolbox.call`."""
         if name == "python":
             return ToolResult(name, arguments, self.task.answer, True, None)
         query = arguments["query"]
@@ -113,8 +115,10 @@ class InventedTools:
         return ToolResult(name, arguments, self._search(query[0]), True, None)
 
     def _search(self, query: str) -> str:
-        """For an exact title: the page, then distractors. For facts: among the pages that have some
-        of them the one that has them all."""
+        """Return the titles that a search shows.
+
+        For an exact title: its page, then distractors. For facts: the pages with the most of them.
+        """
         others = self.rng.sample(sorted(self.world.entities), min(self.results, len(self.world)))
         if query == self.task.question:  # a search for the question itself finds its start, or not
             shown = [self.task.start, *(t for t in others if t != self.task.start)]
@@ -129,9 +133,12 @@ class InventedTools:
 
 
 class ActionData:
-    """Endless documents with names of the words of `names`; a search shows `results` hits.
+    """Infinite stream of documents; a search shows `results` pages.
 
-    conditions: how questions of two conditions are said, of which some logs are; None: of none.
+    Args:
+        names: words for the names of the invented worlds.
+        conditions: wording of questions with two conditions, which some logs answer; None: no such
+            questions.
     """
 
     def __init__(
@@ -143,7 +150,11 @@ class ActionData:
         self.conditions = conditions
 
     def stream(self, seed: int | str, shares: dict[str, float] = SHARES) -> Iterator[Sample]:
-        """The same for the same seed; `shares`: kind of document -> its weight in the mixture."""
+        """Yield samples; the same seed gives the same stream.
+
+        Args:
+            shares: kind of document -> weight in the mixture.
+        """
         rng = random.Random(f"cpt-{seed}")
         while True:
             world = fictional_world(rng.getrandbits(60), self.names)
@@ -172,7 +183,7 @@ class ActionData:
                     yield self._log(task, task.question, world, rng)
 
     def _copy(self, rng: random.Random) -> Sample:
-        """A list of names, and the same list again."""
+        """Return a list of names, repeated."""
         taken: set[str] = set()
 
         def name() -> str:
@@ -185,7 +196,7 @@ class ActionData:
         return join_pieces([(self.chat.encode(f"{text}\n"), False), (again, True)])
 
     def _read(self, world: SmallWorld, rng: random.Random) -> Sample:
-        """Pages, then statements that they support."""
+        """Return pages, then statements that they support."""
         shown = rng.sample(sorted(world.entities), rng.randint(*PAGES_READ))
         pages = "".join(f"{_page(world, title)}\n" for title in shown)
         facts = [
@@ -202,7 +213,7 @@ class ActionData:
         return join_pieces(pieces)
 
     def _log(self, task: Task, goal: str, world: SmallWorld, rng: random.Random) -> Sample:
-        """The oracle's way to an answer, the answer left out; what tools show is made up."""
+        """Return the oracle's log without the answer; tool results are simulated."""
         opening = self.chat.prompt(task.question)
         if rng.random() >= QUESTION_SHARE:
             opening = self.chat.encode(f"Goal: {goal}\n") + self.chat.assistant_start
@@ -215,7 +226,7 @@ class ActionData:
 
 
 def _most_of(facts: list[str], world: SmallWorld, others: list[str]) -> list[str]:
-    """Pages in order of how many of the `facts` they have, then `others`."""
+    """Return the pages sorted by the number of `facts` on them, then `others`."""
     found = {}
     for title, entity in world.entities.items():
         found[title] = len({*facts} & {*split_facts(snippet(entity))})

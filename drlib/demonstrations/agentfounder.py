@@ -86,7 +86,7 @@ class CptRow(NamedTuple):
 
 
 def sample_of(row: CptRow, chat: ChatIds) -> Sample:
-    """Token ids, with loss on the row's own words."""
+    """Return the token ids of a row, with loss on the policy's own words."""
     encode = {"user": chat.prompt, "tool": chat.tool_turn, "facts": chat.plain}
     pieces = [(encode.get(role, chat.encode)(text), role == "own") for role, text in row.parts]
     return join_pieces(pieces)
@@ -109,8 +109,10 @@ class Teacher:
         return rng.randrange(kinds) if rng.random() < self.fault else None
 
     def plan(self, task: Task, rng: random.Random) -> str:
-        """An analysis and the first call, right or wrong: an answer at once, another start, another
-        relation, or arguments of the wrong form."""
+        """Write an analysis and the first call, possibly wrong.
+
+        Mistakes: an immediate answer, another start, another relation, or malformed arguments.
+        """
         start = task.start
         first, *rest = task.relations
         mistake = self._mistake(4, rng)
@@ -126,8 +128,11 @@ class Teacher:
         return f"<think>{rng.choice(FIRST).format(r=first)}{later}</think>{call}"
 
     def refine(self, task: Task, values: Sequence[str], rng: random.Random) -> str:
-        """The answer from the facts, or in circles, or another answer; `values`: those of the
-        task's relations, in order."""
+        """Write the answer from the facts, possibly wrong or circular.
+
+        Args:
+            values: values of the task's relations, in order.
+        """
         mistake = self._mistake(3, rng)
         steps = [f"The {relation} is {value}." for relation, value in zip(task.relations, values)]
         if mistake == 0:
@@ -139,8 +144,10 @@ class Teacher:
     def alternatives(
         self, messages: Sequence[dict], step: str, n: int, rng: random.Random
     ) -> list[str]:
-        """`n` other (thought, call) in the place of `step`, all different; what was said before
-        (`messages`) is not looked at. ValueError: there are not so many."""
+        """Return `n` different (thought, call) pairs that could replace `step`.
+
+        `messages`, the conversation before the step, is ignored. ValueError: there are fewer.
+        """
         found: dict[str, None] = {}
         for _ in range(DRAWS_OF_ALTERNATIVES):
             if len(found) == n:
@@ -151,7 +158,7 @@ class Teacher:
         raise ValueError(f"found {len(found)} alternatives of {n} to {step!r}")
 
     def _alternative(self, step: str, rng: random.Random) -> str:
-        """Another (thought, call) in the place of `step`."""
+        """Return one (thought, call) that could replace `step`."""
         action = parse(step)
         name = rng.choice(self.names)
         kind = rng.randrange(4)
@@ -198,8 +205,10 @@ def _check_chain(task: Task) -> None:
 def plans(
     task: Task, memory: EntityMemory, teacher: Teacher, k: int, rng: random.Random
 ) -> list[CptRow]:
-    """Up to `k` different plans for one question, judged (rejected ones too).
-    ValueError: the task is no chain question."""
+    """Return up to `k` different judged plans for one question, rejected ones included.
+
+    ValueError: the task is no chain question.
+    """
     _check_chain(task)
     found = dict.fromkeys(teacher.plan(task, rng) for _ in range(DRAWS_A_PLAN * k))
     sources = {source for known in memory.list_statements(task.start) for source in known.sources}
@@ -216,8 +225,10 @@ def plans(
 
 
 def reasoning(task: Task, memory: EntityMemory, teacher: Teacher, rng: random.Random) -> CptRow:
-    """A draft, the mapped facts in any order, the refined answer; judged.
-    ValueError: the task is no chain question, or the memory does not know the chain."""
+    """Return the judged row of a draft, the facts in random order, and the refined answer.
+
+    ValueError: the task is no chain question, or the memory does not know the chain.
+    """
     _check_chain(task)
     values = [task.start]
     facts: dict[str, tuple[str, ...]] = {}  # text -> sources
@@ -259,7 +270,7 @@ class Widener(Protocol):
     def alternatives(
         self, messages: Sequence[dict], step: str, n: int, rng: random.Random
     ) -> list[str]:
-        """`n` others in the place of `step`, behind `messages`. ValueError: there are none."""
+        """Return `n` alternatives to `step` after `messages`; ValueError if there are none."""
 
 
 def higher_order(
@@ -300,7 +311,7 @@ def _asked_for(steps: Iterable[str]) -> set[str]:
 
 
 def context_stages(samples: Iterable[Sample], short: int, limit: int) -> list[list[Sample]]:
-    """Rows of up to `short` tokens, then the longer ones up to `limit`, the policy's context."""
+    """Return rows of up to `short` tokens, then the longer ones up to the context `limit`."""
     found = list(samples)
     brief = [sample for sample in found if len(sample) <= short]
     longer = [sample for sample in found if short < len(sample) <= limit]
@@ -310,7 +321,7 @@ def context_stages(samples: Iterable[Sample], short: int, limit: int) -> list[li
 def with_replay(
     own: Iterator[Sample], replay: Iterator[Sample], share: float, rng: random.Random
 ) -> Iterator[Sample]:
-    """`own` with general text between, on average `share` of the samples."""
+    """Mix samples of `replay` into `own`: a share of `share` on average."""
     while True:
         yield next(replay if rng.random() < share else own)
 
@@ -327,8 +338,11 @@ class CloseTeacher(Teacher):
     def alternatives(
         self, messages: Sequence[dict], step: str, n: int, rng: random.Random
     ) -> list[str]:
-        """`n` others that ask for something else, all different. What has been read is the question
-        and the last response. ValueError: there are not so many."""
+        """Return `n` different steps that ask for something else.
+
+        They use names and relations of the question and the last response. ValueError: there are
+        fewer.
+        """
         read = "\n".join(message["content"] for message in (messages[0], messages[-1]))
         thought, _, call = step.partition(CLOSE)
         action = parse(step)
@@ -485,7 +499,7 @@ class ActionRows:
         self.from_memory = from_memory
 
     def stream(self, seed: int | str, kind: Kind) -> Iterator[Sample]:
-        """The same for the same seed."""
+        """Yield rows; the same seed gives the same stream."""
         rng = random.Random(f"{kind}-{seed}")
         while True:
             world = fictional_world(rng.getrandbits(60), self.names)
@@ -496,7 +510,7 @@ class ActionRows:
                     yield sample
 
     def _first_order(self, world: SmallWorld, rng: random.Random) -> Iterator[CptRow]:
-        """Plans and a refined answer for each question, judged."""
+        """Yield judged plans and a judged refined answer for each question."""
         memory, known = memory_of(world), world
         if self.from_memory:
             memory = memory_of_attempts(world, self._attempts(world, rng))

@@ -87,11 +87,13 @@ OPS = {
 
 @dataclass(frozen=True)
 class Api:
-    """A tool as its documentation has it: one operator of `OPS` on one table.
+    """A documented tool: one operator of `OPS` on one table.
 
-    params, returns: names; "x_id" is the key of table x. get takes the key, find one column (and
-    returns the first match), set the key and a column, add all columns, remove the key. domain: the
-    hidden truth, for scoring alone.
+    Args:
+        params, returns: names; "x_id" is the key of table x. get takes the key; find takes one
+            column and returns the first match; set takes the key and a column; add takes all
+            columns; remove takes the key.
+        domain: the true domain, used for scoring only.
     """
 
     name: str
@@ -164,7 +166,7 @@ class Domain:
             self._functions[name] = namespace[name]
 
     def open(self, seed: int | str) -> sqlite3.Connection:
-        """The initial state of `seed`: three to eight rows in each table, drawn at random."""
+        """Open the initial state of `seed`: three to eight random rows per table."""
         rng = random.Random(f"scaler-state-{self.name}-{seed}")
         size = rng.randint(*ROWS_A_TABLE)
         db = sqlite3.connect(":memory:", isolation_level=None)
@@ -197,7 +199,7 @@ class Domain:
 
 
 def _schema(apis: Iterable[Api]) -> dict[str, list[str]]:
-    """Table -> its columns but the key: all names that its tools mention."""
+    """Return table -> columns without the key: all names that its tools mention."""
     mentioned = [(api.table, name) for api in apis for name in (*api.params, *api.returns)]
     keys = [name for _, name in mentioned if name.endswith("_id")]
     schema = {}
@@ -208,7 +210,7 @@ def _schema(apis: Iterable[Api]) -> dict[str, list[str]]:
 
 
 def made_up_value(column: str, rng: random.Random, size: int = 9) -> str:
-    """ "day-4"; for a reference the number alone, which is a row's where `size` rows are."""
+    """Return a value such as "day-4"; for a reference, the number of one of `size` rows."""
     number = rng.randint(1, size)
     return str(number) if column.endswith("_id") else f"{column}-{number}"
 
@@ -233,7 +235,7 @@ garage: vehicle plate fuel city, repair vehicle_id mechanic level"""
 
 
 def toy_apis() -> list[Api]:
-    """60 tools: five operators on each of the two tables of six domains (`DOMAINS`)."""
+    """Return 60 tools: five operators on each of the two tables of six domains (`DOMAINS`)."""
     apis = []
     for line in DOMAINS.split("\n"):
         domain, tables = line.split(": ")
@@ -252,7 +254,10 @@ def toy_apis() -> list[Api]:
 
 
 def embed_parameters(api: Api, size: int = 1024) -> np.ndarray:
-    """float64[size], length 1: hashed character trigrams of its parameters' and outputs' names."""
+    """Embed a tool by hashed character trigrams of its parameter and output names.
+
+    Returns float64 [size], of length 1.
+    """
     names = [f"<{name}>" for name in (*api.params, *api.returns)]
     grams = [name[i : i + 3] for name in names for i in range(len(name) - 2)]
     # crc32: hash() differs from process to process
@@ -261,14 +266,17 @@ def embed_parameters(api: Api, size: int = 1024) -> np.ndarray:
 
 
 def tool_graph(apis: Sequence[Api], tau: float = TAU) -> nx.Graph:
-    """Tools, as their places in `apis`; an edge, weighted with the cosine, where that is > tau."""
+    """Return the graph of tools, as indices of `apis`.
+
+    Edges join tools with a cosine above `tau` and have it as weight.
+    """
     vectors = np.stack([embed_parameters(api) for api in apis])
     cosines = vectors @ vectors.T
     return nx.from_numpy_array(np.triu(np.where(cosines > tau, cosines, 0), 1))
 
 
 def find_domains(apis: Sequence[Api], tau: float = TAU, seed: int = 0) -> list[list[Api]]:
-    """Louvain's communities of the tool graph, tools and communities in the order of `apis`."""
+    """Return Louvain communities of the tool graph; tools and communities in order of `apis`."""
     found = nx.community.louvain_communities(tool_graph(apis, tau), seed=seed)
     return [[apis[i] for i in part] for part in sorted(map(sorted, found))]
 
@@ -313,7 +321,7 @@ class ToolTask:
         return any(self.domain.apis[call.name].op not in READS for call in self.calls)
 
     def run(self, calls: Iterable[ToolCall]) -> tuple[list[tuple[bool, str]], str]:
-        """(`Domain.call` of each of `calls` from the initial state on, hash of the final state)."""
+        """Run calls from the initial state; return their results and the hash of the final state."""
         with closing(self.domain.open(self.seed)) as db:
             results = [self.domain.call(db, call.name, call.arguments) for call in calls]
             return results, self.domain.hash(db)
@@ -392,8 +400,10 @@ def _argument(
     known: Mapping[str, tuple[str, str]],
     rng: random.Random,
 ) -> tuple[str, str]:
-    """(value, how the user says it): what an earlier step returned, else what is in the database,
-    and for what is newly written anything."""
+    """Return (value, the user's wording of it).
+
+    Taken from an earlier step's output, else from the database; a newly written value is invented.
+    """
     table = name.removesuffix("_id") if name.endswith("_id") else api.table
     rows = db.execute(f"SELECT DISTINCT {name} FROM {table} ORDER BY 1").fetchall()
     is_key = name in api.keys
@@ -419,15 +429,17 @@ def play(task: ToolTask, calls: Sequence[ToolCall] | None = None) -> list[dict[s
 
 
 def rejection(task: ToolTask, messages: Sequence[Mapping[str, str]]) -> str:
-    """The first of `FILTERS` that a trajectory fails, "" when it is kept.
+    """Return the first of `FILTERS` that a trajectory fails; "" if it passes all.
 
-    validity: user, then calls and observations in turn, then an answer, behind which a user may go
-    on (`User`; a turn that does not parse is no call); no `NGRAM` words more often
-    than `MAX_REPEATS` in what the assistant wrote; the observations are those of a replay.
-    state: the replay ends in the gold state. A read-only task's is its first: reads alone pass.
-    exact match: of read-only tasks, whose state says nothing more: the calls that worked are the
-    gold ones in order. Failed calls do not count, here as above: a trajectory with an error that
-    ends right teaches recovery and is kept, as in the paper.
+    validity: a user turn, then calls and observations in turn, then an answer, after which a user
+    may continue (`User`; a turn that does not parse is no call). No `NGRAM` words occur more often
+    than `MAX_REPEATS` in the assistant's text. The observations equal those of a replay.
+
+    state: the replay ends in the gold state. The gold state of a read-only task is its first, so
+    any reads pass.
+
+    exact match: for read-only tasks, the successful calls equal the gold ones in order. Failed
+    calls are ignored: a trajectory that recovers from an error is kept, as in the paper.
     """
     checks = zip(FILTERS, _checks(task, messages), strict=True)
     return next((name for name, failed in checks if failed), "")
@@ -459,7 +471,10 @@ def _letter(message: Mapping[str, str]) -> str:
 def filter_trajectories(
     pairs: Iterable[tuple[ToolTask, Sequence[Mapping[str, str]]]],
 ) -> tuple[list[tuple[ToolTask, Sequence[Mapping[str, str]]]], dict[str, int]]:
-    """(the pairs kept, report): {"given", "kept", and how many each of `FILTERS` rejected}."""
+    """Return the pairs that pass, and a report.
+
+    The report holds "given", "kept" and the number of pairs that each of `FILTERS` rejected.
+    """
     pairs = list(pairs)
     reasons = [rejection(*pair) for pair in pairs]
     kept = [pair for pair, reason in zip(pairs, reasons, strict=True) if not reason]
@@ -468,9 +483,10 @@ def filter_trajectories(
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
-    """pass^k: the chance that k of n trials, of which c were right, are all right.
+    """Return pass^k: the probability that k of n trials, c of them right, are all right.
 
-    C(c, k) / C(n, k), unbiased for p**k (tau-bench, arXiv 2406.12045); average it over tasks.
+    C(c, k) / C(n, k), unbiased for p**k (tau-bench, arXiv 2406.12045); to be averaged over tasks.
+
     ValueError unless 0 <= c <= n and 1 <= k <= n.
     """
     if not (0 <= c <= n and 1 <= k <= n):

@@ -27,19 +27,22 @@ _TOOL_RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*",
 def from_trajectories(
     records: Iterable[Trajectory | Mapping], tasks: Iterable[Task]
 ) -> list[Episode]:
-    """Rollouts, or chat rows `{"messages": [..]}` of an endpoint or a file, as episodes.
+    """Convert rollouts, or chat rows `{"messages": [..]}` of an endpoint or a file, to episodes.
 
-    A record's task is found by its `task_id`, else by what the user says first. System turns are
-    dropped; a tool speaks as "tool" or as a user's `<tool_response>`. A rollout stays beside its
-    text as `episode.record`, so that the sampled ids are those that are trained. ValueError: no
-    messages, a message without text, or the task is not among `tasks`; it names the row.
+    A record's task is found by its `task_id`, else by the first user message. System turns are
+    dropped; tool turns have the role "tool" or are user turns with `<tool_response>`. A rollout is
+    kept as `episode.record`, so that exactly the sampled ids are trained.
+
+    Raises:
+        ValueError: no messages, a message without text, or an unknown task; the message names the
+            row.
     """
     known = {key: task for task in tasks for key in (task.id, task.question.strip())}
     return [_episode(number, record, known) for number, record in enumerate(records, 1)]
 
 
 def _episode(number: int, record: Trajectory | Mapping, known: Mapping[str, Task]) -> Episode:
-    """Row `number`; `known`: tasks by id and by question."""
+    """Convert row `number`; `known` maps ids and questions to tasks."""
     is_rollout = isinstance(record, Trajectory)
     row = vars(record) if is_rollout else record
     said = [message for message in row.get("messages") or () if message["role"] != "system"]
@@ -82,14 +85,14 @@ def assistant_turns(episode: Episode) -> list[str]:
 
 
 def thought_and_action(turn: str) -> tuple[str, str]:
-    """A turn's thought, without its tags, and its action. AttributeError: it has no action."""
+    """Return a turn's thought without tags, and its action; AttributeError without one."""
     start = max(turn.find("</think>"), 0)
     at = start + re.search("<tool_call>|<answer>", turn[start:]).start()
     return re.sub("</?think>", "", turn[:at]).strip(), turn[at:]
 
 
 def _steps(episode: Episode) -> list[tuple[str, str, str]]:
-    """(thought, action, observation) of each turn; nothing is observed after an answer."""
+    """Return (thought, action, observation) of each turn; no observation after an answer."""
     shown = [*observations(episode), ""]
     return [
         (*thought_and_action(turn), seen) for turn, seen in zip(assistant_turns(episode), shown)
@@ -97,7 +100,7 @@ def _steps(episode: Episode) -> list[tuple[str, str, str]]:
 
 
 def short_thought(history: list[dict], action: ToolCall | Answer, observation: str) -> str:
-    """The templated thought of `reconstruct`."""
+    """Return a thought from a template, the default of `reconstruct`."""
     if isinstance(action, Answer):
         return "I have the answer."
     about = next(iter(action.arguments.values()), "")
@@ -105,11 +108,15 @@ def short_thought(history: list[dict], action: ToolCall | Answer, observation: s
 
 
 def reconstruct(episode: Episode, think: Callable = short_thought) -> Episode:
-    """The same actions and observations with new thoughts (WebSailor); of an episode that passed.
+    """Return an accepted episode with new thoughts and the same actions (WebSailor).
 
-    `think(history, action, observation)` gives an action's thought and may ask a model; history has
-    question, actions and observations before it, the old thoughts withheld. ValueError: a thought
-    that is empty or holds a tag.
+    Args:
+        think: called with (history, action, observation), returns the action's thought and may ask
+            a
+            model. The history holds question, actions and observations, without the old thoughts.
+
+    Raises:
+        ValueError: a thought is empty or contains a tag.
     """
     new = Episode(episode.task, None, None)
     new.tool_results = episode.tool_results
@@ -154,8 +161,14 @@ def length_stages(
     share: float = 0.1,
     seed: int = 0,
 ) -> tuple[list, list]:
-    """First all `rounds` (context-managed) with what is short of `react`, then what is longer, up
-    to `long`, and `share` as many of the short ones. `size`: a sample's tokens."""
+    """Return the samples of two stages by length (Tongyi DeepResearch).
+
+    The first stage has all context-managed `rounds` and the short samples of `react`. The second
+    has the samples of up to `long` tokens and, relative to these, a `share` of short ones.
+
+    Args:
+        size: number of tokens of a sample.
+    """
     sized = [(size(sample), sample) for sample in react]
     brief = [sample for tokens, sample in sized if tokens <= short]
     later = [sample for tokens, sample in sized if short < tokens <= long]
@@ -165,7 +178,11 @@ def length_stages(
 
 
 def export_attempts(episodes: Iterable[Episode], tools: Sequence[dict], tag: str) -> list[dict]:
-    """`tools`: `Toolbox.schemas`. As in theirs, a user speaks for the tools."""
+    """Write episodes in WebDancer's format, in which tool results are user turns.
+
+    Args:
+        tools: as in `Toolbox.schemas`.
+    """
     rows = []
     functions = [json.dumps(tool) for tool in tools]
     for episode in episodes:

@@ -160,8 +160,11 @@ def _grounded(episode: Episode) -> bool:
 
 
 def seeking(episode: Episode, needed: set[str]) -> tuple[float, float]:
-    """(ISR, ISE) of WebLeaper: |R & O| / |R|, the share of needed entities that observations name,
-    and n / T, needed entities a call."""
+    """Return WebLeaper's ISR and ISE.
+
+    ISR = |R & O| / |R|, the share of needed entities named in observations; ISE = n / T, needed
+    entities per call.
+    """
     shown = observations(episode)
     seen = normalise_answer("\n".join(shown))
     named = sum(_mentions(seen, title) for title in needed)

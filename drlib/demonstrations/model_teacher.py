@@ -1,20 +1,20 @@
 """A language model as AgentFounder's teacher and judge (arXiv 2509.13310, section 3).
 
-The rows are those of `drlib.demonstrations.agentfounder`, and as there no tool is executed.
-For a question and the statements of a memory that its answer follows from:
+The rows are those of `drlib.demonstrations.agentfounder`; no tool is executed. For a question and
+the statements of a memory that entail its answer:
 
-    fas_plan    the model, which sees the question alone, thinks of a first step, K times; the
-                judge, which sees the statements and the answer too, rejects what leads elsewhere
-    fas_reason  the model answers from what it knows (the draft), then again given the statements;
-                kept where the second answer is right and its reasoning is no longer than it may be
-    has         at each step of a finished trajectory the model thinks of N others, nobody tries
-                them, and they are shuffled with the one that was taken
+    fas_plan    the model sees the question only and writes a first step, K times; the judge also
+                sees the statements and the answer and rejects misleading steps
+    fas_reason  the model answers from its own knowledge (the draft), then again with the
+                statements; kept if the second answer is right and its reasoning not too long
+    has         at each step of a finished trajectory the model writes N alternatives, which are
+                not executed but shuffled with the step taken
 
-What the model writes is JSON and becomes a turn of our own format, so that a missing bracket costs
-a row and teaches nothing. A reply that cannot be read, a judge that gave no verdict and a spent
-budget are a row's `judge`: no row counts as kept that nobody judged.
+The model writes JSON, which is converted to turns of our format, so a missing bracket costs a row
+but is never trained on. An unreadable reply, a missing verdict and an exhausted budget are recorded
+in a row's `judge`: only judged rows are kept.
 
-Left out: plans of several steps, a judge that corrects.
+Not implemented: plans of several steps, a judge that corrects.
 """
 
 import random
@@ -62,8 +62,10 @@ _VERDICT = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
 class ModelTeacher:
     """Writes rows with the model behind `writer`.
 
-    judge: the replies of the model that judges plans; None: the writer's, in a call of its own.
-    names: what a call may search for (`CptRow.entity_ids`).
+    Args:
+        judge: replies of the model that judges plans; None: the writer judges, in separate
+            requests.
+        names: names that a call may search for (`CptRow.entity_ids`).
     """
 
     def __init__(self, writer: Replies, judge: Replies | None = None, names: Sequence[str] = ()):
@@ -96,7 +98,7 @@ class ModelTeacher:
         ]
 
     def _verdict(self, plan: str, task: Task, known: Sequence[str]) -> str:
-        """KEPT, the judge's reason against the plan, or why there is no verdict."""
+        """Return KEPT, the judge's objection, or the reason why there is no verdict."""
         system = JUDGE.format(known=_lines(known), answer=task.answer)
         reply = self.judge.ask(make_prompt(system, f"{task.question}\n\n{plan}"), temperature=0)
         if reply.failed:
@@ -108,7 +110,7 @@ class ModelTeacher:
         return KEPT if word[1].casefold() == "yes" else f"the judge: {said}"
 
     def reasoning(self, task: Task, known: Sequence[str], sources: Sequence[str]) -> CptRow:
-        """A draft from what the model knows, the statements, the refined answer; judged."""
+        """Return the judged row of a draft, the statements and the refined answer."""
         draft = self.writer.ask(make_prompt(CLOSED_BOOK_PROMPT, task.question))
         fault, refined = draft.failed, ""
         said = draft.text.rpartition("</think>")[2].strip()
@@ -147,7 +149,7 @@ class ModelTeacher:
 
 
 def _step(said: str) -> tuple[str, str]:
-    """(the turn that a model's JSON is, why there is none)."""
+    """Parse a model's JSON to a turn; return (turn, reason if there is none)."""
     try:
         turn = _turn(parse_json(said, dict))
     except ValueError:
@@ -170,7 +172,7 @@ def _turn(made: Any) -> str:
 
 
 def _refined(said: str, task: Task, statements: int) -> tuple[str, str]:
-    """(the refined answer as a turn, why it is not kept)."""
+    """Return (the refined answer as a turn, reason for its rejection)."""
     try:
         made = parse_json(said, dict)
         reasoning, answer = str(made["reasoning"]).strip(), str(made["answer"]).strip()

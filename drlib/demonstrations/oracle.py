@@ -55,7 +55,7 @@ class Episode:
         return is_correct(self.answer, self.task)
 
     def call(self, thought: str, name: str, arguments: dict) -> str:
-        """One tool turn; returns the observation's text."""
+        """Add one tool turn; return the observation."""
         self.known_before.append({**self.known})
         result = self._toolbox.call(name, arguments, world=self._world)
         self.tool_results.append(result)
@@ -67,7 +67,7 @@ class Episode:
         return result.text
 
     def finish(self, thought: str, answer: str) -> Episode:
-        """The last turn."""
+        """Add the last turn."""
         self.known_before.append({**self.known})
         content = f"<think>{thought}</think>{render_answer(answer)}"
         self.messages.append({"role": "assistant", "content": content})
@@ -87,7 +87,7 @@ class DemonstratorFaults:
 
 
 class Demonstrator:
-    """The imperfect teacher; `names` are what it guesses with."""
+    """Imperfect teacher; it guesses with `names`."""
 
     def __init__(self, faults: DemonstratorFaults, names: Iterable[str]):
         self.faults = faults
@@ -177,24 +177,24 @@ class Demonstrator:
 
 
 class Oracle(Demonstrator):
-    """The teacher without a fault: solves every task by the shortest honest path."""
+    """Teacher without faults: solves every task with the fewest calls."""
 
     def __init__(self):
         super().__init__(DemonstratorFaults(0, 0, 0, 0, 0), ())
 
 
 def _happens(rate: float, rng: random.Random) -> bool:
-    """A draw; at rate 0 none is made, so that the oracle's draws are its wordings alone."""
+    """Return True with probability `rate`; at rate 0 no random number is drawn."""
     return rate > 0 and rng.random() < rate
 
 
 def _crash(code: str, rng: random.Random) -> str:
-    """A program that raises: a bracket short, or a misspelt name."""
+    """Return a program that raises: without a bracket, or with a misspelt name."""
     return code[:-1] if rng.random() < 0.5 else code.replace("print", "prin")
 
 
 def _distort(code: str, rng: random.Random) -> str:
-    """A program that runs and computes something else: one digit is changed."""
+    """Return a program that runs but computes something else: one digit is changed."""
     places = [i for i, character in enumerate(code) if character.isdigit()]
     spot = rng.choice(places)
     digit = rng.choice([d for d in "123456789" if d != code[spot]])

@@ -121,7 +121,7 @@ class _Hand:
             self.note = f"{self.rng.choice(REGRETS)} "
 
     def search(self, queries: list[str]) -> str:
-        """The observation of a search for all of `queries`."""
+        """Search for all `queries` and return the observation."""
         name = queries[0]
         self.slip("arguments", "search", {"query": name})  # a text where a list belongs
         self.slip("query", "search", {"query": [name[: (len(name) + 1) // 2]]})
@@ -198,7 +198,7 @@ class _Hand:
         )  # a range alone cannot be listed
 
     def answers(self, query: Query) -> set[str]:
-        """The answers of `query`, listed."""
+        """Return the listed answers of `query`."""
         match query:
             case str():
                 return {query}
@@ -228,7 +228,7 @@ class _Hand:
         raise Stuck  # a range alone, or anything
 
     def projected(self, relation: str, start: set[str]) -> set[str]:
-        """The values of `relation` at the members of `start`, read or searched for."""
+        """Return the values of `relation` at the members of `start`, read or searched for."""
         found = set().union(*self.read(start, relation).values())
         for value in sorted(start - self.links.keys()):
             found |= self.holders(value, inverse(relation))
@@ -236,7 +236,7 @@ class _Hand:
         return found
 
     def extreme(self, relation: str, found: set[str], most: bool) -> set[str]:
-        """Those of `found` with the largest or smallest number of `relation`."""
+        """Return the members of `found` with the largest or smallest number of `relation`."""
         shown = self.read(found, relation)
         ranked = sorted((n, title) for title, some in shown.items() for n in parse_numbers(some))
         function = "max" if most else "min"
@@ -303,7 +303,7 @@ class _Hand:
 
 
 def name_list(titles: Iterable[str]) -> str:
-    """The first of `titles` in order, and how many more there are."""
+    """Return the first titles in order, and how many more there are."""
     titles = sorted(titles)
     shown = ", ".join(titles[:NAMES_SPELT]) or "nothing"
     more = len(titles) - NAMES_SPELT

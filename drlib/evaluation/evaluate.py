@@ -1,8 +1,9 @@
-"""Stages `evaluate_*`: held-out questions, greedy and sampled, with outcomes kept per question.
+"""Stages `evaluate_*`: accuracy on held-out questions, with the outcome of every question.
 
-Held-out questions have answers that no training question has. Every stage is asked the same ones:
-once greedily and `evaluation.samples` times at temperature 1, with the real tools (or, closed book,
-with tools that find nothing). `outcomes.jsonl` keeps a line a question, `rows.json` the sums.
+Answers of held-out questions are answers of no training question. All stages answer the same
+questions: once greedily and `evaluation.samples` times at temperature 1, with the real tools (or,
+closed book, with tools that find nothing). `outcomes.jsonl` has one line per question, `rows.json`
+the sums.
 """
 
 import json
@@ -48,8 +49,11 @@ class Outcome:
 
 def held_out(world: SmallWorld, config: Config) -> list[Task]:
     """Draw `evaluation.questions` of each kind with `evaluation.seed`, fewer if the world has
-    fewer; no search question has a shortcut. With the engine also as many of several conditions, in
-    equal parts."""
+    fewer.
+
+    No search question has a shortcut. The question engine adds as many questions of several
+    conditions, in equal parts.
+    """
     drawn = (config.evaluation.questions, config.evaluation.seed, "test")
     python = chain_questions(world, *drawn, "python")
     results = config.rollout.search_results
@@ -67,7 +71,7 @@ def held_out(world: SmallWorld, config: Config) -> list[Task]:
 
 
 def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
-    """(outcomes, trajectories) of the tasks; `keys` fix each question's random streams."""
+    """Return (outcomes, trajectories) of the tasks; `keys` fix each question's random streams."""
     k = config.evaluation.samples
     streams = dict(seed=config.evaluation.seed, keys=keys)
     greedy = agent.run(tasks, temperature=0.0, **streams)
@@ -94,7 +98,10 @@ def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
 
 
 def rows_of(outcomes: list[Outcome], stage: str, seed: int) -> list[dict]:
-    """Sums by kind and look-ups: `sample` counts answers, `greedy` and `pass@k` count questions."""
+    """Return sums by kind and number of hops.
+
+    `sample` counts answers; `greedy` and `pass@k` count questions.
+    """
     rows = []
     for kind, hops in sorted({(o.kind, o.hops) for o in outcomes}):
         some = [o for o in outcomes if (o.kind, o.hops) == (kind, hops)]
@@ -120,7 +127,7 @@ def rows_of(outcomes: list[Outcome], stage: str, seed: int) -> list[dict]:
 
 
 def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
-    """Stage `evaluate_<of>`."""
+    """Build stage `evaluate_<of>`."""
     closed = of == "closed_book"
     name, runs = f"evaluate_{of}", run_dir.parents[1]
     run = RunFolder(run_dir, stages.stage_settings(name, config), ranks)
@@ -153,5 +160,5 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:
-    """The outcomes of a finished evaluation."""
+    """Return the outcomes of a finished evaluation."""
     return [Outcome(**row) for row in read_json_lines(folder / "outcomes.jsonl")]

@@ -1,7 +1,7 @@
-"""docs/papers.md: every mechanism of the sources, where it is here, and how much of it.
+"""docs/papers.md: every mechanism of the sources, its place in the code, and its completeness.
 
-The table is `papers.yaml`, beside this file; `drlib experiment pages` writes the page from it.
-A row that claims code names the notebook that explains it, its test and what it has measured.
+The table is `papers.yaml`; `drlib experiment pages` writes the page. A row with code names the
+notebook that explains it, its test and its measurement.
 """
 
 from pathlib import Path
@@ -33,8 +33,13 @@ COLUMNS = ("mechanism", "file", "notebook", "test", "measured", "how much of it"
 
 
 class Mechanism(NamedTuple):
-    """A row. Paths: `code` under drlib/, with ":NAME" behind it or not; `test` under tests/;
-    `measured` under figures/reference/. Where nothing is there, all four are empty."""
+    """One row of the table; paths are empty for a mechanism that is not implemented.
+
+    Args:
+        code: path under drlib/, optionally with ":NAME".
+        test: file under tests/.
+        measured: paths under figures/reference/.
+    """
 
     source: str
     what: str
@@ -47,7 +52,7 @@ class Mechanism(NamedTuple):
 
 
 def mechanisms(table: Path = TABLE) -> list[Mechanism]:
-    """The rows in their order; ValueError names one that says too little."""
+    """Return the rows in order; ValueError names an incomplete one."""
     rows = []
     for group in yaml.safe_load(table.read_text(encoding="utf-8")):
         for fields in group["rows"]:
@@ -69,14 +74,14 @@ def mechanisms(table: Path = TABLE) -> list[Mechanism]:
 
 
 def notebook_of(number: str) -> Path:
-    """The file of a notebook's number; ValueError where there is none."""
+    """Return the file of a notebook by number; ValueError if there is none."""
     found = [*(ROOT / "notebooks").glob(f"{number}_*.ipynb")]
     require(len(found) == 1, f"no notebook {number!r}")
     return found[0]
 
 
 def papers_page(table: Path = TABLE) -> str:
-    """The whole page in Markdown."""
+    """Return the page in Markdown."""
     rows = mechanisms(table)
     parts = [HEAD, *(f"- **{word}**: {meaning}." for word, meaning in MECHANISM_STATES.items()), ""]
     counts = ", ".join(f"{sum(r.state == s for r in rows)} {s}" for s in MECHANISM_STATES)
@@ -96,7 +101,7 @@ def _line(cells) -> str:
 
 
 def _cells(row: Mechanism) -> list[str]:
-    """The cells of a row, with links relative to docs/."""
+    """Return the cells of a row, with links relative to docs/."""
     how_much = f"**{row.state}**" + (f": {row.particulars}" if row.particulars else "")
     if not row.code:
         return [row.what, "", "", "", "", how_much]

@@ -227,8 +227,10 @@ def worlds_block(folders: Sequence[Path]) -> str:
 
 
 def with_block(text: str, block: str, name: str) -> str:
-    """`text` with `block` between the markers of this name; ValueError when they are not there once
-    each."""
+    """Return `text` with `block` between the markers `name`.
+
+    ValueError: the markers do not occur exactly once.
+    """
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     once = text.count(begin) == text.count(end) == 1
     if not once or text.index(begin) > text.index(end):

@@ -2,7 +2,7 @@
 
 Random walks that return to visited nodes give dense subgraphs. One subgraph per shape
 (Weisfeiler-Leman hash) is kept, and questions are spread evenly over the orbits of its nodes. A
-cycle is asked as two paths that meet in an unnamed node, so a solver must find where it closes.
+cycle is worded as two paths that meet in an unnamed node, so a solver must find where it closes.
 Simplified: orbits are colour classes. Not reproduced: statistics per entity and the real-web
 environment.
 """

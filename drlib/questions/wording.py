@@ -92,7 +92,7 @@ class _Writer(NamedTuple):
         return kinds.pop() if len(kinds) == 1 else "thing"
 
     def which(self, query: Query, alone: bool = True) -> str:
-        """Return `query` as a clause; `alone` is False if other clauses stand beside it."""
+        """Return `query` as a clause; `alone` is False if there are other clauses."""
         match query:
             case Proj():
                 return self.projection(query, alone)

@@ -442,7 +442,7 @@ class AgenticGRPOTrainer(DeepResearchGRPOTrainer):
         self.optimizer.state.clear()
 
     def scale_learning_rate(self) -> None:
-        """Apply lr_scale to the next update; the schedule sets the rate anew after it."""
+        """Apply lr_scale to the next update; the schedule then sets the rate again."""
         for group in self.optimizer.param_groups:
             group["lr"] *= self.lr_scale
 

@@ -31,11 +31,14 @@ def engine_routes(trajectories: Sequence[Trajectory]) -> Routes:
 
 
 class PackedReplay:
-    """Around one forward pass over `tokens`: its samples' tokens go where `routes` say; those
-    without a record, and all of them where there are no routes, where the model sends them.
+    """Replays routes in one forward pass over packed samples.
 
-    rerouted: behind it, the share of the recorded tokens that would have gone elsewhere, mean over
-    layers.
+    Tokens with a record go to the experts in `routes`, all others to those that the model selects.
+
+    Attributes:
+        rerouted: after the pass, the share of recorded tokens that the model would have sent
+            elsewhere,
+            mean over layers.
     """
 
     def __init__(self, model, tokens: PackedBatch, routes: Routes | None):
@@ -61,8 +64,10 @@ class PackedReplay:
 def prompts_in_common(
     trajectories: Sequence[Trajectory], prompts: Sequence[int], routes: Routes | None
 ) -> list[int]:
-    """`prompts`, how many tokens each begins with before its own; 0 where the routes say that an
-    equal prompt went elsewhere, so it cannot stand once for both."""
+    """Return how many prompt tokens each sample may share with equal prompts.
+
+    0 if an equal prompt was routed differently, because then it cannot be stored once for both.
+    """
     if routes is None:
         return [*prompts]
     first: dict[bytes, np.ndarray] = {}
@@ -74,7 +79,7 @@ def prompts_in_common(
 
 
 def _placed(model, tokens: PackedBatch, routes: Routes) -> Tensor:
-    """The routes end to end, int16 [L, N, k], -1 for no record."""
+    """Concatenate the routes: int16 [T, L, k], -1 without a record."""
     shape = model.config.num_hidden_layers, model.config.num_experts_per_tok
     placed_NLK = np.full((len(tokens.ids_N), *shape), -1, np.int16)
     joined_NLK = np.concatenate(tokens.own(routes))
