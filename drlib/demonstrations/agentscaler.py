@@ -192,7 +192,7 @@ class Domain:
             return False, f"Error: {error}."
 
     def hash(self, db: sqlite3.Connection) -> str:
-        """SHA-256 of all rows, independent of how they were written."""
+        """Return SHA-256 of all rows, independent of how they were written."""
         tables = [db.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in self.schema]
         rows = [[tuple(row) for row in table] for table in tables]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
@@ -321,7 +321,7 @@ class ToolTask:
         return any(self.domain.apis[call.name].op not in READS for call in self.calls)
 
     def run(self, calls: Iterable[ToolCall]) -> tuple[list[tuple[bool, str]], str]:
-        """Run calls from the initial state; return their results and the hash of the final state."""
+        """Run calls from the initial state; return their results and the final state's hash."""
         with closing(self.domain.open(self.seed)) as db:
             results = [self.domain.call(db, call.name, call.arguments) for call in calls]
             return results, self.domain.hash(db)

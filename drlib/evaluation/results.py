@@ -166,7 +166,7 @@ class Results:
         return sum(r["correct"] for r in chosen), sum(r["n"] for r in chosen)
 
     def by_seed(self, stage: str) -> dict[int, list[Outcome]]:
-        """The outcomes of a stage by its seed, in order of seeds; ValueError without any."""
+        """Return the outcomes of a stage by seed, in order of seeds; ValueError without any."""
         found = {
             seed: some for (name, seed), some in sorted(self.outcomes.items()) if name == stage
         }
@@ -186,7 +186,7 @@ class Results:
         return found
 
     def calls(self, stage: str) -> tuple[np.ndarray, np.ndarray]:
-        """Failed tool calls and all tool calls of the sampled rollouts, [S seeds, Q questions]."""
+        """Return failed and all tool calls of the sampled rollouts, [S seeds, Q questions]."""
         by_seed = self.by_seed(stage)
         failed = {seed: {o.task: o.errors for o in some} for seed, some in by_seed.items()}
         made = {seed: {o.task: o.calls for o in some} for seed, some in by_seed.items()}

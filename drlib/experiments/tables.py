@@ -140,7 +140,7 @@ def _check_head(plan: ExperimentPlan, ran: Mapping) -> Mapping:
 
 
 def _done(runs: Mapping) -> list[int]:
-    """The seeds whose runs are finished."""
+    """Return the seeds whose runs are finished."""
     return [int(seed) for seed, run in runs.items() if "failed" not in run]
 
 
@@ -182,7 +182,7 @@ def _arm(
 
 
 def _measured(stage: str, kind: str, decoding: str, results: Results) -> dict:
-    """Accuracy with its interval over seeds and questions, and each seed's."""
+    """Return accuracy with its interval over seeds and questions, and by seed."""
     share = rounded(results.accuracy(stage, kind, decoding))
     scores = results.scores(stage, kind, decoding)
     return {
@@ -198,7 +198,7 @@ def _measured(stage: str, kind: str, decoding: str, results: Results) -> dict:
 def _difference(
     stage: str, kind: str, decoding: str, results: Results, control: Results, both: set[int]
 ) -> dict:
-    """The arm's less the control's, paired, of the seeds that both have; and each seed's."""
+    """Return the paired difference to the control over the seeds of both, and by seed."""
     effect = results.gain(stage, stage, kind, decoding, of=control)
     by_seed = [
         results.only([seed]).gain(stage, stage, kind, decoding, of=control.only([seed]))[0]
@@ -222,7 +222,7 @@ def _judged(plan: ExperimentPlan, arm: Arm, asked: Sequence[Mapping], registered
 
 
 def _mean_cost(runs: Sequence[Mapping]) -> dict:
-    """The mean over runs of each cost that all of them have."""
+    """Return the mean over runs of each cost that all runs have."""
     shared = [name for name in COSTS if runs and all(name in run for run in runs)]
     return {name: round(sum(run[name] for run in runs) / len(runs), 1) for name in shared}
 
@@ -246,7 +246,7 @@ def outcome_text(claim: Mapping) -> str:
 
 
 def table(found: Mapping) -> str:
-    """The summary as a page of Markdown."""
+    """Return the summary as a Markdown page."""
     heads = ["arm", "settings"]
     for asked in found["asked"]:
         what = f"{asked['kind']}, {asked['decoding']}"
@@ -278,7 +278,7 @@ def _describe(found: Mapping) -> str:
 
 
 def _cells(arm: Mapping, found: Mapping) -> list[str]:
-    """A row of the table."""
+    """Return the cells of an arm's row."""
     done, all_seeds = arm["seeds"], found["seeds"]
     part = (
         f" ({len(done)} of {tour.format_seeds(len(all_seeds))})"
@@ -299,7 +299,7 @@ def _cells(arm: Mapping, found: Mapping) -> list[str]:
 
 
 def _asked_cells(arm: Mapping, number: int, control: str) -> list[str]:
-    """Accuracy, and the difference to the control."""
+    """Return accuracy and difference to the control."""
     if not arm["asked"]:
         return ["failed" if arm["state"] == "failed" else "not yet", NONE]
     row = arm["asked"][number]

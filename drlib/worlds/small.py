@@ -204,6 +204,6 @@ def unique_key(mapping: Mapping[str, str], value: str) -> str | None:
 
 
 def _version(entities: Iterable[Entity]) -> str:
-    """First 12 hex digits of a SHA-256 over the sorted data."""
+    """Return the first 12 hex digits of a SHA-256 over the sorted data."""
     rows = sorted([e.title, e.kind, sorted(e.facts.items()), e.notes] for e in entities)
     return hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest()[:12]

@@ -366,7 +366,7 @@ class Store:
             run("INSERT INTO facts VALUES (?, ?, ?, ?)", (subject, value, relation, source))
 
     def _digest(self, source: str) -> str:
-        """SHA-256 of the rows of a source, independent of their order."""
+        """Return SHA-256 of the rows of a source, independent of their order."""
         digest = hashlib.sha256()
         for sql in SOURCE_ROWS:
             for row in self._db.execute(f"{sql} ORDER BY 1, 2, 3", (source,)):
