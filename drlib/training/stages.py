@@ -294,5 +294,5 @@ def overrides(config: Config) -> list[str]:
 
 
 def arguments(name: str, config: Config, runs: Path) -> list[str]:
-    """Return the arguments of `drlib.training.build`; `config` travels as overrides of its profile."""
+    """Return the arguments of `drlib.training.build`; `config` as overrides of its profile."""
     return [name, f"--profile={config.profile}", f"--runs={runs}", *overrides(config)]
