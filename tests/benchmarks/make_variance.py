@@ -27,6 +27,7 @@ from drlib.rl.advantages import ADVANTAGES
 from drlib.training.batch import RolloutBatch
 from drlib.training.distributed import Ranks
 from drlib.training.learner import accumulate_gradients
+from drlib.training.rollouts import collect_rollouts
 from tests.loop_examples import ColdStart, gradient_of, settings
 
 OUT = ROOT / "figures" / "reference" / "variance.json"
@@ -34,11 +35,14 @@ ESTIMATORS = ("leave_one_out", "group_mean", "group_normalized")
 
 
 def groups_of(start: ColdStart, config) -> list[list]:
-    """The rollouts of one step, by question."""
+    """Return the rollouts of one step, by question."""
     with tempfile.TemporaryDirectory() as folder:
-        made, *_ = start.step(config, Path(folder) / "run")._roll_out(0, config)
+        step = start.step(config, Path(folder) / "run")
+        rollouts = collect_rollouts(
+            step.agent, step.scheduler, step.curriculum, config, 0, step.ranks
+        )
     groups: dict[str, list] = {}
-    for trajectory in (t for shard in made for t in shard):
+    for trajectory in rollouts.everything:
         groups.setdefault(trajectory.group_id, []).append(trajectory)
     return list(groups.values())
 
