@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from drlib import cli
+from drlib.config import ROOT, Config
 from drlib.experiments.plan import PLANS, load_plan
 from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 from drlib.experiments.runner import _reason, costs
@@ -71,6 +72,15 @@ def test_shipped_plans_are_valid(path):
     assert load_plan(path, profile="ci", seeds=[5]).config(plan.control, 5).profile == "ci"
     claims = [arm for arm in plan.arms.values() if arm.statement]
     assert claims or len(plan.arms) > 2
+
+
+def test_the_plan_in_the_documentation_is_valid(tmp_path):
+    page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    path = tmp_path / "lr.yaml"
+    path.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    plan = load_plan(path)
+    assert plan.finding_name("double") == "lr" and plan.config("double", 0).rl.lr == 4e-4
+    assert plan.config("usual", 0).rl.lr == Config.load("laptop").rl.lr
 
 
 def test_there_are_two_and_more_of_them_and_they_are_shipped():

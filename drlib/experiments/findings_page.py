@@ -39,10 +39,10 @@ drlib experiment run clips --profile laptop --seeds 0 1 2
 
 Claims of the sources, measured here. The two arms of a comparison differ only in the named
 settings: the same seeds, cold start, steps and held-out questions. Intervals are over seeds and
-questions; differences are paired. A verdict needs 20 seeds (80% power at a margin of 5 points for
-the usual standard deviation of 7 points between seeds): *reproduced*, *refuted*, *no effect* (the
-interval lies within the margin) or *open*. Fewer seeds are a pilot without a verdict: "open
-(pilot)". No correction is made for the number of claims.
+questions; differences are paired. A verdict needs 20 registered seeds (80% power at a margin of 5
+points for the usual standard deviation of 7 points between seeds): *reproduced*, *refuted*, *no
+effect* (the interval lies within the margin) or *open*. Fewer seeds are a pilot without a verdict:
+"open (pilot)". No correction is made for the number of claims. See [experiments](experiments.md).
 
 Each claim is a file in [figures/reference/findings](../figures/reference/findings) with its
 commits, effect of each seed and smallest detectable effect; the rows are in
