@@ -79,7 +79,7 @@ def test_the_plan_in_the_documentation_is_valid(tmp_path):
     path = tmp_path / "lr.yaml"
     path.write_text(page.partition("```yaml\n")[2].partition("```")[0])
     plan = load_plan(path)
-    assert plan.finding_name("double") == "lr" and plan.config("double", 0).rl.lr == 4e-4
+    assert plan.finding_name("double") == "lr" and plan.config("double", 0).rl.lr == 8e-4
     assert plan.config("usual", 0).rl.lr == Config.load("laptop").rl.lr
 
 
