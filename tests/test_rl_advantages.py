@@ -25,7 +25,7 @@ def columns(batch):
     return torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups), torch.tensor(valid)
 
 
-def test_the_four_rollouts_of_the_notebook():
+def test_estimators_on_the_notebook_example():
     rewards_N, groups_N = torch.tensor([1.0, 0, 0, 0]), torch.zeros(4, dtype=torch.long)
     third = 1 / 3
     assert leave_one_out(rewards_N, groups_N).tolist() == pytest.approx([1, -third, -third, -third])
@@ -44,7 +44,7 @@ def test_batch_normalized_uses_one_scale_for_all_groups():
 
 @given(BATCH)
 @settings(max_examples=100, deadline=None)
-def test_leave_one_out_is_the_definition(batch):
+def test_leave_one_out_matches_its_definition(batch):
     rewards_N, groups_N, valid_N = columns(batch)
     result = leave_one_out(rewards_N, groups_N, valid_N)
     for i, (reward, group, valid) in enumerate(batch):
@@ -55,7 +55,7 @@ def test_leave_one_out_is_the_definition(batch):
 
 @given(BATCH)
 @settings(max_examples=100, deadline=None)
-def test_leave_one_out_is_the_centred_reward_times_g_over_g_minus_1(batch):
+def test_leave_one_out_is_the_scaled_group_mean(batch):
     rewards_N, groups_N, valid_N = columns(batch)
     size_N = torch.tensor([sum(g == h and v for _, h, v in batch) for _, g, _ in batch]).double()
     factor_N = size_N / (size_N - 1).clamp(min=1)
@@ -93,7 +93,7 @@ def test_order_and_group_numbers_do_not_matter(estimate):
     torch.testing.assert_close(shuffled, estimate(rewards_N, groups_N)[order])
 
 
-def test_invalid_member_is_in_no_baseline():
+def test_invalid_rollouts_are_excluded_from_the_baseline():
     rewards_N = torch.tensor([1.0, 0.0, 0.0, float("nan")])
     valid_N = torch.tensor([True, True, True, False])
     result = leave_one_out(rewards_N, [0, 0, 0, 0], valid_N)
@@ -121,7 +121,7 @@ def test_dtype_is_kept_and_an_empty_batch_stays_empty():
         ([1.0, 0.0], [0, 0], [1, 1], "boolean"),
     ],
 )
-def test_bad_input_is_named(estimate, rewards, groups, valid, message):
+def test_invalid_inputs_are_rejected(estimate, rewards, groups, valid, message):
     with pytest.raises(ValueError, match=message):
         estimate(rewards, groups, valid)
 
@@ -144,7 +144,7 @@ def test_segments_have_the_advantage_of_their_trajectory():
         ([True], "holds integers"),
     ],
 )
-def test_segments_without_trajectory_are_named(index, message):
+def test_invalid_segment_indices_are_rejected(index, message):
     with pytest.raises(ValueError, match=message):
         share_over_segments([1.0, -1.0], index)
     with pytest.raises(ValueError, match=r"got \[1, 2\] and \[3\]"):

@@ -1,7 +1,7 @@
 """Losses and advantages against the trainers of TRL 1.16, on one tiny Qwen3-MoE and one batch.
 
 TRL's methods are called, not re-implemented: `GRPOTrainer.compute_loss` for every option that both
-libraries have, and the scored batch of `RLOOTrainer` for the leave-one-out baseline.
+libraries have, and the trl_advantages batch of `RLOOTrainer` for the leave-one-out baseline.
 """
 
 import math
@@ -67,7 +67,7 @@ def trainer(
     kind, arguments, checkpoint, tmp_path, reward=lambda completions, **_: [0.0] * ROWS, **settings
 ):
     model, tokenizer = load_policy(checkpoint)
-    made = kind(
+    trl_trainer = kind(
         model=model,
         processing_class=tokenizer,
         reward_funcs=reward,
@@ -80,12 +80,12 @@ def trainer(
             **{"num_generations": 2} | settings,
         ),
     )
-    made.model.train()
-    made.current_gradient_accumulation_steps = made.args.gradient_accumulation_steps
-    return made
+    trl_trainer.model.train()
+    trl_trainer.current_gradient_accumulation_steps = trl_trainer.args.gradient_accumulation_steps
+    return trl_trainer
 
 
-def a_batch(model, mask_counts=(6, 6, 5, 6)):
+def trl_batch(model, mask_counts=(6, 6, 5, 6)):
     """Return TRL's inputs: ragged completions with tool tokens, off-policy old log-probs."""
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(3, 64, (ROWS, PROMPT + COMPLETION), generator=rng)
@@ -125,7 +125,7 @@ def gradients(model, loss):
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
 
 
-def ours(model, inputs, config, denominator=None):
+def drlib_loss(model, inputs, config, denominator=None):
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
     logp_BT, entropies_BT = score(model, ids, inputs["prompt_mask"], inputs["completion_mask"])
     loss, metrics = policy_loss(
@@ -142,20 +142,20 @@ def ours(model, inputs, config, denominator=None):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradients_equal_trls(name, checkpoint, tmp_path):
-    theirs, settings = CASES[name]
+def test_loss_and_gradients_match_trl(name, checkpoint, tmp_path):
+    trl_settings, settings = CASES[name]
     grpo = trainer(
         GRPOTrainer,
         GRPOConfig,
         checkpoint,
         tmp_path,
-        **{"epsilon_high": 0.28, "steps_per_generation": 1} | theirs,
+        **{"epsilon_high": 0.28, "steps_per_generation": 1} | trl_settings,
     )
-    inputs = a_batch(grpo.model)
-    loss = grpo.compute_loss(grpo.model, inputs)
-    expected = gradients(grpo.model, loss)
-    found, gradient, metrics = ours(grpo.model, inputs, LossConfig(**settings))
-    assert found == pytest.approx(loss.item(), abs=1e-6)
+    inputs = trl_batch(grpo.model)
+    trl_loss = grpo.compute_loss(grpo.model, inputs)
+    expected = gradients(grpo.model, trl_loss)
+    loss, gradient, metrics = drlib_loss(grpo.model, inputs, LossConfig(**settings))
+    assert loss == pytest.approx(trl_loss.item(), abs=1e-6)
     torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6)
     assert expected.abs().max() > 1e-3  # the comparison is not trivial
     logged = grpo._metrics["train"]
@@ -167,7 +167,7 @@ def test_loss_and_gradients_equal_trls(name, checkpoint, tmp_path):
         assert metrics["kl"] == pytest.approx(logged["kl"][0], abs=1e-6)
 
 
-def test_accumulated_micro_batches_equal_trls(checkpoint, tmp_path):
+def test_accumulated_micro_batches_match_trl(checkpoint, tmp_path):
     grpo = trainer(
         GRPOTrainer,
         GRPOConfig,
@@ -178,7 +178,7 @@ def test_accumulated_micro_batches_equal_trls(checkpoint, tmp_path):
         gradient_accumulation_steps=2,
     )
     assert grpo.args.steps_per_generation == 2
-    inputs = a_batch(grpo.model, mask_counts=(6, 6, 2, 3))  # halves of 10 and 4 tokens
+    inputs = trl_batch(grpo.model, mask_counts=(6, 6, 2, 3))  # halves of 10 and 4 tokens
     halves = [
         {k: v if v.dim() == 0 else v[rows] for k, v in inputs.items()}
         for rows in (slice(0, 2), slice(2, 4))
@@ -187,14 +187,16 @@ def test_accumulated_micro_batches_equal_trls(checkpoint, tmp_path):
     masks = [(half["completion_mask"] * half["tool_mask"]).bool() for half in halves]
     total = sum(loss_denominator(mask) for mask in masks)
     assert total == inputs["num_items_in_batch"] == 14
-    found = sum(ours(grpo.model, half, LossConfig(), total)[1] for half in halves)
+    found = sum(drlib_loss(grpo.model, half, LossConfig(), total)[1] for half in halves)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(ours(grpo.model, inputs, LossConfig())[1], found, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        drlib_loss(grpo.model, inputs, LossConfig())[1], found, rtol=0, atol=1e-6
+    )
 
 
-def scored(kind, arguments, rewards, checkpoint, tmp_path, **settings):
+def trl_advantages(kind, arguments, rewards, checkpoint, tmp_path, **settings):
     """Return a TRL trainer's advantages for rollouts with these rewards."""
-    made = trainer(
+    trl_trainer = trainer(
         kind,
         arguments,
         checkpoint,
@@ -203,23 +205,25 @@ def scored(kind, arguments, rewards, checkpoint, tmp_path, **settings):
         steps_per_generation=1,
         **settings,
     )
-    batch = made._generate_and_score_completions([{"prompt": "t3 t4"}] * ROWS)
+    batch = trl_trainer._generate_and_score_completions([{"prompt": "t3 t4"}] * ROWS)
     return batch["advantages"]
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 0.0, 0.25, 0.25], [0.3, 0.9, None, 0.7]])
-def test_leave_one_out_is_trls_rloo_baseline(rewards, checkpoint, tmp_path):
+def test_leave_one_out_matches_trl_rloo(rewards, checkpoint, tmp_path):
     given = torch.tensor([math.nan if r is None else r for r in rewards])
     valid = ~given.isnan()
     for size in (2, 4):
-        theirs = scored(
+        expected = trl_advantages(
             RLOOTrainer, RLOOConfig, rewards, checkpoint, tmp_path, num_generations=size
         )
         groups = torch.arange(ROWS) // size
-        torch.testing.assert_close(leave_one_out(given, groups, valid), theirs)
+        torch.testing.assert_close(leave_one_out(given, groups, valid), expected)
 
 
-def test_group_mean_is_trls_unscaled_grpo_advantage(checkpoint, tmp_path):
+def test_group_mean_matches_trl_grpo_without_scaling(checkpoint, tmp_path):
     rewards = [1.0, 0.0, 0.25, 0.5]
-    theirs = scored(GRPOTrainer, GRPOConfig, rewards, checkpoint, tmp_path, scale_rewards="none")
-    torch.testing.assert_close(group_mean(rewards, [0, 0, 1, 1]), theirs)
+    expected = trl_advantages(
+        GRPOTrainer, GRPOConfig, rewards, checkpoint, tmp_path, scale_rewards="none"
+    )
+    torch.testing.assert_close(group_mean(rewards, [0, 0, 1, 1]), expected)

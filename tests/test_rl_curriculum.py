@@ -18,13 +18,13 @@ from drlib.rl.curriculum import (
 )
 
 
-def after_a_kill(machine, fresh):
-    """Load the state of `machine` into `fresh` through JSON, as in a checkpoint."""
-    fresh.load_state_dict(json.loads(json.dumps(machine.state_dict())))
-    return fresh
+def reload(saved, target):
+    """Load the state of `saved` into `target` through JSON, as in a checkpoint."""
+    target.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    return target
 
 
-def test_tour_curriculum_draws_are_unchanged():
+def test_curriculum_draws_are_reproducible():
     curriculum = Curriculum(["a", "b", "c"])
     curriculum.update([("a", 1.0), ("a", 1.0), ("b", 0.0), ("b", 1.0)])
     assert curriculum.rates == pytest.approx({"a": 0.51, "b": 0.36, "c": 0.3})
@@ -38,7 +38,7 @@ def test_tour_curriculum_draws_are_unchanged():
 RATES = {"easy": 1.0, "hard": 0.0, "m1": 0.5, "m2": 0.25, "m3": 0.75}
 
 
-def test_curation_starts_with_the_questions_of_medium_difficulty():
+def test_curation_starts_with_medium_difficulty():
     curation = DataCuration(RATES)
     assert curation.state["active"] == ["m1", "m2", "m3"]
 
@@ -50,7 +50,7 @@ def test_refresh_on_request_without_a_period():
         assert curation.end_step(ask=True).mastered == ("m1",)
 
 
-def test_refresh_on_schedule_exchanges_settled_questions():
+def test_scheduled_refresh_replaces_solved_and_unsolved():
     curation = DataCuration(RATES, window=2, every=3)
     curation.observe([("m1", 1), ("m1", 1), ("m2", 0), ("m2", 0), ("m3", 1), ("m3", 0)])
     curation.probe({"easy": 0.875, "hard": 0.5})
@@ -61,7 +61,7 @@ def test_refresh_on_schedule_exchanges_settled_questions():
     assert [curation.end_step() for _ in range(3)] == [None] * 3  # no refresh
 
 
-def test_one_lucky_group_is_not_mastery():
+def test_mastery_needs_a_full_window():
     curation = DataCuration(RATES, window=4, every=1)
     curation.observe([("m1", 1)] * 3)
     assert curation.end_step() is None
@@ -84,7 +84,7 @@ def test_plateau_triggers_a_refresh():
     assert curation.state["pool"] == {"m1": 0.9}
 
 
-def test_the_active_set_is_never_left_empty():
+def test_active_set_is_never_empty():
     curation = DataCuration({"a": 0.5, "b": 0.5}, window=2, every=1)
     curation.observe([("a", 1), ("a", 1), ("b", 0), ("b", 0)])
     assert curation.end_step() is None and {*curation.state["active"]} == {"a", "b"}
@@ -128,14 +128,14 @@ def scripted_run(curation, rng, start, stop, log):
         log.append((refresh, median(difficulty[q] for q in active)))
 
 
-def curation_of_a_hundred():
+def curation_of_100_questions():
     rates = {f"q{i}": round(solve_rate(1, i / 10) * 8) / 8 for i in range(100)}
     return DataCuration(rates, window=8, every=4)
 
 
-def test_the_active_set_follows_the_policys_skill():
+def test_active_set_tracks_policy_skill():
     log = []
-    scripted_run(curation_of_a_hundred(), random.Random(0), 0, 120, log)
+    scripted_run(curation_of_100_questions(), random.Random(0), 0, 120, log)
     medians = [at for _, at in log]
     assert medians[0] == pytest.approx(1, abs=0.3)
     assert medians[-1] > 4.5  # skill rises from 1 to 7; a fixed set stays at 1
@@ -144,9 +144,9 @@ def test_the_active_set_follows_the_policys_skill():
 
 
 def test_resumed_curation_draws_the_same_questions():
-    whole, rng, log = curation_of_a_hundred(), random.Random(3), []
+    whole, rng, log = curation_of_100_questions(), random.Random(3), []
     scripted_run(whole, rng, 0, 30, log)
-    resumed, again, logs = after_a_kill(whole, curation_of_a_hundred()), random.Random(), []
+    resumed, again, logs = reload(whole, curation_of_100_questions()), random.Random(), []
     again.setstate(rng.getstate())
     scripted_run(whole, rng, 30, 50, log)
     scripted_run(resumed, again, 30, 50, logs)
@@ -162,7 +162,7 @@ def test_resumed_curation_draws_the_same_questions():
         (lambda: DataCuration(RATES, window=1), "window must be"),
         (lambda: DataCuration(RATES, every=0), "every"),
         (lambda: DataCuration(RATES).observe([("m1", -1.0)]), "solve rate of 'm1'"),
-        (lambda: after_a_kill(DataCuration(RATES), DataCuration({"m1": 0.5})), "unknown question"),
+        (lambda: reload(DataCuration(RATES), DataCuration({"m1": 0.5})), "unknown question"),
         (lambda: StagedCurriculum([]), "at least 1 step"),
         (lambda: StagedCurriculum([RolloutStage(0, 8, 1)]), "at least 1 step"),
         (lambda: StagedCurriculum().keep_hard({"a": [1]}), "not start a hard-only stage"),
@@ -172,12 +172,12 @@ def test_resumed_curation_draws_the_same_questions():
         (lambda: TaskMixture({"a": 1}).load_state_dict({"b": 1}), "TaskMixture keeps"),
     ],
 )
-def test_bad_arguments_are_named(make, message):
+def test_invalid_arguments_are_rejected(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_rstar2s_stages_raise_the_length_and_then_keep_the_hard_questions():
+def test_rstar2_stages_then_hard_questions_only():
     staged, seen = StagedCurriculum(), []
     while not staged.filter_due:
         seen.append(staged.begin_step())
@@ -196,7 +196,7 @@ def test_rstar2s_stages_raise_the_length_and_then_keep_the_hard_questions():
     assert staged.state["step"] == 510
 
 
-def test_hard_questions_must_be_tried_and_some_must_be_hard():
+def test_keep_hard_needs_attempts_and_failures():
     staged = StagedCurriculum([RolloutStage(2, 8, 1, hard_only=True)])
     with pytest.raises(ValueError, match="not tried"):
         staged.keep_hard({"a": []})
@@ -205,12 +205,12 @@ def test_hard_questions_must_be_tried_and_some_must_be_hard():
     assert staged.filter_due and staged.keep_hard({"a": [0.0]}) == ("a",)
 
 
-def test_a_run_killed_before_the_reset_resets_after_it():
+def test_pending_reset_survives_a_resume():
     stages = [RolloutStage(2, 8, 1), RolloutStage(3, 12, 2, hard_only=True, reset=True)]
     staged = StagedCurriculum(stages)
     staged.begin_step(), staged.begin_step()
     staged.keep_hard({"a": [0.0], "b": [1.0]})
-    resumed = after_a_kill(staged, StagedCurriculum(stages))
+    resumed = reload(staged, StagedCurriculum(stages))
     expected = [staged.begin_step() for _ in range(4)]
     assert [resumed.begin_step() for _ in range(4)] == expected
     assert [step and step[0].reset for step in expected] == [True, False, False, None]
@@ -220,7 +220,7 @@ def test_a_run_killed_before_the_reset_resets_after_it():
 PRORL = {"math": 40, "code": 24, "stem": 25, "logic": 37, "instructions": 10}
 
 
-def test_a_mixture_meets_its_weights_exactly():
+def test_mixture_meets_its_weights_exactly():
     mixture, total = TaskMixture(PRORL), sum(PRORL.values())
     drawn = mixture.draw(2 * total)
     for period in (drawn[:total], drawn[total:]):
@@ -235,4 +235,4 @@ def test_mixture_depends_on_the_counts_only():
     mixture = TaskMixture(PRORL)
     whole = TaskMixture(PRORL).draw(60)
     assert mixture.draw(7) + mixture.draw(0) + mixture.draw(13) == whole[:20]
-    assert after_a_kill(mixture, TaskMixture(PRORL)).draw(40) == whole[20:]
+    assert reload(mixture, TaskMixture(PRORL)).draw(40) == whole[20:]

@@ -11,7 +11,7 @@ from drlib.rl.losses import LossConfig
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_distillation_follows_the_kl_to_the_teacher(seed):
+def test_distillation_gradient_is_the_teacher_kl_gradient(seed):
     """E_{a ~ pi}[A grad log pi] = - grad KL(pi || teacher), by enumeration of the actions."""
     logits_V, logp_V, teacher_V = two_policies(seed)
     exact = (logp_V.exp() * (logp_V - teacher_V)).sum()

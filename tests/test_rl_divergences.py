@@ -48,7 +48,7 @@ def test_kl_estimators_in_expectation(seed):
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_the_unbiased_kl_has_the_gradient_of_the_kl_on_another_policys_samples(estimator):
+def test_unbiased_kl_gradient_is_exact_off_policy(estimator):
     logits_V, logp_V, reference_V = two_policies(3)
     behaviour_V = torch.linspace(-1, 1, 6, dtype=F64).log_softmax(0)
     exact = (logp_V.exp() * (logp_V - reference_V)).sum()
@@ -72,7 +72,7 @@ def test_the_unbiased_kl_has_the_gradient_of_the_kl_on_another_policys_samples(e
     assert metrics["kl"] == pytest.approx(estimates_V.mean().item())
 
 
-def test_kl_of_wrong_input_is_named():
+def test_kl_rejects_invalid_inputs():
     with pytest.raises(ValueError, match='kl_estimator must be "k1"'):
         kl_estimate(torch.zeros(1), torch.zeros(1), "k4")
     with pytest.raises(ValueError, match=r"\|logp - reference_logp\| reaches 90 nats"):
@@ -109,7 +109,7 @@ def test_corrections_by_hand(kind, settings, expected):
     assert corrected(kind, **settings) == pytest.approx(expected)
 
 
-def test_a_sequence_is_accepted_or_rejected_as_a_whole():
+def test_sequence_corrections_apply_to_whole_sequences():
     old_BT = torch.full((2, 100), 0.02, dtype=F64)
     old_BT[1] = 0.005
     zeros_BT, mask_BT = torch.zeros_like(old_BT), torch.ones(2, 100).bool()
@@ -120,7 +120,7 @@ def test_a_sequence_is_accepted_or_rejected_as_a_whole():
     assert product[1].tolist() == pytest.approx([math.exp(0.5)] * 100)
 
 
-def test_the_product_rejects_long_sequences_and_the_geometric_mean_does_not():
+def test_only_the_product_ratio_rejects_long_sequences():
     rng = torch.Generator().manual_seed(0)
     accepted = {"product": [], "geometric": []}
     for length in (50, 800, 12_800):
@@ -163,7 +163,7 @@ def test_mismatch_and_effective_sample_size():
         ("mask", {"level": "batch"}, "level must be"),
     ],
 )
-def test_bad_corrections_are_named(kind, settings, message):
+def test_invalid_corrections_are_rejected(kind, settings, message):
     with pytest.raises(ValueError, match=message):
         corrected(kind, **settings)
 
@@ -180,7 +180,7 @@ ENTROPIES = st.lists(
 )
 
 
-def brute_force(entropies_BT, mask_BT, per_hundred, scope):
+def select_by_brute_force(entropies_BT, mask_BT, per_hundred, scope):
     at = [(b, t) for b in range(len(mask_BT)) for t in range(mask_BT.shape[1]) if mask_BT[b, t]]
     rows = [at] if scope == "batch" else [[x for x in at if x[0] == b] for b in range(len(mask_BT))]
     kept = set()
@@ -192,16 +192,16 @@ def brute_force(entropies_BT, mask_BT, per_hundred, scope):
 
 @given(ENTROPIES, st.integers(1, 100), st.sampled_from(["batch", "sequence"]))
 @settings(max_examples=150)
-def test_exactly_the_share_is_kept_and_ties_go_to_the_earlier_token(batch, per_hundred, scope):
+def test_top_entropy_share_is_exact_and_ties_prefer_earlier(batch, per_hundred, scope):
     entropies_BT = torch.tensor([[h for h, _ in row] for row in batch])
     mask_BT = torch.tensor([[m for _, m in row] for row in batch])
-    chosen_BT = top_entropy_mask(entropies_BT, mask_BT, per_hundred / 100, scope)
-    assert chosen_BT.dtype == torch.bool
-    kept = {tuple(x) for x in chosen_BT.nonzero().tolist()}
-    assert kept == brute_force(entropies_BT, mask_BT, per_hundred, scope)
+    selected_BT = top_entropy_mask(entropies_BT, mask_BT, per_hundred / 100, scope)
+    assert selected_BT.dtype == torch.bool
+    kept = {tuple(x) for x in selected_BT.nonzero().tolist()}
+    assert kept == select_by_brute_force(entropies_BT, mask_BT, per_hundred, scope)
 
 
-def test_the_share_is_the_decimal_that_was_written():
+def test_top_entropy_share_is_decimal_exact():
     ones = torch.ones(1, 25)
     assert top_entropy_mask(ones, ones.bool(), 0.28).sum() == 7  # 0.28 * 25 = 7.000000000000001
     assert top_entropy_mask(ones, ones.bool(), 1.0).all()
@@ -215,8 +215,8 @@ def test_tokens_outside_the_mask_are_never_selected():
     entropies_BT = torch.tensor([[math.nan, 1.0, math.inf, 0.5]])
     mask_BT = torch.tensor([[False, True, False, True]])
     for scope in ("batch", "sequence"):
-        chosen_BT = top_entropy_mask(entropies_BT, mask_BT, 0.5, scope)
-        assert chosen_BT.tolist() == [[False, True, False, False]]
+        selected_BT = top_entropy_mask(entropies_BT, mask_BT, 0.5, scope)
+        assert selected_BT.tolist() == [[False, True, False, False]]
     with pytest.raises(ValueError, match="entropies_BT is NaN"):
         top_entropy_mask(entropies_BT, ~mask_BT, 0.5)
 
@@ -232,6 +232,6 @@ def test_tokens_outside_the_mask_are_never_selected():
         ((torch.ones(2), torch.ones(2).bool(), 0.2), "entropies_BT must be float"),
     ],
 )
-def test_bad_selections_are_named(arguments, message):
+def test_invalid_selections_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         top_entropy_mask(*arguments)

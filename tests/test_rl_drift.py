@@ -18,11 +18,11 @@ from drlib.rl.stability import (
 from drlib.trajectory import Segment, Termination, ToolResult, Trajectory
 
 
-def decisions(machine, inputs):
-    return [machine.update(value) for value in inputs]
+def decisions(monitor, inputs):
+    return [monitor.update(value) for value in inputs]
 
 
-def restated(values, delta, threshold, warmup):
+def page_hinkley_by_definition(values, delta, threshold, warmup):
     """Page-Hinkley from its definition, over the values since the last alarm."""
     out, since = [], 0
     for t in range(1, len(values) + 1):
@@ -45,11 +45,13 @@ def restated(values, delta, threshold, warmup):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_page_hinkley_is_its_definition(seed):
+def test_page_hinkley_matches_its_definition(seed):
     rng = np.random.default_rng(seed)
     values = np.concatenate([rng.normal(m, 1, 40) for m in (0, 2, -1, -1, 3)]).tolist()
     monitor = PageHinkley(delta=0.3, threshold=4.0, warmup=5)
-    assert decisions(monitor, values) == (expected := restated(values, 0.3, 4.0, 5))
+    assert decisions(monitor, values) == (
+        expected := page_hinkley_by_definition(values, 0.3, 4.0, 5)
+    )
     assert {"up", "down"} <= set(expected)
 
 
@@ -65,7 +67,7 @@ def error_rates(rng, n, share, rollouts=64):
     return (rng.binomial(rollouts, share, n) / rollouts).tolist()
 
 
-def test_few_false_alarms_and_a_short_delay():
+def test_page_hinkley_false_alarms_and_delay():
     settings = {"delta": 0.05, "threshold": 0.5}
     false, delays = 0, []
     for seed in range(20):
@@ -110,7 +112,7 @@ def test_psi_of_equal_distributions():
     assert np.mean(draws) == pytest.approx(4 * 2 / 200, rel=0.1)
 
 
-def test_change_of_shape_with_equal_mean_is_detected_once():
+def test_shape_change_with_equal_mean_alarms_once():
     rng = np.random.default_rng(3)
     before, after = rng.normal(0, 1, 600).tolist(), rng.normal(0, 3, 400).tolist()
     monitor = HistogramShift(above=0.25)
@@ -122,7 +124,7 @@ def test_change_of_shape_with_equal_mean_is_detected_once():
     assert not any(decisions(means, [np.mean(before[i : i + 50]) for i in range(0, 600, 50)]))
 
 
-def test_false_alarms_of_the_histogram_are_rare_at_its_default_window():
+def test_histogram_false_alarms_at_the_default_window():
     rng = np.random.default_rng(1)
     alarms = dict.fromkeys((64, 200), 0)
     for window in alarms:
@@ -137,14 +139,14 @@ CHANGES = [([5.0], [4.0]), ([5.0], [6.0]), (MOSTLY_ONE, MOSTLY_ZERO)]
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGES)
-def test_constants_and_outcomes_have_bins_too(old, new):
+def test_histogram_bins_for_constants_and_binary_values(old, new):
     monitor = HistogramShift(above=0.25, window=20)
     assert monitor.update(old * (40 // len(old))) is None
     assert monitor.state["psi"] == 0
     assert monitor.update(new * (20 // len(new))) == "shape"
 
 
-def test_the_detector_names_signal_and_kind_and_tracks_the_environment():
+def test_detector_reports_signal_kind_and_environment():
     monitors = {"errors/search": PageHinkley(0.05, 0.5), "chars": HistogramShift(0.25)}
     detector = DriftDetector(monitors)
     quiet = [
@@ -172,7 +174,7 @@ def test_the_detector_names_signal_and_kind_and_tracks_the_environment():
         detector.update({"errors/search": 0.0})
 
 
-def a_call(tool="search", ok=True, fault=False, text="four", latency=0.5, cached=False):
+def make_tool_result(tool="search", ok=True, fault=False, text="four", latency=0.5, cached=False):
     return ToolResult(
         tool=tool,
         arguments={},
@@ -188,7 +190,7 @@ def a_call(tool="search", ok=True, fault=False, text="four", latency=0.5, cached
     )
 
 
-def a_rollout(calls, termination=Termination.ANSWERED, answer="x", reward=0.0):
+def make_rollout(calls, termination=Termination.ANSWERED, answer="x", reward=0.0):
     one = np.ones(1)
     return Trajectory(
         id="t",
@@ -214,11 +216,15 @@ def a_rollout(calls, termination=Termination.ANSWERED, answer="x", reward=0.0):
     )
 
 
-def test_signals_of_rollouts_by_hand():
+def test_rollout_signals_by_hand():
     rollouts = [
-        a_rollout([a_call(cached=True), a_call(ok=False, latency=1.5)], reward=1.0),
-        a_rollout([a_call("format", ok=False, text="no")], Termination.FORMAT, None),
-        a_rollout([a_call(ok=False, fault=True, latency=4.0)], answer=None, reward=None),
+        make_rollout(
+            [make_tool_result(cached=True), make_tool_result(ok=False, latency=1.5)], reward=1.0
+        ),
+        make_rollout([make_tool_result("format", ok=False, text="no")], Termination.FORMAT, None),
+        make_rollout(
+            [make_tool_result(ok=False, fault=True, latency=4.0)], answer=None, reward=None
+        ),
     ]
     signals = rollout_signals(rollouts, ["search", "python"])
     assert signals["reward"] == 0.5 and signals["unanswered"] == 0.5

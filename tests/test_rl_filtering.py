@@ -30,7 +30,7 @@ ANSWERED, LENGTH, TURNS = Termination.ANSWERED, Termination.LENGTH, Termination.
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_nan_reward_is_an_error(reward):
+def test_non_finite_reward_is_rejected(reward):
     with pytest.raises(ValueError, match="None: not judged"):
         classify(changed(a_trajectory(), reward=reward))
 
@@ -56,14 +56,12 @@ TABLE = [
     ("termination", "answer", "reward", "faults", "label", "weight", "in_baseline", "reasons"),
     TABLE,
 )
-def test_the_decision_table(
-    termination, answer, reward, faults, label, weight, in_baseline, reasons
-):
+def test_decision_table(termination, answer, reward, faults, label, weight, in_baseline, reasons):
     verdict = classify(a_trajectory(termination, answer, reward, faults))
     assert dataclasses.astuple(verdict) == (label, weight, in_baseline, reasons)
 
 
-def test_switches_of_the_filter():
+def test_filter_options():
     overlong = a_trajectory(LENGTH, None, 0.0)
     assert classify(overlong, FilterConfig(overlong="keep")).label == "negative"
     many_turns = a_trajectory(TURNS, None, 0.0)
@@ -85,12 +83,12 @@ def test_switches_of_the_filter():
         ({"baseline": "none"}, "baseline must be"),
     ],
 )
-def test_bad_filter_settings_are_named(settings, message):
+def test_invalid_filter_settings_are_rejected(settings, message):
     with pytest.raises(ValueError, match=message):
         FilterConfig(**settings)
 
 
-def a_group():
+def make_group():
     return [
         a_trajectory(reward=1.0, tokens=2),
         a_trajectory(reward=0.0, tokens=3),
@@ -99,8 +97,8 @@ def a_group():
     ]
 
 
-def test_the_batch_report_counts_what_happened():
-    weights_N, in_baseline_N, report = filter_rollouts(a_group())
+def test_batch_report_counts():
+    weights_N, in_baseline_N, report = filter_rollouts(make_group())
     assert weights_N.tolist() == [1, 1, 0, 0]
     assert in_baseline_N.tolist() == [True, True, False, True]
     assert report == {
@@ -110,18 +108,18 @@ def test_the_batch_report_counts_what_happened():
         "reward_mean": 1 / 3,
         "reward_mean_in_loss": 1 / 2,
     }
-    backwards = filter_rollouts(a_group()[::-1])
+    backwards = filter_rollouts(make_group()[::-1])
     assert backwards[2] == report
     assert backwards[0].tolist() == weights_N.tolist()[::-1]
 
 
-def test_an_empty_batch_has_an_empty_report():
+def test_empty_batch_report():
     weights_N, in_baseline_N, report = filter_rollouts([])
     assert weights_N.shape == in_baseline_N.shape == (0,)
     assert in_baseline_N.dtype == torch.bool and report["reward_mean"] is None
 
 
-def gradient_of(group, config):
+def loss_gradient(group, config):
     """Return d loss / d logp after filter, advantages and loss, as in a training step."""
     weights_N, in_baseline_N, _ = filter_rollouts(group, config)
     rewards_N = torch.tensor([float("nan") if t.reward is None else t.reward for t in group])
@@ -134,24 +132,26 @@ def gradient_of(group, config):
     return logp_BT.grad
 
 
-def test_overlong_failure_enters_the_baseline_only():
-    grad = gradient_of(a_group(), FilterConfig())
+def test_overlong_failures_enter_only_the_baseline():
+    grad = loss_gradient(make_group(), FilterConfig())
     # rewards 1, 0, fault, 0: the success is 1 above the mean of two failures; 5 tokens in the loss
     assert grad[0, 1:3].tolist() == pytest.approx([-1 / 5] * 2)
     assert grad[1, 1:4].tolist() == pytest.approx([0.5 / 5] * 3)
     assert grad[2:].abs().max() == 0
-    kept = gradient_of(a_group(), FilterConfig(overlong="keep"))
+    kept = loss_gradient(make_group(), FilterConfig(overlong="keep"))
     assert kept[3, 1:7].tolist() == pytest.approx([0.5 / 11] * 6)
-    without = gradient_of(a_group()[:3], FilterConfig())  # not in the baseline: another advantage
+    without = loss_gradient(
+        make_group()[:3], FilterConfig()
+    )  # not in the baseline: another advantage
     assert without[1, 1:4].tolist() == pytest.approx([1 / 5] * 3)
 
 
-def test_group_with_only_faults_is_harmless():
-    grad = gradient_of([a_trajectory(Termination.ENV_FAULT, None, None)] * 3, FilterConfig())
+def test_group_with_only_faults_has_zero_gradient():
+    grad = loss_gradient([a_trajectory(Termination.ENV_FAULT, None, None)] * 3, FilterConfig())
     assert grad.abs().max() == 0
 
 
-def imagined(how, **settings):
+def make_hallucinated(how, **settings):
     """Return a rollout with an invented observation, shown by one of the three signs."""
     trajectory = a_trajectory(**settings)
     if how == "refused":
@@ -166,8 +166,8 @@ def imagined(how, **settings):
 
 
 @pytest.mark.parametrize("how", ["refused", "text", "sampled"])
-def test_a_right_answer_after_an_imagined_observation_is_never_reinforced(how):
-    right, wrong = imagined(how, reward=1.0), imagined(how, reward=0.0)
+def test_hallucinated_observations_are_not_reinforced(how):
+    right, wrong = make_hallucinated(how, reward=1.0), make_hallucinated(how, reward=0.0)
     assert has_hallucination(right) and not has_hallucination(a_trajectory())
     assert classify(right).loss_weight == 1.0  # the default checks the answer only
     config = FilterConfig(hallucination="exclude")
@@ -175,15 +175,15 @@ def test_a_right_answer_after_an_imagined_observation_is_never_reinforced(how):
     assert dataclasses.astuple(classify(right, config)) == expected
     assert classify(wrong, config).label == "negative"
     group = [right, a_trajectory(reward=0.0, tokens=2), a_trajectory(reward=1.0, tokens=1)]
-    assert gradient_of(group, FilterConfig())[0].min() < 0  # descending raises log p
-    grad = gradient_of(group, config)
+    assert loss_gradient(group, FilterConfig())[0].min() < 0  # descending raises log p
+    grad = loss_gradient(group, config)
     assert grad[0].abs().max() == 0
     assert grad[2, 1] == pytest.approx(-0.5 / 3) and grad[1, 1] == pytest.approx(1 / 3)
-    apart = gradient_of(group, dataclasses.replace(config, baseline="kept"))
+    apart = loss_gradient(group, dataclasses.replace(config, baseline="kept"))
     assert apart[0].abs().max() == 0 and apart[2, 1] == pytest.approx(-1 / 3)
 
 
-def test_format_reasons_are_those_of_the_agent():
+def test_format_reasons_and_real_observations():
     assert set(FOREIGN_REASONS) <= set(FORMAT_REASONS)
     observed = changed(a_trajectory(), messages=[{"role": "tool", "content": "<tool_response>"}])
     given = a_trajectory()
@@ -191,11 +191,15 @@ def test_format_reasons_are_those_of_the_agent():
     assert not has_hallucination(observed) and not has_hallucination(given)
 
 
-def test_dropped_group_is_harmless():
-    group = [imagined("text", reward=1.0), a_trajectory(LENGTH, None), a_trajectory(LENGTH, None)]
+def test_dropped_group_has_zero_gradient():
+    group = [
+        make_hallucinated("text", reward=1.0),
+        a_trajectory(LENGTH, None),
+        a_trajectory(LENGTH, None),
+    ]
     for baseline in ("all", "kept"):
         config = FilterConfig(pipeline=Pipeline(), baseline=baseline)
-        assert gradient_of(group, config).abs().max() == 0
+        assert loss_gradient(group, config).abs().max() == 0
 
 
 def test_drop_zero_variance_groups():
@@ -236,25 +240,25 @@ def test_drop_zero_variance_groups():
         ("9" * 5000, "9" * 5001, False),
     ],
 )
-def test_which_answers_match(answer, expected, same):
+def test_answers_match(answer, expected, same):
     assert answers_match(answer, expected) is same
     assert answers_match(expected, answer) is same
 
 
 @given(st.text(), st.text())
 @settings(max_examples=300, deadline=None)
-def test_matching_is_total_and_normalising_settles(left, right):
+def test_matching_is_symmetric_and_normalising_idempotent(left, right):
     assert answers_match(left, right) == answers_match(right, left)
     assert normalise_answer(normalise_answer(left)) == normalise_answer(left)
 
 
-def test_normalising_settles_on_every_character():
+def test_normalising_is_idempotent_on_every_character():
     for point in range(sys.maxunicode + 1):
         once = normalise_answer(chr(point))
         assert normalise_answer(once) == once, hex(point)
 
 
-def test_exact_match_accepts_aliases_and_only_answers():
+def test_exact_match_accepts_aliases_and_skips_faults():
     reward = exact_match()
     for answer, value in [("côte d’or.", 1.0), ("COTE D'OR", 1.0), ("12.0", 1.0), ("Dijon", 0.0)]:
         result = reward(a_trajectory(answer=answer), TASK)
@@ -267,7 +271,7 @@ def test_exact_match_accepts_aliases_and_only_answers():
         reward(a_trajectory(), dataclasses.replace(TASK, aliases=(" . ",)))
 
 
-def test_the_random_reward_is_a_fixed_fair_coin():
+def test_random_reward_is_a_seeded_fair_coin():
     names = [f"r-{i}" for i in range(400)]
     toss = random_reward(7)
     coins = {n: toss(a_trajectory(name=n), TASK).value for n in names}
@@ -279,7 +283,7 @@ def test_the_random_reward_is_a_fixed_fair_coin():
     assert random_reward(7)(a_trajectory(faults=1), TASK).value is None
 
 
-def test_rewards_are_made_by_name():
+def test_make_reward_by_name():
     assert make_reward("exact_match")(a_trajectory(answer="12"), TASK).value == 1.0
     assert make_reward("random", seed=3)(a_trajectory(), TASK).parts.keys() == {"random"}
     assert {"exact_match", "random"} <= REWARDS.keys()

@@ -51,7 +51,7 @@ def test_loss_and_gradient_by_hand():
         (0.7, 1.0, 0.2, 0.28, False),
     ],
 )
-def test_which_side_clips(ratio, advantage, epsilon_low, epsilon_high, clipped):
+def test_ppo_clips_one_side_per_sign(ratio, advantage, epsilon_low, epsilon_high, clipped):
     config = LossConfig(epsilon_low=epsilon_low, epsilon_high=epsilon_high)
     logp_BT = torch.tensor([[ratio]]).log()
     arguments = (torch.zeros(1, 1), torch.tensor([advantage]), torch.ones(1, 1, dtype=torch.bool))
@@ -64,23 +64,25 @@ def test_which_side_clips(ratio, advantage, epsilon_low, epsilon_high, clipped):
 
 @pytest.mark.parametrize("config", AGGREGATES, ids=lambda c: c.aggregate)
 @pytest.mark.parametrize("clip", CLIPS)
-def test_on_policy_the_gradient_is_reinforce(config, clip):
+def test_on_policy_gradient_is_reinforce(config, clip):
     logp_BT, _, advantages_B, mask_BT = a_batch()
     for epsilon in (1e-9, 0.01, 0.9):
         config = LossConfig(clip, config.aggregate, epsilon, epsilon, config.constant_tokens)
-        got = gradient(logp_BT, logp_BT.detach(), advantages_B, mask_BT, config)
-        live_B = mask_BT.any(dim=1)
+        actual = gradient(logp_BT, logp_BT.detach(), advantages_B, mask_BT, config)
+        nonempty_B = mask_BT.any(dim=1)
         per_token_BT = mask_BT * advantages_B[:, None]
         if config.aggregate == "token":
             expected = per_token_BT / mask_BT.sum()
         elif config.aggregate == "sequence":
-            expected = per_token_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1) / live_B.sum()
+            expected = (
+                per_token_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1) / nonempty_B.sum()
+            )
         else:
-            expected = per_token_BT / (10 * live_B.sum())
-        torch.testing.assert_close(got, -expected)
+            expected = per_token_BT / (10 * nonempty_B.sum())
+        torch.testing.assert_close(actual, -expected)
 
 
-def test_aggregates_weigh_tokens_as_documented():
+def test_aggregate_token_weights():
     mask_BT = torch.zeros(2, 100, dtype=torch.bool)
     mask_BT[0, :10] = True
     mask_BT[1] = True
@@ -93,7 +95,7 @@ def test_aggregates_weigh_tokens_as_documented():
 
 
 @pytest.mark.parametrize("config", AGGREGATES, ids=lambda c: c.aggregate)
-def test_micro_batches_with_the_global_denominator_add_up(config):
+def test_micro_batches_sum_with_a_global_denominator(config):
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
     weights_B = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5, 1.0])
     whole = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, config, weights_B=weights_B)
@@ -117,17 +119,17 @@ def test_micro_batches_with_the_global_denominator_add_up(config):
 
 
 @pytest.mark.parametrize("config", AGGREGATES, ids=lambda c: c.aggregate)
-def test_weights_exclude_and_duplicate(config):
+def test_weights_exclude_and_duplicate_sequences(config):
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
     rows = [0, 2, 2, 3]
     expected = gradient(
         *(t[rows] for t in (logp_BT, behaviour_BT)), advantages_B[rows], mask_BT[rows], config
     )
     weights_B = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0, 0.0])
-    got = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, config, weights_B=weights_B)
-    torch.testing.assert_close(got[2], expected[1] + expected[2])
-    torch.testing.assert_close(got[[0, 3]], expected[[0, 3]])
-    assert got[[1, 4, 5]].abs().max() == 0
+    actual = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, config, weights_B=weights_B)
+    torch.testing.assert_close(actual[2], expected[1] + expected[2])
+    torch.testing.assert_close(actual[[0, 3]], expected[[0, 3]])
+    assert actual[[1, 4, 5]].abs().max() == 0
 
 
 def test_values_outside_the_mask_do_not_matter():
@@ -138,14 +140,14 @@ def test_values_outside_the_mask_do_not_matter():
     before = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, **arguments)
     loss = policy_loss(logp_BT, behaviour_BT, advantages_B, mask_BT, **arguments)[0]
     for junk in (float("nan"), float("inf"), -1e30):
-        spoilt = logp_BT.detach().masked_fill(~mask_BT, junk)
-        spoilt[1] = junk
+        corrupted = logp_BT.detach().masked_fill(~mask_BT, junk)
+        corrupted[1] = junk
         other = behaviour_BT.masked_fill(~mask_BT, -junk)
-        assert policy_loss(spoilt, other, advantages_B, mask_BT, **arguments)[0].equal(loss)
-        assert gradient(spoilt, other, advantages_B, mask_BT, **arguments).equal(before)
+        assert policy_loss(corrupted, other, advantages_B, mask_BT, **arguments)[0].equal(loss)
+        assert gradient(corrupted, other, advantages_B, mask_BT, **arguments).equal(before)
 
 
-def test_padding_changes_nothing():
+def test_padding_does_not_matter():
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
     pad = torch.nn.functional.pad
     expected, metrics = policy_loss(logp_BT, behaviour_BT, advantages_B, mask_BT)
@@ -169,7 +171,7 @@ def test_empty_batch_has_zero_loss_and_gradient():
         assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_merged_metrics_are_those_of_the_whole_batch():
+def test_merged_metrics_match_the_full_batch():
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch(shift=0.6)
     whole = policy_loss(logp_BT, behaviour_BT, advantages_B, mask_BT)[1]
     empty = torch.zeros_like(mask_BT[:1])
@@ -212,7 +214,7 @@ def test_merged_metrics_are_those_of_the_whole_batch():
         ({"aggregate": "constant", "constant_tokens": 0}, r"constant_tokens must be in \[1, inf\)"),
     ],
 )
-def test_bad_settings_are_named(settings, message):
+def test_invalid_settings_are_rejected(settings, message):
     with pytest.raises(ValueError, match=message):
         LossConfig(**settings)
 
@@ -242,7 +244,7 @@ def test_bad_settings_are_named(settings, message):
         (lambda a: a.update(denominator=float("nan")), "denominator is nan"),
     ],
 )
-def test_bad_batches_are_named(change, message):
+def test_invalid_batches_are_rejected(change, message):
     names = ("logp_BT", "behaviour_logp_BT", "advantages_B", "mask_BT")
     arguments = dict(zip(names, a_batch(), strict=True))
     change(arguments)

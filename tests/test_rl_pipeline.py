@@ -12,7 +12,7 @@ from drlib.trajectory import Termination
 LENGTH, TURNS = Termination.LENGTH, Termination.TURNS
 
 
-def imagined(reward):
+def make_hallucinated(reward):
     """Return a rollout whose policy also wrote the user turn."""
     text = "<tool_call>{}</tool_call><|im_start|>user\nfound it"
     return changed(a_trajectory(reward=reward), messages=[{"role": "assistant", "content": text}])
@@ -30,8 +30,8 @@ PIPELINE = [
     (a_trajectory(Termination.FORMAT, None), {}, None, "low", 0.5, True, ("format", "no_answer")),
     (a_trajectory(faults=1, reward=1.0), {}, None, "drop", 0, False, ("env_fault",)),
     (a_trajectory(reward=None), {}, None, "drop", 0, False, ("unjudged",)),
-    (imagined(1.0), {}, None, "drop", 0, True, ("hallucination",)),
-    (imagined(0.0), {}, None, "low", 0.5, True, ("hallucination",)),
+    (make_hallucinated(1.0), {}, None, "drop", 0, True, ("hallucination",)),
+    (make_hallucinated(0.0), {}, None, "low", 0.5, True, ("hallucination",)),
     (
         changed(a_trajectory(reward=1.0), tool_results=[a_format_error()]),
         {},
@@ -140,7 +140,7 @@ PIPELINE = [
 @pytest.mark.parametrize(
     ("trajectory", "settings", "evidence", "label", "weight", "in_baseline", "reasons"), PIPELINE
 )
-def test_the_pipelines_decision_table(
+def test_pipeline_decision_table(
     trajectory, settings, evidence, label, weight, in_baseline, reasons
 ):
     config = FilterConfig(pipeline=Pipeline(low_weight=0.5, **settings))
@@ -158,7 +158,7 @@ def test_the_pipelines_decision_table(
         {"validation": "replay"},
     ],
 )
-def test_a_check_without_its_evidence_says_so(check):
+def test_missing_evidence_is_rejected(check):
     with pytest.raises(ValueError, match="trajectory r-0: .* needs Evidence"):
         classify(a_trajectory(TURNS, None), FilterConfig(pipeline=Pipeline(**check)))
     with pytest.raises(ValueError, match="1 pieces of evidence for 2"):
@@ -176,21 +176,25 @@ def test_a_check_without_its_evidence_says_so(check):
         ({"ambiguous_from": float("nan")}, "ambiguous_from"),
     ],
 )
-def test_bad_pipeline_settings_are_named(settings, message):
+def test_invalid_pipeline_settings_are_rejected(settings, message):
     with pytest.raises(ValueError, match=message):
         Pipeline(**settings)
     with pytest.raises(TypeError, match="pipeline must be a Pipeline"):
         FilterConfig(pipeline=True)
 
 
-def searching(query, name, **settings):
+def make_search_rollout(query, name, **settings):
     result = dataclasses.replace(a_tool_result(), arguments={"query": query})
     return changed(a_trajectory(name=name, **settings), tool_results=[result])
 
 
-def test_equal_rollouts_are_capped_in_any_order():
-    same = [searching(["x"], f"r-{i}", reward=1.0) for i in range(4)]
-    group = [*same, searching(["y"], "r-4", reward=1.0), searching(["x"], "r-5", reward=0.0)]
+def test_duplicate_rollouts_are_capped_in_any_order():
+    same = [make_search_rollout(["x"], f"r-{i}", reward=1.0) for i in range(4)]
+    group = [
+        *same,
+        make_search_rollout(["y"], "r-4", reward=1.0),
+        make_search_rollout(["x"], "r-5", reward=0.0),
+    ]
     config = FilterConfig(pipeline=Pipeline(max_alike=2))
     weights_N, in_baseline_N, report = filter_rollouts(group, config)
     assert weights_N.tolist() == [1, 1, 0, 0, 1, 1] and in_baseline_N.all()
@@ -198,7 +202,7 @@ def test_equal_rollouts_are_capped_in_any_order():
     assert filter_rollouts(group[::-1], config)[0].tolist() == weights_N.tolist()[::-1]
 
 
-def test_clean_copies_are_preferred_within_a_group():
+def test_clean_duplicates_are_preferred_within_a_group():
     dirty = changed(a_trajectory(name="a", reward=1.0), termination=Termination.FORMAT)
     group = [dirty, *[a_trajectory(name=name, reward=1.0) for name in "bc"]]
     group[2] = changed(group[2], group_id="g-1")
@@ -206,7 +210,7 @@ def test_clean_copies_are_preferred_within_a_group():
     assert filter_rollouts(group, config)[0].tolist() == [0, 1, 1]
 
 
-def test_rollouts_in_another_world_are_not_compared():
+def test_rollouts_from_another_world_are_dropped():
     group = [a_trajectory(reward=float(i == 0), name=f"r-{i}") for i in range(3)]
     group[0] = changed(group[0], world_version="w2")
     weights_N, in_baseline_N, report = filter_rollouts(group, FilterConfig(pipeline=Pipeline()))
@@ -214,7 +218,7 @@ def test_rollouts_in_another_world_are_not_compared():
     assert report["reasons"] == {"mixed_worlds": 1}
 
 
-def test_the_pipelines_report_counts_by_class_and_reason():
+def test_pipeline_report_counts_by_label_and_reason():
     group = [trajectory for trajectory, settings, *_ in PIPELINE[:11]]
     group.append(changed(a_trajectory(reward=1.0), group_id="g-1"))
     _, _, report = filter_rollouts(group, FilterConfig(pipeline=Pipeline()))

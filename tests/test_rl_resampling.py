@@ -18,7 +18,7 @@ from drlib.trajectory import Segment, Termination, ToolResult, Trajectory
 CLEAN = ("<answer>x</answer>",)
 
 
-def a_call(ok=True, text="1. x", env_fault=False, tool="search"):
+def make_tool_result(ok=True, text="1. x", env_fault=False, tool="search"):
     return ToolResult(
         tool=tool,
         arguments={},
@@ -34,7 +34,7 @@ def a_call(ok=True, text="1. x", env_fault=False, tool="search"):
     )
 
 
-def a_trajectory(reward=1.0, calls=(), turns=CLEAN, group="g-0", name="r"):
+def make_trajectory(reward=1.0, calls=(), turns=CLEAN, group="g-0", name="r"):
     zeros = np.zeros(3)
     return Trajectory(
         id=name,
@@ -61,11 +61,11 @@ def a_trajectory(reward=1.0, calls=(), turns=CLEAN, group="g-0", name="r"):
     )
 
 
-def with_errors(errors, calls, reward=1.0):
-    return a_trajectory(reward, [a_call(ok=i >= errors) for i in range(calls)])
+def make_trajectory_with_errors(errors, calls, reward=1.0):
+    return make_trajectory(reward, [make_tool_result(ok=i >= errors) for i in range(calls)])
 
 
-def seeded(seed=0):
+def make_generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
@@ -73,16 +73,19 @@ def seeded(seed=0):
     ("calls", "penalty"),
     [
         ([], 0.5),
-        ([a_call()], 0.0),
-        ([a_call(False)], 1.0),
-        ([a_call(False), a_call(), a_call(), a_call()], 0.25),
-        ([a_call(text="error: printed by a program that ran")], 0.0),
-        ([a_call(False, text="worker went away")], 1.0),
-        ([a_call(), a_call(False, tool="format")], 0.5),
+        ([make_tool_result()], 0.0),
+        ([make_tool_result(False)], 1.0),
+        (
+            [make_tool_result(False), make_tool_result(), make_tool_result(), make_tool_result()],
+            0.25,
+        ),
+        ([make_tool_result(text="error: printed by a program that ran")], 0.0),
+        ([make_tool_result(False, text="worker went away")], 1.0),
+        ([make_tool_result(), make_tool_result(False, tool="format")], 0.5),
     ],
 )
 def test_error_penalty(calls, penalty):
-    assert error_penalty(a_trajectory(calls=calls)) == penalty
+    assert error_penalty(make_trajectory(calls=calls)) == penalty
 
 
 @pytest.mark.parametrize(
@@ -99,17 +102,17 @@ def test_error_penalty(calls, penalty):
     ],
 )
 def test_format_penalty(turns, penalty):
-    assert format_penalty(a_trajectory(turns=turns)) == penalty
+    assert format_penalty(make_trajectory(turns=turns)) == penalty
 
 
 @pytest.mark.parametrize("mode", ["sample", "sort"])
 @pytest.mark.parametrize("keep", range(1, 9))
-def test_exactly_keep_rollouts_for_every_split(keep, mode):
+def test_keep_count_and_quotas_for_every_split(keep, mode):
     for negatives in range(2 * keep + 1):
         positives = 2 * keep - negatives
         rewards = [0.0] * negatives + [1.0] * positives
-        group = [with_errors(i % 3, 2, reward) for i, reward in enumerate(rewards)]
-        kept = resample_on_correct(group, keep, mode, generator=seeded(negatives))
+        group = [make_trajectory_with_errors(i % 3, 2, reward) for i, reward in enumerate(rewards)]
+        kept = resample_on_correct(group, keep, mode, generator=make_generator(negatives))
         assert len(set(kept)) == len(kept) == keep and kept == sorted(kept)
         failed = sum(group[i].reward == 0 for i in kept)
         assert (failed, keep - failed) == roc_quotas(negatives, positives, keep)
@@ -142,19 +145,21 @@ def test_quotas_by_hand(negatives, positives, keep, quotas):
     assert roc_quotas(negatives, positives, keep) == quotas
 
 
-def inclusion(group, keep, draws, **settings):
+def count_inclusions(group, keep, draws, **settings):
     """Count how often each rollout is kept."""
-    generator, counts = seeded(1), np.zeros(len(group))
+    generator, counts = make_generator(1), np.zeros(len(group))
     for _ in range(draws):
         counts[resample_on_correct(group, keep, generator=generator, **settings)] += 1
     return counts
 
 
 @pytest.mark.parametrize("mode", ["sample", "sort"])
-def test_failures_are_kept_uniformly(mode):
-    group = [with_errors(i % 3, 2, 0.0) for i in range(8)] + [with_errors(0, 1)] * 8
+def test_failures_are_sampled_uniformly(mode):
+    group = [make_trajectory_with_errors(i % 3, 2, 0.0) for i in range(8)] + [
+        make_trajectory_with_errors(0, 1)
+    ] * 8
     draws = 1000
-    counts = inclusion(group, 8, draws, mode=mode)[:8]
+    counts = count_inclusions(group, 8, draws, mode=mode)[:8]
     assert counts.sum() == 4 * draws
     # 4 of 8 without replacement: variance p(1 - p), covariance -p(1 - p)/7, so the sum of squares
     # over the variance times 7/8 is chi-square with 7 degrees of freedom
@@ -163,50 +168,65 @@ def test_failures_are_kept_uniformly(mode):
 
 
 def test_cleaner_successes_are_kept_more_often():
-    group = [with_errors(errors, 4) for errors in (0, 1, 2, 3, 4)] + [with_errors(1, 1, 0.0)] * 5
-    counts = inclusion(group, 5, 1000, epsilon=0.2)[:5]
+    group = [make_trajectory_with_errors(errors, 4) for errors in (0, 1, 2, 3, 4)] + [
+        make_trajectory_with_errors(1, 1, 0.0)
+    ] * 5
+    counts = count_inclusions(group, 5, 1000, epsilon=0.2)[:5]
     assert (np.diff(counts) < 0).all()
-    even = inclusion(group, 5, 1000, epsilon=1e6)[:5] / 1000  # epsilon dominates: uniform
+    even = count_inclusions(group, 5, 1000, epsilon=1e6)[:5] / 1000  # epsilon dominates: uniform
     assert np.abs(even - even.mean()).max() < 0.05
 
 
-def test_sampling_follows_the_printed_probabilities():
+def test_sampling_follows_the_published_probabilities():
     # one of two: 1/(0.5 + 0) against 1/(0.5 + 1), that is 3 to 1; deviation of the mean 0.014
-    group = [with_errors(0, 1), with_errors(1, 1), with_errors(0, 1, 0.0), with_errors(0, 1, 0.0)]
-    share = inclusion(group, 2, 1000, epsilon=0.5)[0] / 1000
+    group = [
+        make_trajectory_with_errors(0, 1),
+        make_trajectory_with_errors(1, 1),
+        make_trajectory_with_errors(0, 1, 0.0),
+        make_trajectory_with_errors(0, 1, 0.0),
+    ]
+    share = count_inclusions(group, 2, 1000, epsilon=0.5)[0] / 1000
     assert share == pytest.approx(0.75, abs=0.045)
 
 
-def test_sorting_takes_the_cleanest_and_breaks_ties_by_chance():
-    group = [with_errors(errors, 4) for errors in (3, 0, 2, 1)] + [with_errors(0, 1, 0.0)] * 4
+def test_sort_mode_keeps_the_cleanest_with_random_ties():
+    group = [make_trajectory_with_errors(errors, 4) for errors in (3, 0, 2, 1)] + [
+        make_trajectory_with_errors(0, 1, 0.0)
+    ] * 4
     for seed in range(5):
-        kept = resample_on_correct(group, 4, "sort", generator=seeded(seed))
+        kept = resample_on_correct(group, 4, "sort", generator=make_generator(seed))
         assert [i for i in kept if i < 4] == [1, 3]
-    equal = [with_errors(0, 1)] * 4 + [with_errors(0, 1, 0.0)] * 4
-    assert inclusion(equal, 4, 300, mode="sort")[:4].min() > 100
+    equal = [make_trajectory_with_errors(0, 1)] * 4 + [make_trajectory_with_errors(0, 1, 0.0)] * 4
+    assert count_inclusions(equal, 4, 300, mode="sort")[:4].min() > 100
 
 
-def test_the_same_seed_keeps_the_same_rollouts():
-    group = [with_errors(i % 4, 3, float(i % 2)) for i in range(16)]
-    first, again, other = (resample_on_correct(group, 8, generator=seeded(s)) for s in (3, 3, 4))
+def test_resampling_is_deterministic_per_seed():
+    group = [make_trajectory_with_errors(i % 4, 3, float(i % 2)) for i in range(16)]
+    first, again, other = (
+        resample_on_correct(group, 8, generator=make_generator(s)) for s in (3, 3, 4)
+    )
     assert first == again != other
 
 
 def test_unjudged_rollouts_are_kept_last():
-    spoilt = a_trajectory(1.0, [a_call(env_fault=True)])
-    unjudged = a_trajectory(None)
-    group = [spoilt, unjudged, *[with_errors(0, 1, float(i % 2)) for i in range(4)]]
+    faulted = make_trajectory(1.0, [make_tool_result(env_fault=True)])
+    unjudged = make_trajectory(None)
+    group = [
+        faulted,
+        unjudged,
+        *[make_trajectory_with_errors(0, 1, float(i % 2)) for i in range(4)],
+    ]
     for seed in range(10):
-        assert set(resample_on_correct(group, 4, generator=seeded(seed))) == {2, 3, 4, 5}
-    assert resample_on_correct(group, 5, generator=seeded()) == [0, 2, 3, 4, 5]
-    assert resample_on_correct([spoilt, unjudged], 1) == [0]
+        assert set(resample_on_correct(group, 4, generator=make_generator(seed))) == {2, 3, 4, 5}
+    assert resample_on_correct(group, 5, generator=make_generator()) == [0, 2, 3, 4, 5]
+    assert resample_on_correct([faulted, unjudged], 1) == [0]
     assert resample_on_correct([], 0) == []
 
 
-def test_it_composes_with_leave_one_out():
+def test_resampling_composes_with_leave_one_out():
     rewards = [1.0] * 2 + [0.0] * 6
-    group = [with_errors(0, 1, reward) for reward in rewards]
-    kept = resample_on_correct(group, 4, generator=seeded())
+    group = [make_trajectory_with_errors(0, 1, reward) for reward in rewards]
+    kept = resample_on_correct(group, 4, generator=make_generator())
     rewards_N = torch.tensor([group[i].reward for i in kept])
     assert rewards_N.tolist() == [1, 1, 0, 0]
     assert leave_one_out(rewards_N, [0] * 4).tolist() == pytest.approx([2 / 3] * 2 + [-2 / 3] * 2)
@@ -220,13 +240,16 @@ def test_it_composes_with_leave_one_out():
         ({"mode": "best"}, "mode must be"),
         ({"epsilon": 0.0}, "epsilon must be"),
         ({"epsilon": float("nan")}, "epsilon must be"),
-        ({"group": [a_trajectory(), a_trajectory(group="g-1")]}, "one group at a time"),
-        ({"group": [a_trajectory(float("nan"), name="bad")]}, r"trajectory bad: reward .* is nan"),
+        ({"group": [make_trajectory(), make_trajectory(group="g-1")]}, "one group at a time"),
+        (
+            {"group": [make_trajectory(float("nan"), name="bad")]},
+            r"trajectory bad: reward .* is nan",
+        ),
     ],
 )
-def test_bad_arguments_are_named(settings, message):
+def test_invalid_arguments_are_rejected(settings, message):
     with pytest.raises(ValueError, match=message):
-        resample_on_correct(**{"group": [a_trajectory()] * 2, "keep": 1, **settings})
+        resample_on_correct(**{"group": [make_trajectory()] * 2, "keep": 1, **settings})
     with pytest.raises(ValueError, match="cannot keep 3 of 1 failures and 1 successes"):
         roc_quotas(1, 1, 3)
 
@@ -236,31 +259,33 @@ REWARDS = [float(pair[group] == "1") for pair in ("10110010", "00011011") for gr
 GROUPS = [10 * group for group in (0, 1, 2, 3, 4, 5, 6, 7)] * 2
 
 
-def live_groups():
+def groups_with_variance():
     pairs = {g: {r for r, h in zip(REWARDS, GROUPS) if h == g} for g in GROUPS}
     return [g for g, values in pairs.items() if len(values) == 2]
 
 
-def test_zero_variance_groups_are_replaced_by_copies():
-    indices_M, groups_M = replace_zero_variance_groups(REWARDS, GROUPS, generator=seeded())
+def test_zero_variance_groups_are_replaced():
+    indices_M, groups_M = replace_zero_variance_groups(REWARDS, GROUPS, generator=make_generator())
     rewards_M = torch.tensor(REWARDS)[indices_M]
     assert drop_zero_variance_groups(rewards_M, groups_M).all()
     assert groups_M.unique().tolist() == list(range(8)) and len(indices_M) == 16
     for slot, group in enumerate(dict.fromkeys(GROUPS)):
         sources = {GROUPS[i] for i in indices_M[groups_M == slot].tolist()}
-        assert len(sources) == 1 and sources <= set(live_groups())
-        assert group not in live_groups() or sources == {group}
-    again = replace_zero_variance_groups(REWARDS, GROUPS, generator=seeded())
+        assert len(sources) == 1 and sources <= set(groups_with_variance())
+        assert group not in groups_with_variance() or sources == {group}
+    again = replace_zero_variance_groups(REWARDS, GROUPS, generator=make_generator())
     assert again[0].tolist() == indices_M.tolist()
     chosen = {
-        tuple(replace_zero_variance_groups(REWARDS, GROUPS, generator=seeded(s))[0].tolist())
+        tuple(
+            replace_zero_variance_groups(REWARDS, GROUPS, generator=make_generator(s))[0].tolist()
+        )
         for s in range(20)
     }
     assert len(chosen) > 1
 
 
 def test_replacement_equals_weighting():
-    indices_M, groups_M = replace_zero_variance_groups(REWARDS, GROUPS, generator=seeded(5))
+    indices_M, groups_M = replace_zero_variance_groups(REWARDS, GROUPS, generator=make_generator(5))
     logp_N = torch.linspace(-2, -1, 16, dtype=torch.float64, requires_grad=True)
     filled_M = leave_one_out(torch.tensor(REWARDS, dtype=torch.float64)[indices_M], groups_M)
     (filled,) = torch.autograd.grad((filled_M * logp_N[indices_M]).sum(), logp_N)
@@ -276,7 +301,7 @@ def test_batch_without_reward_variance_is_empty():
         assert indices_M.tolist() == groups_M.tolist() == []
 
 
-def test_invalid_members_do_not_count_but_are_copied():
+def test_invalid_rollouts_are_copied_with_their_group():
     rewards, groups = [1.0, 1.0, float("nan"), 1.0, 0.0, float("nan")], [0, 0, 0, 1, 1, 1]
     valid = [True, True, False, True, True, False]
     indices_M, groups_M = replace_zero_variance_groups(rewards, groups, valid)

@@ -26,19 +26,19 @@ from drlib.rl.stability import (
 # ---------------------------------------------------------------- KL control
 
 
-def test_the_kl_coefficient_doubles_and_halves_outside_the_band():
+def test_kl_coefficient_doubles_and_halves_outside_the_band():
     control = KLController(coef=0.1, target=0.02)
     seen = [control.update(kl) for kl in (0.03, 0.031, 0.02, 0.0134, 0.0133, -0.001)]
     assert seen == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.1, 0.05])
 
 
-def test_the_kl_coefficient_stays_in_its_range():
+def test_kl_coefficient_stays_in_range():
     control = KLController(coef=1e-6, target=1.0)
     assert control.update(0.0) == 1e-6
     assert [control.update(9.0) for _ in range(40)][-1] == 1e3
 
 
-def kl_of_the_best_policy(coef):
+def kl_of_optimal_policy(coef):
     """KL(pi* || ref) of the maximiser of E[r] - coef KL, with pi* proportional to ref exp(r /
     coef).
     """
@@ -48,22 +48,22 @@ def kl_of_the_best_policy(coef):
 
 
 @pytest.mark.parametrize("start", [5.0, 0.02])
-def test_controller_converges_to_its_target(start):
+def test_kl_controller_converges_to_its_target(start):
     control, coef = KLController(coef=start, target=0.1), start
     for _ in range(500):
-        coef = control.update(kl_of_the_best_policy(coef))
+        coef = control.update(kl_of_optimal_policy(coef))
     # a doubling changes this KL by up to 4, so it may overshoot the band
-    assert 0.1 / 6 < kl_of_the_best_policy(coef) < 0.6
+    assert 0.1 / 6 < kl_of_optimal_policy(coef) < 0.6
 
 
 # ---------------------------------------------------------------- reference
 
 
-def decisions(machine, inputs):
-    return [machine.update(value) for value in inputs]
+def decisions(component, inputs):
+    return [component.update(value) for value in inputs]
 
 
-def test_stagnation_resets_on_the_scripted_steps():
+def test_reference_resets_on_stagnation():
     reset = ReferenceReset(patience=2, min_delta=0.01)
     # better; equal; within delta -> reset (best 0.509 from here); better; worse; no score; worse
     curve = [0.50, 0.51, 0.509, 0.60, 0.55, None, 0.58, 0.585, 0.58]
@@ -71,7 +71,7 @@ def test_stagnation_resets_on_the_scripted_steps():
     assert decisions(reset, curve) == expected
 
 
-def test_a_period_resets_by_the_steps():
+def test_reference_resets_periodically():
     reset = ReferenceReset(patience=9, every=4)
     curve = [0.5, 0.4, 0.39, 0.35, 0.3, None, None, None]
     assert decisions(reset, curve) == [None, None, None, "period"] * 2
@@ -118,13 +118,13 @@ def test_reset_clears_kl_and_adam_state():
     assert all(torch.equal(before[name], value) for name, value in policy.state_dict().items())
 
 
-def test_after_a_reset_adam_steps_like_a_new_one_and_kl_pulls_to_the_new_reference():
+def test_after_reset_adam_is_new_and_kl_targets_the_reference():
     policy, optimizer, x = trained()
     reference = Tiny()
     sync_reference(reference, policy, optimizer)
     twin = copy.deepcopy(policy)
-    fresh_adam = torch.optim.AdamW(twin.parameters(), lr=0.05)
-    for model, adam in ((policy, optimizer), (twin, fresh_adam)):
+    new_optimizer = torch.optim.AdamW(twin.parameters(), lr=0.05)
+    for model, adam in ((policy, optimizer), (twin, new_optimizer)):
         adam.zero_grad()
         (-model(x)[:, 1].mean()).backward()
         adam.step()
@@ -147,7 +147,7 @@ def ema(reference, policy, decay):
     return old[0].detach()
 
 
-def test_moving_average_by_hand_and_exact_at_its_ends():
+def test_moving_average_by_hand_and_at_its_limits():
     a, b = torch.tensor([1.0, 3.0]), torch.tensor([2.0, -1.0])
     assert torch.allclose(ema(a, b, 0.75), torch.tensor([1.25, 2.0]))
     assert torch.equal(ema(a, b, 0.0), b) and torch.equal(ema(a, b, 1.0), a)
@@ -159,7 +159,7 @@ def test_moving_average_by_hand_and_exact_at_its_ends():
     assert torch.allclose(x - b, 0.9**10 * (a - b), atol=1e-6)
 
 
-def test_a_soft_update_keeps_the_optimizer_and_mixes_the_weights():
+def test_soft_update_mixes_weights_and_keeps_the_optimizer():
     policy, optimizer, _ = trained()
     reference, old = Tiny(), Tiny()
     sync_reference(reference, policy, decay=0.4)
@@ -167,7 +167,7 @@ def test_a_soft_update_keeps_the_optimizer_and_mixes_the_weights():
     assert reference.seen == 7 and len(optimizer.state) == 2
 
 
-def test_mismatching_models_are_rejected_unchanged():
+def test_mismatching_models_are_rejected_without_changes():
     policy, optimizer, _ = trained()
     with pytest.raises(ValueError, match="shapes"):
         sync_reference(nn.Linear(4, 6), policy, optimizer)
@@ -186,7 +186,7 @@ def test_mismatching_models_are_rejected_unchanged():
 # ---------------------------------------------------------------- responses
 
 
-def test_the_learning_rate_follows_the_script():
+def test_adaptive_learning_rate_by_hand():
     rate = AdaptiveLearningRate(factor=0.5, hold=2, recovery=4)
     alarms = [0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
     # 0.75 is in force at the second alarm: 0.375, held for 2 steps, then up by 0.15625 a step
@@ -203,25 +203,25 @@ def test_the_learning_rate_follows_the_script():
     st.lists(st.booleans(), max_size=60), st.floats(0.05, 1), st.integers(1, 6), st.integers(1, 6)
 )
 @settings(max_examples=60)
-def test_the_learning_rate_stays_in_its_bounds(alarms, factor, hold, recovery):
+def test_adaptive_learning_rate_stays_in_bounds(alarms, factor, hold, recovery):
     rate = AdaptiveLearningRate(factor, hold, recovery)
     scales = decisions(rate, [*alarms, *[False] * (hold + recovery)])
     assert all(0 < scale <= 1 for scale in scales) and scales[-1] == 1
 
 
-def test_a_collapse_stops_with_its_reason_and_hysteresis():
+def test_emergency_stop_reason_and_hysteresis():
     stop = EmergencyStop({"unanswered": (0.3, 0.6)}, window=1, patience=2)
     # an untrained policy is not a collapse; between the limits nothing changes once stopped
     rates = [0.9, 0.9, 0.9, 0.4, 0.2, 0.7, 0.5, 0.7, 0.7, 0.7, 0.5, None, 0.2, 0.7, 0.7]
-    told = [stop.update({"unanswered": rate}) for rate in rates]
-    stopped = [bool(reason) for reason in told]
+    reasons = [stop.update({"unanswered": rate}) for rate in rates]
+    stopped = [bool(reason) for reason in reasons]
     assert stopped == [False] * 8 + [True] * 4 + [False] * 2 + [True]
-    assert told[8].startswith("unanswered has been above 0.6 for 2 steps")
+    assert reasons[8].startswith("unanswered has been above 0.6 for 2 steps")
     never_fine = EmergencyStop({"unanswered": (0.3, 0.6)}, window=1, patience=2)
     assert [never_fine.update({"unanswered": rate}) for rate in (0.9, 0.4, 0.9, 0.9)] == [None] * 4
 
 
-def test_a_collapse_is_judged_by_the_mean_of_the_window():
+def test_emergency_stop_uses_the_window_mean():
     stop = EmergencyStop({"format": (0.2, 0.5)}, window=4, patience=1)
     rates = [0.0, 0.0, 1.0, 1.0, 1.0, 0.0]  # means 0, 0, 1/3, 1/2, 3/4, 3/4
     assert [bool(stop.update({"format": rate})) for rate in rates] == [False] * 4 + [True] * 2
@@ -235,13 +235,13 @@ def test_a_collapse_is_judged_by_the_mean_of_the_window():
 # ---------------------------------------------------------------- all components
 
 
-def test_all_are_off_without_settings():
-    wild = [random.Random(5).uniform(-9, 9) for _ in range(300)]
-    assert decisions(KLController(), wild) == [0.0] * 300
-    assert decisions(KLController(coef=0.1), [*wild, math.nan]) == [0.1] * 301
-    assert decisions(ReferenceReset(), wild) == [None] * 300
-    assert decisions(PageHinkley(), wild) == [None] * 300
-    assert decisions(HistogramShift(), [wild] * 3) == [None] * 3
+def test_components_are_off_by_default():
+    noise = [random.Random(5).uniform(-9, 9) for _ in range(300)]
+    assert decisions(KLController(), noise) == [0.0] * 300
+    assert decisions(KLController(coef=0.1), [*noise, math.nan]) == [0.1] * 301
+    assert decisions(ReferenceReset(), noise) == [None] * 300
+    assert decisions(PageHinkley(), noise) == [None] * 300
+    assert decisions(HistogramShift(), [noise] * 3) == [None] * 3
     assert decisions(AdaptiveLearningRate(), [True] * 300) == [1.0] * 300
     assert DriftDetector().update({"reward": 1.0}) == []
     assert decisions(EmergencyStop(), [{"unanswered": 1.0}] * 30) == [None] * 30
@@ -252,7 +252,7 @@ def detector():
     return DriftDetector({"x": PageHinkley(0.1, 1.0, warmup=2), "shape": shape})
 
 
-MACHINES = {
+COMPONENTS = {
     "kl": (lambda: KLController(0.1, 0.5), lambda x: x),
     "reset": (lambda: ReferenceReset(2, 0.05, 7), lambda x: x if x < 0.8 else None),
     "means": (lambda: PageHinkley(0.05, 0.8, 3), lambda x: x),
@@ -263,11 +263,11 @@ MACHINES = {
 }
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", COMPONENTS)
 @given(stream=st.lists(st.floats(0, 1), min_size=1, max_size=60), cut=st.integers(0, 60))
 @settings(max_examples=30)
-def test_a_killed_run_resumes_to_the_same_decisions(name, stream, cut):
-    make, shaped = MACHINES[name]
+def test_resumed_component_makes_the_same_decisions(name, stream, cut):
+    make, shaped = COMPONENTS[name]
     inputs = [shaped(x) for x in stream]
     whole = make()
     expected = decisions(whole, inputs)
@@ -278,7 +278,7 @@ def test_a_killed_run_resumes_to_the_same_decisions(name, stream, cut):
     assert second.state_dict() == whole.state_dict()
 
 
-def test_a_saved_state_does_not_change_later_and_must_fit():
+def test_saved_state_is_a_copy_and_is_validated():
     monitor = HistogramShift(0.3, 8, 3)
     saved = monitor.state_dict()
     monitor.update([1.0, 2.0])
@@ -314,14 +314,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("machine", "settings", "words"), BAD)
-def test_invalid_settings_are_rejected(machine, settings, words):
+@pytest.mark.parametrize(("component", "settings", "words"), BAD)
+def test_invalid_settings_are_rejected(component, settings, words):
     with pytest.raises(ValueError, match=words):
-        machine(**settings)
+        component(**settings)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_broken_metrics_are_named(value):
+def test_non_finite_metrics_are_rejected(value):
     with pytest.raises(ValueError, match="KL divergence is"):
         KLController(0.1, 0.1).update(value)
     with pytest.raises(ValueError, match="validation score is"):

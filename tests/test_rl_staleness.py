@@ -20,7 +20,7 @@ from drlib.rl.staleness import (
 from drlib.trajectory import Segment, Termination, Trajectory
 
 
-def a_rollout(versions=(0,), world="w", fault=False, group="g", name="r"):
+def make_rollout(versions=(0,), world="w", fault=False, group="g", name="r"):
     """Return a rollout: a prompt token of version -1, then one sampled token per version."""
     n = len(versions) + 1
     generated = np.arange(n) > 0
@@ -49,34 +49,39 @@ def a_rollout(versions=(0,), world="w", fault=False, group="g", name="r"):
 
 
 def test_age_counts_from_the_first_sampled_token():
-    assert age(a_rollout([3, 4, 6]), 7) == 4 and age(a_rollout([7]), 7) == 0
+    assert age(make_rollout([3, 4, 6]), 7) == 4 and age(make_rollout([7]), 7) == 0
     with pytest.raises(ValueError, match="r is of version 8, newer than the policy"):
-        age(a_rollout([8]), 7)
+        age(make_rollout([8]), 7)
 
 
 # rollout, max_age -> may it train the policy of version 10 in the worlds "w" and "v"?
 FILTER = [
-    (a_rollout([10, 10]), 0, True),
-    (a_rollout([9, 10]), 0, False),
-    (a_rollout([9, 10]), 1, True),
-    (a_rollout([6, 10]), 3, False),
-    (a_rollout([7, 10]), 3, True),
-    (a_rollout([10], fault=True), 3, False),
-    (a_rollout([10], world="old"), 3, False),
-    (a_rollout([10], world="v"), 3, True),
-    (a_rollout([0], "old", True), None, True),
+    (make_rollout([10, 10]), 0, True),
+    (make_rollout([9, 10]), 0, False),
+    (make_rollout([9, 10]), 1, True),
+    (make_rollout([6, 10]), 3, False),
+    (make_rollout([7, 10]), 3, True),
+    (make_rollout([10], fault=True), 3, False),
+    (make_rollout([10], world="old"), 3, False),
+    (make_rollout([10], world="v"), 3, True),
+    (make_rollout([0], "old", True), None, True),
 ]
 
 
 @pytest.mark.parametrize(("rollout", "max_age", "expected"), FILTER)
-def test_the_filter_table(rollout, max_age, expected):
+def test_filter_table(rollout, max_age, expected):
     assert StalenessFilter(max_age).update([rollout], 10, {"w", "v"}) == [expected]
 
 
 def test_filter_per_rollout_without_worlds():
-    batch = [a_rollout([5]), a_rollout([3]), a_rollout([5], fault=True), a_rollout([5], world="v")]
+    batch = [
+        make_rollout([5]),
+        make_rollout([3]),
+        make_rollout([5], fault=True),
+        make_rollout([5], world="v"),
+    ]
     assert StalenessFilter(1).update(batch, 5, {"w"}) == [True, False, False, False]
-    assert StalenessFilter(1).update([a_rollout([7], world="any")], 7) == [True]
+    assert StalenessFilter(1).update([make_rollout([7], world="any")], 7) == [True]
 
 
 # size, which are valid -> which train; None: the group is dropped
@@ -98,7 +103,7 @@ REPAIR = [
 
 
 @pytest.mark.parametrize(("size", "flags", "expected"), REPAIR)
-def test_the_repair_table(size, flags, expected):
+def test_repair_table(size, flags, expected):
     indices = repair_groups(["g"] * len(flags), [f == "1" for f in flags], size)
     assert indices == (expected or [])
 
@@ -117,7 +122,7 @@ def test_repaired_batches_have_full_valid_groups(flags, rng):
     assert set(used) <= {1, 2}  # every valid sample is used at most twice
 
 
-def test_a_group_larger_than_its_size_is_refused():
+def test_oversized_group_is_rejected():
     with pytest.raises(ValueError, match="a group has 3 samples, size is 2"):
         repair_groups(["a", "a", "a"], [True] * 3, 2)
     with pytest.raises(ValueError, match="2 groups for 1"):
@@ -127,15 +132,17 @@ def test_a_group_larger_than_its_size_is_refused():
 # ---------------------------------------------------------------- replay
 
 
-def a_group(name, version, world="w", fault=False, priority=1.0):
-    rollouts = [a_rollout([version], world, fault and i == 1, name, f"{name}-{i}") for i in (0, 1)]
+def make_trained_group(name, version, world="w", fault=False, priority=1.0):
+    rollouts = [
+        make_rollout([version], world, fault and i == 1, name, f"{name}-{i}") for i in (0, 1)
+    ]
     return TrainedGroup(rollouts, [priority, -priority], [1.0, 1.0])
 
 
-def filled(**kwargs):
+def filled_buffer(**kwargs):
     buffer = ReplayBuffer(**{"max_age": 2} | kwargs)
     for i in range(6):
-        buffer.add(a_group(f"g{i}", i))
+        buffer.add(make_trained_group(f"g{i}", i))
     return buffer
 
 
@@ -143,10 +150,10 @@ def names_of(drawn):
     return [group.rollouts[0].group_id for group, _ in drawn]
 
 
-def test_only_recent_groups_of_this_world_are_drawn():
-    buffer = filled()
-    buffer.add(a_group("moved", 5, world="old"))
-    buffer.add(a_group("broken", 5, fault=True))
+def test_draws_are_recent_and_from_valid_worlds():
+    buffer = filled_buffer()
+    buffer.add(make_trained_group("moved", 5, world="old"))
+    buffer.add(make_trained_group("broken", 5, fault=True))
     seen = set()
     for seed in range(20):
         drawn = buffer.draw(99, 6, random.Random(seed), worlds={"w"})
@@ -164,11 +171,11 @@ PRIORITIES = (0.1, 0.2, 0.4, 0.8)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_groups_are_drawn_in_proportion_to_their_priority(alpha):
+def test_draws_are_proportional_to_priority(alpha):
     """Chi-square of 4000 draws over four groups: 16.3 is the 0.999 quantile of 3 degrees."""
     buffer = ReplayBuffer(9, alpha)
     for i, priority in enumerate(PRIORITIES):
-        buffer.add(a_group(f"g{i}", 0, priority=priority))
+        buffer.add(make_trained_group(f"g{i}", 0, priority=priority))
     rng = random.Random(5)
     drawn = [name for _ in range(2000) for name in names_of(buffer.draw(2, 0, rng, worlds=None))]
     chances = np.array(PRIORITIES) ** alpha
@@ -181,7 +188,7 @@ def test_importance_weights_by_hand():
     """(N P)^-beta over its largest value, which is that of the least probable group."""
     buffer = ReplayBuffer(9, 0.5, 0.4)
     for i, priority in enumerate((0.16, 0.64, 0.25)):
-        buffer.add(a_group(f"g{i}", 0, priority=priority))
+        buffer.add(make_trained_group(f"g{i}", 0, priority=priority))
     chances = np.array([0.4, 0.8, 0.5]) / 1.7  # square roots of the priorities
     by_hand = (3 * chances) ** -0.4
     by_hand = dict(zip(("g0", "g1", "g2"), by_hand / by_hand.max()))
@@ -195,41 +202,41 @@ def test_importance_weights_by_hand():
     assert {w for _, w in even.draw(3, 0, random.Random(0), worlds=None)} == {1.0}
 
 
-def test_the_same_buffer_draws_the_same_groups():
-    whole, resumed = filled(), ReplayBuffer(2)
+def test_resumed_buffer_draws_the_same_groups():
+    whole, resumed = filled_buffer(), ReplayBuffer(2)
     resumed.load_state_dict(whole.state_dict())
     for now in (5, 6, 7):
         ours, theirs = (b.draw(2, now, random.Random(now), worlds={"w"}) for b in (whole, resumed))
         assert ours == theirs and ours
         for buffer in (whole, resumed):
-            buffer.add(a_group(f"new{now}", now))
+            buffer.add(make_trained_group(f"new{now}", now))
     assert whole.state == resumed.state
 
 
 def test_trained_group_validates_its_fields():
-    group = a_group("g", 0, priority=0.5)
+    group = make_trained_group("g", 0, priority=0.5)
     assert group.priority == 0.5
     with pytest.raises(ValueError, match="one group"):
-        TrainedGroup([a_rollout(group="a"), a_rollout(group="b")], [1.0, 1.0], [1.0, 1.0])
+        TrainedGroup([make_rollout(group="a"), make_rollout(group="b")], [1.0, 1.0], [1.0, 1.0])
     with pytest.raises(ValueError, match="one advantage and one weight"):
         TrainedGroup(group.rollouts, [1.0], [1.0, 1.0])
     with pytest.raises(ValueError, match="group g has only advantages of 0"):
         TrainedGroup(group.rollouts, [0.0, 0.0], [1.0, 1.0])
 
 
-def test_weights_by_hand():
+def test_replay_weights_by_hand():
     ages_N, log_ratio_N = torch.tensor([0, 1, 2, 3]), torch.log(torch.tensor([1.0, 0.5, 1.5, 9.0]))
     weights_N = replay_weights(ages_N, log_ratio_N, decay=0.5, cap=2.0)
     assert torch.allclose(weights_N, torch.tensor([1.0, 0.25, 0.375, 0.25]))
 
 
-def test_weights_are_one_on_policy_and_carry_no_gradient():
+def test_on_policy_weights_are_one_without_gradient():
     log_ratio_N = torch.zeros(7, requires_grad=True)
     weights_N = replay_weights(torch.zeros(7, dtype=torch.int64), log_ratio_N)
     assert torch.equal(weights_N, torch.ones(7)) and not weights_N.requires_grad
 
 
-def test_capped_weights_neither_overflow_nor_vanish_unseen():
+def test_extreme_replay_weights_are_capped():
     extreme_N = torch.tensor([500.0, -500.0])
     ages_N = torch.zeros(2, dtype=torch.int64)
     assert torch.allclose(replay_weights(ages_N, extreme_N, cap=2.0), torch.tensor([2.0, 0.0]))
@@ -245,12 +252,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("ages_N", "log_ratio_N", "kwargs", "words"), BAD)
-def test_invalid_weights_are_rejected(ages_N, log_ratio_N, kwargs, words):
+def test_invalid_weight_inputs_are_rejected(ages_N, log_ratio_N, kwargs, words):
     with pytest.raises(ValueError, match=words):
         replay_weights(ages_N, log_ratio_N, **kwargs)
 
 
-def test_bad_settings_are_refused():
+def test_invalid_settings_are_rejected():
     with pytest.raises(ValueError, match="max_age"):
         StalenessFilter(-1)
     with pytest.raises(ValueError, match="alpha"):

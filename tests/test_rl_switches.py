@@ -22,7 +22,7 @@ from drlib.rl.losses import LossConfig, kept_tokens, loss_denominator, merge_met
         (1.6, (0, -1.6), (0, 0), (1.28, -1.28)),
     ],
 )
-def test_the_gradient_by_ratio_and_sign(ratio, ppo, double_sided, cispo, advantage):
+def test_gradient_by_ratio_and_sign(ratio, ppo, double_sided, cispo, advantage):
     behaviour_11 = torch.tensor([[-3.0]], dtype=torch.float64)
     arguments = behaviour_11, torch.tensor([advantage]), torch.ones(1, 1).bool()
     for clip, expected in (("ppo", ppo), ("double_sided", double_sided), ("cispo", cispo)):
@@ -46,7 +46,7 @@ def test_double_sided_needs_the_stop_gradient():
     assert ours.item() == pytest.approx(ratio, rel=1e-4)
 
 
-def test_a_sequence_ratio_has_gspos_gradient():
+def test_sequence_ratio_matches_gspo_gradient():
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
     config = LossConfig("none", "sequence", level="sequence")
     found = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, config)
@@ -65,7 +65,7 @@ def test_a_sequence_ratio_has_gspos_gradient():
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-def test_dropped_tokens_get_no_sequence_gradient(clip):
+def test_dropped_tokens_have_no_sequence_gradient(clip):
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
     for aggregate in ("token", "sequence"):
         config = LossConfig(clip, aggregate, 0.9, 9.0, level="sequence", top_entropy=0.4)
@@ -78,7 +78,7 @@ def test_dropped_tokens_get_no_sequence_gradient(clip):
         assert (found[kept_BT] != 0).any() and (found[~kept_BT] == 0).all()
 
 
-def test_clipping_favours_likely_actions_even_when_the_reward_is_a_coin():
+def test_clipping_favours_likely_actions_under_random_rewards():
     """Spurious Rewards, app. B: mu E[grad r (1{r < 1-e} - 1{r > 1+e})], all outcomes enumerated."""
     coins = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3).double()  # rewards of a group
     advantages_K = torch.stack([leave_one_out(row, [0, 0, 0])[0] for row in coins])
@@ -134,7 +134,7 @@ def test_old_log_probs_separate_clipping_and_correction():
 
 
 @pytest.mark.parametrize("scope", ["batch", "sequence"])
-def test_only_the_tokens_of_highest_entropy_learn(scope):
+def test_only_top_entropy_tokens_have_gradient(scope):
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
     entropies_BT = torch.rand(6, 7, generator=torch.Generator().manual_seed(1))
     arguments = behaviour_BT, advantages_B, mask_BT
@@ -152,7 +152,7 @@ def test_only_the_tokens_of_highest_entropy_learn(scope):
     torch.testing.assert_close(found["kept"], everything * chosen_BT * scale)
 
 
-def test_advantages_per_token():
+def test_per_token_advantages():
     logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
     for clip in CLIPS:
         each = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, LossConfig(clip))
@@ -194,7 +194,7 @@ SWITCHES = st.fixed_dictionaries(
 
 @given(SWITCHES, st.integers(0, 10**6))
 @settings(max_examples=120)
-def test_any_options_survive_splits_padding_and_junk(chosen, seed):
+def test_options_are_invariant_to_splits_padding_and_junk(chosen, seed):
     if chosen["clip"] == "double_sided":
         chosen["correction"] = "none"
     if chosen["aggregate"] == "constant":
