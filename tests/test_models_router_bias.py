@@ -208,6 +208,13 @@ def test_checkpoint_keeps_biases_and_others_refuse_it(tmp_path):
     assert alone.returncode != 0 and "qwen3_moe_router_bias" in alone.stderr
 
 
+def test_checkpoint_loads_in_a_process_without_other_models(tmp_path):
+    """transformers caches on the parent class whether experts can be set."""
+    folder = save_policy(biased(), None, tmp_path / "policy")
+    read = f"from drlib.models.moe import load_policy; load_policy({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", read], check=True)
+
+
 # ---------------------------------------------------------------- training stages
 
 

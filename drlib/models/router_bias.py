@@ -68,6 +68,11 @@ class RouterBiasForCausalLM(Qwen3MoeForCausalLM):
             layer.mlp.gate = BiasedRouter(config)
         self.post_init()
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        # transformers searches the source of the class's module for a decorator: ask about the base
+        return Qwen3MoeForCausalLM._can_set_experts_implementation()
+
     def _init_weights(self, module) -> None:
         super()._init_weights(module)
         if isinstance(module, BiasedRouter):
