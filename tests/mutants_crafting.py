@@ -25,7 +25,7 @@ MUTANTS = [
         CRAFT,
         "any(mentions(one.text, parsed.answer) for one in parsed.used):",
         "any(parsed.answer for one in parsed.used):",
-        (f"{CRAFTING}::test_what_the_model_says_is_executed",),
+        (f"{CRAFTING}::test_invalid_replies_are_rejected",),
         "answers that nobody told would be trained on",
     ),
     Mutant(
@@ -33,7 +33,7 @@ MUTANTS = [
         CRAFT,
         "    if not answers_match(parsed.answer, str(value)):\n",
         "    if False:\n",
-        (f"{CRAFTING}::test_what_the_model_says_is_executed",),
+        (f"{CRAFTING}::test_invalid_replies_are_rejected",),
         "wrong numbers would be right answers",
     ),
     Mutant(
@@ -41,7 +41,7 @@ MUTANTS = [
         CRAFT,
         "if len(taken) < 2 or not {*taken} <= there:",
         "if len(taken) < 2:",
-        (f"{CRAFTING}::test_what_the_model_says_is_executed",),
+        (f"{CRAFTING}::test_invalid_replies_are_rejected",),
         "a sum of invented numbers would pass",
     ),
     Mutant(
@@ -49,7 +49,7 @@ MUTANTS = [
         CRAFT,
         "    if any(mentions(one.text, title) for one in holds for title in named):\n",
         "    if False:\n",
-        (f"{CRAFTING}::test_what_the_model_says_is_executed",),
+        (f"{CRAFTING}::test_invalid_replies_are_rejected",),
         "questions of two hops would need one",
     ),
     Mutant(
@@ -57,7 +57,7 @@ MUTANTS = [
         CRAFT,
         "{*first.entities} & {*last.entities} - named for",
         "{*first.entities} | {*last.entities} for",
-        (f"{CRAFTING}::test_nothing_links_the_statements_of_two_things",),
+        (f"{CRAFTING}::test_unlinked_statements_are_rejected",),
         "two unrelated facts would be a chain",
     ),
     Mutant(
@@ -65,7 +65,7 @@ MUTANTS = [
         CRAFT,
         "return made if made.reason else _verify_answer(made, shown, reader or writer)",
         "return made",
-        (f"{CRAFTING}::test_a_second_reader_must_come_to_the_same",),
+        (f"{CRAFTING}::test_reader_must_reach_the_same_answer",),
         "a question with two answers would have one",
     ),
     Mutant(
@@ -73,7 +73,7 @@ MUTANTS = [
         CRAFT,
         "if len(memory.list_statements(title)) < HUB]",
         "if len(memory.list_statements(title)) >= 0]",
-        (f"{CRAFTING}::test_what_is_shown_is_the_thing_and_what_stands_beside_it",),
+        (f"{CRAFTING}::test_sample_statements_covers_the_entity_and_neighbours",),
         "all that is a ferry would stand beside a ferry",
     ),
     Mutant(
@@ -177,10 +177,7 @@ MUTANTS = [
         "drlib/questions/replies.py",
         "        if text is None and any(",
         "        if text == 0 and any(",
-        (
-            "tests/test_questions_pass_rates.py::"
-            "test_who_only_thinks_or_refuses_has_answered_nothing",
-        ),
+        ("tests/test_questions_pass_rates.py::test_reasoning_or_refusal_alone_is_no_answer",),
         "five cut thoughts end the asking, each at five times its price",
     ),
     Mutant(

@@ -5,7 +5,7 @@ from tests.mutants import Mutant
 
 ESCALATION = "drlib/questions/escalation.py"
 TESTS = "tests/test_questions_escalation.py"
-HARDER = f"{TESTS}::test_what_is_too_easy_comes_back_harder_with_its_answer"
+HARDER = f"{TESTS}::test_easy_questions_are_upgraded_with_the_same_answer"
 
 MUTANTS = [
     Mutant(
@@ -21,7 +21,7 @@ MUTANTS = [
         ESCALATION,
         "            why = check_gates(task, easy)\n",
         "            why = check_gates(task)\n",
-        (f"{TESTS}::test_a_rate_that_is_hard_enough_is_kept",),
+        (f"{TESTS}::test_questions_below_the_easy_rate_are_kept",),
         "questions that are hard enough are thrown away",
     ),
     Mutant(
@@ -29,7 +29,7 @@ MUTANTS = [
         ESCALATION,
         "        asked.add(text)\n",
         "        asked.discard(text)\n",
-        (f"{TESTS}::test_one_query_is_asked_once_and_a_second_run_tries_nothing_again",),
+        (f"{TESTS}::test_queries_are_unique_and_results_are_cached",),
         "duplicates in the set",
     ),
     Mutant(

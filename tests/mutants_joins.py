@@ -4,11 +4,11 @@ triples, and what checks, evidence and sentences make of a choice (see `tests.mu
 from tests.mutants import Mutant
 
 TESTS = "tests/test_questions_joins.py"
-ALL_CHOICES = f"{TESTS}::test_any_conditions_have_the_answers_of_all_choices"
-EACH_CHOICE = f"{TESTS}::test_a_choice_has_the_answers_of_each_that_may_be_chosen"
-ONE_THING = f"{TESTS}::test_a_shared_thing_is_one_thing"
-SEVERAL = f"{TESTS}::test_a_choice_among_several_must_be_the_same_wherever_it_is_met"
-SAID = f"{TESTS}::test_a_choice_is_said_and_read_back"
+ALL_CHOICES = f"{TESTS}::test_join_conditions_matches_brute_force"
+EACH_CHOICE = f"{TESTS}::test_exists_is_the_union_over_its_bindings"
+ONE_THING = f"{TESTS}::test_shared_variable_has_one_value"
+SEVERAL = f"{TESTS}::test_variable_is_bound_consistently"
+SAID = f"{TESTS}::test_cyclic_questions_round_trip_as_sentences"
 FORMAT = "tests/test_questions_webshaper.py"
 JOINS = "drlib/questions/joins.py"
 QUERIES = "drlib/questions/queries.py"
@@ -47,7 +47,7 @@ MUTANTS = [
         "    if type(query) is Exists and query.name == name:\n"
         "        return replace(query, among=bind(query.among, name, value))\n",
         "",
-        (f"{TESTS}::test_an_inner_name_hides_the_outer_one",),
+        (f"{TESTS}::test_inner_variable_shadows_the_outer_one",),
         "a variable is bound twice",
     ),
     Mutant(
@@ -63,7 +63,7 @@ MUTANTS = [
         QUERIES,
         "    if unbound:\n",
         "    if unbound is None:\n",
-        (f"{TESTS}::test_a_variable_without_its_exists_is_named",),
+        (f"{TESTS}::test_unbound_variable_is_an_error",),
         "a file's fault is met in the middle of a run",
     ),
     Mutant(
@@ -87,7 +87,7 @@ MUTANTS = [
         JOINS,
         "        return And((end, *parts)) if parts else end\n",
         "        return end\n",
-        (f"{TESTS}::test_what_is_said_of_a_constant_describes_it", ALL_CHOICES),
+        (f"{TESTS}::test_conditions_on_a_constant_describe_it", ALL_CHOICES),
         "a condition need not hold",
     ),
     Mutant(
@@ -144,7 +144,7 @@ MUTANTS = [
         CHECKS,
         "        yield Exists(query.name, Anything(), query.of)\n",
         "        yield from ()\n",
-        (f"{TESTS}::test_what_is_chosen_among_must_be_needed",),
+        (f"{TESTS}::test_exists_range_must_be_needed",),
         "a sentence that says nothing",
     ),
     Mutant(
@@ -168,7 +168,7 @@ MUTANTS = [
         "drlib/demonstrations/solver.py",
         "for title in sorted(self.answers(among))]",
         "for title in sorted(self.answers(among))[:1]]",
-        (f"{TESTS}::test_a_solver_with_search_and_visit_answers_it",),
+        (f"{TESTS}::test_solver_answers_cyclic_questions",),
         "a question of a cycle is given up",
     ),
 ]

@@ -83,7 +83,7 @@ MUTANTS = [
         PLAINNESS,
         "len(evaluate_query(part, book.graph)) < FEW for part in parts",
         "len(evaluate_query(part, book.graph)) > FEW for part in parts",
-        (f"{PLAIN}::test_a_public_condition_that_leaves_few_tells_the_answer",),
+        (f"{PLAIN}::test_condition_with_few_matches_reveals_the_answer",),
         "the currency of Greenland says Denmark",
     ),
     Mutant(
@@ -91,7 +91,7 @@ MUTANTS = [
         PLAINNESS,
         "    return any(have_same_stem(one, two) for one in words for two in others)\n",
         "    return False\n",
-        (f"{PLAIN}::test_names_that_share_a_word_tell",),
+        (f"{PLAIN}::test_names_that_share_a_word_reveal_the_answer",),
         "a name that looks like the answer is shown",
     ),
     Mutant(
@@ -99,7 +99,7 @@ MUTANTS = [
         PLAINNESS,
         "    if len(found) == 1 and book.kind(part.of) in OF_ONE_PLACE:",
         "    if len(found) == 0 and book.kind(part.of) in OF_ONE_PLACE:",
-        (f"{PLAIN}::test_a_language_of_one_land_names_it",),
+        (f"{PLAIN}::test_language_of_one_country_reveals_it",),
         "a step needs no look-up",
     ),
     Mutant(
@@ -107,7 +107,7 @@ MUTANTS = [
         PLAINNESS,
         "    return kinds != {book.kind(title) for title in answers} or (",
         "    return kinds == {book.kind(title) for title in answers} or (",
-        (f"{PLAIN}::test_a_person_is_not_compared_with_a_product",),
+        (f"{PLAIN}::test_comparison_across_kinds_is_penalised",),
         "a question that nobody asks counts as plain",
     ),
     Mutant(
@@ -115,7 +115,7 @@ MUTANTS = [
         PLAINNESS,
         'if book.phrases[relation].plain != "never" and',
         'if book.phrases[relation].plain != "" and',
-        (f"{PLAIN}::test_plain_questions_are_drawn_from_what_people_ask_by",),
+        (f"{PLAIN}::test_select_plain_facts_excludes_unusual_facts",),
         "few draws are plain",
     ),
     Mutant(
@@ -156,7 +156,7 @@ MUTANTS = [
         "    if any(_names_what_is_shared(part, answers, book) for part in parts):\n"
         "        return True\n",
         "",
-        (f"{PLAIN}::test_a_name_that_holds_what_is_shared_tells_it",),
+        (f"{PLAIN}::test_name_that_contains_the_shared_value_reveals_it",),
         "waitstatus_to_exitcode tells its parameter",
     ),
     Mutant(
@@ -164,7 +164,7 @@ MUTANTS = [
         PLAINNESS,
         "    if any(STATE_OF.get(name) in answers for name in names):\n        return True\n",
         "",
-        (f"{PLAIN}::test_a_dependency_tells_its_state_and_its_money",),
+        (f"{PLAIN}::test_dependency_reveals_its_state_and_currency",),
         "the same currency as Jersey says United Kingdom",
     ),
     Mutant(
@@ -172,7 +172,7 @@ MUTANTS = [
         PLAINNESS,
         "    return is_any or _are_mostly_several(part.relation, book)\n",
         "    return is_any\n",
-        (f"{PLAIN}::test_one_of_what_is_mostly_several_is_not_said_as_the_one",),
+        (f"{PLAIN}::test_definite_phrase_for_multi_valued_relation",),
         "which function, asks the reader",
     ),
     Mutant(
@@ -180,7 +180,7 @@ MUTANTS = [
         PLAINNESS,
         '    return {book.kind(title) for title in compared} == {"method"}\n',
         "    return not compared\n",
-        (f"{PLAIN}::test_two_methods_share_self_and_so_are_not_compared_by_a_parameter",),
+        (f"{PLAIN}::test_methods_are_not_compared_by_a_parameter",),
         "they all share self",
     ),
     Mutant(
@@ -188,7 +188,7 @@ MUTANTS = [
         "drlib/questions/phrases.py",
         'title.replace(" & ", " and ")',
         "title",
-        (f"{PLAIN}::test_two_lands_in_one_name_are_joined_by_a_word",),
+        (f"{PLAIN}::test_compound_names_are_written_with_and",),
         "no editor would print it",
     ),
     Mutant(

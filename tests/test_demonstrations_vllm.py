@@ -37,7 +37,7 @@ from drlib.tools import Toolbox
 from drlib.worlds import load_world
 from tests.template_examples import random_model
 from tests.test_demonstrations_model_teacher import KNOWN, TASK
-from tests.test_questions_crafting import memory_of_tern
+from tests.test_questions_crafting import make_memory
 from tests.vllm_examples import serving
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
@@ -134,7 +134,7 @@ def test_questions_of_the_right_shape_are_executed_and_read_again(url, tmp_path)
         writer = replies(url, tmp_path / f"w{seed}", max_tokens=300, options=as_json(made, **how))
         choice = one_of("Silvan Pookley", "UNKNOWN", **how)
         reader = replies(url, tmp_path / f"r{seed}", options=choice)
-        found += craft(memory_of_tern(), wishes, writer, reader, seed)
+        found += craft(make_memory(), wishes, writer, reader, seed)
         read += said_in(tmp_path / f"r{seed}")
     reasons = {one.reason for one in found}
     assert len(reasons) >= 5 and "it cannot be read" not in reasons

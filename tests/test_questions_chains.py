@@ -33,16 +33,16 @@ def cldr():
     return load_world("tour")
 
 
-def test_chains_follow_the_graph_and_never_return(cldr):
-    found = enumerate_chains(cldr)
-    assert {c.hops for c in found} == {1, 2, 3}
-    for chain in found:
+def test_chains_follow_the_graph_without_cycles(cldr):
+    chains = enumerate_chains(cldr)
+    assert {c.hops for c in chains} == {1, 2, 3}
+    for chain in chains:
         path = cldr.follow(chain.start, chain.relations)
         assert path[-1] == chain.answer
         assert len({chain.start, *path}) == chain.hops + 1
 
 
-def test_chains_against_brute_force(cldr):
+def test_two_hop_chains_match_brute_force(cldr):
     names = Names.from_world(cldr)
     world = fictional_world(5, names)
     relations = sorted({r for e in world.entities.values() for r in e.facts})
@@ -62,7 +62,7 @@ def test_chains_against_brute_force(cldr):
     }
 
 
-def test_train_and_test_share_no_answer(cldr):
+def test_train_and_test_answers_are_disjoint(cldr):
     side = split_answers(cldr)
     train, test = (SearchQuestions(cldr, s) for s in ("train", "test"))
     seen = {
@@ -71,10 +71,10 @@ def test_train_and_test_share_no_answer(cldr):
     }
     assert not seen["train"] & seen["test"]
     assert all(side[a] == s for s in seen for a in seen[s])
-    assert len(test.answers(3)) >= 40, "three look-ups need enough different test answers"
+    assert len(test.answers(3)) >= 40, "three hops need enough different test answers"
 
 
-def test_same_seed_same_questions_and_all_different(cldr):
+def test_chain_questions_are_reproducible_and_unique(cldr):
     a, b = (chain_questions(cldr, 60, 7) for _ in range(2))
     assert a == b != chain_questions(cldr, 60, 8)
     assert len({t.id for t in a}) == 60
@@ -83,24 +83,24 @@ def test_same_seed_same_questions_and_all_different(cldr):
         chain_questions(cldr, 100_000, 0)
 
 
-def test_when_a_number_of_look_ups_runs_out_the_others_take_its_place(cldr):
+def test_exhausted_hop_counts_are_replaced_by_others(cldr):
     world = fictional_world(3, Names.from_world(cldr), territories=2)
     side = split_answers(world)
-    asked = [
+    tasks = [
         make_search_task(chain, world, wording)
         for chain in enumerate_chains(world)
         if side[chain.answer] == "test"
         for wording in range(3)
     ]
-    brute = {task.id for task in asked if not has_shortcut(task, world, 2)}
-    assert len(brute) > 5 and len({task.hops for task in asked}) == 3
-    every = chain_questions(world, 500, 0, at_least=1)
-    assert {task.id for task in every} == brute
+    brute = {task.id for task in tasks if not has_shortcut(task, world, 2)}
+    assert len(brute) > 5 and len({task.hops for task in tasks}) == 3
+    all_tasks = chain_questions(world, 500, 0, at_least=1)
+    assert {task.id for task in all_tasks} == brute
     with pytest.raises(ValueError, match=f"only {len(brute)} different"):
         chain_questions(world, 500, 0, at_least=len(brute) + 1)
 
 
-def test_a_question_of_three_look_ups_needs_three(cldr):
+def test_strict_questions_have_no_shortcut(cldr):
     def shown_early(task, results, tools):
         """Return True if the tool texts show the answer before the last correct hop."""
         path = [task.start, *cldr.follow(task.start, task.relations)]
@@ -111,18 +111,18 @@ def test_a_question_of_three_look_ups_needs_three(cldr):
         return any(words[i : i + len(answer)] == answer for i in range(len(words)))
 
     rng, source = random.Random(0), SearchQuestions(cldr, "test")
-    loose = [source.draw(hops, rng) for hops in (2, 3) for _ in range(60)]
+    unfiltered = [source.draw(hops, rng) for hops in (2, 3) for _ in range(60)]
     strict = chain_questions(cldr, 120, 11, hops={2: 0.5, 3: 0.5}, results=3)
     with Sandbox() as sandbox, Toolbox(cldr, sandbox, results=3) as tools:
-        early = [shown_early(task, 3, tools) for task in loose]
-        assert early == [has_shortcut(task, cldr, 3) for task in loose]
-        assert 20 < sum(early) < 100, "without the rule many a question has a shortcut"
+        early = [shown_early(task, 3, tools) for task in unfiltered]
+        assert early == [has_shortcut(task, cldr, 3) for task in unfiltered]
+        assert 20 < sum(early) < 100, "without filtering, many questions have a shortcut"
         assert not any(shown_early(task, 3, tools) for task in strict)
     hops = [task.hops for task in strict]
     assert 40 < hops.count(3) < 80, "rejection keeps the shares"
 
 
-def test_a_name_inside_another_word_is_no_shortcut(cldr):
+def test_partial_word_match_is_not_a_shortcut(cldr):
     world = SmallWorld(
         [
             Entity("Alpha", "t", {"land": "Somalia"}),
@@ -135,13 +135,13 @@ def test_a_name_inside_another_word_is_no_shortcut(cldr):
     assert has_shortcut(task, world, 2), "the second page that a search for Alpha shows names it"
 
 
-def test_question_reads_as_it_should(cldr):
+def test_two_hop_question_text(cldr):
     chain = next(c for c in enumerate_chains(cldr) if c.start == "Oslo" and c.hops == 2)
     task = make_search_task(chain, cldr, 0)
     assert task.question == f"What is the {chain.relations[1]} of the territory of Oslo?"
 
 
-def test_programs_print_the_answers_that_were_computed_without_them():
+def test_python_task_programs_print_the_answers():
     rng = random.Random(0)
     tasks = [make_python_task(rng, kind) for kind in PYTHON_KINDS for _ in range(3)]
     program = "\n".join(t.code for t in tasks)
@@ -163,6 +163,6 @@ def test_programs_print_the_answers_that_were_computed_without_them():
         ("12", "13", False),
     ],
 )
-def test_answers_compare_as_a_person_would(given, right, same):
+def test_is_correct_normalises_answers(given, right, same):
     task = make_python_task(random.Random(0))
     assert is_correct(given, type(task)(**{**vars(task), "answer": right})) is same

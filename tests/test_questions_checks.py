@@ -82,36 +82,36 @@ OLD = Range("since", 1900, 1909)
 GOOD = And((MONEY, TONGUE, SPOKEN))  # Bland
 
 
-def both(query, graph=GRAPH):
+def find_faults_with_both_engines(query, graph=GRAPH):
     by_sets, by_sql = find_faults(query, graph), find_faults(query, graph, SqlEngine(graph))
     assert by_sets == by_sql
     assert find_first_fault(query, graph) == (by_sets[0] if by_sets else "")
     return set(by_sets)
 
 
-def test_a_good_query_has_no_fault():
+def test_valid_query_has_no_faults():
     """Bland is the only country with the krona, Danish and Swedish."""
     assert evaluate_query(And((MONEY, TONGUE)), GRAPH) == {"Bland", "Cland"}
     assert find_answer(GOOD, GRAPH) == "Bland"
-    assert both(GOOD) == set()
+    assert find_faults_with_both_engines(GOOD) == set()
 
 
 CLAND = And((TONGUE, Range("since", 1940, 1959)))
 
 
 @pytest.mark.parametrize(
-    ("query", "right"),
+    ("query", "expected"),
     [
-        # one look-up is none; the founding year alone tells
+        # a single hop is shallow; the founding year alone identifies the answer
         (And((Proj("currency of", "Krona"), OLD)), {"shallow", "shortcut", "near", "not minimal"}),
         # two answers, one of them named; no answer
         (And((MONEY, TONGUE)), {"not unique", "leak"}),
         (And((MONEY, Proj("place", Proj("place of", "Dland")))), {"not unique", "leak"}),
-        # a condition, an exception, a choice that is not needed
+        # an unneeded condition, exclusion or superlative
         (And((MONEY, TONGUE, SPOKEN, Range("since", 1900, 1999))), {"not minimal"}),
         (Diff(GOOD, Proj("currency of", Proj("trade", "Fort"))), {"not minimal"}),
         (Extreme("since", GOOD, True), {"not minimal"}),
-        # inside: the city alone tells the place on the way
+        # nested: the city alone identifies the intermediate place
         (
             And(
                 (
@@ -128,7 +128,7 @@ CLAND = And((TONGUE, Range("since", 1940, 1959)))
             ),
             {"not minimal", "leak"},
         ),
-        # a constant, or a union of them, beside the target
+        # a constant, or a union of constants, adjacent to the target
         (And((Proj("language of", "Danish"), MONEY, SPOKEN)), {"shortcut", "near"}),
         (
             And((Proj("language of", Or(("Danish", "Norse"))), MONEY, SPOKEN)),
@@ -138,7 +138,7 @@ CLAND = And((TONGUE, Range("since", 1940, 1959)))
         (Diff(And((TONGUE, SPOKEN)), Proj("currency of", "Peso")), {"shortcut", "redundant"}),
         # one of two conditions is enough
         (And((OLD, SPOKEN)), {"shortcut", "not minimal"}),
-        # two constants that a fact joins, one that is named twice
+        # two constants linked by a fact; one constant named twice
         (
             And(
                 (
@@ -162,17 +162,19 @@ CLAND = And((TONGUE, Range("since", 1940, 1959)))
         ),
     ],
 )
-def test_every_fault_is_found(query, right):
-    assert both(query) == right
+def test_faults_are_detected(query, expected):
+    assert find_faults_with_both_engines(query) == expected
 
 
-def test_kinds_may_stand_beside_the_target():
+def test_kind_constraints_may_touch_the_target():
     typed = And((Proj("kind of", "country"), MONEY, TONGUE, SPOKEN))
-    assert count_target_edges(typed) == 0 and "shortcut" not in both(typed)
-    assert "not minimal" in both(typed)  # here everything with a currency is a country
+    assert count_target_edges(typed) == 0 and "shortcut" not in find_faults_with_both_engines(typed)
+    assert "not minimal" in find_faults_with_both_engines(
+        typed
+    )  # here everything with a currency is a country
 
 
-def test_leaks_are_whole_words_of_titles_and_aliases_in_any_case():
+def test_leaks_match_whole_words_case_insensitively():
     nodes = [
         Node("Niger", "x", ("NE",)),
         Node("Nigeria", "x"),
@@ -189,7 +191,7 @@ def test_leaks_are_whole_words_of_titles_and_aliases_in_any_case():
     assert {t for t in graph.nodes if leaks(t, "Niger", graph, stems=False)} == leaking
     assert {t for t in graph.nodes if leaks(t, "Niger", graph)} == leaking | {"Nigeria"}
     assert leaks("5", "Section 5", graph) and not leaks("5", "15", graph)
-    assert not leaks("€", "!", graph)  # signs are no words
+    assert not leaks("€", "!", graph)  # symbols are not words
 
 
 @pytest.mark.parametrize(
@@ -200,8 +202,8 @@ def test_leaks_are_whole_words_of_titles_and_aliases_in_any_case():
         ("Python", "pythonic", True),
         ("Bosnia & Herzegovina", "Bosnia-Herzegovina Convertible Mark (1992–1998)", True),
         ("Côte d’Or", "Cote d'Or wine", True),
-        ("South Africa", "South Sudan", False),  # a plain word and one of no common stem
-        ("Republic", "Dominican Republic", False),  # nothing but a plain word
+        ("South Africa", "South Sudan", False),  # a common word and words without a common stem
+        ("Republic", "Dominican Republic", False),  # only a common word
         ("Mali", "Maldives", False),  # three letters
         ("Montserrat", "Montenegro", False),  # four letters of ten
         ("France", "Swiss Franc", False),
@@ -209,26 +211,30 @@ def test_leaks_are_whole_words_of_titles_and_aliases_in_any_case():
         ("Costa Rica", "Costa Verde", False),  # one word of two
     ],
 )
-def test_hints_are_stems_of_all_words_that_say_something(one, other, hint):
+def test_stem_leaks_require_all_informative_words(one, other, hint):
     graph = Graph([Node(one, "x"), Node(other, "y")], [])
     assert leaks(one, other, graph) == leaks(other, one, graph)
     if not leaks(one, other, graph, stems=False):
         assert leaks(one, other, graph) == hint
 
 
-def test_a_fact_that_the_question_does_not_use_is_a_shortcut_too():
+def test_unused_facts_can_be_shortcuts():
     """Fort uses pesos like Dland; the unused fact that its twin is in Bland is a shortcut."""
     query = And((MONEY, TONGUE, Proj("language of", Proj("speech", "Fort"))))
-    assert "near" not in both(query) and evaluate_query(query, GRAPH) == {"Bland"}
+    assert "near" not in find_faults_with_both_engines(query) and evaluate_query(query, GRAPH) == {
+        "Bland"
+    }
     nearer = Graph(GRAPH.nodes.values(), [*GRAPH.facts, ("Bland", "twin", "Fort")])
-    assert evaluate_query(query, nearer) == {"Bland"} and "near" in both(query, nearer)
+    assert evaluate_query(query, nearer) == {"Bland"} and "near" in find_faults_with_both_engines(
+        query, nearer
+    )
     assert "near" not in find_faults(query, nearer, strict=False)
-    # a kind may join them, and so may a fact about something else
+    # a kind edge between them is allowed
     kind = Graph(GRAPH.nodes.values(), [*GRAPH.facts, ("Bland", "kind", "Fort")])
-    assert "near" not in both(query, kind)
+    assert "near" not in find_faults_with_both_engines(query, kind)
 
 
-def test_of_three_look_ups_one_constant_at_least_is_three_facts_away():
+def test_three_hop_queries_need_a_distant_constant():
     nodes = [Node(t, "x") for t in "abcdef"]
     chain = [("a", "r", "b"), ("b", "r", "c"), ("c", "r", "d")]
     query = Proj("r of", Proj("r of", Proj("r of", "d")))
@@ -237,24 +243,24 @@ def test_of_three_look_ups_one_constant_at_least_is_three_facts_away():
     assert is_near(query, "a", short)
     two = And((query, Proj("r of", Proj("s", "e"))))
     assert not is_near(two, "a", Graph(nodes, [*short.facts, ("e", "s", "f")]))  # e is far away
-    assert not is_near(Proj("r of", Proj("r of", "c")), "a", short)  # two look-ups may be so near
+    assert not is_near(Proj("r of", Proj("r of", "c")), "a", short)  # allowed with two hops
     assert not is_near(Count(query), "1", short)
 
 
-def test_a_number_that_two_things_share_is_a_coincidence():
+def test_shared_number_is_a_coincidence():
     def count(query):
         return count_coincidences(query, lambda part: evaluate_query(part, GRAPH))
 
     same_year = Proj("since of", Proj("since", "Aland"))
     assert count(same_year) == 1 and count(And((same_year, same_year))) == 2
-    assert count(Proj("since of", "1921")) == 0 == count(MONEY)  # a year that is said; a thing
+    assert count(Proj("since of", "1921")) == 0 == count(MONEY)  # a stated year; an entity
     twice = And((same_year, Proj("since of", Proj("since", Proj("place", "Aland City")))))
-    assert "coincidence" in both(twice)
-    assert "coincidence" not in both(And((same_year, MONEY)))
+    assert "coincidence" in find_faults_with_both_engines(twice)
+    assert "coincidence" not in find_faults_with_both_engines(And((same_year, MONEY)))
     assert "coincidence" not in find_faults(twice, GRAPH, strict=False)
 
 
-def test_weakened_leaves_out_one_condition():
+def test_iter_weakened_removes_one_condition():
     a, b, c = MONEY, TONGUE, OLD
     assert list(iter_weakened(And((a, b, c)))) == [And((b, c)), And((a, c)), And((a, b))]
     assert list(iter_weakened(And((a, b)))) == [b, a]
@@ -267,7 +273,7 @@ def test_weakened_leaves_out_one_condition():
     )
 
 
-def test_conditions_and_edges():
+def test_list_conditions_and_count_edges():
     query = Extreme("since", Diff(And((MONEY, OLD)), Proj("r", "Peso")), True)
     assert list_conditions(query) == (MONEY, OLD, Proj("r", "Peso"))
     assert count_target_edges(query) == 1
@@ -282,13 +288,13 @@ def test_conditions_and_edges():
 
 
 @pytest.mark.parametrize(
-    ("query", "right"),
+    ("query", "expected"),
     [
         ("Krona", 0),
-        (Proj("currency of", "Krona"), 1),  # the page of the krona
+        (Proj("currency of", "Krona"), 1),  # the page of Krona
         (MONEY, 2),  # Aland, then the krona
         (And((MONEY, TONGUE)), 4),  # Aland, Krona; then Cland and Danish, or two more candidates
-        (And((MONEY, OLD)), 4),  # Aland, Krona; of the three candidates Aland was read already
+        (And((MONEY, OLD)), 4),  # Aland, Krona; of the three candidates, Aland was already read
         (And((MONEY, Proj("since of", "1905"))), 4),
         (And((MONEY, Proj("place", "Dland City"))), 3),  # the city; then Aland and its krona
         (Count(MONEY), 2),
@@ -301,11 +307,11 @@ def test_conditions_and_edges():
         (Proj("currency", OLD), math.inf),
     ],
 )
-def test_effort_by_hand(query, right):
-    assert measure_effort(query, GRAPH) == right
+def test_measure_effort_matches_hand_counts(query, expected):
+    assert measure_effort(query, GRAPH) == expected
 
 
-def test_long_pages_have_parts():
+def test_long_pages_are_split_into_parts():
     nodes = [Node("hub", "x"), *(Node(f"n{i}", "x") for i in range(121))]
     graph = Graph(nodes, [(f"n{i}", "in", "hub") for i in range(121)] + [("n0", "age", "5")])
     assert count_page_parts("hub", graph) == 3  # 60 + 60 + 1
@@ -314,12 +320,12 @@ def test_long_pages_have_parts():
     assert measure_effort(Proj("in of", "hub"), graph) == 3
 
 
-def test_a_fault_is_a_fault_for_both_engines_on_random_queries():
+def test_both_engines_agree_on_random_queries():
     from tests.test_questions_queries import random_graph, random_query
 
     rng, seen = random.Random("faults"), set()
     for _ in range(30):
         graph = random_graph(rng)
         for _ in range(8):
-            seen |= both(random_query(rng, graph, 4), graph)
+            seen |= find_faults_with_both_engines(random_query(rng, graph, 4), graph)
     assert seen >= {"not unique", "not minimal", "shortcut", "redundant", "shallow", "leak"}

@@ -35,7 +35,7 @@ def world():
     return shared_world("cldr")
 
 
-def test_known_by_lists_true_conditions(world):
+def test_find_known_facts_returns_true_conditions(world):
     graph = world.graph
     for title in sorted(graph.nodes)[::20]:
         for part, fulfil in find_known_facts(title, graph):
@@ -44,20 +44,21 @@ def test_known_by_lists_true_conditions(world):
     codes = [
         part for part, _ in find_known_facts("Norwegian Krone", graph) if part.relation == "code of"
     ]
-    assert codes == []  # the code of one currency leads to nothing else
+    assert codes == []  # a currency code identifies only its currency
 
 
 def list_by_brute_force(title, graph, size):
     """Return the sets of `size` conditions that explain `title`, as frozensets of texts."""
     rows = find_known_facts(title, graph)
 
-    def fits(some):
-        return len(frozenset.intersection(*[fulfil for _, fulfil in some])) == 1
+    def is_unique(subset):
+        return len(frozenset.intersection(*[fulfil for _, fulfil in subset])) == 1
 
     return {
-        frozenset(to_text(part) for part, _ in some)
-        for some in combinations(rows, size)
-        if fits(some) and not (size > 1 and any(map(fits, combinations(some, size - 1))))
+        frozenset(to_text(part) for part, _ in subset)
+        for subset in combinations(rows, size)
+        if is_unique(subset)
+        and not (size > 1 and any(map(is_unique, combinations(subset, size - 1))))
     }
 
 
@@ -66,25 +67,25 @@ def parts_of(query):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_draws_are_all_the_sets_that_explain_and_no_others(world, size):
+def test_draw_explanation_matches_brute_force(world, size):
     graph, seen = world.graph, 0
     titles = [t for t in sorted(graph.nodes) if 2 < len(find_known_facts(t, graph)) < 14][::5]
     for title in titles:
-        wanted = list_by_brute_force(title, graph, size)
+        expected = list_by_brute_force(title, graph, size)
         rng, drawn = random.Random(title), set()
-        nothing = frozenset()
-        for _ in range(20 * len(wanted) + 1):
-            query = draw_explanation(title, graph, rng, nothing, size, size)
+        no_bans = frozenset()
+        for _ in range(20 * len(expected) + 1):
+            query = draw_explanation(title, graph, rng, no_bans, size, size)
             drawn |= {frozenset(map(to_text, parts_of(query)))} if query else set()
-        assert drawn <= wanted
-        names = [from_text(text).of for texts in wanted for text in texts]
-        if not any(map(is_number, names)):  # a set with a number hardly ever comes
-            assert drawn == wanted
+        assert drawn <= expected
+        names = [from_text(text).of for texts in expected for text in texts]
+        if not any(map(is_number, names)):  # sets with a number are rarely drawn
+            assert drawn == expected
         seen += len(drawn)
     assert seen > 10
 
 
-def test_a_draw_names_nothing_that_is_banned_and_says_when_all_is(world):
+def test_draw_explanation_respects_banned_names(world):
     graph, rng, found = world.graph, random.Random(1), 0
     titles = [t for t in sorted(graph.nodes) if is_identifiable(t, graph)]
     for title in rng.sample(titles, 60):
@@ -99,7 +100,7 @@ def test_a_draw_names_nothing_that_is_banned_and_says_when_all_is(world):
     assert found > 60
 
 
-def test_an_answer_is_explained_where_a_page_lists_one_of_its_conditions():
+def test_has_explanation_needs_a_listed_condition():
     """A and B share the number, C and D the place; "who has 7 and is in Oslo" is A alone."""
     nodes = [Node(title, "person") for title in "ABCD"] + [Node("Oslo", "town")]
     nodes += [Node("Rome", "town")]
@@ -107,7 +108,7 @@ def test_an_answer_is_explained_where_a_page_lists_one_of_its_conditions():
     facts += [("C", "town", "Oslo"), ("B", "year", "1999"), ("D", "year", "1999")]
     graph = Graph(nodes, facts)
     assert has_explanation("A", graph, 3)
-    assert not has_explanation("B", graph, 3)  # by two values, of which no page tells who has them
+    assert not has_explanation("B", graph, 3)  # two literal values, which no page lists
     draws = [draw_explanation("B", graph, random.Random(i), frozenset(), 2, 3) for i in range(9)]
     assert {frozenset(list_constants(query)) for query in draws} == {frozenset({"7", "1999"})}
     listed = (
@@ -118,12 +119,12 @@ def test_an_answer_is_explained_where_a_page_lists_one_of_its_conditions():
 
 def make_sharing_graph(*groups):
     """Return a graph of people A to D; each group is (relation, value, holders)."""
-    facts = [(one, relation, value) for relation, value, some in groups for one in some]
+    facts = [(one, relation, value) for relation, value, holders in groups for one in holders]
     clubs = [Node(value, "club") for relation, value, _ in groups if relation == "club"]
     return Graph([Node(title, "person") for title in "ABCD"] + clubs, facts)
 
 
-def test_numbers_explain_only_where_little_else_does():
+def test_explanations_rarely_use_numbers():
     """Any two of three conditions identify A; the weights are 0.02 per number, 1 + 0.02 + 0.02
     in total.
     """
@@ -144,19 +145,19 @@ def test_numbers_explain_only_where_little_else_does():
         assert sorted(list_constants(query)) == ["Chess", "Go"]
 
 
-def test_three_conditions_explain_where_no_two_do():
+def test_explanation_uses_three_conditions_if_needed():
     graph = make_sharing_graph(
         ("club", "Chess", "ABC"), ("club", "Go", "ABD"), ("club", "Golf", "ACD")
     )
-    nothing = frozenset()
-    query = draw_explanation("A", graph, random.Random(1), nothing, 2, 3)
+    no_bans = frozenset()
+    query = draw_explanation("A", graph, random.Random(1), no_bans, 2, 3)
     assert sorted(list_constants(query)) == ["Chess", "Go", "Golf"]
-    assert draw_explanation("A", graph, random.Random(1), nothing, 2, 2) is None
+    assert draw_explanation("A", graph, random.Random(1), no_bans, 2, 2) is None
     assert has_explanation("A", graph, 3) and not has_explanation("A", graph, 2)
     assert draw_explanation("A", graph, random.Random(1), frozenset(("Go",)), 2, 3) is None
 
 
-def test_no_third_condition_stands_beside_two_that_are_enough():
+def test_explanations_are_minimal():
     wide = [("club", name, "ABC") for name in ("Golf", "Polo", "Rugby", "Judo", "Fives")]
     graph = make_sharing_graph(("club", "Chess", "AB"), ("club", "Go", "AC"), *wide)
     query = draw_explanation("A", graph, random.Random(1), frozenset(), 2, 2)
@@ -170,14 +171,14 @@ def list_stand_ins(title, graph, rivals, most=SEVERAL):
     pairs = [(one | two, a & b, (a, b)) for (one, a), (two, b) in combinations(rows, 2)]
     found = {one for one, fulfil in rows if len(fulfil) <= most and not fulfil & rivals}
     return found | {
-        both
-        for both, fit, alone in pairs
-        if len(fit) <= most and not fit & rivals and all(some & rivals for some in alone)
+        union
+        for union, fit, alone in pairs
+        if len(fit) <= most and not fit & rivals and all(single & rivals for single in alone)
     }
 
 
 @pytest.mark.parametrize("exactly", [True, False])
-def test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go(world, exactly):
+def test_stand_ins_match_brute_force(world, exactly):
     graph, seen, of_two = world.graph, 0, 0
     titles = [t for t in sorted(graph.nodes) if 2 < len(find_known_facts(t, graph)) < 10][::9]
     for title in titles:
@@ -186,49 +187,49 @@ def test_stand_ins_are_all_that_fit_no_rival_and_of_which_no_part_can_go(world, 
         )
         rng = random.Random(title)
         rivals = frozenset(rng.sample(beside, len(beside) // 3)) - {title}
-        wanted, drawn = list_stand_ins(title, graph, rivals), set()
-        hinting = {w for w in wanted if hints_at(title, w, graph)}
-        for _ in range(30 * len(wanted) + 1):
+        expected, drawn = list_stand_ins(title, graph, rivals), set()
+        hinting = {w for w in expected if hints_at(title, w, graph)}
+        for _ in range(30 * len(expected) + 1):
             query = draw_stand_in(title, graph, rng, rivals, 2, lambda name: False, exactly)
             drawn |= {frozenset(map(to_text, parts_of(query)))} if query else set()
-        assert drawn <= wanted and not drawn & hinting
-        assert drawn or wanted == hinting
-        names = [from_text(text).of for texts in wanted for text in texts]
-        if not any(map(is_number, names)):  # a number is named only where nothing else will do
-            left = wanted - hinting
+        assert drawn <= expected and not drawn & hinting
+        assert drawn or expected == hinting
+        names = [from_text(text).of for texts in expected for text in texts]
+        if not any(map(is_number, names)):  # a number is used only if nothing else fits
+            left = expected - hinting
             assert drawn == (drop_vague(title, left, graph) if exactly else left)
         seen += len(drawn)
         of_two += sum(len(texts) == 2 for texts in drawn)
     assert seen > 100 and of_two > 10
 
 
-def test_stand_ins_that_only_few_things_may_fit(world):
+def test_stand_ins_respect_the_match_limit(world):
     graph, seen, fewer = world.graph, 0, 0
     for title in [t for t in sorted(graph.nodes) if 2 < len(find_known_facts(t, graph)) < 10][::9]:
         rivals = frozenset(sorted(graph.nodes)[::7]) - {title}
-        wanted = list_stand_ins(title, graph, rivals, 1)
-        fewer += len(list_stand_ins(title, graph, rivals)) > len(wanted)
+        expected = list_stand_ins(title, graph, rivals, 1)
+        fewer += len(list_stand_ins(title, graph, rivals)) > len(expected)
         rng = random.Random(title)
         draws = [
             draw_stand_in(title, graph, rng, rivals, 2, lambda name: False, most=1)
             for _ in range(20)
         ]
         drawn = {frozenset(map(to_text, parts_of(query))) for query in draws if query}
-        assert drawn <= wanted and (drawn or all(hints_at(title, w, graph) for w in wanted))
+        assert drawn <= expected and (drawn or all(hints_at(title, w, graph) for w in expected))
         seen += len(drawn)
     assert seen > 20 and fewer > 5
 
 
-def drop_vague(title, wanted, graph):
+def drop_vague(title, expected, graph):
     """Drop vague single conditions if a single condition fits `title` alone."""
 
     def is_exact(texts):
         (text,) = texts
         return evaluate_query(from_text(text), graph) == {title}
 
-    single = {texts for texts in wanted if len(texts) == 1}
+    single = {texts for texts in expected if len(texts) == 1}
     exact = set(filter(is_exact, single))
-    return wanted - (single - exact) if exact else wanted
+    return expected - (single - exact) if exact else expected
 
 
 def hints_at(title, texts, graph):
@@ -238,7 +239,7 @@ def hints_at(title, texts, graph):
     return fit == {title} and any(leaks(title, part.of, graph) for part in parts)
 
 
-def test_a_stand_in_names_nothing_that_is_barred_and_no_number_where_a_thing_will_do():
+def test_stand_ins_avoid_barred_names_and_numbers():
     graph = make_sharing_graph(("club", "Chess", "AB"), ("club", "Go", "AC"), ("year", "1999", "A"))
     rng, rivals = random.Random(1), frozenset("D")
 
@@ -248,7 +249,7 @@ def test_a_stand_in_names_nothing_that_is_barred_and_no_number_where_a_thing_wil
 
     assert {name for names in named() for name in names} <= {"Chess", "Go"}
     assert named("Chess") == {("Go",)}
-    assert named("Chess", "Go") == {()}  # the number is of A alone, and leads nowhere
+    assert named("Chess", "Go") == {()}  # the number belongs only to A and links to nothing
     shared = make_sharing_graph(
         ("club", "Chess", "AB"), ("year", "1999", "AC"), ("year", "1999", "D")
     )
@@ -263,7 +264,7 @@ def test_a_stand_in_names_nothing_that_is_barred_and_no_number_where_a_thing_wil
     assert list_constants(query) == ["1999"]
 
 
-def test_two_conditions_stand_in_where_each_alone_fits_a_rival():
+def test_stand_in_combines_conditions_that_each_fit_a_rival():
     graph = make_sharing_graph(("club", "Chess", "AB"), ("club", "Go", "AC"))
     rng, rivals = random.Random(1), frozenset("BC")
     query = draw_stand_in("A", graph, rng, rivals, 2, lambda name: False)

@@ -28,11 +28,11 @@ def world():
 
 
 @pytest.fixture(scope="module")
-def sides(world):
+def questions_by_split(world):
     return {split: ConditionQuestions(world, split) for split in ("train", "test")}
 
 
-def find_wanted_facts(task, world):
+def find_last_hop_facts(task, world):
     """Return the facts of the last hop, relation -> value, by following the pages."""
     *each, last = plan_searches(task)
     assert last.is_holder
@@ -40,14 +40,14 @@ def find_wanted_facts(task, world):
     for step in each:
         if step.is_holder:
             facts = dict(zip(step.relations, step.titles(found)))
-            (title,) = who_has(facts, world)
+            (title,) = find_holders(facts, world)
             found.append(title)
         else:
             found.append(world.entities[step.titles(found)[0]].facts[step.relations[0]])
     return dict(zip(last.relations, last.titles(found)))
 
 
-def who_has(facts, world):
+def find_holders(facts, world):
     return [
         title
         for title, entity in world.entities.items()
@@ -56,16 +56,16 @@ def who_has(facts, world):
 
 
 def assert_needs_every_condition(task, world):
-    facts = find_wanted_facts(task, world)
-    assert who_has(facts, world) == [task.answer]
+    facts = find_last_hop_facts(task, world)
+    assert find_holders(facts, world) == [task.answer]
     for left_out in facts:
         fewer = {relation: value for relation, value in facts.items() if relation != left_out}
-        assert len(who_has(fewer, world)) > 1, f"{task.question} needs no {left_out}"
+        assert len(find_holders(fewer, world)) > 1, f"{task.question} needs no {left_out}"
 
 
-def test_all_conditions_together_tell_the_answer_and_none_is_idle(world, sides):
-    for split, skill in itertools.product(sides, CONDITIONS):
-        tasks = sides[split].all(skill)
+def test_every_condition_is_needed(world, questions_by_split):
+    for split, skill in itertools.product(questions_by_split, CONDITIONS):
+        tasks = questions_by_split[split].all(skill)
         assert len(tasks) >= 40
         for task in tasks:
             assert_needs_every_condition(task, world)
@@ -74,7 +74,7 @@ def test_all_conditions_together_tell_the_answer_and_none_is_idle(world, sides):
             assert not re.search(rf"\b{re.escape(task.answer)}\b", task.question)
 
 
-def test_invented_worlds_have_them_too(world):
+def test_fictional_worlds_have_condition_questions(world):
     names = Names.from_world(world)
     for seed in range(10):
         invented = fictional_world(seed, names)
@@ -84,46 +84,50 @@ def test_invented_worlds_have_them_too(world):
             assert_needs_every_condition(task, invented)
 
 
-def test_the_oracle_answers_them_with_three_searches_and_four(world, sides):
+def test_oracle_search_counts(world, questions_by_split):
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=2) as toolbox:
         for skill, calls in (("c2", 3), ("c3", 4)):
-            for task in sides["test"].all(skill):
+            for task in questions_by_split["test"].all(skill):
                 episode = Oracle().play(task, toolbox, random.Random(0))
                 assert episode.correct and len(episode.tool_results) == calls
 
 
-def test_no_answer_is_on_both_sides_nor_of_a_chain_on_the_other(world, sides):
+def test_answers_of_train_and_test_are_disjoint(world, questions_by_split):
     answers = {
-        split: {task.answer for task in some.all()}
+        split: {task.answer for task in questions.all()}
         | {a for hops in (1, 2, 3) for a in SearchQuestions(world, split).answers(hops)}
-        for split, some in sides.items()
+        for split, questions in questions_by_split.items()
     }
     assert len(answers["train"]) > 50 and len(answers["test"]) > 20
     assert not answers["train"] & answers["test"]
 
 
-def test_the_same_seed_draws_the_same_and_no_answer_is_a_good_guess(world, sides):
-    again = ConditionQuestions(world, "train")
-    assert [task.id for task in again.all()] == [task.id for task in sides["train"].all()]
+def test_draws_are_reproducible_with_balanced_answers(world, questions_by_split):
+    repeated = ConditionQuestions(world, "train")
+    assert [task.id for task in repeated.all()] == [
+        task.id for task in questions_by_split["train"].all()
+    ]
     rng = random.Random(0)
-    drawn = [sides["train"].draw("c3", rng).answer for _ in range(400)]
+    drawn = [questions_by_split["train"].draw("c3", rng).answer for _ in range(400)]
     shares = {answer: drawn.count(answer) / 400 for answer in drawn}
     assert len(shares) >= 15 and max(shares.values()) < 0.15
 
 
-def test_both_wordings_say_the_same_questions_and_the_tokenizer_sees_the_words_of_each():
+def test_wordings_have_the_same_queries():
     tour = load_world("tour")
     for split in ("train", "test"):
-        few = ConditionQuestions(tour, split).all()
-        said = ConditionQuestions(tour, split, wording="sentences").all()
-        pairs = list(zip(said, few, strict=True))
+        brackets = ConditionQuestions(tour, split).all()
+        sentences = ConditionQuestions(tour, split, wording="sentences").all()
+        pairs = list(zip(sentences, brackets, strict=True))
         assert all((a.id, a.query, a.answer) == (b.id, b.query, b.answer) for a, b in pairs)
         assert all("(" not in a.question and "(" in b.question for a, b in pairs)
-    said, few = (" ".join(data.engine_texts(tour, how)) for how in ("sentences", "brackets"))
-    assert "According to Unicode CLDR, " in said and "According to" not in few
+    sentences, brackets = (
+        " ".join(data.engine_texts(tour, how)) for how in ("sentences", "brackets")
+    )
+    assert "According to Unicode CLDR, " in sentences and "According to" not in brackets
 
 
-def test_pre_training_shows_how_two_facts_are_searched_and_never_three_nor_an_answer(world):
+def test_pretraining_shows_two_fact_searches_without_answers(world):
     titles = sorted({t for e in world.entities.values() for t in (e.title, *e.facts.values())})
     texts = data.world_texts(world) + data.engine_texts(world)
     chat = ChatIds(train_tokenizer(texts, 1400, names=titles, phrases=data.PHRASES))
@@ -136,5 +140,5 @@ def test_pre_training_shows_how_two_facts_are_searched_and_never_three_nor_an_an
         return [query for text in texts for query in re.findall(r'"query": \["(.*?)"\]', text)]
 
     assert not any(";" in query for query in queries(None))
-    together = [query.count(";") for query in queries("brackets") if ";" in query]
-    assert len(together) > 20 and set(together) == {1}
+    separators = [query.count(";") for query in queries("brackets") if ";" in query]
+    assert len(separators) > 20 and set(separators) == {1}

@@ -26,7 +26,7 @@ from drlib.task import is_correct
 from tests.scripted_server import Scripted
 
 
-def memory_of_tern():
+def make_memory():
     memory = EntityMemory()
     memory.add_fact("Ottermaid", "captain", "Silvan Pookley", "ferries.md")
     memory.add_fact("Ottermaid", "launch year", "1871", "ferries.md")
@@ -43,7 +43,7 @@ def find_numbers(shown, *parts):
     return [int(line.split(".")[0]) for part in parts for line in lines if part in line]
 
 
-RIGHT = {
+CORRECT = {
     "fact": ("Who is the captain of the Ottermaid?", "Silvan Pookley", ["captain"], ""),
     "numeric": (
         "How old was the captain of the Ottermaid when she was launched?",
@@ -71,50 +71,54 @@ class Model:
         system, user = (message["content"] for message in messages)
         if system.startswith("You write"):
             style = next(s for s in WISHES if WISHES[s].format(entity="Ottermaid") in system)
-            question, answer, parts, expression = RIGHT[style]
-            made = {
+            question, answer, parts, expression = CORRECT[style]
+            reply = {
                 "question": question,
                 "answer": answer,
                 "statements": find_numbers(user, *parts),
                 "expression": expression,
             }
             for name, value in self.changes.get(style, {}).items():
-                made[name] = value(user) if callable(value) else value
-            return f"<think>hm {{}}</think>```json\n{json.dumps(made)}\n```"
+                reply[name] = value(user) if callable(value) else value
+            return f"<think>hm {{}}</think>```json\n{json.dumps(reply)}\n```"
         self.read.append(user)
-        style = next((s for s in RIGHT if RIGHT[s][0] == user), "fact")
+        style = next((s for s in CORRECT if CORRECT[s][0] == user), "fact")
         if style in self.answers:
             return self.answers[style]
-        return str(find_numbers(system, *RIGHT[style][2])) if style == "report" else RIGHT[style][1]
+        return (
+            str(find_numbers(system, *CORRECT[style][2]))
+            if style == "report"
+            else CORRECT[style][1]
+        )
 
 
-def crafted(tmp_path, model, styles=tuple(WISHES), **how):
+def craft_questions(tmp_path, model, styles=tuple(WISHES), **how):
     with Scripted(model.say) as server:
         replies = Replies(
             ChatEndpoint(server.url, "scripted"), tmp_path / "r.jsonl", calls=99, **how
         )
-        found = craft(memory_of_tern(), [("Ottermaid", style) for style in styles], replies)
+        found = craft(make_memory(), [("Ottermaid", style) for style in styles], replies)
         return found, server.asked
 
 
-def test_what_is_right_becomes_a_task_and_a_report_has_its_statements(tmp_path):
-    found, asked = crafted(tmp_path, Model())
-    assert [one.reason for one in found] == [""] * 4 and asked == 8
-    for one in found[:3]:
-        task = one.task("tern")
-        assert (task.question, task.start) == (RIGHT[one.style][0], "Ottermaid")
-        assert is_correct(RIGHT[one.style][1], task)
+def test_valid_replies_become_tasks_and_reports(tmp_path):
+    found, asked = craft_questions(tmp_path, Model())
+    assert [crafted.reason for crafted in found] == [""] * 4 and asked == 8
+    for crafted in found[:3]:
+        task = crafted.task("tern")
+        assert (task.question, task.start) == (CORRECT[crafted.style][0], "Ottermaid")
+        assert is_correct(CORRECT[crafted.style][1], task)
     assert found[2].task("tern").hops == 2
-    assert len({one.task("tern").id for one in found[:3]}) == 3
-    assert {one.text for one in found[3].known} > {"The Ottermaid cost 1,250 crowns."}
+    assert len({crafted.task("tern").id for crafted in found[:3]}) == 3
+    assert {crafted.text for crafted in found[3].known} > {"The Ottermaid cost 1,250 crowns."}
     assert found[3].known[0].sources == ("ferries.md",)
     with pytest.raises(ValueError, match="it is a report"):
         found[3].task("tern")
 
 
-def test_a_killed_run_asks_for_nothing_twice(tmp_path):
-    first, asked = crafted(tmp_path, Model())
-    again, none = crafted(tmp_path, Model())
+def test_cached_replies_are_not_requested_again(tmp_path):
+    first, asked = craft_questions(tmp_path, Model())
+    again, none = craft_questions(tmp_path, Model())
     assert (again, asked, none) == (first, 8, 0)
 
 
@@ -151,19 +155,19 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("style", "change", "reason"), ERRORS)
-def test_what_the_model_says_is_executed(tmp_path, style, change, reason):
+def test_invalid_replies_are_rejected(tmp_path, style, change, reason):
     model = Model({style: change})
-    (one,), asked = crafted(tmp_path, model, [style])
-    assert one.reason == reason and one.detail
-    assert asked == 1 and not model.read  # no second call for what is out
-    assert count_outcomes([one]) == {style: {reason: 1}}
+    (crafted,), asked = craft_questions(tmp_path, model, [style])
+    assert crafted.reason == reason and crafted.detail
+    assert asked == 1 and not model.read  # no second call for rejected questions
+    assert count_outcomes([crafted]) == {style: {reason: 1}}
 
 
-def test_nothing_links_the_statements_of_two_things(tmp_path):
+def test_unlinked_statements_are_rejected(tmp_path):
     """The ferry's cost and a person's instrument share no entity."""
     change = {"statements": lambda user: find_numbers(user, "cost", "instrument")}
-    (one,), _ = crafted(tmp_path, Model({"multi-hop": change}), ["multi-hop"])
-    assert one.reason == "nothing links its statements"
+    (crafted,), _ = craft_questions(tmp_path, Model({"multi-hop": change}), ["multi-hop"])
+    assert crafted.reason == "nothing links its statements"
 
 
 @pytest.mark.parametrize(
@@ -175,47 +179,47 @@ def test_nothing_links_the_statements_of_two_things(tmp_path):
         ("report", "all of them", "the reader's list cannot be read"),
     ],
 )
-def test_a_second_reader_must_come_to_the_same(tmp_path, style, answer, reason):
-    (one,), asked = crafted(tmp_path, Model(answers={style: answer}), [style])
-    assert (one.reason, asked) == (reason, 2)
+def test_reader_must_reach_the_same_answer(tmp_path, style, answer, reason):
+    (crafted,), asked = craft_questions(tmp_path, Model(answers={style: answer}), [style])
+    assert (crafted.reason, asked) == (reason, 2)
 
 
-def test_a_question_that_came_before_is_out_and_a_spent_budget_is_a_reason(tmp_path):
+def test_repeated_questions_and_exhausted_budget(tmp_path):
     styles = ("fact", "fact", "multi-hop")
-    found, _ = crafted(tmp_path, Model(), styles, workers=1)
-    assert [one.reason for one in found] == ["", "asked before", ""]
+    found, _ = craft_questions(tmp_path, Model(), styles, workers=1)
+    assert [crafted.reason for crafted in found] == ["", "asked before", ""]
     with Scripted(Model().say) as server:
         endpoint = ChatEndpoint(server.url, "scripted")
         replies = Replies(endpoint, tmp_path / "few.jsonl", calls=1, workers=1)
-        found = craft(memory_of_tern(), [("Ottermaid", "fact"), ("Ottermaid", "report")], replies)
-    assert [one.reason for one in found] == ["budget: 1 calls are spent"] * 2
+        found = craft(make_memory(), [("Ottermaid", "fact"), ("Ottermaid", "report")], replies)
+    assert [crafted.reason for crafted in found] == ["budget: 1 calls are spent"] * 2
 
 
-def test_a_wish_that_cannot_be_is_an_error(tmp_path):
+def test_unknown_style_and_entity_are_errors(tmp_path):
     replies = Replies(ChatEndpoint("http://127.0.0.1:1/v1", "x"), tmp_path / "r.jsonl", calls=1)
     with pytest.raises(ValueError, match="unknown style 'poem': choose one of fact, numeric"):
-        craft(memory_of_tern(), [("Ottermaid", "poem")], replies)
+        craft(make_memory(), [("Ottermaid", "poem")], replies)
     with pytest.raises(ValueError, match="no statement about 'Nobody'"):
-        craft(memory_of_tern(), [("Nobody", "fact")], replies)
+        craft(make_memory(), [("Nobody", "fact")], replies)
     assert {*CHECKS} == {*WISHES}
 
 
-def test_what_is_shown_is_the_thing_and_what_stands_beside_it():
-    memory = memory_of_tern()
+def test_sample_statements_covers_the_entity_and_neighbours():
+    memory = make_memory()
     for number in range(30):
         memory.add_fact(f"boat {number}", "kind", "ferry", "boats.md")
     memory.add_fact("Ottermaid", "kind", "ferry", "boats.md")
     shown = sample_statements(memory, "Ottermaid", random.Random(3))
-    texts = [one.text for one in shown]
+    texts = [crafted.text for crafted in shown]
     assert CAPTAIN in texts and "The instrument of Silvan Pookley is tin whistle." in texts
-    assert not any("boat " in text for text in texts)  # that both are ferries links nothing
+    assert not any("boat " in text for text in texts)  # a shared kind does not link entities
     assert len(set(texts)) == len(texts)
     assert number_statements(shown[:2]) == f"1. {texts[0]}\n2. {texts[1]}"
     assert shown == sample_statements(memory, "Ottermaid", random.Random(3))
     assert shown[texts.index(CAPTAIN)].entities == ("Ottermaid", "Silvan Pookley")
 
 
-def test_sums_are_exact_and_nothing_else_is_computed():
+def test_evaluate_expression_is_exact_arithmetic_only():
     assert evaluate_expression("(1,250 - 50) / 7") == (Fraction(1200, 7), [1250, 50, 7])
     assert evaluate_expression("-0.1 + 0.3")[0] == Fraction(1, 5)
     for wrong in ("", "1 if 2 else 3", "x", "'a' * 3", "[1]", "1e999", "True + 1", "(" * 150):

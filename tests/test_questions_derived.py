@@ -44,22 +44,22 @@ def world(tmp_path_factory):
         ("customer since", "year", False, "of_thing", "has been a customer since {x}"),
     ],
 )
-def test_verbs_and_participles_are_said_as_such(relation, whens, several, form, said):
+def test_derive_forms_of_verbs_and_participles(relation, whens, several, form, said):
     assert derive_forms(relation, whens, "module", several)[form] == said
 
 
 @pytest.mark.parametrize("relation", ["team", "speed", "office manager", "red", "author"])
-def test_a_noun_is_none(relation):
+def test_nouns_have_no_derived_forms(relation):
     assert derive_forms(relation, "", "thing", False) == {}
 
 
-def test_participles_have_their_verbs():
+def test_to_active():
     assert to_active("documented") == ("documents", "documenting", "documented")
     assert to_active("curated")[0] == "curates" and to_active("tagged")[:2] == ("tags", "tagging")
     assert to_active("carried")[:2] == ("carries", "carrying") and to_active("led")[0] == "leads"
 
 
-def test_names_say_what_they_name():
+def test_name_page_by_kind():
     assert name_page("Ada Lund", "person") == "Ada Lund"
     assert name_page("Slow tides", "paper") == 'the paper "Slow tides"'
     assert name_page("Bergen", "office") == "the Bergen office"
@@ -67,19 +67,19 @@ def test_names_say_what_they_name():
     assert name_page("E12", "experiment") == "experiment E12"
 
 
-def test_dates_are_spoken_and_no_others_are_dates():
+def test_format_date():
     assert format_date("2019-03-04") == "4 March 2019" and format_date("2019-03") == "March 2019"
     assert format_date("2019-13-04") == format_date("1.2") == ""
 
 
-def test_a_page_is_what_it_says_or_where_it_lies(world):
+def test_classify_page_by_content_or_folder(world):
     pages = [node.title for node in world.graph.nodes.values() if node.kind == "page"]
     kinds = {title.partition("/")[0]: classify_page(title, world.graph) for title in pages}
     assert kinds["people"] == "person" and kinds["policies"] == "policy"
     assert kinds["index.md"] == "page"
 
 
-def test_links_without_quotes_and_columns_in_capitals_join_the_pages(world):
+def test_unquoted_links_and_capitalised_columns_link_pages(world):
     graph = world.graph
     people = [title for title in graph.nodes if title.startswith("people/")]
     assert people and all(
@@ -93,7 +93,7 @@ def test_links_without_quotes_and_columns_in_capitals_join_the_pages(world):
     assert "Approved by" not in graph.adjacent
 
 
-def test_what_is_asked_in_plain_words_is_read_back(world):
+def test_plain_questions_are_parsed_back(world):
     tasks = synthesize_questions(world, 8, 2, plain=True)
     grammar = load_grammar(world.graph, world.scheme)
     for task in tasks:
@@ -105,7 +105,7 @@ def test_what_is_asked_in_plain_words_is_read_back(world):
             ) == normalise_query(query)
 
 
-def test_what_is_strange_is_counted(world):
+def test_measure_strangeness(world):
     book = Phrasebook(world.graph, world.scheme)
     one, two = sorted(title for title in world.graph.nodes if title.startswith("teams/"))[:2]
     members = Proj("team of", one)
@@ -123,17 +123,17 @@ def notes(tmp_path_factory):
     return Phrasebook(load_world(f"folder:{folder}").graph, "folder").phrases
 
 
-def test_what_is_over_is_said_in_the_past(notes, world):
+def test_past_relations_use_past_tense(notes, world):
     assert notes["led by"].of_thing == "was led by {x}"
     assert notes["carried out at"].of_values == "where {x} was carried out"
-    lasting = Phrasebook(world.graph, world.scheme).phrases
-    assert lasting["Organised by"].of_thing == "is organised by {x}"
+    phrases = Phrasebook(world.graph, world.scheme).phrases
+    assert phrases["Organised by"].of_thing == "is organised by {x}"
 
 
-def test_two_that_have_one_in_common_share_it_by_its_verb(notes, world):
+def test_shared_values_are_phrased_with_verbs(notes, world):
     assert notes["journal"].same == "appeared in the same journal as {x}"
     assert notes["curator"].same == "is curated by the same person as {x}"
-    assert notes["institute"].of_thing == "works at {x}"  # of people; of others "has .."
+    assert notes["institute"].of_thing == "works at {x}"  # for people; other entities use "has .."
     assert notes["municipality"].same == "is in the same municipality as {x}"
     phrases = Phrasebook(world.graph, world.scheme).phrases
     assert phrases["role"].same == "has the same role as {x}"
@@ -141,17 +141,17 @@ def test_two_that_have_one_in_common_share_it_by_its_verb(notes, world):
     assert phrases["Product"].of_value == "is bought by {x}" and not phrases["Product"].owned
 
 
-def test_articles_and_plurals_are_imported_without_checks_of_types():
-    """The checks take two seconds; other packages keep theirs."""
+def test_inflect_loads_without_type_checks():
+    """Loading skips inflect's type checks (two seconds); other packages keep theirs."""
     assert (
         load_inflect().a("hour") == "an hour"
         and load_inflect().plural_noun("currency") == "currencies"
     )
-    assert load_inflect().plural_noun("") == ""  # a check of types would refuse it
+    assert load_inflect().plural_noun("") == ""  # a type check would reject it
 
     @typeguard.typechecked
-    def doubled(number: int) -> int:
+    def double(number: int) -> int:
         return 2 * number
 
     with pytest.raises(typeguard.TypeCheckError):
-        doubled("two")
+        double("two")

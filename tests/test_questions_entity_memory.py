@@ -10,11 +10,11 @@ from drlib.questions.entity_memory import FACT, EntityMemory, Statement
 from drlib.trajectory import ToolResult
 
 
-def result(text, ok=True, tool="search"):
+def make_tool_result(text, ok=True, tool="search"):
     return ToolResult(tool, {}, text, ok, None if ok else "timeout")
 
 
-def test_a_document_is_kept_at_every_entity_that_it_names():
+def test_add_text_stores_sentences_by_entity():
     memory = EntityMemory(["Guinea", "Papua New Guinea", "Mali"])
     text = "Papua New Guinea is an island state. Guinea borders Mali.\nSomalia does not count."
     assert memory.add_text(text, "page:1", "2020-01-02") == 3
@@ -27,7 +27,7 @@ def test_a_document_is_kept_at_every_entity_that_it_names():
     assert memory.list_statements("Atlantis") == [] and memory.entities == sorted(memory.entities)
 
 
-def test_equal_statements_are_one_with_all_sources_and_the_earliest_time():
+def test_equal_statements_are_merged():
     memory = EntityMemory(["Norway"])
     assert memory.add("Norway", "Norway  has a king.", "b", "2021")
     assert not memory.add("Norway", "norway has a King", "a", "2019")
@@ -38,23 +38,23 @@ def test_equal_statements_are_one_with_all_sources_and_the_earliest_time():
     assert (queen.time, queen.sources) == ("", ("a",))
 
 
-def test_the_order_of_telling_changes_nothing():
-    told = [
+def test_insertion_order_does_not_matter():
+    statements = [
         ("X", "It is old.", "p", "2001"),
         ("X", "it is OLD", "q", ""),
         ("Y", "Y is X.", "p", ""),
         ("X", "Y is X.", "r", "1999"),
     ]
-    held = set()
-    for order in itertools.permutations(told):
+    contents = set()
+    for order in itertools.permutations(statements):
         memory = EntityMemory()
         for entity, text, source, time in order:
             memory.add(entity, text, source, time)
-        held.add(tuple((entity, *memory.list_statements(entity)) for entity in memory.entities))
-    assert len(held) == 1
+        contents.add(tuple((entity, *memory.list_statements(entity)) for entity in memory.entities))
+    assert len(contents) == 1
 
 
-def test_facts_and_tables_are_recalled_by_relation():
+def test_recall_facts_and_tables_by_relation():
     memory = EntityMemory()
     assert memory.add_fact("Norway", "currency", "Norwegian Krone", "graph")
     rows = [
@@ -66,64 +66,66 @@ def test_facts_and_tables_are_recalled_by_relation():
     assert [value for value, _ in memory.recall("Norway", "language")] == ["Norwegian"]
     assert memory.recall("Norway", "area")[0][1].sources == ("table:1", "table:2")
     assert memory.recall("Norway", "script") == memory.recall("Atlantis", "area") == []
-    # the fact stands at its other end too, but is no fact *of* it
+    # the fact is also stored for its value, but is not a fact *of* it
     assert [s.text for s in memory.list_statements("Norwegian Krone")] == [
         FACT.format(relation="currency", entity="Norway", value="Norwegian Krone")
     ]
     assert memory.recall("Norwegian Krone", "currency") == []
 
 
-def test_a_value_keeps_its_own_full_stop():
+def test_values_keep_their_full_stop():
     memory = EntityMemory()
     memory.add_fact("Acme", "name", "Acme Inc.", "g")
     memory.add("Acme", "The name of Acme is Acme Inc", "h")
     assert [value for value, _ in memory.recall("Acme", "name")] == ["Acme Inc."]
 
 
-def test_a_fact_keeps_its_text_and_a_sentence_its_last_letter():
+def test_facts_take_precedence_over_sentences():
     for order in itertools.permutations(["fact", "the currency of X is euro."]):
         memory = EntityMemory(["X"])
-        for told in order:
-            if told == "fact":
+        for entry in order:
+            if entry == "fact":
                 memory.add_fact("X", "currency", "Euro", "g")
             else:
-                memory.add_text(told, "p")
+                memory.add_text(entry, "p")
         assert [value for value, _ in memory.recall("X", "currency")] == ["Euro"]
     memory.add_text("The capital of X is Oslo\nMore", "p")
     assert memory.recall("X", "capital")[0][0] == "Oslo"
 
 
-def test_logs_of_tools_are_read_and_failures_are_not():
+def test_failed_tool_results_are_ignored():
     memory = EntityMemory(["Oslo"])
     log = [
-        result("Oslo is a city."),
-        result("Oslo could not be reached.", ok=False),
-        result("Oslo has trams.", tool="visit"),
+        make_tool_result("Oslo is a city."),
+        make_tool_result("Oslo could not be reached.", ok=False),
+        make_tool_result("Oslo has trams.", tool="visit"),
     ]
     assert memory.add_observations(log, "trajectory-7", "2024-05-01") == 2
-    said = {statement.text: statement.sources for statement in memory.list_statements("Oslo")}
-    assert said == {
+    sources_by_text = {
+        statement.text: statement.sources for statement in memory.list_statements("Oslo")
+    }
+    assert sources_by_text == {
         "Oslo is a city.": ("trajectory-7/0-search",),
         "Oslo has trams.": ("trajectory-7/2-visit",),
     }
 
 
 @pytest.mark.parametrize("entity, text, source", [("", "a", "b"), ("a", "  ", "b"), ("a", "b", "")])
-def test_an_empty_statement_is_refused(entity, text, source):
+def test_empty_statements_are_rejected(entity, text, source):
     memory = EntityMemory()
     with pytest.raises(ValueError, match="entity, text and source"):
         memory.add(entity, text, source)
     assert memory.entities == []
 
 
-def test_equal_under_any_hash_seed():
+def test_results_do_not_depend_on_the_hash_seed():
     program = (
         "from drlib.questions.entity_memory import EntityMemory\n"
         "m = EntityMemory({'Ada', 'Bob', 'Ada Bob', 'Cy'})\n"
         "m.add_text('Ada met Bob and Cy. Ada Bob met Cy! Bob left', 'd')\n"
         "print([(e, m.list_statements(e)) for e in m.entities])"
     )
-    told = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", program],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
@@ -133,10 +135,10 @@ def test_equal_under_any_hash_seed():
         ).stdout
         for seed in ("0", "1", "77")
     }
-    assert len(told) == 1
+    assert len(outputs) == 1
 
 
-def test_a_statement_knows_the_entities_that_it_is_kept_at():
+def test_find_entities_of_a_statement():
     memory = EntityMemory(["Guinea", "Mali"])
     memory.add_text("Guinea borders Mali.", "page:1")
     memory.add_fact("Mali", "capital", "Bamako", "graph")
@@ -145,6 +147,6 @@ def test_a_statement_knows_the_entities_that_it_is_kept_at():
     assert memory.find_entities(Statement("guinea borders MALI")) == [
         "Guinea",
         "Mali",
-    ]  # says the same
+    ]  # equal up to case
     assert memory.find_entities(memory.list_statements("Bamako")[0]) == ["Bamako", "Mali"]
     assert memory.find_entities(Statement("Nobody said this.")) == []

@@ -52,7 +52,7 @@ def world():
     return shared_world("cldr")
 
 
-def starts(graph, n, seed):
+def sample_one_hop_queries(graph, n, seed):
     """Return `n` unverified queries of one hop with their answers."""
     rng, found = random.Random(f"starts-{seed}"), []
     titles = [t for t in sorted(graph.nodes) if is_identifiable(t, graph)]
@@ -63,9 +63,9 @@ def starts(graph, n, seed):
     return found
 
 
-def test_an_explanation_is_exact_and_each_condition_is_needed(world):
+def test_explanations_are_exact_and_minimal(world):
     graph, rng = world.graph, random.Random(1)
-    for answer, query in starts(graph, 60, 1):
+    for answer, query in sample_one_hop_queries(graph, 60, 1):
         assert evaluate_query(query, graph) == {answer}
         assert 2 <= len(query.parts) <= 3
         assert all(len(evaluate_query(part, graph)) > 1 for part in query.parts)
@@ -74,12 +74,12 @@ def test_an_explanation_is_exact_and_each_condition_is_needed(world):
         assert other is None or not banned & set(list_constants(other))
 
 
-def test_layer_wise_expansion_as_in_webshaper(world):
+def test_layer_wise_expansion_matches_webshaper(world):
     """Each expansion keeps the answer, adds a hop to the shortest path and is not redundant
     (arXiv 2507.15061, section 3.3).
     """
     graph, grown = world.graph, 0
-    for i, (answer, query) in enumerate(starts(graph, 100, 2)):
+    for i, (answer, query) in enumerate(sample_one_hop_queries(graph, 100, 2)):
         rng = random.Random(i)
         for n in range(1, 4):
             nearest = min(list_layers(query))[0]
@@ -98,11 +98,11 @@ def test_layer_wise_expansion_as_in_webshaper(world):
     assert grown > 100
 
 
-def test_the_baselines_leave_shortcuts_and_redundancy(world):
+def test_baselines_leave_shortcuts_and_redundancy(world):
     graph, edges = world.graph, {}
     for order in ("layer", "sequential", "random"):
         rng, count = random.Random(order), Counter()
-        for answer, query in starts(graph, 60, 3):
+        for answer, query in sample_one_hop_queries(graph, 60, 3):
             for _ in range(2):
                 query = expand(query, graph, rng, order) or query
             assert evaluate_query(query, graph) == {answer}
@@ -116,7 +116,7 @@ def test_the_baselines_leave_shortcuts_and_redundancy(world):
     assert edges["random"]["target"] > 20 and edges["random"]["constant"] > 20
 
 
-def test_a_draft_never_names_the_answer_or_a_thing_on_the_way(world):
+def test_drafts_do_not_name_answer_or_intermediate_entities(world):
     graph, rng, found = world.graph, random.Random(4), 0
     titles = [t for t in sorted(graph.nodes) if is_identifiable(t, graph)]
     for answer in rng.sample(titles, 300):
@@ -134,7 +134,7 @@ def test_a_draft_never_names_the_answer_or_a_thing_on_the_way(world):
     assert found > 20
 
 
-def drafts(graph, n, hops, seed, **settings):
+def sample_drafts(graph, n, hops, seed, **settings):
     """Return `n` drafts with `hops` hops and their answers."""
     rng, found = random.Random(f"drafts-{seed}"), []
     titles = [t for t in sorted(graph.nodes) if is_identifiable(t, graph)]
@@ -146,10 +146,10 @@ def drafts(graph, n, hops, seed, **settings):
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
-def test_rivals_are_what_would_bring_in_another_answer(world, hops):
-    """Brute force: each thing of the graph replaces the constant."""
+def test_rivals_match_brute_force(world, hops):
+    """Compare with substituting each entity of the graph for the constant."""
     graph, found = world.graph, 0
-    for answer, query in drafts(graph, 12, hops, 5):
+    for answer, query in sample_drafts(graph, 12, hops, 5):
         for name in list_constants(query)[:2]:
             wrong = find_rivals(query, name, graph)
             for title in [*wrong, *sorted(graph.nodes)[::7]]:
@@ -159,7 +159,7 @@ def test_rivals_are_what_would_bring_in_another_answer(world, hops):
     assert found > 40
 
 
-def test_rivals_in_unions_and_at_the_root_and_where_they_are_not_known(world):
+def test_rivals_in_unions_and_unsupported_queries(world):
     graph = world.graph
     krone = Proj("currency of", "Norwegian Krone")
     speaking = Proj("widely spoken language of", "Swahili")
@@ -183,9 +183,9 @@ def test_rivals_in_unions_and_at_the_root_and_where_they_are_not_known(world):
     assert find_rivals(twice, "Norwegian Krone", graph) is None
 
 
-def test_a_stand_in_keeps_the_answer_and_every_part_of_it_is_needed(world):
+def test_stand_ins_keep_the_answer_and_are_minimal(world):
     graph, rng, of_several = world.graph, random.Random(6), 0
-    for answer, query in drafts(graph, 80, 1, 6):
+    for answer, query in sample_drafts(graph, 80, 1, 6):
         new = expand(query, graph, rng)
         if new is None:
             continue
@@ -199,9 +199,9 @@ def test_a_stand_in_keeps_the_answer_and_every_part_of_it_is_needed(world):
     assert of_several > 20
 
 
-def test_a_query_goes_deeper_at_one_of_its_farthest_constants(world):
+def test_add_hop_replaces_a_farthest_constant(world):
     graph, rng, found = world.graph, random.Random(7), 0
-    for answer, query in drafts(graph, 120, 2, 7):
+    for answer, query in sample_drafts(graph, 120, 2, 7):
         bars = Bars(find_neighbours(answer, graph), numbers=True)
         new = add_hop(query, graph, rng, bars)
         if new is None:
@@ -213,48 +213,48 @@ def test_a_query_goes_deeper_at_one_of_its_farthest_constants(world):
         assert any(is_far(name, answer, graph) for name in list_constants(new))
         assert not is_near(new, answer, graph)
         hidden = find_single_things(query, graph) - set(list_constants(query))
-        told = set(list_constants(new)) - set(list_constants(query))
-        assert not [name for name in told for thing in hidden if leaks(thing, name, graph)]
+        new_names = set(list_constants(new)) - set(list_constants(query))
+        assert not [name for name in new_names for thing in hidden if leaks(thing, name, graph)]
         found += 1
     assert found > 40
 
 
-def test_what_the_next_expansion_replaces_may_hint(world):
+def test_hints_are_allowed_only_with_hints_disabled(world):
     graph, hinted = world.graph, Counter()
     for hints in (True, False):
         rng = random.Random(8)
-        for answer, query in drafts(graph, 150, 1, 8):
+        for answer, query in sample_drafts(graph, 150, 1, 8):
             new = expand(query, graph, rng, bars=Bars(hints=hints))
             if new:
                 hinted[hints] += any(leaks(answer, name, graph) for name in list_constants(new))
     assert hinted[True] == 0 < hinted[False]
 
 
-def test_a_draft_without_numbers_hangs_on_no_coincidence(world):
+def test_drafts_without_numbers_have_no_coincidences(world):
     graph, by_chance = world.graph, Counter()
     for numbers in (True, False):
-        for _, query in drafts(graph, 150, 3, 9, numbers=numbers):
+        for _, query in sample_drafts(graph, 150, 3, 9, numbers=numbers):
             by_chance[numbers] += (
                 count_coincidences(query, lambda part: evaluate_query(part, graph)) > 0
             )
     assert by_chance[False] == 0 < by_chance[True]
 
 
-def test_a_draft_that_is_not_vague_tells_more_things_by_what_fits_them_alone(world):
+def test_exact_drafts_use_fewer_ambiguous_conditions(world):
     graph, of_several = world.graph, Counter()
     for vague in (True, False):
-        for _, query in drafts(graph, 200, 2, 10, vague=vague):
+        for _, query in sample_drafts(graph, 200, 2, 10, vague=vague):
             inner = (part.of for part in walk(query) if isinstance(part, Proj))
             of_several[vague] += sum(len(evaluate_query(part, graph)) > 1 for part in inner)
     assert 0 < of_several[False] < 0.8 * of_several[True]
 
 
-def test_a_draft_that_is_not_vague_compares_nothing_with_one_of_several(world):
+def test_exact_drafts_compare_with_unique_entities(world):
     graph, compared, of_several = world.graph, Counter(), Counter()
     for vague in (True, False):
-        for _, query in drafts(graph, 200, 3, 11, vague=vague):
+        for _, query in sample_drafts(graph, 200, 3, 11, vague=vague):
             others = (find_compared(part) for part in walk(query) if isinstance(part, Proj))
-            told = [len(evaluate_query(other, graph)) for other in others if other]
-            compared[vague] += sum(map(bool, told))
-            of_several[vague] += sum(some > 1 for some in told)
+            counts = [len(evaluate_query(other, graph)) for other in others if other]
+            compared[vague] += sum(map(bool, counts))
+            of_several[vague] += sum(count > 1 for count in counts)
     assert of_several[True] > 10 and compared[False] > 10 and of_several[False] == 0

@@ -51,19 +51,19 @@ def world():
     return Library("tiny", store, "tiny")
 
 
-def task(name, query, answer, question=None):
+def make_task(name, query, answer, question=None):
     question = question or f"Question {name}?"
     return Task(name, question, answer, "search", "w", query=to_text(query) if query else "")
 
 
 TASKS = [
-    task("a", BOTH, "Norway", 'Which "place"\u2028is it – Sámi?'),
-    task("b", Count(Proj("currency of", "Krone")), "2"),
-    task("c", Proj("code", BOTH), "NO"),
+    make_task("a", BOTH, "Norway", 'Which "place"\u2028is it – Sámi?'),
+    make_task("b", Count(Proj("currency of", "Krone")), "2"),
+    make_task("c", Proj("code", BOTH), "NO"),
 ]
 
 
-def test_questions_have_the_fields_of_websailor_and_webdancer(tmp_path):
+def test_question_rows_match_websailor_and_webdancer(tmp_path):
     rows = export.to_question_rows(TASKS)
     assert [list(row) for row in rows] == [["question", "answer"]] * 3
     tagged = export.to_question_rows(TASKS, "e2hqa")
@@ -82,7 +82,7 @@ def test_questions_have_the_fields_of_websailor_and_webdancer(tmp_path):
     assert export.read_rows(tmp_path / "qa.jsonl") == tagged
 
 
-def test_attempts_have_the_fields_of_webdancer_and_come_back(world, tmp_path):
+def test_rollouts_round_trip_in_webdancer_format(world, tmp_path):
     toolbox = Toolbox(world)
     episodes = [Solver(toolbox).solve(t) for t in (TASKS[0], TASKS[2])]
     rows = episodes_module.export_attempts(episodes, toolbox.schemas, "crawlqa")
@@ -93,33 +93,33 @@ def test_attempts_have_the_fields_of_webdancer_and_come_back(world, tmp_path):
             len(row["messages"]) // 2
         )
         assert [json.loads(f)["name"] for f in row["functions"]] == ["search", "visit"]
-        made = [{"name": r.tool, "arguments": r.arguments} for r in episode.tool_results]
-        assert [json.loads(call) for call in row["tool_calls"]] == made
+        calls = [{"name": r.tool, "arguments": r.arguments} for r in episode.tool_results]
+        assert [json.loads(call) for call in row["tool_calls"]] == calls
     assert export.write_rows(rows, tmp_path / "traj.jsonl").to_list() == rows
-    back = episodes_module.read_attempts(tmp_path / "traj.jsonl")
-    for one, episode in zip(back, episodes):
+    restored = episodes_module.read_attempts(tmp_path / "traj.jsonl")
+    for one, episode in zip(restored, episodes):
         assert one.messages[1:] == episode.messages[1:] and one.correct
         assert one.task.question == episode.task.question.strip()
         assert Funnel().fault(one) is None
 
 
-def test_attempts_find_their_task_by_its_id(tmp_path):
-    """Two tasks share a question; an answer by an alias stays right where the task is given."""
+def test_rollouts_are_matched_to_tasks_by_id(tmp_path):
+    """Two tasks share a question; an alias counts as correct if the task is passed."""
     twins = [
         Task(n, "Which?", "Somali Shilling", "search", "w", aliases=(a,))
         for n, a in (("one", "Shilling"), ("two", "Soomaali"))
     ]
     episodes = [Episode(twin, None, None).finish("So.", twin.aliases[0]) for twin in twins]
     export.write_rows(episodes_module.export_attempts(episodes, [], "x"), tmp_path / "traj.jsonl")
-    back = episodes_module.read_attempts(tmp_path / "traj.jsonl", twins)
-    assert [e.task for e in back] == twins and all(e.correct for e in back)
+    restored = episodes_module.read_attempts(tmp_path / "traj.jsonl", twins)
+    assert [e.task for e in restored] == twins and all(e.correct for e in restored)
     alone = episodes_module.read_attempts(tmp_path / "traj.jsonl")
     assert not any(e.correct for e in alone) and len({e.task.id for e in alone}) == 2
     mixed = episodes_module.read_attempts(tmp_path / "traj.jsonl", twins[1:])
     assert [e.correct for e in mixed] == [False, True]
 
 
-def test_webshaper_rows_say_the_query_or_are_counted(world, tmp_path):
+def test_webshaper_rows_contain_the_query(world, tmp_path):
     rows, without = export.to_webshaper_rows(TASKS, world)
     assert without == 1 and [row["id"] for row in rows] == ["a", "c"]  # a count has no triples
     assert list(rows[0]) == ["id", "question", "formalization", "answer", "urls"]
@@ -128,7 +128,7 @@ def test_webshaper_rows_say_the_query_or_are_counted(world, tmp_path):
         ["?", "language", "C@Sámi"],
     ]
     assert rows[0]["urls"] == ["tiny:Krone", "tiny:Norway", "tiny:Sámi"]
-    assert rows[1]["urls"] == rows[0]["urls"]  # NO is a value: it has no page
+    assert rows[1]["urls"] == rows[0]["urls"]  # NO is a literal value without a page
     assert export.write_rows(rows, tmp_path / "shaper.jsonl").to_list() == rows
     read = export.read_rows(tmp_path / "shaper.jsonl")
     queries = [read_loosely(row["formalization"]) for row in read]
@@ -137,14 +137,14 @@ def test_webshaper_rows_say_the_query_or_are_counted(world, tmp_path):
         assert (row["id"], row["question"], row["answer"]) == (old.id, old.question, old.answer)
         assert evaluate_query(query, world.graph) == {old.answer}
     # a task without a query has no row either
-    assert export.to_webshaper_rows([task("d", None, "x")], world) == ([], 1)
+    assert export.to_webshaper_rows([make_task("d", None, "x")], world) == ([], 1)
 
 
-def test_their_files_are_read_with_their_faults(tmp_path):
+def test_released_files_with_faults_are_read(tmp_path):
     path = tmp_path / "webshaper.jsonl"
     triples = [["?", "plays for", "V@X"], ["V@X", "lies in", "C@Rio"], ["V@X", "is", "C@club"]]
-    wide = [["?", "plays for", "C@A", "C@2004"]]  # 75 of their 6,080 rows are not of three texts
-    mute = [["V@X", "is when it was", "C@May"]]  # one of the 500 does not say what is asked
+    wide = [["?", "plays for", "C@A", "C@2004"]]  # 75 of the 6,080 released rows are not triples
+    mute = [["V@X", "is when it was", "C@May"]]  # one of the 500 does not name the target
     rows = [
         {"id": 7, "question": "Who?", "formalization": triples, "answer": "Pelé", "urls": []},
         {"id": "8", "question": "When?", "formalization": wide, "answer": 1958, "urls": ["u"]},
@@ -152,7 +152,7 @@ def test_their_files_are_read_with_their_faults(tmp_path):
         {"question": "What?", "formalization": mute, "answer": "May"},
     ]
     lines = "\n\n".join(json.dumps(row) for row in rows)
-    path.write_text("\ufeff" + lines + "\n", encoding="utf-8")  # a mark, empty lines
+    path.write_text("\ufeff" + lines + "\n", encoding="utf-8")  # a byte order mark and empty lines
     assert export.read_rows(path) == rows
     with pytest.raises(ValueError, match="no condition names"):
         read_loosely(mute)
@@ -161,22 +161,22 @@ def test_their_files_are_read_with_their_faults(tmp_path):
     assert measure_depth(first) == 2 and isinstance(first, Proj)
     assert not isinstance(first.of, str | Or)
 
-    attempts = tmp_path / "traj.jsonl"
-    said = [
+    rollouts = tmp_path / "traj.jsonl"
+    replies = [
         '<think>a</think><tool_call>{"name": "search", "arguments": {"query": ["x"]}}</tool_call>',
         "<think>b</think><answer>Rio</answer>",
     ]
     messages = [
         {"role": "system", "content": "You are"},
         {"role": "user", "content": "Where?"},
-        {"role": "assistant", "content": said[0]},
+        {"role": "assistant", "content": replies[0]},
         {"role": "user", "content": "<tool_response>\nx is in Rio\n</tool_response>"},
-        {"role": "assistant", "content": said[1]},
+        {"role": "assistant", "content": replies[1]},
     ]
     export.write_rows(
-        [{"type": "chatml", "task": "?", "messages": messages, "answer": "Rio"}], attempts
+        [{"type": "chatml", "task": "?", "messages": messages, "answer": "Rio"}], rollouts
     )
-    (episode,) = episodes_module.read_attempts(attempts)
+    (episode,) = episodes_module.read_attempts(rollouts)
     assert episode.correct and episode.messages[2] == {"role": "tool", "content": "x is in Rio"}
     assert parse(episode.messages[1]["content"]).name == "search"
 
@@ -190,18 +190,18 @@ def test_their_files_are_read_with_their_faults(tmp_path):
         ('{"question": "", "answer": 0}', "line 1 lacks question"),
     ],
 )
-def test_a_bad_row_is_named(tmp_path, text, message):
+def test_invalid_rows_are_reported_by_line(tmp_path, text, message):
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         export.read_rows(path)
 
 
-def test_a_file_is_whole_or_not_there(tmp_path):
+def test_write_rows_is_atomic(tmp_path):
     path = tmp_path / "rows.jsonl"
     export.write_rows([{"question": "q", "answer": "a"}], path)
     before = path.read_bytes()
-    with pytest.raises(TypeError):  # bytes are no JSON
+    with pytest.raises(TypeError):  # bytes are not JSON
         export.write_rows([{"question": "q", "answer": "a"}, {"question": b"q"}], path)
     with pytest.raises(ValueError, match="no rows for .*rows.jsonl"):
         export.write_rows([], path)

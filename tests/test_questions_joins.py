@@ -68,7 +68,7 @@ MAP = Graph(
 )
 
 
-def test_a_shared_thing_is_one_thing():
+def test_shared_variable_has_one_value():
     """In a tree, the two currencies of "a neighbour with the same currency" may differ."""
     same = And((Proj("money of", X), Proj("border of", Proj("money of", X))))
     query = Exists("X", Anything(), same)
@@ -78,11 +78,11 @@ def test_a_shared_thing_is_one_thing():
     assert evaluate_query(of_crowns, MAP) == {"Dun"} == SqlEngine(MAP).answers(of_crowns)
     assert (
         measure_depth(query) == 2 and measure_depth(of_crowns) == 3
-    )  # the money of Alba is looked up first
+    )  # finding the money of Alba is one more hop
 
 
-def test_a_variable_may_be_counted_and_excluded():
-    """Lands with a neighbour that has more than none other of its money: counts inside."""
+def test_variables_in_counts_and_differences():
+    """Count and Diff may contain a bound variable."""
     others = Count(Proj("money of", X))
     query = Exists("X", Proj("money", "Alba"), others)
     assert evaluate_query(query, MAP) == {"2"} == SqlEngine(MAP).answers(query)
@@ -90,7 +90,7 @@ def test_a_variable_may_be_counted_and_excluded():
     assert evaluate_query(alone, MAP) == {"Dun"} == SqlEngine(MAP).answers(alone)
 
 
-def test_an_inner_name_hides_the_outer_one():
+def test_inner_variable_shadows_the_outer_one():
     inner = Exists("X", Proj("border", X), Proj("money", X))
     query = Exists("X", "Alba", inner)
     assert evaluate_query(query, MAP) == {"mark"} == SqlEngine(MAP).answers(query)
@@ -98,7 +98,7 @@ def test_an_inner_name_hides_the_outer_one():
     assert bind(inner, "X", "Cove") == Exists("X", Proj("border", "Cove"), Proj("money", X))
 
 
-def test_a_variable_without_its_exists_is_named():
+def test_unbound_variable_is_an_error():
     loose = And((Proj("money of", X), Proj("border", "Alba")))
     for ask in (lambda: evaluate_query(loose, MAP), lambda: SqlEngine(MAP).answers(loose)):
         with pytest.raises(ValueError, match="'X' has no enclosing Exists"):
@@ -110,7 +110,7 @@ def test_a_variable_without_its_exists_is_named():
 # ---- join_conditions
 
 
-def test_the_chosen_variables_are_few():
+def test_join_conditions_uses_few_variables():
     triangle = [Condition(ASKED, "r", X), Condition(X, "r", Y), Condition(Y, "r", ASKED)]
     query = join_conditions(triangle, ASKED)
     assert len([part for part in walk(query) if isinstance(part, Exists)]) == 1
@@ -120,29 +120,29 @@ def test_the_chosen_variables_are_few():
     assert tree == Proj("r of", And((Proj("s of", "A"), Proj("s of", "B"))))
 
 
-def test_what_is_said_of_a_constant_describes_it():
+def test_conditions_on_a_constant_describe_it():
     conditions = [Condition(ASKED, "r", "A"), Condition("A", "s", X), Condition(X, "t", "B")]
     described = And(("A", Proj("s of", Proj("t of", "B"))))
     assert join_conditions(conditions, ASKED) == Proj("r of", described)
 
 
-def test_what_hangs_on_nothing_must_hold_all_the_same():
+def test_unconnected_conditions_must_hold():
     conditions = [Condition(ASKED, "r", "A"), Condition(X, "t", "B")]
     assert join_conditions(conditions, ASKED) == Exists("", Proj("t of", "B"), Proj("r of", "A"))
 
 
-def test_nothing_said_of_the_target_is_an_error():
+def test_missing_target_is_an_error():
     with pytest.raises(ValueError, match=r"no condition names \?"):
         join_conditions([Condition(X, "r", "A")], ASKED)
 
 
 def random_conditions(rng):
     ends = [ASKED, X, Y, Var("Z"), Var("W"), "0", "1", "2", Or(("0", "3")), Or(("1", X))]
-    some = [
+    others = [
         Condition(rng.choice(ends), rng.choice("rs"), rng.choice(ends))
         for _ in range(rng.randint(1, 6))
     ]
-    return [Condition(ASKED, rng.choice("rs"), rng.choice(ends)), *some]
+    return [Condition(ASKED, rng.choice("rs"), rng.choice(ends)), *others]
 
 
 def evaluate_by_brute_force(conditions, graph):
@@ -158,12 +158,12 @@ def evaluate_by_brute_force(conditions, graph):
     for target, *values in product(graph.nodes, repeat=1 + len(variables)):
         chosen = dict(zip(variables, values)) | {ASKED: target}
 
-        def things(end, chosen=chosen):
-            some = end.parts if isinstance(end, Or) else (end,)
-            return [chosen.get(member, member) for member in some]
+        def candidates(end, chosen=chosen):
+            members_of_end = end.parts if isinstance(end, Or) else (end,)
+            return [chosen.get(member, member) for member in members_of_end]
 
         if all(
-            any((a, c.relation, b) in facts for a in things(c.head) for b in things(c.tail))
+            any((a, c.relation, b) in facts for a in candidates(c.head) for b in candidates(c.tail))
             for c in conditions
         ):
             found.add(target)
@@ -171,7 +171,7 @@ def evaluate_by_brute_force(conditions, graph):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_conditions_have_the_answers_of_all_choices(seed):
+def test_join_conditions_matches_brute_force(seed):
     rng = random.Random(f"joins-{seed}")
     cyclic = empty = 0
     for _ in range(40):
@@ -180,16 +180,16 @@ def test_any_conditions_have_the_answers_of_all_choices(seed):
         graph = Graph([Node(title, "n") for title in titles], sorted(facts))
         conditions = random_conditions(rng)
         query = join_conditions(conditions, ASKED)
-        wanted = evaluate_by_brute_force(conditions, graph)
-        assert evaluate_query(query, graph) == wanted, conditions
-        assert SqlEngine(graph).answers(query) == wanted
-        assert wanted <= evaluate_query(unfold(query), graph)
+        expected = evaluate_by_brute_force(conditions, graph)
+        assert evaluate_query(query, graph) == expected, conditions
+        assert SqlEngine(graph).answers(query) == expected
+        assert expected <= evaluate_query(unfold(query), graph)
         assert from_text(to_text(query)) == query
         rows = to_triples(query)
-        assert evaluate_query(from_triples(rows), graph) == wanted, rows
+        assert evaluate_query(from_triples(rows), graph) == expected, rows
         cyclic += any(isinstance(part, Exists) and part.name for part in walk(query))
-        empty += not wanted
-    assert cyclic > 10 and 3 < empty < 37  # both kinds of case were met
+        empty += not expected
+    assert cyclic > 10 and 3 < empty < 37  # cyclic and empty cases both occur
 
 
 def random_part(rng, depth):
@@ -211,8 +211,8 @@ def random_part(rng, depth):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_choice_has_the_answers_of_each_that_may_be_chosen(seed):
-    """Includes alternatives, exceptions, counts and nested choices."""
+def test_exists_is_the_union_over_its_bindings(seed):
+    """Include unions, differences, counts and nested variables."""
     rng = random.Random(f"each-{seed}")
     met = Counter()
     for _ in range(400):
@@ -225,15 +225,15 @@ def test_a_choice_has_the_answers_of_each_that_may_be_chosen(seed):
         among = rng.choice([Anything(), Proj("r", "2"), Or(("0", "3"))])
         chosen = evaluate_query(among, graph)
         each = [evaluate_query(bind(under, "X", title), graph) for title in chosen]
-        wanted = frozenset().union(*each)
+        expected = frozenset().union(*each)
         query = Exists("X", among, under)
-        assert evaluate_query(query, graph) == wanted == SqlEngine(graph).answers(query), query
-        if "X" in find_free_variables(under) and 0 < len(wanted) < 5:
+        assert evaluate_query(query, graph) == expected == SqlEngine(graph).answers(query), query
+        if "X" in find_free_variables(under) and 0 < len(expected) < 5:
             met.update(map(type, walk(under)))
     assert all(met[kind] > 20 for kind in (And, Or, Diff, Count, Exists)), met
 
 
-def test_the_order_of_conditions_is_of_no_matter():
+def test_order_of_conditions_does_not_matter():
     rng = random.Random("order")
     for _ in range(60):
         conditions = random_conditions(rng)
@@ -245,15 +245,15 @@ def test_the_order_of_conditions_is_of_no_matter():
         assert evaluate_query(join_conditions(conditions, ASKED), graph) == first
 
 
-def test_ranges_do_not_stand_in_triples():
+def test_ranges_have_no_triples():
     with pytest.raises(ValueError, match="cannot express"):
         to_triples(Exists("X", Range("r", 0, 1), Proj("s", X)))
 
 
-# ------------------------------------------------- what the rest of the engine makes of a choice
+# ------------------------------------------------- Exists in the rest of the engine
 
 
-def test_a_choice_among_several_must_be_the_same_wherever_it_is_met():
+def test_variable_is_bound_consistently():
     lands = Graph(
         [Node(t, "land") for t in "ABCDEFG"] + [Node(t, "tongue") for t in "uvw"],
         [
@@ -289,22 +289,24 @@ def test_a_choice_among_several_must_be_the_same_wherever_it_is_met():
     )
 
 
-def test_what_is_chosen_among_must_be_needed():
-    """Only B is east of a country and has its flag, so the choice is idle."""
-    line = Graph(
+def test_exists_range_must_be_needed():
+    """Only B is east of a country with its flag, so the range of X is not needed."""
+    graph = Graph(
         [Node(t, "land") for t in "ABCDE"],
         [("A", "east", "B"), ("A", "east", "C"), ("A", "flag", "star"), ("B", "flag", "star")],
     )
     both = And((Proj("flag of", Proj("flag", X)), Proj("east", X)))
-    told = Exists("X", "A", both)
+    query = Exists("X", "A", both)
     assert (
-        evaluate_query(told, line) == {"B"} == evaluate_query(replace(told, among=Anything()), line)
+        evaluate_query(query, graph)
+        == {"B"}
+        == evaluate_query(replace(query, among=Anything()), graph)
     )
-    assert "not minimal" in find_faults(told, line)
-    more = Graph([*line.nodes.values()], [*line.facts, ("C", "east", "D"), ("D", "flag", "sun")])
+    assert "not minimal" in find_faults(query, graph)
+    more = Graph([*graph.nodes.values()], [*graph.facts, ("C", "east", "D"), ("D", "flag", "sun")])
     needed = Graph([*more.nodes.values()], [*more.facts, ("C", "flag", "sun")])
-    assert evaluate_query(replace(told, among=Anything()), needed) == {"B", "D"}
-    assert "not minimal" not in find_faults(told, needed)
+    assert evaluate_query(replace(query, among=Anything()), needed) == {"B", "D"}
+    assert "not minimal" not in find_faults(query, needed)
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +322,7 @@ def cyclic():
     return world, found
 
 
-def test_a_choice_is_said_and_read_back(cyclic):
+def test_cyclic_questions_round_trip_as_sentences(cyclic):
     world, found = cyclic
     grammar = load_grammar(world.graph, world.scheme)
     for _, query in found:
@@ -330,14 +332,14 @@ def test_a_choice_is_said_and_read_back(cyclic):
             assert read_question(text, grammar) == normalise_query(query), text
 
 
-def test_another_name_of_the_variable_is_the_same_question(cyclic):
+def test_variable_names_do_not_change_the_question(cyclic):
     _, found = cyclic
     for _, query in found:
         other = Exists("other", query.among, bind(query.of, query.name, Var("other")))
         assert other != query and normalise_query(other) == normalise_query(query)
 
 
-def test_no_sentence_says_a_choice_among_anything_or_inside(cyclic):
+def test_unsupported_exists_has_no_sentence(cyclic):
     world, found = cyclic
     grammar = load_grammar(world.graph, world.scheme)
     _, query = found[0]
@@ -346,7 +348,7 @@ def test_no_sentence_says_a_choice_among_anything_or_inside(cyclic):
     assert write_sentences(Exists("", query.among, Proj("currency of", "Euro")), grammar.book) == ""
 
 
-def test_a_solver_with_search_and_visit_answers_it(cyclic):
+def test_solver_answers_cyclic_questions(cyclic):
     world, found = cyclic
     solver = Solver(Toolbox(world))
     for answer, query in found:
@@ -355,21 +357,21 @@ def test_a_solver_with_search_and_visit_answers_it(cyclic):
         assert episode.correct, text
 
 
-def test_a_choice_is_not_plain(cyclic):
-    """It needs a sentence of its own."""
+def test_cyclic_questions_are_not_plain(cyclic):
+    """Their variable needs a separate sentence."""
     world, found = cyclic
     grammar = load_grammar(world.graph, world.scheme)
     for _, query in found:
         assert measure_strangeness(query, write_sentences(query, grammar.book), grammar.book) > 0
 
 
-def test_brackets_say_what_only_has_to_be_there():
+def test_structured_wording_of_a_guard():
     guarded = Exists("", Proj("money", "Alba"), Proj("border", "Borg"))
     text = render_question(guarded, MAP)
     assert "as there is a money" in text and "call it" not in text
 
 
-def test_brackets_and_drawings_name_what_is_chosen(cyclic):
+def test_structured_wording_and_graph_name_the_variable(cyclic):
     world, found = cyclic
     for _, query in found:
         text = render_question(query, world.graph)

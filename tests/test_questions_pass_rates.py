@@ -46,14 +46,14 @@ TASKS = [
 ]
 
 
-def place_in(text):
+def find_place(text):
     return next(place for place in ANSWERS if place in text)
 
 
-def researcher(messages):
-    """Scripted model: knows Norway, and answers with what a tool returns."""
-    asked = next(m["content"] for m in messages if m["role"] == "user")
-    place, last = place_in(asked), messages[-1]["content"]
+def reply_as_researcher(messages):
+    """Return a scripted reply: Norway from memory, other answers from tool results."""
+    question = next(m["content"] for m in messages if m["role"] == "user")
+    place, last = find_place(question), messages[-1]["content"]
     if messages[0]["content"] == CLOSED_BOOK_PROMPT:
         return "<think>Hm.</think> krone." if place == "Norway" else "Dollar"
     if not last.startswith("<tool_response>"):
@@ -64,21 +64,21 @@ def researcher(messages):
     return f"<think>Read.</think>{render_answer(seen)}"
 
 
-def agent_of(server, closed_book=False, **how):
+def make_agent(server, closed_book=False, **how):
     toolbox = Toolbox(WORLD, closed_book=closed_book)
     engine = ApiEngine(ChatEndpoint(server.url, "scripted", timeout_s=20), pause_s=0.01, **how)
     return ReAct(engine, toolbox, limits=Limits(context_tokens=None, turn_tokens=200))
 
 
-def test_agents_closed_book_and_with_tools_are_rated_and_gated(tmp_path):
-    with Scripted(researcher) as server:
-        attempts = {
-            "closed_book": make_agent_solver(agent_of(server, closed_book=True)),
-            "with_tools": make_agent_solver(agent_of(server)),
+def test_tasks_are_rated_and_filtered_by_gates(tmp_path):
+    with Scripted(reply_as_researcher) as server:
+        solvers = {
+            "closed_book": make_agent_solver(make_agent(server, closed_book=True)),
+            "with_tools": make_agent_solver(make_agent(server)),
         }
-        found = rate_tasks(TASKS, 3, folder=tmp_path / "rates", **attempts)
+        found = rate_tasks(TASKS, 3, folder=tmp_path / "rates", **solvers)
         assert [(task.closed_book, task.with_tools) for task in found] == [
-            (1.0, None),  # not tried with tools
+            (1.0, None),  # not evaluated with tools
             (0.0, 1.0),
             (0.0, 1.0),
             (0.0, 0.0),
@@ -90,17 +90,17 @@ def test_agents_closed_book_and_with_tools_are_rated_and_gated(tmp_path):
             "too easy: solved without tools": 1,
             "never solved with tools": 1,
         }
-        asked = server.asked
-        assert asked == 2 * 3 * (4 + 3)
-        assert rate_tasks(TASKS, 3, folder=tmp_path / "rates", **attempts) == found
-        assert server.asked == asked
+        requests = server.asked
+        assert requests == 2 * 3 * (4 + 3)
+        assert rate_tasks(TASKS, 3, folder=tmp_path / "rates", **solvers) == found
+        assert server.asked == requests
         reworded = [replace(task, question=f"{task.question} Say it.") for task in TASKS[:1]]
-        assert rate_tasks(reworded, 3, folder=tmp_path / "rates", **attempts)[0].closed_book == 1.0
-        assert server.asked == asked + 6  # another question is tried anew
+        assert rate_tasks(reworded, 3, folder=tmp_path / "rates", **solvers)[0].closed_book == 1.0
+        assert server.asked == requests + 6  # a reworded question is evaluated again
 
 
-def test_who_only_thinks_or_refuses_has_answered_nothing(tmp_path):
-    """It is no server error, which would be retried and stop the requests."""
+def test_reasoning_or_refusal_alone_is_no_answer(tmp_path):
+    """Such replies are not server errors, which would be retried and stop the requests."""
     for part in ("reasoning", "reasoning_content", "refusal"):
         with Scripted(lambda messages, part=part: {"content": None, part: "Hm"}) as server:
             endpoint = ChatEndpoint(server.url, "scripted", timeout_s=20)
@@ -112,8 +112,8 @@ def test_who_only_thinks_or_refuses_has_answered_nothing(tmp_path):
             assert replies.ask([{"role": "user", "content": "?"}]) == ("", "")
 
 
-def test_by_heart_asks_the_question_alone_once_a_seed(tmp_path):
-    with Scripted(researcher) as server:
+def test_closed_book_sends_one_request_per_seed(tmp_path):
+    with Scripted(reply_as_researcher) as server:
         server.keep = True
         replies = Replies(
             ChatEndpoint(server.url, "scripted", timeout_s=20),
@@ -135,17 +135,17 @@ def test_by_heart_asks_the_question_alone_once_a_seed(tmp_path):
             0.0,
         ]
         assert server.asked == 8
-        # three more are wanted a task, two are left of the budget: who can be judged is judged
+        # two requests are left in the budget: tasks that can be judged are judged
         rates = measure_pass_rates(TASKS[:2], make_closed_book_solver(replies), 4)
         assert rates == [1.0, 0.0] and server.asked == 10
 
 
-def test_an_attempt_that_the_environment_broke_does_not_count(tmp_path):
+def test_environment_faults_are_excluded_from_rates(tmp_path):
     faults = dict.fromkeys(range(2, 4), "500")
-    with Scripted(researcher, faults.get) as server:
-        agent = agent_of(server, attempts=1, concurrency=1)
+    with Scripted(reply_as_researcher, faults.get) as server:
+        agent = make_agent(server, attempts=1, concurrency=1)
         path = tmp_path / "tools.jsonl"
-        # the first attempt takes requests 0 and 1, the second and the third break
+        # the first rollout uses requests 0 and 1; the second and third fail
         assert measure_pass_rates(TASKS[1:2], make_agent_solver(agent), 3, path) == [1.0]
         (row,) = read_json_lines(path)
         assert (row["right"], row["judged"]) == (1, 1)
@@ -155,36 +155,36 @@ def test_an_attempt_that_the_environment_broke_does_not_count(tmp_path):
         assert check_gates(TASKS[2]) == "not judged closed book"
         assert measure_pass_rates(TASKS[2:3], make_agent_solver(agent), 2, path) == [
             1.0
-        ]  # tried again
+        ]  # evaluated again
 
 
-def test_a_killed_run_goes_on_behind_the_last_batch(tmp_path, monkeypatch):
+def test_interrupted_run_resumes_after_the_last_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BATCH", 2)
-    asked = []
+    batches = []
 
-    def attempt(tasks, n):
-        asked.append([task.id for task in tasks])
-        if len(asked) == 2:
+    def solve(tasks, n):
+        batches.append([task.id for task in tasks])
+        if len(batches) == 2:
             raise KeyboardInterrupt
         return [[True, False] for _ in tasks]
 
     path = tmp_path / "deep" / "tools.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        measure_pass_rates(TASKS, attempt, 2, path)
+        measure_pass_rates(TASKS, solve, 2, path)
     with path.open("a") as file:
         file.write('{"tried": "ab')
-    assert measure_pass_rates(TASKS + TASKS[:1], attempt, 2, path) == [0.5] * 5
-    assert asked == [["t-Norway", "t-Freedonia"]] + [["t-Sylvania", "t-Nowhere"]] * 2
+    assert measure_pass_rates(TASKS + TASKS[:1], solve, 2, path) == [0.5] * 5
+    assert batches == [["t-Norway", "t-Freedonia"]] + [["t-Sylvania", "t-Nowhere"]] * 2
 
 
-def test_a_threshold_lets_some_closed_book_answers_pass():
+def test_check_gates_threshold():
     sometimes = replace(TASKS[0], closed_book=0.25, with_tools=0.5)
     assert check_gates(sometimes).startswith("too easy") and check_gates(sometimes, easy=0.25) == ""
     with pytest.raises(ValueError, match="easy must be in"):
         check_gates(sometimes, easy=1.5)
 
 
-def test_bad_attempts_and_files_are_named(tmp_path):
+def test_invalid_results_and_files_are_errors(tmp_path):
     with pytest.raises(ValueError, match="n=0 rollouts"):
         measure_pass_rates(TASKS, lambda tasks, n: [], 0)
     with pytest.raises(ValueError, match="results per task instead of 2"):
@@ -198,7 +198,7 @@ def test_bad_attempts_and_files_are_named(tmp_path):
     assert measure_pass_rates([], lambda tasks, n: [], 2) == []
 
 
-def test_curation_begins_with_what_is_solved_sometimes():
+def test_curation_starts_with_partly_solved_tasks():
     rates = [1.0, 0.5, 0.25, 0.0]
     tasks = [replace(task, closed_book=0.0, with_tools=rate) for task, rate in zip(TASKS, rates)]
     kept, _ = filter_by_gates(tasks)
@@ -206,7 +206,7 @@ def test_curation_begins_with_what_is_solved_sometimes():
     assert curation.state["active"] == ["t-Freedonia", "t-Sylvania"]
 
 
-def test_rates_go_through_json_and_rows_without_them_are_read():
+def test_rates_round_trip_through_json():
     task = replace(TASKS[0], closed_book=0.0, with_tools=0.25, aliases=("NOK",))
     row = json.loads(json.dumps(asdict(task)))
 

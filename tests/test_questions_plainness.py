@@ -20,7 +20,7 @@ KINDS = dict.fromkeys(LANDS, "territory") | {
 }
 
 
-def book(*more: tuple[str, str, str], without: tuple[str, ...] = ()) -> Phrasebook:
+def make_book(*more: tuple[str, str, str], without: tuple[str, ...] = ()) -> Phrasebook:
     """Five countries use the Crown and five have Common as official language; only Arden has
     both.
     """
@@ -32,177 +32,177 @@ def book(*more: tuple[str, str, str], without: tuple[str, ...] = ()) -> Phrasebo
     return Phrasebook(Graph(nodes, [*facts, *more]), "cldr")
 
 
-def like(relation: str, thing) -> Proj:
+def shares(relation: str, thing) -> Proj:
     return Proj(f"{relation} of", Proj(relation, thing))
 
 
-MONEY, SPEECH = like("currency", "Bolm"), like("official language", "Fenn")
+MONEY, SPEECH = shares("currency", "Bolm"), shares("official language", "Fenn")
 
 
-def measured(query, phrases: Phrasebook) -> int:
+def measure(query, phrases: Phrasebook) -> int:
     return measure_strangeness(query, write_sentences(query, phrases), phrases)
 
 
-def test_two_things_in_common_are_plain():
-    assert evaluate_query(And((MONEY, SPEECH)), book().graph) == {"Arden"}
-    assert measured(And((MONEY, SPEECH)), book()) == 0
+def test_two_shared_values_are_plain():
+    assert evaluate_query(And((MONEY, SPEECH)), make_book().graph) == {"Arden"}
+    assert measure(And((MONEY, SPEECH)), make_book()) == 0
 
 
-def test_a_public_condition_that_leaves_few_tells_the_answer():
-    fewer = book(without=("Drune", "Estland"))
-    assert measured(And((MONEY, SPEECH)), fewer) == REVEALING_PENALTY
-    assert measured(And((MONEY, SPEECH)), book(without=("Drune",))) == 0
+def test_condition_with_few_matches_reveals_the_answer():
+    fewer = make_book(without=("Drune", "Estland"))
+    assert measure(And((MONEY, SPEECH)), fewer) == REVEALING_PENALTY
+    assert measure(And((MONEY, SPEECH)), make_book(without=("Drune",))) == 0
 
 
-def test_a_name_that_holds_what_is_shared_tells_it():
+def test_name_that_contains_the_shared_value_reveals_it():
     """Oldcrownia uses the Crown, which its name reveals."""
-    phrases = book(("Oldcrownia", "currency", "Crown"))
-    assert measured(And((like("currency", "Oldcrownia"), SPEECH)), phrases) == REVEALING_PENALTY
-    assert measured(And((MONEY, SPEECH)), phrases) == 0
+    phrases = make_book(("Oldcrownia", "currency", "Crown"))
+    assert measure(And((shares("currency", "Oldcrownia"), SPEECH)), phrases) == REVEALING_PENALTY
+    assert measure(And((MONEY, SPEECH)), phrases) == 0
 
 
-def test_a_dependency_tells_its_state_and_its_money():
+def test_dependency_reveals_its_state_and_currency():
     facts = [(land, "currency", "Crown") for land in ("Jersey", "United Kingdom")]
     facts += [("United Kingdom", "official language", "Common")]
-    phrases = book(*facts, without=("Arden",))
-    same_money, same_speech = like("currency", "Jersey"), SPEECH
+    phrases = make_book(*facts, without=("Arden",))
+    same_money, same_speech = shares("currency", "Jersey"), SPEECH
     assert evaluate_query(And((same_money, same_speech)), phrases.graph) == {"United Kingdom"}
-    assert measured(And((same_money, same_speech)), phrases) == REVEALING_PENALTY
-    assert measured(And((MONEY, SPEECH)), phrases) == 0  # Bolm is no dependency
-    other = book(*facts[:1])
+    assert measure(And((same_money, same_speech)), phrases) == REVEALING_PENALTY
+    assert measure(And((MONEY, SPEECH)), phrases) == 0  # Bolm is not a dependency
+    other = make_book(*facts[:1])
     assert (
-        measured(And((like("currency", "Jersey"), SPEECH)), other) == REVEALING_PENALTY
-    )  # for Arden too
-    speech = like("official language", "Jersey")
-    spoken = book(("Jersey", "official language", "Common"))
-    assert measured(And((MONEY, speech)), spoken) == 0  # many speak as Jersey does
-    state = book(("Jersey", "official language", "Common"), *facts[1:], without=("Arden",))
+        measure(And((shares("currency", "Jersey"), SPEECH)), other) == REVEALING_PENALTY
+    )  # also for Arden
+    speech = shares("official language", "Jersey")
+    spoken = make_book(("Jersey", "official language", "Common"))
+    assert measure(And((MONEY, speech)), spoken) == 0  # many countries share the language of Jersey
+    state = make_book(("Jersey", "official language", "Common"), *facts[1:], without=("Arden",))
     assert evaluate_query(And((MONEY, speech)), state.graph) == {"United Kingdom"}
-    assert measured(And((MONEY, speech)), state) == REVEALING_PENALTY
+    assert measure(And((MONEY, speech)), state) == REVEALING_PENALTY
 
 
-def test_what_is_on_the_way_and_looks_like_the_answer_tells_it():
+def test_similar_intermediate_name_reveals_the_answer():
     """German reveals Germany; Quint and Rusk also use the Mark and speak German."""
-    query = And((MONEY, like("official language", Proj("currency of", "Mark"))))
-    told = []
+    query = And((MONEY, shares("official language", Proj("currency of", "Mark"))))
+    scores = []
     for language in ("Tongue", "German"):
         speakers = ("Germany", "Quint", "Rusk", "Sorn", "Tarn")
         facts = [(land, "official language", language) for land in speakers]
         facts += [("Quint", "currency", "Mark"), ("Rusk", "currency", "Mark")]
-        phrases = book(*facts, ("Germany", "currency", "Crown"))
+        phrases = make_book(*facts, ("Germany", "currency", "Crown"))
         assert evaluate_query(query, phrases.graph) == {"Germany"}
-        told.append(measured(query, phrases))
-    assert told[1] == told[0] + REVEALING_PENALTY
+        scores.append(measure(query, phrases))
+    assert scores[1] == scores[0] + REVEALING_PENALTY
 
 
-def test_a_land_and_its_language_begin_alike():
+def test_language_with_the_stem_of_a_country_reveals_it():
     query = And((MONEY, Proj("widely spoken language of", Proj("official language", "Finland"))))
-    told = []
+    scores = []
     for language in ("Tongue", "Finnish"):
         facts = [("Finland", "official language", language)]
         facts += [(land, "widely spoken language", language) for land in ("Arden", *LANDS[5:])]
-        phrases = book(*facts)
+        phrases = make_book(*facts)
         assert evaluate_query(query, phrases.graph) == {"Arden"}
-        told.append(measured(query, phrases))
-    assert told == [0, REVEALING_PENALTY]
+        scores.append(measure(query, phrases))
+    assert scores == [0, REVEALING_PENALTY]
 
 
 @pytest.mark.parametrize(
     "official, more", [((), 0), (("Arden",), REVEALING_PENALTY)], ids=["one", "both"]
 )
-def test_two_official_languages_of_the_answer_tell_it(official, more):
+def test_two_official_languages_reveal_the_answer(official, more):
     """French and Dutch reveal Belgium; French and a minority language do not."""
     facts = [(land, "official language", "Tongue") for land in ("Sorn", *official)]
     facts += [(land, "widely spoken language", "Tongue") for land in LANDS[:4]]
     query = And((SPEECH, Proj("widely spoken language of", Proj("official language", "Sorn"))))
-    phrases = book(*facts)
+    phrases = make_book(*facts)
     assert evaluate_query(query, phrases.graph) == {"Arden"}
-    assert measured(query, phrases) == more
+    assert measure(query, phrases) == more
 
 
-def test_money_that_another_had_before_tells_a_neighbour():
+def test_former_currency_reveals_a_neighbour():
     """Ireland used the currency of the United Kingdom."""
     had = [(one, "former currency", "Mark") for one in (*LANDS[:4], "Quint")]
     has = [(one, "currency", "Mark") for one in ("Sorn", "Tarn")]
-    phrases = book(*had, *has)
-    told = [
-        measured(And((SPEECH, Proj("former currency of", Proj(relation, land)))), phrases)
+    phrases = make_book(*had, *has)
+    scores = [
+        measure(And((SPEECH, Proj("former currency of", Proj(relation, land)))), phrases)
         for relation, land in (("former currency", "Quint"), ("currency", "Sorn"))
     ]
-    assert told == [0, REVEALING_PENALTY]
+    assert scores == [0, REVEALING_PENALTY]
 
 
-def test_two_lands_in_one_name_are_not_joined_to_another_condition():
-    phrases = book(("Jorn & Kest", "currency", "Crown"))
-    assert measured(And((like("currency", "Jorn & Kest"), SPEECH)), phrases) == 1
+def test_compound_country_names_are_penalised():
+    phrases = make_book(("Jorn & Kest", "currency", "Crown"))
+    assert measure(And((shares("currency", "Jorn & Kest"), SPEECH)), phrases) == 1
 
 
-def test_one_of_what_is_mostly_several_is_not_said_as_the_one():
+def test_definite_phrase_for_multi_valued_relation():
     """The zone of Gorm is ambiguous if most countries have two zones."""
-    query = And((MONEY, like("official language", Proj("time zone of", "Zone/Fenn"))))
-    one = book(("Fenn", "time zone", "Zone/Fenn"))
+    query = And((MONEY, shares("official language", Proj("time zone of", "Zone/Fenn"))))
+    one = make_book(("Fenn", "time zone", "Zone/Fenn"))
     several = [(land, "time zone", f"{land}/{i}") for land in ("Gorm", "Hask") for i in "12"]
     back = [(land, "time zone", "Shared/Zone") for land in ("Ivar", "Hask")]
     assert evaluate_query(query, one.graph) == {"Arden"}
-    first = measured(query, one)
-    assert measured(query, book(("Fenn", "time zone", "Zone/Fenn"), *several)) == first
+    first = measure(query, one)
+    assert measure(query, make_book(("Fenn", "time zone", "Zone/Fenn"), *several)) == first
     twice = [(land, "time zone", zone) for land in ("Ivar", "Hask") for zone in ("S/1", "S/2")]
-    assert measured(query, book(("Fenn", "time zone", "Zone/Fenn"), *back, *twice)) == first + 1
+    assert measure(query, make_book(("Fenn", "time zone", "Zone/Fenn"), *back, *twice)) == first + 1
 
 
-def test_two_lands_in_one_name_are_joined_by_a_word():
-    phrases = book(("Jorn & Kest", "currency", "Crown"))
-    query = And((like("currency", "Jorn & Kest"), SPEECH))
+def test_compound_names_are_written_with_and():
+    phrases = make_book(("Jorn & Kest", "currency", "Crown"))
+    query = And((shares("currency", "Jorn & Kest"), SPEECH))
     assert "as Jorn and Kest" in write_sentences(query, phrases)
     assert read_question(write_sentences(query, phrases), Grammar(phrases)) == normalise_query(
         query
     )
 
 
-def test_a_condition_that_leaves_the_answer_and_what_is_named_is_idle_for_a_reader():
-    pair = book(without=("Corvia", "Drune", "Estland"))
-    assert measured(And((MONEY, SPEECH)), pair) == REVEALING_PENALTY + 1
+def test_condition_matching_only_answer_and_named_entity():
+    pair = make_book(without=("Corvia", "Drune", "Estland"))
+    assert measure(And((MONEY, SPEECH)), pair) == REVEALING_PENALTY + 1
 
 
 @pytest.mark.parametrize("land, more", [("Bolmian Reef", REVEALING_PENALTY), ("Jorn Reef", 0)])
-def test_names_that_share_a_word_tell(land, more):
+def test_names_that_share_a_word_reveal_the_answer(land, more):
     marks = [(one, "former currency", "Mark") for one in (land, *LANDS[5:])]
-    phrases = book((land, "currency", "Crown"), *marks)
+    phrases = make_book((land, "currency", "Crown"), *marks)
     query = And((MONEY, Proj("former currency of", "Mark")))
     assert evaluate_query(query, phrases.graph) == {land}
-    assert measured(query, phrases) == more
+    assert measure(query, phrases) == more
 
 
-def test_a_language_of_one_land_names_it():
-    query = And((like("currency", Proj("official language of", "Tongue")), SPEECH))
+def test_language_of_one_country_reveals_it():
+    query = And((shares("currency", Proj("official language of", "Tongue")), SPEECH))
     one, two = ("Bolm", "official language", "Tongue"), ("Corvia", "official language", "Tongue")
-    assert measured(query, book(one)) == REVEALING_PENALTY
-    assert measured(query, book(one, two)) == 1  # which of them is not said
+    assert measure(query, make_book(one)) == REVEALING_PENALTY
+    assert measure(query, make_book(one, two)) == 1  # it is ambiguous which of them is meant
 
 
-def test_a_time_zone_names_a_place():
+def test_time_zone_reveals_its_place():
     zone = [(land, "time zone", "Nord/Gorm") for land in ("Arden", *LANDS[6:])]
-    zoned = book(*zone)
-    assert measured(And((MONEY, Proj("time zone of", "Nord/Gorm"))), zoned) == REVEALING_PENALTY
-    assert measured(And((MONEY, like("time zone", "Hask"))), zoned) == 0
+    zoned = make_book(*zone)
+    assert measure(And((MONEY, Proj("time zone of", "Nord/Gorm"))), zoned) == REVEALING_PENALTY
+    assert measure(And((MONEY, shares("time zone", "Hask"))), zoned) == 0
 
 
 @pytest.mark.parametrize(
     "query, more",
     [
-        (And((MONEY, like("currency", "Corvia"), SPEECH)), 2),  # three conditions, one twice
-        (And((MONEY, like("clock time", "Fenn"))), 2),  # nobody asks by clock times
-        (And((MONEY, like("script", "Fenn"))), 2),  # nor by scripts in common
-        (And((MONEY, Or((SPEECH, like("clock time", "Fenn"))))), 5),
+        (And((MONEY, shares("currency", "Corvia"), SPEECH)), 2),  # three conditions, one twice
+        (And((MONEY, shares("clock time", "Fenn"))), 2),  # clock times are unusual conditions
+        (And((MONEY, shares("script", "Fenn"))), 2),  # shared scripts are unusual too
+        (And((MONEY, Or((SPEECH, shares("clock time", "Fenn"))))), 5),
     ],
 )
-def test_other_faults_are_counted(query, more):
+def test_other_faults_increase_strangeness(query, more):
     shared = (("clock time", "Noon"), ("script", "Runes"))
-    phrases = book(*[(land, *fact) for land in ("Arden", *LANDS[5:]) for fact in shared])
-    assert measured(query, phrases) >= more
+    phrases = make_book(*[(land, *fact) for land in ("Arden", *LANDS[5:]) for fact in shared])
+    assert measure(query, phrases) >= more
 
 
-def shop(*managed: str) -> Phrasebook:
+def make_shop_book(*managed: str) -> Phrasebook:
     """Ash, Birk and Cole buy the Lamp; Ash and Dune are served from Porto and managed by Mia."""
     kinds = dict.fromkeys(("Ash", "Birk", "Cole", "Dune", "Elm"), "customer")
     kinds |= {"Lamp": "product", "Porto": "office", "Mia": "person", "Ned": "person"}
@@ -217,19 +217,19 @@ def shop(*managed: str) -> Phrasebook:
 OF_MIA, OF_NED = (Proj("account manager of", name) for name in ("Mia", "Ned"))
 
 
-def test_a_clause_inside_a_clause_twice_is_one_too_many():
-    once = And((like("product", OF_MIA), like("office", "Dune")))
-    twice = And((like("product", OF_MIA), like("office", OF_NED)))
-    assert evaluate_query(twice, shop("Birk").graph) == {"Ash"}
-    assert measured(once, shop("Birk")) == 0
-    assert measured(twice, shop("Birk")) == 1
+def test_two_nested_clauses_are_penalised():
+    once = And((shares("product", OF_MIA), shares("office", "Dune")))
+    twice = And((shares("product", OF_MIA), shares("office", OF_NED)))
+    assert evaluate_query(twice, make_shop_book("Birk").graph) == {"Ash"}
+    assert measure(once, make_shop_book("Birk")) == 0
+    assert measure(twice, make_shop_book("Birk")) == 1
 
 
-def test_nothing_is_compared_with_one_of_several():
+def test_comparison_with_ambiguous_entity_is_penalised():
     """ "the same product as a customer whose account manager is Mia": which of them?"""
-    query = And((like("product", OF_MIA), like("office", "Dune")))
-    assert measured(query, shop("Birk")) == 0
-    assert measured(query, shop("Birk", "Cole")) == 1
+    query = And((shares("product", OF_MIA), shares("office", "Dune")))
+    assert measure(query, make_shop_book("Birk")) == 0
+    assert measure(query, make_shop_book("Birk", "Cole")) == 1
 
 
 @pytest.mark.parametrize(
@@ -257,11 +257,11 @@ def test_nothing_is_compared_with_one_of_several():
         ("Which paper uses the same method as the paper in which experiment E2 was reported?", 0),
     ],
 )
-def test_what_is_said_twice_or_in_two_times_is_not_plain(text, times):
-    assert measure_strangeness(And((MONEY, SPEECH)), text, book()) == times
+def test_repetition_and_mixed_tenses_are_penalised(text, times):
+    assert measure_strangeness(And((MONEY, SPEECH)), text, make_book()) == times
 
 
-def office() -> Phrasebook:
+def make_office_book() -> Phrasebook:
     kinds = {"Ada": "person", "Ben": "person", "Cleo": "person", "Lamp": "product", "Blue": "team"}
     kinds["Dora"] = "person"
     nodes = [Node(name, kind) for name, kind in kinds.items()]
@@ -271,29 +271,34 @@ def office() -> Phrasebook:
     return Phrasebook(Graph(nodes, facts), "folder")
 
 
-def test_a_person_is_not_compared_with_a_product():
-    together = like("team", "Lamp"), like("team", "Ben")
-    asked = [And((one, Proj("mentor of", "Cleo"))) for one in together]
-    assert [measured(query, office()) for query in asked] == [2, 0]  # a team of two kinds
+def test_comparison_across_kinds_is_penalised():
+    together = shares("team", "Lamp"), shares("team", "Ben")
+    queries = [And((one, Proj("mentor of", "Cleo"))) for one in together]
+    assert [measure(query, make_office_book()) for query in queries] == [
+        2,
+        0,
+    ]  # a team of two kinds
 
 
-def test_a_description_in_the_middle_of_a_phrase_is_torn():
+def test_description_inside_a_phrase_is_penalised():
     led = Proj("mentor of", Proj("lead", "Blue"))
-    assert write_sentences(led, office()) == (
+    assert write_sentences(led, make_office_book()) == (
         "Which person has the lead of the Blue team as their mentor?"
     )
-    assert measured(led, office()) == 1 + measured(Proj("mentor of", "Cleo"), office())
+    assert measure(led, make_office_book()) == 1 + measure(
+        Proj("mentor of", "Cleo"), make_office_book()
+    )
 
 
-def test_plain_questions_are_drawn_from_what_people_ask_by():
+def test_select_plain_facts_excludes_unusual_facts():
     zones = [("Arden", "time zone", "Nord/Gorm"), ("Arden", "clock time", "Noon")]
-    phrases = book(*zones, ("Bouvet Island", "currency", "Crown"))
+    phrases = make_book(*zones, ("Bouvet Island", "currency", "Crown"))
     part = select_plain_facts(phrases.graph, phrases)
     left_out = set(phrases.graph.facts) - set(part.facts)
     assert left_out == {*zones, ("Bouvet Island", "currency", "Crown")}
 
 
-def test_two_methods_share_self_and_so_are_not_compared_by_a_parameter():
+def test_methods_are_not_compared_by_a_parameter():
     """A function can share only "mode"; a method could share "self"."""
     kinds = dict.fromkeys(("one.A.read", "two.B.read", "six.C.open", "seven.D.open"), "method")
     kinds |= {"three.read": "function", "Oops": "exception"}
@@ -302,21 +307,25 @@ def test_two_methods_share_self_and_so_are_not_compared_by_a_parameter():
     facts += [(title, "raised exception", "Oops") for title in ("one.A.read", "six.C.open")]
     nodes = [Node(title, kind) for title, kind in kinds.items()]
     phrases = Phrasebook(Graph(nodes, facts), "pydocs")
-    raises = like("raised exception", "six.C.open")
+    raises = shares("raised exception", "six.C.open")
     with_function, with_method = (
-        And((like("parameter", other), raises)) for other in ("three.read", "two.B.read")
+        And((shares("parameter", other), raises)) for other in ("three.read", "two.B.read")
     )
     assert evaluate_query(with_method, phrases.graph) == {"one.A.read"}
-    assert measured(with_method, phrases) == measured(with_function, phrases) + 1
+    assert measure(with_method, phrases) == measure(with_function, phrases) + 1
 
 
-def test_a_name_with_a_small_word_in_it_wants_quotes():
-    query = And((like("product", OF_MIA), like("office", "Dune")))
+def test_names_with_function_words_are_penalised():
+    query = And((shares("product", OF_MIA), shares("office", "Dune")))
 
     def strange(title):
-        nodes = [*shop().graph.nodes.values(), Node(title, "course")]
-        facts = [*shop("Birk").graph.facts, ("Ash", "course", title), ("Elm", "course", title)]
+        nodes = [*make_shop_book().graph.nodes.values(), Node(title, "course")]
+        facts = [
+            *make_shop_book("Birk").graph.facts,
+            ("Ash", "course", title),
+            ("Elm", "course", title),
+        ]
         phrases = Phrasebook(Graph(nodes, facts), "folder")
-        return measured(And((*query.parts[:1], Proj("course of", title))), phrases)
+        return measure(And((*query.parts[:1], Proj("course of", title))), phrases)
 
     assert strange("SQL for everyone") == strange("Plain writing") + 1

@@ -53,11 +53,11 @@ def tasks(cldr):
     return synthesize_questions(cldr, 60, 5)
 
 
-def spoiled(task, query):
+def replace_query(task, query):
     return dataclasses.replace(task, query=to_text(query))
 
 
-def test_a_made_set_has_no_fault_by_either_engine(cldr, tasks):
+def test_synthesized_questions_have_no_faults(cldr, tasks):
     report = build_quality_report(tasks, cldr)
     assert report["questions"] == 60 and report["version"] == cldr.version
     assert set(report["by_sets"].values()) == set(report["by_sql"].values()) == {0.0}
@@ -66,11 +66,11 @@ def test_a_made_set_has_no_fault_by_either_engine(cldr, tasks):
     assert report["answers"]["different"] == len({t.answer for t in tasks})
 
 
-def test_planted_faults_are_counted_by_both_engines(cldr, tasks):
+def test_injected_faults_are_counted_by_both_engines(cldr, tasks):
     """Every third query is made ambiguous by keeping one condition."""
     whole = [from_text(t.query) for t in tasks[:30]]
     bad = [
-        spoiled(t, Proj("currency of", "Euro")) if i % 3 == 0 else t
+        replace_query(t, Proj("currency of", "Euro")) if i % 3 == 0 else t
         for i, t in enumerate(tasks[:30])
     ]
     report = build_quality_report(bad, cldr)
@@ -78,7 +78,7 @@ def test_planted_faults_are_counted_by_both_engines(cldr, tasks):
     assert report["duplicates"]["queries"] == 9 and len(whole) == 30
 
 
-def test_a_wrong_answer_and_one_that_is_told_are_counted(cldr, tasks):
+def test_wrong_and_revealed_answers_are_counted(cldr, tasks):
     bad = [
         dataclasses.replace(t, answer="Wrong") if i % 3 == 0 else t
         for i, t in enumerate(tasks[:30])
@@ -86,10 +86,10 @@ def test_a_wrong_answer_and_one_that_is_told_are_counted(cldr, tasks):
     report = build_quality_report(bad, cldr)
     assert report["by_sets"]["wrong answer"] == report["by_sql"]["wrong answer"]
     assert report["by_sql"]["wrong answer"] == pytest.approx(1 / 3) and not report["by_sql"]["told"]
-    told = [dataclasses.replace(t, question=f"Is it {t.answer.upper()}?") for t in tasks[:20]]
-    told[0] = dataclasses.replace(tasks[0], question="Is it Xyland?", aliases=("Xyland",))
-    told[1] = dataclasses.replace(tasks[1], question=f"Is it {tasks[1].answer}ish?")
-    report = build_quality_report(told, cldr)
+    revealing = [dataclasses.replace(t, question=f"Is it {t.answer.upper()}?") for t in tasks[:20]]
+    revealing[0] = dataclasses.replace(tasks[0], question="Is it Xyland?", aliases=("Xyland",))
+    revealing[1] = dataclasses.replace(tasks[1], question=f"Is it {tasks[1].answer}ish?")
+    report = build_quality_report(revealing, cldr)
     assert report["by_sets"]["told"] == report["by_sql"]["told"] == 19 / 20
     assert report["by_sets"]["wrong answer"] == 0
 
@@ -98,32 +98,32 @@ def same_year(relation, title):
     return Proj(f"{relation} of", Proj(relation, title))
 
 
-def test_questions_that_hang_on_equal_numbers_are_counted(cldr, tasks):
+def test_coincidences_are_counted(cldr, tasks):
     """One coincidence is allowed, two are a fault; both are counted."""
     one = And((same_year("currency start year", "Norway"), Proj("currency of", "Euro")))
     two = And((same_year("currency start year", "Norway"), same_year("currency end year", "Peru")))
     plain = And((Proj("currency of", "Euro"), Proj("widely spoken language of", "Tamil")))
-    bad = [spoiled(task, q) for task, q in zip(tasks, (one, two, two, plain), strict=False)]
+    bad = [replace_query(task, q) for task, q in zip(tasks, (one, two, two, plain), strict=False)]
     report = build_quality_report(bad, cldr)
     assert report["coincidences"] == 3 / 4
     assert report["by_sets"]["coincidence"] == report["by_sql"]["coincidence"] == 2 / 4
 
 
-def test_an_answer_that_stands_beside_a_constant_is_counted(cldr, tasks):
-    near = spoiled(tasks[0], Proj("currency of", Proj("currency", "Norway")))
+def test_answers_adjacent_to_a_constant_are_counted(cldr, tasks):
+    near = replace_query(tasks[0], Proj("currency of", Proj("currency", "Norway")))
     answer = next(iter(evaluate_query(Proj("currency", "Norway"), cldr.graph)))
-    single = spoiled(tasks[1], Proj("currency", "Norway"))
+    single = replace_query(tasks[1], Proj("currency", "Norway"))
     single = dataclasses.replace(single, answer=answer)
     report = build_quality_report([near, single], cldr)
     assert report["by_sets"]["near"] == report["by_sql"]["near"] == 1 / 2
 
 
-def test_every_fault_of_the_checks_is_in_the_report():
+def test_report_contains_every_fault():
     found = re.findall(r'yield "([a-z ]+)"', inspect.getsource(checks))
     assert len(found) > 8 and {*found} <= {*quality.QUESTION_FAULTS}
 
 
-def test_near_duplicates_against_brute_force():
+def test_near_duplicates_match_brute_force():
     long = "the quick brown fox jumps over the lazy dog near the old river bank today"
     texts = [
         long,
@@ -147,7 +147,7 @@ def test_near_duplicates_against_brute_force():
     assert find_near_duplicates(texts) == brute == [(0, 1), (2, 3)]
 
 
-def test_overlap_names_what_two_sides_share(tasks):
+def test_count_split_overlap(tasks):
     assert count_split_overlap(tasks[:20], tasks[20:40])["queries"] == 0
     same = count_split_overlap(tasks[:20], tasks[10:20])
     assert same["queries"] == 10
@@ -165,7 +165,7 @@ def test_overlap_names_what_two_sides_share(tasks):
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "txt", "csv"])
-def test_a_planted_question_is_found_in_a_benchmark(tmp_path, suffix):
+def test_contaminated_question_is_found_in_a_benchmark(tmp_path, suffix):
     words = "which land has a coin that was first struck in the year of the great comet".split()
     question, file = " ".join(words).capitalize() + "?", tmp_path / f"bench.{suffix}"
     rows = [
@@ -179,10 +179,10 @@ def test_a_planted_question_is_found_in_a_benchmark(tmp_path, suffix):
     short = "first struck in the year of the great"
     assert find_contaminated([short], file) == [0]
     tiny = ["Year of the GREAT comet?", "year of the small comet", "the of", "", "?", "great comet"]
-    assert find_contaminated(tiny, file) == [0, 5]  # all of their words, in this order
+    assert find_contaminated(tiny, file) == [0, 5]  # matched by all words in order
 
 
-def test_two_benchmarks_of_one_name_are_both_reported(tmp_path, cldr, tasks):
+def test_benchmarks_with_equal_names_are_both_reported(tmp_path, cldr, tasks):
     files = [tmp_path / name / "test.txt" for name in "ab"]
     for file, text in zip(files, (tasks[0].question, "nothing")):
         file.parent.mkdir()
@@ -191,7 +191,7 @@ def test_two_benchmarks_of_one_name_are_both_reported(tmp_path, cldr, tasks):
     assert report["contaminated"] == {str(files[0]): 1, str(files[1]): 0}
 
 
-def test_a_benchmark_that_is_damaged_is_an_error(tmp_path, cldr, tasks):
+def test_damaged_benchmark_is_an_error(tmp_path, cldr, tasks):
     file = tmp_path / "bench.jsonl"
     file.write_text('{"question": "half')
     with pytest.raises(ValueError):
@@ -200,16 +200,16 @@ def test_a_benchmark_that_is_damaged_is_an_error(tmp_path, cldr, tasks):
         build_quality_report(tasks, cldr, benchmarks=[tmp_path / "absent.txt"])
 
 
-def test_questions_without_queries_are_refused(cldr):
+def test_questions_without_queries_are_rejected(cldr):
     with pytest.raises(ValueError, match="synthesize_questions"):
         build_quality_report([], cldr)
     with pytest.raises(ValueError, match="synthesize_questions"):
         build_quality_report([Task("t", "q", "a", "search", "w")], cldr)
 
 
-def test_search_rates_count_places(cldr):
+def test_measure_search_rates(cldr):
     tasks = [
-        Task("a", "Norway", "Norway", "search", "w"),  # an exact title comes first
+        Task("a", "Norway", "Norway", "search", "w"),  # an exact title match ranks first
         Task("b", "Norway", "Norwegian Krone", "search", "w"),
         Task("c", "?!", "Norway", "search", "w"),
     ]
@@ -217,7 +217,7 @@ def test_search_rates_count_places(cldr):
     assert rates["@1"] == pytest.approx(1 / 3, abs=1e-4) and rates["@5"] >= rates["@1"]
 
 
-def test_shape_forgets_names_and_order():
+def test_shape_ignores_names_and_order():
     one = And((Proj("a", "x"), Proj("b", Proj("c", "y"))))
     two = And((Proj("d", Proj("e", "z")), Proj("f", "u")))
     assert get_shape(one) == get_shape(two) != get_shape(And((Proj("a", "x"), Proj("b", "y"))))
@@ -229,7 +229,7 @@ def test_shape_forgets_names_and_order():
     assert get_shape(Diff(Count("x"), "y")) == ["Diff", "", ["Count", ""]]
 
 
-def test_the_report_is_written_whole_or_not_at_all(tmp_path):
+def test_save_report_is_atomic(tmp_path):
     path = save_report({"a": 1}, tmp_path / "deep" / "quality_report.json")
     assert json.loads(path.read_text()) == {"a": 1}
     with pytest.raises(TypeError):
@@ -240,7 +240,7 @@ def test_the_report_is_written_whole_or_not_at_all(tmp_path):
 FOUND = {"effect": 0.05, "interval": [0.01, 0.09], "outcome": "reproduced"}
 
 
-def test_an_effect_stands_at_its_points_in_its_outcome_s_colour():
+def test_plot_findings_positions_and_colours():
     refuted = {"effect": -0.2, "interval": [-0.3, -0.1], "outcome": "refuted"}
     unclear = {"effect": 0.0, "interval": [-0.1, 0.1], "outcome": "open"}
     found = {"funnel": FOUND, "mask": refuted, "has": unclear}
@@ -258,7 +258,7 @@ def test_an_effect_stands_at_its_points_in_its_outcome_s_colour():
     ]
 
 
-def test_figures_are_the_same_bytes_twice(cldr, tasks):
+def test_figures_are_byte_identical(cldr, tasks):
     reports = [build_quality_report(tasks, cldr), build_quality_report(tasks[:20], cldr)]
     for draw in (
         lambda: data_plots.plot_quality(reports),
@@ -269,7 +269,7 @@ def test_figures_are_the_same_bytes_twice(cldr, tasks):
         assert png_bytes(draw()) == png_bytes(draw())
 
 
-def test_depths_of_several_reports_stand_at_their_own_places(cldr, tasks):
+def test_depth_bars_of_several_reports_are_aligned(cldr, tasks):
     reports = [build_quality_report(tasks[:4], cldr), build_quality_report(tasks[4:8], cldr)]
     reports[0]["depth"], reports[1]["depth"] = {"3": 4}, {"2": 1, "3": 3, "10": 0}
     ax = data_plots.plot_quality(reports).axes[1]
@@ -280,14 +280,14 @@ def test_depths_of_several_reports_stand_at_their_own_places(cldr, tasks):
     assert centres == pytest.approx([0.8, 1.2])
 
 
-def test_a_world_keeps_its_colour_whatever_else_is_drawn_and_the_control_is_grey(cldr, tasks):
+def test_world_colours_are_fixed_and_the_control_is_grey(cldr, tasks):
     report = build_quality_report(tasks[:4], cldr)
     names = ("mine", "pydocs", "cldr", "theirs")
     reports = [report | {"world": name} for name in names]
     ax = data_plots.plot_quality(reports, control=report | {"world": "cldr"}).axes[1]
     colors = [to_hex(bars[0].get_facecolor()) for bars in ax.containers]
-    known = data_plots.WORLD_COLORS
-    assert colors[1:3] == [to_hex(known[name]) for name in ("pydocs", "cldr")]
+    world_colors = data_plots.WORLD_COLORS
+    assert colors[1:3] == [to_hex(world_colors[name]) for name in ("pydocs", "cldr")]
     assert colors[4] == to_hex(CONTROL) and len(set(colors)) == 5
 
 
@@ -304,7 +304,7 @@ def list_lines(query):
     return found
 
 
-def test_a_named_thing_is_drawn_wherever_it_stands():
+def test_question_graph_shows_named_entities():
     union = Proj("p of", Or(("A", "B")))
     assert sorted(list_lines(union)) == [(" ", "or is", "A"), (" ", "or is", "B"), ("X", "p", " ")]
     assert list_lines(Diff(Proj("p of", "A"), "B")) == [("X", "p", "A"), ("X", "not is", "B")]
@@ -312,7 +312,7 @@ def test_a_named_thing_is_drawn_wherever_it_stands():
     assert list_lines(Extreme("n", "A", True)) == [("X", "is", "A"), ("X", "n", "most")]
 
 
-def test_what_holds_together_under_a_choice_or_an_exception_has_a_node():
+def test_nested_conditions_have_a_node():
     both, either = And((Proj("q of", "B"), Proj("r of", "C"))), Or((Proj("q of", "B"), "C"))
     assert sorted(list_lines(Diff(Proj("p of", "A"), both))) == [
         (" ", "q", "B"),
@@ -334,7 +334,7 @@ def test_what_holds_together_under_a_choice_or_an_exception_has_a_node():
     ]
 
 
-def test_the_pictures_of_engine_questions_lose_no_name(tasks):
+def test_question_graphs_show_all_constants(tasks):
     for task in tasks:
         query = from_text(task.query)
         figure = data_plots.plot_question_graph(query, task.answer)
@@ -343,19 +343,19 @@ def test_the_pictures_of_engine_questions_lose_no_name(tasks):
         assert {*list_constants(query)} <= drawn, task.query
 
 
-def test_the_panel_says_how_the_solver_fared(cldr, tasks):
-    spoiled_task = dataclasses.replace(tasks[0], answer="Wrong", aliases=())
-    for task, closed, said in (
+def test_question_panel_shows_the_solver_outcome(cldr, tasks):
+    wrong_task = dataclasses.replace(tasks[0], answer="Wrong", aliases=())
+    for task, closed, outcome in (
         (tasks[0], False, "right"),
-        (spoiled_task, False, "wrong"),
+        (wrong_task, False, "wrong"),
         (tasks[0], True, "none"),
     ):
         with Toolbox(cldr, closed_book=closed) as toolbox:
             text = QuestionPanel(cldr, [task], toolbox).text.value
-        assert re.search(rf"<td>\d+ calls, {said}</td>", text), text
+        assert re.search(rf"<td>\d+ calls, {outcome}</td>", text), text
 
 
-def test_a_question_is_drawn_with_all_that_it_names():
+def test_question_graph_shows_all_labels():
     query = And(
         (
             Proj("currency of", Proj("home of", "A")),
