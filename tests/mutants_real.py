@@ -129,7 +129,7 @@ MUTANTS = [
         "drlib/agents/rollout_state.py",
         "                read = end - 1\n",
         "                read = end\n",
-        (f"{ROUTES}::test_routes_of_the_sampling_pass_win_after_a_reread",),
+        (f"{ROUTES}::test_routes_of_the_sampling_pass_are_kept",),
         "every token is replayed through its neighbour's experts",
     ),
     Mutant(

@@ -18,10 +18,8 @@ SMALL = (32, 200)  # cuts N and V into tiles of unequal size
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def case(dtype=torch.float32, seed=0, n=N, device="cpu"):
-    """Return hidden, weight (leaves), ids, and two incoming gradients; logits of deviation about
-    4.
-    """
+def make_case(dtype=torch.float32, seed=0, n=N, device="cpu"):
+    """Return hidden, weight (leaves), ids and two incoming gradients; the logits have std 4."""
     g = torch.Generator().manual_seed(seed)
     hidden = torch.randn(n, H, generator=g)
     weight = torch.randn(V, H, generator=g) * 0.8
@@ -32,7 +30,7 @@ def case(dtype=torch.float32, seed=0, n=N, device="cpu"):
     return *leaves, ids.to(device), a, b
 
 
-def plain(hidden, weight, ids, temperature=1.0, dtype=torch.float64):
+def reference_logprobs(hidden, weight, ids, temperature=1.0, dtype=torch.float64):
     """Reference in float64 by default: (leaves, logp, entropy)."""
     h, w = (x.detach().to(dtype).requires_grad_() for x in (hidden, weight))
     log_p = ((h @ w.t()).double() / temperature).log_softmax(1)
@@ -50,10 +48,10 @@ def relative(ours, exact):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
 @pytest.mark.parametrize("chunk", [None, SMALL])
-def test_values_and_both_gradients_against_float64(temperature, chunk):
-    hidden, weight, ids, a, b = case()
+def test_values_and_gradients_match_float64(temperature, chunk):
+    hidden, weight, ids, a, b = make_case()
     logp, entropy = token_logprobs(hidden, weight, ids, temperature=temperature, chunk=chunk)
-    leaves, logp64, entropy64 = plain(hidden, weight, ids, temperature)
+    leaves, logp64, entropy64 = reference_logprobs(hidden, weight, ids, temperature)
     assert logp.dtype == entropy.dtype == torch.float32
     assert (logp - logp64).abs().max() < 1e-5 and (entropy - entropy64).abs().max() < 1e-5
     for loss, loss64, bound in (
@@ -83,12 +81,12 @@ def test_values_by_hand():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk", [None, SMALL])
-def test_fused_equals_the_recomputed_loss(temperature, chunk):
-    hidden, weight, ids, a, _ = case()
+def test_fused_loss_matches_float64(temperature, chunk):
+    hidden, weight, ids, a, _ = make_case()
     loss, logp, entropy = fused_policy_gradient(
         hidden, weight, ids, a, temperature=temperature, chunk=chunk
     )
-    leaves, logp64, entropy64 = plain(hidden, weight, ids, temperature)
+    leaves, logp64, entropy64 = reference_logprobs(hidden, weight, ids, temperature)
     exact = gradients(-3 * (a * logp64).sum(), leaves)
     ours = gradients(3 * loss, (hidden, weight))  # the incoming gradient scales
     assert all(relative(x, y) < 1e-6 for x, y in zip(ours, exact, strict=True))
@@ -99,9 +97,9 @@ def test_fused_equals_the_recomputed_loss(temperature, chunk):
 
 @settings(max_examples=25)
 @given(rows=st.integers(1, 80), columns=st.integers(1, 1100), seed=st.integers(0, 99))
-def test_the_tile_changes_rounding_only(rows, columns, seed):
+def test_tile_size_only_changes_rounding(rows, columns, seed):
     columns = max(columns, 40)  # narrower tiles are correct but slow
-    hidden, weight, ids, a, b = case(seed=seed, n=20)
+    hidden, weight, ids, a, b = make_case(seed=seed, n=20)
     results = []
     for chunk in (None, (rows, columns)):
         logp, entropy = token_logprobs(hidden, weight, ids, chunk=chunk)
@@ -113,23 +111,23 @@ def test_the_tile_changes_rounding_only(rows, columns, seed):
         assert relative(other, one.double()) < 1e-6
 
 
-def test_large_logits_keep_their_precision_and_stay_finite():
+def test_large_logits_stay_precise_and_finite():
     # Certain tokens: p = 1 up to exp(-300); then everything is 0 and nothing is NaN.
-    hidden, weight, ids, a, b = case()
+    hidden, weight, ids, a, b = make_case()
     sharp = (hidden.detach() * 200).requires_grad_()
     logp, entropy = token_logprobs(sharp, weight, ids, chunk=SMALL)
-    _, logp64, entropy64 = plain(sharp, weight, ids)
+    _, logp64, entropy64 = reference_logprobs(sharp, weight, ids)
     assert torch.isfinite(logp).all() and logp.min() < -500
     assert relative(logp.detach(), logp64.detach()) < 1e-6
     assert (entropy - entropy64).abs().max() < 1e-3
     assert all(torch.isfinite(g).all() for g in gradients((a * logp + b * entropy).sum(), sharp))
 
 
-def test_bfloat16_is_about_as_exact_as_the_ordinary_bfloat16_head():
-    hidden, weight, ids, a, _ = case(torch.bfloat16)
-    leaves, logp64, _ = plain(hidden, weight, ids)
+def test_bfloat16_is_as_exact_as_the_standard_head():
+    hidden, weight, ids, a, _ = make_case(torch.bfloat16)
+    leaves, logp64, _ = reference_logprobs(hidden, weight, ids)
     exact = gradients(-(a * logp64).sum(), leaves)
-    naive_leaves, naive_logp, _ = plain(hidden, weight, ids, dtype=torch.bfloat16)
+    naive_leaves, naive_logp, _ = reference_logprobs(hidden, weight, ids, dtype=torch.bfloat16)
     naive = gradients(-(a * naive_logp.float()).sum(), naive_leaves)
     logp, entropy = token_logprobs(hidden, weight, ids, chunk=SMALL)
     assert logp.dtype == entropy.dtype == torch.float32
@@ -146,7 +144,7 @@ def test_bfloat16_is_about_as_exact_as_the_ordinary_bfloat16_head():
             assert relative(gradient, true) < max(1.5 * relative(theirs, true), 2**-8)
 
 
-def test_a_nearly_certain_bfloat16_token_keeps_its_gradient():
+def test_nearly_certain_bfloat16_token_has_a_gradient():
     # p = 1 - 5e-4: in bfloat16 p itself is 1, and p - 1 would be 0.
     hidden = torch.tensor([[1.0]], dtype=torch.bfloat16, requires_grad=True)
     weight = torch.tensor([[7.625], [0.0]], dtype=torch.bfloat16)
@@ -159,42 +157,42 @@ def test_a_nearly_certain_bfloat16_token_keeps_its_gradient():
         torch.testing.assert_close(gradient.float(), exact.view(1, 1), rtol=2**-7, atol=0)
 
 
-@pytest.mark.parametrize("trained", ["hidden", "weight", "neither", "no_grad"])
-def test_only_required_gradients_are_computed(trained):
-    hidden, weight, ids, a, b = case()
+@pytest.mark.parametrize("requires", ["hidden", "weight", "neither", "no_grad"])
+def test_only_required_gradients_are_computed(requires):
+    hidden, weight, ids, a, b = make_case()
     whole = gradients((a * token_logprobs(hidden, weight, ids)[0]).sum(), (hidden, weight))
-    hidden.requires_grad_(trained in ("hidden", "no_grad"))
-    weight.requires_grad_(trained in ("weight", "no_grad"))
-    with torch.set_grad_enabled(trained != "no_grad"):
+    hidden.requires_grad_(requires in ("hidden", "no_grad"))
+    weight.requires_grad_(requires in ("weight", "no_grad"))
+    with torch.set_grad_enabled(requires != "no_grad"):
         logp, _ = token_logprobs(hidden, weight, ids)
         loss, fused_logp, _ = fused_policy_gradient(hidden, weight, ids, a)
     torch.testing.assert_close(fused_logp, logp.detach())
-    assert logp.requires_grad == loss.requires_grad == (trained in ("hidden", "weight"))
+    assert logp.requires_grad == loss.requires_grad == (requires in ("hidden", "weight"))
     if loss.requires_grad:
-        leaf, expected = (hidden, whole[0]) if trained == "hidden" else (weight, whole[1])
+        leaf, expected = (hidden, whole[0]) if requires == "hidden" else (weight, whole[1])
         for ours in (gradients((a * logp).sum(), leaf)[0], -gradients(loss, leaf)[0]):
             assert relative(ours, expected.double()) < 1e-6
 
 
 def test_strides_do_not_matter():
-    hidden, weight, ids, a, _ = case()
-    loose_hidden = torch.stack((hidden, hidden), 1).detach()[:, 0].requires_grad_()
-    loose_weight = weight.detach().t().contiguous().t().requires_grad_()
-    loose_ids = ids.repeat_interleave(2)[::2].int()
-    assert not (loose_hidden.is_contiguous() or loose_weight.is_contiguous())
+    hidden, weight, ids, a, _ = make_case()
+    strided_hidden = torch.stack((hidden, hidden), 1).detach()[:, 0].requires_grad_()
+    strided_weight = weight.detach().t().contiguous().t().requires_grad_()
+    strided_ids = ids.repeat_interleave(2)[::2].int()
+    assert not (strided_hidden.is_contiguous() or strided_weight.is_contiguous())
     for function in (
         lambda h, w, i: (a * token_logprobs(h, w, i, chunk=SMALL)[0]).sum(),
         lambda h, w, i: fused_policy_gradient(h, w, i, a, chunk=SMALL)[0],
     ):
         one = gradients(function(hidden, weight, ids), (hidden, weight))
         other = gradients(
-            function(loose_hidden, loose_weight, loose_ids), (loose_hidden, loose_weight)
+            function(strided_hidden, strided_weight, strided_ids), (strided_hidden, strided_weight)
         )
         assert all(relative(x, y.double()) < 1e-6 for x, y in zip(other, one, strict=True))
 
 
-def test_no_tokens_give_no_rows_and_zero_gradients():
-    hidden, weight, ids, a, _ = case(n=0)
+def test_empty_input_has_zero_gradients():
+    hidden, weight, ids, a, _ = make_case(n=0)
     logp, entropy = token_logprobs(hidden, weight, ids)
     loss, fused_logp, _ = fused_policy_gradient(hidden, weight, ids, a)
     assert logp.shape == entropy.shape == fused_logp.shape == (0,) and float(loss.detach()) == 0
@@ -204,15 +202,15 @@ def test_no_tokens_give_no_rows_and_zero_gradients():
 
 
 def test_gradients_accumulate_over_micro_batches():
-    hidden, weight, ids, a, _ = case()
+    hidden, weight, ids, a, _ = make_case()
     whole = gradients((a * token_logprobs(hidden, weight, ids)[0]).sum(), weight)[0]
     for part in (slice(0, 40), slice(40, N)):
         fused_policy_gradient(hidden[part], weight, ids[part], -a[part])[0].backward()
     assert relative(weight.grad, whole.double()) < 1e-6
 
 
-def test_second_derivatives_and_second_backward_passes_are_errors():
-    hidden, weight, ids, a, _ = case()
+def test_second_backward_passes_are_rejected():
+    hidden, weight, ids, a, _ = make_case()
     logp = token_logprobs(hidden, weight, ids)[0]
     for loss in (logp.sum(), logp.square().sum(), fused_policy_gradient(hidden, weight, ids, a)[0]):
         with pytest.raises(RuntimeError, match="differentiated twice"):
@@ -245,7 +243,7 @@ def test_second_derivatives_and_second_backward_passes_are_errors():
         ({"coefficient": torch.zeros(4, requires_grad=True)}, "detach it"),
     ],
 )
-def test_bad_arguments_are_named(change, message):
+def test_invalid_arguments_are_rejected(change, message):
     given = {
         "hidden": torch.zeros(4, 2),
         "weight": torch.zeros(9, 2),
@@ -294,7 +292,7 @@ print(run(2048, 60_000) / 1024)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc: peak memory unread")
 @pytest.mark.parametrize("form, bound_mb", [("recompute", 60), ("fused", 230), ("naive", None)])
-def test_peak_memory_stays_far_below_one_matrix_of_logits(form, bound_mb):
+def test_peak_memory_is_below_one_logit_matrix(form, bound_mb):
     # N x V float32 is 469 MB here; the ordinary chain holds two.
     done = subprocess.run(
         [sys.executable, "-c", MEMORY, form], cwd=ROOT, capture_output=True, text=True, check=True
@@ -310,9 +308,9 @@ def test_peak_memory_stays_far_below_one_matrix_of_logits(form, bound_mb):
 @pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_cuda_agrees_with_float64(dtype, bound):
     torch.backends.cuda.matmul.allow_tf32 = False
-    hidden, weight, ids, a, b = case(dtype, device="cuda")
-    leaves, logp64, entropy64 = plain(hidden, weight, ids, 0.7)
-    plain_again = plain(hidden, weight, ids, 0.7)
+    hidden, weight, ids, a, b = make_case(dtype, device="cuda")
+    leaves, logp64, entropy64 = reference_logprobs(hidden, weight, ids, 0.7)
+    plain_again = reference_logprobs(hidden, weight, ids, 0.7)
     logp, entropy = token_logprobs(hidden, weight, ids, temperature=0.7, chunk=SMALL)
     ours = gradients((a * logp + b * entropy).sum(), (hidden, weight))
     exact = gradients((a * logp64 + b * entropy64).sum(), leaves)

@@ -1,4 +1,4 @@
-"""Each compiled kernel against plain numpy, and both decoders against each other.
+"""Compiled kernels against plain numpy, and both decoders against each other.
 
 Run: python -m pytest tests/test_models_kernels.py
 """
@@ -25,7 +25,7 @@ from drlib.models.router_bias import add_router_bias
 from drlib.models.sampling import sample
 from tests.engine_examples import V, small_model
 from tests.test_models_local_engine import Recorder, compare_with_trainer, make_prompts
-from tests.test_models_routes import Routed
+from tests.test_models_routes import RouteRecorder
 
 model = small_model
 
@@ -36,13 +36,13 @@ def numbers(*shape, seed=0):
 
 # Without the on-disk cache, which would not notice changes of called functions.
 @njit
-def exp_of(x_N, out_N):
+def apply_exp(x_N, out_N):
     for i in range(len(x_N)):
         out_N[i] = kernels.exp(x_N[i])
 
 
 @njit
-def loaded(array, index, out):
+def load_and_store(array, index, out):
     kernels.store(out, 0, kernels.load(array, index))
 
 
@@ -53,22 +53,22 @@ def test_exponential_accuracy_and_underflow():
     x = -np.geomspace(1e-9, 87, 200_001).astype(np.float32)
     x[0] = 0
     found = np.empty_like(x)
-    exp_of(x, found)
+    apply_exp(x, found)
     expected = np.exp(x.astype(np.float64))
     assert found[0] == 1
     assert np.abs(found / expected - 1).max() < 2e-7
     ends = np.array([-88.5, -1e4, -np.inf, np.nan], np.float32)
-    exp_of(ends, ends)
+    apply_exp(ends, ends)
     assert ends[:3].tolist() == [0, 0, 0] and np.isnan(ends[3])
 
 
 def test_load_and_store_use_the_index():
     array, out = numbers(50), np.zeros(LANES, np.float32)
-    loaded(array, 7, out)
+    load_and_store(array, 7, out)
     assert np.array_equal(out, array[7 : 7 + LANES])
     for strided in (array[::2], numbers(4, 50), array.astype(np.float64)):
         with pytest.raises((TypingError, AssertionError)):  # numba refuses to compile it
-            loaded(strided, 0, out)
+            load_and_store(strided, 0, out)
 
 
 def test_function_without_a_file_is_compiled_without_cache():
@@ -77,7 +77,7 @@ def test_function_without_a_file_is_compiled_without_cache():
     assert kernels.jit(namespace["twice"])(21) == 42
 
 
-def test_normalise_divides_by_the_root_of_the_width():
+def test_normalise_matches_rms_norm():
     x, found = numbers(5, 24), np.empty((5, 24), np.float32)
     x[3] = 0
     kernels.normalise(x, np.float32(24e-6), found)
@@ -89,7 +89,7 @@ def test_normalise_divides_by_the_root_of_the_width():
 
 
 @pytest.mark.parametrize("dim, n_kv, group", [(16, 2, 4), (4, 1, 1), (24, 3, 2), (40, 1, 3)])
-def test_attention_stops_at_the_position(dim, n_kv, group):
+def test_attention_ignores_later_positions(dim, n_kv, group):
     """Lengths around every block boundary; values after the length are NaN."""
     lengths = [1, 2, LANES - 1, LANES, LANES + 1, 3 * LANES, 3 * LANES + 1]
     rows, context = len(lengths) + 1, 4 * LANES
@@ -113,28 +113,28 @@ def test_attention_stops_at_the_position(dim, n_kv, group):
                 expected[t, g] = weights / weights.sum() @ v[row, head, :length]
     found = np.empty((len(lengths), n_kv * group * dim), np.float32)
     # keys and values follow the queries in the same row
-    line = np.concatenate([query.reshape(len(lengths), -1), numbers(len(lengths), 8)], axis=1)
-    kernels.attend(line, row_T, np.array(lengths) - 1, keys, values, found)
+    qkv = np.concatenate([query.reshape(len(lengths), -1), numbers(len(lengths), 8)], axis=1)
+    kernels.attend(qkv, row_T, np.array(lengths) - 1, keys, values, found)
     assert np.allclose(found, expected.reshape(found.shape), atol=2e-6)
 
 
 def test_rotate_normalises_rotates_and_caches():
     dim, n_heads, n_kv, rows, context = 8, 4, 2, 3, 2 * LANES
-    line = numbers(2, (n_heads + 2 * n_kv) * dim)
+    qkv = numbers(2, (n_heads + 2 * n_kv) * dim)
     gain, angle = numbers(n_heads + n_kv, dim, seed=1), numbers(context, dim // 2, seed=2)
     row_T, position_T = np.array([2, 0]), np.array([LANES + 1, 5])
     keys = np.zeros((rows, n_kv, 2, dim, LANES), np.float32)
     values = np.zeros((rows, n_kv, context, LANES), np.float32)
-    heads = line.reshape(2, -1, dim).astype(np.float64).copy()
+    heads = qkv.reshape(2, -1, dim).astype(np.float64).copy()
     kernels.rotate(
-        line, gain, np.float32(1e-3), np.cos(angle), np.sin(angle), row_T, position_T, keys, values
+        qkv, gain, np.float32(1e-3), np.cos(angle), np.sin(angle), row_T, position_T, keys, values
     )
     rotated = heads[:, : n_heads + n_kv]
     rotated = rotated / np.sqrt((rotated**2).sum(-1, keepdims=True) + 1e-3) * gain
     turn = np.exp(1j * angle[position_T])[:, None]
     pairs = (rotated[..., ::2] + 1j * rotated[..., 1::2]) * turn
     expected = np.stack([pairs.real, pairs.imag], axis=-1).reshape(rotated.shape)
-    assert np.allclose(line.reshape(2, -1, dim)[:, : n_heads + n_kv], expected, atol=1e-6)
+    assert np.allclose(qkv.reshape(2, -1, dim)[:, : n_heads + n_kv], expected, atol=1e-6)
     for t, (row, position) in enumerate(zip(row_T, position_T)):
         kept = keys[row, :, position // LANES, :, position % LANES]
         assert np.allclose(kept, expected[t, n_heads:], atol=1e-6)
@@ -146,7 +146,7 @@ def test_rotate_normalises_rotates_and_caches():
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_routes_are_the_best_experts_and_copies_are_sorted_by_expert(biased):
+def test_routes_are_top_k_and_copies_are_sorted_by_expert(biased):
     n, n_experts, k, width = 37, 8, 3, 5
     h, logits = numbers(n, width), 2 * numbers(n, n_experts, seed=1)
     bias = 0.3 * numbers(n_experts, seed=2) * biased
@@ -188,7 +188,7 @@ def test_gate_and_combine_by_hand():
 # ---- sampling
 
 
-def drawn(logits, uniforms, temperature):
+def draw_tokens(logits, uniforms, temperature):
     n = len(logits)
     found = np.empty(n, np.int64), np.empty(n, np.float32), np.empty(n, np.float32)
     kernels.draw(logits.copy(), uniforms, temperature, *found)
@@ -197,14 +197,14 @@ def drawn(logits, uniforms, temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.7])
 @pytest.mark.parametrize("vocabulary", [40, 64, 70, 1000])  # blocks of 64: less, one, more
-def test_draw_equals_torch(temperature, vocabulary):
+def test_draw_matches_torch(temperature, vocabulary):
     n = 3000
     logits = 4 * numbers(n, vocabulary)
     uniforms = np.random.default_rng(1).random(n)
     uniforms[:3] = 0.0, 0.5, np.nextafter(1.0, 0.0)
-    ids, logps, entropies = drawn(logits, uniforms, temperature)
+    ids, logps, entropies = draw_tokens(logits, uniforms, temperature)
     expected, _, _ = sample(torch.from_numpy(logits), torch.from_numpy(uniforms), temperature, 1.0)
-    # A uniform within rounding of a token's end may fall on either side of it.
+    # A uniform within rounding of a CDF boundary may select either token.
     same = ids == expected.numpy()
     assert same.mean() > 0.999 and (temperature > 0 or same.all())
     exact = torch.log_softmax(torch.from_numpy(logits).double() / (temperature or 1), -1)
@@ -212,11 +212,11 @@ def test_draw_equals_torch(temperature, vocabulary):
     assert np.allclose(entropies, -(exact.exp() * exact).sum(-1), rtol=1e-6, atol=1e-6)
 
 
-def test_draw_at_the_ends_selects_positive_probability():
+def test_draw_at_extreme_uniforms():
     logits = np.full((4, 130), -300, np.float32)
     logits[:, 70:73] = [0.0, 1.0, 2.0]
     uniforms = np.array([0.0, 0.5, np.nextafter(1.0, 0.0), 1.0])
-    ids, logps, _ = drawn(logits, uniforms, 1.0)
+    ids, logps, _ = draw_tokens(logits, uniforms, 1.0)
     assert ids.tolist()[:3] == [70, 72, 72] and np.isfinite(logps[:3]).all()
     assert 0 <= ids[3] < 130
 
@@ -228,16 +228,16 @@ def test_cpu_model_uses_the_compiled_decoder(model):
     assert type(create_decoder(model, 2, 32)) is CompiledDecoder
 
 
-def test_every_kernel_is_compiled_once(model):
+def test_kernels_are_compiled_once(model):
     """A second signature would cost seconds of compilation during a run."""
-    made = [kernels.normalise, kernels.rotate, kernels.attend, kernels.route]
-    made += [kernels.gate, kernels.combine, kernels.draw]
+    kernel_functions = [kernels.normalise, kernels.rotate, kernels.attend, kernels.route]
+    kernel_functions += [kernels.gate, kernels.combine, kernels.draw]
     engine = LocalEngine(model, slots=2, max_context=64, routes=True)
     for temperature in (0, 1, 0.5):
         params = SamplingParams(temperature=temperature, max_tokens=3)
         engine.converse(make_prompts(5), params, Recorder(make_prompts(5)))
     LocalEngine(add_router_bias(model), slots=2, max_context=64).generate([[1, 2]], params)
-    assert [len(loop.signatures) for loop in made] == [1] * len(made)
+    assert [len(loop.signatures) for loop in kernel_functions] == [1] * len(kernel_functions)
 
 
 def test_numba_is_imported_lazily():
@@ -247,7 +247,7 @@ def test_numba_is_imported_lazily():
 
 
 @pytest.mark.parametrize("slots", [3, 48])
-def test_both_decoders_give_the_same_engine(model, slots, monkeypatch):
+def test_both_decoders_sample_the_same_tokens(model, slots, monkeypatch):
     """Turns, parked rows, copies and moves; ids, log-probabilities, entropies and routes."""
     prompts = make_prompts(20, seed=4) * 2
     params = SamplingParams(max_tokens=12, stop_ids=(1, 2, 3, 4), seed=8)
@@ -255,7 +255,7 @@ def test_both_decoders_give_the_same_engine(model, slots, monkeypatch):
     for kind in (CompiledDecoder, Decoder):
         monkeypatch.setattr("drlib.models.local_engine.create_decoder", kind)
         with ThreadPoolExecutor(2) as pool:
-            run = Routed(prompts, turns=4, pool=pool)
+            run = RouteRecorder(prompts, turns=4, pool=pool)
             engine = LocalEngine(model, slots=slots, max_context=200, lockstep=True, routes=True)
             engine.converse(prompts, params, run)
         assert type(engine._decoder) is kind
@@ -271,7 +271,7 @@ def test_both_decoders_give_the_same_engine(model, slots, monkeypatch):
 
 
 @pytest.mark.parametrize("head_dim, heads, kv_heads", [(4, 4, 4), (24, 4, 1), (32, 2, 1)])
-def test_heads_of_any_width_decode_as_the_trainer_does(head_dim, heads, kv_heads):
+def test_decoder_matches_the_trainer_for_any_head_width(head_dim, heads, kv_heads):
     shape = PolicyShape(
         vocab_size=V, hidden=48, layers=2, heads=heads, kv_heads=kv_heads, head_dim=head_dim
     )
@@ -290,12 +290,12 @@ def test_heads_of_any_width_decode_as_the_trainer_does(head_dim, heads, kv_heads
 
 def test_nan_weights_give_nan_and_a_usable_engine(model):
     """Diverged weights give NaN, ids of the vocabulary, and an engine that still works."""
-    lost = copy.deepcopy(model)
+    diverged = copy.deepcopy(model)
     with torch.no_grad():
-        lost.model.layers[1].self_attn.v_proj.weight[0, 0] = torch.nan
+        diverged.model.layers[1].self_attn.v_proj.weight[0, 0] = torch.nan
     engine, params = LocalEngine(model, slots=2, max_context=64), SamplingParams(max_tokens=20)
     before = engine.generate([[1, 2, 3]], params)
-    engine.update_weights(lost)
+    engine.update_weights(diverged)
     (said,) = engine.generate([[1, 2, 3]], params)
     assert np.isnan(said.logprobs).all() and np.isnan(said.entropies).all()
     assert all(0 <= token < V for token in said.token_ids)

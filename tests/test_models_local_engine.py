@@ -1,6 +1,6 @@
 """LocalEngine: parity with the trainer, per-request randomness, turns and errors.
 
-All with a small random model on ids, without a tokenizer.
+Uses a small random model on token ids, without a tokenizer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Recorder:
         return reply if self.pool is None else self.pool.submit(lambda: reply)
 
 
-def trainer_view(model, ids):
+def trainer_logprobs(model, ids):
     """Return log-probs [T-1, V] of each next token by the trainer's forward pass."""
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
@@ -64,7 +64,7 @@ def trainer_view(model, ids):
 def compare_with_trainer(model, recorder):
     logp_error, entropy_error = [], []
     for ids, logps, entropies in zip(recorder.ids, recorder.logp, recorder.entropy):
-        reference = trainer_view(model, ids)
+        reference = trainer_logprobs(model, ids)
         for t, (logp, entropy) in enumerate(zip(logps, entropies)):
             if logp is None:
                 continue
@@ -75,7 +75,7 @@ def compare_with_trainer(model, recorder):
 
 
 @pytest.mark.parametrize("slots", [3, 48])
-def test_logprobs_equal_the_trainers_over_several_turns(model, slots):
+def test_logprobs_match_the_trainer_over_several_turns(model, slots):
     prompts = make_prompts(20) * 2  # each prompt twice: fed once, then copied
     recorder = Recorder(prompts)
     params = SamplingParams(max_tokens=15, stop_ids=(1, 2, 3, 4), seed=5)
@@ -86,7 +86,7 @@ def test_logprobs_equal_the_trainers_over_several_turns(model, slots):
     assert entropy_error.mean() < 5e-6
 
 
-def test_parity_holds_when_turns_wait_for_futures(model, engine):
+def test_logprobs_match_the_trainer_with_futures(model, engine):
     prompts = make_prompts(24, seed=3)
     with ThreadPoolExecutor(4) as pool:
         recorder = Recorder(prompts, turns=4, pool=pool)
@@ -96,7 +96,7 @@ def test_parity_holds_when_turns_wait_for_futures(model, engine):
     assert logp_error.mean() < 1e-6
 
 
-def test_samples_do_not_depend_on_slots_order_subset_or_futures(model, engine):
+def test_samples_are_independent_of_slots_order_and_futures(model, engine):
     prompts = make_prompts(15, seed=7)
     params = SamplingParams(max_tokens=12, stop_ids=(5, 6, 7), seed=9)
     base = Recorder(prompts)
@@ -109,10 +109,10 @@ def test_samples_do_not_depend_on_slots_order_subset_or_futures(model, engine):
         parked = Recorder(prompts, pool=pool)
         engine.converse(prompts, params, parked)
     assert parked.ids == base.ids
-    chosen = [14, 4, 9, 0]
+    selected = [14, 4, 9, 0]
     first = engine.generate(prompts, params)
-    subset = engine.generate([prompts[i] for i in chosen], params, keys=chosen)
-    assert [c.token_ids for c in subset] == [first[i].token_ids for i in chosen]
+    subset = engine.generate([prompts[i] for i in selected], params, keys=selected)
+    assert [c.token_ids for c in subset] == [first[i].token_ids for i in selected]
 
 
 def test_keys_and_seeds_select_the_random_stream(engine):
@@ -127,18 +127,18 @@ def test_keys_and_seeds_select_the_random_stream(engine):
     assert draw(1, [3])[0] != a
 
 
-def test_greedy_is_the_argmax_and_reports_the_temperature_one_distribution(model, engine):
+def test_greedy_is_argmax_with_temperature_one_logprobs(model, engine):
     prompts = make_prompts(5, seed=11)
     completions = engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=6))
     for prompt, completion in zip(prompts, completions):
-        reference = trainer_view(model, prompt + completion.token_ids)[len(prompt) - 1 :]
+        reference = trainer_logprobs(model, prompt + completion.token_ids)[len(prompt) - 1 :]
         assert reference.argmax(-1).tolist() == completion.token_ids
         assert completion.logprobs == pytest.approx(reference.max(-1).values.tolist(), abs=1e-4)
         entropies = (-(reference.exp() * reference).sum(-1)).tolist()
         assert completion.entropies == pytest.approx(entropies, abs=1e-4)
 
 
-def brute_force(logits, temperature, top_p):
+def sampling_distribution(logits, temperature, top_p):
     """Return the sampling distribution in plain Python floats."""
     scaled = [x / temperature for x in logits]
     weights = [np.exp(x - max(scaled)) for x in scaled]
@@ -157,7 +157,7 @@ def brute_force(logits, temperature, top_p):
 def test_sampling_distribution_against_brute_force(temperature, top_p, vocab):
     rng = np.random.default_rng(vocab)
     logits = rng.normal(0, 2, vocab)
-    expected = brute_force(logits, temperature, top_p)
+    expected = sampling_distribution(logits, temperature, top_p)
     n = 20_000
     uniforms = torch.from_numpy((np.arange(n) + 0.5) / n)  # a grid: no sampling noise
     rows = torch.tensor(logits, dtype=torch.float32).expand(n, -1)
@@ -165,11 +165,11 @@ def test_sampling_distribution_against_brute_force(temperature, top_p, vocab):
     share = np.bincount(ids.numpy(), minlength=vocab) / n
     assert np.abs(share - expected).max() <= 1.5 / n
     assert np.allclose(logp.numpy(), np.log(expected[ids.numpy()]), atol=1e-5)
-    live = expected[expected > 0]
-    assert np.allclose(entropy.numpy(), -(live * np.log(live)).sum(), atol=1e-5)
+    positive = expected[expected > 0]
+    assert np.allclose(entropy.numpy(), -(positive * np.log(positive)).sum(), atol=1e-5)
 
 
-def test_uniforms_at_the_ends_pick_tokens_of_positive_probability():
+def test_sample_at_extreme_uniforms():
     logits = torch.full((3, 128), -torch.inf)
     logits[:, 70:73] = torch.tensor([0.0, 1.0, 2.0])
     uniforms = torch.tensor([0.0, 0.5, np.nextafter(1.0, 0.0)], dtype=torch.float64)
@@ -178,11 +178,11 @@ def test_uniforms_at_the_ends_pick_tokens_of_positive_probability():
     assert ids.tolist() == [70, 72, 72] and torch.isfinite(logp).all()
 
 
-def test_top_p_reports_the_distribution_it_samples_from(model, engine):
+def test_top_p_reports_the_truncated_distribution(model, engine):
     prompt = make_prompts(1, seed=13)[0]
     params = SamplingParams(temperature=0.8, top_p=0.6, max_tokens=1, seed=2)
-    logits = trainer_view(model, prompt + [0])[-1].tolist()
-    expected = brute_force(logits, 0.8, 0.6)
+    logits = trainer_logprobs(model, prompt + [0])[-1].tolist()
+    expected = sampling_distribution(logits, 0.8, 0.6)
     completions = engine.generate([prompt] * 50, params)
     for completion in completions:
         token = completion.token_ids[0]
@@ -220,7 +220,7 @@ def test_stop_sequence_matches_sampled_tokens_only(engine):
     assert engine.generate([[5, 6]], params)[0].finish_reason == "length"
 
 
-def test_a_reply_that_overflows_the_context_ends_the_request(engine):
+def test_reply_overflowing_the_context_ends_the_request(engine):
     seen = []
 
     def respond(i, completion):
@@ -232,7 +232,7 @@ def test_a_reply_that_overflows_the_context_ends_the_request(engine):
     assert seen[1] == Completion([], [], [], "context")
 
 
-def test_a_reply_that_leaves_room_for_one_token_is_used(engine):
+def test_reply_leaving_one_token_is_used(engine):
     seen = []
 
     def respond(i, completion):
@@ -264,7 +264,7 @@ def test_other_requests_continue_while_a_tool_runs(engine):
     assert order[-1] == 0 and order.count(0) == 2 and order.count(1) == 3
 
 
-def test_tools_of_all_rows_run_at_the_same_time(engine):
+def test_tools_of_all_rows_run_concurrently(engine):
     barrier = threading.Barrier(8, timeout=30)  # breaks unless eight tools run at once
 
     def tool():
@@ -303,7 +303,7 @@ def test_lockstep_is_bit_identical_for_any_tool_timing(model):
     assert runs[0] == runs[1] == runs[2]
 
 
-def test_errors_of_tools_and_callbacks_surface_and_leave_the_engine_usable(engine):
+def test_tool_and_callback_errors_keep_the_engine_usable(engine):
     prompts = make_prompts(12)
     before = engine.generate(prompts, SamplingParams(max_tokens=5))
 
@@ -327,17 +327,17 @@ def test_update_weights_changes_completions_and_version(model):
     engine.update_weights(other)
     after = engine.generate([[1, 2, 3]], params)[0]
     assert engine.version == 1 and after.token_ids != before.token_ids
-    fresh = LocalEngine(other, slots=4, max_context=64).generate([[1, 2, 3]], params)[0]
-    assert after == fresh
+    new = LocalEngine(other, slots=4, max_context=64).generate([[1, 2, 3]], params)[0]
+    assert after == new
     with torch.no_grad():
         other.lm_head.weight.zero_()  # the engine holds copies: a training step must not affect it
-    assert engine.generate([[1, 2, 3]], params)[0] == fresh
+    assert engine.generate([[1, 2, 3]], params)[0] == new
     with pytest.raises(ValueError, match="differs in vocab_size"):
         engine.update_weights(build_policy(PolicyShape(vocab_size=300), seed=0, init="plain"))
 
 
-def test_hidden_states_near_zero_are_normalised_as_in_the_trainer(model):
-    """So small that the norm's epsilon dominates; and exactly zero."""
+def test_small_hidden_states_are_normalised_like_the_trainer(model):
+    """Covers states so small that the norm's epsilon dominates, and states of exactly zero."""
     short = copy.deepcopy(model)
     with torch.no_grad():
         short.model.embed_tokens.weight.mul_(1e-3)

@@ -18,8 +18,8 @@ engine = small_engine
 ROUNDS = 4  # contexts of a request
 
 
-class Forgetful(Recorder):
-    """Starts a new context after every other turn; each is recorded as a separate request."""
+class ContextRecorder(Recorder):
+    """Start a new context after every second turn; record each context as a separate request."""
 
     def __init__(self, prompts, pool=None):
         self.seeds = make_prompts(len(prompts) * ROUNDS, seed=9)
@@ -42,16 +42,16 @@ class Forgetful(Recorder):
         self.ids[at] = list(prompt)
         self.logp[at] = [None] * len(prompt)
         self.entropy[at] = [None] * len(prompt)
-        fresh = NewContext(prompt)
-        return fresh if self.pool is None else self.pool.submit(lambda: fresh)
+        new_context = NewContext(prompt)
+        return new_context if self.pool is None else self.pool.submit(lambda: new_context)
 
 
 @pytest.mark.parametrize("slots", [3, 48])
 @pytest.mark.parametrize("waits", [False, True])
-def test_log_probabilities_of_every_context_equal_the_trainers(model, slots, waits):
+def test_logprobs_of_every_context_match_the_trainer(model, slots, waits):
     prompts = make_prompts(10)
     with ThreadPoolExecutor(4) as pool:
-        recorder = Forgetful(prompts, pool if waits else None)
+        recorder = ContextRecorder(prompts, pool if waits else None)
         LocalEngine(model, slots=slots, max_context=200).converse(
             prompts, SamplingParams(max_tokens=12, seed=4), recorder
         )
@@ -62,7 +62,7 @@ def test_log_probabilities_of_every_context_equal_the_trainers(model, slots, wai
 
 def test_contexts_with_an_equal_prompt_are_independent(model):
     """Equal prompts are fed once and copied; the continuations differ."""
-    recorder = Forgetful([[7, 8, 9, 10]] * 10)
+    recorder = ContextRecorder([[7, 8, 9, 10]] * 10)
     LocalEngine(model, slots=4, max_context=200).converse(
         [[7, 8, 9, 10]] * 10, SamplingParams(max_tokens=12, seed=4), recorder
     )
@@ -72,7 +72,7 @@ def test_contexts_with_an_equal_prompt_are_independent(model):
 
 def test_samples_do_not_depend_on_other_new_contexts(model):
     def run(prompts, slots, keys):
-        recorder = Forgetful(prompts)
+        recorder = ContextRecorder(prompts)
         LocalEngine(model, slots=slots, max_context=200).converse(
             prompts, SamplingParams(max_tokens=12, seed=4), recorder, keys=keys
         )
@@ -84,7 +84,7 @@ def test_samples_do_not_depend_on_other_new_contexts(model):
     assert run(prompts[:1], 1, [0]) == everything[:ROUNDS]
 
 
-def said_again(model, engine=None, **how):
+def repeat_context(model, engine=None, **how):
     """Return the turns of one context that is started three times."""
     said = []
 
@@ -98,12 +98,12 @@ def said_again(model, engine=None, **how):
     return said
 
 
-def test_repeated_context_has_other_random_numbers(model):
-    assert len(set(said_again(model))) == 3
-    assert len(set(said_again(model, temperature=0))) == 1
+def test_repeated_context_has_new_random_numbers(model):
+    assert len(set(repeat_context(model))) == 3
+    assert len(set(repeat_context(model, temperature=0))) == 1
 
 
-def test_contexts_together_may_exceed_the_limit_of_one(model):
+def test_total_tokens_may_exceed_one_context(model):
     said = []
 
     def again(i, completion):
@@ -118,7 +118,7 @@ def test_contexts_together_may_exceed_the_limit_of_one(model):
 
 
 @pytest.mark.parametrize("ids", [[], [1] * 60, [9999]])
-def test_new_context_that_does_not_fit(engine, ids):
+def test_invalid_new_contexts(engine, ids):
     reasons = []
 
     def respond(i, completion):

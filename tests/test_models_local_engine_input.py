@@ -18,7 +18,7 @@ engine = small_engine
         ([[-1]], "prompt 0 holds id -1"),
     ],
 )
-def test_bad_prompts_are_named(engine, prompts, message):
+def test_invalid_prompts_are_rejected(engine, prompts, message):
     with pytest.raises(ValueError, match=message):
         engine.generate(prompts, SamplingParams())
 
@@ -34,12 +34,12 @@ def test_bad_prompts_are_named(engine, prompts, message):
         ({"stop_sequences": ((),)}, "stop sequence"),
     ],
 )
-def test_bad_sampling_params_are_named(arguments, message):
+def test_invalid_sampling_params_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         SamplingParams(**arguments)
 
 
-def test_bad_engine_arguments_are_named(model, engine):
+def test_invalid_engine_arguments_are_rejected(model, engine):
     with pytest.raises(ValueError, match="max_position_embeddings.* build a longer model"):
         LocalEngine(model, max_context=1000)
     with pytest.raises(ValueError, match="slots"):

@@ -30,7 +30,7 @@ def make_tokenizer():
     )
 
 
-def test_the_default_shape_is_the_measured_one():
+def test_default_shape_sizes():
     model = build_policy(PolicyShape(), seed=0, eos_id=2, pad_id=3)
     total = sum(p.numel() for p in model.parameters())
     per_expert = 3 * 128 * 64
@@ -46,7 +46,7 @@ def test_the_default_shape_is_the_measured_one():
 
 
 @pytest.mark.parametrize("init", ["induction", "plain"])
-def test_weights_depend_on_the_seed_only(init):
+def test_weights_depend_only_on_the_seed(init):
     torch.manual_seed(5)
     a = build_policy(SMALL, seed=3, init=init)
     after = torch.rand(1)
@@ -65,12 +65,12 @@ def test_weights_depend_on_the_seed_only(init):
         ({"head_dim": 7}, "head_dim must be even"),
     ],
 )
-def test_impossible_shapes_are_named(arguments, message):
+def test_invalid_shapes_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         PolicyShape(**arguments)
 
 
-def test_unknown_init_and_too_few_layers_are_named():
+def test_unknown_init_and_too_few_layers_are_rejected():
     with pytest.raises(ValueError, match="unknown init 'random'"):
         build_policy(SMALL, seed=0, init="random")
     one = build_policy(PolicyShape(layers=1), seed=0, init="plain")
@@ -88,7 +88,7 @@ def attention_maps(model, ids):
 
 
 @pytest.mark.parametrize("kv_heads, head_dim", [(2, 16), (4, 16), (2, 32)])
-def test_layer_zero_attends_to_the_previous_token(kv_heads, head_dim):
+def test_layer_0_attends_to_the_previous_token(kv_heads, head_dim):
     model = build_policy(PolicyShape(kv_heads=kv_heads, head_dim=head_dim), seed=0)
     ids = torch.randint(0, 2048, (2, 120), generator=torch.Generator().manual_seed(1))
     first = attention_maps(model, ids)[0]
@@ -97,7 +97,7 @@ def test_layer_zero_attends_to_the_previous_token(kv_heads, head_dim):
     assert (first.argmax(-1)[..., 1:] == torch.arange(119)).float().mean() > 0.99
 
 
-def test_layer_one_attends_after_the_earlier_occurrence():
+def test_layer_1_attends_after_the_earlier_occurrence():
     model = build_policy(PolicyShape(), seed=0)
     half = torch.randint(0, 2048, (4, 60), generator=torch.Generator().manual_seed(2))
     second = attention_maps(model, half.repeat(1, 2))[1]
@@ -111,7 +111,7 @@ def test_layer_one_attends_after_the_earlier_occurrence():
 ADAM = ("embed_tokens.weight", "mlp.gate.weight")
 
 
-def orthogonalised(gradient):
+def orthogonalise(gradient):
     """Newton-Schulz of Muon, batched over experts: the update of the training recipe."""
     x = gradient / (gradient.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
@@ -129,21 +129,21 @@ def copy_loss(model, generator, rows=8, half=32):
 
 
 @pytest.mark.parametrize("init, low, high", [("induction", 0.0, 1.0), ("plain", 5.5, 7.0)])
-def test_copying_is_learned_fast_from_the_structured_init_only(init, low, high):
+def test_only_induction_init_learns_copying_fast(init, low, high):
     """30 steps of 512 tokens: repeated sequences of 32 random tokens; ln V = 6.2 is chance."""
     model = build_policy(PolicyShape(vocab_size=512, layers=3), seed=0, init=init)
     generator = torch.Generator().manual_seed(7)
     named = dict(model.named_parameters())
     matrices = [p for n, p in named.items() if p.ndim > 1 and not n.endswith(ADAM)]
-    chosen = {id(p) for p in matrices}
-    adam = torch.optim.AdamW([p for p in model.parameters() if id(p) not in chosen], lr=3e-3)
+    muon_ids = {id(p) for p in matrices}
+    adam = torch.optim.AdamW([p for p in model.parameters() if id(p) not in muon_ids], lr=3e-3)
     for _ in range(30):
         model.zero_grad()
         copy_loss(model, generator).backward()
         with torch.no_grad():
             for p in matrices:
                 scale = max(1.0, p.shape[-2] / p.shape[-1]) ** 0.5
-                p.sub_(orthogonalised(p.grad), alpha=0.02 * scale)
+                p.sub_(orthogonalise(p.grad), alpha=0.02 * scale)
         adam.step()
     with torch.no_grad():
         loss = copy_loss(model, generator, rows=16).item()
@@ -171,7 +171,7 @@ def test_checkpoint_restores_model_and_tokenizer(model, saved):
     assert [p.name for p in saved.parent.iterdir()] == ["policy"]  # no temporary folder remains
 
 
-def test_plain_transformers_loads_a_checkpoint(model, saved):
+def test_transformers_loads_a_checkpoint(model, saved):
     loaded = AutoModelForCausalLM.from_pretrained(saved)
     ids = torch.arange(12)[None]
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_plain_transformers_loads_a_checkpoint(model, saved):
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
-def test_bf16_checkpoints_are_half_the_size_and_leave_the_model_alone(model, saved, tmp_path):
+def test_bf16_checkpoints_are_half_size_and_keep_the_model(model, saved, tmp_path):
     before = flat(model).clone()
     half = save_policy(model, None, tmp_path / "half", dtype=torch.bfloat16)
     assert torch.equal(flat(model), before) and model.dtype == torch.float32
@@ -204,14 +204,14 @@ def test_saving_again_replaces_the_checkpoint(saved):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_truncated_file_is_named_as_damage(saved, name):
+def test_truncated_checkpoint_is_reported_as_damaged(saved, name):
     file = saved / name
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(ValueError, match=f"{saved} is damaged"):
         load_policy(saved)
 
 
-def test_missing_folder_files_and_weights_are_named(model, saved, tmp_path):
+def test_missing_folder_files_and_weights_are_reported(model, saved, tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint folder at .*absent"):
         load_policy(tmp_path / "absent")
     (saved / "model.safetensors").unlink()
@@ -246,7 +246,7 @@ def test_full_disk_keeps_the_old_checkpoint(saved):
     assert [p.name for p in saved.parent.iterdir()] == ["policy"]
 
 
-def test_folder_that_cannot_be_created_is_an_error(model, tmp_path):
+def test_uncreatable_folder_is_an_error(model, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError):
         save_policy(model, None, tmp_path / "file" / "policy")

@@ -35,7 +35,7 @@ def set_routers(model, seed, std=0.05):
         layer.mlp.gate.weight.normal_(0, std, generator=generator)
 
 
-def some_ids(seed=0, batch=3, tokens=12, vocabulary=64):
+def make_ids(seed=0, batch=3, tokens=12, vocabulary=64):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, vocabulary, (batch, tokens), generator=generator)
 
@@ -44,7 +44,7 @@ def logits(model, ids):
     return model(input_ids=ids, use_cache=False).logits
 
 
-def recorded(model, ids):
+def record_one_pass(model, ids):
     with torch.no_grad(), record_routes(model) as recorder:
         logits(model, ids)
     return recorder.passes[0]
@@ -64,28 +64,28 @@ def n_hooks(model):
 
 
 def test_replaying_own_routes_is_bit_identical():
-    model, ids = policy(), some_ids()
+    model, ids = policy(), make_ids()
     model.config.output_router_logits = True  # the library's own capture hooks stay usable
     native = model(input_ids=ids, use_cache=False)
     native.logits.square().mean().backward()
-    wanted = gradients(model)
-    with replay_routes(model, recorded(model, ids)):
+    expected = gradients(model)
+    with replay_routes(model, record_one_pass(model, ids)):
         again = model(input_ids=ids, use_cache=False)
     assert torch.equal(again.logits, native.logits)
     for a, b in zip(again.router_logits, native.router_logits, strict=True):
         assert torch.equal(a, b)
     again.logits.square().mean().backward()
     found = gradients(model)
-    assert found.keys() == wanted.keys()
+    assert found.keys() == expected.keys()
     for name, gradient in found.items():
-        torch.testing.assert_close(gradient, wanted[name], rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-9)
 
 
-def test_tokens_follow_the_record_and_the_router_learns():
-    model, ids = policy(), some_ids()
-    routes = recorded(model, ids)
+def test_replayed_routes_are_used_and_the_router_learns():
+    model, ids = policy(), make_ids()
+    routes = record_one_pass(model, ids)
     set_routers(model, seed=99)  # the policy has changed
-    moved = recorded(model, ids)
+    moved = record_one_pass(model, ids)
     assert (agreement(routes, moved) < 0.6).all()
     with replay_routes(model, routes), record_routes(model) as recorder:
         out = model.model(input_ids=ids, use_cache=False, output_router_logits=True)
@@ -95,8 +95,8 @@ def test_tokens_follow_the_record_and_the_router_learns():
         assert layer.mlp.gate.weight.grad.abs().max() > 0
 
 
-def test_the_gates_are_current_probabilities_renormalised_over_the_recorded_experts():
-    model, ids = policy(), some_ids(batch=1, tokens=2)
+def test_gates_are_renormalised_over_recorded_experts():
+    model, ids = policy(), make_ids(batch=1, tokens=2)
     experts = torch.tensor([[[3, 0], [-1, -1]], [[7, 1], [5, 6]]])
     seen, router = [], model.model.layers[0].mlp.gate
     with replay_routes(model, experts):
@@ -112,7 +112,7 @@ def test_the_gates_are_current_probabilities_renormalised_over_the_recorded_expe
     assert torch.equal(chosen_NK[1], best)
 
 
-def test_r3_halves_the_largest_gap_to_a_bf16_engine():
+def test_r3_halves_the_gap_to_a_bf16_engine():
     shape = PolicyShape(
         vocab_size=128,
         hidden=64,
@@ -125,7 +125,7 @@ def test_r3_halves_the_largest_gap_to_a_bf16_engine():
         expert_hidden=64,
     )
     for seed in range(2):
-        trainer, ids = policy(seed, shape), some_ids(seed, 8, 48, 128)
+        trainer, ids = policy(seed, shape), make_ids(seed, 8, 48, 128)
         engine = copy.deepcopy(trainer).to(torch.bfloat16)
 
         def logp(model, ids=ids):
@@ -145,10 +145,10 @@ def test_r3_halves_the_largest_gap_to_a_bf16_engine():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_recomputes_each_open_pass_with_its_own_routes(reentrant):
+def test_gradient_checkpointing_replays_each_pass(reentrant):
     model = policy().train()
-    batches = [some_ids(1), some_ids(2)]
-    routes = [recorded(model, ids) for ids in batches]
+    batches = [make_ids(1), make_ids(2)]
+    routes = [record_one_pass(model, ids) for ids in batches]
     set_routers(model, seed=99)
 
     def losses():  # both passes precede the first backward
@@ -156,7 +156,7 @@ def test_gradient_checkpointing_recomputes_each_open_pass_with_its_own_routes(re
 
     with replay_routes(model, routes):
         sum(losses()).backward()
-    wanted = gradients(model)
+    expected = gradients(model)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()  # or a reentrant checkpoint has nothing to differentiate
     with replay_routes(model, routes), record_routes(model) as recorder:
@@ -165,14 +165,14 @@ def test_gradient_checkpointing_recomputes_each_open_pass_with_its_own_routes(re
         first.backward()
     assert len(recorder.passes) == 2  # recomputation is not a new pass
     found = gradients(model)
-    assert found.keys() == wanted.keys()
+    assert found.keys() == expected.keys()
     for name, gradient in found.items():
-        torch.testing.assert_close(gradient, wanted[name], rtol=1e-5, atol=1e-8, msg=name)
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-8, msg=name)
 
 
-def test_a_checkpointed_backward_outside_the_context_is_refused():
-    model, ids = policy().train(), some_ids()
-    routes = recorded(model, ids)
+def test_backward_outside_the_context_is_rejected():
+    model, ids = policy().train(), make_ids()
+    routes = record_one_pass(model, ids)
     model.gradient_checkpointing_enable()
     with pytest.raises(RuntimeError, match="2 checkpointed layers were not recomputed"):
         with replay_routes(model, routes):
@@ -189,9 +189,9 @@ def test_a_checkpointed_backward_outside_the_context_is_refused():
         logits(model, ids)
 
 
-def test_packed_samples_replay_separately_recorded_routes():
+def test_packed_samples_replay_their_routes():
     model = policy()
-    samples = [some_ids(n, 1, n)[0].tolist() for n in (20, 9, 31, 5)]
+    samples = [make_ids(n, 1, n)[0].tolist() for n in (20, 9, 31, 5)]
     with torch.no_grad(), record_routes(model) as recorder:
         for sample in samples:
             logits(model, torch.tensor([sample]))
@@ -206,8 +206,8 @@ def test_packed_samples_replay_separately_recorded_routes():
     assert (agreement(routes, seen) == 1).all() and (seen[:, :3] >= 0).all()
 
 
-def test_cached_generation_is_recorded_step_by_step_and_replayed_in_one_pass():
-    model, prompt = policy(), some_ids(batch=2, tokens=5)
+def test_cached_generation_replays_in_one_pass():
+    model, prompt = policy(), make_ids(batch=2, tokens=5)
     with record_routes(model) as recorder:
         ids = model.generate(
             prompt,
@@ -222,7 +222,7 @@ def test_cached_generation_is_recorded_step_by_step_and_replayed_in_one_pass():
     joined = torch.cat(steps, dim=2)
     assert joined.shape == (2, 2, 8, 2)  # the ninth token was sampled, never fed
     routes = nn.functional.pad(joined, (0, 0, 0, 1), value=-1).flatten(1, 2)
-    assert (agreement(routes, recorded(model, ids)) == 1).all()
+    assert (agreement(routes, record_one_pass(model, ids)) == 1).all()
     with torch.no_grad(), replay_routes(model, routes):
         torch.testing.assert_close(logits(model, ids).argmax(-1)[:, 4:8], ids[:, 5:])
 
@@ -243,9 +243,9 @@ def test_cached_generation_is_recorded_step_by_step_and_replayed_in_one_pass():
         (lambda e: torch.where(e == e.max(), -1, e), "or all -1 .no record"),
     ],
 )
-def test_invalid_routes_are_named_and_hooks_removed(change, message):
-    model, ids = policy(), some_ids()
-    routes = recorded(model, ids)
+def test_invalid_routes_are_rejected_and_hooks_removed(change, message):
+    model, ids = policy(), make_ids()
+    routes = record_one_pass(model, ids)
     before, native = n_hooks(model), logits(model, ids)
     with pytest.raises(ValueError, match=message):
         with replay_routes(model, change(routes)):
@@ -254,9 +254,9 @@ def test_invalid_routes_are_named_and_hooks_removed(change, message):
     assert torch.equal(logits(model, ids), native)
 
 
-def test_passes_and_routes_must_be_equally_many():
-    model, ids = policy(), some_ids()
-    routes = recorded(model, ids)
+def test_number_of_passes_must_match():
+    model, ids = policy(), make_ids()
+    routes = record_one_pass(model, ids)
     with torch.no_grad():
         with pytest.raises(RuntimeError, match="pass 2 has no routes, 1 were given"):
             with replay_routes(model, routes), record_routes(model) as recorder:
@@ -269,14 +269,14 @@ def test_passes_and_routes_must_be_equally_many():
     assert n_hooks(model) == 0
 
 
-def test_models_without_experts_are_named():
+def test_models_without_experts_are_rejected():
     with pytest.raises(ValueError, match="Linear has no experts"):
         with record_routes(nn.Linear(2, 2)):
             pass
 
 
 def test_failed_pass_is_not_recorded():
-    model, ids = policy(), some_ids()
+    model, ids = policy(), make_ids()
     broken = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         with record_routes(model) as recorder:
@@ -288,7 +288,7 @@ def test_failed_pass_is_not_recorded():
 # ---------------------------------------------------------------- statistics
 
 
-def test_statistics_by_hand():
+def test_load_and_agreement_by_hand():
     routes = torch.tensor([[[0, 1], [1, 0], [2, 1], [-1, -1]]])
     load = expert_load(routes, 4)
     torch.testing.assert_close(load, torch.tensor([[2, 3, 1, 0]]) / 6)
@@ -307,7 +307,7 @@ def test_statistics_by_hand():
 def test_router_entropy_of_uniform_and_sharp_routers():
     def entropy(model):
         with torch.no_grad():
-            out = model(input_ids=some_ids(), use_cache=False, output_router_logits=True)
+            out = model(input_ids=make_ids(), use_cache=False, output_router_logits=True)
         return router_entropy(out.router_logits)
 
     assert (entropy(policy(std=3.0)) < 1.5).all()

@@ -16,55 +16,55 @@ from drlib.models.moe import default_device, save_policy
 from drlib.models.transformers_engine import TransformersEngine
 from tests.engine_examples import V, small_model
 from tests.test_models_local_engine import Recorder, compare_with_trainer, make_prompts
-from tests.test_models_local_engine_contexts import ROUNDS, Forgetful, said_again
+from tests.test_models_local_engine_contexts import ROUNDS, ContextRecorder, repeat_context
 
 model = small_model
 HOW = {"sampled": {}, "greedy": {"temperature": 0}, "nucleus": {"temperature": 0.7, "top_p": 0.9}}
 
 
-def ids_of(engine, prompts, params, environment=Recorder, **how):
+def run_engine(engine, prompts, params, environment=Recorder, **how):
     recorder = environment(prompts)
     engine.converse(prompts, params, recorder, **how)
     return recorder
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_the_same_turns_as_the_local_engine(model, how):
+def test_turns_match_the_local_engine(model, how):
     prompts = make_prompts(20)
     params = SamplingParams(max_tokens=15, stop_ids=(1, 2, 3), seed=5, **HOW[how])
-    local = ids_of(LocalEngine(model, slots=8, max_context=200), prompts, params)
-    ours = ids_of(TransformersEngine(model, batch=7, max_context=200), prompts, params)
-    assert (ours.ids, ours.reasons) == (local.ids, local.reasons)
+    local = run_engine(LocalEngine(model, slots=8, max_context=200), prompts, params)
+    hf = run_engine(TransformersEngine(model, batch=7, max_context=200), prompts, params)
+    assert (hf.ids, hf.reasons) == (local.ids, local.reasons)
     for name in ("logp", "entropy"):
-        a, b = (np.array(sum(getattr(r, name), []), float) for r in (ours, local))
+        a, b = (np.array(sum(getattr(r, name), []), float) for r in (hf, local))
         assert np.nanmax(np.abs(a - b)) < 1e-4
     if how == "sampled":
-        logp_error, entropy_error = compare_with_trainer(model, ours)
+        logp_error, entropy_error = compare_with_trainer(model, hf)
         assert len(logp_error) > 200 and max(logp_error.max(), entropy_error.max()) < 1e-4
 
 
-def test_new_and_narrow_contexts_equal_the_local_engine(model):
+def test_new_and_narrow_contexts_match_the_local_engine(model):
     prompts = make_prompts(6)
     params = SamplingParams(max_tokens=12, seed=4, stop_sequences=((9, 9), (3,)))
-    local, ours = (
+    local, hf = (
         LocalEngine(model, slots=4, max_context=200),
         TransformersEngine(model, max_context=200),
     )
-    anew = [ids_of(engine, prompts, params, Forgetful).ids for engine in (local, ours)]
-    assert anew[0] == anew[1] and len(anew[0]) == 6 * ROUNDS
-    narrow = [ids_of(engine, prompts, params, context=44) for engine in (local, ours)]
+    replaced = [run_engine(engine, prompts, params, ContextRecorder).ids for engine in (local, hf)]
+    assert replaced[0] == replaced[1] and len(replaced[0]) == 6 * ROUNDS
+    narrow = [run_engine(engine, prompts, params, context=44) for engine in (local, hf)]
     assert narrow[0].ids == narrow[1].ids and narrow[0].reasons == narrow[1].reasons
     assert any("context" in reasons for reasons in narrow[0].reasons)
-    assert said_again(model, ours) == said_again(model)
+    assert repeat_context(model, hf) == repeat_context(model)
 
 
-def test_turns_do_not_depend_on_tools_order_or_batches(model):
+def test_turns_are_independent_of_tools_and_batches(model):
     prompts = make_prompts(10, seed=7)
     params = SamplingParams(max_tokens=8, seed=1)
-    base = ids_of(TransformersEngine(model), prompts, params)
-    assert ids_of(TransformersEngine(model, batch=1), prompts, params).ids == base.ids
+    base = run_engine(TransformersEngine(model), prompts, params)
+    assert run_engine(TransformersEngine(model, batch=1), prompts, params).ids == base.ids
     with ThreadPoolExecutor(3) as pool:
-        parked = ids_of(
+        parked = run_engine(
             TransformersEngine(model), prompts, params, lambda p: Recorder(p, pool=pool)
         )
     assert parked.ids == base.ids and parked.done == [3] * 10
@@ -74,7 +74,7 @@ def test_turns_do_not_depend_on_tools_order_or_batches(model):
     ]
 
 
-def test_weights_are_copied_from_a_model_of_the_same_shape(model, tmp_path):
+def test_update_weights_copies_the_model(model, tmp_path):
     save_policy(model, None, tmp_path / "policy")
     engine = TransformersEngine(tmp_path / "policy", max_context=100)
     prompts, params = make_prompts(4), SamplingParams(max_tokens=10, seed=2)
@@ -92,7 +92,7 @@ def test_weights_are_copied_from_a_model_of_the_same_shape(model, tmp_path):
     assert after == [c.token_ids for c in TransformersEngine(other).generate(prompts, params)]
 
 
-def test_other_models_without_their_generation_settings(tmp_path):
+def test_generation_config_of_other_models_is_ignored(tmp_path):
     """A dense Llama whose generation settings would end turns and penalise repetitions."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -136,7 +136,7 @@ def test_other_models_without_their_generation_settings(tmp_path):
         ([[1]], {"keys": [1, 2]}, "2 keys"),
     ],
 )
-def test_bad_input_is_refused_before_anything_runs(model, prompts, how, words):
+def test_invalid_input_is_rejected(model, prompts, how, words):
     with pytest.raises(ValueError, match=words):
         TransformersEngine(model, max_context=200).converse(prompts, SamplingParams(), print, **how)
 
@@ -156,6 +156,6 @@ def test_environment_error_keeps_the_engine_usable(model):
         engine.converse([[1]], SamplingParams(max_tokens=3), lambda i, done: NewContext([1] * 200))
 
 
-def test_no_model_in_the_folder(tmp_path):
+def test_folder_without_a_model_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="no causal language model"):
         TransformersEngine(tmp_path)

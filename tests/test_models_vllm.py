@@ -30,9 +30,9 @@ from drlib.task import is_correct
 from drlib.tools import Toolbox
 from drlib.training.rollouts import rollout_limits
 from drlib.worlds import load_world
-from tests.test_models_local_engine import Recorder, trainer_view
-from tests.test_models_local_engine_contexts import said_again
-from tests.test_models_routes import Routed, RoutedForgetful, plain
+from tests.test_models_local_engine import Recorder, trainer_logprobs
+from tests.test_models_local_engine_contexts import repeat_context
+from tests.test_models_routes import RouteAndContextRecorder, RouteRecorder, model_routes
 from tests.vllm_examples import TEACHABLE, reporting, serving
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
@@ -56,7 +56,7 @@ def other_weights(seed):
     return model
 
 
-def prompts_of(count, seed=0, size=60):
+def make_prompts(count, seed=0, size=60):
     rng = np.random.default_rng(seed)
     return [rng.integers(20, 2000, rng.integers(4, size)).tolist() for _ in range(count)]
 
@@ -88,31 +88,31 @@ def endpoint_of(url, model="tour"):
     return ChatEndpoint(url, model, timeout_s=60)
 
 
-def gaps(model, prompts, completions):
+def logprob_gaps(model, prompts, completions):
     """Return the differences of log-probabilities to the trainer's forward pass, one per token."""
     found = []
     for prompt, done in zip(prompts, completions):
-        logp_TV = trainer_view(model, [*prompt, *done.token_ids])[len(prompt) - 1 :]
+        logp_TV = trainer_logprobs(model, [*prompt, *done.token_ids])[len(prompt) - 1 :]
         expected = logp_TV.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
         found += (torch.tensor(done.logprobs) - expected).abs().tolist()
     return np.array(found)
 
 
-def greedy_as_the_local_engine(engine, model, prompts):
+def count_greedy_matches(engine, model, prompts):
     """Count the turns that equal the local engine's."""
     local = LocalEngine(model, max_context=CONTEXT).generate(prompts, GREEDY)
     ours = engine.generate(prompts, GREEDY)
-    assert gaps(model, prompts, ours).max() < 1e-4
+    assert logprob_gaps(model, prompts, ours).max() < 1e-4
     return sum(
         (a.token_ids, a.finish_reason) == (b.token_ids, b.finish_reason)
         for a, b in zip(ours, local)
     )
 
 
-def take_three_updates(engine, first):
+def check_three_updates(engine, first):
     """Run 100 greedy and 40 sampled prompts before and after three weight updates."""
     # long ones first: their cached keys and values must be dropped with the weights
-    prompts = prompts_of(30, seed=1, size=400) + prompts_of(70)
+    prompts = make_prompts(30, seed=1, size=400) + make_prompts(70)
     cold_start = load_policy(TOUR_POLICY.with_name("policy_sft"))[0].eval()
     updates = {"first": None, "sft": cold_start, "noise": other_weights(2), "again": first}
     for name, model in updates.items():
@@ -121,25 +121,25 @@ def take_three_updates(engine, first):
             engine.update_weights(model)
             assert engine.version == before + 1
         model = model or first
-        same = greedy_as_the_local_engine(engine, model, prompts)
+        same = count_greedy_matches(engine, model, prompts)
         # with random weights two experts may tie, and rounding decides
         assert same == 100 or (name == "noise" and same > 95), (name, same)
         params = SamplingParams(max_tokens=30, seed=7)
-        gap = gaps(model, prompts[:40], engine.generate(prompts[:40], params)).max()
+        gap = logprob_gaps(model, prompts[:40], engine.generate(prompts[:40], params)).max()
         assert gap < 1e-4
         print(name, same, gap)
 
 
-def test_turns_equal_the_trainers_after_three_updates(offline):
-    take_three_updates(*offline)
+def test_turns_match_the_trainer_after_updates(offline):
+    check_three_updates(*offline)
 
 
-def test_new_weights_wait_for_conversations_to_end(offline):
+def test_weight_update_is_rejected_during_conversations(offline):
     """Keys and values of the old weights would stay in the cache without an error."""
     from vllm import SamplingParams as VllmParams
 
     engine, model = offline
-    name = engine._add(prompts_of(1)[0], VllmParams(max_tokens=50, ignore_eos=True))
+    name = engine._add(make_prompts(1)[0], VllmParams(max_tokens=50, ignore_eos=True))
     engine._engine.step()
     version = engine.version
     with pytest.raises(ValueError, match="end them, then update"):
@@ -150,20 +150,20 @@ def test_new_weights_wait_for_conversations_to_end(offline):
     engine.update_weights(model)
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_log_probabilities_are_of_the_sampling_distribution(offline, how):
+@pytest.mark.parametrize("kind", HOW)
+def test_logprobs_match_sampling_frequencies(offline, kind):
     """Frequencies of one token after one prompt follow the local engine's distribution."""
     engine, model = offline
-    prompt, count = prompts_of(1, seed=4)[0], 3000
-    params = SamplingParams(max_tokens=1, seed=1, **HOW[how])
+    prompt, count = make_prompts(1, seed=4)[0], 3000
+    params = SamplingParams(max_tokens=1, seed=1, **HOW[kind])
     done = engine.generate([prompt] * count, params)
     reference = LocalEngine(model, max_context=CONTEXT).generate([prompt] * count, params)
-    known = {c.token_ids[0]: c.logprobs[0] for c in reference}
+    expected = {c.token_ids[0]: c.logprobs[0] for c in reference}
     drawn = {c.token_ids[0]: c.logprobs[0] for c in done}
-    shared = set(known) & set(drawn)
-    assert shared and max(abs(known[t] - drawn[t]) for t in shared) < 1e-4
+    shared = set(expected) & set(drawn)
+    assert shared and max(abs(expected[t] - drawn[t]) for t in shared) < 1e-4
     for token in shared:
-        p = np.exp(known[token])
+        p = np.exp(expected[token])
         share = sum(c.token_ids[0] == token for c in done) / count
         assert abs(share - p) < 5 * np.sqrt(p * (1 - p) / count) + 1e-3
 
@@ -171,7 +171,7 @@ def test_log_probabilities_are_of_the_sampling_distribution(offline, how):
 @pytest.mark.parametrize("waits", [False, True])
 def test_conversations_continue_after_replies(offline, waits):
     engine, model = offline
-    prompts = prompts_of(12, seed=2, size=30)
+    prompts = make_prompts(12, seed=2, size=30)
     params = SamplingParams(max_tokens=12, stop_ids=tuple(range(20, 300)), seed=4)
     with ThreadPoolExecutor(3) as pool:
         recorder = Recorder(prompts, pool=pool if waits else None)
@@ -179,26 +179,26 @@ def test_conversations_continue_after_replies(offline, waits):
     assert recorder.done == [3] * 12
     assert "stop" in sum(recorder.reasons, []) and "length" in sum(recorder.reasons, [])
     for ids, logps in zip(recorder.ids, recorder.logp):
-        logp_TV = trainer_view(model, ids)
+        logp_TV = trainer_logprobs(model, ids)
         for t, logp in enumerate(logps):
             assert logp is None or abs(logp_TV[t - 1, ids[t]].item() - logp) < 1e-4
 
 
-def test_samples_depend_on_the_request_only(offline):
+def test_samples_depend_only_on_the_request(offline):
     engine, _ = offline
-    prompts, params = prompts_of(10, seed=5), SamplingParams(max_tokens=15, seed=3)
+    prompts, params = make_prompts(10, seed=5), SamplingParams(max_tokens=15, seed=3)
     whole = [c.token_ids for c in engine.generate(prompts, params)]
     assert [c.token_ids for c in engine.generate(prompts, params)] == whole
     some = engine.generate(prompts[7:], params, keys=[7, 8, 9])
     assert [c.token_ids for c in some] == whole[7:]
     other = engine.generate(prompts, SamplingParams(max_tokens=15, seed=4))
     assert sum(a == b.token_ids for a, b in zip(whole, other)) < 5
-    assert len(set(said_again(None, engine))) == 3
+    assert len(set(repeat_context(None, engine))) == 3
 
 
-def test_stop_sequences_and_full_contexts_end_turns_as_in_the_local_engine(offline):
+def test_finish_reasons_match_the_local_engine(offline):
     engine, model = offline
-    prompts = prompts_of(20, seed=6)
+    prompts = make_prompts(20, seed=6)
     local = LocalEngine(model, max_context=CONTEXT)
     long = local.generate(prompts, GREEDY)
     sequences = tuple({tuple(c.token_ids[5:7]) for c in long})
@@ -221,15 +221,15 @@ def test_environment_exception_keeps_the_engine_usable(offline):
         raise RuntimeError("the environment broke")
 
     with pytest.raises(RuntimeError, match="the environment broke"):
-        engine.converse(prompts_of(5), GREEDY, broken)
+        engine.converse(make_prompts(5), GREEDY, broken)
     assert not engine._engine.has_unfinished_requests()
-    assert len(engine.generate(prompts_of(3), GREEDY)) == 3
+    assert len(engine.generate(make_prompts(3), GREEDY)) == 3
     with pytest.raises(ValueError, match="outside the vocabulary"):
         engine.generate([[5000]], GREEDY)
 
 
-@pytest.mark.parametrize("left_out", ["experts", "head"])
-def test_a_corrupted_reload_is_refused(offline, monkeypatch, left_out):
+@pytest.mark.parametrize("skipped", ["experts", "head"])
+def test_corrupted_weight_update_is_rejected(offline, monkeypatch, skipped):
     """vLLM's own reload reports success."""
     engine, first = offline
     whole, model = WeightSync._pack, other_weights(3)
@@ -238,9 +238,9 @@ def test_a_corrupted_reload_is_refused(offline, monkeypatch, left_out):
         for module in worker.model_runner.model.modules():
             is_head = type(module).__name__ == "ParallelLMHead"
             kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
-            if is_head and left_out == "experts":
+            if is_head and skipped == "experts":
                 module.quant_method.process_weights_after_loading(module)
-            if kernel is not None and hasattr(module, "w13_weight") and left_out == "head":
+            if kernel is not None and hasattr(module, "w13_weight") and skipped == "head":
                 kernel.fused_experts.process_weights_after_loading(module)
         return 0
 
@@ -257,19 +257,20 @@ def test_a_corrupted_reload_is_refused(offline, monkeypatch, left_out):
     assert engine.require_parity(first) < 1e-4
 
 
-def test_unsupported_heads_are_rejected_before_the_start():
+def test_unsupported_heads_are_rejected():
     shape = PolicyShape(vocab_size=64, hidden=32, layers=2, heads=2, head_dim=16)
     with pytest.raises(ValueError, match="heads of 16 coordinates"):
         VllmEngine(build_policy(shape, seed=0))
 
 
-@pytest.mark.parametrize("environment", [Routed, RoutedForgetful])
-def test_vllm_routes_belong_to_their_tokens(offline, environment):
-    """Cached prefixes, turns ended by vLLM and by drlib, other weights: the bookkeeping is vLLM's,
-    the experts are the model's own (`reporting`).
+@pytest.mark.parametrize("environment", [RouteRecorder, RouteAndContextRecorder])
+def test_vllm_routes_match_their_tokens(offline, environment):
+    """Covers cached prefixes, turns ended by vLLM and by drlib, and updated weights.
+
+    The bookkeeping is vLLM's; the experts are the model's own (see `reporting`).
     """
     engine, first = offline
-    prompts = prompts_of(12, seed=2, size=300)  # a block of vLLM's cache has 128 tokens here
+    prompts = make_prompts(12, seed=2, size=300)  # a block of vLLM's cache has 128 tokens here
     prompts += prompts[:4]
     ends = {
         "stop_ids": tuple(range(20, 100)),
@@ -285,7 +286,7 @@ def test_vllm_routes_belong_to_their_tokens(offline, environment):
                 engine.converse(prompts, params, recorder)
                 assert {"stop", "length"} <= set(sum(recorder.reasons, []))
                 for i, ids in enumerate(recorder.ids):
-                    own_TLK = np.sort(plain(model, ids)[:-1], axis=-1)
+                    own_TLK = np.sort(model_routes(model, ids)[:-1], axis=-1)
                     routes_TLK = np.concatenate(recorder.routes[i])
                     assert routes_TLK.dtype == np.uint16 and routes_TLK.shape == own_TLK.shape
                     assert (np.sort(routes_TLK, axis=-1) == own_TLK).all(-1).mean() > 0.99
@@ -293,25 +294,25 @@ def test_vllm_routes_belong_to_their_tokens(offline, environment):
     assert {done.routed_experts is None for done in engine.generate(prompts, params)} == {True}
 
 
-def test_routes_on_a_cpu_are_rejected_before_the_start():
+def test_routes_on_a_cpu_are_rejected():
     with pytest.raises(
         ValueError, match="vLLM on a CPU records no experts.*engine.name=hf"
-    ) as refused:
+    ) as error:
         VllmEngine(TOUR_POLICY, routes=True)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
     # once vLLM supports it, remove the error
     with pytest.raises(ValueError, match="requires Model Runner V2"):
         VllmEngine(TOUR_POLICY, enable_return_routed_experts=True)
 
 
-def test_server_returns_the_same_ids_after_three_updates(server):
+def test_server_turns_match_the_trainer_after_updates(server):
     model, _ = tour_policy()
     assert server.require_parity(model) < 1e-4
-    take_three_updates(server, model)
+    check_three_updates(server, model)
 
 
 def test_server_conversations_and_seeds(server):
-    prompts = prompts_of(12, seed=2, size=30)
+    prompts = make_prompts(12, seed=2, size=30)
     params = SamplingParams(max_tokens=12, stop_ids=tuple(range(20, 300)), seed=4)
     with ThreadPoolExecutor(3) as pool:
         base, parked = Recorder(prompts), Recorder(prompts, pool=pool)
@@ -322,7 +323,7 @@ def test_server_conversations_and_seeds(server):
     assert "stop" in reasons and "length" in reasons
 
 
-def test_react_over_a_server_answers_as_well_as_over_the_local_engine(server):
+def test_react_accuracy_matches_the_local_engine(server):
     config = Config.load("laptop", evaluation__questions=60)
     model, tokenizer = tour_policy()
     world = load_world(config.world.name)
@@ -342,25 +343,33 @@ def test_react_over_a_server_answers_as_well_as_over_the_local_engine(server):
     assert low <= high2 and low2 <= high and right["server"] > 0.3 * len(tasks)
 
 
-def test_ask_over_a_server_by_ids_and_messages(url, capsys):
+def test_ask_over_a_server(url, capsys):
     named = ["--endpoint", url, "--model", "tour"]
-    asked = ["What is the currency of Norway?", *named]
-    assert main([*asked, "--folder", str(TOUR_POLICY), "--quiet"]) == 0
+    arguments = ["What is the currency of Norway?", *named]
+    assert main([*arguments, "--folder", str(TOUR_POLICY), "--quiet"]) == 0
     assert capsys.readouterr().out == "Norwegian Krone\n"
     # a real model's prompt exceeds the small policy's context: a one-line error
-    assert main([*asked, "--turn-tokens", "50"]) == 1
+    assert main([*arguments, "--turn-tokens", "50"]) == 1
     out, err = capsys.readouterr()
     assert err.startswith("drlib ask: no answer: the limit of context") and err.count("\n") == 1
 
 
 def test_ask_with_vllm_in_process(offline, capsys):
     """Requests `offline`, because it has initialised vLLM for this process."""
-    how = ["--folder", str(TOUR_POLICY), "--engine", "vllm", "--context-tokens", "400", "--quiet"]
-    assert main(["What is the currency of Norway?", *how]) == 0
+    arguments = [
+        "--folder",
+        str(TOUR_POLICY),
+        "--engine",
+        "vllm",
+        "--context-tokens",
+        "400",
+        "--quiet",
+    ]
+    assert main(["What is the currency of Norway?", *arguments]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Norwegian Krone"
 
 
-def test_wrong_model_name_and_server_without_updates(url):
+def test_wrong_model_name_and_disabled_updates(url):
     with pytest.raises(EndpointError, match="HTTP 404"):
         VllmServer(endpoint_of(url, "other"), TOUR_POLICY).generate([[1, 2]], GREEDY)
     with serving() as closed:

@@ -22,7 +22,7 @@ from drlib.trajectory import NO_RECORD
 from tests.engine_examples import small_model
 from tests.loop_examples import a_batch, cold_start, flat, learned, settings
 from tests.test_models_local_engine import make_prompts
-from tests.test_models_routes import ROUNDS, Routed, RoutedForgetful, plain
+from tests.test_models_routes import ROUNDS, RouteAndContextRecorder, RouteRecorder, model_routes
 
 model = small_model
 start = cold_start
@@ -32,7 +32,7 @@ batch = a_batch
 def require_known_routes(model, ids, routes_TLK):
     """Those of one pass over the ids; a record is missing in the last layer alone, and never of a
     token behind which something was sampled."""
-    expected = plain(model, ids)[: len(ids) - 1]
+    expected = model_routes(model, ids)[: len(ids) - 1]
     known = routes_TLK != NO_RECORD
     assert routes_TLK.dtype == np.uint16 and routes_TLK.shape == expected.shape
     assert known[:, :-1].all() and known[:, -1].any()
@@ -48,7 +48,7 @@ def test_the_engine_s_routes_are_those_of_one_pass_over_all_tokens(model, slots,
     params = SamplingParams(max_tokens=15, stop_ids=(1, 2, 3), seed=5)
     engine = LocalEngine(model, slots=slots, max_context=200, lockstep=lockstep, routes=True)
     with ThreadPoolExecutor(3) as pool:
-        recorder = Routed(prompts, pool=pool)
+        recorder = RouteRecorder(prompts, pool=pool)
         engine.converse(prompts, params, recorder)
     for i, ids in enumerate(recorder.ids):
         assert len(recorder.routes[i]) == 3
@@ -58,7 +58,7 @@ def test_the_engine_s_routes_are_those_of_one_pass_over_all_tokens(model, slots,
 
 def test_routes_of_contexts_begun_anew_are_of_these(model):
     prompts = make_prompts(3)
-    recorder = RoutedForgetful(prompts)
+    recorder = RouteAndContextRecorder(prompts)
     engine = LocalEngine(model, slots=2, max_context=200, routes=True)
     engine.converse(prompts, SamplingParams(max_tokens=12, seed=4), recorder)
     assert len(recorder.routes) == 3 * ROUNDS
