@@ -54,15 +54,15 @@ def held_out(world: SmallWorld, config: Config) -> list[Task]:
     No search question has a shortcut. The question engine adds as many questions of several
     conditions, in equal parts.
     """
-    drawn = (config.evaluation.questions, config.evaluation.seed, "test")
-    python = chain_questions(world, *drawn, "python")
+    count, seed = config.evaluation.questions, config.evaluation.seed
+    python = chain_questions(world, count, seed, "test", "python")
     results = config.rollout.search_results
-    search = chain_questions(world, *drawn, "search", results=results, at_least=1)
+    search = chain_questions(world, count, seed, "test", "search", results=results, at_least=1)
     conditions = build_condition_questions(world, config, "test")
     if conditions is None:
         return python + search
-    rng = random.Random(f"conditions-{config.evaluation.seed}")
-    share = config.evaluation.questions // len(conditions.skills)
+    rng = random.Random(f"conditions-{seed}")
+    share = count // len(conditions.skills)
     several = []
     for skill in conditions.skills:
         pool = conditions.all(skill)
@@ -73,9 +73,9 @@ def held_out(world: SmallWorld, config: Config) -> list[Task]:
 def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
     """Return (outcomes, trajectories) of the tasks; `keys` fix each question's random streams."""
     k = config.evaluation.samples
-    streams = dict(seed=config.evaluation.seed, keys=keys)
-    greedy = agent.run(tasks, temperature=0.0, **streams)
-    sampled = agent.run(tasks, samples=k, temperature=1.0, **streams)
+    seed = config.evaluation.seed
+    greedy = agent.run(tasks, temperature=0.0, seed=seed, keys=keys)
+    sampled = agent.run(tasks, samples=k, temperature=1.0, seed=seed, keys=keys)
     outcomes = []
     for i, (task, first) in enumerate(zip(tasks, greedy)):
         tries = sampled[i * k : (i + 1) * k]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from drlib.validation import require
 
 EVALUATED = ("untrained", "sft", "sft_continued", "rl", "closed_book", "rl_random_reward")
 CONTROLS = ("sft_continued", "rl_random_reward")
+
+OutcomeTable = dict[tuple[str, int], list[Outcome]]  # (stage, seed) -> outcomes by question
 
 
 def titles() -> dict[str, str]:
@@ -119,7 +121,7 @@ class Results:
     command: str
     profile: str
     rows: list[dict]
-    outcomes: dict[tuple[str, int], list[Outcome]]
+    outcomes: OutcomeTable
     made: dict = field(default_factory=dict)
 
     @property
@@ -244,7 +246,7 @@ def _score(outcome: Outcome, decoding: str) -> float:
     raise ValueError(f"unknown decoding {decoding!r}: there are {known}")
 
 
-def _matrix(by_seed: dict[int, dict[str, float]]) -> np.ndarray:
+def _matrix(by_seed: Mapping[int, Mapping[str, float]]) -> np.ndarray:
     """Return values [S seeds, Q questions], sorted by question; ValueError if seeds differ in
     questions.
     """
@@ -257,14 +259,14 @@ def _matrix(by_seed: dict[int, dict[str, float]]) -> np.ndarray:
 COUNTS = ("calls", "errors", "greedy_calls", "greedy_errors", "no_answer")
 
 
-def _packed(outcomes: dict) -> str:
+def _packed(outcomes: OutcomeTable) -> str:
     """Pack outcomes: questions once, each stage and seed as strings of digits and short lists."""
     first = next(iter(outcomes.values()))
-    data = {"questions": [[o.task, o.kind, o.hops] for o in first], "outcomes": []}
+    blocks = []
     for (stage, seed), rows in outcomes.items():
         if [o.task for o in rows] != [o.task for o in first]:
             raise ValueError(f"stage {stage!r} of seed {seed} was asked other questions")
-        data["outcomes"].append(
+        blocks.append(
             {
                 "stage": stage,
                 "seed": seed,
@@ -273,15 +275,24 @@ def _packed(outcomes: dict) -> str:
                 **{name: [getattr(o, name) for o in rows] for name in COUNTS},
             }
         )
+    data = {"questions": [[o.task, o.kind, o.hops] for o in first], "outcomes": blocks}
     return json.dumps(data, separators=(",", ":")) + "\n"
 
 
-def _unpacked(data: dict) -> dict:
+def _unpacked(data: dict) -> OutcomeTable:
     outcomes = {}
     for block in data["outcomes"]:
-        columns = data["questions"], *(block[name] for name in ("greedy", "samples", *COUNTS))
+        counts = zip(*(block[name] for name in COUNTS), strict=True)
+        columns = zip(data["questions"], block["greedy"], block["samples"], counts, strict=True)
         outcomes[block["stage"], block["seed"]] = [
-            Outcome(*question, greedy == "1", [c == "1" for c in samples], *counts)
-            for question, greedy, samples, *counts in zip(*columns, strict=True)
+            Outcome(
+                task=task,
+                kind=kind,
+                hops=hops,
+                greedy=greedy == "1",
+                samples=[c == "1" for c in samples],
+                **dict(zip(COUNTS, numbers)),
+            )
+            for (task, kind, hops), greedy, samples, numbers in columns
         ]
     return outcomes
