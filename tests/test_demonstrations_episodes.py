@@ -119,7 +119,7 @@ def test_attempts_of_other_policies_become_the_same_rows():
     assert observations(second) == [SEEN] and second.correct
     assert third.answer is None
     assert [Funnel().fault(e) for e in (first, second)] == [None, None]
-    assert not hasattr(first, "record")
+    assert first.record is None
     openai = {"role": "assistant", "content": None, "tool_calls": []}
     with pytest.raises(ValueError, match="row 2 .* content is no text"):
         from_trajectories([rows[0], {"messages": [own.messages[0], openai]}], [GIVEN])

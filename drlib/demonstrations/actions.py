@@ -27,7 +27,7 @@ from drlib.questions.question_engine import SMALL_POOL_SIZE, ConditionQuestions,
 from drlib.questions.search_plan import split_facts
 from drlib.task import Task
 from drlib.trajectory import ToolResult
-from drlib.worlds import Names, SmallWorld, fictional_world
+from drlib.worlds import Names, SmallWorld, World, fictional_world
 from drlib.worlds.fictional import invent_name
 from drlib.worlds.small import snippet
 
@@ -102,8 +102,8 @@ class InventedTools:
         self.results = results
         self.rng = rng
 
-    def call(self, name: str, arguments: dict, *, world: None) -> ToolResult:
-        """Return the result of one call in the form of `Toolbox.call`."""
+    def call(self, name: str, arguments: dict, *, world: World | None) -> ToolResult:
+        """Return the result of one call in the form of `Toolbox.call`; `world` is ignored."""
         if name == "python":
             return ToolResult(name, arguments, self.task.answer, True, None)
         query = arguments["query"]

@@ -36,7 +36,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from drlib.chat.template import ChatIds
@@ -87,6 +87,7 @@ class CptRow(NamedTuple):
 
 def sample_of(row: CptRow, chat: ChatIds) -> Sample:
     """Return the token ids of a row, with loss on the policy's own words."""
+    encode: dict[str, Callable[[str], list[int]]]
     encode = {"user": chat.prompt, "tool": chat.tool_turn, "facts": chat.plain}
     pieces = [(encode.get(role, chat.encode)(text), role == "own") for role, text in row.parts]
     return join_pieces(pieces)
@@ -263,9 +264,11 @@ def _judged(refined: str, task: Task) -> str:
 
 
 class Widener(Protocol):
-    """Writer of alternative steps; `names` are valid search terms."""
+    """Writer of alternative steps."""
 
-    names: Sequence[str]
+    @property
+    def names(self) -> Sequence[str]:
+        """Valid search terms."""
 
     def alternatives(
         self, messages: Sequence[dict], step: str, n: int, rng: random.Random

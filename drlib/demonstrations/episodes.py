@@ -43,8 +43,7 @@ def from_trajectories(
 
 def _episode(number: int, record: Trajectory | Mapping, known: Mapping[str, Task]) -> Episode:
     """Convert row `number`; `known` maps ids and questions to tasks."""
-    is_rollout = isinstance(record, Trajectory)
-    row = vars(record) if is_rollout else record
+    row = vars(record) if isinstance(record, Trajectory) else record
     said = [message for message in row.get("messages") or () if message["role"] != "system"]
     if not all(isinstance(message["content"], str) for message in said):
         raise ValueError(
@@ -60,7 +59,7 @@ def _episode(number: int, record: Trajectory | Mapping, known: Mapping[str, Task
     episode.messages += said[1:]
     episode.answer = getattr(parse(said[-1]["content"]), "text", None)
     episode.tool_results = [*row.get("tool_results", ())]
-    if is_rollout:
+    if isinstance(record, Trajectory):
         episode.record = record
     return episode
 

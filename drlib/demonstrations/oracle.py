@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.questions.chains import END, NEXT_PAGE, NO_TREASURE, TREASURE
 from drlib.questions.search_plan import find_value, parse_pages, plan_searches
 from drlib.task import Task, is_correct
-from drlib.tools import Toolbox
-from drlib.trajectory import ToolResult
+from drlib.trajectory import ToolResult, Trajectory
 from drlib.worlds import World
 
 CALLS_OF_A_LOOP = 6
@@ -33,14 +33,22 @@ ONWARD = "On to the next."
 AGAIN = ("That failed. Try again.", "An error. Fix it.")
 
 
+class ToolCaller(Protocol):
+    """Tools of an episode: a `Toolbox`, or simulated results."""
+
+    def call(self, name: str, arguments: dict, *, world: World | None) -> ToolResult:
+        """Run a tool and return its result."""
+
+
 class Episode:
     """One rollout of a teacher: messages from the question on, tool results, and the answer or
     None.
 
-    `known` holds the facts found so far, as a report would list them.
+    `known` holds the facts found so far, as a report would list them. `record` is the rollout that
+    the episode was converted from, with the sampled ids.
     """
 
-    def __init__(self, task: Task, toolbox: Toolbox, world: World | None):
+    def __init__(self, task: Task, toolbox: ToolCaller | None, world: World | None):
         self.task = task
         self._toolbox = toolbox
         self._world = world
@@ -49,6 +57,7 @@ class Episode:
         self.answer: str | None = None
         self.known: dict[str, str] = {}  # relation -> the value last found
         self.known_before: list[dict[str, str]] = []  # of each turn
+        self.record: Trajectory | None = None
 
     @property
     def correct(self) -> bool:
@@ -94,7 +103,7 @@ class Demonstrator:
         self._names = list(names)
 
     def play(
-        self, task: Task, toolbox: Toolbox, rng: random.Random, world: World | None = None
+        self, task: Task, toolbox: ToolCaller, rng: random.Random, world: World | None = None
     ) -> Episode:
         """Solve one task and return the episode; LookupError if a search does not show what it
         needs.

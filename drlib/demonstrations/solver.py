@@ -11,7 +11,7 @@ facts.
 
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from drlib.demonstrations.oracle import Episode
@@ -102,7 +102,7 @@ class _Hand:
         self.links: dict[str, str] = {}  # title -> address, of pages that were shown
         self.facts: dict[str, dict[str, list[str]]] = {}  # what was read, {} for no page
         self.rest: dict[str, str] = {}  # title -> address of the next part
-        self.hits: dict[str, Iterable[str]] = {}  # query -> titles
+        self.hits: dict[str, Collection[str]] = {}  # query -> titles
         self.note = ""  # what the next thought begins with
 
     def call(self, thought: str, name: str, arguments: dict) -> str:

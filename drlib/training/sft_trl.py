@@ -24,6 +24,7 @@ from trl import SFTConfig, SFTTrainer
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.demonstrations.actions import Sample, episode_sample
+from drlib.demonstrations.oracle import Episode
 from drlib.models.moe import load_policy, save_policy
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE, read_episodes
@@ -62,7 +63,8 @@ def sft_dataset(rows: Iterable, chat: ChatIds, max_tokens: int | None = None) ->
     """
     columns: dict[str, list] = {"input_ids": [], "labels": []}
     for number, row in enumerate(rows, 1):
-        row = getattr(row, "record", row)  # the sampled tokens of an episode
+        if isinstance(row, Episode) and row.record is not None:
+            row = row.record  # with the sampled tokens
         if isinstance(row, Trajectory):
             row = Sample(tuple(row.token_ids.tolist()), tuple(row.generated.tolist()))
         elif not isinstance(row, Sample):
