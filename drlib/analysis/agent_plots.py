@@ -80,8 +80,9 @@ def plot_site_walk(
     for number, (page, to) in enumerate(zip(walk, walk[1:]), 1):
         if to not in links[page]:
             raise ValueError(f"step {number}: no link leads from {page} to {to}")
-        _draw_step(ax, np.array(places[page]), np.array(places[to]), number)
-    ax.scatter(*np.array([*places.values()]).T, s=10, color=CONTROL, zorder=3)
+        _draw_step(ax, places[page], places[to], number)
+    xs, ys = np.array([*places.values()]).T
+    ax.scatter(xs, ys, s=10, color=CONTROL, zorder=3)
     for page in dict.fromkeys(walk):
         color = UP if page in found else "white"
         ax.scatter(*places[page], s=60, color=color, edgecolors=UP, linewidths=1.5, zorder=4)
@@ -105,13 +106,15 @@ def plot_site_walk(
     ax.margins(0.08)
 
 
-def _draw_step(ax: Axes, here: np.ndarray, there: np.ndarray, number: int) -> None:
+def _draw_step(
+    ax: Axes, here: tuple[float, float], there: tuple[float, float], number: int
+) -> None:
     """Draw a numbered arrow, curved so that opposite steps do not overlap."""
     style = {"arrowstyle": "-|>", "color": UP, "lw": 1.6, "shrinkA": 5, "shrinkB": 5}
     style["connectionstyle"] = f"arc3,rad={CURVATURE}"
     ax.annotate("", there, here, arrowprops=style, zorder=5)
-    across = there - here
-    x, y = (here + there) / 2 + CURVATURE / 2 * np.array([across[1], -across[0]])
+    across = np.subtract(there, here)
+    x, y = np.add(here, there) / 2 + CURVATURE / 2 * np.array([across[1], -across[0]])
     box = {"boxstyle": "circle,pad=0.15", "fc": "white", "ec": UP, "lw": 0.8}
     ax.text(x, y, str(number), ha="center", va="center", fontsize=7, zorder=6, bbox=box)
 

@@ -62,7 +62,7 @@ def _prefix_edges(word: str, query: Query) -> list[Edge]:
     found = list_edges(query)
     if len(found) > 1:
         return [(word, query, "")]
-    return [(f"{word} {label}", *rest) for label, *rest in found]
+    return [(f"{word} {label}", target, text) for label, target, text in found]
 
 
 def plot_question_graph(query: Query, answer: str = "", ax: Axes | None = None) -> Figure:
@@ -107,7 +107,7 @@ def plot_question_graph(query: Query, answer: str = "", ax: Axes | None = None) 
         )
     ax.set(xlim=(-0.35, columns - 0.55), ylim=(rows - 0.45, -0.55))
     ax.axis("off")
-    return ax.figure
+    return ax.get_figure(root=True)
 
 
 def _place_nodes(edge: Edge, x: float, row: float, parent: int, nodes: list) -> float:

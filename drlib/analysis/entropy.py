@@ -19,6 +19,7 @@ from drlib.analysis.token_table import TokenTable
 from drlib.rl.divergences import top_entropy_mask
 from drlib.validation import require
 
+EntropyScope = Literal["trajectory", "batch", "fixed"]
 FIXED_NATS = 0.672  # the 80th percentile of Qwen3-8B (arXiv 2506.01939); differs between models
 
 
@@ -48,9 +49,10 @@ def entropy_bounds(top_logprobs_NK: np.ndarray, vocabulary: int) -> tuple[np.nda
         f"top_logprobs must have shape [N, K] with K in 1..{vocabulary} (vocabulary), "
         f"got {logp_NK.shape}",
     )
-    require((logp_NK <= 1e-6).all(), "top_logprobs must not be NaN or positive")
+    require(bool((logp_NK <= 1e-6).all()), "top_logprobs must not be NaN or positive")
     require(
-        (p_NK.sum(-1) <= 1.001).all(), "top_logprobs sum to more than 1; remove duplicate tokens"
+        bool((p_NK.sum(-1) <= 1.001).all()),
+        "top_logprobs sum to more than 1; remove duplicate tokens",
     )
     others = vocabulary - logp_NK.shape[1]
     known_N = _entropy_terms(p_NK).sum(-1)
@@ -73,7 +75,7 @@ def _entropy_terms(p: np.ndarray) -> np.ndarray:
 def high_entropy(
     table: TokenTable,
     share: float = 0.2,
-    scope: Literal["trajectory", "batch", "fixed"] = "batch",
+    scope: EntropyScope = "batch",
     *,
     within: np.ndarray | None = None,
     threshold: float = FIXED_NATS,

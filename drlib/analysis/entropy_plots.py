@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
 from drlib.analysis.plots import CONTROL, DOWN, UP
+from drlib.analysis.pseudo_gradient import LossCurve
 from drlib.analysis.token_table import TokenTable, find_responses
 from drlib.trajectory import Segment, Trajectory
 
@@ -209,12 +210,14 @@ def plot_entropy_changes(ax: Axes, found: Mapping[str, Mapping]) -> None:
     ax.legend()
 
 
-def plot_answer_loss(ax: Axes, curves: Mapping[str, object], spans: Sequence[tuple] = ()) -> None:
+def plot_answer_loss(
+    ax: Axes, curves: Mapping[str, LossCurve], spans: Sequence[tuple] = ()
+) -> None:
     """Plot the loss of the answer along a trajectory; dots mark turn starts.
 
     Args:
         ax: axes to draw into.
-        curves: label -> `pseudo_gradient.LossCurve`; dotted lines bridge gaps between points.
+        curves: label -> loss curve; dotted lines bridge gaps between points.
         spans: result of `token_table.find_responses`; failed responses are orange.
     """
     for color, (name, curve) in zip(cycle((UP, DOWN, CONTROL, "C2")), curves.items()):

@@ -7,7 +7,7 @@ negative advantages, grey for controls and references.
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from drlib.rl.advantages import leave_one_out
 from drlib.rl.filtering import FilterConfig, filter_rollouts
@@ -38,10 +39,10 @@ def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
 
 def plot_seed_band(
     ax: Axes,
-    curves: Sequence[Sequence[float]],
+    curves: ArrayLike,
     color: str,
     label: str,
-    steps: Sequence[float] | None = None,
+    steps: ArrayLike | None = None,
     *,
     style: str = "-",
     thick: float = 2.2,
@@ -75,7 +76,7 @@ def plot_seed_band(
 
 
 def compute_surrogate(
-    ratios: Sequence[float], advantage: float, config: LossConfig
+    ratios: Iterable[float], advantage: float, config: LossConfig
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute the surrogate objective of one token and its gradient with `policy_loss`.
 

@@ -75,7 +75,7 @@ def answer_losses(
             cached += len(more)
         rows_BS = [[context[end - 1], *branch] for end in ends]
         losses += _branch_losses(model, cache, cached, ends, rows_BS, answer)
-    require(np.isfinite(losses).all(), "a loss is not finite: check the model's weights")
+    require(bool(np.isfinite(losses).all()), "a loss is not finite: check the model's weights")
     return np.array(losses)[place_P]
 
 
@@ -270,7 +270,9 @@ def extract_bridge(tokenizer, trajectory: Trajectory, answer: str) -> str:
 def _split_turns(trajectory: Trajectory) -> list[list[int]]:
     """Return the positions of the sampled tokens, one list per turn."""
     at = np.flatnonzero(trajectory.generated)
-    require(len(at) and at[0], f"trajectory {trajectory.id} needs a prompt and sampled tokens")
+    require(
+        len(at) > 0 and bool(at[0]), f"trajectory {trajectory.id} needs a prompt and sampled tokens"
+    )
     return [run.tolist() for run in np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)]
 
 

@@ -22,7 +22,7 @@ comparisons.
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +32,7 @@ from statistics import NormalDist
 import numpy as np
 import yaml
 
-from drlib.analysis.entropy import high_entropy
+from drlib.analysis.entropy import EntropyScope, high_entropy
 from drlib.analysis.token_table import RESPONSE_STATUSES, TokenTable
 from drlib.intervals import RESAMPLES, Interval, resample
 from drlib.trajectory import Segment
@@ -101,7 +101,10 @@ def _sum_by_trajectory(rows: np.ndarray, m: int, *columns: np.ndarray) -> np.nda
 
 
 def fork_tokens(
-    table: TokenTable, share: float = 0.2, scope: str = "trajectory", **fixed
+    table: TokenTable,
+    share: float = 0.2,
+    scope: EntropyScope = "trajectory",
+    **fixed,
 ) -> np.ndarray:
     """Mark forking tokens, the thought tokens of highest entropy: bool [N].
 
@@ -146,7 +149,7 @@ def reflection_lift(
     *,
     window: int = 64,
     share: float = 0.2,
-    scope: str = "batch",
+    scope: EntropyScope = "batch",
     threshold: float | None = None,
     resamples: int = RESAMPLES,
     permutations: int = 500,
@@ -303,7 +306,7 @@ def event_curves(
         if not len(starts):
             continue
         totals, counts = np.zeros((2, trajectories * width))
-        for k, place in enumerate(places):
+        for k, place in enumerate(places.tolist()):
             near = _find_tokens_at_offset(table, starts, place)
             cell = table.row[near] * width + k
             totals += np.bincount(cell, entropy[near], minlength=trajectories * width)
@@ -452,7 +455,8 @@ def word_entropies(
 
     """
     entropy = table.known("entropy")
-    counts, totals = Counter(), Counter()
+    counts: Counter[str] = Counter()
+    totals: defaultdict[str, float] = defaultdict(float)  # nats
     for word, at in _iter_words(table, texts):
         counts[word] += 1
         totals[word] += float(entropy[at])

@@ -224,7 +224,7 @@ def _render_words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
         yield _render_table(heads, rows)
     if np.isfinite(table.entropy).all():
         found = reflection.word_entropies(table, texts, top=60)
-        words = [(escape_unseen(word), *numbers) for word, *numbers in found]
+        words = [(escape_unseen(word), count, nats) for word, count, nats in found]
         yield _render_figure(lambda ax: plots.plot_word_grid(ax, words), height=4)
 
 

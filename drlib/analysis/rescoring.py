@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ def _rescore_batch(batch: list[Trajectory], scoring: _Scoring) -> list[Trajector
             before_N = torch.from_numpy(np.flatnonzero(trajectory.generated[1:]))
             ids_N = ids_BT[b, before_N + 1].to(model.device)
             scores = _score_tokens(out_BTX[b, before_N.to(model.device)], ids_N, scoring)
-            changes = {
+            changes: dict[str, Any] = {  # fields of the trajectory
                 name: _scatter_values(trajectory, values_N) for name, values_N in scores.items()
             }
             if scoring.experts:

@@ -26,7 +26,7 @@ _OBSERVED = re.compile(
     re.S,
 )
 # for each token its log-probability, and the ids and log-probabilities of its alternatives
-TokenScores = list[tuple[float | None, Sequence[tuple[int, float]]]]
+TokenScores = Sequence[tuple[float | None, Sequence[tuple[int, float]]]]
 
 
 class TokenRun(NamedTuple):

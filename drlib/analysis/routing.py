@@ -166,7 +166,7 @@ def compute_agreement(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> np.nd
             experts.
 
     """
-    same_L = 0.0  # tokens with the same experts, by layer
+    same_L = np.zeros((), np.float32)  # tokens with the same experts, by layer
     tokens = 0
     for one, other in zip(a, b, strict=True):
         require(

@@ -133,7 +133,9 @@ def plot_timeline(ax: Axes, spans: Sequence[Span], until: float) -> None:
         )
         if span.what == "train" and span.age and span.end <= until:
             middle = (start + end) / 2
-            ax.text(middle, span.lane, span.age, ha="center", va="center", color="w", fontsize=8)
+            ax.text(
+                middle, span.lane, str(span.age), ha="center", va="center", color="w", fontsize=8
+            )
     lanes = max(span.lane for span in spans)
     names = ["learner", *(f"engine {n}" for n in range(1, lanes + 1))]
     ax.set_yticks(range(lanes + 1), names)

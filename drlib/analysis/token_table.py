@@ -91,11 +91,10 @@ def token_statistics(source: TrajectorySource) -> TokenTable:
         ValueError: no sampled tokens, a duplicate id, or a tool response without a tool result.
 
     """
-    stream = source
     if isinstance(source, str | Path):
-        stream = iter_trajectories(source, without=_UNUSED_COLUMNS)
+        source = iter_trajectories(source, without=_UNUSED_COLUMNS)
     names, right, parts = [], [], []
-    for row, trajectory in enumerate(stream):
+    for row, trajectory in enumerate(source):
         names.append(trajectory.id)
         right.append(judge_outcome(trajectory))
         parts.append(_build_columns(row, trajectory))

@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -252,7 +253,7 @@ def _list_events(t: Trajectory) -> list[dict]:
 
 def _pack_checkpoint(t: Trajectory, ids: np.ndarray) -> dict:
     """Return the values of a checkpoint at sampled tokens, and its experts at all tokens."""
-    side = {
+    side: dict[str, Any] = {
         "logprob": _pack(t.logprobs[t.generated]),
         "entropy": None if t.entropies is None else _pack(t.entropies[t.generated]),
     }
