@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from drlib.validation import require
 
-Pixels = np.ndarray  # uint8 [height, width, 3], red green blue
+Pixels = NDArray[np.uint8]  # uint8 [height, width, 3], red green blue
 Box = tuple[int, int, int, int]  # left, top, width, height, in pixels
 
 SIZE = 64  # pixels, width and height
@@ -156,7 +156,7 @@ def sheet_boxes(n: int, columns: int = 2) -> list[Box]:
 
 def find_boxes(pixels: Pixels) -> list[Box]:
     """Return the boxes of the separate marks on white, in reading order; [] for a blank picture."""
-    marked = (pixels < WHITE).any(axis=2)
+    marked = np.any(pixels < WHITE, axis=2)
     return [
         (left, top, right - left, bottom - top)
         for top, bottom in _runs(marked.any(axis=1))
@@ -169,7 +169,7 @@ def read_numbers(pixels: Pixels) -> str:
 
     An unknown glyph, such as one that is cut off, is "?". A picture without ink gives "".
     """
-    ink = (pixels < DARK).all(axis=2)
+    ink = np.all(pixels < DARK, axis=2)
     lines = [_line(ink[top:bottom]) for top, bottom in _runs(ink.any(axis=1))]
     return "\n".join(lines)
 

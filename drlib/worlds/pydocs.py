@@ -114,7 +114,7 @@ def import_modules() -> dict:
 class StandardLibrary:
     """Public objects by title, titles by identity, and the functions of all source files."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.modules = import_modules()
         self.found: dict[str, object] = {}
         self.titles: dict[int, str] = {}  # `id` of the object -> title
