@@ -113,7 +113,7 @@ MUTANTS = [
         "drlib/questions/entity_memory.py",
         "        if not is_address:\n",
         "        if True:\n",
-        (f"{MEMORY}::test_what_cannot_be_told_apart_or_says_nothing_is_left_out",),
+        (f"{MEMORY}::test_ambiguous_names_and_markup_are_excluded",),
         "what is said of a town would be said of its harbour",
     ),
     Mutant(

@@ -184,7 +184,7 @@ MUTANTS = [
         "drlib/questions/question_engine.py",
         "    names = [] if rules.plain else rng.sample(",
         "    names = rng.sample(",
-        (f"{ENGINE}::test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone",),
+        (f"{ENGINE}::test_plain_option_controls_vague_conditions",),
         "questions are drawn that are never plain",
     ),
     Mutant(
@@ -192,7 +192,7 @@ MUTANTS = [
         "drlib/questions/question_engine.py",
         "    vague = not rules.plain\n",
         "    vague = True\n",
-        (f"{ENGINE}::test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone",),
+        (f"{ENGINE}::test_plain_option_controls_vague_conditions",),
         "plain questions are told by things without a name",
     ),
     Mutant(
@@ -224,7 +224,7 @@ MUTANTS = [
         "drlib/questions/question_engine.py",
         "                answers += self.postponed[hops]\n",
         "                pass\n",
-        (f"{ENGINE}::test_answers_that_stand_back_come_again",),
+        (f"{ENGINE}::test_postponed_answers_are_drawn_later",),
         "a small world gives fewer questions than it has",
     ),
     Mutant(
@@ -232,7 +232,7 @@ MUTANTS = [
         "drlib/questions/question_set.py",
         "            near = set().union(*(self._by_name[title] for title in around)) - mine\n",
         "            near = set()\n",
-        (f"{TESTS}::test_what_leads_to_a_test_answer_is_not_in_training",),
+        (f"{TESTS}::test_split_removes_training_leaks",),
         "the test's neighbourhood was seen",
     ),
     Mutant(
@@ -240,7 +240,7 @@ MUTANTS = [
         "drlib/questions/question_set.py",
         "for name in (one.answer, *one.names)}:\n",
         "for name in (one.answer,)}:\n",
-        (f"{TESTS}::test_what_leads_to_a_test_answer_is_not_in_training",),
+        (f"{TESTS}::test_split_removes_training_leaks",),
         "a test answer is learnt under another name",
     ),
     Mutant(
@@ -248,7 +248,7 @@ MUTANTS = [
         "drlib/questions/question_set.py",
         "return used | find_used_facts(right, graph, excepted)\n",
         "return find_used_facts(left, graph, found)\n",
-        (f"{TESTS}::test_the_facts_by_which_a_question_is_answered",),
+        (f"{TESTS}::test_find_used_facts",),
         "the evidence does not show why the exception holds",
     ),
     Mutant(
@@ -256,7 +256,7 @@ MUTANTS = [
         "drlib/questions/question_set.py",
         '        answer = normalise_answer(row["answer"])\n',
         '        answer = row["family"] + normalise_answer(row["answer"])\n',
-        (f"{TESTS}::test_no_answer_has_more_than_its_share_over_all_families",),
+        (f"{TESTS}::test_answer_quota_covers_all_families",),
         "a frequent answer is a good guess",
     ),
     Mutant(
@@ -264,7 +264,7 @@ MUTANTS = [
         "drlib/questions/question_set.py",
         "    return [row for place, row in enumerate(rows) if place not in known]\n",
         "    return rows\n",
-        (f"{TESTS}::test_a_benchmark_s_questions_are_left_out",),
+        (f"{TESTS}::test_benchmark_questions_are_excluded",),
         "the benchmark is learnt by heart",
     ),
     Mutant(
@@ -272,7 +272,7 @@ MUTANTS = [
         "drlib/questions/families.py",
         '    rng = random.Random(f"{family}-{seed}-{block}")\n',
         '    rng = random.Random(f"{family}-{seed}")\n',
-        (f"{TESTS}::test_every_family_asks_what_has_one_answer",),
+        (f"{TESTS}::test_family_questions_have_one_answer",),
         "a data set ends after one block",
     ),
     Mutant(
@@ -280,7 +280,7 @@ MUTANTS = [
         "drlib/questions/question_set.py",
         'if not row.get("closed_book")]',
         'if row.get("closed_book") != 1.0]',
-        (f"{TESTS}::test_one_right_try_of_many_is_enough_to_leave_a_question_out",),
+        (f"{TESTS}::test_questions_solved_closed_book_are_excluded",),
         "a question that needs no tool trains tool use",
     ),
     Mutant(
@@ -288,7 +288,7 @@ MUTANTS = [
         "drlib/questions/question_set.py",
         '    kept = [row for row in found if row["closed_book"] is not None]\n',
         "    kept = found\n",
-        (f"{TESTS}::test_one_right_try_of_many_is_enough_to_leave_a_question_out",),
+        (f"{TESTS}::test_questions_solved_closed_book_are_excluded",),
         "a server that is down makes every question hard",
     ),
 ]

@@ -112,7 +112,7 @@ MUTANTS = [
         WEBSHAPER,
         "        yield from _iter_choice_triples(part, names)\n",
         "",
-        (f"{FORMAT}::test_what_a_tree_cannot_say_is_read_and_written_again", ALL_CHOICES),
+        (f"{FORMAT}::test_non_tree_rows_round_trip", ALL_CHOICES),
         "rows are lost",
     ),
     Mutant(
@@ -120,7 +120,7 @@ MUTANTS = [
         WEBSHAPER,
         "        arguments += [_parse_end(name) for name in _IN_WORDS.findall(text)]\n",
         "",
-        (f"{FORMAT}::test_a_row_that_is_no_triple_is_a_predicate",),
+        (f"{FORMAT}::test_non_triple_rows_become_predicates",),
         "a released row loses what it is about",
     ),
     Mutant(
@@ -128,7 +128,7 @@ MUTANTS = [
         WEBSHAPER,
         "    if len(arguments) == 2:\n",
         "    if len(arguments) >= 2:\n",
-        (f"{FORMAT}::test_a_row_of_three_things_is_a_thing_of_its_own",),
+        (f"{FORMAT}::test_three_argument_row_becomes_an_entity",),
         "a sale has no buyer",
     ),
     Mutant(

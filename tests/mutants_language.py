@@ -5,7 +5,7 @@ clauses.py, phrases.py, read_back.py, families/websailor.py and websailor_v2.py 
 from tests.mutants import Mutant
 
 TESTS = "tests/test_questions_sentences.py"
-WORDS = f"{TESTS}::test_a_query_in_words_and_back"
+WORDS = f"{TESTS}::test_sentences_round_trip"
 PLAIN = "tests/test_questions_plainness.py"
 PLAINNESS = "drlib/questions/plainness.py"
 SENTENCES = "drlib/questions/sentences.py"
@@ -35,7 +35,7 @@ MUTANTS = [
         CLAUSES,
         "low % 10 == 0 and high == low + 9:",
         "low % 10 == 0:",
-        (f"{TESTS}::test_a_decade_is_a_whole_one",),
+        (f"{TESTS}::test_format_range_uses_full_decades_only",),
         "a range is said wider than it is",
     ),
     Mutant(
@@ -43,7 +43,7 @@ MUTANTS = [
         SENTENCES,
         "            if nouns.count(step.noun) == 1:\n",
         "            if nouns:\n",
-        (f"{TESTS}::test_two_steps_of_one_noun_are_told_apart_by_their_place",),
+        (f"{TESTS}::test_steps_with_one_noun_are_numbered",),
         "a sentence has two meanings",
     ),
     Mutant(
@@ -67,7 +67,7 @@ MUTANTS = [
         "drlib/questions/phrases.py",
         """            found[f'"{title}"' if name in found else name] = title\n""",
         "            found[name] = title\n",
-        (f"{TESTS}::test_no_two_names_are_said_alike",),
+        (f"{TESTS}::test_mentions_are_unique",),
         "a name has two meanings",
     ),
     Mutant(
@@ -75,7 +75,7 @@ MUTANTS = [
         "drlib/questions/question_engine.py",
         '    if presentation.wording == "brackets":\n',
         '    if presentation.wording != "brackets":\n',
-        (f"{TESTS}::test_the_engine_words_for_readers_or_for_a_small_policy",),
+        (f"{TESTS}::test_wording_option_of_the_engine",),
         "the two wordings are exchanged",
     ),
     Mutant(
@@ -131,7 +131,7 @@ MUTANTS = [
         FOG,
         "    return fact < vague\n",
         "    return fact <= vague\n",
-        (f"{FOGGY}::test_only_what_more_things_fit_is_fog",),
+        (f"{FOGGY}::test_widens_requires_more_matches",),
         "another name of a thing counts as vague",
     ),
     Mutant(
@@ -139,7 +139,7 @@ MUTANTS = [
         FOG,
         "    return [hit.title for hit in world.search(words, 1)] == [hidden]\n",
         "    return False\n",
-        (f"{FOGGY}::test_a_clue_that_a_search_answers_with_what_it_hides_is_none",),
+        (f"{FOGGY}::test_clues_resolved_by_search_are_detected",),
         "one search gives the hidden name",
     ),
     Mutant(
@@ -147,7 +147,7 @@ MUTANTS = [
         FOG,
         "    return tuple(title for title in titles if neighbours[title] <= most)\n",
         "    return tuple(title for title in titles if neighbours[title] >= most)\n",
-        (f"{FOGGY}::test_rare_seeds_are_the_half_of_which_least_is_told",),
+        (f"{FOGGY}::test_rare_seeds_have_the_fewest_neighbours",),
         "questions are about what everybody knows",
     ),
     Mutant(
@@ -196,7 +196,7 @@ MUTANTS = [
         FOG,
         "        if _take_initials(title) == short and graph.values(title, fact.relation)\n",
         "        if _take_initials(title) == short\n",
-        (f"{FOGGY}::test_a_name_becomes_initials_that_similar_names_share",),
+        (f"{FOGGY}::test_initials_are_shared_by_similar_names",),
         "an idle branch keeps the clue from being used",
     ),
     Mutant(
@@ -212,7 +212,7 @@ MUTANTS = [
         SENTENCES,
         "            return to_plural_clause(said) if several else said\n",
         "            return said\n",
-        (f"{TESTS}::test_a_verb_agrees_with_its_noun",),
+        (f"{TESTS}::test_verbs_agree_with_nouns",),
         "functions that raises",
     ),
     Mutant(
@@ -220,7 +220,7 @@ MUTANTS = [
         "drlib/questions/read_back.py",
         "        if text and _has_one_meaning(text, wanted, grammar):\n",
         "        if text and (names or _has_one_meaning(text, wanted, grammar)):\n",
-        (f"{FOGGY}::test_a_vague_wording_is_proved_with_the_names_in_it",),
+        (f"{FOGGY}::test_vague_wording_is_verified_with_full_names",),
         "a foggy question may have two meanings",
     ),
 ]

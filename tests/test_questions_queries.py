@@ -84,7 +84,7 @@ def random_query(rng, graph, deep=4):
     }[kind]()
 
 
-def whole(value):
+def parse_integer(value):
     return re.fullmatch(r"-?[0-9]{1,18}", value) and int(value)
 
 
@@ -118,13 +118,16 @@ def fulfils(title, query, graph):
         case Diff(left, right):
             return fulfils(title, left, graph) and not fulfils(title, right, graph)
         case Range(relation, low, high):
-            found = [whole(v) for v in values(title, relation)]
+            found = [parse_integer(v) for v in values(title, relation)]
             return any(n is not None and low <= n <= high for n in found)
         case Extreme(relation, of, most):
             all_of = [
-                n for x in members(of) for n in map(whole, values(x, relation)) if n is not None
+                n
+                for x in members(of)
+                for n in map(parse_integer, values(x, relation))
+                if n is not None
             ]
-            own = [n for n in map(whole, values(title, relation)) if n is not None]
+            own = [n for n in map(parse_integer, values(title, relation)) if n is not None]
             return (
                 fulfils(title, of, graph)
                 and bool(own)
@@ -147,15 +150,15 @@ def test_hand_computed_answers():
         Range("age", -3, 0): {"C"},
         Extreme("age", Or(("A", "C", "D", "E")), True): {"D"},
         Extreme("age", Or(("A", "B")), True): {"A", "B"},  # a tie has two answers
-        Extreme("age", "E", True): set(),  # nothing that is a number
+        Extreme("age", "E", True): set(),  # no value is a number
         Count(Proj("likes of", "C")): {"2"},
         Count(Proj("likes of", "D")): {"0"},
         Proj("no such relation", "A"): set(),
         Proj("likes", "nobody"): set(),
     }
     engine = SqlEngine(SMALL)
-    for query, right in cases.items():
-        assert evaluate_query(query, SMALL) == right == engine.answers(query), query
+    for query, expected in cases.items():
+        assert evaluate_query(query, SMALL) == expected == engine.answers(query), query
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -172,7 +175,7 @@ def test_both_engines_agree_with_brute_force(seed):
         assert evaluate_query(canonicalise(query), graph) == brute, query
 
 
-def test_the_engines_agree_on_deep_queries():
+def test_engines_agree_on_deep_queries():
     rng = random.Random("deep")
     full = 0
     for _ in range(40):
@@ -182,7 +185,7 @@ def test_the_engines_agree_on_deep_queries():
             query = random_query(rng, graph, 6)
             assert evaluate_query(query, graph) == engine.answers(query), query
             full += bool(evaluate_query(query, graph))
-    assert full > 200  # not all of them about nothing
+    assert full > 200  # many answers are non-empty
 
 
 @given(
@@ -193,7 +196,7 @@ def test_the_engines_agree_on_deep_queries():
 def test_proposition_1_of_webshaper(sets, pairs, relation):
     """R(S1) | .. | R(Sm) = R(S1 | .. | Sm), arXiv 2507.15061, section 3.1."""
     graph = Graph([Node(t, "x") for t in "ABCDEFGH"], [(a, "r", b) for a, b in pairs])
-    groups = [Or(tuple(sorted(some))) for some in sets]
+    groups = [Or(tuple(sorted(members))) for members in sets]
     apart = Or(tuple(Proj(relation, group) for group in groups))
     together = Proj(relation, Or(tuple(groups)))
     engine = SqlEngine(graph)
@@ -232,7 +235,7 @@ def test_round_trip(query):
 
 
 @given(QUERIES, st.randoms())
-def test_the_canonical_form_forgets_order_nesting_and_repetition(query, rng):
+def test_canonical_form_ignores_order_nesting_and_repetition(query, rng):
     def shuffled(part):
         if isinstance(part, And | Or):
             parts = [shuffled(p) for p in part.parts]
@@ -257,7 +260,7 @@ def test_different_queries_have_different_canonical_forms():
     assert all(len(answers) == 1 for answers in forms.values())
 
 
-def test_the_text_is_what_the_format_says():
+def test_to_text_format():
     query = And(
         (
             Proj("currency of", "Norwegian Krone"),
@@ -309,12 +312,12 @@ def test_the_text_is_what_the_format_says():
         ('["count", ' * 5000 + '"a"' + "]" * 5000, "deep"),
     ],
 )
-def test_malformed_texts_are_named(text, named):
+def test_malformed_texts_are_rejected(text, named):
     with pytest.raises(ValueError, match=named):
         from_text(text)
 
 
-def test_what_is_no_query_is_refused():
+def test_non_queries_are_rejected():
     for wrong in (3, ("proj", "r", "a"), Proj("r", None), None):
         with pytest.raises(TypeError, match="not a query"):
             evaluate_query(wrong, SMALL)
@@ -322,8 +325,8 @@ def test_what_is_no_query_is_refused():
             SqlEngine(SMALL).answers(wrong)
 
 
-def test_the_limits_of_sqlite_are_one_named_error():
-    """Sets have no such limit; just below it SQLite agrees with them."""
+def test_sqlite_limits_raise_a_clear_error():
+    """Set evaluation has no such limit; SQLite agrees with it just below the limit."""
     graph, deep, rivers = small_graph(), "Rin", Proj("river of", "Rin")
     engine = SqlEngine(graph)
     fine = Proj("river", Proj("river of", Proj("river", rivers)))
@@ -339,7 +342,9 @@ def test_the_limits_of_sqlite_are_one_named_error():
         deep = Proj("river", deep)
     with pytest.raises(ValueError, match="SQLite cannot answer"):
         engine.answers(deep)
-    assert engine.answers(rivers) == evaluate_query(rivers, graph)  # it goes on
+    assert engine.answers(rivers) == evaluate_query(
+        rivers, graph
+    )  # the engine still works afterwards
 
 
 def test_parts_of_a_query():
@@ -363,10 +368,10 @@ def test_parts_of_a_query():
         (Proj("r", Proj("s", Proj("t", "C"))), Diff(Range("age", 1, 2), "B"))
     )
     assert substitute(query, "C", "D") is query and unfold(query) is query
-    assert substitute(query, "A", "E").parts[1] is query.parts[1]  # what stays is not made again
+    assert substitute(query, "A", "E").parts[1] is query.parts[1]  # unchanged parts are not copied
 
 
-def test_numbers():
+def test_parse_numbers():
     assert sorted(
         parse_numbers(["7", "-3", "0012", "--5", "2²", "٣", "", "-", "1.5", "1" * 19])
     ) == [

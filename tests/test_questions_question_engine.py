@@ -61,7 +61,7 @@ def test_questions_are_verified_by_two_engines(world, tasks):
         assert task.start == "" and task.relations == ()
 
 
-def test_few_questions_hang_on_an_equal_number(world, tasks):
+def test_coincidences_are_rare(world, tasks):
     queries = [from_text(task.query) for task in tasks]
     by_chance = [
         query
@@ -89,37 +89,37 @@ def list_weakened(lists):
             )
 
 
-def test_no_condition_at_any_depth_can_go(world, tasks):
+def test_every_nested_condition_is_needed(world, tasks):
     """Edits the JSON and uses the second engine, independent of the checks."""
-    engine, tried = SqlEngine(world.graph), 0
+    engine, count = SqlEngine(world.graph), 0
     for task in tasks[:200]:
         for less in list_weakened(json.loads(task.query)):
             assert engine.answers(from_text(json.dumps(less))) != {task.answer}, task.query
-            tried += 1
-    assert tried > 400
+            count += 1
+    assert count > 400
 
 
-def test_a_set_of_answers_may_be_prescribed(world):
-    some = sorted(t for t in world.graph.nodes if is_identifiable(t, world.graph))[::3]
-    asked = {task.answer for task in synthesize_questions(world, 60, 1, asked=some)}
-    assert asked <= {*some} and len(asked) > 20
+def test_answers_can_be_restricted(world):
+    allowed = sorted(t for t in world.graph.nodes if is_identifiable(t, world.graph))[::3]
+    asked = {task.answer for task in synthesize_questions(world, 60, 1, asked=allowed)}
+    assert asked <= {*allowed} and len(asked) > 20
 
 
-def test_questions_are_different_and_no_answer_is_a_good_guess(tasks):
+def test_questions_are_unique_with_balanced_answers(tasks):
     assert len(tasks) == len({t.id for t in tasks}) == len({t.query for t in tasks}) == 400
     assert max(Counter(t.answer for t in tasks).values()) <= 8  # 2% of 400
     hops = Counter(t.hops for t in tasks)
     assert set(hops) == {2, 3} and 130 <= hops[2] <= 190  # 2 : 3
 
 
-def test_the_operators_all_come_to_something(world):
-    """The rarest, extremes, are about four in a thousand."""
+def test_all_operators_occur(world):
+    """Extremes are the rarest: about four per thousand questions."""
     tasks = synthesize_questions(world, 1500, 0)
     operators = Counter(type(p).__name__ for t in tasks for p in walk(from_text(t.query)))
     assert {"And", "Or", "Diff", "Extreme"} <= set(operators)
 
 
-def test_sides_share_neither_answer_nor_query(world, tasks):
+def test_splits_share_neither_answers_nor_queries(world, tasks):
     test = synthesize_questions(world, 150, 7, split="test")
     for part in ("answer", "query", "id"):
         assert not {getattr(t, part) for t in tasks} & {getattr(t, part) for t in test}
@@ -130,23 +130,23 @@ def test_sides_share_neither_answer_nor_query(world, tasks):
 
 
 @pytest.mark.parametrize("patience", [(1, 100), (16, 100)])
-def test_answers_that_stand_back_come_again(world, monkeypatch, patience):
-    """With any patience each answer is finally drawn as often as without."""
-    some = sorted(t for t in world.graph.nodes if is_identifiable(t, world.graph))[::8]
+def test_postponed_answers_are_drawn_later(world, monkeypatch, patience):
+    """Every retry limit finally draws each answer as often as no postponement."""
+    allowed = sorted(t for t in world.graph.nodes if is_identifiable(t, world.graph))[::8]
 
-    def given(misses):
+    def count_answers(misses):
         monkeypatch.setattr(question_engine, "MISSES_AN_ANSWER", misses)
         with pytest.warns(UserWarning, match="gives only"):
-            tasks = synthesize_questions(world, 900, 5, asked=some, max_share=0.02)
+            tasks = synthesize_questions(world, 900, 5, asked=allowed, max_share=0.02)
         return Counter(task.answer for task in tasks)
 
-    all_at_once, later = given((100, 100)), given(patience)
+    all_at_once, later = count_answers((100, 100)), count_answers(patience)
     assert later.total() > 0.9 * all_at_once.total() > 300
     assert len(later) > 0.9 * len(all_at_once)
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone(world, monkeypatch, plain):
+def test_plain_option_controls_vague_conditions(world, monkeypatch, plain):
     asked, deeper, widths, changed, with_numbers = set(), set(), set(), set(), []
 
     def draft(answer, graph, rng, hops, width, strict, listed, numbers, vague):
@@ -167,26 +167,26 @@ def test_only_plain_questions_are_drawn_with_what_fits_one_thing_alone(world, mo
     monkeypatch.setattr(question_engine, "draft_query", draft)
     monkeypatch.setattr(question_engine, "add_hop", deepened)
     monkeypatch.setattr(question_engine, "OPERATORS", {"one": operator, "two": operator})
-    hops = {2: 1} if plain else {3: 1}  # operators, and so going deeper after them, are not plain
+    hops = {2: 1} if plain else {3: 1}  # plain questions use no operators and no hop after one
     assert synthesize_questions(world, 5, 1, hops=hops, plain=plain, max_share=1)
     assert asked == {not plain} and deeper == (set() if plain else {False})
     assert widths == {2 if plain else 3} and changed == (set() if plain else {True})
     assert any(with_numbers) and (not plain or sum(with_numbers) < 0.4 * len(with_numbers))
 
 
-def test_same_seed_same_questions(world):
+def test_questions_are_reproducible(world):
     first, again = (synthesize_questions(world, 30, "s") for _ in range(2))
     assert first == again != synthesize_questions(world, 30, "t")
 
 
-def test_the_shares_of_depths_and_the_work_are_what_was_asked(world):
+def test_hop_shares_and_effort_limit_are_respected(world):
     deep = synthesize_questions(world, 25, 0, hops={3: 1, 4: 3}, max_effort=30, max_share=0.04)
     assert set(Counter(t.hops for t in deep)) == {3, 4}
     assert len({t.answer for t in deep}) == 25
     assert all(measure_effort(from_text(t.query), world.graph) <= 30 for t in deep)
 
 
-def test_the_output_is_the_same_under_any_hash_seed():
+def test_output_does_not_depend_on_the_hash_seed():
     program = (
         "from drlib.questions import synthesize_questions as f\n"
         "from drlib.worlds import load_world\n"
@@ -209,7 +209,7 @@ def test_the_output_is_the_same_under_any_hash_seed():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_invented_world_by_brute_force(seed):
+def test_random_world_matches_brute_force(seed):
     """Every node of a random graph is tried as the answer."""
     from tests.test_questions_queries import fulfils
 
@@ -220,11 +220,11 @@ def test_an_invented_world_by_brute_force(seed):
     world = SimpleNamespace(graph=graph, name="invented", scheme="", version="v")
     for task in synthesize_questions(world, 12, seed, hops={2: 1}, max_share=0.5):
         query = from_text(task.query)
-        right = [title for title in titles if fulfils(title, query, graph)]
-        assert right == [task.answer]
+        expected = [title for title in titles if fulfils(title, query, graph)]
+        assert expected == [task.answer]
 
 
-def test_the_tours_worlds_give_questions_too():
+def test_tour_worlds_give_questions():
     tour = load_world("tour")
     for small in (tour, fictional_world(3, Names.from_world(tour))):
         for task in synthesize_questions(small, 5, 0, hops={2: 1}, max_share=0.4):
@@ -237,11 +237,11 @@ def test_the_tours_worlds_give_questions_too():
 @pytest.mark.parametrize(
     "wrong", [{"n": 0}, {"depth": 1}, {"width": 1}, {"hops": {1: 1.0}}], ids=str
 )
-def test_impossible_settings_are_named(wrong, world):
+def test_invalid_settings_are_rejected(wrong, world):
     with pytest.raises(ValueError, match="too small"):
         synthesize_questions(world, **{"n": 3, "seed": 0} | wrong)
 
 
-def test_ids_change_with_the_world_and_not_with_the_wording(tasks):
+def test_task_ids_and_query_text(tasks):
     assert all(t.id.startswith(f"search-h{t.hops}-") for t in tasks)
     assert to_text(from_text(tasks[0].query)) == tasks[0].query

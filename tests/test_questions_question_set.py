@@ -38,7 +38,7 @@ def world(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def wish():
+def dataset_request():
     return DatasetRequest("folder:notes", 80, seed=3, max_share=0.05)
 
 
@@ -51,10 +51,10 @@ def cldr():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_asks_what_has_one_answer(family, world):
+def test_family_questions_have_one_answer(family, world):
     block = draw_block(family, world, 8, 5, 2, 3)
     assert len(block.questions) == 8 and block.note == ""
-    assert block == draw_block(family, world, 8, 5, 2, 3)  # whatever was drawn before
+    assert block == draw_block(family, world, 8, 5, 2, 3)  # independent of earlier draws
     assert block.questions != draw_block(family, world, 8, 5, 3, 3).questions
     for task, wording in block.questions:
         query = from_text(task.query)
@@ -66,13 +66,13 @@ def test_every_family_asks_what_has_one_answer(family, world):
             assert evaluate_query(read, world.graph) == {task.answer}
 
 
-def test_few_questions_of_any_family_hang_on_an_equal_number(cldr):
+def test_coincidences_are_rare_in_a_family(cldr):
     block = draw_block("webshaper", cldr, 40, 0, 0, 3)
-    by_number = [t for t, _ in block.questions if hangs_on_a_number(from_text(t.query), cldr.graph)]
+    by_number = [t for t, _ in block.questions if uses_coincidence(from_text(t.query), cldr.graph)]
     assert len(block.questions) == 40 and len(by_number) <= 2
 
 
-def hangs_on_a_number(query, graph):
+def uses_coincidence(query, graph):
     """Return True if two things share a year."""
     if isinstance(query, str):
         return False
@@ -83,10 +83,10 @@ def hangs_on_a_number(query, graph):
     inside = getattr(query, "parts", None) or [
         getattr(query, name) for name in ("of", "left", "right") if hasattr(query, name)
     ]
-    return any(hangs_on_a_number(part, graph) for part in inside)
+    return any(uses_coincidence(part, graph) for part in inside)
 
 
-def test_plain_questions_are_none_that_is_strange(world, cldr, monkeypatch):
+def test_plain_questions_have_no_strangeness(world, cldr, monkeypatch):
     book = load_grammar(world.graph, world.scheme).book
     monkeypatch.setattr(families, "PLAIN_MISSES", 400)
 
@@ -101,12 +101,12 @@ def test_plain_questions_are_none_that_is_strange(world, cldr, monkeypatch):
     assert vague.questions == [] and "not plain" in vague.note
 
 
-def test_an_unknown_family_is_named_with_the_nearest(world):
+def test_unknown_family_error_suggests_the_nearest(world):
     with pytest.raises(ValueError, match=r"'webshapper': did you mean 'webshaper'\?"):
         draw_block("webshapper", world, 1, 0, 0, 3)
 
 
-def test_a_world_without_shared_facts_gives_none_and_says_why(tmp_path):
+def test_world_without_shared_facts_gives_a_note(tmp_path):
     (tmp_path / "one.md").write_text("# One\n\nAlone.\n")
     for family in FAMILIES:
         block = draw_block(family, load_world(f"folder:{tmp_path}"), 4, 0, 0, 3)
@@ -126,7 +126,7 @@ FACTS = [
 BAKERS, OF_ALBA = Proj("guild of", "Bakers"), Proj("home of", "Alba")
 
 
-def graph_of(facts):
+def make_graph(facts):
     return Graph(
         [Node(end, "thing") for end in sorted({e for s, _, v in facts for e in (s, v)})], facts
     )
@@ -136,17 +136,17 @@ def graph_of(facts):
     ("query", "used"),
     [
         (And((BAKERS, OF_ALBA)), {FACTS[0], FACTS[2]}),
-        (Diff(OF_ALBA, BAKERS), {FACTS[3], FACTS[2], FACTS[0]}),  # that Ann is a baker matters
+        (Diff(OF_ALBA, BAKERS), {FACTS[3], FACTS[2], FACTS[0]}),  # the excluded fact is used too
         (Proj("home", And((BAKERS, Proj("home of", "Brin")))), {FACTS[4], FACTS[1]}),
     ],
     ids=["and", "diff", "chain"],
 )
-def test_the_facts_by_which_a_question_is_answered(query, used):
-    graph = graph_of(FACTS)
+def test_find_used_facts(query, used):
+    graph = make_graph(FACTS)
     assert find_used_facts(query, graph) == used
 
 
-def test_the_evidence_alone_answers_the_question(cldr):
+def test_evidence_alone_answers_the_question(cldr):
     """The evidence suffices among 4,572 facts, and a page shows each fact."""
     for task in synthesize_questions(cldr, 60, "evidence", hops={2: 1, 3: 1}):
         query = from_text(task.query)
@@ -165,7 +165,7 @@ def assert_is_shown(shown, fact, world):
     assert relation in shown.quote
 
 
-def test_pages_of_sentences_are_quoted_by_the_sentence():
+def test_find_quote_returns_a_sentence():
     tour = load_world("tour")
     fact = ("Wake Island", "territory", "U.S. Outlying Islands")
     shown = find_quote(fact, tour)
@@ -177,7 +177,7 @@ def test_pages_of_sentences_are_quoted_by_the_sentence():
 # -------------------------------------------------------------------------------------- split
 
 
-def rest(answer, *named, facts=(), names=(), around=()):
+def make_dependencies(answer, *named, facts=(), names=(), around=()):
     titles = frozenset({*named, *(end for s, _, v in facts for end in (s, v))})
     return Dependencies(
         answer, names, frozenset(named), titles, frozenset(facts), frozenset(around)
@@ -185,16 +185,20 @@ def rest(answer, *named, facts=(), names=(), around=()):
 
 
 WAY = ("Oslo", "in", "Norway")
-RESTS = [
-    rest("Norway", "Krone", facts=[WAY], around=["Krone", "Oslo"]),
-    rest("Sweden", "Norway"),  # names the answer
-    rest("Denmark", "Krone"),  # names what stands beside it
-    rest("Oslo", "Ski"),  # asks for what stands beside it
-    rest("Peru", "Sol", facts=[WAY]),  # rests on the same fact, and so passes over the answer
-    rest("norway", "Sol", facts=[("Sol", "of", "Mars")]),  # the same answer in other letters
-    rest("Norge", "Sol", names=("Norway",)),  # another name of it
-    rest("Venus", "Moon", facts=[("Sol", "of", "Mars")]),  # rests on a fact of a test question
-    *(rest(f"Far {n}", f"There {n}") for n in range(60)),
+DEPENDENCIES = [
+    make_dependencies("Norway", "Krone", facts=[WAY], around=["Krone", "Oslo"]),
+    make_dependencies("Sweden", "Norway"),  # names the answer
+    make_dependencies("Denmark", "Krone"),  # names a neighbour of the answer
+    make_dependencies("Oslo", "Ski"),  # its answer is a neighbour
+    make_dependencies(
+        "Peru", "Sol", facts=[WAY]
+    ),  # uses the same fact, so its path includes the answer
+    make_dependencies("norway", "Sol", facts=[("Sol", "of", "Mars")]),  # the same answer up to case
+    make_dependencies("Norge", "Sol", names=("Norway",)),  # an alias of the answer
+    make_dependencies(
+        "Venus", "Moon", facts=[("Sol", "of", "Mars")]
+    ),  # uses a fact of a test question
+    *(make_dependencies(f"Far {n}", f"There {n}") for n in range(60)),
 ]
 LOST = {
     1: "has a test answer on its way",
@@ -205,14 +209,14 @@ LOST = {
 }
 
 
-def test_what_leads_to_a_test_answer_is_not_in_training(monkeypatch):
+def test_split_removes_training_leaks(monkeypatch):
     monkeypatch.setattr(
         question_set, "CHOICES", 1
-    )  # otherwise an answer that costs this much loses
+    )  # otherwise this expensive answer is never chosen
     lost = {}
     for seed in range(60):
-        split = split_by_graph(RESTS, 0.3, seed)
-        assert sorted([*split.train, *split.test, *split.dropped]) == list(range(len(RESTS)))
+        split = split_by_graph(DEPENDENCIES, 0.3, seed)
+        assert sorted([*split.train, *split.test, *split.dropped]) == list(range(len(DEPENDENCIES)))
         if {0, 5, 6} & {*split.test}:
             assert {0, 5, 6} <= {*split.test} and not LOST.keys() & {*split.train}
             if not LOST.keys() & {*split.test}:
@@ -220,25 +224,25 @@ def test_what_leads_to_a_test_answer_is_not_in_training(monkeypatch):
                 lost |= split.dropped
         kept = len(split.train) + len(split.test)
         assert 0.3 * kept <= len(split.test) <= 0.3 * kept + 3
-        assert split == split_by_graph(RESTS, 0.3, seed)
+        assert split == split_by_graph(DEPENDENCIES, 0.3, seed)
     assert lost == LOST
 
 
-def test_of_the_answers_drawn_the_one_that_costs_least_is_taken():
+def test_split_chooses_the_cheapest_answer():
     for seed in range(10):
-        assert split_by_graph(RESTS, 0.3, seed).dropped == {}
+        assert split_by_graph(DEPENDENCIES, 0.3, seed).dropped == {}
 
 
-def test_without_a_test_share_all_is_training():
-    split = split_by_graph([rest("A", "B"), rest("B", "A")], 0, 0)
+def test_zero_test_share_gives_training_only():
+    split = split_by_graph([make_dependencies("A", "B"), make_dependencies("B", "A")], 0, 0)
     assert (split.train, split.test, split.dropped) == ([0, 1], [], {})
     with pytest.raises(ValueError, match="test share"):
         split_by_graph([], 1, 0)
 
 
-def test_a_kind_joins_nothing():
+def test_kind_edges_do_not_make_neighbours():
     kinds = [(town, relation, "town") for town in ("Oslo", "Rome") for relation in ("kind", "type")]
-    graph = graph_of([*kinds, ("Oslo", "in", "Norway")])
+    graph = make_graph([*kinds, ("Oslo", "in", "Norway")])
     assert find_neighbours("town", graph) == frozenset()
     assert find_neighbours("Oslo", graph) == {"Norway"}
     assert find_neighbours("Norway", graph) == {"Oslo"}
@@ -248,19 +252,19 @@ def test_a_kind_joins_nothing():
 
 
 @pytest.fixture(scope="module")
-def drawn(world, wish, tmp_path_factory):
+def dataset(world, dataset_request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawn")
     said = []
-    return draw_dataset(wish, world, folder, said.append), folder, said
+    return draw_dataset(dataset_request, world, folder, said.append), folder, said
 
 
-def all_rows(drawn):
-    return [row for some in drawn[0].assembly.rows.values() for row in some]
+def list_rows(dataset):
+    return [row for some in dataset[0].assembly.rows.values() for row in some]
 
 
-def test_every_row_is_what_it_says(drawn, world, wish):
-    rows = all_rows(drawn)
-    assert len(rows) == wish.n and len({row["id"] for row in rows}) == wish.n
+def test_rows_match_the_graph_and_pages(dataset, world, dataset_request):
+    rows = list_rows(dataset)
+    assert len(rows) == dataset_request.n and len({row["id"] for row in rows}) == dataset_request.n
     assert {row["family"] for row in rows} == {*FAMILIES}
     for row in rows:
         query = from_text(row["query"])
@@ -271,9 +275,9 @@ def test_every_row_is_what_it_says(drawn, world, wish):
             assert tuple(shown["fact"]) in set(world.graph.facts)
 
 
-def test_no_test_answer_nor_what_stands_beside_it_is_seen_in_training(drawn, world):
+def test_test_answers_and_neighbours_are_absent_from_training(dataset, world):
     """Checked on the list of facts instead of the graph's index."""
-    train, test = drawn[0].assembly.rows["train"], drawn[0].assembly.rows["test"]
+    train, test = dataset[0].assembly.rows["train"], dataset[0].assembly.rows["test"]
     assert len(test) == 16 and len(train) == 64
     seen = set()
     passed = set()
@@ -294,61 +298,61 @@ def test_no_test_answer_nor_what_stands_beside_it_is_seen_in_training(drawn, wor
         assert not used & {tuple(shown["fact"]) for shown in row["evidence"]}
 
 
-def test_no_answer_has_more_than_its_share_over_all_families(drawn, wish):
-    counts = Counter(row["answer"] for row in all_rows(drawn))
-    assert wish.quota == 4 and max(counts.values()) <= 4
-    assert drawn[0].assembly.dropped.total() > 0
+def test_answer_quota_covers_all_families(dataset, dataset_request):
+    counts = Counter(row["answer"] for row in list_rows(dataset))
+    assert dataset_request.quota == 4 and max(counts.values()) <= 4
+    assert dataset[0].assembly.dropped.total() > 0
 
 
-def load_pieces(drawn):
+def load_pieces(dataset):
     """Return the rows of the block files by family."""
     found = {family: [] for family in FAMILIES}
-    for path in sorted((drawn[1] / "pieces").glob("*.jsonl")):
+    for path in sorted((dataset[1] / "pieces").glob("*.jsonl")):
         head, *rows = map(json.loads, path.read_text().splitlines())
         assert [*head] == ["note"]
         found[path.stem.rpartition("-")[0]] += rows
     return found
 
 
-def test_a_benchmark_s_questions_are_left_out(drawn, world, wish, tmp_path):
-    pieces = load_pieces(drawn)
-    planted = [row["question"] for row in all_rows(drawn)[:3]]
+def test_benchmark_questions_are_excluded(dataset, world, dataset_request, tmp_path):
+    pieces = load_pieces(dataset)
+    planted = [row["question"] for row in list_rows(dataset)[:3]]
     path = tmp_path / "bench.jsonl"
     path.write_text("".join(json.dumps({"q": f"Please: {text}"}) + "\n" for text in planted))
-    clean = assemble(pieces, replace(wish, benchmarks=(str(path),)), world.graph)
+    clean = assemble(pieces, replace(dataset_request, benchmarks=(str(path),)), world.graph)
     texts = {row["question"] for some in clean.rows.values() for row in some}
     assert not texts & {*planted}
     reasons = Counter(reason for _, reason in clean.dropped.elements())
     assert reasons["in a benchmark"] >= 3
-    assert "in a benchmark" not in {reason for _, reason in drawn[0].assembly.dropped}
+    assert "in a benchmark" not in {reason for _, reason in dataset[0].assembly.dropped}
 
 
-def test_every_question_is_kept_or_counted_as_dropped(drawn, world, wish):
-    pieces = load_pieces(drawn)
-    made = assemble(pieces, wish, world.graph)
+def test_questions_are_kept_or_counted_as_dropped(dataset, world, dataset_request):
+    pieces = load_pieces(dataset)
+    assembly = assemble(pieces, dataset_request, world.graph)
     for family, rows in pieces.items():
-        kept = sum(row["family"] == family for some in made.rows.values() for row in some)
-        lost = sum(count for (name, _), count in made.dropped.items() if name == family)
+        kept = sum(row["family"] == family for some in assembly.rows.values() for row in some)
+        lost = sum(count for (name, _), count in assembly.dropped.items() if name == family)
         assert kept + lost == len(rows)
 
 
-def test_doubles_are_dropped_whatever_family_they_are_of(drawn, world, wish):
-    pieces = load_pieces(drawn)
-    first = pieces["engine"][0]  # comes first of all
+def test_duplicates_are_dropped_across_families(dataset, world, dataset_request):
+    pieces = load_pieces(dataset)
+    first = pieces["engine"][0]  # the first question
     same_query = first | {"family": "webdancer", "id": "other", "question": "Who?"}
     same_words = first | {"family": "websailor", "query": '"x"', "id": "another"}
     pieces["webdancer"] = [same_query]
     pieces["websailor"] = [same_words]
-    made = assemble(pieces, wish, world.graph)
-    ids = {row["id"] for some in made.rows.values() for row in some}
+    assembly = assemble(pieces, dataset_request, world.graph)
+    ids = {row["id"] for some in assembly.rows.values() for row in some}
     assert not ids & {"other", "another"}
-    assert made.dropped["webdancer", "asked before"] == 1
-    assert made.dropped["websailor", "asked before"] == 1
+    assert assembly.dropped["webdancer", "asked before"] == 1
+    assert assembly.dropped["websailor", "asked before"] == 1
 
 
-def test_a_folder_of_another_data_set_is_left_alone(drawn, world, wish):
+def test_folder_of_another_data_set_is_rejected(dataset, world, dataset_request):
     with pytest.raises(ValueError, match=r"another data set \(n was 80 and is 81\)"):
-        draw_dataset(replace(wish, n=81), world, drawn[1], print)
+        draw_dataset(replace(dataset_request, n=81), world, dataset[1], print)
 
 
 @pytest.mark.parametrize(
@@ -364,39 +368,41 @@ def test_a_folder_of_another_data_set_is_left_alone(drawn, world, wish):
     ],
     ids=str,
 )
-def test_an_impossible_wish_is_named(wrong, said):
+def test_invalid_requests_are_rejected(wrong, said):
     with pytest.raises(ValueError, match=said):
         DatasetRequest(**{"world": "cldr", "n": 5} | wrong)
     with pytest.raises(FileNotFoundError, match="absent.json"):
         DatasetRequest("cldr", 5, benchmarks=("absent.json",))
 
 
-def test_a_model_that_is_named_is_asked_and_no_other(world, wish, tmp_path):
+def test_closed_book_name_and_solver_must_match(world, dataset_request, tmp_path):
     for asked, attempt in (("a model", None), ("", lambda tasks, n: [])):
         with pytest.raises(ValueError, match="or neither"):
-            draw_dataset(replace(wish, closed_book=asked), world, tmp_path, print, attempt)
+            draw_dataset(
+                replace(dataset_request, closed_book=asked), world, tmp_path, print, attempt
+            )
     assert not [*tmp_path.iterdir()]
 
 
-def test_one_right_try_of_many_is_enough_to_leave_a_question_out(drawn, world, wish):
+def test_questions_solved_closed_book_are_excluded(dataset, world, dataset_request):
     """The quota counts kept questions only."""
-    pieces = load_pieces(drawn)
+    pieces = load_pieces(dataset)
     ids = sorted({row["id"] for some in pieces.values() for row in some})
     rates = {one: (0.25, 0.0, None)[place % 3] for place, one in enumerate(ids)}
-    asked = []
+    measured_queries = []
 
-    def measured(rows):
-        asked.extend(row["query"] for row in rows)
+    def measure(rows):
+        measured_queries.extend(row["query"] for row in rows)
         return [rates[row["id"]] for row in rows]
 
-    made = assemble(pieces, wish, world.graph, measured)
-    kept = [row for some in made.rows.values() for row in some]
+    assembly = assemble(pieces, dataset_request, world.graph, measure)
+    kept = [row for some in assembly.rows.values() for row in some]
     assert kept and {rates[row["id"]] for row in kept} == {0.0}
-    assert len({*asked}) == len(asked), "doubles are not asked about"
-    lost = Counter(reason for _, reason in made.dropped.elements())
+    assert len({*measured_queries}) == len(measured_queries), "duplicates are not measured"
+    lost = Counter(reason for _, reason in assembly.dropped.elements())
     first = {row["query"]: row["id"] for some in pieces.values() for row in some}
     assert lost["answered from memory"] > 0 and lost["not judged closed book"] > 0
     of = Counter(rates[one] for one in {*first.values()})
     assert lost["answered from memory"] <= of[0.25]
     with pytest.raises(ValueError, match="answered none of"):
-        assemble(pieces, wish, world.graph, lambda rows: [None] * len(rows))
+        assemble(pieces, dataset_request, world.graph, lambda rows: [None] * len(rows))

@@ -11,7 +11,7 @@ from drlib.task import Task
 from drlib.worlds import SmallWorld
 from drlib.worlds.small import Entity
 
-# Three boats and two people. The Gull alone is black and of Oban; each fact has another boat too.
+# Only the Gull is black and from Oban; each single fact also holds for another boat.
 ROWS = {
     "Gull": ("boat", {"hull": "black", "harbour": "Oban", "skipper": "Ann"}),
     "Tern": ("boat", {"hull": "black", "harbour": "Lerwick", "skipper": "Bob"}),
@@ -32,7 +32,7 @@ def engine_task(query, answer, hops=2):
     return Task("t", "Which?", answer, "search", "w", hops, query=to_text(query), conditions=2)
 
 
-def test_a_chain_is_read_value_by_value():
+def test_chain_plan_has_one_step_per_value():
     task = Task("t", "?", "Oban", "search", "w", 2, "Auk", ("skipper", "home"))
     first, second = plan_searches(task)
     assert first == SearchStep(("Auk",), ("skipper",)) and second == SearchStep((0,), ("home",))
@@ -40,7 +40,7 @@ def test_a_chain_is_read_value_by_value():
     assert second.query(second.titles(["Bob"])) == "Bob"
 
 
-def test_conditions_are_looked_up_first_and_then_who_has_them_all():
+def test_condition_plan_ends_with_a_holder_search():
     task = engine_task(And((BLACK_LIKE_TERN, WHERE_BOB_LIVES)), "Gull")
     *each, last = plan_searches(task)
     assert each == [SearchStep(("Tern",), ("hull",)), SearchStep(("Bob",), ("home",))]
@@ -48,7 +48,7 @@ def test_conditions_are_looked_up_first_and_then_who_has_them_all():
     assert last.query(last.titles(["black", "Oban"])) == "hull black; harbour Oban"
 
 
-def test_a_condition_on_the_way_is_found_before_it_is_read():
+def test_nested_condition_is_searched_first():
     task = engine_task(Proj("home", Proj("skipper of", Proj("skipper", "Auk"))), "?")
     assert plan_searches(task) == [
         SearchStep(("Auk",), ("skipper",)),
@@ -57,7 +57,7 @@ def test_a_condition_on_the_way_is_found_before_it_is_read():
     ]
 
 
-def test_the_holder_has_all_facts_and_not_some():
+def test_holder_must_have_all_facts():
     text = "1. [Auk](cldr:Auk)\nhull green; harbour Oban.\n2. [Gull](cldr:Gull)\n"
     text += "harbour Oban; hull black."
     pages = parse_pages(text)
@@ -66,7 +66,7 @@ def test_the_holder_has_all_facts_and_not_some():
     assert both.read(pages, ["black", "Oban"]) == "Gull"
     assert both.read(pages, ["green", "Oban"]) == "Auk"
     assert both.read(pages, ["white", "Oban"]) is None
-    assert both.read(pages, ["blac", "Oban"]) is None, "a name is whole"
+    assert both.read(pages, ["blac", "Oban"]) is None, "names match as whole words"
 
 
 @pytest.mark.parametrize(
@@ -75,21 +75,21 @@ def test_the_holder_has_all_facts_and_not_some():
         Count(BLACK_LIKE_TERN),
         Diff(WHERE_BOB_LIVES, BLACK_LIKE_TERN),
         Proj("hull of", Proj("hull", Or(("Tern", "Auk")))),
-        And((BLACK_LIKE_TERN, Proj("skipper", "Auk"))),  # a value is alone already
+        And((BLACK_LIKE_TERN, Proj("skipper", "Auk"))),  # a value already identifies it
     ],
 )
-def test_what_searches_of_facts_do_not_answer_is_refused(query, world):
+def test_unsupported_queries_have_no_plan(query, world):
     with pytest.raises(ValueError, match="cannot answer|already identifies"):
         plan_searches(engine_task(query, "Gull"))
     assert not can_solve(engine_task(query, "Gull"), world, 2, 6)
 
 
-def test_a_sum_has_no_look_up():
+def test_python_task_has_no_plan():
     with pytest.raises(ValueError, match="t has neither relations nor a query"):
         plan_searches(Task("t", "What is 2 times 3?", "6", "python", "python"))
 
 
-def test_a_question_is_kept_when_short_searches_answer_it(world):
+def test_can_solve_respects_the_call_limit(world):
     task = engine_task(And((BLACK_LIKE_TERN, WHERE_BOB_LIVES)), "Gull")
     assert can_solve(task, world, results=1, max_calls=3)
     assert not can_solve(task, world, results=1, max_calls=2), "three searches"
@@ -97,21 +97,21 @@ def test_a_question_is_kept_when_short_searches_answer_it(world):
     assert not can_solve(wrong, world, results=1, max_calls=3)
 
 
-def test_a_question_whose_answer_is_shown_too_early_is_not(world):
+def test_can_solve_rejects_early_answers(world):
     task = engine_task(And((BLACK_LIKE_TERN, WHERE_BOB_LIVES)), "Gull")
     shown = {hit.title for name in ("Tern", "Bob") for hit in world.search(name, 2)}
     assert "Gull" not in shown and can_solve(task, world, results=2, max_calls=3)
-    # another page that names the Tern is shown beside it
+    # another page that names the Tern is in the same results
     rival = Entity("Gull", "boat", ROWS["Gull"][1] | {"rival": "Tern"})
     others = [Entity(title, *rest) for title, rest in ROWS.items() if title != "Gull"]
-    told = SmallWorld([rival, *others])
-    assert "Gull" in [hit.title for hit in told.search("Tern", 2)]
-    assert "Gull" in [hit.title for hit in told.search("hull black; harbour Oban", 2)]
-    assert not can_solve(task, told, results=2, max_calls=3)
+    revealing_world = SmallWorld([rival, *others])
+    assert "Gull" in [hit.title for hit in revealing_world.search("Tern", 2)]
+    assert "Gull" in [hit.title for hit in revealing_world.search("hull black; harbour Oban", 2)]
+    assert not can_solve(task, revealing_world, results=2, max_calls=3)
 
 
-def test_a_description_that_several_fit_is_not_left_to_luck(world):
-    # Tern and Auk are Bob's: which of them the search shows first is luck
+def test_can_solve_rejects_ambiguous_descriptions(world):
+    # Tern and Auk both belong to Bob, so the first result is arbitrary
     query = Proj("hull", Proj("skipper of", Proj("skipper", "Auk")))
     steps = plan_searches(engine_task(query, "green"))
     hit, *_ = world.search(steps[1].query(["Bob"]), 1)

@@ -57,11 +57,11 @@ def speaks(language):
     return Proj("official language of", language)
 
 
-# ------------------------------------------------------------------------------------ what they say
+# ------------------------------------------------------------------------------------ writing
 
 CURRENCY_OF_TOGO = Proj("currency", "Togo")
 IN_MALI = Proj("official language", "Mali")
-SAID = [
+EXAMPLES = [
     (
         And((uses(CURRENCY_OF_TOGO), speaks("French"))),
         "which",
@@ -97,13 +97,13 @@ SAID = [
         "which territory has the same currency as a territory whose official languages include"
         " French, and officially uses a language written in the Latin script?",
     ),
-    (  # two clauses inside one another stand at the end only
+    (  # nested clauses occur only at the end
         And((speaks(Proj("official language", uses(Proj("currency", "Togo")))), uses("Euro"))),
         "which",
         "which territory uses the Euro and has an official language in common with a territory with"
         " the same currency as Togo?",
     ),
-    (  # conditions of a thing on the way take a sentence of their own
+    (  # conditions of an intermediate entity use a separate sentence
         speaks(And((Proj("official language", "Togo"), Proj("script of", "Latin script")))),
         "which",
         "Find the language that is official in Togo and that is written in the Latin script,"
@@ -171,14 +171,14 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize("query, style, text", SAID)
-def test_a_query_in_words_and_back(query, style, text, grammar):
+@pytest.mark.parametrize("query, style, text", EXAMPLES)
+def test_sentences_round_trip(query, style, text, grammar):
     source = "" if text[0].isupper() else "According to Unicode CLDR, "
     assert write_sentences(query, grammar.book, style) == source + text
     assert read_question(source + text, grammar) == canonicalise(query)
 
 
-def test_two_steps_of_one_noun_are_told_apart_by_their_place(grammar):
+def test_steps_with_one_noun_are_numbered(grammar):
     query = Proj(
         "script",
         And((Proj("official language", uses("Euro")), IN_MALI)),
@@ -189,14 +189,14 @@ def test_two_steps_of_one_noun_are_told_apart_by_their_place(grammar):
     assert read_question(text, grammar) == canonicalise(two)
 
 
-def test_other_names_take_the_places_of_titles(grammar):
+def test_custom_names_replace_titles(grammar):
     query = And((uses(Or(("Euro", "US Dollar"))), speaks("French")))
     names = {Or(("Euro", "US Dollar")): "a coin of two metals", "French": "the tongue of Molière"}
     text = write_sentences(query, grammar.book, "which", names)
     assert text.endswith("uses a coin of two metals and officially uses the tongue of Molière?")
 
 
-def test_columns_of_a_table_get_phrases_from_their_names():
+def test_table_columns_get_phrases():
     nodes = [Node("Ada", "person"), Node("Ben", "person"), Node("Blue", "team")]
     facts = [
         ("Ada", "team", "Blue"),
@@ -236,14 +236,14 @@ def test_columns_of_a_table_get_phrases_from_their_names():
         ("NO", '"NO"'),
     ],
 )
-def test_names_are_said_as_what_they_are(title, said, grammar):
+def test_mention_by_kind(title, said, grammar):
     assert grammar.book.mention(title) == said
     assert grammar.book.titles[said] == title
 
 
-def test_no_two_names_are_said_alike(grammar):
-    said = Counter(map(grammar.book.mention, grammar.book.graph.nodes))
-    assert said.most_common(1)[0][1] == 1
+def test_mentions_are_unique(grammar):
+    mentions = Counter(map(grammar.book.mention, grammar.book.graph.nodes))
+    assert mentions.most_common(1)[0][1] == 1
     alike = [Node("Nauru", "language"), Node("Nauru (language)", "language")]
     book = Phrasebook(Graph(alike, []))
     assert [book.mention(node.title) for node in alike] == [
@@ -266,11 +266,11 @@ def test_no_two_names_are_said_alike(grammar):
         (0, 9, "between 0 and 9"),
     ],
 )
-def test_a_decade_is_a_whole_one(low, high, said):
+def test_format_range_uses_full_decades_only(low, high, said):
     assert format_range(low, high, "in") == said
 
 
-def test_the_share_that_is_said_is_the_one_that_the_world_was_made_with(grammar):
+def test_stated_share_matches_the_world(grammar):
     phrase = grammar.book.phrases["widely spoken language"]
     share = f"at least {SPOKEN_PERCENT:g}% of the people"
     forms = (phrase.of_thing, phrase.of_things, phrase.of_value, phrase.of_values, phrase.sames)
@@ -290,11 +290,11 @@ def test_articles_and_plurals():
     ]
 
 
-# ------------------------------------------------------------------------------------ and back
+# ------------------------------------------------------------------------------------ parsing
 
 
 @pytest.mark.parametrize("name, n", [("cldr", 150), ("pydocs", 40)])
-def test_every_question_is_read_back_in_every_style(name, n):
+def test_questions_round_trip_in_every_style(name, n):
     world = shared_world(name)
     grammar = load_grammar(world.graph, world.scheme)
     for task in synthesize_questions(world, n, 3):
@@ -306,7 +306,7 @@ def test_every_question_is_read_back_in_every_style(name, n):
             ) == normalise_query(query)
 
 
-def test_small_queries_of_every_kind_are_read_back():
+def test_small_queries_round_trip():
     for query, _ in unique_queries(small_graph(), 40, 1, depth=3, width=3):
         for style in STYLES:
             assert read_question(word_question(query, SMALL, style), SMALL) == normalise_query(
@@ -314,7 +314,7 @@ def test_small_queries_of_every_kind_are_read_back():
             )
 
 
-def test_nothing_is_ever_read_as_something_else():
+def test_sentences_are_never_misread():
     """Some unnatural queries have no sentence; none has a wrong one."""
     rng = random.Random(5)
     read = Counter()
@@ -327,7 +327,7 @@ def test_nothing_is_ever_read_as_something_else():
     assert read[True] > 200
 
 
-def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
+def test_removed_clause_is_missing_in_the_query(cldr, grammar):
     """A question without a condition is parsed without it, or not at all."""
     tried = 0
     for task in synthesize_questions(cldr, 60, 4, hops={2: 1}):
@@ -335,7 +335,7 @@ def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
         text = hidden = write_sentences(query, grammar.book, "which")
         for name in map(
             grammar.book.mention, list_constants(query)
-        ):  # "Svalbard and Jan Mayen" are one
+        ):  # "Svalbard and Jan Mayen" is one name
             hidden = hidden.replace(name, name.replace(" and ", " & "))
         shorter = re.sub(r",? and [^?.]*\?$", "?", hidden).replace(" & ", " and ")
         if shorter != text:
@@ -344,7 +344,7 @@ def test_what_a_sentence_loses_is_lost_in_the_query(cldr, grammar):
     assert tried > 20
 
 
-def test_the_page_s_example_is_a_question_of_ours_with_its_answer(cldr, grammar):
+def test_documented_example_has_its_answer(cldr, grammar):
     page = (Path(__file__).parents[1] / "docs/questions.md").read_text(encoding="utf-8")
     ((text, answer),) = re.findall(r"(?m)^> (According to Unicode CLDR.*\?) \((.*)\)$", page)
     assert evaluate_query(read_question(text, grammar), cldr.graph) == {answer}
@@ -356,17 +356,17 @@ def test_the_page_s_example_is_a_question_of_ours_with_its_answer(cldr, grammar)
         "Which territory uses the Euro?",  # the source is missing
         "According to Unicode CLDR, which territory uses the Eurro?",
         "According to Unicode CLDR, which territory uses the Euro and?",
-        "According to Unicode CLDR, which territory uses that currency?",  # found by no step
+        "According to Unicode CLDR, which territory uses that currency?",  # no step introduces it
         "According to Unicode CLDR, which territory uses the Euro, but is not one?",
         "",
     ],
 )
-def test_what_is_no_question_of_ours(text, grammar):
+def test_other_questions_are_rejected(text, grammar):
     with pytest.raises(ValueError, match="is none of ours"):
         read_question(text, grammar)
 
 
-def test_the_engine_words_for_readers_or_for_a_small_policy(cldr):
+def test_wording_option_of_the_engine(cldr):
     (sentences,) = synthesize_questions(cldr, 1, 0)
     (brackets,) = synthesize_questions(cldr, 1, 0, wording="brackets")
     assert sentences.query == brackets.query and sentences.id == brackets.id
@@ -381,7 +381,7 @@ def test_the_engine_words_for_readers_or_for_a_small_policy(cldr):
         ("subclass", "email.errors.MessageError", "raises a direct subclass of email.errors.Me"),
     ],
 )
-def test_what_stands_above_and_below_a_class_has_a_name(relation, name, said):
+def test_base_and_subclass_phrases(relation, name, said):
     library = shared_world("pydocs")
     grammar = load_grammar(library.graph, library.scheme)
     query = Proj("raised exception of", Proj(relation, name))
@@ -391,7 +391,7 @@ def test_what_stands_above_and_below_a_class_has_a_name(relation, name, said):
 
 
 @pytest.mark.parametrize("name", ["cldr", "pydocs"])
-def test_every_form_of_every_phrase_is_read_back(name):
+def test_phrase_forms_round_trip(name):
     world = shared_world(name)
     grammar = load_grammar(world.graph, world.scheme)
     for relation in grammar.book.phrases:
@@ -401,11 +401,11 @@ def test_every_form_of_every_phrase_is_read_back(name):
         likes = Proj(back, Proj(relation, thing)), Proj(relation, Proj(back, value))
         for query in (Proj(back, value), Proj(relation, thing), *likes):
             for style in STYLES:
-                said = write_sentences(query, grammar.book, style)
-                assert read_question(said, grammar) == normalise_query(query), said
+                text = write_sentences(query, grammar.book, style)
+                assert read_question(text, grammar) == normalise_query(query), text
 
 
-def test_a_verb_agrees_with_its_noun():
+def test_verbs_agree_with_nouns():
     library = shared_world("pydocs")
     grammar = load_grammar(library.graph, library.scheme)
     query = Count(Proj("raised exception of", "aifc.Error"))

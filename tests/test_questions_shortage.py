@@ -19,7 +19,7 @@ from drlib.questions.queries import Proj, from_text, walk
 from drlib.worlds import Graph, Node, load_world
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-LINKS = {  # nine notes, and the notes that each of them links to
+LINKS = {  # nine notes and their links
     "index": ["garden", "workshop", "recipes", "calendar"],
     "garden": ["soil", "plants", "tools"],
     "soil": ["garden", "plants"],
@@ -30,7 +30,7 @@ LINKS = {  # nine notes, and the notes that each of them links to
     "bicycle": ["workshop"],
     "recipes": ["plants"],
 }
-DOCS = {  # a documentation tree as mkdocs has it
+DOCS = {  # a documentation tree in mkdocs layout
     "index": ["install", "guide/start", "api/client"],
     "install": ["guide/start", "faq"],
     "faq": ["install", "guide/config", "api/errors"],
@@ -82,7 +82,7 @@ def request_questions(folder, n=200, **options):
     with pytest.warns(UserWarning) as caught:
         tasks = synthesize_questions(world, n, seed=0, depth=3, **{"structure": True} | options)
     (warning,) = [given for given in caught if given.category is UserWarning]
-    assert warning.filename == __file__  # it points at the caller
+    assert warning.filename == __file__  # attributed to the caller
     return world, tasks, str(warning.message)
 
 
@@ -101,7 +101,7 @@ def notes_with_front_matter(folder):
 
 @pytest.mark.parametrize("structure", [False, True])
 @pytest.mark.parametrize("make", [notes, docs_tree, plain_texts])
-def test_the_readmes_snippet_runs_on_small_folders(make, structure, tmp_path, monkeypatch):
+def test_readme_snippet_runs_on_small_folders(make, structure, tmp_path, monkeypatch):
     """The warning recommends structure=True if it helps."""
     make(tmp_path / "notes")
     monkeypatch.chdir(tmp_path)
@@ -120,17 +120,19 @@ def test_the_readmes_snippet_runs_on_small_folders(make, structure, tmp_path, mo
 
 
 @pytest.mark.parametrize("make, least", [(notes, 8), (docs_tree, 14)])
-def test_what_was_found_is_returned_verified(make, least, tmp_path):
-    world, tasks, said = request_questions(make(tmp_path))
+def test_returned_questions_are_verified(make, least, tmp_path):
+    world, tasks, message = request_questions(make(tmp_path))
     assert len(tasks) >= least and len({task.query for task in tasks}) == len(tasks)
     assert all(find_faults(from_text(task.query), world.graph) == [] for task in tasks)
-    assert f"gives only {len(tasks)} of 200 questions" in said
+    assert f"gives only {len(tasks)} of 200 questions" in message
     answer, most = Counter(task.answer for task in tasks).most_common(1)[0]
-    assert most <= 4 and f"at most 4 questions (max_share); the most frequent, {answer!r}" in said
-    assert re.search(r"Draws that gave nothing new: [1-9]\d*\. They met .+ \(\d+%\)", said)
+    assert (
+        most <= 4 and f"at most 4 questions (max_share); the most frequent, {answer!r}" in message
+    )
+    assert re.search(r"Draws that gave nothing new: [1-9]\d*\. They met .+ \(\d+%\)", message)
 
 
-def test_depths_that_have_run_out_leave_their_place_to_others(tmp_path):
+def test_exhausted_depths_are_replaced_by_others(tmp_path):
     """An exhausted depth does not stop the others."""
     _, tasks, _ = request_questions(docs_tree(tmp_path), hops={2: 1, 3: 9})
     alone = request_questions(tmp_path, hops={3: 1})[1]
@@ -138,57 +140,59 @@ def test_depths_that_have_run_out_leave_their_place_to_others(tmp_path):
     assert len(tasks) > len(alone)
 
 
-def test_the_warning_says_what_the_folder_has_and_lacks(tmp_path):
-    _, _, said = request_questions(notes(tmp_path / "linked"))
-    assert re.search(r"Pages: \d+, of which [1-9]\d* can be asked for", said)
-    assert re.search(r"\d+ link \([1-9]\d* shared\)", said) and "18 heading (0 shared)" in said
-    assert "front matter" in said and "link more pages" in said and "max_share" in said
+def test_warning_describes_the_folder(tmp_path):
+    _, _, message = request_questions(notes(tmp_path / "linked"))
+    assert re.search(r"Pages: \d+, of which [1-9]\d* can be asked for", message)
+    assert (
+        re.search(r"\d+ link \([1-9]\d* shared\)", message) and "18 heading (0 shared)" in message
+    )
+    assert "front matter" in message and "link more pages" in message and "max_share" in message
 
     unlinked = {f"{name}.md": markdown(name, []) for name in LINKS}
-    _, tasks, said = request_questions(write(tmp_path / "unlinked", unlinked))
-    assert tasks == [] and "of which 0 can be asked for" in said
-    assert "link the pages to each other" in said and "max_share" not in said
+    _, tasks, message = request_questions(write(tmp_path / "unlinked", unlinked))
+    assert tasks == [] and "of which 0 can be asked for" in message
+    assert "link the pages to each other" in message and "max_share" not in message
 
-    _, tasks, said = request_questions(docs_tree(tmp_path / "docs"))
-    assert "Files left out: 1 (world.changes.skipped says why)" in said  # mkdocs.yml
+    _, tasks, message = request_questions(docs_tree(tmp_path / "docs"))
+    assert "Files left out: 1 (world.changes.skipped says why)" in message  # mkdocs.yml
 
-    _, tasks, said = request_questions(plain_texts(tmp_path / "texts"))
-    assert tasks == [] and "nothing joins its pages" in said and "as Markdown" in said
-    assert "endpoint=URL, model=NAME" in said
+    _, tasks, message = request_questions(plain_texts(tmp_path / "texts"))
+    assert tasks == [] and "nothing joins its pages" in message and "as Markdown" in message
+    assert "endpoint=URL, model=NAME" in message
 
 
-def test_what_the_warning_advises_helps(tmp_path):
+def test_advice_of_the_warning_helps(tmp_path):
     _, few, _ = request_questions(notes(tmp_path))
     for number, path in enumerate(sorted(tmp_path.glob("*.md"))):
         front = f"---\nauthor: Author {number % 3}\nseason: Season {number % 4}\n---\n"
         path.write_text(front + path.read_text())
-    _, more, said = request_questions(tmp_path)
-    assert len(more) > len(few) and "front matter" not in said
+    _, more, message = request_questions(tmp_path)
+    assert len(more) > len(few) and "front matter" not in message
     _, most, _ = request_questions(tmp_path, max_share=0.1)
     assert len(most) > len(more)
 
 
-def test_a_folders_own_structure_is_asked_about_only_where_it_is_wanted(tmp_path):
+def test_structure_option_controls_link_questions(tmp_path):
     """Links are facts too, but used only with `structure`; all facts are checked for nearness."""
-    world, tasks, said = request_questions(
+    world, tasks, message = request_questions(
         notes_with_front_matter(tmp_path), structure=False, max_effort=math.inf
     )
     used = {
         part.relation for task in tasks for part in walk(from_text(task.query)) if is_step(part)
     }
     assert used and used <= {"author", "author of", "season", "season of", "tags", "tags of"}
-    assert "are the folder's own" in said and "(structure=True)" in said
+    assert "are the folder's own" in message and "(structure=True)" in message
     assert all(find_faults(from_text(task.query), world.graph) == [] for task in tasks)
-    _, with_links, said = request_questions(tmp_path)
+    _, with_links, message = request_questions(tmp_path)
     used = {part.relation for t in with_links for part in walk(from_text(t.query)) if is_step(part)}
-    assert used & {"link", "link of"} and "structure=True" not in said
+    assert used & {"link", "link of"} and "structure=True" not in message
 
 
 def is_step(part):
     return isinstance(part, Proj)
 
 
-def test_a_caller_that_must_have_them_gets_an_error_with_the_remedy(tmp_path):
+def test_at_least_raises_with_a_remedy(tmp_path):
     world = load_world(f"folder:{notes(tmp_path)}")
     with pytest.raises(ValueError, match=r"(?s)What helps: .*\nat_least=200 questions are"):
         synthesize_questions(world, 200, 0, at_least=200, structure=True)
@@ -199,7 +203,7 @@ def test_a_caller_that_must_have_them_gets_an_error_with_the_remedy(tmp_path):
         assert len(synthesize_questions(world, 2, 0, at_least=2, structure=True)) == 2
 
 
-def test_a_world_without_a_graph_says_what_to_do():
+def test_world_without_a_graph_gets_a_remedy():
     for graph in (None, Graph([Node("Lonely", "page")], [])):
         bare = SimpleNamespace(name="heap", graph=graph, scheme="", version="v")
         message = r"(?s)'heap' has no graph.*links or tables.*endpoint="
@@ -209,7 +213,7 @@ def test_a_world_without_a_graph_says_what_to_do():
             synthesize_questions(bare, 3, 0, at_least=3)
 
 
-def test_a_world_that_is_too_small_says_how_many_there_are():
+def test_small_world_error_contains_the_count():
     nodes = [Node(t, "x") for t in ("Ash", "Birch", "Cedar", "Park", "Wood")]
     facts = [("Ash", "Park"), ("Birch", "Park"), ("Birch", "Wood"), ("Cedar", "Wood")]
     tiny = Graph(nodes, [(tree, "in", place) for tree, place in facts])

@@ -31,37 +31,37 @@ def follow_trail(task, world):
 
 
 @pytest.mark.parametrize("pages", [1, 2, 7, 40, 200])
-def test_a_trail_has_its_pages_and_its_last_treasure_is_the_answer(names, pages):
+def test_trail_length_and_answer(names, pages):
     for seed in range(20):
         task, world = make_trail(seed, names, pages)
         walk, treasures = follow_trail(task, world)
         assert len(walk) == len(set(walk)) == pages == task.hops
         assert task.answer == treasures[-1] and task.world == world.version
         assert task.kind == task.skill == task.category == "trail"
-        # another trail beside it, with another treasure, that is never met
+        # a separate trail has other treasures and is never visited
         beside = {*world.entities} - {*walk}
         assert beside and not {*treasures} & {world.entities[t].facts.get(TREASURE) for t in beside}
 
 
-def test_the_answer_is_not_known_before_the_end(names):
+def test_trails_can_have_several_treasures(names):
     """Stopping at the first treasure is wrong on some trails."""
     several = [follow_trail(*make_trail(seed, names, 12))[1] for seed in range(40)]
     assert 10 < sum(len(found) > 1 for found in several) < 40
 
 
-def test_the_same_seed_is_the_same_trail(names):
-    (one, world), (same, again) = make_trail(5, names, 9), make_trail(5, names, 9)
-    assert one == same and world.version == again.version
-    assert make_trail(6, names, 9)[0] != one
+def test_trails_are_reproducible(names):
+    (first, world), (same, again) = make_trail(5, names, 9), make_trail(5, names, 9)
+    assert first == same and world.version == again.version
+    assert make_trail(6, names, 9)[0] != first
 
 
-def test_a_trail_without_pages_or_words_is_refused(names):
+def test_invalid_trail_lengths_are_rejected(names):
     for pages in (0, len(names.words)):
         with pytest.raises(ValueError, match=f"pages={pages} is outside"):
             make_trail(0, names, pages)
 
 
-def test_the_oracle_walks_it_with_the_real_tools_and_knows_at_every_turn_what_it_has_seen(names):
+def test_oracle_follows_the_trail_with_tools(names):
     for seed in range(10):
         task, world = make_trail(seed, names, 6)
         with Toolbox(world, results=2) as toolbox:
@@ -74,7 +74,7 @@ def test_the_oracle_walks_it_with_the_real_tools_and_knows_at_every_turn_what_it
         assert queries == [[title] for title in walk]
 
 
-def test_a_teacher_that_stops_early_is_wrong_where_the_last_treasure_lies_ahead(names):
+def test_early_stopping_teacher_misses_later_treasures(names):
     hand = Demonstrator(DemonstratorFaults(0, 3.0, 0, 0, 0), ["Nobody"])
     right, early = [], []
     for seed in range(60):

@@ -40,31 +40,31 @@ def tasks(world):
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
-def test_operators_raise_the_work_and_keep_the_answer(name, world, tasks):
-    graph, rng, done = world.graph, random.Random(f"op-{name}"), []
+def test_operators_increase_effort_and_keep_the_answer(name, world, tasks):
+    graph, rng, upgraded = world.graph, random.Random(f"op-{name}"), []
     for task in tasks:
         query = from_text(task.query)
         new = OPERATORS[name](query, graph, rng)
         if new is None:
             continue
-        done.append((query, new))
+        upgraded.append((query, new))
         assert evaluate_query(new, graph) == {task.answer}
         assert find_faults(new, graph) == []
         assert measure_effort(query, graph) < measure_effort(new, graph) < float("inf")
-    assert len(done) > 5
-    kinds = Counter(type(part) for pair in done for part in walk(pair[1]))
-    before = Counter(type(part) for pair in done for part in walk(pair[0]))
+    assert len(upgraded) > 5
+    kinds = Counter(type(part) for pair in upgraded for part in walk(pair[1]))
+    before = Counter(type(part) for pair in upgraded for part in walk(pair[0]))
     more = {"deepen": Proj, "widen": And, "abstract": Or, "difference": Diff, "compute": Extreme}
     if name == "compute":  # the extreme thing for a name, a count for a number
         kinds[Extreme] += kinds[Count]
         before[Extreme] += before[Count]
     if name in more:
-        assert kinds[more[name]] - before[more[name]] >= len(done)
+        assert kinds[more[name]] - before[more[name]] >= len(upgraded)
     if name == "widen":
-        assert all(len(list_constants(new)) > len(list_constants(query)) for query, new in done)
+        assert all(len(list_constants(new)) > len(list_constants(query)) for query, new in upgraded)
 
 
-def test_numbers_become_ranges_and_counts():
+def test_numbers_are_replaced_by_ranges_and_counts():
     """Towns are identified by their number of mills, a year by its decade."""
     rng = random.Random("town")
     towns = [f"Town {chr(65 + i)}" for i in range(24)]
@@ -86,11 +86,11 @@ def test_numbers_become_ranges_and_counts():
     )
     banned = find_single_things(query, graph)
 
-    def made(name, constant):
+    def apply_operator(name, constant):
         return [OPERATORS[name].__wrapped__(constant, graph, rng, banned) for _ in range(40)]
 
-    assert set(made("fuzz", "1950")) == {Range("", 1950, 1959)}
-    counts = [q for q in made("compute", "3") if q is not None]
+    assert set(apply_operator("fuzz", "1950")) == {Range("", 1950, 1959)}
+    counts = [q for q in apply_operator("compute", "3") if q is not None]
     assert counts and all(
         isinstance(q, Count) and evaluate_query(q, graph) == {"3"} for q in counts
     )
@@ -99,13 +99,13 @@ def test_numbers_become_ranges_and_counts():
     assert 32 <= low <= 40 <= high <= 48
 
 
-def test_every_round_starts_from_the_one_before_and_costs_more(world):
+def test_upgrade_rounds_increase_effort(world):
     graph, stages = world.graph, set()
     for i, task in enumerate(synthesize_questions(world, 24, 3, depth=2)):
         query = from_text(task.query)
-        made = list(run_upgrade_rounds(query, graph, random.Random(i), 2))
-        assert made == list(run_upgrade_rounds(query, graph, random.Random(i), 2))
-        for stage, harder in made:
+        rounds = list(run_upgrade_rounds(query, graph, random.Random(i), 2))
+        assert rounds == list(run_upgrade_rounds(query, graph, random.Random(i), 2))
+        for stage, harder in rounds:
             stages.add(stage)
             assert (
                 evaluate_query(harder, graph) == {task.answer} and find_faults(harder, graph) == []

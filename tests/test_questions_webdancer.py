@@ -32,7 +32,7 @@ def cldr():
 # ---------------------------------------------------------------------------------------- E2HQA
 
 
-def chain(n=6):
+def make_chain(n=6):
     """Return a0 <- a1 <- ...: `next` leads one closer to a0; every second thing has an alias."""
     nodes = [Node(f"a{i}", "thing", (f"alias{i}",) * (i % 2)) for i in range(n)]
     return Graph(nodes, [(f"a{i + 1}", "next", f"a{i}") for i in range(n - 1)])
@@ -53,10 +53,10 @@ def count_steps(graph, start, goal):
     raise AssertionError(f"no way from {start} to {goal}")
 
 
-def test_each_round_replaces_a_name_by_a_description_of_it():
-    graph = chain()
-    made = e2hqa(Proj("next", "a1"), graph, random.Random(0), 3)
-    assert made == [
+def test_rounds_replace_names_by_descriptions():
+    graph = make_chain()
+    versions = e2hqa(Proj("next", "a1"), graph, random.Random(0), 3)
+    assert versions == [
         Proj("next", "a1"),
         Proj("next", Proj("next", "a2")),
         Proj("next", Proj("next", Proj("next", "a3"))),
@@ -65,16 +65,16 @@ def test_each_round_replaces_a_name_by_a_description_of_it():
     assert len(e2hqa(Proj("next", "a1"), graph, random.Random(0), 99)) == 5  # the chain ends
 
 
-def rewritings(graph, n, seed):
+def iter_rewritings(graph, n, seed):
     for i, (query, answer) in enumerate(unique_queries(graph, n, seed, 1, 1)):
         yield answer, e2hqa(query, graph, random.Random(f"e2hqa-{i}"), 4)
 
 
-def test_the_answer_stays_and_each_round_costs_one_look_up_more(cldr):
+def test_rounds_add_one_hop_and_keep_the_answer(cldr):
     graph, longest = cldr.graph, 0
-    for answer, made in rewritings(graph, 120, 0):
-        longest = max(longest, len(made) - 1)
-        for n, query in enumerate(made):
+    for answer, versions in iter_rewritings(graph, 120, 0):
+        longest = max(longest, len(versions) - 1)
+        for n, query in enumerate(versions):
             assert evaluate_query(query, graph) == {answer} and measure_depth(query) == n + 1
             assert count_pages_read(query, graph) == n + 1
             (start,) = list_constants(query)
@@ -83,11 +83,11 @@ def test_the_answer_stays_and_each_round_costs_one_look_up_more(cldr):
     assert longest >= 3
 
 
-def test_no_name_of_what_was_replaced_is_left_in_the_question(cldr):
+def test_replaced_names_are_absent_from_the_question(cldr):
     graph = cldr.graph
-    for answer, made in rewritings(graph, 60, 1):
+    for answer, versions in iter_rewritings(graph, 60, 1):
         gone = [answer]
-        for before, after in zip(made, made[1:]):
+        for before, after in zip(versions, versions[1:]):
             (replaced,) = set(list_constants(before)) - set(list_constants(after))
             gone.append(replaced)
             for template in range(TEMPLATES):
@@ -97,7 +97,7 @@ def test_no_name_of_what_was_replaced_is_left_in_the_question(cldr):
                     assert not any(mentions(text, some) for some in names), (text, name)
 
 
-def test_a_page_that_tells_the_name_by_itself_is_not_used():
+def test_revealing_pages_are_not_used():
     nodes = [Node("Rin", "river"), Node("Rin Delta", "delta"), Node("Town", "town")]
     graph = Graph(nodes, [("Rin", "town", "Town"), ("Rin Delta", "river", "Rin")])
     assert e2hqa(Proj("town", "Rin"), graph, random.Random(0), 1) == [Proj("town", "Rin")]
@@ -106,22 +106,24 @@ def test_a_page_that_tells_the_name_by_itself_is_not_used():
 def test_several_constants_can_be_replaced():
     query = And((Proj("river of", "Rin"), Proj("region of", "Nord")))
     assert evaluate_query(query, SMALL) == {"Alba"} and count_pages_read(query, SMALL) == 2
-    for made in (e2hqa(query, SMALL, random.Random(i), 2) for i in range(5)):
-        assert [count_pages_read(q, SMALL) for q in made] == [2 + i for i in range(len(made))]
-        assert all(answers(q, SMALL) == {"Alba"} for q in made)
+    for versions in (e2hqa(query, SMALL, random.Random(i), 2) for i in range(5)):
+        assert [count_pages_read(q, SMALL) for q in versions] == [
+            2 + i for i in range(len(versions))
+        ]
+        assert all(answers(q, SMALL) == {"Alba"} for q in versions)
 
 
-def test_a_number_that_is_counted_has_no_page_to_start_from():
+def test_counts_are_not_rewritten():
     count = Count(Proj("river of", "Rin"))
     assert e2hqa(count, SMALL, random.Random(0), 2) == [count]
 
 
-def test_a_question_of_two_answers_is_refused():
+def test_ambiguous_questions_are_rejected():
     with pytest.raises(ValueError, match="one answer"):
         e2hqa(Proj("river of", "Rin"), SMALL, random.Random(0), 1)
 
 
-def test_distances_agree_with_another_search():
+def test_distances_match_breadth_first_search():
     graph = load_world("tour").graph
     away = compute_distances("Norway", graph)
     rng = random.Random("away")
@@ -146,12 +148,12 @@ class Web:
 LINKS = {"root": "ab", "a": "cd", "b": "de", "c": ["root"], "d": "df", "e": "f", "f": "", "z": "a"}
 
 
-def test_a_crawl_follows_links_breadth_first_and_stops():
+def test_crawl_is_breadth_first_and_limited():
     web = Web(LINKS)
     graph = crawl(web, "root")
     assert web.opened == ["root", "a", "b", "c", "d", "e", "f"]  # each once, z is not linked
     assert graph.values("a", "linked page") == {"c", "d"}
-    assert graph.values("d", "linked page") == {"f"}  # a link to itself is none
+    assert graph.values("d", "linked page") == {"f"}  # self-links are ignored
     short = Web(LINKS)
     assert len(crawl(short, "root", 2)) == 5 and short.opened == ["root", "a"]
 
@@ -162,30 +164,30 @@ def test_all_parts_of_a_long_page_are_read(cldr):
     assert len(near) > 60 and graph.values("English", "linked page") == near
 
 
-def test_typed_questions_are_verified_on_the_links(cldr):
+def test_crawl_questions_match_the_links(cldr):
     graph = crawl(cldr, "Norway")
-    made = draw_crawl_questions(graph, 12, random.Random(0))
-    assert [row["type"] for row in made] == ["count", "multi-hop", "intersection"] * 4
+    rows = draw_crawl_questions(graph, 12, random.Random(0))
+    assert [row["type"] for row in rows] == ["count", "multi-hop", "intersection"] * 4
     links = {}
     for page, _, to in graph.facts:
         links.setdefault(page, set()).add(to)
-    for row in made:
+    for row in rows:
         question, answer, tag, kind, query = row.values()
         assert tag == "crawlqa"
         inner = query.of if isinstance(query, Count) else query
         first, second = (part.of for part in inner.parts)
         if kind == "multi-hop":
             found = set().union(*(links[page] for page in links[first.of])) & links[second]
-            assert links[first.of] <= links.keys()  # every page on the way was opened
+            assert links[first.of] <= links.keys()  # all intermediate pages were opened
         else:
             found = links[first] & links[second]
         assert answer == str(len(found)) if kind == "count" else {answer} == found
         assert {*find_faults(query, graph)} <= {"shallow", "shortcut", "near"}
         assert all(mentions(question, name) for name in list_constants(query))
-    assert made == draw_crawl_questions(graph, 12, random.Random(0))
+    assert rows == draw_crawl_questions(graph, 12, random.Random(0))
 
 
-def test_too_few_links_for_so_many_questions():
+def test_too_few_links_is_an_error():
     graph = crawl(Web(LINKS), "root")
     with pytest.raises(ValueError, match="of 50 questions about these links"):
         draw_crawl_questions(graph, 50, random.Random(0))

@@ -51,17 +51,17 @@ def queries(cldr):
     return [(from_text(task.query), task.answer) for task in synthesize_questions(cldr, 200, 0)]
 
 
-def drawn(operator, fact, graph=SMALL, n=20):
+def draw_predicates(operator, fact, graph=SMALL, n=20):
     return [operator(fact, graph, random.Random(f"draw-{i}")) for i in range(n)]
 
 
-def test_a_year_becomes_its_decade_or_a_part_of_it():
+def test_period_gives_a_decade_or_part_of_it():
     for year, part in ((1412, (1410, 1413)), (1417, (1417, 1419)), (1985, (1984, 1986))):
-        found = {p.query for p in drawn(period, Proj("founding year of", str(year)))}
+        found = {p.query for p in draw_predicates(period, Proj("founding year of", str(year)))}
         start = year // 10 * 10
         assert found == {Range("founding year", start, start + 9), Range("founding year", *part)}
-    assert drawn(period, Proj("length of", "57"), n=1) == [None]
-    assert drawn(period, Proj("founding year", "Alba"), n=1) == [None]
+    assert draw_predicates(period, Proj("length of", "57"), n=1) == [None]
+    assert draw_predicates(period, Proj("founding year", "Alba"), n=1) == [None]
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,17 @@ def test_a_year_becomes_its_decade_or_a_part_of_it():
         (1999, 1000, 1999),
     ],
 )
-def test_a_number_becomes_a_range(number, low, high):
-    (found,) = drawn(band, Proj("length of", str(number)), n=1)
+def test_band_gives_a_range(number, low, high):
+    (found,) = draw_predicates(band, Proj("length of", str(number)), n=1)
     assert found.query == Range("length", low, high) and low <= number <= high
     assert render_question(found.query, SMALL).endswith("of less than 1?") == (number == 0)
 
 
-def test_a_name_becomes_initials_that_similar_names_share():
+def test_initials_are_shared_by_similar_names():
     nodes = [
         Node("Sund Hill", "town"),
         Node("South Harbour", "town"),
-        Node("Salt House", "town"),  # nobody's home
+        Node("Salt House", "town"),  # no person has it as home
         Node("Sea Hut", "river"),
         Node("Ann", "person"),
         Node("Bo", "person"),
@@ -98,23 +98,23 @@ def test_a_name_becomes_initials_that_similar_names_share():
         ("Bo", "home", "os.path"),
     ]
     graph = Graph(nodes, facts)
-    (found,) = drawn(initials, Proj("home of", "Sund Hill"), graph, 1)
+    (found,) = draw_predicates(initials, Proj("home of", "Sund Hill"), graph, 1)
     assert found.query == Proj("home of", Or(("South Harbour", "Sund Hill")))
     assert found.said == 'a town with the initials "S. H."'
-    (found,) = drawn(initials, Proj("home", "Franc (1963)"), graph, 1)
-    assert found.said == 'a person with the initial "F."'  # no digit gives the year away
-    assert drawn(initials, Proj("length of", "57"), n=1) == [None]  # a number has none
-    assert drawn(initials, Proj("home of", "os.path"), graph, 1) == [None]
+    (found,) = draw_predicates(initials, Proj("home", "Franc (1963)"), graph, 1)
+    assert found.said == 'a person with the initial "F."'  # no digit reveals the year
+    assert draw_predicates(initials, Proj("length of", "57"), n=1) == [None]  # a number has none
+    assert draw_predicates(initials, Proj("home of", "os.path"), graph, 1) == [None]
 
 
-def test_a_union_of_initials_is_in_one_form_so_that_a_wording_finds_its_text():
+def test_initials_unions_are_canonical():
     nodes = [Node(name, "town") for name in ("A", "A (1)", "Aa")] + [Node("Ann", "person")]
     graph = Graph(nodes, [("Ann", "home", node.title) for node in nodes[:3]])
-    (found,) = drawn(initials, Proj("home of", "A"), graph, 1)
+    (found,) = draw_predicates(initials, Proj("home of", "A"), graph, 1)
     assert found.query == canonicalise(found.query) and len(found.query.of.parts) == 3
 
 
-def test_only_what_more_things_fit_is_fog():
+def test_widens_requires_more_matches():
     """Another name of the same thing is no obfuscation."""
     fact = Proj("river of", "Rin")
     same, wider = fact, Or((fact, Proj("river of", "Sava")))
@@ -123,7 +123,7 @@ def test_only_what_more_things_fit_is_fog():
         assert widens(Predicate(fact, query, "words"), SMALL) == is_wider
 
 
-def test_initials_of_one_thing_alone_are_used_in_no_question(queries, cldr):
+def test_initials_never_identify_one_entity(queries, cldr):
     alone = Counter()
     for i, (query, _) in enumerate(queries):
         fuzzed = obfuscate(query, cldr.graph, random.Random(f"alone-{i}"), (initials,))
@@ -132,7 +132,7 @@ def test_initials_of_one_thing_alone_are_used_in_no_question(queries, cldr):
     assert not alone[True] and alone[False] > 10
 
 
-def test_a_clue_that_a_search_answers_with_what_it_hides_is_none(cldr):
+def test_clues_resolved_by_search_are_detected(cldr):
     hides_norway = Proj("currency of", "Norway")
     another_name = cldr.graph.nodes["Norway"].aliases[0]
     clue = Predicate(hides_norway, Proj("currency of", Or(("Norway", "Sweden"))), another_name)
@@ -146,19 +146,19 @@ def test_a_clue_that_a_search_answers_with_what_it_hides_is_none(cldr):
     assert not is_resolved(year, cldr)
 
 
-def test_an_operator_is_not_asked_for_what_is_no_fog():
+def test_is_fog_receives_only_widening_clues():
     query = And((Proj("region of", "Sund"), Proj("founding year of", "1417")))  # Borg
-    asked = []
+    clues = []
 
     def refuse(clue):
-        asked.append(clue)
+        clues.append(clue)
         return False
 
     assert obfuscate(query, SMALL, random.Random(0), is_fog=refuse) is None
-    assert asked and all(widens(clue, SMALL) for clue in asked)
+    assert clues and all(widens(clue, SMALL) for clue in clues)
 
 
-def test_rare_seeds_are_the_half_of_which_least_is_told():
+def test_rare_seeds_have_the_fewest_neighbours():
     nodes = [Node(name, "town") for name in "ABCDE"]
     facts = [("A", "road", other) for other in "BCD"] + [("B", "road", "C"), ("D", "road", "E")]
     graph = Graph(nodes, facts)  # neighbours: A 3, B 2, C 2, D 2, E 1
@@ -166,15 +166,15 @@ def test_rare_seeds_are_the_half_of_which_least_is_told():
     assert select_rare_seeds("AE", graph) == ("E",)
 
 
-def test_a_description_merges_similar_things():
-    found = {p.query for p in drawn(describe, Proj("region", "Alba"))}
+def test_describe_merges_similar_entities():
+    found = {p.query for p in draw_predicates(describe, Proj("region", "Alba"))}
     assert found == {Proj("region", Proj("river of", "Rin"))}  # Borg lies there too
-    assert drawn(describe, Proj("river", "Cove"), n=1)[0].query == Proj(
+    assert draw_predicates(describe, Proj("river", "Cove"), n=1)[0].query == Proj(
         "river", Proj("region of", "Sund")
     )
 
 
-def test_every_predicate_is_implied_by_its_fact(queries, cldr):
+def test_facts_imply_their_predicates(queries, cldr):
     """Everything that satisfies the fact satisfies the predicate."""
     seen = set()
     for i, (query, _) in enumerate(queries):
@@ -195,16 +195,16 @@ def test_every_predicate_is_implied_by_its_fact(queries, cldr):
         (describe, Proj("region", "Alba")),
     ],
 )
-def test_the_predicate_is_implied_on_the_small_graph(operator, fact):
-    for found in drawn(operator, fact):
+def test_facts_imply_predicates_on_the_small_graph(operator, fact):
+    for found in draw_predicates(operator, fact):
         assert answers(fact, SMALL) <= answers(found.query, SMALL)
 
 
-def test_one_entity_satisfies_all_predicates_and_no_search_finds_it(queries, cldr):
+def test_hard_questions_are_unique_and_not_searchable(queries, cldr):
     """Brute force over the corpus; a search for the question does not show the page."""
     grammar = load_grammar(cldr.graph, cldr.scheme)
     found, with_initials, spoken = 0, 0, Counter()
-    resolved = {}  # as a data set's draws share it
+    resolved = {}  # shared between draws, as in a data set
     for i, (query, answer) in enumerate(queries):
         rng = random.Random(f"hard-{i}")
         question = draw_hard_question(query, cldr, grammar, rng, resolved=resolved)
@@ -232,7 +232,7 @@ def test_one_entity_satisfies_all_predicates_and_no_search_finds_it(queries, cld
     assert {*resolved.values()} == {True, False}
 
 
-def test_a_vague_wording_is_proved_with_the_names_in_it(cldr):
+def test_vague_wording_is_verified_with_full_names(cldr):
     """The text with initials cannot be parsed, so the text with names is proved."""
     union = Or(("French", "Fula"))
     query = And((Proj("official language of", union), Proj("currency of", "Euro")))
@@ -240,12 +240,12 @@ def test_a_vague_wording_is_proved_with_the_names_in_it(cldr):
     grammar = Grammar(load_grammar(cldr.graph, cldr.scheme).book)
     text = word_question(query, grammar, "which", names)
     assert names[union] in text and "French" not in text
-    grammar.verbs.clear()  # a reader that knows no verb can prove nothing
+    grammar.verbs.clear()  # a parser without verbs cannot verify the text
     grammar.clauses.clear()
     assert word_question(query, grammar, "which", names) is None
 
 
-def test_a_merge_that_would_admit_a_second_answer_is_not_made():
+def test_obfuscation_keeps_the_answer_unique():
     query = And((Proj("river of", "Rin"), Proj("region of", "Nord")))  # Alba
     assert evaluate_query(query, SMALL) == {"Alba"}
     for i in range(40):
@@ -263,12 +263,12 @@ def test_a_merge_that_would_admit_a_second_answer_is_not_made():
     assert kept == {Range("founding year", 1410, 1419)}
 
 
-def test_what_has_no_fact_to_blur_or_no_single_answer_is_left_alone():
+def test_unsuitable_queries_are_not_obfuscated():
     assert obfuscate(Range("length", 0, 100), SMALL, random.Random(0)) is None
     assert obfuscate(Proj("river of", "Rin"), SMALL, random.Random(0)) is None  # two answers
 
 
-def test_the_same_seed_gives_the_same_obfuscation():
+def test_obfuscation_is_reproducible():
     graph = load_world("tour").graph
     for query, _ in unique_queries(graph, 20, 1):
         first, second = (obfuscate(query, graph, random.Random(7)) for _ in range(2))

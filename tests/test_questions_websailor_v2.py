@@ -63,7 +63,7 @@ def make_subgraph(*edges, kind="n"):
 # ------------------------------------------------------------------------------------- the walk
 
 
-def test_subgraphs_are_connected_dense_and_true(graph, subgraphs):
+def test_subgraphs_are_connected_dense_and_factual(graph, subgraphs):
     for found in subgraphs:
         assert nx.is_connected(found) and len(found) == 12
         assert count_cycles(found) == len(nx.cycle_basis(found)) >= 3
@@ -77,14 +77,14 @@ def test_subgraphs_are_connected_dense_and_true(graph, subgraphs):
         assert not any(graph.is_value(title) for title in found)
 
 
-def test_the_tour_has_them_too_and_the_same_seed_the_same():
+def test_tour_subgraphs_are_reproducible():
     tour = load_world("tour").graph
     first, second = (draw_dense_subgraph(tour, random.Random(3), 10, 2) for _ in range(2))
     assert list(first.edges(data=True)) == list(second.edges(data=True))
     assert nx.is_connected(first) and count_cycles(first) >= 2
 
 
-def test_a_graph_without_cycles_is_refused():
+def test_graph_without_cycles_is_rejected():
     tree = Graph([Node(c, "n") for c in "abcd"], [("a", "r", b) for b in "bcd"])
     with pytest.raises(ValueError, match="no subgraph of 3 pages and 1 cycles"):
         draw_dense_subgraph(tree, random.Random(0), 3, 1)
@@ -103,7 +103,7 @@ def test_shapes_are_unique(subgraphs):
     assert len(set(hashes)) == len(hashes) and 1 < len(kept) <= len(subgraphs)
 
 
-def test_renamed_copies_are_one_shape_and_other_relations_are_another():
+def test_shapes_depend_on_kinds_and_relations_only():
     first = make_subgraph(("a", "r", "b"), ("b", "r", "c"), ("c", "s", "a"))
     copy = nx.relabel_nodes(first, {"a": "x", "b": "y", "c": "z"})
     other = make_subgraph(("a", "s", "b"), ("b", "r", "c"), ("c", "s", "a"))
@@ -111,7 +111,7 @@ def test_renamed_copies_are_one_shape_and_other_relations_are_another():
     assert select_distinct_shapes([first, copy, other, kinds]) == [first, other, kinds]
 
 
-def test_orbits_hold_what_an_automorphism_exchanges():
+def test_orbits_group_automorphic_nodes():
     square = make_subgraph(("a", "r", "b"), ("b", "r", "c"), ("c", "r", "d"), ("d", "r", "a"))
     assert group_orbits(square) == [["a", "b", "c", "d"]]
     square.add_edge("a", "tail", relation="r")
@@ -119,7 +119,7 @@ def test_orbits_hold_what_an_automorphism_exchanges():
     assert group_orbits(square) == [["a"], ["b", "d"], ["c"], ["tail"]]
 
 
-def test_orbits_are_never_finer_than_the_true_ones(subgraphs):
+def test_orbits_are_never_finer_than_exact_ones(subgraphs):
     for found in subgraphs[:6]:
         classes = {node: i for i, members in enumerate(group_orbits(found)) for node in members}
         same = nx.isomorphism.categorical_node_match("kind", None)
@@ -145,17 +145,19 @@ def test_focuses_are_spread_over_the_orbits(subgraphs, n):
 # ------------------------------------------------------------------------------------ questions
 
 
-def questions(make, subgraphs, graph):
+def iter_questions(make, subgraphs, graph):
     for i, found in enumerate(subgraphs):
         for focus in draw_focuses(found, 6, random.Random(f"focus-{i}")):
             if (made := make(found, focus, graph)) is not None:
                 yield focus, made
 
 
-def test_a_cycle_is_asked_as_two_paths_that_meet_in_what_is_not_named(graph, subgraphs):
-    made = [(s, *row) for s in subgraphs for row in questions(find_cyclic_question, [s], graph)]
-    assert len(made) >= 6
-    for subgraph, focus, query in made:
+def test_cyclic_questions_share_one_unnamed_variable(graph, subgraphs):
+    rows = [
+        (s, *row) for s in subgraphs for row in iter_questions(find_cyclic_question, [s], graph)
+    ]
+    assert len(rows) >= 6
+    for subgraph, focus, query in rows:
         assert isinstance(query, Exists) and isinstance(query.among, Proj)
         chosen = {t: bind(query.of, query.name, t) for t in answers(query.among, graph)}
         found = {title: answers(way, graph) for title, way in chosen.items()}
@@ -164,14 +166,14 @@ def test_a_cycle_is_asked_as_two_paths_that_meet_in_what_is_not_named(graph, sub
         both = query.of.left if isinstance(query.of, Diff) else query.of
         assert isinstance(both, And)
         met = Counter(part.name for part in walk(both) if isinstance(part, Var))
-        assert met == {query.name: 2}  # two ways meet in it
+        assert met == {query.name: 2}  # two paths meet in the variable
         inside = subgraph.nodes - {*list_constants(query)}
         meeting = {title for title in found if found[title]} & inside
         cycles = [{*nodes} for nodes in nx.simple_cycles(subgraph, length_bound=6)]
         assert any({focus, title} <= nodes for nodes in cycles for title in meeting)
 
 
-def island():
+def make_island():
     """Two squares of towns, guilds and lords, joined by one road."""
     nodes = [Node(t, "town") for t in ("A", "B", "C", "D", "E", "F")]
     nodes += [Node(t, "body") for t in ("g", "h", "i", "j")]
@@ -192,8 +194,8 @@ def island():
     return graph, found
 
 
-def test_the_cycle_and_the_bridge_of_a_graph_by_hand():
-    graph, found = island()
+def test_cycle_and_bridge_of_a_handmade_graph():
+    graph, found = make_island()
     assert count_cycles(found) == 2 and list(nx.bridges(found)) == [("B", "C")]
     assert set(nx.articulation_points(found)) == {"B", "C"}
     query = find_cyclic_question(found, "A", graph)
@@ -221,20 +223,20 @@ def test_the_cycle_and_the_bridge_of_a_graph_by_hand():
     assert find_cyclic_question(nx.path_graph(["A", "g", "B"]), "A", graph) is None
 
 
-def test_a_structural_question_has_no_answer_without_its_bridge(graph, subgraphs):
-    made = list(questions(find_bridge_question, subgraphs[:6], graph))
-    assert len(made) >= 5
-    for focus, (query, bridge) in made:
+def test_bridge_questions_need_their_bridge(graph, subgraphs):
+    rows = list(iter_questions(find_bridge_question, subgraphs[:6], graph))
+    assert len(rows) >= 5
+    for focus, (query, bridge) in rows:
         assert answers(query, graph) == {focus} and find_faults(query, graph) == []
         assert focus not in evaluate_query(
             query, remove_facts(graph, {*bridge})
-        )  # the fact is gone
-        for page in {*bridge} - {focus}:  # the page is gone
+        )  # without the fact
+        for page in {*bridge} - {focus}:  # without the page
             assert focus not in evaluate_query(query, remove_facts(graph, {page}))
 
 
-def test_cutting_takes_only_what_it_names():
-    graph, _ = island()
+def test_remove_facts():
+    graph, _ = make_island()
     assert set(graph.facts) - set(remove_facts(graph, {"B", "C"}).facts) == {("B", "road", "C")}
     gone = set(graph.facts) - set(remove_facts(graph, {"C"}).facts)
     assert gone == {("B", "road", "C"), ("C", "guild", "i"), ("C", "lord", "j")}

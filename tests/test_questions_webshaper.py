@@ -61,7 +61,7 @@ QUERIES = st.recursive(
 )
 
 
-def test_the_released_form():
+def test_triples_match_the_released_format():
     query = And(
         (
             Proj("currency of", "Euro"),
@@ -81,7 +81,7 @@ def test_the_released_form():
 
 
 @given(QUERIES)
-def test_what_is_written_is_read_back(query):
+def test_triples_round_trip(query):
     rows = to_triples(query)
     assert split_rows(rows) == (rows, [])
     assert from_triples(rows) == query
@@ -95,7 +95,7 @@ def test_rows_may_be_written_in_either_direction_and_any_order():
     assert from_triples(other) == query
 
 
-def test_a_row_of_as_many_relations_as_ends_is_as_many_triples():
+def test_row_with_paired_relations_is_several_triples():
     rows = [
         ["?", "river & region & seen & said", "C@Rin & V@R & C@Tom & Ann & C@me"],
         ["V@R", "part", "C@East & West"],
@@ -131,7 +131,7 @@ def test_nested_intersections_are_flat_and_unions_of_projections_merge():
         (Proj("river of", Or(("Rin", Proj("river", "Alba")))), "Or"),
     ],
 )
-def test_what_the_format_cannot_say_is_named(query, name):
+def test_unsupported_queries_are_rejected(query, name):
     with pytest.raises(ValueError, match=f"cannot express .*{name}"):
         to_triples(query)
 
@@ -148,7 +148,7 @@ def test_what_the_format_cannot_say_is_named(query, name):
         ([["V@X", "river", "C@Rin"]], r"no condition names \?"),
     ],
 )
-def test_broken_lists_name_the_row(rows, message):
+def test_malformed_rows_are_reported(rows, message):
     with pytest.raises(ValueError, match=message):
         from_triples(rows)
 
@@ -183,13 +183,13 @@ def test_broken_lists_name_the_row(rows, message):
         ),
     ],
 )
-def test_what_a_tree_cannot_say_is_read_and_written_again(rows, query):
+def test_non_tree_rows_round_trip(rows, query):
     """Open variables, described constants, loose parts and cycles."""
     assert from_triples(rows) == query
     written = to_triples(query)
     assert from_triples(written) == query
-    said = [sorted(row[1].removesuffix(" of") for row in some) for some in (written, rows)]
-    assert said[0] == said[1]
+    relations = [sorted(row[1].removesuffix(" of") for row in some) for some in (written, rows)]
+    assert relations[0] == relations[1]
 
 
 @pytest.mark.parametrize(
@@ -202,15 +202,15 @@ def test_what_a_tree_cannot_say_is_read_and_written_again(rows, query):
         (["C@Rin", "had", "a mouth at ?"], Proj("_ had a mouth at _", "Rin")),
     ],
 )
-def test_a_row_that_is_no_triple_is_a_predicate(row, query):
+def test_non_triple_rows_become_predicates(row, query):
     rows = [row, ["V@X", "region", "C@Nord"]] if "V@X" in str(row) else [row]
-    wanted = substitute(query, X, Proj("region of", "Nord"))
-    assert read_loosely(rows) == wanted
+    expected = substitute(query, X, Proj("region of", "Nord"))
+    assert read_loosely(rows) == expected
     with pytest.raises(ValueError, match="row 0 is no triple"):
         from_triples(rows)
 
 
-def test_a_row_of_three_things_is_a_thing_of_its_own():
+def test_three_argument_row_becomes_an_entity():
     """["?", "sold", "V@X", "to", "C@Rin"] becomes a sale with three arguments."""
     query = read_loosely([["?", "sold", "V@X", "to", "C@Rin"], ["V@X", "kind", "C@boat"]])
     roles = [f"_ sold _ to _: {at}" for at in (1, 2, 3)]
@@ -218,7 +218,7 @@ def test_a_row_of_three_things_is_a_thing_of_its_own():
     assert query == Proj(roles[0], sale)
 
 
-def test_read_loosely_reads_triples_as_from_triples_does():
+def test_read_loosely_agrees_with_from_triples():
     rows = [["?", "river & region", "C@Rin & V@R"], ["V@R", "part", "C@A & C@B"]]
     assert read_loosely(rows) == from_triples(rows)
     for nothing in ([], [["V@X", "river", "C@Rin"]]):
@@ -230,7 +230,7 @@ def test_read_loosely_reads_triples_as_from_triples_does():
         read_loosely([["?", "river", "C@Rin"], 7])
 
 
-def test_rows_that_are_no_triples_are_kept_apart():
+def test_split_rows_separates_non_triples():
     good = [["?", "river", "C@Rin"], ["V@X", "a & b", "C@c & d"]]
     bad = [
         ["V@X", "r"],
@@ -256,7 +256,7 @@ SETS = st.lists(st.sampled_from("012345"), min_size=1, max_size=4).map(tuple)
 
 
 @given(RELATION, st.lists(SETS, min_size=2, max_size=3))
-def test_proposition_1_a_union_of_projections_is_the_projection_of_the_union(pairs, sets):
+def test_proposition_1_projection_of_a_union(pairs, sets):
     graph = Graph([Node(str(i), "n") for i in range(6)], [(str(a), "r", str(b)) for a, b in pairs])
     apart = Or(tuple(Proj("r", Or(some)) for some in sets))
     merged = Proj("r", Or(tuple(name for some in sets for name in some)))
@@ -264,7 +264,7 @@ def test_proposition_1_a_union_of_projections_is_the_projection_of_the_union(pai
     assert evaluate_query(merged, graph) == {str(b) for a, b in pairs if str(a) in merged.of.parts}
 
 
-def test_merging_keeps_the_answers_of_any_query_that_can_be_written():
+def test_conversion_keeps_the_answers():
     rng, written = random.Random("merge"), 0
     for _ in range(6000):
         query = any_query(SMALL, rng)
@@ -302,27 +302,27 @@ def weak_rows(rows):
     )
 
 
-def expansions(query, graph, order, seed, n=3):
+def list_expansions(query, graph, order, seed, n=3):
     """Return up to `n` successive expansions; stop after 60 failed draws."""
-    rng, made = random.Random(f"{order}-{seed}"), [query]
+    rng, versions = random.Random(f"{order}-{seed}"), [query]
     for _ in range(n):
-        draws = (expand(made[-1], graph, rng, order, 1) for _ in range(60))
+        draws = (expand(versions[-1], graph, rng, order, 1) for _ in range(60))
         keep = (
             q for q in draws if q is not None and (order != "layer" or not find_faults(q, graph))
         )
         if (new := next(keep, None)) is None:
             break
-        made.append(new)
-    return made
+        versions.append(new)
+    return versions
 
 
-def test_layer_wise_expansion_keeps_the_answer_and_deepens(graph, seeds):
+def test_layer_wise_expansion_deepens_and_keeps_the_answer(graph, seeds):
     lengths = []
     for i, seed in enumerate(seeds * 3):  # three layers more are rare: one in a hundred
-        made = expansions(seed, graph, "layer", i)
-        lengths.append(len(made))
+        versions = list_expansions(seed, graph, "layer", i)
+        lengths.append(len(versions))
         (answer,) = evaluate_query(seed, graph)
-        for before, after in zip(made, made[1:]):
+        for before, after in zip(versions, versions[1:]):
             assert evaluate_query(after, graph) == {answer}
             assert measure_depth(after) > measure_depth(before)
             redundant, shortcuts = weak_rows(to_triples(after))
@@ -331,7 +331,7 @@ def test_layer_wise_expansion_keeps_the_answer_and_deepens(graph, seeds):
 
 
 @pytest.mark.parametrize("order", ["random", "sequential"])
-def test_the_baselines_leave_what_layer_wise_expansion_avoids(graph, order):
+def test_baselines_leave_redundancy_and_shortcuts(graph, order):
     """Figure 4 of the paper: constants adjacent to the target or to each other."""
     weak = 0
     for i, town in enumerate(("Norway", "Switzerland", "Kenya", "Peru", "Japan", "Chad")):
@@ -342,14 +342,14 @@ def test_the_baselines_leave_what_layer_wise_expansion_avoids(graph, order):
                 for j, value in enumerate(some[:2])
             )
         )
-        for made in expansions(query, graph, order, i)[1:]:
-            flat = [[h, r, t] for h, r, t in bare(made)]
+        for versions in list_expansions(query, graph, order, i)[1:]:
+            flat = [[h, r, t] for h, r, t in iter_rows(versions)]
             redundant, shortcuts = weak_rows(flat)
             weak += len(redundant) + len(shortcuts)
     assert weak > 0
 
 
-def bare(query, head="?"):
+def iter_rows(query, head="?"):
     """Return the rows of a query in which a constant may have conditions."""
     for part in query.parts if isinstance(query, And) else (query,):
         if isinstance(part, str):
@@ -358,4 +358,4 @@ def bare(query, head="?"):
         named = [p for p in inside if isinstance(p, str)]
         tail = f"C@{named[0]}" if named else f"V@{id(part)}"
         yield head, part.relation, tail
-        yield from bare(part.of, tail) if not isinstance(part.of, str) else ()
+        yield from iter_rows(part.of, tail) if not isinstance(part.of, str) else ()

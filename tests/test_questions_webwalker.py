@@ -12,7 +12,7 @@ import pytest
 from drlib.questions.webwalker import answer_from_memory, make_site
 from drlib.questions.wording import mentions
 
-K = 15  # actions at most
+K = 15  # maximum number of actions
 
 
 @pytest.fixture(scope="module", params=[0, 1, 2])
@@ -20,7 +20,7 @@ def site(request):
     return make_site(request.param)
 
 
-def useful(text, row):
+def select_useful_lines(text, row):
     """Return the lines about a page that the question asks for, as the critic's first call."""
     names = [path.split(">")[-1] for path in row["Info"]["Golden_Path"]]
     return [
@@ -42,7 +42,7 @@ def explore(site, row, click, limit=K):
         assert url in here.links, "an explorer can only click what the page shows"
         here = site.pages[url]
         opened.append(url)
-        memory += useful(here.text, row)
+        memory += select_useful_lines(here.text, row)
         if (answer := answer_from_memory(memory, row)) is not None:  # the critic's second call
             return answer, opened, memory
     return None, opened, memory
@@ -54,14 +54,14 @@ def depth_first(site):
     def click(page, opened):
         seen = {site.root, *opened}
 
-        def fresh(url, above=()):  # a link that is new, or below which something is
+        def is_unexplored(url, above=()):  # a link that is new, or below which something is
             return url not in seen or any(
-                fresh(to, (*above, url))
+                is_unexplored(to, (*above, url))
                 for to in site.pages[url].links
                 if to != site.root and to not in above
             )
 
-        down = [to for to in page.links if to != site.root and fresh(to)]
+        down = [to for to in page.links if to != site.root and is_unexplored(to)]
         if down:
             return down[0]
         return site.root if page.url != site.root else None
@@ -82,17 +82,17 @@ def golden(site, row):
     return click, len(steps)
 
 
-def test_depth_first_search_answers_when_memory_holds_all_facts_and_not_before(site):
+def test_depth_first_search_answers_with_all_facts_only(site):
     for row in site.rows:
         answer, opened, memory = explore(site, row, depth_first(site), 500)
         needed = {*row["Info"]["Source_Website"]}
         assert answer == row["Answer"] and needed <= {*opened}
-        assert opened[-1] in needed, "it stops at the first page that suffices"
-        assert answer_from_memory(memory[:-1], row) is None, "one fact less: the critic says no"
+        assert opened[-1] in needed, "exploration stops at the first sufficient page"
+        assert answer_from_memory(memory[:-1], row) is None, "the critic needs every fact"
         assert not any(row["Answer"] in site.pages[url].text for url in opened[:-1])
 
 
-def test_fifteen_actions_are_the_limit(site):
+def test_explorer_stops_after_fifteen_actions(site):
     runs = [explore(site, row, depth_first(site)) for row in site.rows]
     assert all(len(opened) <= K for _, opened, _ in runs)
     for row, (answer, opened, _) in zip(site.rows, runs):
@@ -100,21 +100,24 @@ def test_fifteen_actions_are_the_limit(site):
     assert any(answer is None and len(opened) == K for answer, opened, _ in runs)
 
 
-def test_the_oracle_needs_the_golden_length(site):
-    for row, clicks in zip(site.rows, (4, 4, 9)):  # 4 down, back to the root, 4 down
+def test_golden_path_explorer_needs_the_golden_length(site):
+    for row, expected_clicks in zip(site.rows, (4, 4, 9)):  # 4 down, back to the root, 4 down
         click, length = golden(site, row)
         answer, opened, _ = explore(site, row, click)
-        assert (answer, len(opened)) == (row["Answer"], clicks) and length == clicks
+        assert (answer, len(opened)) == (
+            row["Answer"],
+            expected_clicks,
+        ) and length == expected_clicks
 
 
-def test_without_one_source_nobody_answers(site):
+def test_missing_source_prevents_an_answer(site):
     """A page without its number leaves both explorers without an answer."""
     row = site.rows[2]
     for url in row["Info"]["Source_Website"]:
         page = site.pages[url]
-        mute = re.sub(r"has \d+ members\.", "has members.", page.text)
+        text_without_number = re.sub(r"has \d+ members\.", "has members.", page.text)
         poorer = site._replace(
-            pages=site.pages | {url: type(page)(page.title, url, mute, page.links)}
+            pages=site.pages | {url: type(page)(page.title, url, text_without_number, page.links)}
         )
         answer, opened, _ = explore(poorer, row, depth_first(poorer), 500)
         assert answer is None and {*opened} | {site.root} == {*site.pages}
@@ -123,7 +126,7 @@ def test_without_one_source_nobody_answers(site):
 # -------------------------------------------------------------------------------------- sites
 
 
-def clicks(site, path):
+def follow_path(site, path):
     """Return the pages of a golden path, opened by clicking each name."""
     here, opened = site.pages[site.root], []
     for name in path.removeprefix("root->").split(">"):
@@ -134,7 +137,7 @@ def clicks(site, path):
     return opened
 
 
-def test_a_site_has_forty_pages_four_deep_and_every_page_can_be_reached(site):
+def test_site_size_depth_and_reachability(site):
     assert len(site.pages) == 40
     away, queue = {site.root: 0}, deque([site.root])
     while queue:
@@ -148,7 +151,7 @@ def test_a_site_has_forty_pages_four_deep_and_every_page_can_be_reached(site):
         assert site.root in page.links and len(page.links) <= 5
     leaves = [url for row in site.rows[:2] for url in row["Info"]["Source_Website"]]
     assert len(set(leaves)) == 2 and all(away[url] == 4 for url in leaves)
-    assert sum(n == 4 for n in away.values()) > 2  # others are as deep
+    assert sum(n == 4 for n in away.values()) > 2  # other pages are as deep
 
 
 def test_rows_have_the_released_fields(site):
@@ -169,9 +172,9 @@ def test_rows_have_the_released_fields(site):
     assert int(multi["Answer"]) == sum(int(row["Answer"]) for row in site.rows[:2])
 
 
-def test_the_golden_path_leads_to_the_facts_and_no_step_before_the_last_suffices(site):
+def test_only_the_full_golden_path_suffices(site):
     for row in site.rows:
-        opened = [page for path in row["Info"]["Golden_Path"] for page in clicks(site, path)]
+        opened = [page for path in row["Info"]["Golden_Path"] for page in follow_path(site, path)]
         assert len(opened) == 4 * len(row["Info"]["Golden_Path"])
         assert {*row["Info"]["Source_Website"]} <= {page.url for page in opened}
         memory = [site.pages[site.root].text, *(page.text for page in opened)]
@@ -180,7 +183,7 @@ def test_the_golden_path_leads_to_the_facts_and_no_step_before_the_last_suffices
             assert answer_from_memory(memory[:n], row) is None
 
 
-def test_memory_suffices_exactly_when_it_holds_every_fact(site):
+def test_memory_suffices_only_with_every_fact(site):
     rng = random.Random("memory")
     everything = sorted(site.pages)
     for row in site.rows:
@@ -194,14 +197,14 @@ def test_memory_suffices_exactly_when_it_holds_every_fact(site):
             assert answer_from_memory(rest, row) is None
 
 
-def test_no_page_but_its_source_shows_an_answer(site):
+def test_answers_are_shown_only_on_their_source(site):
     for row in site.rows:
         sources = row["Info"]["Source_Website"]
         shown = [url for url, page in site.pages.items() if mentions(page.text, row["Answer"])]
         assert shown == (sources if len(sources) == 1 else [])
 
 
-def test_sites_differ_by_seed_and_are_the_same_for_one():
+def test_sites_are_reproducible():
     assert make_site(5) == make_site(5) and make_site(5).root != make_site(6).root
     small = make_site("small", size=9, depth=2, links=3)
     assert len(small.pages) == 9 and small.rows[0]["Info"]["Difficulty_Level"] == "easy"
@@ -210,6 +213,6 @@ def test_sites_differ_by_seed_and_are_the_same_for_one():
 @pytest.mark.parametrize(
     "size, depth, links", [(8, 4, 4), (40, 5, 4), (40, 1, 4), (40, 4, 1), (40, 2, 3)]
 )
-def test_impossible_sites_are_refused(size, depth, links):
+def test_invalid_site_sizes_are_rejected(size, depth, links):
     with pytest.raises(ValueError, match=f"size={size} does not fit"):
         make_site(0, size, depth, links)

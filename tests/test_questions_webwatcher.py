@@ -66,11 +66,11 @@ def visuals(album):
     return sheets + alone
 
 
-def asking(visual, question):
+def replace_question(visual, question):
     return replace(visual, task=replace(visual.task, question=question))
 
 
-def test_the_name_gives_way_and_nothing_else_changes(album, visuals):
+def test_picture_questions_replace_only_the_name(album, visuals):
     for visual in visuals:
         task, source = visual.task, visual.source
         words = f"the thing numbered {visual.number} in" if visual.number else "the thing in"
@@ -88,7 +88,7 @@ def test_the_name_gives_way_and_nothing_else_changes(album, visuals):
     assert [v.task.picture for v in other] != [v.task.picture for v in again]
 
 
-def test_a_sheet_shows_what_is_asked_about_once_and_in_any_place(album, visuals):
+def test_sheets_show_the_entity_once_at_any_position(album, visuals):
     places = Counter()
     for visual in visuals[: len(TASKS)]:
         pixels = album.pixels(visual.task.picture)
@@ -98,12 +98,12 @@ def test_a_sheet_shows_what_is_asked_about_once_and_in_any_place(album, visuals)
     assert len(places) == 4 and min(places.values()) > len(TASKS) / 8
 
 
-def test_what_is_well_made_is_kept(album, visuals):
+def test_valid_picture_questions_are_kept(album, visuals):
     kept, dropped = filter_visuals(visuals, WORLD, album)
     assert kept == visuals and dropped == []
 
 
-def test_tasks_without_a_thing_to_draw_are_named(album):
+def test_tasks_without_a_picture_are_reported(album):
     lost = Task("t", "What is 2 + 2?", "4", "python", "")
     assert make_visual_questions([lost], WORLD, album) == ([], [(lost, "no picture of ''")])
     with pytest.raises(ValueError, match="others=4: 4 emblems"):
@@ -119,16 +119,17 @@ WAYS = (
 )
 
 
-def test_the_selector_catches_every_injected_leak(visuals):
+def test_selector_detects_injected_leaks(visuals):
     """Names in all positions, other cases and without accents."""
     caught = Counter()
     for visual in visuals:
         for way in WAYS:
             for change in (str, str.upper, str.lower):
-                told = change(visual.entity)
-                text = way.format(told, visual.task.question)
+                name = change(visual.entity)
+                text = way.format(name, visual.task.question)
                 caught[
-                    find_selector_fault(asking(visual, text), WORLD) == f"leaks {visual.entity!r}"
+                    find_selector_fault(replace_question(visual, text), WORLD)
+                    == f"leaks {visual.entity!r}"
                 ] += 1
     assert caught[True] == len(visuals) * len(WAYS) * 3 and not caught[False]
 
@@ -136,7 +137,7 @@ def test_the_selector_catches_every_injected_leak(visuals):
 @pytest.mark.parametrize(
     "told", ["Cote d’Ivoire", "CÔTE D'IVOIRE", "Ivory Coast", "ivory  coast", "CIV"]
 )
-def test_the_selector_catches_aliases(told):
+def test_selector_detects_aliases(told):
     album = Album(NAMED)
     task = Task("t", "What is the currency of Côte d'Ivoire?", "CFA Franc", "search", "", 1)
     ((visual,), _) = make_visual_questions(
@@ -145,31 +146,33 @@ def test_the_selector_catches_aliases(told):
     assert visual.task.question == "What is the currency of the thing in the picture?"
     assert (
         find_selector_fault(visual, NAMED) == ""
-        and find_selector_fault(asking(visual, "What currency?"), NAMED) == ""
+        and find_selector_fault(replace_question(visual, "What currency?"), NAMED) == ""
     )
-    leaking = asking(visual, f"What is the currency of the thing in the picture ({told})?")
+    leaking = replace_question(
+        visual, f"What is the currency of the thing in the picture ({told})?"
+    )
     assert find_selector_fault(leaking, NAMED).startswith("leaks ")
     aliased = replace(task, question="What is the currency of Ivory Coast?", start="Côte d'Ivoire")
     ((visual,), _) = make_visual_questions([aliased], NAMED, album, others=0)
     assert visual.task.question == "What is the currency of the thing in the picture?"
 
 
-def test_a_name_inside_another_word_is_no_leak():
+def test_partial_word_match_is_not_a_leak():
     task = Task("t", "What is the script of Quechua?", "Latin", "search", "", 1, "Peru")
-    asked = "Which Peruvian currency is that of the thing in the picture?"
-    assert find_selector_fault(Visual(replace(task, question=asked), task, "Peru"), NAMED) == ""
+    question = "Which Peruvian currency is that of the thing in the picture?"
+    assert find_selector_fault(Visual(replace(task, question=question), task, "Peru"), NAMED) == ""
 
 
-def test_the_selector_drops_what_is_unchanged_or_beside_the_picture(visuals):
+def test_selector_drops_unchanged_and_irrelevant_questions(visuals):
     for visual in visuals:
-        same = asking(visual, visual.source.question.upper())
+        same = replace_question(visual, visual.source.question.upper())
         assert find_selector_fault(same, WORLD) == "unchanged"
         other = "Helsinki" if visual.entity != "Helsinki" else "Oslo"
         beside = replace(visual, entity=other)
-        asked = "What is the currency code of the language of the thing in the picture?"
-        assert find_selector_fault(asking(beside, asked), WORLD) == "relevance 0.00"
+        question = "What is the currency code of the language of the thing in the picture?"
+        assert find_selector_fault(replace_question(beside, question), WORLD) == "relevance 0.00"
         assert (
-            find_selector_fault(asking(beside, "What about the thing there?"), WORLD)
+            find_selector_fault(replace_question(beside, "What about the thing there?"), WORLD)
             == "relevance 0.00"
         )
         words = " ".join(visual.task.relations).split()
@@ -178,13 +181,13 @@ def test_the_selector_drops_what_is_unchanged_or_beside_the_picture(visuals):
         assert strict == "" or strict.startswith("relevance 0.")
 
 
-def test_the_examiner_drops_every_swapped_picture(album, visuals):
+def test_examiner_drops_swapped_pictures(album, visuals):
     """Pixels of another picture of the same kind, or with one emblem changed."""
     dropped = 0
     for visual, other in zip(visuals, visuals[1:] + visuals[:1]):
         swapped = replace(visual, task=replace(visual.task, picture=other.task.picture))
-        told = identify_thing(album.pixels(other.task.picture), visual.number, album)
-        assert bool(find_examiner_fault(swapped, album)) == (told != visual.entity)
+        identified = identify_thing(album.pixels(other.task.picture), visual.number, album)
+        assert bool(find_examiner_fault(swapped, album)) == (identified != visual.entity)
         dropped += bool(find_examiner_fault(swapped, album))
     same = sum(v.entity == o.entity for v, o in zip(visuals, visuals[1:] + visuals[:1]))
     assert dropped == len(visuals) - same
@@ -201,7 +204,7 @@ def test_the_examiner_drops_every_swapped_picture(album, visuals):
     assert find_examiner_fault(lost, album) == "no picture"
 
 
-def test_somebody_else_may_examine(album, visuals):
+def test_custom_examiner_is_used(album, visuals):
     seen = []
 
     def see(pixels, number):
@@ -213,11 +216,11 @@ def test_somebody_else_may_examine(album, visuals):
     assert {reason for _, reason in dropped} == {"shows 'Norway'"}
 
 
-def test_nothing_is_dropped_in_silence(album, visuals):
+def test_dropped_questions_have_reasons(album, visuals):
     mixed = [
         visuals[0],
-        asking(visuals[1], visuals[1].source.question),
-        asking(visuals[2], visuals[2].task.question + visuals[2].entity),
+        replace_question(visuals[1], visuals[1].source.question),
+        replace_question(visuals[2], visuals[2].task.question + visuals[2].entity),
         blank_picture(visuals[3], album),
     ]
     kept, dropped = filter_visuals(mixed, WORLD, album)

@@ -35,7 +35,7 @@ NORDIC = And((RIVER, Proj("region of", "Nord")))
 # ------------------------------------------------------------------------------------ templates
 
 
-def test_five_wordings_of_one_question():
+def test_templates_of_one_question():
     assert [render_question(NORDIC, SMALL, i) for i in range(TEMPLATES)] == [
         "Which town is the one that has the river Rin and that has the region Nord?",
         "Find the town with the river Rin and with the region Nord.",
@@ -47,7 +47,7 @@ def test_five_wordings_of_one_question():
     assert render_question(NORDIC, SMALL, TEMPLATES) == render_question(NORDIC, SMALL, 0)
 
 
-def test_what_stands_inside_is_in_brackets_where_it_could_be_misread():
+def test_ambiguous_nested_conditions_are_bracketed():
     inner = And((Proj("region", "Borg"), Proj("region", "Cove")))
     query = And((Proj("region of", inner), RIVER))
     assert render_question(query, SMALL) == (
@@ -100,18 +100,18 @@ def test_what_stands_inside_is_in_brackets_where_it_could_be_misread():
         ),
     ],
 )
-def test_each_node_has_its_words(query, text):
+def test_wording_of_each_node_type(query, text):
     assert render_question(query, SMALL) == text
 
 
-def test_other_names_stand_in_for_titles():
+def test_custom_names_replace_titles():
     assert "Sau" in render_question(Proj("river of", "Sava"), SMALL, 0, {"Sava": "Sau"})
     merged = Or(("Rin", "Sava"))
     text = render_question(Proj("river of", merged), SMALL, 0, {merged: "some river"})
     assert "the river some river" in text and "Sava" not in text
 
 
-def test_every_constant_relation_and_number_of_any_query_is_said():
+def test_wording_mentions_all_constants_and_relations():
     rng = random.Random("said")
     for _ in range(400):
         query = any_query(SMALL, rng)
@@ -126,7 +126,7 @@ def test_every_constant_relation_and_number_of_any_query_is_said():
 
 
 @pytest.mark.parametrize("template", [0, 1])
-def test_different_queries_read_differently(template):
+def test_different_queries_have_different_wordings(template):
     """Two trees with the same words differ in their brackets."""
     rng, by_text = random.Random("differ"), defaultdict(set)
     for _ in range(3000):
@@ -137,7 +137,7 @@ def test_different_queries_read_differently(template):
         assert len(queries) == 1, (text, queries)
 
 
-def test_the_tour_reads_without_loss_and_the_same_each_time():
+def test_tour_wordings_are_complete_and_deterministic():
     graph = tour_graph()
     for i, (query, _) in enumerate(unique_queries(graph, 60, 0)):
         text = render_question(query, graph, i)
@@ -161,7 +161,7 @@ def test_the_tour_reads_without_loss_and_the_same_each_time():
         (7, 7, "of 7"),
     ],
 )
-def test_ranges_of_numbers_in_words(low, high, text):
+def test_format_vague_range(low, high, text):
     assert format_vague_range(low, high) == text
 
 

@@ -49,35 +49,35 @@ def notes(tmp_path_factory):
     return load_world(f"folder:{root}")
 
 
-def test_facts_and_sentences_stand_at_what_they_are_about(notes):
+def test_facts_and_sentences_are_stored_by_entity(notes):
     memory = build_world_memory(notes)
-    told = {one.text: one for one in memory.list_statements("Ottermaid")}
+    statements = {one.text: one for one in memory.list_statements("Ottermaid")}
     captain = FACT.format(relation="captain", entity="Ottermaid", value="Silvan Pookley")
     loves = "The Ottermaid is the one ferry that Silvan Pookley loves."
-    assert {captain, loves} <= {*told}
-    assert told[loves].sources == ("folder:ferries/ottermaid.md",)
-    assert memory.find_entities(told[loves]) == ["Ottermaid", "Silvan Pookley"]
+    assert {captain, loves} <= {*statements}
+    assert statements[loves].sources == ("folder:ferries/ottermaid.md",)
+    assert memory.find_entities(statements[loves]) == ["Ottermaid", "Silvan Pookley"]
     assert memory.recall("Silvan Pookley", "instrument")[0][0] == "tin whistle"
     assert memory.recall("Upper Deck", "Seats")[0][0] == "40"
 
 
-def test_what_cannot_be_told_apart_or_says_nothing_is_left_out(notes):
+def test_ambiguous_names_and_markup_are_excluded(notes):
     memory = build_world_memory(notes)
     texts = {one.text for entity in memory.entities for one in memory.list_statements(entity)}
     assert not any(text.startswith(("It ", "Its ", "-", "|")) for text in texts)
     assert not any(" link " in text or "heading of" in text for text in texts)
-    # a town and a harbour are called Cold Ankle, so nothing is told of either
+    # Cold Ankle is both a town and a harbour, so neither has statements
     assert not any("ankle" in entity.casefold() for entity in memory.entities)
 
 
-def test_a_world_of_one_value_a_relation_too():
+def test_memory_of_a_small_world():
     tour = load_world("tour")
     memory = build_world_memory(tour)
     assert memory.recall("Norway", "currency")[0][0] == "Norwegian Krone"
     assert memory.list_statements("Norway")[0].sources
 
 
-def test_a_world_of_texts_alone_has_no_things():
+def test_world_without_facts_is_rejected():
     world = SimpleNamespace(name="texts", graph=None)
     with pytest.raises(ValueError, match="texts has no facts, so no things to keep a memory of"):
         build_world_memory(world)
