@@ -1,4 +1,4 @@
-"""Fixtures of agent tests: the tour's world, tools and tokenizer, and scripted engines.
+"""Fixtures for agent tests: the world, tools and tokenizer of the tour, and scripted engines.
 
 A test module aliases the fixtures, such as `chat = tour_chat`.
 """
@@ -31,8 +31,8 @@ def tour_toolbox():
         yield toolbox
 
 
-class Lines:
-    """Returns the given turns; `None` is a turn that reached the token limit."""
+class ScriptedTurns:
+    """Engine that returns the given turns; `None` is a turn that reached the token limit."""
 
     version = 3
     reads = "ids"
@@ -56,11 +56,11 @@ class Lines:
                     break
 
 
-class Speaker:
-    """An engine of ids whose model is a function `say(text of the context) -> turn`.
+class TextEngine:
+    """Engine of ids whose model is a function `say(context text) -> turn`.
 
-    `read`: its inputs, in order. A context of more than `context` tokens ends as in the local
-    engine.
+    `read` lists its inputs in order. A context of more than `context` tokens ends as in the
+    local engine.
     """
 
     version = 1
@@ -78,9 +78,9 @@ class Speaker:
                 turn = self.chat.encode(self.say(text))
                 stops = [at for at, token in enumerate(turn) if token in params.stop_ids]
                 turn = turn[: stops[0] + 1] if stops else [*turn, self.chat.end_id]
-                room = (context or 10**9) - len(ids)
-                reason = "stop" if len(turn) <= room else "context"
-                turn = turn[:room]
+                space = (context or 10**9) - len(ids)
+                reason = "stop" if len(turn) <= space else "context"
+                turn = turn[:space]
                 ids += turn
                 n = len(turn)
                 reply = respond(i, Completion(turn, [-0.5] * n, [0.25] * n, reason))

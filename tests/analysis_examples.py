@@ -12,10 +12,10 @@ STATUS = {
 
 
 def rollout(name, turns, statuses=(), **fields):
-    """A trajectory of a prompt of 3 tokens, `turns` and a response of 4 tokens between them.
+    """Return a trajectory: a prompt of 3 tokens, then `turns` with 4-token responses between them.
 
-    turns: entropies of each turn's tokens; all of them thoughts, ids 100, 101, ... in order.
-    statuses: of the response after each turn but the last.
+    turns: entropies of each turn's tokens; all are thoughts with ids 100, 101, ... in order.
+    statuses: status of the response after each turn but the last.
     """
     entropies = [0.0] * 3
     generated = [False] * 3

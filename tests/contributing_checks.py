@@ -24,7 +24,7 @@ from drlib.training.callbacks import StepState, build_callbacks
 from drlib.training.learner import loss_config
 from drlib.trajectory import Termination
 from drlib.worlds import load_world
-from tests.agent_examples import Lines, Speaker
+from tests.agent_examples import ScriptedTurns, TextEngine
 
 TASK = Task("t", "How many days has the February of 2024?", "29", "search", "cldr")
 ANSWER = "<think>x</think><answer>29</answer>"
@@ -40,7 +40,7 @@ def play(*lines):
     """The trajectory of the real agent, with the real tools, whose policy says these lines."""
     chat = ChatIds(load_tokenizer(ROOT / "figures" / "reference" / "tour" / "policy_sft"))
     with Toolbox(load_world("tour")) as toolbox:
-        return ReAct(Lines(chat, lines), toolbox, chat).run([TASK])[0]
+        return ReAct(ScriptedTurns(chat, lines), toolbox, chat).run([TASK])[0]
 
 
 def clips():
@@ -125,7 +125,7 @@ def agents():
         return "<think>x</think><answer>28</answer>" if found else call("search", query=["Norway"])
 
     with Toolbox(load_world("tour")) as toolbox:
-        (done,) = AGENTS["doubter"](Speaker(chat, say), toolbox, chat).run([TASK])
+        (done,) = AGENTS["doubter"](TextEngine(chat, say), toolbox, chat).run([TASK])
     assert done.answer == "29" and len(done.tool_results) == 1 and done.contexts.max() == 1
 
 

@@ -72,9 +72,9 @@ def test_killed_run_resumes(tmp_path):
             file.write('{"task_id": "t1')  # a truncated line
         before = {row["task_id"] for row in map(json.loads, path.read_text().splitlines()[:-1])}
         rows = answer(server, path)
-    asked = Counter(number_of(body["messages"]) for body in server.bodies)
-    assert 4 <= len(before) < 12 and all(asked[ident[1:]] == 1 for ident in before)
-    assert sum(asked.values()) <= 12 + 2, "what was under way, at most, was asked again"
+    times_asked = Counter(number_of(body["messages"]) for body in server.bodies)
+    assert 4 <= len(before) < 12 and all(times_asked[ident[1:]] == 1 for ident in before)
+    assert sum(times_asked.values()) <= 12 + 2, "what was under way, at most, was asked again"
     assert [row["prediction"] for row in rows] == [str(n) for n in range(12)]
     assert len(read_json_lines(path)) == 12
 

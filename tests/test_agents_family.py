@@ -1,6 +1,6 @@
 """IterResearch, Heavy, ReSum and managed contexts: prompts and records.
 
-The policy is a function of the text that it reads, so all of its knowledge is in its context.
+The policy is a function of the text that it reads, so its only memory is its context.
 
 
 Run: python -m pytest tests/test_agents_family.py
@@ -25,7 +25,7 @@ from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Termination, load_trajectories, save_trajectories
 from drlib.worlds import Entity, SmallWorld
-from tests.agent_examples import Speaker, tour_chat
+from tests.agent_examples import TextEngine, tour_chat
 
 LONG = 40  # hops of the long task
 CHAIN = SmallWorld(
@@ -54,8 +54,8 @@ def walker(text, report=False):
 
     The running total is in its thought (`Town 3 100`: the sum before Town 3 is 100).
     """
-    known = re.findall(r"Town (\d+) pays after (\d+)\.", text.replace(" .", "."))
-    town, total = max(((int(t), int(s)) for t, s in known), default=(0, 0))
+    progress = re.findall(r"Town (\d+) pays after (\d+)\.", text.replace(" .", "."))
+    town, total = max(((int(t), int(s)) for t, s in progress), default=(0, 0))
     seen = re.findall(rf"next Town {town + 1}\D+tax (\d+)", text)
     if seen:
         town, total = town + 1, total + int(seen[-1])
@@ -86,7 +86,7 @@ def test_custom_agent_is_one_generator(chat, toolbox):
             second = yield context
             return second.action.text
 
-    engine = Speaker(chat, lambda text: render_answer("yes" if "You said: no" in text else "no"))
+    engine = TextEngine(chat, lambda text: render_answer("yes" if "You said: no" in text else "no"))
     done = run(Twice(engine, toolbox, chat, WIDE))
     assert done.answer == "yes" and len(engine.read) == 2
     assert done.contexts.max() == 1 and done.turns.tolist() == sorted(done.turns.tolist())
@@ -98,13 +98,13 @@ def test_agent_without_a_turn_has_a_record(chat, toolbox):
             found = yield at.submit(lambda: "by heart")
             return found
 
-    engine = Speaker(chat, lambda text: "")
+    engine = TextEngine(chat, lambda text: "")
     done = run(Silent(engine, toolbox, chat, WIDE))
     assert (done.answer, len(done), engine.read) == ("by heart", 0, [])
 
 
 def test_iter_research_reads_only_its_report(chat, toolbox, tmp_path):
-    engine = Speaker(chat, reporter)
+    engine = TextEngine(chat, reporter)
     done = run(IterResearch(engine, toolbox, chat, WIDE))
     assert (done.answer, done.termination) == (TOTAL, Termination.ANSWERED)
     assert len(engine.read) == LONG + 1
@@ -130,7 +130,7 @@ def test_facts_missing_in_the_report_are_lost(chat, toolbox):
         return re.sub("<report>.*</report>", "<report>I work.</report>", reporter(text))
 
     few = Limits(calls=60, turn_tokens=200, context_tokens=10**6)
-    done = run(IterResearch(Speaker(chat, forgetful), toolbox, chat, few))
+    done = run(IterResearch(TextEngine(chat, forgetful), toolbox, chat, few))
     assert done.termination is Termination.TURNS and done.answer is None
 
 
@@ -141,18 +141,18 @@ def test_iter_research_fits_where_react_overflows(chat, toolbox):
         return f"<think>On.</think><report>Nothing yet.</report>{call}"
 
     limits = Limits(calls=199, turn_tokens=200, context_tokens=400)
-    rounds = run(IterResearch(Speaker(chat, endless), toolbox, chat, limits))
+    rounds = run(IterResearch(TextEngine(chat, endless), toolbox, chat, limits))
     assert rounds.termination is Termination.TURNS and len(rounds.tool_results) == 199
     sizes = np.bincount(rounds.contexts)
     assert len(sizes) == 200 and sizes.max() < 400
-    whole = run(ReAct(Speaker(chat, endless), toolbox, chat, limits))
+    whole = run(ReAct(TextEngine(chat, endless), toolbox, chat, limits))
     assert whole.termination is Termination.LENGTH and len(whole.tool_results) < 30
 
 
 @pytest.mark.parametrize("window", [700, 1000])
 def test_resum_finishes_where_react_overflows(chat, toolbox, window):
     limits = Limits(calls=60, turn_tokens=120, context_tokens=window)
-    whole = run(ReAct(Speaker(chat, walker), toolbox, chat, limits))
+    whole = run(ReAct(TextEngine(chat, walker), toolbox, chat, limits))
     assert whole.termination is Termination.LENGTH and whole.answer is None
 
     def last_thought(question, messages, before):
@@ -160,7 +160,7 @@ def test_resum_finishes_where_react_overflows(chat, toolbox, window):
         read = [m["content"] for m in messages if m["role"] == "tool"]
         return said[-1].partition("</think>")[0].removeprefix("<think>") + " " + read[-1]
 
-    engine = Speaker(chat, walker)
+    engine = TextEngine(chat, walker)
     done = run(ReSum(engine, toolbox, chat, limits, summarise=last_thought))
     assert (done.answer, done.termination) == (TOTAL, Termination.ANSWERED)
     assert all(len(chat.encode(text)) <= window for text in engine.read)
@@ -172,7 +172,7 @@ def test_resum_finishes_where_react_overflows(chat, toolbox, window):
 
 
 def test_resum_policy_writes_its_own_summaries(chat, toolbox):
-    """In a last turn of the old context, after the observation that filled it."""
+    """The summary is the last turn of the old context, after the observation that filled it."""
     limits = Limits(calls=60, turn_tokens=120, context_tokens=1500)
 
     def say(text):
@@ -180,7 +180,7 @@ def test_resum_policy_writes_its_own_summaries(chat, toolbox):
         thought = said.partition("</think>")[0].removeprefix("<think>")
         return f"<summary>{thought}</summary>" if text.count(SUMMARISE) else said
 
-    engine = Speaker(chat, say)
+    engine = TextEngine(chat, say)
     done = run(ReSum(engine, toolbox, chat, limits, summarise=None))
     assert (done.answer, done.termination) == (TOTAL, Termination.ANSWERED)
     assert all(len(chat.encode(text)) <= 1500 for text in engine.read)
@@ -198,7 +198,7 @@ def test_missing_summary_keeps_the_history(chat, toolbox):
         last = text[text.rfind("user") :]
         return "Why?" if SUMMARISE in last else walker(text)
 
-    engine = Speaker(chat, say)
+    engine = TextEngine(chat, say)
     done = run(ReSum(engine, toolbox, chat, WIDE, summarise=None, every=30))
     assert done.answer == TOTAL and done.contexts is None
     assert engine.read[-1].count(GO_ON) == LONG - 29
@@ -206,28 +206,32 @@ def test_missing_summary_keeps_the_history(chat, toolbox):
 
 @pytest.mark.parametrize("broken", ["raises", "is empty"])
 def test_failing_summariser_falls_back_to_react(chat, toolbox, broken):
-    def nobody(question, messages, before):
+    def failing_summariser(question, messages, before):
         if broken == "raises":
             raise ConnectionError("gone")
         return ""
 
-    plain = run(ReAct(Speaker(chat, walker), toolbox, chat, WIDE))
+    plain = run(ReAct(TextEngine(chat, walker), toolbox, chat, WIDE))
     expected = pytest.warns(UserWarning, match="gone") if broken == "raises" else nullcontext()
     with expected:
-        done = run(ReSum(Speaker(chat, walker), toolbox, chat, WIDE, summarise=nobody, every=5))
+        done = run(
+            ReSum(
+                TextEngine(chat, walker), toolbox, chat, WIDE, summarise=failing_summariser, every=5
+            )
+        )
     assert done.token_ids.tolist() == plain.token_ids.tolist() and done.answer == TOTAL
     assert done.contexts is None
 
 
 def test_old_observations_are_folded_and_turns_kept(chat, toolbox):
-    engine = Speaker(chat, walker)
+    engine = TextEngine(chat, walker)
     done = run(ManagedReAct(engine, toolbox, chat, WIDE, keep_recent=3))
     assert done.answer == TOTAL
     for number, text in enumerate(engine.read):
         assert text.count("tax") == min(number, 3)
         assert text.count(OMITTED) == max(number - 3, 0)
         assert text.count("pays after") == number
-    plain = Speaker(chat, walker)
+    plain = TextEngine(chat, walker)
     run(ReAct(plain, toolbox, chat, WIDE))
     assert len(engine.read[-1]) < len(plain.read[-1])
     # every turn is sampled, and so trained, once
@@ -237,7 +241,7 @@ def test_old_observations_are_folded_and_turns_kept(chat, toolbox):
 
 def test_long_history_is_discarded(chat, toolbox):
     few = Limits(calls=20, turn_tokens=200, context_tokens=10**6)
-    engine = Speaker(chat, walker)
+    engine = TextEngine(chat, walker)
     agent = ManagedReAct(engine, toolbox, chat, few, keep_recent=None, discard_above=300)
     done = run(agent)
     assert done.termination is Termination.TURNS and done.contexts.max() >= 2
@@ -252,7 +256,7 @@ def test_heavy_merges_reports_and_answers_alone(chat, toolbox):
             return render_answer(re.findall(r"Its answer: (\d+)", text)[-1])
         return reporter(text)
 
-    engine = Speaker(chat, say)
+    engine = TextEngine(chat, say)
     done = run(Heavy(engine, toolbox, chat, WIDE, n=3))
     assert done.answer == TOTAL and done.metadata["runs"]["answers"] == [TOTAL] * 3
     costs = done.metadata["runs"]["costs"]
@@ -261,34 +265,34 @@ def test_heavy_merges_reports_and_answers_alone(chat, toolbox):
     assert sum("researchers have worked" in text for text in engine.read) == 1
 
 
-def test_of_several_runs_a_vote_takes_the_most_frequent_answer():
+def test_vote_takes_the_most_frequent_answer():
     assert vote(["a", "b", "B ", None]) == "b" and vote([None, None]) is None
     assert vote(["x", "y"]) == "x"
 
 
 @pytest.mark.parametrize(("n", "right"), [(1, 0.6), (3, 0.6), (5, 0.6), (5, 0.3)])
-def test_a_vote_over_n_runs_is_right_as_often_as_the_binomial_says(chat, toolbox, n, right):
+def test_vote_accuracy_follows_the_binomial(chat, toolbox, n, right):
     rng = random.Random(n)
 
     def guess(text):
         return render_answer("0") if rng.random() < right else render_answer("no")
 
     tasks = [Task(f"t{i}", "How much?", "0", "search", "chain") for i in range(400)]
-    agent = Heavy(Speaker(chat, guess), toolbox, chat, WIDE, n=n, merge="vote")
+    agent = Heavy(TextEngine(chat, guess), toolbox, chat, WIDE, n=n, merge="vote")
     share = np.mean([done.answer == "0" for done in agent.run(tasks)])
     exact = sum(comb(n, k) * right**k * (1 - right) ** (n - k) for k in range(n // 2 + 1, n + 1))
     assert share == pytest.approx(exact, abs=3 * (exact * (1 - exact) / 400) ** 0.5)
 
 
-def test_heavy_of_one_run_that_is_voted_on_is_that_run(chat, toolbox):
-    alone = run(IterResearch(Speaker(chat, reporter), toolbox, chat, WIDE))
-    voted = run(Heavy(Speaker(chat, reporter), toolbox, chat, WIDE, n=1, merge="vote"))
+def test_heavy_vote_over_one_run_equals_that_run(chat, toolbox):
+    alone = run(IterResearch(TextEngine(chat, reporter), toolbox, chat, WIDE))
+    voted = run(Heavy(TextEngine(chat, reporter), toolbox, chat, WIDE, n=1, merge="vote"))
     assert voted.token_ids.tolist() == alone.token_ids.tolist() and voted.answer == alone.answer
     with pytest.raises(ValueError, match="n=0"):
-        Heavy(Speaker(chat, reporter), toolbox, chat, n=0)
+        Heavy(TextEngine(chat, reporter), toolbox, chat, n=0)
 
 
-def test_shared_runs_are_made_once_a_question_and_merged_by_every_sample(chat, toolbox):
+def test_shared_runs_are_sampled_once_per_question(chat, toolbox):
     asked = []
 
     def say(text):
@@ -296,7 +300,7 @@ def test_shared_runs_are_made_once_a_question_and_merged_by_every_sample(chat, t
         return render_answer("yes")
 
     tasks = [replace(TASK, id=str(i)) for i in range(2)]
-    engine = Speaker(chat, say)
+    engine = TextEngine(chat, say)
     done = Heavy(engine, toolbox, chat, WIDE, n=3, shared=True).run(tasks, samples=4)
     assert asked == [False] * 6 + [True] * 8
     assert len(done) == 8 and len({one.id for one in done}) == 8

@@ -1,7 +1,7 @@
 """The ReAct loop: limits, faults, and token ids that are never re-tokenised.
 
-Most cases use an engine that returns scripted turns to reach every branch; the last ones run a real
-(untrained) policy in the real engine.
+Most cases use an engine that returns scripted turns to reach every branch. The last ones run a
+real (untrained) policy in the real engine.
 
 
 Run: python -m pytest tests/test_agents_react.py
@@ -22,7 +22,7 @@ from drlib.training.data import PHRASES, world_texts
 from drlib.training.packing import PackedBatch, score
 from drlib.trajectory import Segment, Termination
 from drlib.worlds import Entity, SmallWorld, load_world
-from tests.agent_examples import Lines
+from tests.agent_examples import ScriptedTurns
 
 TASK = Task("t", "What is the currency of Norway?", "Norwegian Krone", "search", "cldr", 1)
 CALL = '{"name": "search", "arguments": {"query": ["Norway"]}}'
@@ -48,7 +48,7 @@ def toolbox(cldr):
 
 
 def play(chat, toolbox, *lines, limits=None):
-    agent = ReAct(Lines(chat, lines), toolbox, chat, limits or Limits())
+    agent = ReAct(ScriptedTurns(chat, lines), toolbox, chat, limits or Limits())
     return agent.run([TASK])[0]
 
 
@@ -65,7 +65,7 @@ def test_call_then_answer(chat, toolbox):
     assert Segment.TOOL_RESPONSE in t.segments and Segment.ANSWER in t.segments
 
 
-def test_nothing_is_sampled_behind_the_first_action(chat, toolbox):
+def test_turn_ends_after_its_first_action(chat, toolbox):
     t = play(chat, toolbox, SEARCH + SEARCH, f"{ANSWER}</answer> and more")
     assert chat.tokenizer.decode(t.token_ids[t.generated]) == SEARCH + ANSWER
     assert len(t.tool_results) == 1 and t.answer == "Norwegian Krone"
@@ -81,7 +81,7 @@ def test_environment_closes_an_open_turn(chat, toolbox):
     assert [*t.token_ids.tolist(), chat.end_id] == text
 
 
-def test_a_format_error_is_an_observation_and_a_failed_call(chat, toolbox):
+def test_format_error_becomes_an_observation(chat, toolbox):
     t = play(chat, toolbox, "I say nothing useful", ANSWER)
     assert t.answer == "Norwegian Krone"
     assert [(r.tool, r.ok) for r in t.tool_results] == [("format", False)]
@@ -94,13 +94,13 @@ def test_tool_response_written_by_the_policy_is_rejected(chat, toolbox):
     assert t.tool_results[0].error == "format" and "tool response" in t.tool_results[0].text
 
 
-def test_calls_run_out(chat, toolbox):
+def test_call_limit_ends_the_rollout(chat, toolbox):
     t = play(chat, toolbox, *[SEARCH] * 9, limits=Limits(calls=3))
     assert t.termination is Termination.TURNS and t.answer is None
     assert len(t.tool_results) == 3 and t.generated[-1]
 
 
-def test_a_turn_too_long_ends_the_rollout(chat, toolbox):
+def test_overlong_turn_ends_the_rollout(chat, toolbox):
     t = play(chat, toolbox, SEARCH, None)
     assert t.termination is Termination.LENGTH and t.answer is None
 
@@ -142,7 +142,7 @@ def test_observation_that_does_not_fit_ends_the_rollout(chat, toolbox, policy):
 def test_task_uses_its_own_world(chat, toolbox):
     world = SmallWorld([Entity("Norway", "territory", {"currency": "Shell"})], "elsewhere")
     task = Task("t", "?", "Shell", "search", world.version, 1)
-    agent = ReAct(Lines(chat, [SEARCH, ANSWER]), toolbox, chat)
+    agent = ReAct(ScriptedTurns(chat, [SEARCH, ANSWER]), toolbox, chat)
     t = agent.run([task], worlds={world.version: world})[0]
     assert "currency Shell" in t.messages[2]["content"] and t.world_version == world.version
 
@@ -155,7 +155,7 @@ def policy():
     return build_policy(shape, 0, init="plain")
 
 
-def test_log_probabilities_equal_the_trainers(chat, toolbox, policy):
+def test_engine_and_trainer_log_probabilities_agree(chat, toolbox, policy):
     engine = LocalEngine(policy, max_context=200, lockstep=True)
     agent = ReAct(engine, toolbox, chat, Limits(3, 24, 160))
     trajectories = agent.run([TASK] * 3, samples=4, seed=5)

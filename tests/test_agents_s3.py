@@ -1,6 +1,6 @@
 """s3: only marked results reach the generator; the gain beyond RAG.
 
-The searcher is a function of its context, the generator a rule, the search is real.
+The searcher is a function of its context, the generator is a rule, and the search is real.
 
 
 Run: python -m pytest tests/test_agents_s3.py
@@ -17,7 +17,7 @@ from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.trajectory import Segment, Termination
 from drlib.worlds import Entity, SmallWorld
-from tests.agent_examples import Speaker
+from tests.agent_examples import TextEngine
 
 WORLD = SmallWorld(
     [
@@ -35,8 +35,8 @@ LIMITS = Limits(calls=9, turn_tokens=300, context_tokens=10**5)
 
 def generator(question, documents):
     """Return the currency in the last document that has one other than Norway's."""
-    told = [re.search(r"currency ([^.;]+)", d.text) for d in documents if d.title != "Norway"]
-    return next((found[1] for found in reversed(told) if found), None)
+    matches = [re.search(r"currency ([^.;]+)", d.text) for d in documents if d.title != "Norway"]
+    return next((match[1] for match in reversed(matches) if match), None)
 
 
 def gain(done, task):
@@ -55,10 +55,10 @@ def toolbox():
         yield toolbox
 
 
-def gathered(chat, toolbox, task, say, **how):
-    engine = Speaker(chat, say)
-    how = {"generate": generator, **how}
-    (done,) = S3(engine, toolbox, chat, LIMITS, **how).run([task])
+def run_s3(chat, toolbox, task, say, **options):
+    engine = TextEngine(chat, say)
+    options = {"generate": generator, **options}
+    (done,) = S3(engine, toolbox, chat, LIMITS, **options).run([task])
     return done, engine.read
 
 
@@ -70,19 +70,19 @@ def oracle(text):
 
 
 def test_oracle_gains_exactly_where_rag_fails(chat, toolbox):
-    done, read = gathered(chat, toolbox, FAR, oracle)
+    done, read = run_s3(chat, toolbox, FAR, oracle)
     assert (done.answer, done.termination) == ("Swedish Krona", Termination.ANSWERED)
     assert done.metadata["queries"] == ["Sweden"]
     assert done.metadata["documents"] == ["cldr:Norway", "cldr:Sweden"]
     assert gain(done, FAR) == 1 and len(read) == 2
-    near, _ = gathered(chat, toolbox, NEAR, lambda text: "<search_complete>")
+    near, _ = run_s3(chat, toolbox, NEAR, lambda text: "<search_complete>")
     assert near.answer == near.metadata["rag_answer"] == "Swedish Krona" and gain(near, NEAR) == 0
 
 
 def test_rag_term_cancels_within_a_group(chat, toolbox):
     """Rewards of one question differ only by the documents."""
     says = [oracle, lambda text: "<search_complete>", lambda text: "<important_info>[]"]
-    runs = [gathered(chat, toolbox, FAR, say)[0] for say in says]
+    runs = [run_s3(chat, toolbox, FAR, say)[0] for say in says]
     gains = [gain(done, FAR) for done in runs]
     right = [int(is_correct(done.answer, FAR)) for done in runs]
     assert right == [1, 0, 0]
@@ -101,28 +101,28 @@ def test_only_marked_results_reach_the_generator(chat, toolbox):
         return "Krona"
 
     marks = iter(["<important_info>[2, 9]</important_info><query>Denmark</query>", "Enough."])
-    done, _ = gathered(chat, toolbox, FAR, lambda text: next(marks), generate=spy)
+    done, _ = run_s3(chat, toolbox, FAR, lambda text: next(marks), generate=spy)
     rag, final = seen
     assert len(rag) == 2 and final[0] == rag[1] and rag[0] not in final
     assert "Denmark" in final, "a block of which nothing is marked is kept whole"
     everything = "<important_info>[1, 2]</important_info>"
     seen.clear()
-    gathered(chat, toolbox, FAR, lambda text: everything, generate=spy, keep=1)
+    run_s3(chat, toolbox, FAR, lambda text: everything, generate=spy, keep=1)
     assert seen[1] == rag[:1]
 
 
 def test_rounds_are_limited_and_the_last_block_is_kept(chat, toolbox):
     endless = "<important_info>[]</important_info><query>Denmark</query>"
-    done, read = gathered(chat, toolbox, FAR, lambda text: endless, rounds=2)
+    done, read = run_s3(chat, toolbox, FAR, lambda text: endless, rounds=2)
     assert done.metadata["queries"] == ["Denmark"] * 2 and len(read) == 2
     assert "cldr:Denmark" in done.metadata["documents"] and done.answer == "Danish Krone"
     with pytest.raises(ValueError, match="rounds=0"):
-        S3(Speaker(chat, oracle), toolbox, chat, LIMITS, rounds=0)
+        S3(TextEngine(chat, oracle), toolbox, chat, LIMITS, rounds=0)
 
 
 def test_searcher_does_not_depend_on_the_generator(chat, toolbox):
-    one, _ = gathered(chat, toolbox, FAR, oracle)
-    other, _ = gathered(chat, toolbox, FAR, oracle, generate=lambda question, documents: None)
+    one, _ = run_s3(chat, toolbox, FAR, oracle)
+    other, _ = run_s3(chat, toolbox, FAR, oracle, generate=lambda question, documents: None)
     assert one.token_ids.tolist() == other.token_ids.tolist()
     assert (other.answer, other.termination) == (None, Termination.TURNS)
     # retrieved text is read, not sampled
@@ -138,6 +138,6 @@ def test_policy_as_its_own_generator(chat, toolbox):
             return render_answer("Swedish Krona" if "currency Swedish" in text else "?")
         return oracle(text)
 
-    done, read = gathered(chat, toolbox, FAR, both, generate=None)
+    done, read = run_s3(chat, toolbox, FAR, both, generate=None)
     assert done.answer == "Swedish Krona" and done.metadata["rag_answer"] is None
     assert "important_info" not in read[-1] and done.contexts.max() == 1

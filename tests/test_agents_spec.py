@@ -1,4 +1,4 @@
-"""Agents by one line of text.
+"""Tests of agent specifications such as `heavy:n=3,merge=vote`.
 
 Run: python -m pytest tests/test_agents_spec.py
 """
@@ -10,7 +10,7 @@ from drlib.agents.resum import join_thoughts
 from drlib.agents.s3 import S3, answer_from_facts
 from drlib.chat.tool_calls import render_answer
 from drlib.task import Task
-from tests.agent_examples import Speaker, tour_chat, tour_toolbox
+from tests.agent_examples import TextEngine, tour_chat, tour_toolbox
 
 TASKS = [Task(f"t{i}", f"Question {i}?", "yes", "search", "") for i in range(5)]
 
@@ -20,29 +20,29 @@ toolbox = tour_toolbox
 
 
 @pytest.fixture
-def named(chat, toolbox):
+def create(chat, toolbox):
     def make(line, say=lambda text: render_answer("yes")):
-        return create_agent(line, Speaker(chat, say), toolbox, chat)
+        return create_agent(line, TextEngine(chat, say), toolbox, chat)
 
     return make
 
 
-def test_spec_names_an_agent_and_its_options(named):
-    assert type(named("react")) is ReAct and type(named("iterresearch")) is IterResearch
-    kept = named("managed:keep_recent=2,discard_above=300")
+def test_spec_names_an_agent_and_its_options(create):
+    assert type(create("react")) is ReAct and type(create("iterresearch")) is IterResearch
+    kept = create("managed:keep_recent=2,discard_above=300")
     assert type(kept) is ManagedReAct and (kept.keep_recent, kept.discard_above) == (2, 300)
-    assert named("managed:keep_recent=none").keep_recent is None
-    assert named("resum:summarise=policy,every=4").summarise is None
-    assert named("resum:summarise=policy,every=4").every == 4
+    assert create("managed:keep_recent=none").keep_recent is None
+    assert create("resum:summarise=policy,every=4").summarise is None
+    assert create("resum:summarise=policy,every=4").every == 4
     assert (
-        type(named("resum")) is ReSum
-        and named("resum:summarise=thoughts").summarise is join_thoughts
+        type(create("resum")) is ReSum
+        and create("resum:summarise=thoughts").summarise is join_thoughts
     )
-    assert type(named("s3:generate=reader")) is S3
-    assert named("s3:generate=reader").generate is answer_from_facts
-    heavy = named("heavy:n=3,merge=vote,researcher=react")
+    assert type(create("s3:generate=reader")) is S3
+    assert create("s3:generate=reader").generate is answer_from_facts
+    heavy = create("heavy:n=3,merge=vote,researcher=react")
     assert type(heavy) is Heavy and (heavy.n, heavy.merge) == (3, "vote")
-    assert type(heavy.researcher) is ReAct and type(named("heavy").researcher) is IterResearch
+    assert type(heavy.researcher) is ReAct and type(create("heavy").researcher) is IterResearch
 
 
 @pytest.mark.parametrize(
@@ -57,19 +57,19 @@ def test_spec_names_an_agent_and_its_options(named):
         ("react+", "unknown agent ''"),
     ],
 )
-def test_invalid_specs_are_rejected_with_the_reason(named, line, reason):
+def test_invalid_specs_are_rejected_with_the_reason(create, line, reason):
     with pytest.raises(ValueError, match=reason):
-        named(line)
+        create(line)
 
 
-def test_several_agents_share_the_tasks_in_turn_and_keep_their_order(named):
+def test_several_agents_alternate_over_the_tasks(create):
     shown = []
 
     def say(text):
         shown.append("Report:" in text)
         return render_answer(text.partition("Question ")[2][0])
 
-    several = named("react+iterresearch", say)
+    several = create("react+iterresearch", say)
     done = several.run(TASKS, samples=2, keys=[7, 8, 9, 10, 11], seed=3)
     assert [one.task_id for one in done] == [task.id for task in TASKS for _ in range(2)]
     assert [one.answer for one in done] == [str(i) for i in range(5) for _ in range(2)]

@@ -1,7 +1,7 @@
 """WebWalker on synthetic sites: clicks only, memory, and stopping.
 
-Explorer and critic are functions of their context; site, rows and critic come from
-`drlib.questions.webwalker`, the tool is real.
+The explorer and the critic are functions of their context. Site, rows and critic come from
+`drlib.questions.webwalker`; the tool is real.
 
 
 Run: python -m pytest tests/test_agents_webwalker.py
@@ -21,7 +21,7 @@ from drlib.questions.webwalker import SiteWorld, answer_from_memory, make_site
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Segment, Termination
-from tests.agent_examples import Speaker
+from tests.agent_examples import TextEngine
 from tests.scripted_server import Scripted
 
 SITE = make_site(3, size=40, depth=4)
@@ -29,21 +29,21 @@ WORLD = SiteWorld(SITE)
 SINGLE, _, BOTH = SITE.rows
 WIDE = Limits(calls=40, turn_tokens=400, context_tokens=10**6)
 CLICKS = Limits(calls=15, turn_tokens=400, context_tokens=10**5)
-TOLD = re.compile(r"^\w+ has \d+ members\.$", re.MULTILINE)
+FACT = re.compile(r"^\w+ has \d+ members\.$", re.MULTILINE)
 
 
 class ExactCritic:
     """Keeps lines about members; answers when it has the requested ones."""
 
     def __init__(self, row, forgets=""):
-        self.row, self.forgets, self.asked = row, forgets, []
+        self.row, self.forgets, self.judged = row, forgets, []
 
     def useful(self, question, page):
-        told = TOLD.search(page)
-        return told[0] if told and not (self.forgets and self.forgets in told[0]) else ""
+        fact = FACT.search(page)
+        return fact[0] if fact and not (self.forgets and self.forgets in fact[0]) else ""
 
     def answer(self, question, memory):
-        self.asked.append(list(memory))
+        self.judged.append(list(memory))
         return answer_from_memory(memory, self.row)
 
 
@@ -86,7 +86,7 @@ def task_of(row):
     return Task("t", row["Question"], row["Answer"], "search", WORLD.version, start=row["Root_Url"])
 
 
-def test_a_site_is_a_world_without_an_index():
+def test_site_world_has_no_search_index():
     assert len(WORLD) == 40 and WORLD.search("members") == [] and WORLD.graph is None
     assert WORLD.find(SITE.root) == SITE.root and WORLD.find("https://elsewhere.example/") is None
     assert WORLD.links(SITE.root) == SITE.pages[SITE.root].links
@@ -94,7 +94,7 @@ def test_a_site_is_a_world_without_an_index():
 
 
 def walk(chat, toolbox, row, say, critic=None, limits=CLICKS):
-    engine = Speaker(chat, say)
+    engine = TextEngine(chat, say)
     agent = WebWalker(engine, toolbox, chat, limits, critic=critic)
     (done,) = agent.run([task_of(row)])
     return done, engine.read
@@ -107,13 +107,13 @@ def test_oracle_follows_the_golden_path_until_the_critic_stops(chat, toolbox, ro
     assert (done.answer, done.termination) == (row["Answer"], Termination.ANSWERED)
     assert done.metadata["clicks"] == urls_of(row)
     assert len(done.tool_results) == 1 + len(urls_of(row))
-    verdicts = [answer_from_memory(memory, row) for memory in critic.asked]
+    verdicts = [answer_from_memory(memory, row) for memory in critic.judged]
     assert verdicts == [None] * (len(verdicts) - 1) + [row["Answer"]], (
         "the first step that suffices"
     )
 
 
-def test_known_information_is_not_judged_again(chat, toolbox):
+def test_repeated_information_is_judged_once(chat, toolbox):
     critic = ExactCritic(BOTH)
     first = urls_of(SINGLE)
     todo = iter([*first, SITE.root, *first, SITE.root, *first])
@@ -121,7 +121,7 @@ def test_known_information_is_not_judged_again(chat, toolbox):
     done, _ = walk(chat, toolbox, BOTH, lambda text: click(next(todo, SITE.root)), critic, limits)
     assert len(done.metadata["clicks"]) == limits.calls - 1 and done.answer is None
     memory = done.metadata["memory"]
-    assert len(memory) == len(set(memory)) == len(first) == len(critic.asked)
+    assert len(memory) == len(set(memory)) == len(first) == len(critic.judged)
 
 
 def test_no_answer_with_one_fact_missing(chat, toolbox):
@@ -129,10 +129,10 @@ def test_no_answer_with_one_fact_missing(chat, toolbox):
 
     oracle = Oracle(BOTH)
 
-    def onwards(text):
+    def follow_then_restart(text):
         return click(next(oracle.todo, SITE.root))
 
-    done, _ = walk(chat, toolbox, BOTH, onwards, ExactCritic(BOTH, forgets=leaf))
+    done, _ = walk(chat, toolbox, BOTH, follow_then_restart, ExactCritic(BOTH, forgets=leaf))
     assert (done.answer, done.termination) == (None, Termination.TURNS)
     assert len(done.tool_results) == CLICKS.calls
 
@@ -171,7 +171,7 @@ def test_walk_answers_exactly_when_it_saw_the_facts(chat, toolbox):
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "expected"),
     [
         (render_answer("5000"), "click a link of this page"),
         (render_call("search", {"query": ["members"]}), "click a link of this page"),
@@ -180,11 +180,11 @@ def test_walk_answers_exactly_when_it_saw_the_facts(chat, toolbox):
         ("Hm.", "click a link of this page"),
     ],
 )
-def test_only_clicks_are_accepted(chat, toolbox, said, told):
+def test_only_clicks_are_accepted(chat, toolbox, said, expected):
     limits = Limits(calls=3, turn_tokens=200, context_tokens=10**5)
     done, read = walk(chat, toolbox, SINGLE, lambda text: said, ExactCritic(SINGLE), limits)
     assert done.termination is Termination.TURNS and done.metadata["clicks"] == []
-    assert told in read[-1] and len(read) == 3
+    assert expected in read[-1] and len(read) == 3
     assert [result.tool for result in done.tool_results] == ["visit", "format", "format"]
 
 
@@ -196,13 +196,13 @@ class BothRoles:
 
     def __call__(self, text):
         if "Is there anything on it" in text:
-            told = TOLD.search(text)
-            if told and self.broken:
+            fact = FACT.search(text)
+            if fact and self.broken:
                 return "Perhaps {so}."
-            return json.dumps({"usefulness": bool(told), "information": told[0] if told else ""})
+            return json.dumps({"usefulness": bool(fact), "information": fact[0] if fact else ""})
         if "Does that suffice" in text:
-            known = [line.removeprefix("- ") for line in text.splitlines()]
-            answer = answer_from_memory(known, self.row)
+            memory = [line.removeprefix("- ") for line in text.splitlines()]
+            answer = answer_from_memory(memory, self.row)
             said = {"judge": answer is not None, "answer": answer or "5000, perhaps"}
             return f"I think {json.dumps(said)}"
         return self.oracle(text)
@@ -247,13 +247,13 @@ def test_webwalker_runs_over_a_server(toolbox):
         engine = ApiEngine(ChatEndpoint(server.url, server.model, timeout_s=5), concurrency=1)
         (done,) = WebWalker(engine, toolbox, limits=CLICKS).run([task_of(BOTH)])
     assert done.answer == BOTH["Answer"] and done.metadata["clicks"] == urls_of(BOTH)
-    asked = [body["messages"] for body in server.bodies]
-    walked = [one for one in asked if "You walk through a site" in one[0]["content"]]
+    requests = [body["messages"] for body in server.bodies]
+    walked = [one for one in requests if "You walk through a site" in one[0]["content"]]
     assert [len(one) for one in walked] == [1 + 2 * n for n in range(len(urls_of(BOTH)))]
 
 
-def test_walk_needs_a_start(chat, toolbox):
-    engine = Speaker(chat, lambda text: "")
+def test_walk_requires_a_start_page(chat, toolbox):
+    engine = TextEngine(chat, lambda text: "")
     agent = WebWalker(engine, toolbox, chat, CLICKS)
     with pytest.raises(ValueError, match="no `start`"):
         agent.run([Task("t", "Where?", "", "search", WORLD.version)])

@@ -1,6 +1,6 @@
 """WebWeaver: valid citations, per-section evidence, and sources in the report.
 
-Planner and writer are one function of their context; tools and world are real.
+The planner and the writer are one function of their context; tools and world are real.
 
 
 Run: python -m pytest tests/test_agents_webweaver.py
@@ -29,7 +29,7 @@ from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Termination, ToolResult
 from drlib.worlds import Entity, SmallWorld
-from tests.agent_examples import Speaker
+from tests.agent_examples import TextEngine
 from tests.scripted_server import Scripted
 
 COUNTRIES = ("Norway", "Sweden", "Denmark")
@@ -49,7 +49,7 @@ def search(name):
     return render_call("search", {"query": [name]})
 
 
-def written(text):
+def write_section(text):
     """Write a section with a statement from each piece of evidence in the prompt."""
     evidence = re.findall(r"^\[(id_\d+)\] (\w+) \(", text.rpartition("rests on, as in")[2], re.M)
     said = " ".join(f"In {title} one pays with the krone [{name}]." for name, title in evidence)
@@ -68,9 +68,9 @@ PLAN = [
 
 
 class Weaver:
-    """Returns `plan` turn by turn, and writes sections."""
+    """Policy that returns `plan` turn by turn and writes sections."""
 
-    def __init__(self, plan=PLAN, write=written):
+    def __init__(self, plan=PLAN, write=write_section):
         self.plan, self.write, self.said = list(plan), write, 0
 
     def __call__(self, text):
@@ -92,12 +92,12 @@ def toolbox():
 
 
 def weave(chat, toolbox, say, limits=LIMITS):
-    engine = Speaker(chat, say)
+    engine = TextEngine(chat, say)
     (done,) = WebWeaver(engine, toolbox, chat, limits).run([Task("t", QUESTION, "", "search", "a")])
     return done, engine.read
 
 
-def test_a_report_with_a_source_for_every_statement(chat, toolbox):
+def test_report_cites_a_source_for_every_statement(chat, toolbox):
     done, _ = weave(chat, toolbox, Weaver())
     assert done.termination is Termination.ANSWERED
     assert done.answer == (
@@ -113,7 +113,7 @@ def test_a_report_with_a_source_for_every_statement(chat, toolbox):
     assert len(done.tool_results) == 4 and set(done.contexts.tolist()) == {0, 1, 2}
 
 
-def test_planner_reads_snippets_and_writer_one_sections_evidence(chat, toolbox):
+def test_planner_and_writer_read_only_what_they_need(chat, toolbox):
     _, read = weave(chat, toolbox, Weaver())
     bodies = {name: facts["currency"].strip() for name, facts in FACTS.items()}
     planned, first, second = read[-3], read[-2], read[-1]
@@ -124,10 +124,10 @@ def test_planner_reads_snippets_and_writer_one_sections_evidence(chat, toolbox):
     # the draft is kept, its evidence is not
     assert "In Norway one pays with the krone [id_1]." in second
     most = max(len(bodies["Norway"]), len(bodies["Sweden"]) + len(bodies["Denmark"]))
-    assert len(second) < most + len(done_without_evidence(second, bodies)) + 1
+    assert len(second) < most + len(remove_evidence(second, bodies)) + 1
 
 
-def done_without_evidence(text, bodies):
+def remove_evidence(text, bodies):
     for body in bodies.values():
         text = text.replace(body, "")
     return text
@@ -143,7 +143,7 @@ def test_outline_with_unknown_citations_is_rejected(chat, toolbox):
     assert len(done.metadata["outlines"]) == 2 and done.termination is Termination.ANSWERED
 
 
-def test_deleting_evidence_makes_its_citations_wrong():
+def test_citations_of_deleted_evidence_are_unknown():
     bank = Bank()
     hits = "1. [Norway](atlas:Norway)\nkrone\n2. [Sweden](atlas:Sweden)\nkrona"
     assert bank.add(ToolResult("search", {}, hits, True, None)) == ["id_1", "id_2"]
@@ -160,7 +160,7 @@ def test_wrong_citations_are_rejected_once_then_removed(chat, toolbox):
     stubborn = "<write>Krone [id_1, id_3] and krona [id_3], or so.</write>"
 
     def mends(text):
-        return written(text) if "is not evidence of this section" in text else stubborn
+        return write_section(text) if "is not evidence of this section" in text else stubborn
 
     done, read = weave(chat, toolbox, Weaver(write=lambda text: stubborn))
     assert "Error: id_3 is not evidence of this section" in "".join(read)

@@ -1,4 +1,4 @@
-"""Pictures of agents: pages stand where clicks lead, walks follow links, bars have their numbers.
+"""Plots of agents: page positions, site walks, outlines and shares.
 
 Run: python -m pytest tests/test_analysis_agents.py
 """
@@ -20,7 +20,7 @@ def ax():
     plt.close(fig)
 
 
-def test_pages_stand_in_rings_as_many_clicks_away():
+def test_ring_radius_equals_the_number_of_clicks():
     places = agent_plots.place_on_rings(LINKS, "root")
     assert places.keys() == {"root", "a", "b", "c"}, "what no click reaches is left out"
     far = {page: round(float(np.hypot(*place)), 6) for page, place in places.items()}
@@ -39,12 +39,12 @@ def test_pages_stand_in_rings_as_many_clicks_away():
         agent_plots.place_on_rings(LINKS, "nowhere")
 
 
-def test_walks_are_counted_by_the_clicks_they_had(ax):
+def test_answered_share_is_drawn_per_click(ax):
     agent_plots.plot_answered_within(ax, {"oracle": [2, 2], "other": [1, None]}, 3)
     assert [line.get_ydata().tolist() for line in ax.lines] == [[0, 0, 100, 100], [0, 50, 50, 50]]
 
 
-def test_a_walk_has_a_number_for_each_click(ax):
+def test_site_walk_numbers_each_click(ax):
     walk = ["root", "a", "c", "root", "b"]
     agent_plots.plot_site_walk(ax, LINKS, walk, {"c"}, {"c": "See"})
     texts = [text.get_text() for text in ax.texts]
@@ -53,7 +53,7 @@ def test_a_walk_has_a_number_for_each_click(ax):
         agent_plots.plot_site_walk(ax, LINKS, ["root", "a", "b"])
 
 
-def test_an_outline_shows_what_each_section_cites_in_each_version(ax):
+def test_outline_versions_show_their_citations(ax):
     versions = [{"West": ["id_1"]}, {"West": ["id_1", "id_2"], "East": []}]
     agent_plots.plot_outline_versions(ax, versions)
     assert [text.get_text() for text in ax.texts] == ["1", "1 2", ""]
@@ -61,14 +61,14 @@ def test_an_outline_shows_what_each_section_cites_in_each_version(ax):
     assert len(ax.patches) == 3
 
 
-def test_what_is_read_is_a_bar_a_turn(ax):
+def test_words_read_has_one_bar_per_turn(ax):
     agent_plots.plot_words_read(ax, [("planner", 10), ("planner", 30), ("writer", 20)], 90)
     assert [bar.get_height() for bar in ax.patches] == [10, 30, 20]
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert sorted(labels) == ["all found sources", "planner", "writer"]
 
 
-def test_pictures_and_shares(ax):
+def test_picture_crops_and_shares(ax):
     agent_plots.plot_picture(ax, np.zeros((9, 9, 3), np.uint8), (1, 2, 3, 4))
     assert ax.lines[0].get_xydata().max(axis=0).tolist() == [3.5, 5.5]
     _, bars = plt.subplots()

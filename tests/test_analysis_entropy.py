@@ -1,4 +1,4 @@
-"""Entropies: exact against a plain softmax, bounds that hold, masks of exactly the right size.
+"""Entropies: agreement with a plain softmax, valid bounds, and masks of the exact size.
 
 Run: python -m pytest tests/test_analysis_entropy.py
 """
@@ -47,7 +47,7 @@ SMALL = dict(
 )
 
 
-def model_of(kind):
+def build_model(kind):
     torch.manual_seed(0)
     if kind == "policy":
         shape = PolicyShape(vocab_size=150, hidden=32, layers=2, heads=2, experts=4)
@@ -65,18 +65,20 @@ def model_of(kind):
 
 def rollouts(seed=0, sizes=((5, 3), (9,), (2, 8, 4))):
     rng = np.random.default_rng(seed)
-    made = [
+    trajectories = [
         rollout(f"t{i}", [[0.0] * n for n in turns], ["ok"] * (len(turns) - 1))
         for i, turns in enumerate(sizes)
     ]
-    return [replace(t, token_ids=rng.integers(150, size=len(t)).astype(np.int32)) for t in made]
+    return [
+        replace(t, token_ids=rng.integers(150, size=len(t)).astype(np.int32)) for t in trajectories
+    ]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("kind", ["policy", "llama", "gpt2", "gemma2"])
-def test_rescored_values_are_those_of_a_plain_softmax_over_each_trajectory_alone(kind, temperature):
-    """gemma2 caps its logits: hidden states times the output matrix would be wrong."""
-    model = model_of(kind)
+def test_rescored_values_equal_a_plain_softmax(kind, temperature):
+    """gemma2 caps its logits, so hidden states times the output matrix would be wrong."""
+    model = build_model(kind)
     for top_k in (0, 3):
         found = list(
             rescore(model, rollouts(), temperature=temperature, top_k=top_k, batch_tokens=30)
@@ -99,8 +101,8 @@ def test_rescored_values_are_those_of_a_plain_softmax_over_each_trajectory_alone
             assert (after.top_ids is None) == (top_k == 0)
 
 
-def test_experts_are_those_of_the_trajectory_alone_and_batching_changes_nothing():
-    model = model_of("policy")
+def test_batching_does_not_change_experts_or_entropies():
+    model = build_model("policy")
     assert isinstance(model, Qwen3MoeForCausalLM)
     together = list(rescore(model, rollouts(), experts=True))
     for t, alone in zip(together, rollouts()):
@@ -113,18 +115,18 @@ def test_experts_are_those_of_the_trajectory_alone_and_batching_changes_nothing(
         assert a.entropies == pytest.approx(b.entropies, abs=1e-6)
 
 
-def test_nothing_of_the_scoring_reaches_the_caller_between_trajectories():
-    model = model_of("policy")
+def test_rescoring_leaves_no_hooks_or_gradient_state():
+    model = build_model("policy")
     streams = [rescore(model, rollouts(), experts=True, batch_tokens=1) for _ in "ab"]
     for _ in zip(*streams):
         assert torch.is_grad_enabled() and not model.model._forward_pre_hooks
-    next(rescore(model, rollouts(), experts=True))  # left before its end
+    next(rescore(model, rollouts(), experts=True))  # abandoned before its end
     assert torch.is_grad_enabled() and not model.model._forward_pre_hooks
 
 
-def test_a_first_token_that_nothing_precedes_is_not_known_and_left_out():
+def test_first_token_without_context_is_excluded():
     t = rollouts()[0]
-    (found,) = rescore(model_of("policy"), [replace(t, generated=np.ones(len(t), bool))])
+    (found,) = rescore(build_model("policy"), [replace(t, generated=np.ones(len(t), bool))])
     assert np.isnan(found.entropies[0]) and np.isfinite(found.entropies[1:]).all()
     table = token_statistics([found])
     assert (
@@ -132,15 +134,15 @@ def test_a_first_token_that_nothing_precedes_is_not_known_and_left_out():
     )
 
 
-def test_odd_requests_are_refused_and_a_trajectory_without_tokens_is_not():
-    model = model_of("llama")
-    for how, message in (
+def test_invalid_rescoring_options_are_rejected():
+    model = build_model("llama")
+    for options, message in (
         (dict(temperature=0.0), "above 0, got 0.0"),
         (dict(top_k=151), "0..150"),
         (dict(temperature=math.nan), "above 0, got nan"),
     ):
         with pytest.raises(ValueError, match=message):
-            next(rescore(model, rollouts(), **how))
+            next(rescore(model, rollouts(), **options))
     with pytest.raises(ValueError, match=r"training mode; call model.eval\(\) first"):
         next(rescore(model.train(), rollouts()))
     nothing = rollout("none", [])
@@ -148,8 +150,8 @@ def test_odd_requests_are_refused_and_a_trajectory_without_tokens_is_not():
     assert len(next(rescore(model.eval(), [nothing], top_k=2))) == 0
 
 
-def test_a_head_with_a_bias_is_exact_too():
-    model = model_of("llama")
+def test_output_head_with_a_bias_is_exact():
+    model = build_model("llama")
     model.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, 150))
     (t, *_), (found, *_) = rollouts(), rescore(model, rollouts())
     with torch.no_grad():
@@ -166,14 +168,14 @@ def test_a_head_with_a_bias_is_exact_too():
         (dict(token_ids=np.full(15, -2, np.int32)), "t0 has ids beyond"),
     ],
 )
-def test_ids_of_another_tokenizer_are_refused(changes, message):
+def test_ids_of_another_tokenizer_are_rejected(changes, message):
     with pytest.raises(ValueError, match=message):
-        list(rescore(model_of("llama"), [replace(rollouts()[0], **changes)]))
+        list(rescore(build_model("llama"), [replace(rollouts()[0], **changes)]))
 
 
-def test_a_trajectory_beyond_the_model_s_positions_is_refused():
+def test_trajectory_beyond_the_model_positions_is_rejected():
     with pytest.raises(ValueError, match="t0 has 73 tokens, the model 64 positions"):
-        list(rescore(model_of("llama"), rollouts(sizes=((70,),))))
+        list(rescore(build_model("llama"), rollouts(sizes=((70,),))))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ def test_bounds_by_hand():
     assert low[1] <= high[1]
 
 
-def test_bounds_hold_and_are_exact_when_everything_is_known():
+def test_bounds_hold_and_are_exact_for_the_full_vocabulary():
     rng = np.random.default_rng(0)
     for scale in (0.5, 2.0, 6.0):
         logits = rng.normal(size=(300, 500)) * scale
@@ -200,9 +202,9 @@ def test_bounds_hold_and_are_exact_when_everything_is_known():
         last = np.zeros(300)
         for k in (1, 5, 20, 499):
             low, high, tail = entropy_bounds(ordered[:, :k], 500)
-            some = ordered[:, :k]
+            top = ordered[:, :k]
             log_tail = np.log(np.maximum(tail, 1e-99))
-            simple = -(np.exp(some) * some).sum(1) - tail * log_tail
+            simple = -(np.exp(top) * top).sum(1) - tail * log_tail
             assert (low <= entropy + 1e-9).all() and (entropy <= high + 1e-9).all()
             assert (low >= simple - 1e-9).all() and (low >= last - 1e-9).all()
             last = low
@@ -220,21 +222,21 @@ def test_bounds_hold_and_are_exact_when_everything_is_known():
         ([[-3.0] * 5], r"K in 1\.\.4 .vocabulary."),
     ],
 )
-def test_what_is_no_top_k_is_refused(values, message):
+def test_invalid_top_k_values_are_rejected(values, message):
     with pytest.raises(ValueError, match=message):
         entropy_bounds(np.array(values), 4)
 
 
 # ---------------------------------------------------------------------------------------------
-# flat columns
+# token table
 
 
-def test_the_table_by_hand(tmp_path):
-    made = [
+def test_token_table_by_hand(tmp_path):
+    trajectories = [
         rollout("a", [[1, 2], [3], [4, 5]], ["error", "empty"], reward=1.0),
         rollout("b", [[6, 7]], metadata={"right_answer": "Rome"}),
     ]
-    save_trajectories(tmp_path / "t.parquet", made)
+    save_trajectories(tmp_path / "t.parquet", trajectories)
     table = token_statistics(tmp_path / "t.parquet")
     assert table.names == ["a", "b"] and table.right_M.tolist() == [1, 0]
     assert table.row.tolist() == [0, 0, 0, 0, 0, 1, 1]
@@ -245,10 +247,10 @@ def test_the_table_by_hand(tmp_path):
     assert table.since.tolist() == [-1, -1, 0, 0, 1, -1, -1]
     assert table.status.tolist() == [0, 0, 2, 3, 3, 0, 0]
     assert table.starts().tolist() == [0, 5, 7]
-    assert find_responses(made[0]) == [(5, 9, "error"), (10, 14, "empty")]
+    assert find_responses(trajectories[0]) == [(5, 9, "error"), (10, 14, "empty")]
 
 
-def test_columns_agree_with_the_record_on_real_rollouts():
+def test_table_columns_match_real_trajectories():
     for name in ("sft_sampled", "rl_greedy"):
         loaded = load_trajectories(f"{TOUR}/{name}.parquet")
         table = token_statistics(f"{TOUR}/{name}.parquet")
@@ -256,25 +258,25 @@ def test_columns_agree_with_the_record_on_real_rollouts():
         for row, t in enumerate(loaded):
             mine = table.row == row
             assert np.array_equal(table.token_id[mine], t.token_ids[t.generated])
-            begun = np.unique(table.turn[mine][table.offset[mine] == 0])
-            assert len(begun) == t.turns[t.generated].max() + 1
+            first_turns = np.unique(table.turn[mine][table.offset[mine] == 0])
+            assert len(first_turns) == t.turns[t.generated].max() + 1
             # every turn but the first follows one response
-            assert len(find_responses(t)) == len(begun) - 1 <= len(t.tool_results)
+            assert len(find_responses(t)) == len(first_turns) - 1 <= len(t.tool_results)
             later = table.turn[mine] > 0
             assert np.array_equal(table.since[mine][later], table.offset[mine][later])
             assert (table.since[mine][~later] == -1).all()
 
 
-def test_a_person_s_words_are_no_response_and_missing_results_are_named():
+def test_user_turns_are_not_tool_responses():
     t = rollout("a", [[1], [2], [3]], ["ok", "ok"])
     segments = t.segments.copy()
-    segments[5] = Segment.PROMPT  # the first "response" was said by a person
+    segments[5] = Segment.PROMPT  # the first "response" is a user turn
     only = [ToolResult("search", {}, " ", True, "")]
     spoken = replace(t, segments=segments, tool_results=only)
     assert find_responses(spoken) == [(9, 13, "empty")]
-    more = [*only, ToolResult("search", {}, "Error: no", False, "error")]  # never answered to
+    more = [*only, ToolResult("search", {}, "Error: no", False, "error")]  # no turn follows it
     assert find_responses(replace(spoken, tool_results=more)) == [(9, 13, "empty")]
-    segments[10] = Segment.TEMPLATE  # no text came back
+    segments[10] = Segment.TEMPLATE  # the response has no text
     empty_first = replace(spoken, segments=segments[::1].copy())
     assert find_responses(empty_first) == [(9, 13, "empty")]
     after = token_statistics(
@@ -299,7 +301,7 @@ def test_outcomes():
     assert judge_outcome(replace(t, answer=None, metadata={"right_answer": "oslo"})) == 0
 
 
-def test_bad_input_is_named(tmp_path):
+def test_invalid_input_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="0 trajectories without a sampled token"):
         token_statistics([])
     silent = rollout("a", [[1]])
@@ -320,13 +322,13 @@ def test_bad_input_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
-def test_the_top_share_is_exact_and_ties_go_to_the_first(share):
+def test_top_share_is_exact_and_ties_go_to_the_first(share):
     rng = np.random.default_rng(1)
     for n in (0, 1, 5, 15, 100):
         values = rng.integers(4, size=n).astype(np.float32)
         ordered = sorted(range(n), key=lambda i: (-values[i], i))
-        want = sorted(ordered[: math.ceil(share * n - 1e-9)])
-        assert select_top_share(values, share).tolist() == want
+        expected = sorted(ordered[: math.ceil(share * n - 1e-9)])
+        assert select_top_share(values, share).tolist() == expected
     assert len(select_top_share(np.arange(15.0), 0.2)) == 3  # 0.2 * 15 is a little more than 3
 
 
@@ -365,7 +367,3 @@ def test_overlap_by_hand():
         high_entropy_overlap(
             base, token_statistics([rollout("b", [[5, 4, 3, 2, 1, 0, 0, 0, 0, 0]])])
         )
-
-
-# ---------------------------------------------------------------------------------------------
-# texts

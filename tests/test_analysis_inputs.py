@@ -1,8 +1,8 @@
-"""Rollouts of other programs: what the tour's own trajectories become on the way there and back.
+"""Reading rollouts of other programs: the tour's trajectories written in each format and read back.
 
-Committed trajectories are written in the shape of each program's files and read again: ids,
-segments, tool statuses and answers must be those of the originals. TRL writes its file itself; the
-tour's policy runs over what was read. A byte-level tokenizer without our tags stands for others.
+Committed trajectories are written in the format of each program and read again. Ids, segments,
+tool statuses and answers must equal the originals. TRL writes its file itself; the tour's policy
+scores what was read. A byte-level tokenizer without drlib's tags represents other tokenizers.
 
 Run: python -m pytest tests/test_analysis_inputs.py
 """
@@ -51,7 +51,7 @@ def tour():
 
 @pytest.fixture(scope="module")
 def foreign():
-    """A byte-level BPE as most models have: no tag of ours, no chat template."""
+    """Return a byte-level BPE like most models have: without drlib's tags or a chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -65,7 +65,7 @@ def foreign():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
-def lines(path, rows):
+def write_lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -77,7 +77,7 @@ def statuses(trajectory):
 
 
 def runs(trajectory):
-    """(ids, sampled) of the prompt, of each turn and of each observation."""
+    """Return (ids, sampled) of the prompt, each turn and each observation."""
     edges = np.flatnonzero(np.diff(trajectory.generated)) + 1
     ids = [part.tolist() for part in np.split(trajectory.token_ids, edges)]
     return list(zip(ids, (i % 2 == 1 for i in range(len(ids)))))
@@ -87,14 +87,14 @@ def runs(trajectory):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_segments_of_the_tours_text_are_those_of_its_ids(tour, tokenizer, name):
+def test_segments_from_text_equal_segments_from_ids(tour, tokenizer, name):
     for t in tour[name]:
         found = segment_texts(token_texts(tokenizer, t.token_ids), t.generated)
         assert found.dtype == np.uint8
         np.testing.assert_array_equal(found, t.segments, err_msg=t.id)
 
 
-def test_segments_do_not_depend_on_how_the_text_is_cut(tour):
+def test_segments_do_not_depend_on_the_tokenization(tour):
     t = tour["sft_sampled"][0]
     text = "".join(token_texts(load_tokenizer(TOUR / "policy_rl"), t.token_ids))
     whole = segment_texts(list(text), np.ones(len(text), bool))
@@ -103,8 +103,8 @@ def test_segments_do_not_depend_on_how_the_text_is_cut(tour):
         np.testing.assert_array_equal(segment_texts(pieces, np.ones(len(pieces))), whole[::size])
 
 
-def test_segments_of_a_text_with_markers():
-    """Nothing opens inside an open tag; only assistants think, call and answer."""
+def test_segments_of_text_with_chat_markers():
+    """Tags inside an open tag are ignored; only assistant turns think, call and answer."""
     start = "<|im_start|>"
     pieces = [
         (start + "system\n", X),
@@ -150,10 +150,10 @@ def test_segments_of_a_text_with_markers():
     assert found.tolist() == [segment for _, segment in letters]
 
 
-def test_without_markers_the_sampled_text_is_the_assistants():
+def test_without_markers_sampled_text_is_the_assistants():
     pieces = ["user", " ask", "I", " think", "<tool", "_call", ">", "c", "obs", "<answer>", "x", ""]
     sampled = np.array([0, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1], bool)
-    # a call that is not closed ends where somebody else speaks
+    # an unclosed call ends at the next unsampled token
     expected = [P, P, T, T, X, X, X, C, R, X, A]
     assert segment_texts(pieces, sampled)[:-1].tolist() == expected
     assert segment_texts([], np.zeros(0, bool)).shape == (0,)
@@ -176,10 +176,11 @@ def tongyi_row(t, **more):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_tongyi_and_back(tour, tokenizer, tmp_path, name):
-    """Most have the ids of their text. The others sampled their own end, or cut the same text into
-    other pieces than the tokenizer does."""
-    path = lines(tmp_path / "iter1.jsonl", [tongyi_row(t) for t in tour[name]])
+def test_tongyi_files_round_trip(tour, tokenizer, tmp_path, name):
+    """Most rows have the ids of their text. The others sampled their own end token, or split the
+    same text into other pieces than the tokenizer does.
+    """
+    path = write_lines(tmp_path / "iter1.jsonl", [tongyi_row(t) for t in tour[name]])
     back = list(read_rollouts(path, TOUR / "policy_rl"))
     equal = 0
     for t, b in zip(tour[name], back, strict=True):
@@ -202,9 +203,9 @@ def test_tongyi_and_back(tour, tokenizer, tmp_path, name):
     assert [b.id for b in back[:2]] == ["iter1-1", "iter1-2"]
 
 
-def test_what_was_read_can_be_run_through_the_model(tour, tmp_path):
+def test_imported_rollouts_can_be_rescored(tour, tmp_path):
     model, tokenizer = load_policy(TOUR / "policy_rl")
-    path = lines(tmp_path / "iter1.jsonl", [tongyi_row(t) for t in tour["rl_sampled"][:8]])
+    path = write_lines(tmp_path / "iter1.jsonl", [tongyi_row(t) for t in tour["rl_sampled"][:8]])
     read = list(rescore(model, read_rollouts(path, tokenizer)))
     for t, b in zip(list(rescore(model, tour["rl_sampled"][:8])), read, strict=True):
         np.testing.assert_array_equal(b.token_ids, t.token_ids)
@@ -213,15 +214,15 @@ def test_what_was_read_can_be_run_through_the_model(tour, tmp_path):
     assert table.right_M.tolist() == [judge_outcome(t) for t in tour["rl_sampled"][:8]]
 
 
-def test_parquet_of_messages_reads_like_the_lines(tour, tokenizer, tmp_path):
+def test_parquet_and_jsonl_messages_read_alike(tour, tokenizer, tmp_path):
     rows = [{"messages": t.messages, "reward": 1.0} for t in tour["rl_greedy"][:5]]
     pd.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
     a = list(read_rollouts(tmp_path / "a.parquet", tokenizer))
-    b = list(read_rollouts(lines(tmp_path / "a.jsonl", rows), tokenizer))
+    b = list(read_rollouts(write_lines(tmp_path / "a.jsonl", rows), tokenizer))
     assert a == b and len(a) == 5 and a[0].reward == 1.0
 
 
-def test_openai_messages_with_thoughts_calls_and_flags(tokenizer, tmp_path):
+def test_openai_messages_with_reasoning_calls_and_flags(tokenizer, tmp_path):
     call = {
         "id": "c1",
         "type": "function",
@@ -244,7 +245,7 @@ def test_openai_messages_with_thoughts_calls_and_flags(tokenizer, tmp_path):
         "id": "own",
         "termination": "a word that nobody knows",
     }
-    (t,) = read_rollouts(lines(tmp_path / "a.jsonl", [row]), tokenizer)
+    (t,) = read_rollouts(write_lines(tmp_path / "a.jsonl", [row]), tokenizer)
     turn = '<think>Look.</think><tool_call>{"name": "search", "arguments": {"query": ["Malawi"]}}'
     assert t.messages[1]["content"] == turn + "</tool_call>"
     (result,) = t.tool_results
@@ -276,17 +277,17 @@ def test_openai_messages_with_thoughts_calls_and_flags(tokenizer, tmp_path):
         ({"content": "fine", "error": "timeout"}, False, "timeout"),
     ],
 )
-def test_whether_a_call_worked(message, ok, error):
+def test_tool_result_status_is_recognised(message, ok, error):
     said = '<tool_call>{"name": "visit", "arguments": {"url": "a"}}</tool_call>'
     tool = {"role": "tool"} | message
     (result,) = extract_tool_results([{"role": "assistant", "content": said}, tool])
     assert (result.tool, result.ok, result.error) == ("visit", ok, error)
 
 
-def test_responses_of_parallel_calls_are_one_result_and_format_errors_are_named():
+def test_parallel_responses_merge_and_format_errors_are_marked():
     both = "<tool_response>\none\n</tool_response>\n<tool_response>\nError\n</tool_response>"
     calls = '<tool_call>{"name": "a", "arguments": {}}</tool_call>' * 2
-    talk = [
+    conversation = [
         ("user", "<tool_response>not one</tool_response>"),
         ("assistant", calls),
         ("user", both),
@@ -295,13 +296,15 @@ def test_responses_of_parallel_calls_are_one_result_and_format_errors_are_named(
         ("assistant", "I ask you"),
         ("user", "a person's words"),
     ]
-    first, second = extract_tool_results([{"role": role, "content": said} for role, said in talk])
+    first, second = extract_tool_results(
+        [{"role": role, "content": said} for role, said in conversation]
+    )
     assert (first.tool, first.text, first.ok) == ("a", "one\nError", False)
     assert (second.tool, second.error) == ("format", "format")
 
 
-def test_a_template_without_markers_tells_a_tool_from_a_person(foreign, tmp_path):
-    """Llama's way: the roles' names are in its own markers, and nothing is in tags."""
+def test_template_without_markers_separates_tool_and_user_turns(foreign, tmp_path):
+    """Llama's format: its own markers contain the role names, and tool text is not in tags."""
     foreign = copy.deepcopy(foreign)
     foreign.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
@@ -310,7 +313,7 @@ def test_a_template_without_markers_tells_a_tool_from_a_person(foreign, tmp_path
     for role, between in (("tool", Segment.TOOL_RESPONSE), ("user", Segment.PROMPT)):
         said = [("user", "Q"), ("assistant", call), (role, "Error: R"), ("assistant", "So")]
         row = {"messages": [{"role": role, "content": content} for role, content in said]}
-        (t,) = read_rollouts(lines(tmp_path / "a.jsonl", [row]), foreign)
+        (t,) = read_rollouts(write_lines(tmp_path / "a.jsonl", [row]), foreign)
         texts = token_texts(foreign, t.token_ids)
         assert "".join(texts) == f"[user]Q[assistant]{call}[{role}]Error: R[assistant]So"
         later = ~t.generated & (t.turns > 0)
@@ -327,7 +330,7 @@ def test_a_template_without_markers_tells_a_tool_from_a_person(foreign, tmp_path
         ("assistant", "End"),
     ]
     row = {"messages": [{"role": role, "content": content} for role, content in said]}
-    (t,) = read_rollouts(lines(tmp_path / "b.jsonl", [row]), foreign)
+    (t,) = read_rollouts(write_lines(tmp_path / "b.jsonl", [row]), foreign)
     found = find_responses(t)
     assert [status for *_, status in found] == ["error", "ok"]
     texts = token_texts(foreign, t.token_ids)
@@ -358,18 +361,18 @@ def test_a_template_without_markers_tells_a_tool_from_a_person(foreign, tmp_path
         ("No answer found.", "exceed available llm calls", None, Termination.TURNS),
     ],
 )
-def test_tongyis_words_for_an_end(tokenizer, tmp_path, prediction, word, answer, end):
+def test_tongyi_termination_reasons(tokenizer, tmp_path, prediction, word, answer, end):
     row = {
         "question": "q",
         "prediction": prediction,
         "termination": word,
         "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "hm"}],
     }
-    (t,) = read_rollouts(lines(tmp_path / "iter1.jsonl", [row]), tokenizer)
+    (t,) = read_rollouts(write_lines(tmp_path / "iter1.jsonl", [row]), tokenizer)
     assert (t.answer, t.termination, t.metadata["termination"]) == (answer, end, word)
 
 
-def test_failed_rows_of_tongyi_are_left_out_with_a_warning(tour, tokenizer, tmp_path):
+def test_failed_tongyi_rows_are_skipped_with_a_warning(tour, tokenizer, tmp_path):
     failed = {
         "question": "q",
         "answer": "a",
@@ -377,10 +380,7 @@ def test_failed_rows_of_tongyi_are_left_out_with_a_warning(tour, tokenizer, tmp_
         "messages": [],
         "prediction": "[Failed]",
     }
-    path = lines(tmp_path / "iter1.jsonl", [failed, tongyi_row(tour["rl_greedy"][0])])
+    path = write_lines(tmp_path / "iter1.jsonl", [failed, tongyi_row(tour["rl_greedy"][0])])
     with pytest.warns(UserWarning, match="Timeout"):
         (t,) = read_rollouts(path, tokenizer)
     assert t.id == "iter1-2"
-
-
-# ---------------------------------------------------------------- TRL and verl

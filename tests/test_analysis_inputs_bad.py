@@ -1,4 +1,4 @@
-"""Rows that cannot be read are named, and how.
+"""Invalid rows are rejected with their file, row number and reason.
 
 Run: python -m pytest tests/test_analysis_inputs_bad.py
 """
@@ -12,9 +12,9 @@ from drlib.analysis.inputs import read_rollouts
 from tests.test_analysis_inputs import (
     TOUR,
     foreign,  # noqa: F401 - a fixture
-    lines,
     tokenizer,  # noqa: F401 - a fixture
     tour,  # noqa: F401 - a fixture
+    write_lines,
 )
 
 OUTPUT = {"text": "", "token_ids": [15, 16], "logprobs": [{"15": -1.0}, {"16": -2.0}]}
@@ -115,16 +115,16 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("row, says", BAD.values(), ids=BAD)
-def test_bad_rows_are_named(tokenizer, tmp_path, row, says):
+@pytest.mark.parametrize("row, message", BAD.values(), ids=BAD)
+def test_invalid_rows_are_rejected_by_number(tokenizer, tmp_path, row, message):
     good = {"messages": TURNS} if "messages" in row or "text" in row else None
     rows = [good, row] if good else [row]
-    path = lines(tmp_path / "bad.jsonl", rows)
-    with pytest.raises(ValueError, match=rf"bad\.jsonl, row {len(rows)} \([\w ]+\): .*{says}"):
+    path = write_lines(tmp_path / "bad.jsonl", rows)
+    with pytest.raises(ValueError, match=rf"bad\.jsonl, row {len(rows)} \([\w ]+\): .*{message}"):
         list(read_rollouts(path, tokenizer))
 
 
-def test_lines_that_are_no_objects(tokenizer, tmp_path):
+def test_lines_that_are_not_objects_are_rejected(tokenizer, tmp_path):
     for text in ('[{"messages": []}]', "3", "no", "\udcff"):
         path = tmp_path / "a.jsonl"
         path.write_bytes(text.encode("utf-8", "surrogateescape") + b"\n")
@@ -132,10 +132,10 @@ def test_lines_that_are_no_objects(tokenizer, tmp_path):
             read_rollouts(path, tokenizer)
 
 
-def test_a_template_that_refuses_or_hides_turns(tmp_path, tokenizer):
+def test_template_that_rejects_or_drops_turns(tmp_path, tokenizer):
     other = AutoTokenizer.from_pretrained(TOUR / "policy_rl")
     turns = [*TURNS, {"role": "tool", "content": "r"}, TURNS[1]]
-    path = lines(tmp_path / "a.jsonl", [{"messages": turns}])
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": turns}])
     other.chat_template = "{{ raise_exception('no role tool here') }}"
     with pytest.raises(ValueError, match="row 1 .messages.: no role tool here"):
         list(read_rollouts(path, other))

@@ -1,4 +1,4 @@
-"""Server responses (vLLM, OpenAI's protocol): accepted and rejected formats.
+"""Server responses (vLLM and the OpenAI protocol): accepted and rejected formats.
 
 The log-probabilities are the tour policy's own, written as vLLM and its server write them
 (RequestOutput; /v1/chat/completions and /v1/completions, with and without return_token_ids).
@@ -20,23 +20,23 @@ from drlib.trajectory import Segment, Termination, save_trajectories
 from tests.test_analysis_inputs import (
     TOUR,
     foreign,  # noqa: F401 - a fixture
-    lines,
     tokenizer,  # noqa: F401 - a fixture
     tour,  # noqa: F401 - a fixture
+    write_lines,
 )
 
-K = 4  # alternatives a server is asked for
+K = 4  # alternatives requested from the server
 
 
 @pytest.fixture(scope="module")
 def scored(tour):
-    """Eight trajectories with the log-probabilities, entropies and alternatives of the policy."""
+    """Return eight trajectories with the policy's log-probabilities, entropies and alternatives."""
     model, _ = load_policy(TOUR / "policy_rl")
     return list(rescore(model, tour["sft_sampled"][:8], top_k=K))
 
 
 def first_turn(t):
-    """(prompt ids, ids, logprobs, alternatives, entropies) of the first sampled turn."""
+    """Return (prompt ids, ids, logprobs, alternatives, entropies) of the first sampled turn."""
     start = int(np.flatnonzero(t.generated)[0])
     end = start + int(np.argmin(np.append(t.generated[start:], False)))
     tops = [
@@ -53,7 +53,7 @@ def first_turn(t):
 
 
 def request_output(t, tokenizer):
-    """vLLM's RequestOutput: the sampled token's entry is first, whether or not it is on top."""
+    """Return vLLM's RequestOutput: the sampled token's entry is first, whatever its rank."""
     prompt, ids, logprobs, tops, _ = first_turn(t)
     entries = [{i: value} | top for i, value, top in zip(ids, logprobs, tops)]
     return {
@@ -124,7 +124,7 @@ def assert_is_first_turn(b, t):
     for sampled, ids, values, top in zip(
         b.token_ids[b.generated], b.top_ids[b.generated], b.top_logprobs[b.generated], tops
     ):
-        # the most probable ones, without the last where it was sampled
+        # the most probable ones, without the last one if it was sampled
         best = list(top.items())[: -1 if list(top)[-1] == sampled else None]
         assert list(zip(ids.tolist(), values.tolist()))[: len(best)] == best
         assert (ids[len(best) :] == -1).all() and np.isneginf(values[len(best) :]).all()
@@ -133,8 +133,8 @@ def assert_is_first_turn(b, t):
 # ---------------------------------------------------------------- vLLM and OpenAI
 
 
-def test_vllms_outputs(scored, tokenizer, tmp_path):
-    path = lines(tmp_path / "a.jsonl", [request_output(t, tokenizer) for t in scored])
+def test_vllm_request_outputs(scored, tokenizer, tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [request_output(t, tokenizer) for t in scored])
     back = list(read_rollouts(path, tokenizer))
     for t, b in zip(scored, back, strict=True):
         assert_is_first_turn(b, t)
@@ -144,38 +144,38 @@ def test_vllms_outputs(scored, tokenizer, tmp_path):
     assert list(read_rollouts(tmp_path / "a.parquet")) == back
 
 
-def test_several_outputs_of_a_prompt_are_a_group(scored, tokenizer, tmp_path):
+def test_outputs_of_one_prompt_form_a_group(scored, tokenizer, tmp_path):
     row = request_output(scored[0], tokenizer)
     row["outputs"] = [row["outputs"][0] | {"index": i, "logprobs": None} for i in range(3)]
-    got = list(read_rollouts(lines(tmp_path / "a.jsonl", [row]), tokenizer))
+    got = list(read_rollouts(write_lines(tmp_path / "a.jsonl", [row]), tokenizer))
     assert [t.id for t in got] == ["a-1", "a-1-1", "a-1-2"] and len({t.group_id for t in got}) == 1
     assert np.isnan(got[0].logprobs[got[0].generated]).all() and got[0].top_ids is None
 
 
-@pytest.mark.parametrize("how", ["ids", "request", "batch"])
-def test_chat_completions(scored, tokenizer, tmp_path, how):
+@pytest.mark.parametrize("form", ["ids", "request", "batch"])
+def test_chat_completions(scored, tokenizer, tmp_path, form):
     rows = []
     for t in scored:
         prompt, ids, *_ = first_turn(t)
         request = {"messages": t.messages[:1], "logprobs": True, "top_logprobs": K}
-        if how == "ids":  # return_token_ids
+        if form == "ids":  # return_token_ids
             rows.append(chat_completion(t, tokenizer, token_ids=ids) | {"prompt_token_ids": prompt})
-        elif how == "request":
+        elif form == "request":
             rows.append({"request": request, "response": chat_completion(t, tokenizer)})
         else:  # vLLM's run_batch
             body = chat_completion(t, tokenizer) | {"prompt_token_ids": prompt}
             rows.append({"custom_id": t.id, "response": {"status_code": 200, "body": body}})
-    for t, b in zip(scored, read_rollouts(lines(tmp_path / "a.jsonl", rows), tokenizer)):
+    for t, b in zip(scored, read_rollouts(write_lines(tmp_path / "a.jsonl", rows), tokenizer)):
         assert_is_first_turn(b, t)
         assert b.termination in (Termination.ANSWERED, Termination.FORMAT)
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_completions(scored, tokenizer, tmp_path, named):
+@pytest.mark.parametrize("ids_as_names", [False, True])
+def test_completions(scored, tokenizer, tmp_path, ids_as_names):
     rows = []
     for t in scored:
         prompt, ids, logprobs, tops, _ = first_turn(t)
-        name = (lambda i: f"token_id:{i}") if named else tokenizer.decode
+        name = (lambda i: f"token_id:{i}") if ids_as_names else tokenizer.decode
         logs = {
             "tokens": [name(i) for i in ids],
             "token_logprobs": logprobs,
@@ -185,20 +185,20 @@ def test_completions(scored, tokenizer, tmp_path, named):
         choice = {"index": 0, "text": tokenizer.decode(ids), "logprobs": logs}
         rows.append({"object": "text_completion", "choices": [choice]})
         rows[-1] = {"request": {"prompt": tokenizer.decode(prompt)}, "response": rows[-1]}
-    for t, b in zip(scored, read_rollouts(lines(tmp_path / "a.jsonl", rows), tokenizer)):
+    for t, b in zip(scored, read_rollouts(write_lines(tmp_path / "a.jsonl", rows), tokenizer)):
         assert_is_first_turn(b, t)
 
 
-def test_an_only_alternative_that_was_sampled_is_left_out(tokenizer, tmp_path):
+def test_sampled_token_is_not_its_own_alternative(tokenizer, tmp_path):
     content = [{"token": "I ", "logprob": -3.0, "top_logprobs": [{"token": "I ", "logprob": -3.0}]}]
     choice = {"message": {"role": "assistant", "content": "I "}, "logprobs": {"content": content}}
     row = {"choices": [choice], "prompt_token_ids": [5]}
-    (t,) = read_rollouts(lines(tmp_path / "a.jsonl", [row]), tokenizer)
+    (t,) = read_rollouts(write_lines(tmp_path / "a.jsonl", [row]), tokenizer)
     assert t.top_ids is None and t.logprobs.tolist() == [0, -3]
 
 
-def test_a_tokenizer_without_tags_or_template(foreign, tmp_path):
-    """Characters of several tokens, tags of several tokens, ChatML in place of a template."""
+def test_tokenizer_without_tags_or_template(foreign, tmp_path):
+    """Characters of several tokens, tags of several tokens, and ChatML instead of a template."""
     said = "<think>là, 東京 🗼</think><answer>東京</answer>"
     ids = foreign.encode(said)
     tokens = [foreign.decode([i]) for i in ids]
@@ -209,7 +209,7 @@ def test_a_tokenizer_without_tags_or_template(foreign, tmp_path):
         "request": {"messages": [{"role": "user", "content": "Où?"}]},
         "response": {"choices": [choice]},
     }
-    (t,) = read_rollouts(lines(tmp_path / "a.jsonl", [row]), foreign)
+    (t,) = read_rollouts(write_lines(tmp_path / "a.jsonl", [row]), foreign)
     assert foreign.decode(t.token_ids) == (
         f"<|im_start|>user\nOù?<|im_end|>\n<|im_start|>assistant\n{said}"
     )
@@ -219,11 +219,11 @@ def test_a_tokenizer_without_tags_or_template(foreign, tmp_path):
     assert t.answer == "東京" and t.metadata["question"] == "Où?"
 
 
-# ---------------------------------------------------------------- what cannot be read
+# ---------------------------------------------------------------- invalid files
 
 
-def test_rows_are_read_one_after_the_other(scored, tokenizer, tmp_path):
-    path = lines(tmp_path / "a.jsonl", [request_output(t, tokenizer) for t in scored[:2]])
+def test_rows_are_read_lazily(scored, tokenizer, tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [request_output(t, tokenizer) for t in scored[:2]])
     with open(path, "a", encoding="utf-8") as file:
         file.write('\n{"prompt_token_ids": [1, 2')
     stream = read_rollouts(path, tokenizer)
@@ -232,7 +232,7 @@ def test_rows_are_read_one_after_the_other(scored, tokenizer, tmp_path):
         next(stream)
 
 
-def test_files_that_hold_nothing(tokenizer, tmp_path):
+def test_missing_and_empty_files_are_rejected(tokenizer, tmp_path):
     with pytest.raises(FileNotFoundError, match="no file .*nowhere"):
         read_rollouts(tmp_path / "nowhere.jsonl", tokenizer)
     (tmp_path / "empty.jsonl").write_text("\n\n")
@@ -242,7 +242,7 @@ def test_files_that_hold_nothing(tokenizer, tmp_path):
             read_rollouts(tmp_path / name, tokenizer)
 
 
-def test_truncated_parquet(tokenizer, tmp_path):
+def test_truncated_parquet_is_rejected(tokenizer, tmp_path):
     whole = (TOUR / "rl_greedy.parquet").read_bytes()
     pd.DataFrame([{"messages": [{"role": "user", "content": "q"}]}]).to_parquet(
         tmp_path / "m.parquet"
@@ -253,8 +253,8 @@ def test_truncated_parquet(tokenizer, tmp_path):
             read_rollouts(tmp_path / "cut.parquet", tokenizer)
 
 
-def test_an_unknown_format_names_all_that_are_known(tokenizer, tmp_path):
-    path = lines(tmp_path / "a.jsonl", [{"text": "hm", "label": 1}])
+def test_unknown_format_error_lists_the_known_formats(tokenizer, tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "hm", "label": 1}])
     for format in (None, "verl", "nothing"):
         with pytest.raises(ValueError, match="rows have text, label") as error:
             read_rollouts(path, tokenizer, format=format)
@@ -262,22 +262,24 @@ def test_an_unknown_format_names_all_that_are_known(tokenizer, tmp_path):
         assert all(f in str(error.value) for fields, _ in FORMATS.values() for f in fields.split())
 
 
-def test_a_tokenizer_is_needed_and_must_be_there(tmp_path):
-    path = lines(tmp_path / "a.jsonl", [{"messages": [{"role": "assistant", "content": "a"}]}])
+def test_missing_tokenizer_is_rejected(tmp_path):
+    path = write_lines(
+        tmp_path / "a.jsonl", [{"messages": [{"role": "assistant", "content": "a"}]}]
+    )
     with pytest.raises(ValueError, match="with the tokenizer of its model"):
         read_rollouts(path)
     with pytest.raises(ValueError, match="no tokenizer at .*here: give the folder"):
         read_rollouts(path, tmp_path / "here")
 
 
-def test_the_format_can_be_forced(tokenizer, tmp_path):
+def test_format_argument_overrides_detection(tokenizer, tmp_path):
     row = {
         "input": "Q",
         "output": "A",
         "score": 1,
         "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
     }
-    path = lines(tmp_path / "a.jsonl", [row])
+    path = write_lines(tmp_path / "a.jsonl", [row])
     (by_field,), (forced,) = (read_rollouts(path, tokenizer, format=f) for f in (None, "messages"))
     assert tokenizer.decode(by_field.token_ids) == "QA"
     assert tokenizer.decode(forced.token_ids).endswith("assistant\na")

@@ -1,4 +1,4 @@
-"""Readers of what trainers write: TRL and verl.
+"""Readers of files written by trainers: TRL and verl.
 
 Run: python -m pytest tests/test_analysis_inputs_training.py
 """
@@ -14,14 +14,14 @@ from drlib.analysis.inputs import read_rollouts
 from drlib.chat.segments import token_texts
 from drlib.models.moe import load_policy
 from tests import test_analysis_inputs as shared
-from tests.test_analysis_inputs import TOUR, A, C, R, T, lines, runs, statuses
+from tests.test_analysis_inputs import TOUR, A, C, R, T, runs, statuses, write_lines
 
 tokenizer = shared.tokenizer
 tour = shared.tour
 foreign = shared.foreign
 
 
-def test_a_file_that_trl_wrote(tokenizer, tmp_path):
+def test_completions_written_by_trl(tokenizer, tmp_path):
     model, _ = load_policy(TOUR / "policy_sft")
 
     def length(completions, **_):
@@ -67,7 +67,7 @@ def test_a_file_that_trl_wrote(tokenizer, tmp_path):
     assert "half" not in got[0].reward_parts
 
 
-def test_trl_with_tools_and_trl_with_plain_text(tour, tokenizer, tmp_path):
+def test_trl_rows_with_tools_and_with_plain_text(tour, tokenizer, tmp_path):
     call = {"type": "function", "function": {"name": "visit", "arguments": {"url": "u", "q": None}}}
     table = {
         "step": [3],
@@ -102,7 +102,7 @@ def test_trl_with_tools_and_trl_with_plain_text(tour, tokenizer, tmp_path):
     np.testing.assert_array_equal(t.generated, tour["rl_greedy"][0].generated)
 
 
-def test_verl_and_back(tour, tokenizer, tmp_path):
+def test_verl_files_round_trip(tour, tokenizer, tmp_path):
     rows = []
     for t in tour["sft_sampled"]:
         text = [tokenizer.decode(ids) for ids, _ in runs(t)]
@@ -117,7 +117,7 @@ def test_verl_and_back(tour, tokenizer, tmp_path):
             }
         )
     equal = 0
-    path = lines(tmp_path / "7.jsonl", rows)
+    path = write_lines(tmp_path / "7.jsonl", rows)
     for t, b in zip(tour["sft_sampled"], read_rollouts(path, tokenizer), strict=True):
         assert statuses(b) == statuses(t) and b.answer == t.answer and b.reward == 0
         assert b.metadata["question"] == t.metadata["question"] and b.metadata["acc"] == 0
@@ -128,14 +128,14 @@ def test_verl_and_back(tour, tokenizer, tmp_path):
     assert equal >= 44, equal
 
 
-def test_verl_without_the_markers_of_its_template(foreign, tmp_path):
-    """verl decodes without special tokens: of ChatML the names of the roles are left."""
+def test_verl_rows_without_chat_markers(foreign, tmp_path):
+    """verl decodes without special tokens, so only the role names of ChatML remain."""
     output = (
         'I look.\n<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>\nuser\n'
         "<tool_response>\nOslo\n</tool_response>\nassistant\nSo<answer>Oslo</answer>"
     )
     row = {"input": "system\nS\nuser\nWhere?\nassistant\n", "output": output, "score": 1, "step": 2}
-    (t,) = read_rollouts(lines(tmp_path / "2.jsonl", [row]), foreign)
+    (t,) = read_rollouts(write_lines(tmp_path / "2.jsonl", [row]), foreign)
     texts = token_texts(foreign, t.token_ids)
     assert "".join(texts) == row["input"] + output and t.metadata["question"] == "Where?"
     assert "".join(texts[t.generated]) == output.replace(
@@ -160,7 +160,7 @@ def test_verl_agent_loop_keeps_ids_mask_and_logprobs(tour, tokenizer, tmp_path):
                 "response_logprobs": t.logprobs[first:].tolist(),
             }
         )
-    path = lines(tmp_path / "a.jsonl", rows)
+    path = write_lines(tmp_path / "a.jsonl", rows)
     for t, b in zip(tour["sft_sampled"], read_rollouts(path, tokenizer), strict=True):
         for name in ("token_ids", "generated", "logprobs", "segments", "turns"):
             np.testing.assert_array_equal(getattr(b, name), getattr(t, name), err_msg=name)

@@ -1,4 +1,4 @@
-"""Loss landscapes put the weights back bit for bit; support sets keep exactly m rollouts.
+"""Loss landscapes restore bit-identical weights; support sets keep exactly m rollouts.
 
 Run: python -m pytest tests/test_analysis_landscape.py
 """
@@ -11,7 +11,7 @@ from drlib.analysis.pseudo_gradient import landscape, support_set
 from tests.policy_examples import real_model
 
 
-def some_ids(n, seed=0):
+def random_ids(n, seed=0):
     return np.random.default_rng(seed).integers(0, 64, n).tolist()
 
 
@@ -23,12 +23,12 @@ def bits(model):
 
 
 def next_token_loss(model):
-    ids = torch.tensor([some_ids(24)])
+    ids = torch.tensor([random_ids(24)])
     return model(input_ids=ids, labels=ids).loss
 
 
 @pytest.mark.parametrize("name", ["moe", "llama"])
-def test_the_weights_come_back_bit_for_bit(name):
+def test_landscape_restores_bit_identical_weights(name):
     model = real_model(name)
     before = bits(model)
     plain = next_token_loss(model).item()
@@ -59,21 +59,23 @@ def test_the_weights_come_back_bit_for_bit(name):
         landscape(model, next_token_loss, [], seed=0)
 
 
-def test_a_step_of_one_is_as_long_as_the_parameter_and_embeddings_stay():
+def test_directions_have_the_parameter_norm_and_skip_embeddings():
     model = real_model("llama")
     moves = []
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
 
-    def note(model):
+    def record_move(model):
         moves.append({n: p.detach() - before[n] for n, p in model.named_parameters()})
         return 0.0
 
-    landscape(model, note, [0, 2], seed=0)  # 0,0 0,2 2,0 2,2
+    landscape(model, record_move, [0, 2], seed=0)  # 0,0 0,2 2,0 2,2
     for name, weight in before.items():
-        still = name in ("model.embed_tokens.weight", "lm_head.weight")
+        is_embedding = name in ("model.embed_tokens.weight", "lm_head.weight")
         for move in moves[1:3]:
             length = move[name].norm().item()
-            np.testing.assert_allclose(length, 0 if still else 2 * weight.norm().item(), rtol=1e-3)
+            np.testing.assert_allclose(
+                length, 0 if is_embedding else 2 * weight.norm().item(), rtol=1e-3
+            )
         both = moves[1][name] + moves[2][name]
         torch.testing.assert_close(both, moves[3][name], atol=1e-4, rtol=0)
 
@@ -81,7 +83,7 @@ def test_a_step_of_one_is_as_long_as_the_parameter_and_embeddings_stay():
 # ---------------------------------------------------------------- support sets
 
 
-def test_exactly_m_random_rollouts_of_each_question_are_kept():
+def test_support_set_keeps_m_random_rollouts_per_question():
     groups = [f"q{i % 5}" for i in range(40)]
     drawn = torch.stack([support_set(groups, 3, seed) for seed in range(400)])
     for question in range(5):
@@ -92,7 +94,7 @@ def test_exactly_m_random_rollouts_of_each_question_are_kept():
     assert torch.equal(support_set(groups, 3, 7), drawn[7])
 
 
-def test_support_sets_that_cannot_be_had_are_refused():
+def test_impossible_support_sets_are_rejected():
     for groups, m, message in (
         (["a", "a", "b"], 2, "2 of the 1 rollouts of question b"),
         ([0, 0], 0, "0 of the 2 rollouts of question 0"),

@@ -1,4 +1,4 @@
-"""Forks, lift after tool responses and words of reflection, against what was planted.
+"""Forks, lift after tool responses and reflection words, recovered from planted data.
 
 Run: python -m pytest tests/test_analysis_reflection.py
 """
@@ -31,9 +31,12 @@ LOW, HIGH = 0.1, 2.0
 
 
 def planted(rng, m, lift=1.0, base=0.15, window=8, first=1.0):
-    """m trajectories: each thought token is uncertain with a chance of its trajectory's own, `lift`
-    times that within `window` tokens of a response, `first` times that at every turn's start."""
-    made = []
+    """Return m trajectories with planted uncertain thought tokens.
+
+    Each trajectory has its own chance of an uncertain token. It is multiplied by `lift` within
+    `window` tokens of a response, and by `first` in the first `window` tokens of every turn.
+    """
+    trajectories = []
     for i in range(m):
         own, turns = base * rng.uniform(0.5, 1.5), 2 + rng.integers(5)
         entropies = []
@@ -41,16 +44,18 @@ def planted(rng, m, lift=1.0, base=0.15, window=8, first=1.0):
             place = np.arange(rng.integers(10, 60))
             chance = own * np.where(place < window, first * (lift if turn else 1), 1)
             entropies.append(np.where(rng.random(len(place)) < chance, HIGH, LOW))
-        made.append(rollout(f"t{i}", entropies, rng.choice(["ok", "error", "empty"], turns - 1)))
-    return made
+        trajectories.append(
+            rollout(f"t{i}", entropies, rng.choice(["ok", "error", "empty"], turns - 1))
+        )
+    return trajectories
 
 
-def test_planted_forks_and_reflections_are_found_all_of_them_and_nothing_else(tmp_path):
-    """Precision and recall 1, through a file: a fifth of each trajectory's thoughts are forks."""
+def test_planted_forks_and_reflections_are_found_exactly(tmp_path):
+    """A fifth of each trajectory's thoughts are forks; precision and recall are 1."""
     rng = np.random.default_rng(0)
     forks = []
     after = []
-    made = []
+    trajectories = []
     for i in range(40):
         sizes = rng.integers(5, 40, size=rng.integers(2, 6))
         sizes[-1] += -sizes.sum() % 5
@@ -58,13 +63,13 @@ def test_planted_forks_and_reflections_are_found_all_of_them_and_nothing_else(tm
         chosen[rng.choice(sizes.sum(), sizes.sum() // 5, replace=False)] = True
         entropy = np.where(chosen, rng.uniform(1, 3, len(chosen)), rng.uniform(0, 1, len(chosen)))
         cuts = np.cumsum(sizes)[:-1]
-        made.append(rollout(f"t{i}", np.split(entropy, cuts), ["ok"] * (len(sizes) - 1)))
+        trajectories.append(rollout(f"t{i}", np.split(entropy, cuts), ["ok"] * (len(sizes) - 1)))
         near = np.concatenate(
             [np.arange(n) < 8 if k else np.zeros(n, bool) for k, n in enumerate(sizes)]
         )
         forks.append(chosen)
         after.append(chosen & near)
-    save_trajectories(tmp_path / "t.parquet", made)
+    save_trajectories(tmp_path / "t.parquet", trajectories)
     table = token_statistics(tmp_path / "t.parquet")
     assert np.array_equal(fork_tokens(table), np.concatenate(forks))
     assert np.array_equal(reflection_tokens(table, window=8), np.concatenate(after))
@@ -72,9 +77,12 @@ def test_planted_forks_and_reflections_are_found_all_of_them_and_nothing_else(tm
 
 
 @pytest.mark.parametrize("lift", [1.0, 2.0])
-def test_the_interval_covers_what_was_planted(lift):
-    """At least 93 of every 100. Over the 1,500 simulations from seed 10,000 on it is 94.9 (no lift)
-    and 95.1 (twofold); these are the first 300 of them, because 100 vary by 2 themselves."""
+def test_lift_interval_covers_the_planted_lift(lift):
+    """At least 93% of the intervals cover the planted lift.
+
+    Over the 1,500 simulations from seed 10,000 on, coverage is 94.9% (no lift) and 95.1% (lift 2).
+    The first 300 of them are tested, because 100 simulations vary by 2 points.
+    """
     covered = {"lift": 0, "matched": 0}
     for seed in range(10_000, 10_300):
         table = token_statistics(planted(np.random.default_rng(seed), 50, lift))
@@ -87,7 +95,7 @@ def test_the_interval_covers_what_was_planted(lift):
     assert min(covered.values()) >= 279 and max(covered.values()) < 300, covered
 
 
-def test_uncertain_turn_starts_are_no_reflection_and_the_controls_say_so():
+def test_controls_reject_uncertain_turn_starts():
     table = token_statistics(planted(np.random.default_rng(1), 150, lift=1.0, first=2.5))
     found = reflection_lift(table, window=8, threshold=1.0)[0]
     assert found.lift[1] > 0, "turn starts are more uncertain than the rest, after responses too"
@@ -97,26 +105,28 @@ def test_uncertain_turn_starts_are_no_reflection_and_the_controls_say_so():
     assert found.matched[1] > 0.5 and found.permuted[1] < 0 < found.permuted[2] < found.lift[1]
 
 
-def test_hard_questions_with_more_calls_are_no_reflection_either():
-    """Trajectories that are uncertain throughout also call and fail more; responses do nothing."""
+def test_matched_lift_rejects_hard_questions_with_more_calls():
+    """Trajectories that are uncertain throughout call and fail more; responses have no effect."""
     covered = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        made = []
+        trajectories = []
         for i in range(60):
             hard = rng.random() < 0.5
             turns = 6 if hard else 2
             chance = (0.3 if hard else 0.05) * np.where(np.arange(30) < 8, 1.5, 1)
             entropies = [np.where(rng.random(30) < chance, HIGH, LOW) for _ in range(turns)]
             statuses = ["error" if hard and rng.random() < 0.7 else "ok"] * (turns - 1)
-            made.append(rollout(f"t{i}", entropies, statuses))
-        found = reflection_lift(token_statistics(made), window=8, threshold=1.0, permutations=50)[0]
+            trajectories.append(rollout(f"t{i}", entropies, statuses))
+        found = reflection_lift(
+            token_statistics(trajectories), window=8, threshold=1.0, permutations=50
+        )[0]
         assert found.lift[1] > 0, "over other thoughts there seems to be a lift"
         covered += found.matched[1] <= 0 <= found.matched[2]
     assert covered >= 36
 
 
-def test_the_lift_by_hand_and_by_status():
+def test_lift_by_hand_and_by_status():
     table = token_statistics(
         [
             rollout("a", [[HIGH, LOW, LOW, LOW], [HIGH, HIGH, LOW, LOW]], ["error"]),
@@ -134,15 +144,15 @@ def test_the_lift_by_hand_and_by_status():
     assert everything.lift[0] == pytest.approx(math.log(6))
     assert ok.share == 1 / 2 and error.share == 2 / 4
     assert ok.responses == 1 and error.responses == 2
-    # the same two places of each one's first turn: for a's window 1 of 2, for b's two 0 of 4
+    # matched positions in the first turns: 1 of 2 for a's window, 0 of 4 for b's two
     assert everything.matched[0] == pytest.approx(math.log(3 / 1))
     assert error.matched[0] == pytest.approx(math.log(2 / 1)) and ok.matched[0] == math.inf
 
 
-def test_the_permuted_null_is_that_of_turning_every_trajectory():
+def test_permuted_null_equals_circular_shifts():
     rng = np.random.default_rng(3)
-    made = planted(rng, 12, lift=3.0)
-    table = token_statistics(made)
+    trajectories = planted(rng, 12, lift=3.0)
+    table = token_statistics(trajectories)
     for lift, status in zip(reflection_lift(table, window=8, threshold=1.0, seed=7), (0, 1, 2, 3)):
         draws = []
         shifts = np.random.default_rng(7)
@@ -157,14 +167,14 @@ def test_the_permuted_null_is_that_of_turning_every_trajectory():
                 inside[a:b] = np.roll(mine[a:b], shift % (b - a))
                 outside[a:b] = np.roll(~after[a:b], shift % (b - a))
             draws.append(math.log(high[inside].mean()) - math.log(high[outside].mean()))
-        want = np.quantile(draws, [0.5, 0.025, 0.975], method="nearest")
-        assert lift.permuted == pytest.approx(want.tolist(), abs=1e-9)
+        expected = np.quantile(draws, [0.5, 0.025, 0.975], method="nearest")
+        assert lift.permuted == pytest.approx(expected.tolist(), abs=1e-9)
 
 
-def test_what_cannot_be_measured_is_said():
-    alone = [rollout("a", [[1, 2], [3, 1]], ["ok"])]
+def test_unmeasurable_input_is_rejected():
+    single = [rollout("a", [[1, 2], [3, 1]], ["ok"])]
     with pytest.raises(ValueError, match="at least two trajectories, got 1"):
-        reflection_lift(token_statistics(alone), window=1)
+        reflection_lift(token_statistics(single), window=1)
     silent = [rollout(name, [[1, 2]]) for name in "ab"]
     with pytest.raises(ValueError, match="0 of 4 thought tokens follow a tool response within 64"):
         reflection_lift(token_statistics(silent))
@@ -177,7 +187,7 @@ def test_what_cannot_be_measured_is_said():
         reflection_lift(token_statistics(unknown), window=1)
 
 
-def test_a_share_of_zero_is_a_lift_of_nothing_and_not_an_error():
+def test_share_of_zero_gives_minus_infinity():
     table = token_statistics([rollout(n, [[HIGH, LOW], [LOW, LOW]], ["ok"]) for n in "abc"])
     found = reflection_lift(table, window=2, threshold=1.0)[0]
     assert found.share == 0 and found.lift == (-math.inf,) * 3
@@ -200,8 +210,8 @@ def test_intervals_of_sums():
     value, low, high = cluster_interval(many, lambda s: s[:, 0])
     assert high - low == pytest.approx(2 * 1.96 * math.sqrt(9000), rel=0.12)
     # a draw without a value (0 / 0) does not count
-    some = np.array([[1.0, 1], [0, 0], [2, 1]])
-    value, low, high = cluster_interval(some, lambda s: s[:, 0] / s[:, 1])
+    parts_with_gap = np.array([[1.0, 1], [0, 0], [2, 1]])
+    value, low, high = cluster_interval(parts_with_gap, lambda s: s[:, 0] / s[:, 1])
     assert value == 1.5 and 1 <= low < high <= 2
 
 
@@ -230,14 +240,14 @@ def test_event_curves_by_hand():
 # words
 
 
-def spoken(*turns, name="a", **fields):
-    """A table whose thoughts are these pieces, and the pieces."""
+def thought_table(*turns, name="a", **fields):
+    """Return a table whose thoughts are these pieces, and the pieces."""
     t = rollout(name, [[0.5] * len(turn) for turn in turns], ["ok"] * (len(turns) - 1), **fields)
     return token_statistics([t]), np.array([p for turn in turns for p in turn], object)
 
 
-def test_words_are_matched_whole_over_pieces_and_not_across_calls():
-    table, texts = spoken(
+def test_mentions_match_whole_words_across_pieces():
+    table, texts = thought_table(
         ["Wa", "it", ", ", "await ", "yet", "i ", "verify", "ing ", "WAIT"],
         ["try ", "again", ". ", "try"],
         ["again"],
@@ -252,7 +262,7 @@ def test_words_are_matched_whole_over_pieces_and_not_across_calls():
     assert np.flatnonzero(find_mentions(table, texts, ["again"])).tolist() == [10, 13]
 
 
-def test_the_lexicons_are_those_of_the_papers():
+def test_lexicons_match_the_papers():
     assert load_lexicons() | {"tour": None} == {
         "raml": ["wait", "retry", "recheck", "however", "alternatively"],
         "v_triune": [
@@ -278,26 +288,26 @@ def test_the_lexicons_are_those_of_the_papers():
     }
 
 
-def test_the_words_of_the_tour_s_policy_are_found_in_its_thoughts():
+def test_tour_lexicon_is_found_after_responses():
     table = token_statistics(f"{TOUR}/sft_sampled.parquet")
     texts = token_texts(load_tokenizer(f"{TOUR}/policy_sft"), table.token_id)
     found = find_mentions(table, texts, load_lexicons()["tour"])
     assert found.sum() >= 10 and (table.since[found] >= 0).mean() > 0.9
 
 
-def test_rates_and_right_answers_with_a_word_are_compared_at_equal_length():
-    """Long trajectories hold more words and are right more often; the word does nothing itself."""
+def test_lexicon_outcomes_are_matched_by_length():
+    """Long trajectories have more words and are right more often; the word has no effect."""
     rng = np.random.default_rng(0)
-    made = []
+    trajectories = []
     texts = []
     for i in range(400):
         long = i % 2
         n = 80 if long else 10
         pieces = np.where(rng.random(n) < 0.02, "wait ", "so ")
         right = float(rng.random() < (0.8 if long else 0.2))
-        made.append(rollout(f"t{i}", [[0.5] * n], reward=right))
+        trajectories.append(rollout(f"t{i}", [[0.5] * n], reward=right))
         texts += pieces.tolist()
-    table = token_statistics(made)
+    table = token_statistics(trajectories)
     texts = np.array(texts, object)
     row = lexicon_table(table, texts, strata=2)["raml"]
     assert row["rate"][0] == pytest.approx(1000 * (texts == "wait ").mean())
@@ -310,7 +320,7 @@ def test_rates_and_right_answers_with_a_word_are_compared_at_equal_length():
     assert math.isnan(silent["right_with"][0])
 
 
-def test_the_entropy_of_a_word_is_that_of_its_first_piece():
+def test_word_entropy_is_that_of_its_first_piece():
     t = rollout("a", [[3, 1, 0.5, 2, 2, 1]])
     texts = np.array(["Hes", "itate", " ", "hesitate ", "so", "!"], object)
     assert word_entropies(token_statistics([t]), texts, min_count=1) == [

@@ -1,4 +1,4 @@
-"""The report from a terminal, on real rollouts: what is in it, what it says where it cannot tell.
+"""The `report` command on real rollouts: its contents, and its messages for missing data.
 
 Run: python -m pytest tests/test_analysis_report.py
 """
@@ -24,24 +24,24 @@ TOUR, ENTROPY = "figures/reference/tour", "figures/reference/entropy"
 POLICY = f"{TOUR}/policy_rl"
 
 
-def text_of(path):
+def visible_text(path):
     """Return the visible text of the page, without figures and viewer."""
     page = re.sub(r"<iframe.*?</iframe>|<style>.*?</style>", "", path.read_text(), flags=re.S)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 
 
-def terminal(*arguments):
+def run_report(*arguments):
     command = [sys.executable, "-m", "drlib.cli", "report", *map(str, arguments)]
     clean = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
     return subprocess.run(command, capture_output=True, text=True, env=clean)
 
 
-def test_the_report_of_the_tour_holds_the_numbers_of_the_library(tmp_path):
+def test_report_numbers_match_the_library(tmp_path):
     source = f"{ENTROPY}/seed0_sft.parquet"
-    done = terminal(tmp_path / "r.html", source, "--tokenizer", POLICY, "--window", 8)
+    done = run_report(tmp_path / "r.html", source, "--tokenizer", POLICY, "--window", 8)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "r.html") and not done.stderr
-    text = text_of(tmp_path / "r.html")
+    text = visible_text(tmp_path / "r.html")
     table = token_statistics(source)
     judged = f"400 judged, {np.nanmean(table.right_M):.1%} of them"
     assert f"400 trajectories, {len(table):,} sampled tokens, {judged}" in text
@@ -56,34 +56,36 @@ def test_the_report_of_the_tour_holds_the_numbers_of_the_library(tmp_path):
     assert again.read_bytes() == (tmp_path / "r.html").read_bytes(), "equal files, equal bytes"
 
 
-def test_a_model_scores_what_has_no_entropies(tmp_path):
+def test_model_option_adds_missing_entropies(tmp_path):
     bare = [replace(t, entropies=None) for t in load_trajectories(f"{TOUR}/rl_sampled.parquet")]
     save_trajectories(tmp_path / "bare.parquet", bare)
-    done = terminal(tmp_path / "r.html", tmp_path / "bare.parquet", "--viewed", 2)
+    done = run_report(tmp_path / "r.html", tmp_path / "bare.parquet", "--viewed", 2)
     assert done.returncode == 0, done.stderr
-    text = text_of(tmp_path / "r.html")
+    text = visible_text(tmp_path / "r.html")
     assert "have no entropy" in text and "rescoring.rescore" in text and "Words" not in text
-    done = terminal(tmp_path / "r.html", tmp_path / "bare.parquet", "--model", POLICY)
+    done = run_report(tmp_path / "r.html", tmp_path / "bare.parquet", "--model", POLICY)
     assert done.returncode == 0, done.stderr
-    found = float(re.search(r"mean entropy ([\d.]+)", text_of(tmp_path / "r.html"))[1])
+    found = float(re.search(r"mean entropy ([\d.]+)", visible_text(tmp_path / "r.html"))[1])
     stored = summarize_entropy(token_statistics(f"{TOUR}/rl_sampled.parquet"))["mean_entropy"]
     assert found == pytest.approx(stored, rel=0.05), "the committed policy is rounded to bfloat16"
 
 
-def test_alternatives_give_bounds_and_are_never_passed_off_as_entropies(tmp_path):
+def test_alternatives_give_bounds_not_entropies(tmp_path):
     scored = load_trajectories(f"{ENTROPY}/viewer_rl.parquet")
     served = [replace(t, entropies=None) for t in scored]
     save_trajectories(tmp_path / "t.parquet", served)
-    text = text_of(write_report(tmp_path / "r.html", [tmp_path / "t.parquet"], POLICY, viewed=0))
+    text = visible_text(
+        write_report(tmp_path / "r.html", [tmp_path / "t.parquet"], POLICY, viewed=0)
+    )
     low, high = map(float, re.search(r"between ([\d.]+) and ([\d.]+) nats", text).groups())
     exact = summarize_entropy(token_statistics(scored))["mean_entropy"]
     assert low <= exact <= high and high - low < 0.2
     assert "mean entropy 0" not in text.replace("the mean entropy", "")
 
 
-def test_one_trajectory_has_statistics_but_no_interval(tmp_path):
+def test_single_trajectory_has_no_interval(tmp_path):
     save_trajectories(tmp_path / "t.parquet", load_trajectories(f"{TOUR}/rl_sampled.parquet")[:1])
-    text = text_of(write_report(tmp_path / "r.html", [tmp_path / "t.parquet"], POLICY))
+    text = visible_text(write_report(tmp_path / "r.html", [tmp_path / "t.parquet"], POLICY))
     assert "an interval needs at least two trajectories, got 1" in text
     assert "mean entropy" in text
 
@@ -97,7 +99,7 @@ def test_one_trajectory_has_statistics_but_no_interval(tmp_path):
         ("cut.parquet", b"PAR1junk", "cut.parquet"),
     ],
 )
-def test_bad_files_are_named_and_leave_no_report(name, content, message, tmp_path, capsys):
+def test_invalid_files_are_rejected_without_a_report(name, content, message, tmp_path, capsys):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     typed = [str(tmp_path / "r.html"), str(tmp_path / name), "--tokenizer", POLICY]
@@ -106,29 +108,29 @@ def test_bad_files_are_named_and_leave_no_report(name, content, message, tmp_pat
     assert "Traceback" not in said.err and not said.out and not (tmp_path / "r.html").exists()
 
 
-def test_a_forgotten_name_does_not_cost_a_file(tmp_path):
+def test_input_file_is_never_overwritten(tmp_path):
     path = tmp_path / "a.parquet"
     save_trajectories(path, load_trajectories(f"{TOUR}/rl_sampled.parquet")[:2])
     before = path.read_bytes()
-    done = terminal(path, path, "--tokenizer", POLICY)
+    done = run_report(path, path, "--tokenizer", POLICY)
     assert done.returncode == 1 and "the report must be a .html file" in done.stderr
     assert path.read_bytes() == before
     for option, value in (("--window", 0), ("--share", 3), ("--viewed", -1)):
-        done = terminal(tmp_path / "r.html", path, option, value)
+        done = run_report(tmp_path / "r.html", path, option, value)
         assert done.returncode == 1 and str(value) in done.stderr, option
 
 
-def test_every_panel_draws_the_same_bytes_twice(tmp_path):
+def test_plots_are_byte_identical_when_repeated(tmp_path):
     sft, rl, again = (
         token_statistics(f"{ENTROPY}/seed0_{name}.parquet") for name in ("sft", "rl", "rl_by_sft")
     )
-    some = load_trajectories(f"{ENTROPY}/seed0_sft.parquet")[300]
+    trajectory = load_trajectories(f"{ENTROPY}/seed0_sft.parquet")[300]
     lifts = {x.status: vars(x) for x in reflection.reflection_lift(sft, window=8, resamples=200)}
     panels = {
         "plot_histogram": ({"before": sft, "after": rl},),
         "plot_event_curves": (reflection.event_curves(sft, 8, 16, resamples=100),),
         "plot_lifts": (lifts,),
-        "plot_entropy_strip": (some,),
+        "plot_entropy_strip": (trajectory,),
         "plot_entropy_changes": ({"seed 0": high_entropy_overlap(again, rl)},),
         "plot_word_grid": ([("then", 19, 1.1), ("now", 23, 0.9), ("so", 11, 0.0)],),
     }

@@ -1,4 +1,4 @@
-"""Notebook 17's pictures: what is drawn is what the plan, the clock and the gaps say.
+"""Plots of notebook 17 agree with the plan, the simulated clock and the measured gaps.
 
 Run: python -m pytest tests/test_analysis_scaling.py
 """
@@ -25,7 +25,7 @@ def ax():
     plt.close(fig)
 
 
-def test_a_bar_is_as_long_as_the_memory_and_says_whether_it_is_too_much(ax, large):
+def test_memory_bar_length_and_overflow_colour(ax, large):
     fits = {
         "fits": plan(large).fit,
         "too much": plan(large.derive(trainer__lora_rank=0)).fit,
@@ -33,23 +33,23 @@ def test_a_bar_is_as_long_as_the_memory_and_says_whether_it_is_too_much(ax, larg
     scaling_plots.plot_memory(ax, fits)
     for at, fit in enumerate(fits.values()):
         row = [bar for bar in ax.patches if bar.get_y() + bar.get_height() / 2 == pytest.approx(at)]
-        drawn = max(bar.get_x() + bar.get_width() for bar in row)
-        assert drawn * GIB == pytest.approx(fit.memory.total)
-    told = {text.get_text().strip(): text.get_color() for text in ax.texts}
+        right_edge = max(bar.get_x() + bar.get_width() for bar in row)
+        assert right_edge * GIB == pytest.approx(fit.memory.total)
+    colours = {text.get_text().strip(): text.get_color() for text in ax.texts}
     fine, much = (f"{fit.memory.total / GIB:.0f}" for fit in fits.values())
     assert float(fine) < 80 < float(much)
-    assert told[fine] == "0.3" and told[much] == scaling_plots.DOWN
+    assert colours[fine] == "0.3" and colours[much] == scaling_plots.DOWN
     assert {line.get_xdata()[0] for line in ax.lines} == {80.0}
 
 
-def test_a_part_of_memory_has_a_colour(large):
+def test_every_memory_part_has_a_colour(large):
     parts = set()
     for changes in ({}, {"rl.loss.kl_coef": 0.1}, {"engine.name": "vllm"}):
         parts |= set(plan(large.derive(**changes)).fit.memory.parts)
     assert parts <= set(scaling_plots.MEMORY_COLORS)
 
 
-def test_a_timeline_has_the_clock_s_bars_and_ages(ax):
+def test_timeline_shows_bars_and_ages(ax):
     spans = [
         Span(1, "generate", -2.0, 2.0, 0),
         Span(0, "train", 2.0, 5.0, 0, age=3),
@@ -63,7 +63,7 @@ def test_a_timeline_has_the_clock_s_bars_and_ages(ax):
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["learner", "engine 1"]
 
 
-def test_both_timelines_say_their_seconds():
+def test_timeline_titles_show_seconds():
     time = StepTime(10.0, 8.0, 1.0, engines=2, knee=3, staleness=2)
     fig = scaling_plots.plot_timelines(time)
     titles = [ax.get_title(loc="left") + ax.get_title() for ax in fig.axes]
@@ -71,26 +71,29 @@ def test_both_timelines_say_their_seconds():
     plt.close(fig)
 
 
-def test_the_pace_is_the_formula_s_and_the_clock_s(ax):
+def test_throughput_matches_formula_and_simulation(ax):
     work, rates = Workload(40.0, 10.0, 2.0), Rates(1.0, 1.0, push_bytes_s=2.0)
     scaling_plots.plot_throughput(ax, work, rates, learners=1, most=6)
     lines = {line.get_label(): line for line in ax.lines}
     beside, turns, clock = (
         lines[k].get_ydata() for k in ("asynchronous", "synchronous", "simulated")
     )
-    third = step_time(work, rates, engines=3)
-    assert beside[2] == 3600 / third.asynchronous and turns[2] == 3600 / third.synchronous
+    step_of_three_engines = step_time(work, rates, engines=3)
+    assert (
+        beside[2] == 3600 / step_of_three_engines.asynchronous
+        and turns[2] == 3600 / step_of_three_engines.synchronous
+    )
     assert clock == pytest.approx(beside)
     assert list(lines["knee: 4"].get_xdata()) == [4, 4]
 
 
-def test_a_clock_that_has_not_settled_does_not_count():
+def test_step_time_ignores_the_warm_up():
     time = StepTime(10.0, 1.0, 0.0, engines=1, knee=10, staleness=1)
     first, *_ = simulate_asynchronous(time, 3)
     assert first.end == 10.0 and scaling_plots.measure_step_time(time) == 10.0
 
 
-def test_the_share_of_tokens_above_a_gap(ax):
+def test_mismatch_curve_is_the_share_above_a_gap(ax):
     found = {"in step": np.array([0.0, 1e-6, 1e-5, 1e-5]), "late": np.array([0.5, 2.0])}
     scaling_plots.plot_engine_mismatch(ax, found, bound=1e-4)
     step, late, bound = ax.lines
@@ -99,18 +102,18 @@ def test_the_share_of_tokens_above_a_gap(ax):
     assert list(late.get_ydata()) == [100, 50] and list(bound.get_xdata()) == [1e-4, 1e-4]
 
 
-def test_the_panel_draws_the_plan_that_is_asked_for(large):
-    asked = []
+def test_panel_draws_the_selected_plan(large):
+    calls = []
 
-    def drawn(cards, rank):
-        asked.append((cards, rank))
+    def draw(cards, rank):
+        calls.append((cards, rank))
         changes = {"processes": cards, "trainer.fsdp": cards > 1, "trainer.lora_rank": rank}
         return scaling_plots.plot_plan(plan(large.derive(**changes)))
 
     choices = {"cards": (1, 2, 4, 8), "rank": (0, 32)}
-    panel = widgets.FigurePanel(drawn, choices, {"cards": 4})
-    assert asked == [(4, 0)]
+    panel = widgets.FigurePanel(draw, choices, {"cards": 4})
+    assert calls == [(4, 0)]
     first = panel.picture.value
     panel.controls["rank"].value = 32
-    assert asked[-1] == (4, 32) and panel.picture.value != first
+    assert calls[-1] == (4, 32) and panel.picture.value != first
     assert panel.controls["cards"].options == (1, 2, 4, 8)

@@ -1,4 +1,4 @@
-"""Classes of tokens against their matched partners.
+"""Loss changes of token classes against matched partners.
 
 Run: python -m pytest tests/test_analysis_token_classes.py
 """
@@ -17,13 +17,13 @@ from drlib.analysis.pseudo_gradient import (
 
 
 def a_curve(n=30, starts=(0, 12), losses=None):
-    """A point after each token from 1 on; the delta of token t is t, where nothing else is said."""
+    """Return a curve with a point after each token; by default the delta of token t is t."""
     losses = np.cumsum(np.arange(n)) if losses is None else losses
     ends = np.arange(1, n + 1)
     return LossCurve(ends, np.asarray(losses, float), np.isin(ends - 1, starts), n, 1)
 
 
-def test_partners_are_other_tokens_of_the_same_third_each_once():
+def test_partners_are_distinct_tokens_of_the_same_third():
     curve = a_curve()
     t = a_trajectory(tokens=29)
     mask = np.isin(np.arange(30), [2, 5, 12, 13, 25, 26])  # 12 was not sampled
@@ -40,7 +40,7 @@ def test_partners_are_other_tokens_of_the_same_third_each_once():
     assert again.tolist() == matched.tolist()
 
 
-def test_planted_effects_stand_out_against_their_partners():
+def test_planted_effects_differ_from_their_partners():
     rng = np.random.default_rng(0)
     mask = np.isin(np.arange(300), range(7, 300, 20))
     deltas = rng.normal(0, 0.1, 300) - 2.0 * mask
@@ -49,7 +49,7 @@ def test_planted_effects_stand_out_against_their_partners():
     assert abs(found.mean() + 2) < 0.1 and abs(matched.mean()) < 0.1
 
 
-def test_a_token_without_a_partner_is_kept_and_its_partner_is_nan():
+def test_missing_partner_is_nan():
     mask = np.arange(30) < 8  # of the first third, two are left and one is a start
     curve = a_curve(starts=(8,))
     found, matched = token_class_deltas(curve, a_trajectory(tokens=29), {"x": mask}, 0)["x"]
@@ -57,7 +57,7 @@ def test_a_token_without_a_partner_is_kept_and_its_partner_is_nan():
     assert np.isnan(matched).sum() == 7 and np.nansum(matched) == 9
 
 
-def test_curves_and_masks_that_do_not_fit_are_refused():
+def test_mismatched_curves_and_masks_are_rejected():
     curve = a_curve()
     t = a_trajectory(tokens=29)
     for wrong in (replace(curve, stride=2), a_curve(31)):

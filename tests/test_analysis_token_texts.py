@@ -1,4 +1,4 @@
-"""The text of single tokens, whatever the tokenizer.
+"""Texts of single tokens, for any tokenizer.
 
 Run: python -m pytest tests/test_analysis_token_texts.py
 """
@@ -15,8 +15,8 @@ from drlib.trajectory import load_trajectories
 from tests.test_analysis_entropy import TOUR
 
 
-def foreign(kind):
-    """Tokenizers of the two common families, whose single tokens decode without their space."""
+def other_tokenizer(kind):
+    """Return a tokenizer whose single tokens decode without their space."""
     pieces = ["a", "w", "▁wait", "▁", "it", "Ġwait", "Ġ", "Ã", "©", "<unk>"]
     tokenizer = Tokenizer(models.WordLevel({p: i for i, p in enumerate(pieces)}, unk_token="<unk>"))
     if kind == "metaspace":
@@ -29,18 +29,18 @@ def foreign(kind):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
 
 
-def test_pieces_add_up_to_the_text():
+def test_token_texts_concatenate_to_the_text():
     tokenizer = load_tokenizer(f"{TOUR}/policy_rl")
     for t in load_trajectories(f"{TOUR}/rl_sampled.parquet")[:10]:
         assert "".join(token_texts(tokenizer, t.token_ids)) == tokenizer.decode(t.token_ids)
-    assert token_texts(foreign("metaspace"), [0, 2, 4]).tolist() == ["a", " wait", "it"]
-    byte_level = foreign("bytes")
+    assert token_texts(other_tokenizer("metaspace"), [0, 2, 4]).tolist() == ["a", " wait", "it"]
+    byte_level = other_tokenizer("bytes")
     assert token_texts(byte_level, [0, 5, 4]).tolist() == ["a", " wait", "it"]
     assert token_texts(byte_level, [7, 8]).tolist() == ["\ufffd", "\ufffd"]  # halves of é
 
 
-def test_ids_that_the_tokenizer_does_not_have_are_another_tokenizer_s():
+def test_many_unknown_ids_are_rejected():
     with pytest.raises(ValueError, match="1 of 2 ids are not among the tokenizer's 10"):
-        token_texts(foreign("bytes"), [0, 10])
-    # models are padded, and a bad one may sample such an id
-    assert token_texts(foreign("bytes"), [0] * 199 + [10])[-1] == "\ufffd"
+        token_texts(other_tokenizer("bytes"), [0, 10])
+    # model vocabularies are padded, and a weak model may sample a padding id
+    assert token_texts(other_tokenizer("bytes"), [0] * 199 + [10])[-1] == "\ufffd"

@@ -1,4 +1,4 @@
-"""The tour's numbers, pictures and texts: hand-made outcomes, hand-computed results."""
+"""Numbers, plots and texts of the tour, on hand-made outcomes with known results."""
 
 import re
 from dataclasses import replace
@@ -13,7 +13,7 @@ from drlib.evaluation.results import Results
 from drlib.experiments.reference_run import results_block
 from drlib.intervals import wilson_interval
 from drlib.trajectory import Segment, Termination, ToolResult, Trajectory, save_trajectories
-from tests.results_examples import asked, outcome, tour_results
+from tests.results_examples import make_outcomes, outcome, tour_results
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def trajectory(task="search-h3-a", answer="Oslo", right="Oslo", failed=False):
 # numbers
 
 
-def test_accuracy_is_the_share_right_and_never_without_a_width(results):
+def test_accuracy_has_an_interval(results):
     mean, low, high = tour.accuracy(results, "rl", "python", "sample")
     assert mean == pytest.approx(28 / 32) and low < mean <= high
     assert tour.accuracy(results, "rl", "search", "greedy", 3)[0] == 0.5
@@ -110,7 +110,7 @@ def test_accuracy_is_the_share_right_and_never_without_a_width(results):
     assert tour.accuracy(results, "demonstrator", "python", "sample")[1:] == wilson_interval(20, 50)
 
 
-def test_error_rates_and_their_ratio_are_sums_over_sums(results):
+def test_error_rates_are_ratios_of_sums(results):
     assert tour.error_rate(results, "rl")[0] == pytest.approx(10 / 40)
     mean, low, high = tour.error_ratio(results, "rl", "sft_continued")
     assert (mean, low, high) == pytest.approx((0.5, 0.5, 0.5))  # the same in every question
@@ -121,7 +121,7 @@ def test_error_rates_and_their_ratio_are_sums_over_sums(results):
         tour.error_rate(results, "cpt")
 
 
-def test_the_table_has_every_stage_fits_a_terminal_and_says_n(results):
+def test_table_lists_every_stage_and_its_size(results):
     text = tour.format_table(results)
     assert max(map(len, text.splitlines())) <= 80
     rl = [line for line in text.splitlines() if line.startswith("after RL ")]
@@ -131,10 +131,10 @@ def test_the_table_has_every_stage_fits_a_terminal_and_says_n(results):
     assert text.startswith("held-out answers, % right [95% interval over questions, one seed]")
 
 
-def test_with_more_seeds_intervals_are_over_those_too_and_the_words_say_so(results):
+def test_intervals_include_seeds(results):
     one = tour.accuracy(results, "rl", "search", "sample")
     for stage, worse in (("rl", [4, 0, 5, 0, 2, 1]), ("sft_continued", [0] * 6)):
-        results.outcomes[stage, 1] = asked([8, 8, 8, 4], worse)
+        results.outcomes[stage, 1] = make_outcomes([8, 8, 8, 4], worse)
         results.rows.extend(rows_of(results.outcomes[stage, 1], stage, 1))
     two = tour.accuracy(results, "rl", "search", "sample")
     assert two[1] < one[1] and two[2] - two[1] > one[2] - one[1]
@@ -143,7 +143,7 @@ def test_with_more_seeds_intervals_are_over_those_too_and_the_words_say_so(resul
     assert "(2 seeds; 95% intervals over 2 seeds and questions)" in block
 
 
-def test_smoothing_looks_back_only_and_skips_what_is_missing():
+def test_smoothing_is_causal_and_skips_missing_values():
     rows = [{"step": 1, "a": 1.0}, {"step": 2}, {"step": 3, "a": 4.0}]
     steps, values = tour_plots.smooth(rows, "a", width=2)
     assert steps.tolist() == [1, 2, 3] and values.tolist() == [1.0, 1.0, 4.0]
@@ -151,14 +151,14 @@ def test_smoothing_looks_back_only_and_skips_what_is_missing():
 
 
 # ---------------------------------------------------------------------------------------------
-# pictures
+# plots
 
 
 def labels(fig):
     return {text.get_text() for legend in fig.legends for text in legend.get_texts()}
 
 
-def test_the_learning_figure_shows_runs_control_and_levels(run):
+def test_learning_plot_shows_runs_control_and_levels(run):
     fig = tour_plots.plot_learning(run)
     assert {
         "RL in training, 2 seeds",
@@ -172,7 +172,7 @@ def test_the_learning_figure_shows_runs_control_and_levels(run):
     assert all(ax.get_xlabel() and ax.get_ylabel() for ax in fig.axes)
 
 
-def test_each_seed_is_drawn_to_its_own_end_and_the_mean_to_the_shortest(run):
+def test_mean_curve_ends_with_the_shortest_seed(run):
     (rows,) = run.curves["rl_random_reward"].values()
     run.curves["rl_random_reward"][1] = rows[:7]
     ax = tour_plots.plot_learning(run).axes[0]
@@ -184,14 +184,14 @@ def test_each_seed_is_drawn_to_its_own_end_and_the_mean_to_the_shortest(run):
     assert sorted(int(ln.get_xdata()[-1]) for ln in crosses) == [7, 12]
 
 
-def test_a_local_run_is_drawn_before_a_pale_reference(run, results):
+def test_local_run_is_drawn_over_the_reference(run, results):
     rows = [r for r in results.rows if r["stage"] not in ("sft_continued", "rl_random_reward")]
     outcomes = {k: v for k, v in results.outcomes.items() if k[0] in ("untrained", "sft", "rl")}
-    mine = tour.TourRun(
+    local_run = tour.TourRun(
         Results("c", "laptop", rows, outcomes),
         {"rl": {0: run.curves["rl"][0]}, "cpt": run.curves["cpt"]},
     )
-    fig = tour_plots.plot_learning(mine, behind=run)
+    fig = tour_plots.plot_learning(local_run, behind=run)
     assert {
         "RL, reference run",
         "RL, random reward (control)",
@@ -199,17 +199,19 @@ def test_a_local_run_is_drawn_before_a_pale_reference(run, results):
     } <= labels(fig)
     pale = [ln for ln in fig.axes[1].lines if ln.get_label() == "RL, reference run"]
     assert to_hex(pale[0].get_color()) == to_hex(tour_plots.REFERENCE_COLOR)
-    assert tour_plots.plot_pretraining(mine, run).axes[0].get_legend() is not None
-    assert len(tour_plots.plot_rl_details(mine, run).axes) == 6
-    assert labels(tour_plots.plot_overlong({"keep": run, "exclude": mine})) == {
+    assert tour_plots.plot_pretraining(local_run, run).axes[0].get_legend() is not None
+    assert len(tour_plots.plot_rl_details(local_run, run).axes) == 6
+    assert labels(tour_plots.plot_overlong({"keep": run, "exclude": local_run})) == {
         "keep them",
         "exclude them",
     }
 
 
-def test_curves_and_held_out_points_stand_by_conditions(run):
-    several = [replace(one, kind="2 conditions") for one in asked([0] * 4, [4, 4, 2, 2, 0, 0])[4:]]
-    outcomes = {("rl", 0): run.results.outcomes["rl", 0] + several}
+def test_conditions_plot_shows_curves_and_held_out_points(run):
+    condition_outcomes = [
+        replace(one, kind="2 conditions") for one in make_outcomes([0] * 4, [4, 4, 2, 2, 0, 0])[4:]
+    ]
+    outcomes = {("rl", 0): run.results.outcomes["rl", 0] + condition_outcomes}
     rows = rows_of(outcomes["rl", 0], "rl", 0)
     curve = [{"step": s, "accuracy_c2": 0.3, "accuracy_search": 0.6} for s in range(1, 4)]
     engine = tour.TourRun(Results("a", "ci", rows, outcomes), {"rl": {0: curve}})
@@ -221,7 +223,7 @@ def test_curves_and_held_out_points_stand_by_conditions(run):
     assert (1.9, 25.0) in held_out and not any(round(x, 1) == 2.1 for x, _ in held_out)
 
 
-def test_pictures_of_what_was_not_run_are_refused(run):
+def test_missing_trajectories_are_rejected(run):
     with pytest.raises(ValueError, match="no trajectories rl/greedy"):
         run.trajectories("rl")
     assert (
@@ -229,7 +231,7 @@ def test_pictures_of_what_was_not_run_are_refused(run):
     )
 
 
-def test_a_run_is_read_back_from_its_files(run, results, tmp_path):
+def test_tour_run_loads_from_its_files(run, results, tmp_path):
     results.save(tmp_path)
     (tmp_path / "seed1_rl_random_reward.jsonl").write_text('{"step": 1, "accuracy_python": 0.5}\n')
     save_trajectories(tmp_path / "sft_greedy.parquet", [trajectory()])
@@ -242,10 +244,10 @@ def test_a_run_is_read_back_from_its_files(run, results, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------
-# trajectories for reading
+# rendered trajectories
 
 
-def test_a_conversation_is_cut_into_named_blocks():
+def test_conversation_is_split_into_blocks():
     found = rendering.split_blocks(trajectory().messages, [True])
     assert [(b.turn, b.name) for b in found] == [
         (1, "think"),
@@ -264,7 +266,7 @@ def test_a_conversation_is_cut_into_named_blocks():
     ]
 
 
-def test_markup_in_texts_stays_text_and_blocks_are_named_in_words():
+def test_rendering_escapes_markup_and_names_blocks():
     shown = rendering.render_trajectory(trajectory(failed=True), "after RL")
     markup = shown._repr_html_()
     assert "<script>" not in markup and "&lt;script&gt;" in markup and "&lt;b&gt;Norway" in markup
@@ -277,7 +279,7 @@ def test_markup_in_texts_stays_text_and_blocks_are_named_in_words():
 @pytest.mark.parametrize(
     ("answer", "expected"), [("oslo.", "right"), ("Bergen", "wrong"), (None, "no answer (length)")]
 )
-def test_the_verdict_judges_as_the_evaluation_does(answer, expected):
+def test_outcome_labels_match_the_evaluation(answer, expected):
     one = trajectory(answer=answer)
     if answer is None:
         one.termination = Termination.LENGTH
@@ -295,7 +297,7 @@ def test_tokens_that_carry_loss_are_marked():
     assert shown.markup.count("<b style") == 2
 
 
-def test_the_panel_follows_its_controls():
+def test_trajectory_panel_follows_its_controls():
     one, two = trajectory("search-h1-a"), trajectory("search-h1-b", answer="Bergen")
     two.metadata["question"] = "Another?"
     panel = widgets.trajectory_panel({"after SFT": [one, two], "after RL": [one]})

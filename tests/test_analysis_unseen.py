@@ -1,7 +1,7 @@
-"""Characters that are not seen, or turn the direction of writing, in viewer, report and notebook.
+"""Invisible and bidirectional characters in the viewer, the report and the notebook.
 
-Trojan Source (arXiv 2111.00169): text that reads otherwise than it is. The browser is a real one,
-and what it draws is measured; tests that need it are skipped by name without it.
+Trojan Source (arXiv 2111.00169) describes text that displays differently from its content. The
+tests measure what a real browser draws, and are skipped without Chromium.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from drlib.analysis import rendering, viewer
 from drlib.analysis.report import write_report
 from drlib.chat.template import train_tokenizer
 from drlib.trajectory import ToolResult, save_trajectories
-from tests.test_analysis_report import POLICY, terminal, text_of
+from tests.test_analysis_report import POLICY, run_report, visible_text
 from tests.test_analysis_viewer import (
     each,
     needs_chromium,
@@ -46,12 +46,12 @@ HEBREW = "שלום"
 TURNED = "user\u202egnp.exe\u2066 \u2069ok"
 
 
-def named(character):
+def code_point(character):
     return f"U+{ord(character):04X}"
 
 
 def places(tab, element):
-    """The left edge of every character of an element that is drawn as text, with the character."""
+    """Return (character, left, top) of every character of an element that is drawn as text."""
     return tab.js(
         "(() => { const found = [], walk = document.createTreeWalker("
         f"{element}, NodeFilter.SHOW_TEXT);"
@@ -63,14 +63,14 @@ def places(tab, element):
     )
 
 
-def in_order(found):
+def is_left_to_right(found):
     """Return True if characters run from left to right, line by line."""
     pairs = itertools.pairwise(found)
     return all(a[1] <= b[1] + 0.01 or a[2] < b[2] for a, b in pairs)
 
 
-def change(t, tokenizer, words, **fields):
-    """A trajectory of these words as tokens, with other fields."""
+def with_tokens(t, tokenizer, words, **fields):
+    """Return the trajectory with these words as its tokens and other fields."""
     ids = np.array([tokenizer.convert_tokens_to_ids(word) for word in words], np.int32)
     columns = ("segments", "turns", "versions", "generated", "logprobs", "entropies")
     cut = {name: getattr(t, name)[: len(ids)] for name in columns}
@@ -82,27 +82,31 @@ def change(t, tokenizer, words, **fields):
 
 
 @needs_chromium
-def test_every_unseen_character_is_drawn_where_it_stands(show, rollouts):
+def test_invisible_characters_are_drawn_in_place(show, rollouts):
     text = "a" + "b".join(UNSEEN) + "c"
     t = dataclasses.replace(
         rollouts[0], id="x\u202e", metadata={"question": text, "right_answer": "b"}, answer=text
     )
     tab = show([t], None, title="t\u202e\U000e0041")
-    codes = [named(character) for character in UNSEEN]
+    codes = [code_point(character) for character in UNSEEN]
     for place in ("h2", "#list p:first-child", "#facts"):
         assert each(tab, f"{place} mark", "e.dataset.code") == codes, place
     sizes = each(tab, "h2 mark", "[e.offsetWidth, e.offsetHeight]")
     assert min(width for width, _ in sizes) > 20 and min(height for _, height in sizes) > 8
     drawn = each(tab, "h2 mark", "getComputedStyle(e, '::before').content")
     assert drawn == [f'"{code}"' for code in codes]
-    kept = tab.js("Array.from(document.querySelector('h2').textContent, (c) => c.codePointAt(0))")
-    assert kept == [ord(character) for character in text], "the text of the page is the record's"
+    code_points = tab.js(
+        "Array.from(document.querySelector('h2').textContent, (c) => c.codePointAt(0))"
+    )
+    assert code_points == [ord(character) for character in text], (
+        "the text of the page is the record's"
+    )
     assert tab.js("document.title") == "t<U+202E><U+E0041>"
     assert each(tab, "#list li", "e.title") == ["x<U+202E>"]
 
 
 @needs_chromium
-def test_no_text_turns_what_stands_beside_it(show, rollouts):
+def test_bidi_controls_do_not_affect_neighbours(show, rollouts):
     result = ToolResult(f"tool{TURNED}", {}, "text", False, f"kind{TURNED}")
     count = len(rollouts[0].tool_results)
     t = dataclasses.replace(
@@ -119,12 +123,12 @@ def test_no_text_turns_what_stands_beside_it(show, rollouts):
         found = places(tab, f"document.querySelector('{element}')")
         assert "".join(c for c, *_ in found).count("gnp.exe") >= 1
         lines = [[c for c in found if c[2] == y] for y in dict.fromkeys(c[2] for c in found)]
-        assert all(map(in_order, lines)), element
+        assert all(map(is_left_to_right, lines)), element
 
 
 @needs_chromium
-def test_writing_from_right_to_left_stays_by_itself(show, rollouts):
-    """Strong letters need no control character to turn digits and signs beside them."""
+def test_right_to_left_text_is_isolated(show, rollouts):
+    """Strong right-to-left letters can reorder adjacent digits without any control character."""
     t = dataclasses.replace(
         rollouts[0],
         id="one",
@@ -142,14 +146,16 @@ def test_writing_from_right_to_left_stays_by_itself(show, rollouts):
     facts = places(tab, "document.querySelector('#facts bdi')")
     text = "".join(c for c, *_ in facts)
     assert text == f"answer: {HEBREW} 1"
-    by_place = "".join(c for c, *_ in sorted(facts, key=lambda c: c[1]))
-    assert by_place.startswith("answer: ") and by_place[8] == "1", "Hebrew, and only Hebrew, turns"
+    displayed = "".join(c for c, *_ in sorted(facts, key=lambda c: c[1]))
+    assert displayed.startswith("answer: ") and displayed[8] == "1", (
+        "Hebrew, and only Hebrew, turns"
+    )
     isolated = each(tab, "bdi, #facts span, h3 span", "getComputedStyle(e).unicodeBidi")
     assert set(isolated) == {"isolate"}
 
 
 @needs_chromium
-def test_tokens_keep_their_texts_their_order_and_the_mouse(show, rollouts):
+def test_tokens_keep_text_order_and_clicks(show, rollouts):
     words = [
         "begin",
         "\u202e",
@@ -160,17 +166,17 @@ def test_tokens_keep_their_texts_their_order_and_the_mouse(show, rollouts):
         "\u2069",
     ]
     tokenizer = train_tokenizer(["some plain words here"] * 9, 340, phrases=words)
-    t = change(rollouts[0], tokenizer, words, id="one", tool_results=[])
+    t = with_tokens(rollouts[0], tokenizer, words, id="one", tool_results=[])
     tab = show([t], tokenizer)
     tab.js("it.blocks.forEach(fill)")
     assert each(tab, "#text i", "[e.dataset.i, e.textContent]") == [
         [str(place), word] for place, word in enumerate(words)
     ]
-    codes = [named(c) for word in words for c in word if c in UNSEEN]
+    codes = [code_point(c) for word in words for c in word if c in UNSEEN]
     assert each(tab, "#text i mark", "e.dataset.code") == codes
     boxes = each(tab, "#text i", "[e.getBoundingClientRect().x, e.getBoundingClientRect().y]")
-    assert in_order([("", *box) for box in boxes])
-    assert in_order(places(tab, "document.querySelector('#text .tokens')"))
+    assert is_left_to_right([("", *box) for box in boxes])
+    assert is_left_to_right(places(tab, "document.querySelector('#text .tokens')"))
     tab.point("document.querySelector('#text i mark')", click=True)
     assert tab.js("state.token") == 1, "the token under the box is chosen"
     assert each(tab, "#panel .mono mark", "e.dataset.code") == ["U+202E"]
@@ -180,10 +186,10 @@ def test_tokens_keep_their_texts_their_order_and_the_mouse(show, rollouts):
 
 
 @needs_chromium
-def test_tokens_from_right_to_left_read_as_words_and_turn_no_others(show, rollouts):
+def test_right_to_left_tokens_are_isolated(show, rollouts):
     words = ["begin", HEBREW, " ", "עולם", " 12", " (34)", "\n", "then", HEBREW + "!", " 5"]
     tokenizer = train_tokenizer(["some plain words here"] * 9, 330, phrases=words)
-    t = change(rollouts[0], tokenizer, words, id="one", tool_results=[])
+    t = with_tokens(rollouts[0], tokenizer, words, id="one", tool_results=[])
     tab = show([dataclasses.replace(t, segments=np.zeros_like(t.segments))], tokenizer)
     assert each(tab, "#text i", "e.textContent") == words
     begin, first, gap, second, twelve, bracket, _, then, third, five = each(
@@ -194,7 +200,7 @@ def test_tokens_from_right_to_left_read_as_words_and_turn_no_others(show, rollou
 
 
 @needs_chromium
-def test_names_of_files_too(show, rollouts, tmp_path):
+def test_file_names_are_escaped(show, rollouts, tmp_path):
     for name in ("a\u202eb", "c\u202ed"):
         save_trajectories(tmp_path / f"{name}.parquet", rollouts[:2])
     one, two = sorted(tmp_path.glob("*.parquet"))
@@ -204,10 +210,10 @@ def test_names_of_files_too(show, rollouts, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------
-# the report, notebooks, terminals
+# report, notebooks, terminals
 
 
-def test_the_pattern_holds_what_unicode_calls_unseen():
+def test_pattern_matches_unicode_categories():
     for code in range(sys.maxunicode + 1):
         character = chr(code)
         kind = unicodedata.category(character)
@@ -219,7 +225,7 @@ def test_the_pattern_holds_what_unicode_calls_unseen():
             assert character not in "\n\t", hex(code)
 
 
-def test_visible_and_markup():
+def test_escaping_and_html():
     assert rendering.escape_unseen("a\u202eb\n\t\x1b[31m") == "a<U+202E>b\n\t<U+001B>[31m"
     shown = rendering.to_html("<b>\u202e&")
     assert re.sub("<span[^>]*>(.*?)</span>", r"[\1]", shown) == "&lt;b&gt;[U+202E]&amp;"
@@ -230,7 +236,7 @@ def test_visible_and_markup():
     assert rendering.to_isolated_html("plain é 語") == "plain é 語"
 
 
-def test_a_conversation_in_a_notebook_and_in_a_terminal():
+def test_rendered_conversation_is_escaped():
     parts = [rendering.Block(1, "response", f"{TURNED}\x1b]0;x\x07\r\nnext\u2028line")]
     shown = rendering.render_conversation(f"head{TURNED}", f"{HEBREW}\u202e", HEBREW, parts)
     for text in (shown.markup, shown.text):
@@ -240,15 +246,15 @@ def test_a_conversation_in_a_notebook_and_in_a_terminal():
     assert f"<bdi>{HEBREW}" in shown.markup and f"(right: <bdi>{HEBREW}</bdi>)" in shown.markup
 
 
-def test_the_tokens_of_the_loss(rollouts):
+def test_rendered_loss_tokens_are_escaped(rollouts):
     words = ["begin", "\u202eturned", HEBREW]
     tokenizer = train_tokenizer(["some plain words here"] * 9, 340, phrases=words)
-    shown = rendering.render_tokens(change(rollouts[0], tokenizer, words), tokenizer, 1.0)
+    shown = rendering.render_tokens(with_tokens(rollouts[0], tokenizer, words), tokenizer, 1.0)
     assert "\u202e" not in shown.markup + shown.text and f"<bdi>{HEBREW}</bdi>" in shown.markup
     assert "<U+202E>turned" in shown.text
 
 
-def test_the_report_shows_them(tmp_path, rollouts):
+def test_report_escapes_invisible_characters(tmp_path, rollouts):
     odd = [
         dataclasses.replace(t, id=f"{t.id}\u202e", metadata={**t.metadata, "question": TURNED})
         for t in rollouts[:4]
@@ -256,7 +262,7 @@ def test_the_report_shows_them(tmp_path, rollouts):
     source = tmp_path / "file\u202e.parquet"
     save_trajectories(source, odd)
     page = write_report(tmp_path / "r.html", [source], POLICY, viewed=2)
-    assert "file U+202E .parquet" in text_of(page)
+    assert "file U+202E .parquet" in visible_text(page)
     text = page.read_text()
     assert not [c for c in UNSEEN if c in text]
     inside = html.unescape(re.search('srcdoc="([^"]*)"', text)[1])
@@ -265,12 +271,12 @@ def test_the_report_shows_them(tmp_path, rollouts):
     assert [row["question"] for row in rows] == [TURNED, TURNED], "the data is as it was"
 
 
-def test_an_error_in_a_terminal_shows_them(tmp_path):
-    done = terminal(tmp_path / "r.html", tmp_path / "no\u202e\x1b[2Jfile.parquet")
+def test_error_messages_are_escaped(tmp_path):
+    done = run_report(tmp_path / "r.html", tmp_path / "no\u202e\x1b[2Jfile.parquet")
     assert done.returncode == 1 and "no<U+202E><U+001B>[2Jfile" in done.stderr.replace("\\\\", "\\")
 
 
-def test_equal_trajectories_still_give_equal_bytes(rollouts, tokenizer):
+def test_escaped_pages_are_deterministic(rollouts, tokenizer):
     odd = [dataclasses.replace(rollouts[0], id=TURNED)]
     assert viewer.viewer_page(odd, tokenizer) == viewer.viewer_page(odd, tokenizer)
     assert viewer.viewer_page(odd, tokenizer).isprintable() or "\u202e" not in viewer.viewer_page(

@@ -1,7 +1,7 @@
-"""The trajectory viewer, in a real headless Chromium: what it lists, filters, colours and tells.
+"""The trajectory viewer in headless Chromium: list, filters, colours and panel.
 
-The browser tests need Chromium on the machine and are skipped by name without it. What the page
-says is compared with the records it was made from, by code that shares nothing with the page.
+The browser tests are skipped without Chromium. The contents of the page are compared with the
+records by code that shares nothing with the page.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ def rollouts():
 
 
 @pytest.fixture(scope="module")
-def two(rollouts):
-    """The same rollouts under two checkpoints, with alternatives and experts."""
+def two_checkpoints(rollouts):
+    """Return the same rollouts under two checkpoints, with alternatives and experts."""
     folders = (TOUR / "policy_sft", TOUR / "policy_rl")
     models = [AutoModelForCausalLM.from_pretrained(folder) for folder in folders]
     return [list(rescore(model, rollouts[:12], top_k=3, experts=True)) for model in models]
@@ -58,7 +58,7 @@ def tab():
 
 @pytest.fixture
 def show(tab, tmp_path):
-    """show(source, ...): write the page, open it, and check that nothing went wrong."""
+    """Return show(source, ...), which writes the page, opens it and checks for errors."""
     tab.look(1280, 800)
 
     def show(source, *arguments, address="", **options):
@@ -83,28 +83,28 @@ def text_of(tab, selector):
 
 
 def each(tab, selector, what="e.textContent"):
-    """A value of every element e that fits the selector."""
+    """Return a value of every element e that matches the selector."""
     return tab.js(f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => {what})")
 
 
 def panel(tab):
-    """The rows of the panel's tables, by name, and its bars."""
+    """Return the rows of the panel's tables by name, and its bars."""
     cells = "[...e.children].map((cell) => cell.textContent)"
     rows, bars = each(tab, "#panel tr", cells), each(tab, "#panel .bar", cells)
     return {name: cells for name, *cells in rows}, bars
 
 
-def number(text):
+def parse_number(text):
     return float(text.replace("−", "-").removesuffix("%"))
 
 
-def found_in(tab, rollouts):
-    """The trajectory that is shown."""
+def shown_trajectory(tab, rollouts):
+    """Return the trajectory that is shown."""
     return next(t for t in rollouts if t.id == tab.js("it.row.id"))
 
 
-def address(tab):
-    """The part of the address after #, once it has been written."""
+def read_address(tab):
+    """Return the part of the address after #, once it has been written."""
     until(lambda: tab.js("saving === 0 || location.hash.length > 1"))
     tab.js("new Promise((done) => setTimeout(done, 300))")
     return tab.js("Object.fromEntries(new URLSearchParams(location.hash.slice(1)))")
@@ -115,11 +115,11 @@ def address(tab):
 
 
 @needs_chromium
-def test_the_page_lists_every_trajectory_and_asks_for_nothing_else(show, rollouts):
+def test_page_lists_every_trajectory_without_requests(show, rollouts):
     tab = show(TOUR / "sft_sampled.parquet", TOUR / "policy_sft")
     assert tab.js(LISTED) == [t.id for t in rollouts]
-    asked = [url for url in tab.requests if url != "about:blank"]
-    assert asked == [tab.js("location.href.split('#')[0]")]
+    requested = [url for url in tab.requests if url != "about:blank"]
+    assert requested == [tab.js("location.href.split('#')[0]")]
     assert text_of(tab, "h1") == "sft_sampled.parquet"
     assert text_of(tab, "#count") == "48 trajectories"
     for li, t in zip(tab.js("items.map((li) => li.textContent)"), rollouts):
@@ -145,7 +145,7 @@ def statuses(t):
 
 @needs_chromium
 @pytest.mark.parametrize(("group", "of"), [("outcome", outcomes), ("status", statuses)])
-def test_each_filter_leaves_exactly_the_right_ones(show, rollouts, group, of):
+def test_each_filter_keeps_exactly_its_matches(show, rollouts, group, of):
     tab = show(rollouts, None)
     names = each(tab, f"#{group} button", "e.value")
     assert set(names) == set().union(*map(of, rollouts))
@@ -162,7 +162,7 @@ def test_each_filter_leaves_exactly_the_right_ones(show, rollouts, group, of):
 
 
 @needs_chromium
-def test_filters_of_both_groups_and_the_search_hold_together(show, tokenizer, rollouts):
+def test_filters_and_search_combine(show, tokenizer, rollouts):
     tab = show(rollouts, tokenizer)
     tab.point(chip("outcome", "wrong"), click=True)
     tab.point(chip("status", "some error"), click=True)
@@ -174,7 +174,7 @@ def test_filters_of_both_groups_and_the_search_hold_together(show, tokenizer, ro
     found = [t.id for t in both if word in "".join(token_texts(tokenizer, t.token_ids)).lower()]
     assert found[0] == both[0].id
     until(lambda: tab.js(LISTED) == found)
-    texts = token_texts(tokenizer, found_in(tab, rollouts).token_ids)
+    texts = token_texts(tokenizer, shown_trajectory(tab, rollouts).token_ids)
     ends = np.cumsum([len(text) for text in texts])
     places = [
         at for match in re.finditer(word, "".join(texts).lower()) for at in range(*match.span())
@@ -191,7 +191,7 @@ def test_filters_of_both_groups_and_the_search_hold_together(show, tokenizer, ro
     tab.keys("j", "k", "ArrowRight", "n", ".", "c", "Escape")  # with nothing to act on
 
 
-def test_outcomes_come_from_the_reward_or_the_right_answer(rollouts):
+def test_outcome_comes_from_reward_or_right_answer(rollouts):
     t = next(t for t in rollouts if describe_outcome(t) == "wrong")
     change = dataclasses.replace
     assert viewer.name_outcome(change(t, reward=0.5)) == "right"
@@ -208,7 +208,7 @@ def test_outcomes_come_from_the_reward_or_the_right_answer(rollouts):
 
 
 @needs_chromium
-def test_the_text_is_every_token_once_in_named_segments(show, tokenizer, rollouts):
+def test_text_shows_every_token_once_in_segments(show, tokenizer, rollouts):
     tab = show(rollouts, tokenizer)
     for at in (0, 7, 20):
         t = rollouts[at]
@@ -218,15 +218,15 @@ def test_the_text_is_every_token_once_in_named_segments(show, tokenizer, rollout
         assert each(tab, "#text i", "e.classList.contains('given')") == (~t.generated).tolist()
         assert len(each(tab, "#text section")) == t.turns[-1] + 1
         labels = [label.split("\n") for label in each(tab, ".block > p", "e.innerText")]
-        said = [label[1].split(" (")[0] for label in labels if label[0] == "tool response"]
+        shown = [label[1].split(" (")[0] for label in labels if label[0] == "tool response"]
         status = [status for *_, status in find_responses(t)]
-        assert said == [f"{r.tool} · {name}" for r, name in zip(t.tool_results, status)]
+        assert shown == [f"{r.tool} · {name}" for r, name in zip(t.tool_results, status)]
 
 
 @needs_chromium
-def test_the_panel_tells_what_the_record_holds(show, tokenizer, two):
-    t = two[0][3]
-    tab = show(two[0], tokenizer, address=f"#id={t.id}")
+def test_panel_shows_the_recorded_values(show, tokenizer, two_checkpoints):
+    t = two_checkpoints[0][3]
+    tab = show(two_checkpoints[0], tokenizer, address=f"#id={t.id}")
     sampled = np.flatnonzero(t.generated)
     halves = np.float16(t.entropies[t.generated])
     for i in map(int, sampled[[0, 3, 9, -1]]):
@@ -241,11 +241,11 @@ def test_the_panel_tells_what_the_record_holds(show, tokenizer, two):
             "share with less entropy": less,
         }
         for name, value in right.items():
-            assert number(rows[name][0]) == pytest.approx(value, **DIGITS), name
+            assert parse_number(rows[name][0]) == pytest.approx(value, **DIGITS), name
         top = dict(zip(t.top_ids[i].tolist(), np.exp(t.top_logprobs[i]).tolist()))
         top.setdefault(int(t.token_ids[i]), float(np.exp(t.logprobs[i])))
         shares = [100 * p for p in top.values()]
-        assert [number(p) for _, p in bars] == pytest.approx(shares, **DIGITS)
+        assert [parse_number(p) for _, p in bars] == pytest.approx(shares, **DIGITS)
         drawn = each(tab, ".bar", "e.matches('.drawn')")
         assert drawn == [one == t.token_ids[i] for one in top]
         assert [rows[f"layer {layer}"][0] for layer in range(t.routed_experts.shape[1])] == [
@@ -259,7 +259,7 @@ def test_the_panel_tells_what_the_record_holds(show, tokenizer, two):
 
 
 @needs_chromium
-def test_the_strip_shows_the_largest_of_the_tokens_that_share_a_pixel(show):
+def test_strip_shows_the_maximum_per_pixel(show):
     t = long_trajectory(5000, 1700, seed=3)
     tab = show([t], None)
     width = tab.js("document.querySelector('#strip').clientWidth")
@@ -285,7 +285,7 @@ def test_keys_move_through_trajectories_turns_and_tokens(show, rollouts):
     at = rollouts.index(t)
     tab.js(f"open({at})")
     tab.keys("ArrowRight", "ArrowRight")
-    assert address(tab) == {"id": t.id, "turn": "3"}
+    assert read_address(tab) == {"id": t.id, "turn": "3"}
     assert text_of(tab, "#at") == f"turn 3 of {t.turns[-1] + 1}"
     tab.keys("ArrowLeft", "n")
     values = np.where(t.generated, t.entropies, -1)
@@ -300,12 +300,12 @@ def test_keys_move_through_trajectories_turns_and_tokens(show, rollouts):
 
 
 @needs_chromium
-def test_an_address_leads_back_to_the_same_view(show, rollouts):
+def test_address_restores_the_view(show, rollouts):
     tab = show(rollouts, None)
     tab.point(chip("outcome", "wrong"), click=True)
     t = [t for t in rollouts if describe_outcome(t) == "wrong"][4]
     tab.js(f"open({rollouts.index(t)}); jump(60)")
-    where = address(tab)
+    where = read_address(tab)
     assert where["id"] == t.id and where["token"] == "60" and where["outcome"] == "wrong"
     link = tab.js("location.href")
     tab.open(link)
@@ -317,7 +317,7 @@ def test_an_address_leads_back_to_the_same_view(show, rollouts):
 
 
 @needs_chromium
-def test_a_long_trajectory_is_drawn_only_where_one_looks(show, tokenizer):
+def test_long_trajectory_is_drawn_lazily(show, tokenizer):
     t = long_trajectory(30_000, len(tokenizer), seed=1)
     tab = show([t], tokenizer)
     count = "document.querySelectorAll('#text i').length"
@@ -327,7 +327,3 @@ def test_a_long_trajectory_is_drawn_only_where_one_looks(show, tokenizer):
     tab.js("jump(29000)")
     assert tab.js("it.spans[29000][0].getBoundingClientRect().y") == pytest.approx(450, abs=350)
     assert tab.js(count) < 10_000 and text_of(tab, "#at").startswith(f"turn {t.turns[29000] + 1} ")
-
-
-# ---------------------------------------------------------------------------------------------
-# two checkpoints, and values that are not known

@@ -1,4 +1,4 @@
-"""Two checkpoints side by side, what is not known, and what a float16 keeps.
+"""Comparing two checkpoints in the viewer, unknown values, and float16 decoding.
 
 Run: python -m pytest tests/test_analysis_viewer_compare.py
 """
@@ -10,30 +10,38 @@ import numpy as np
 import pytest
 
 from tests import test_analysis_viewer as shared
-from tests.test_analysis_viewer import DIGITS, address, each, needs_chromium, number, panel, text_of
+from tests.test_analysis_viewer import (
+    DIGITS,
+    each,
+    needs_chromium,
+    panel,
+    parse_number,
+    read_address,
+    text_of,
+)
 from tests.waiting import until
 
 tokenizer = shared.tokenizer
 rollouts = shared.rollouts
-two = shared.two
+two_checkpoints = shared.two_checkpoints
 tab = shared.tab
 show = shared.show
 
 
 @needs_chromium
-def test_two_checkpoints_side_by_side_and_as_a_difference(show, tokenizer, two):
-    tab = show(two[0], tokenizer, compare=two[1])
+def test_checkpoints_side_by_side_and_difference(show, tokenizer, two_checkpoints):
+    tab = show(two_checkpoints[0], tokenizer, compare=two_checkpoints[1])
     assert each(tab, "#views button") == ["first", "second", "difference", "side by side"]
-    a, b = two[0][0], two[1][0]
+    a, b = two_checkpoints[0][0], two_checkpoints[1][0]
     i = int(abs(b.entropies - a.entropies).argmax())
     tab.js(f"jump({i})")
     rows, _ = panel(tab)
     assert rows[""] == ["first", "second"]
     for name, field in (("log-prob", "logprobs"), ("entropy", "entropies")):
-        right = [getattr(t, field)[i] for t in (a, b)]
-        assert [number(x) for x in rows[name]] == pytest.approx(right, **DIGITS)
+        expected = [getattr(t, field)[i] for t in (a, b)]
+        assert [parse_number(x) for x in rows[name]] == pytest.approx(expected, **DIGITS)
     colour = f"it.spans[{i}].map((span) => span.style.background)"
-    filled = f"Boolean(it.spans[{i}])"  # a block of tokens is, once it is in sight
+    filled = f"Boolean(it.spans[{i}])"  # a block is filled once it is visible
     first = tab.js(colour)
     tab.keys("c")
     until(lambda: tab.js(filled))
@@ -41,7 +49,7 @@ def test_two_checkpoints_side_by_side_and_as_a_difference(show, tokenizer, two):
     tab.keys("c", "c")
     until(lambda: tab.js(filled))
     assert tab.js(colour) == first + second and first != second
-    assert address(tab)["view"] == "side by side"
+    assert read_address(tab)["view"] == "side by side"
     tab.js("setView(2)")
     sampled = np.flatnonzero(a.generated)
     change = np.float16(b.entropies[sampled]).astype(float) - np.float16(a.entropies[sampled])
@@ -54,7 +62,7 @@ def test_two_checkpoints_side_by_side_and_as_a_difference(show, tokenizer, two):
 
 
 @needs_chromium
-def test_what_is_not_known_is_said_and_not_made_up(show, rollouts):
+def test_unknown_values_are_shown_as_unknown(show, rollouts):
     t = rollouts[0]
     unknown = np.where(t.generated, np.nan, 0).astype(np.float32)
     partly = t.entropies.copy()
@@ -83,13 +91,13 @@ def test_what_is_not_known_is_said_and_not_made_up(show, rollouts):
     tab.js(f"jump({i})")
     rows, _ = panel(tab)
     assert rows["entropy"] == rows["share with less entropy"] == ["–"]
-    assert number(rows["log-prob"][0]) == pytest.approx(t.logprobs[i], **DIGITS)
+    assert parse_number(rows["log-prob"][0]) == pytest.approx(t.logprobs[i], **DIGITS)
 
 
 @needs_chromium
-def test_half_precision_is_read_bit_for_bit(show, rollouts):
+def test_half_precision_decoding_is_exact(show, rollouts):
     tab = show(rollouts[:1], None)
     got = tab.js("Array.from(HALF, String)")
-    right = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float64)
+    expected = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float64)
     values = np.array([float(x.replace("Infinity", "inf")) for x in got])
-    assert np.array_equal(values, right, equal_nan=True)
+    assert np.array_equal(values, expected, equal_nan=True)

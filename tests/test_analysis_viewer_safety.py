@@ -1,7 +1,6 @@
-"""The viewer's page among hostile texts, in the notebook's frame, in light and dark; bad input.
+"""Safety of the viewer page: hostile texts, the notebook frame, light and dark, and bad input.
 
-As in test_analysis_viewer.py the browser is a real one, and tests that need it are skipped by name
-without it.
+As in test_analysis_viewer.py the browser is real, and the browser tests are skipped without it.
 """
 
 import dataclasses
@@ -48,7 +47,7 @@ HOSTILE = [
 
 
 @needs_chromium
-def test_hostile_texts_are_shown_and_do_nothing(show, rollouts):
+def test_hostile_texts_are_shown_as_text(show, rollouts):
     words = [text for text in HOSTILE if text.isprintable()]
     tokenizer = train_tokenizer(["some plain words here"] * 9, 340, phrases=words)
     ids = np.array([tokenizer.convert_tokens_to_ids(text) for text in words] * 2, np.int32)
@@ -82,7 +81,7 @@ def test_hostile_texts_are_shown_and_do_nothing(show, rollouts):
 
 
 @needs_chromium
-def test_the_policy_of_the_page_stops_scripts_and_requests(show, tab, rollouts):
+def test_content_policy_blocks_scripts_and_requests(show, tab, rollouts):
     show(rollouts[:1], None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         host = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -113,7 +112,7 @@ def test_equal_trajectories_give_equal_bytes(tmp_path, rollouts, tokenizer):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.html", "b.html", "taken"]
 
 
-def test_bad_input_is_named_with_the_remedy(tmp_path, rollouts, tokenizer):
+def test_invalid_input_is_rejected_with_a_remedy(tmp_path, rollouts, tokenizer):
     with pytest.raises(ValueError, match="no trajectories to view"):
         viewer.viewer_page([], tokenizer)
     with pytest.raises(FileNotFoundError, match="nothing.parquet"):
@@ -132,10 +131,10 @@ def test_bad_input_is_named_with_the_remedy(tmp_path, rollouts, tokenizer):
 
 
 # ---------------------------------------------------------------------------------------------
-# the widget, and how it looks
+# widget and layout
 
 
-def test_the_widget_holds_the_page_and_nothing_else(tmp_path, rollouts):
+def test_widget_contains_only_the_page(tmp_path, rollouts):
     widget = widgets.TrajectoryViewer(TOUR / "sft_sampled.parquet", TOUR / "policy_sft", height=500)
     assert repr(widget) == "TrajectoryViewer(48 trajectories)"
     (frame,) = widget.children
@@ -148,7 +147,7 @@ def test_the_widget_holds_the_page_and_nothing_else(tmp_path, rollouts):
 
 
 @needs_chromium
-def test_the_widget_works_in_its_frame(tab, tmp_path, rollouts):
+def test_widget_works_in_its_frame(tab, tmp_path, rollouts):
     value = widgets.TrajectoryViewer(rollouts[:5]).children[0].value
     (tmp_path / "notebook.html").write_text("<title>notebook</title>")
     tab.errors.clear()
@@ -168,9 +167,9 @@ def test_the_widget_works_in_its_frame(tab, tmp_path, rollouts):
 
 @needs_chromium
 @pytest.mark.parametrize("width", [1280, 800])
-def test_light_and_dark_fill_the_window_without_overlap(show, tmp_path, tokenizer, rollouts, width):
+def test_light_and_dark_layouts_fill_the_window(show, tmp_path, tokenizer, rollouts, width):
     tab = show(rollouts, tokenizer)
-    paper = {}
+    background = {}
     for dark in (False, True):
         tab.look(width, 800, dark)
         tab.js("jump(20); new Promise((done) => setTimeout(done, 300))")
@@ -178,7 +177,7 @@ def test_light_and_dark_fill_the_window_without_overlap(show, tmp_path, tokenize
         picture = matplotlib.image.imread(tmp_path / "page.png")[..., :3]
         assert picture.shape == (800, width, 3)
         assert len(np.unique((picture * 31).astype(int) @ [1, 32, 1024])) > 60  # colours
-        paper[dark] = float(np.median(picture))
+        background[dark] = float(np.median(picture))
         boxes = tab.js(
             "['side', 'head', 'text', 'panel'].map((id) => { const b = "
             "document.getElementById(id).getBoundingClientRect(); "
@@ -187,4 +186,4 @@ def test_light_and_dark_fill_the_window_without_overlap(show, tmp_path, tokenize
         area = sum((c - a) * (d - b) for a, b, c, d in boxes)
         assert area == pytest.approx(width * 800, rel=1e-6)
         assert max(c for *_, c, _ in boxes) == width and max(d for *_, d in boxes) == 800
-    assert paper[False] > 0.9 and paper[True] < 0.2
+    assert background[False] > 0.9 and background[True] < 0.2

@@ -12,7 +12,7 @@ from drlib.chat.tool_calls import render_answer, render_call
 from drlib.task import Task
 from drlib.tools import TOOLS, Toolbox
 from drlib.trajectory import Segment, Termination
-from tests.agent_examples import Speaker
+from tests.agent_examples import TextEngine
 from tests.template_examples import tokenizer_of
 from tests.test_models_api_engine import WORLD
 
@@ -34,7 +34,7 @@ READABLE = ("qwen2_5", "qwen3", "qwen3_instruct_2507")
 
 
 @pytest.mark.parametrize("name", [*READABLE, "llama3_1"])
-def test_the_ids_are_those_of_the_template(name):
+def test_ids_equal_the_rendered_template(name):
     tokenizer = tokenizer_of(name)
     tools = [SEARCH] if name in READABLE else []
     chat = TemplateIds(tokenizer, tools)
@@ -62,7 +62,7 @@ def test_the_ids_are_those_of_the_template(name):
 
 @pytest.mark.parametrize("name", READABLE)
 def test_pages_cannot_inject_roles(name):
-    """Neither special tokens nor tags that are ordinary added tokens."""
+    """Neither special tokens nor tags that are ordinary added tokens appear."""
     tokenizer = tokenizer_of(name)
     chat = TemplateIds(tokenizer)
     added = set(tokenizer.added_tokens_decoder)
@@ -80,7 +80,7 @@ def test_agent_runs_and_its_record_has_roles(name):
     def say(text):
         return f"<think>Read.</think>{render_answer('Krone')}" if "currency Krone" in text else look
 
-    engine = Speaker(chat, say)
+    engine = TextEngine(chat, say)
     task = Task("t", f"The currency? {EVIL}", "Krone", "search", "a")
     with Toolbox(WORLD) as toolbox:
         agent = ReAct(engine, toolbox, chat, Limits(turn_tokens=200, context_tokens=10**5), "Be.")
@@ -99,14 +99,14 @@ def test_agent_runs_and_its_record_has_roles(name):
     assert not done.generated[done.segments == Segment.PROMPT].any()
 
 
-def test_tags_that_are_tokens_end_a_turn_and_others_do_not():
+def test_only_tags_that_are_single_tokens_are_stop_ids():
     chat = TemplateIds(tokenizer_of("qwen3"))
     stops = chat.tokenizer.convert_ids_to_tokens(chat.stop_ids)
     assert stops == ["<|im_end|>", "</tool_call>"]
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "words"),
+    ("name", "options", "words"),
     [
         ("llama3_1", {"tools": [SEARCH]}, "another format than <tool_call>"),
         ("phi3", {"tools": [SEARCH]}, r"drops tools \(search\): list the tools in the system"),
@@ -115,13 +115,13 @@ def test_tags_that_are_tokens_end_a_turn_and_others_do_not():
         ("gemma", {"tool_role": "Tool"}, "tool or user"),
     ],
 )
-def test_unsupported_templates_are_rejected_with_the_reason(name, how, words):
+def test_unsupported_templates_are_rejected_with_the_reason(name, options, words):
     with pytest.raises(ValueError, match=words):
-        TemplateIds(tokenizer_of(name), **how)
+        TemplateIds(tokenizer_of(name), **options)
 
 
 @pytest.mark.parametrize("name", ["gemma", "phi3"])
-def test_a_template_without_tools_gets_responses_from_the_user(name):
+def test_user_role_carries_responses_without_a_tool_role(name):
     chat = TemplateIds(tokenizer_of(name), tool_role="user")
     text = chat.tokenizer.decode(chat.tool_turn("Krone"))
     assert "<tool_response>\nKrone\n</tool_response>" in text

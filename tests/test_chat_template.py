@@ -57,7 +57,7 @@ def template_ids(tokenizer, messages, **options):
     return tokenizer.apply_chat_template(messages, return_dict=True, **options)["input_ids"]
 
 
-# the tokenizer
+# tokenizer
 
 
 def test_vocabulary_size_and_special_tokens(tokenizer):
@@ -117,7 +117,7 @@ def test_name_has_the_same_ids_everywhere(chat, name):
         assert window.count(ids) == text.count(name), text
 
 
-def test_a_phrase_is_one_token_and_the_longest_one_wins():
+def test_longest_phrase_becomes_one_token():
     long, short = "import sympy; ", "import "
     tokenizer = train_tokenizer(TEXTS, SIZE, phrases=(short, long))
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode(long + short)) == [long, short]
@@ -138,7 +138,7 @@ def test_training_rejects_impossible_vocabularies():
             train_tokenizer(TEXTS, SIZE, phrases=[bad])
 
 
-# the folder
+# saved folder
 
 
 def test_plain_transformers_loads_the_tokenizer(tokenizer, tmp_path):
@@ -151,7 +151,7 @@ def test_plain_transformers_loads_the_tokenizer(tokenizer, tmp_path):
         assert (loaded.eos_token_id, loaded.pad_token_id) == (2, 0)
 
 
-def test_loading_names_the_problem(tokenizer, tmp_path):
+def test_loading_errors_state_the_problem(tokenizer, tmp_path):
     with pytest.raises(FileNotFoundError, match="tokenizer.json is missing; create one with"):
         load_tokenizer(tmp_path)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -171,7 +171,7 @@ def test_loading_names_the_problem(tokenizer, tmp_path):
         load_tokenizer(whole)
 
 
-# the template
+# template
 
 
 def test_template_text_is_compact(tokenizer):
@@ -217,7 +217,7 @@ def test_assistant_mask_covers_the_assistants_text(tokenizer):
     assert tokenizer.decode(ids, skip_special_tokens=False) == "".join(said)
 
 
-def test_template_refuses_unknown_roles_and_content_that_is_no_text(tokenizer):
+def test_template_rejects_unknown_roles_and_non_text_content(tokenizer):
     with pytest.raises(Exception, match="no role critic; use system"):
         tokenizer.apply_chat_template([{"role": "critic", "content": "x"}])
     with pytest.raises(Exception, match="render_call"):
@@ -253,13 +253,13 @@ def test_tags_in_a_question_or_observation_stay_characters(chat, make):
     assert Segment.ANSWER not in segment_tokens(attacked, chat.tokenizer)
 
 
-def test_plain_encoding_does_not_switch_the_tokenizer_itself(chat):
+def test_plain_encoding_leaves_the_tokenizer_unchanged(chat):
     chat.plain("<think>")
     assert chat.encode("<think>") == [chat.tokenizer.convert_tokens_to_ids("<think>")]
     assert chat.plain("\ud800!") == chat.plain("?!")
 
 
-def test_a_sampled_turn_decodes_with_tags_and_without_its_end(chat):
+def test_sampled_turn_decodes_without_its_end_token(chat):
     text = CONVERSATION[1]["content"]
     ids = chat.encode(text)
     assert chat.decode_turn(ids) == text
@@ -270,7 +270,7 @@ def test_a_sampled_turn_decodes_with_tags_and_without_its_end(chat):
 # segments
 
 
-def test_segments_name_the_part_of_every_token(chat):
+def test_every_token_has_its_segment(chat):
     ids = template_ids(chat.tokenizer, CONVERSATION)
     segments = segment_tokens(ids, chat.tokenizer)
     assert segments.dtype == np.uint8 and segments.shape == (len(ids),)
@@ -286,7 +286,7 @@ def test_segments_name_the_part_of_every_token(chat):
     assert "REPORT" not in {Segment(s).name for s in segments}
 
 
-def test_segments_of_turns_that_are_cut_off_nested_or_untagged(chat):
+def test_segments_of_truncated_nested_and_untagged_turns(chat):
     def names(text):
         words = chat.encode(text)
         kinds = [Segment(s).name for s in segment_tokens(words, chat.tokenizer)]
@@ -295,7 +295,7 @@ def test_segments_of_turns_that_are_cut_off_nested_or_untagged(chat):
     assert names("Gabon")["Gabon"] == "PROMPT"  # a document
     assert names("<|im_start|>assistant\nGabon<think>the ")["Gabon"] == "THINK"
     assert names("<|im_start|>assistant\n<answer>Gabon")["Gabon"] == "ANSWER"
-    # a tag inside a thought opens nothing; a system turn that explains the tags is prompt
+    # a tag inside a thought opens no segment; a system turn that explains the tags is prompt
     assert names("<|im_start|>assistant\n<think><answer>Gabon</answer></think>")["Gabon"] == "THINK"
     assert names("<|im_start|>system\n<tool_call>Gabon</tool_call><|im_end|>")["Gabon"] == "PROMPT"
     assert segment_tokens([], chat.tokenizer).shape == (0,)

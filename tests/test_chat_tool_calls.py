@@ -37,7 +37,7 @@ CALL = render_call("search", {"query": ["Gabon"]})
         (f"{CALL}<answer>Paris</answer>", SEARCH),
         (f"{CALL}<tool_call>junk", SEARCH),
         ("<answer>Paris</answer><think>Or", Answer("Paris")),
-        # thoughts do not act
+        # actions inside thoughts are ignored
         (f"<think>maybe <answer>Rome</answer></think>{CALL}", SEARCH),
         (f"<think>a</think><think>{CALL}</think><answer>Paris</answer>", Answer("Paris")),
         ("so <answer>Rome</answer>?</think><answer>Paris</answer>", Answer("Paris")),
@@ -162,7 +162,7 @@ PIECES = st.sampled_from(
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(PIECES | st.text(max_size=3), max_size=14).map("".join))
-def test_the_parser_is_total(text):
+def test_parser_is_total(text):
     check_total(parse(text))
 
 
@@ -171,7 +171,7 @@ def test_the_parser_is_total(text):
     st.binary(max_size=60)
     | st.lists(PIECES.map(lambda p: p.encode("utf-8", "surrogatepass")), max_size=10).map(b"".join)
 )
-def test_the_parser_is_total_on_bytes(data):
+def test_parser_is_total_on_bytes(data):
     check_total(parse(data))
     assert parse(b"\xff" + data) == FormatError("text is not valid Unicode.")
 

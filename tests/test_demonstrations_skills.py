@@ -30,7 +30,7 @@ from drlib.tools import Toolbox
 from drlib.training.rollouts import split_contexts
 from drlib.worlds import Names
 from drlib.worlds.small import snippet
-from tests.agent_examples import Lines, tour_chat, tour_toolbox, tour_world
+from tests.agent_examples import ScriptedTurns, tour_chat, tour_toolbox, tour_world
 
 WIDE = Limits(calls=20, turn_tokens=500, context_tokens=5000)
 
@@ -65,7 +65,7 @@ def ended(ids, chat):
 def test_a_taught_round_has_the_ids_that_iterresearch_shows(played, chat, toolbox):
     episode, world = played
     taught = rounds(episode)
-    agent = IterResearch(Lines(chat, assistant(taught)), toolbox, chat, WIDE)
+    agent = IterResearch(ScriptedTurns(chat, assistant(taught)), toolbox, chat, WIDE)
     seen = contexts_of_run(agent, episode.task, {world.version: world})
     samples = [episode_sample(conversation, chat) for conversation in taught]
     assert len(samples) == 6
@@ -80,7 +80,7 @@ def test_a_taught_summary_has_the_ids_that_resum_shows(played, chat, toolbox, ev
     episode, world = played
     taught = resumed(episode, cuts)
     assert len(taught) == len(cuts) + 1
-    lines = Lines(chat, assistant(taught))
+    lines = ScriptedTurns(chat, assistant(taught))
     agent = ReSum(lines, toolbox, chat, WIDE, summarise=None, every=every)
     seen = contexts_of_run(agent, episode.task, {world.version: world})
     samples = [episode_sample(conversation, chat) for conversation in taught]
@@ -138,7 +138,7 @@ def test_a_searcher_is_taught_what_s3_shows_and_gathers_what_its_generator_needs
     beyond = 0
     for task in chain_questions(tour, 30, 11, "train"):
         taught = gathered(task, Real(tour, toolbox))
-        lines = Lines(chat, assistant([taught]))
+        lines = ScriptedTurns(chat, assistant([taught]))
         agent = S3(lines, toolbox, chat, WIDE, generate=answer_from_facts, rounds=4)
         (done,) = agent.run([task])
         assert is_correct(done.answer, task)

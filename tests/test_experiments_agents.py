@@ -27,7 +27,7 @@ from drlib.experiments.records import EXPERIMENTS
 from drlib.experiments.strategy_figures import majority_right
 from drlib.intervals import difference_interval
 from drlib.task import Task
-from tests.agent_examples import Speaker, tour_chat, tour_toolbox, tour_world
+from tests.agent_examples import TextEngine, tour_chat, tour_toolbox, tour_world
 from tests.loop_examples import build_stages
 
 tour = tour_world
@@ -92,7 +92,9 @@ def test_a_heavy_answer_costs_all_its_researchers_and_its_merger(tour, toolbox, 
         )
 
     def run(line):
-        agent = create_agent(line, Speaker(chat, say), toolbox, chat, Limits(context_tokens=2000))
+        agent = create_agent(
+            line, TextEngine(chat, say), toolbox, chat, Limits(context_tokens=2000)
+        )
         return agent.run([task])[0]
 
     (single, merged) = (count_costs(run(line)) for line in ("iterresearch", line))
@@ -105,7 +107,7 @@ def test_a_heavy_answer_costs_all_its_researchers_and_its_merger(tour, toolbox, 
 def test_a_trial_writes_down_what_each_attempt_said_and_cost(tour, toolbox, chat, tmp_path):
     trial = Trial("x", "react", n=3, samples=2)
     asked, _ = questions_of(trial, tour, 7)
-    engine = Speaker(chat, lambda text: render_answer(asked[0].answer))
+    engine = TextEngine(chat, lambda text: render_answer(asked[0].answer))
     found = run_trial(trial, engine, toolbox, chat, tour, 7, seed=4)
     assert found.seed == 4 and found.tasks == [task.id for task in asked]
     assert found.right[0] == [True, True] and found.ended == [["answered"] * 2] * 3

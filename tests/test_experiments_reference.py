@@ -12,7 +12,7 @@ import pytest
 
 from drlib.evaluation.results import Results
 from drlib.experiments import reference_run as reference
-from tests.results_examples import asked, tour_results
+from tests.results_examples import make_outcomes, tour_results
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_the_worlds_stand_beside_each_other_with_what_rl_adds(results, tmp_path)
 
 
 def test_a_run_made_again_stands_beside_the_first_with_their_difference(results):
-    outcomes = results.outcomes | {("rl", 0): asked([8, 8, 8, 0], [8, 8, 8, 8, 2, 1])}
+    outcomes = results.outcomes | {("rl", 0): make_outcomes([8, 8, 8, 0], [8, 8, 8, 8, 2, 1])}
     again = replace(results, outcomes=outcomes, command="the same again")
     lines = reference.again_block(results, again).splitlines()
     first, second, apart = (

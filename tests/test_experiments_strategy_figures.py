@@ -18,7 +18,7 @@ from drlib.demonstrations.skills import rounds
 from drlib.experiments import strategy_figures as strategy_plots
 from drlib.experiments.agent_comparison import Ledger, Trial
 from drlib.questions.chains import chain_questions
-from tests.agent_examples import Lines, tour_chat, tour_toolbox, tour_world
+from tests.agent_examples import ScriptedTurns, tour_chat, tour_toolbox, tour_world
 
 tour = tour_world
 chat = tour_chat
@@ -32,7 +32,7 @@ def walked(tour, chat, toolbox):
     task = next(task for task in tasks if task.hops == 2)
     taught = rounds(Oracle().play(task, toolbox, random.Random(0)))
     said = [message["content"] for some in taught for message in some[1:]]
-    agent = IterResearch(Lines(chat, said), toolbox, chat, Limits(9, 500, 5000))
+    agent = IterResearch(ScriptedTurns(chat, said), toolbox, chat, Limits(9, 500, 5000))
     (done,) = agent.run([task])
     return done, said, [some[0]["content"] for some in taught]
 

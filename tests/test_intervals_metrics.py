@@ -34,7 +34,7 @@ def test_wilson_covers_what_it_promises():
     assert 0.92 < coverage < 0.99
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_rejected():
     with pytest.raises(ValueError, match="n=0"):
         wilson_interval(0, 0)
     with pytest.raises(ValueError, match="correct=5"):
