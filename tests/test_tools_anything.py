@@ -23,7 +23,7 @@ def cldr():
     return load_world("tour")
 
 
-def anything(rng, depth=0):
+def random_value(rng, depth=0):
     """Return a random value, mostly JSON."""
     kind = rng.randrange(12 if depth < 3 else 8)
     text = "".join(
@@ -47,14 +47,14 @@ def anything(rng, depth=0):
             ]
         )
     if kind < 10:
-        return [anything(rng, depth + 1) for _ in range(rng.randrange(4))]
+        return [random_value(rng, depth + 1) for _ in range(rng.randrange(4))]
     keys = ["query", "url", "goal", "code", "files", "expression", text, 3, b"x", None]
-    return {rng.choice(keys): anything(rng, depth + 1) for _ in range(rng.randrange(4))}
+    return {rng.choice(keys): random_value(rng, depth + 1) for _ in range(rng.randrange(4))}
 
 
-def fitting(rng, name):
+def random_arguments(rng, name):
     """Return arguments of the right form with random contents."""
-    texts = [str(anything(rng, 3)) for _ in range(rng.randrange(1, 3))]
+    texts = [str(random_value(rng, 3)) for _ in range(rng.randrange(1, 3))]
     tool = next(tool for tool in TOOLS.values() if tool.name == name)
     return {p.name: texts if p.many else texts[0] for p in tool.parameters}
 
@@ -62,7 +62,7 @@ def fitting(rng, name):
 def test_random_calls_return_typed_results(cldr):
     rng = random.Random(0)
     echo = FunctionBackend("echo", lambda arguments, timeout_s: {"text": arguments["file"]})
-    papers = FunctionBackend("papers", lambda arguments, timeout_s: anything(rng))
+    papers = FunctionBackend("papers", lambda arguments, timeout_s: random_value(rng))
     with (
         Sandbox(workers=1) as sandbox,
         Toolbox(
@@ -80,8 +80,8 @@ def test_random_calls_return_typed_results(cldr):
                 [tool.name for tool in TOOLS.values() if tool.name != "python" or n % 8 == 0]
             )
             right = rng.random() < 0.5
-            arguments = fitting(rng, name) if right else anything(rng)
-            name = anything(rng) if rng.random() < 0.05 else name
+            arguments = random_arguments(rng, name) if right else random_value(rng)
+            name = random_value(rng) if rng.random() < 0.05 else name
             result = toolbox.call(name, arguments)
             assert isinstance(result, ToolResult) and isinstance(result.text, str)
             assert isinstance(result.error, str) and result.ok is (not result.error)

@@ -114,7 +114,7 @@ def test_runner_exception_is_an_observation(cldr):
                 assert result.text == "Error: this tool is unavailable now."
 
 
-def test_closed_sandbox_is_an_environment_fault_but_a_long_program_is_not():
+def test_closed_sandbox_is_an_environment_fault():
     sandbox = Sandbox(workers=1)
     with Toolbox(None, sandbox) as toolbox:
         assert toolbox.call("python", {"code": "#" * 16_000_001}).error == "too_large"
@@ -201,7 +201,7 @@ def test_equal_names_in_two_folders_are_different_files(tmp_path):
 
 
 def test_misconfigured_service_fails_over_to_the_backup():
-    """An empty account, a wrong address or throttled engines are not "No results."."""
+    """Report an empty account, a wrong address or throttled engines as faults."""
     throttled = {"results": [], "unresponsive_engines": [["google", "too many requests"]]}
     replies = [
         (404, b""),

@@ -68,7 +68,7 @@ def test_shared_failure_is_no_cache_hit(clock):
 
 def test_memory_cache_evicts_least_recently_used():
     def get(key, value="x"):
-        return memory.get(key, lambda: value, lambda made: made != "no")
+        return memory.get(key, lambda: value, lambda result: result != "no")
 
     memory = MemoryCache(entries=2)
     assert [get(key)[1] for key in "ababcbaca"] == [0, 0, 1, 1, 0, 1, 0, 0, 1]

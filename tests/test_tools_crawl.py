@@ -39,7 +39,7 @@ def small_site(site):
     return start
 
 
-def asked(site):
+def list_requests(site):
     return [path for _, path, _ in site.seen]
 
 
@@ -54,7 +54,7 @@ def files_of(folder):
 def test_site_becomes_a_world_and_nothing_else_is_requested(site, reader, tmp_path):
     ends = Crawl(small_site(site), tmp_path / "out", delay_s=0, reader=reader).run()
     assert ends == {"fetched": 6, "files written": 5}
-    assert asked(site) == [
+    assert list_requests(site) == [
         "/robots.txt",
         "/guide/",
         "/guide/tools/",
@@ -91,14 +91,14 @@ def test_crawl_resumes_and_writes_only_new_files(site, reader, tmp_path):
     before = (out / "guide/tools/index.md").stat().st_mtime_ns
     site.seen.clear()
     assert Crawl(start, out, pages=50, delay_s=0, reader=reader).run()["fetched"] == 4
-    assert "/guide/" not in asked(site) and "/guide/tools/" not in asked(site)
+    assert "/guide/" not in list_requests(site) and "/guide/tools/" not in list_requests(site)
     assert "[to](../about.md#who)" in (out / "guide/tools/index.md").read_text()
     # the link points to a file now
     assert (out / "guide/tools/index.md").stat().st_mtime_ns > before
     site.seen.clear()
     kept = {name: (out / name).stat().st_mtime_ns for name in files_of(out)}
     assert Crawl(start, out, delay_s=0, reader=reader).run() == {"files written": 0}
-    assert asked(site) == ["/robots.txt"]
+    assert list_requests(site) == ["/robots.txt"]
     assert kept == {name: (out / name).stat().st_mtime_ns for name in files_of(out)}
 
 
@@ -148,8 +148,8 @@ def test_faults_are_recorded_and_transient_ones_retried(site, reader, tmp_path, 
     site.page("/later", status=500)
     start = site.page("/", page("/gone", "/in", "/picture", "/later"))
     ends = Crawl(start, tmp_path, delay_s=0, reader=reader).run()
-    wanted = {"fetched": 1, "not_found": 1, "refused": 2, "server": 1, "files written": 1}
-    assert ends == wanted
+    expected = {"fetched": 1, "not_found": 1, "refused": 2, "server": 1, "files written": 1}
+    assert ends == expected
     assert not any(address == CLOSED for address, *_ in site.seen)
     rows = {
         row["url"].rpartition("/")[2]: row
@@ -160,7 +160,7 @@ def test_faults_are_recorded_and_transient_ones_retried(site, reader, tmp_path, 
     site.page("/later", b"<p>now</p>")
     site.seen.clear()
     assert Crawl(start, tmp_path, delay_s=0, reader=reader).run()["fetched"] == 1
-    assert asked(site) == ["/robots.txt", "/later"]
+    assert list_requests(site) == ["/robots.txt", "/later"]
 
 
 def test_crawl_stops_if_the_site_is_down(site, reader, tmp_path, monkeypatch):
@@ -171,15 +171,15 @@ def test_crawl_stops_if_the_site_is_down(site, reader, tmp_path, monkeypatch):
         site.page(link, status=500)
     with pytest.raises(ConnectionError, match="5 pages in a row failed"):
         Crawl(start, tmp_path, delay_s=0, reader=reader).run()
-    assert len(asked(site)) == 2 + MAX_FAILED and files_of(tmp_path) == ["index.md"]
+    assert len(list_requests(site)) == 2 + MAX_FAILED and files_of(tmp_path) == ["index.md"]
     site.page("/robots.txt", status=500)
     site.seen.clear()
     with pytest.raises(ConnectionError, match="robots.txt cannot be read"):
         Crawl(start, tmp_path / "new", delay_s=0, reader=reader).run()
-    assert asked(site) == ["/robots.txt"]
+    assert list_requests(site) == ["/robots.txt"]
 
 
-def test_bad_input(site, reader, tmp_path):
+def test_invalid_input_is_rejected(site, reader, tmp_path):
     (tmp_path / "mine.md").write_text("x")
     for start, folder, how, message in (
         ("ftp://x", tmp_path / "a", {}, "pass the address of a page"),
@@ -197,7 +197,7 @@ def test_bad_input(site, reader, tmp_path):
         Crawl(closed, tmp_path / "c", delay_s=0, reader=reader).run()
 
 
-def test_the_command(site, tmp_path):
+def test_crawl_command(site, tmp_path):
     small_site(site)
     start = f"http://{CLOSED}:{site.port}/guide/"
     command = [sys.executable, "-m", "drlib.cli", "crawl", start, str(tmp_path / "out")]

@@ -45,11 +45,11 @@ def toolbox():
         yield toolbox
 
 
-def methods(made):
+def methods(environment):
     """Return the tools that TRL finds in an environment."""
-    found = inspect.getmembers(type(made), predicate=inspect.isfunction)
+    found = inspect.getmembers(type(environment), predicate=inspect.isfunction)
     names = [name for name, _ in found if name != "reset" and not name.startswith("_")]
-    return [getattr(made, name) for name in names]
+    return [getattr(environment, name) for name in names]
 
 
 def test_prompt_schemas_are_unchanged():
@@ -137,8 +137,8 @@ def test_chat_template_renders_methods_like_definitions(toolbox):
 
 def test_environments_are_independent(toolbox):
     other = SmallWorld([Entity("Norway", "territory", {"currency": "Shell"})], "other")
-    made = trl_environment(toolbox, {other.version: other})
-    first, second = made(), made()
+    make_environment = trl_environment(toolbox, {other.version: other})
+    first, second = make_environment(), make_environment()
     assert first.reset(prompt="?", world=other.version) is None
     assert "Shell" in first.search(query=["Norway"])
     assert "Krone" in second.search(query=["Norway"])
@@ -152,20 +152,20 @@ def test_environments_are_independent(toolbox):
 
 
 def test_unknown_world_in_a_row_raises(toolbox):
-    made = trl_environment(toolbox)()
-    made.reset(world=toolbox.world.version)
-    assert "Krone" in made.search(query=["Norway"])
+    environment = trl_environment(toolbox)()
+    environment.reset(world=toolbox.world.version)
+    assert "Krone" in environment.search(query=["Norway"])
     with pytest.raises(ValueError, match="unknown world 'v9' in a row: add it to worlds"):
-        made.reset(world="v9")
+        environment.reset(world="v9")
 
 
 def test_operation_limit_is_not_part_of_the_schemas(toolbox):
-    made = trl_environment(toolbox)()
-    assert made.search(query=["Norway"] * 11) == "Error: query may have 10 entries at most."
-    assert made.visit(url=["u"] * 11, goal="") == "Error: url may have 10 entries at most."
-    assert made.parse_file(files=["f"] * 11) == "Error: files may have 10 entries at most."
-    assert made.results[-1].error == "arguments" and not made.results[-1].env_fault
-    assert made.search(query=["Norway"] * 10).count("=======") == 9
+    environment = trl_environment(toolbox)()
+    assert environment.search(query=["Norway"] * 11) == "Error: query may have 10 entries at most."
+    assert environment.visit(url=["u"] * 11, goal="") == "Error: url may have 10 entries at most."
+    assert environment.parse_file(files=["f"] * 11) == "Error: files may have 10 entries at most."
+    assert environment.results[-1].error == "arguments" and not environment.results[-1].env_fault
+    assert environment.search(query=["Norway"] * 10).count("=======") == 9
     assert "maxItems" not in json.dumps(SCHEMAS)
 
 

@@ -91,7 +91,7 @@ def test_faults_depend_on_seed_and_operation_and_not_on_threads(cldr):
 
 
 def test_equal_calls_get_faults_in_order_of_arrival(cldr):
-    """With equal calls of several rollouts only the set of faults is reproducible."""
+    """Check that equal calls of several rollouts get a reproducible set of faults."""
 
     def drawn(seed):
         faults = FaultInjector(rates={"503": 0.3, "cut": 0.2}, seed=seed)

@@ -78,14 +78,14 @@ def test_statuses(site, reader, status, kind):
 
 
 def test_page_faults_are_answers_about_that_page_only(site, reader):
-    """401, 503, a closed port, silence, broken bytes."""
+    """Check 401, 503, a closed port, no response and broken bytes."""
     site.raw["/silent"] = lambda out: time.sleep(1)
-    with socket.socket() as held:  # bound, not listening
-        held.bind((OPEN, 0))
+    with socket.socket() as closed_socket:  # bound, not listening
+        closed_socket.bind((OPEN, 0))
         bad = [
             site.page("/401", status=401),
             site.page("/503", status=503),
-            f"http://example.test:{held.getsockname()[1]}/",
+            f"http://example.test:{closed_socket.getsockname()[1]}/",
             f"http://example.test:{site.port}/silent",
             site.page("/b", b"%PDF-1.4", "application/pdf"),
         ]

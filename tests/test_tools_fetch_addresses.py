@@ -87,7 +87,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("url", HOSTILE, ids=lambda url: repr(url)[:40])
 def test_hostile_addresses_are_refused_before_connecting(url, monkeypatch):
-    """Uses the system's name resolution, which accepts all notations of numbers."""
+    """Use the system's name resolution, which accepts all number notations."""
 
     def never(*_args, **_options):
         raise AssertionError("a connection was tried")
@@ -160,7 +160,7 @@ def test_redirects_are_followed_up_to_a_limit(site, reader):
 
 
 def test_each_hop_is_resolved_once(site, reader):
-    """DNS rebinding: the second, private answer must never be used."""
+    """Prevent DNS rebinding: the second, private answer must never be used."""
     answers = [[OPEN], [CLOSED], [CLOSED]]
     reader._resolver = lambda host: answers.pop(0)
     url = site.page("/a", b"fine", "text/plain")

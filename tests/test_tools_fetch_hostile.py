@@ -133,7 +133,7 @@ def test_redirect_without_a_host_is_refused(site, reader, place):
 
 @pytest.mark.parametrize("place", PRIVATE, ids=lambda place: repr(place)[:40])
 def test_redirects_never_reach_a_private_address(site, monkeypatch, place):
-    """Uses the system's name resolution, which accepts all notations of numbers."""
+    """Use the system's name resolution, which accepts all number notations."""
     real = fetch.is_public
     monkeypatch.setattr(fetch, "is_public", lambda a: a == OPEN or real(a))
     names = {"example.test": [OPEN]}
@@ -174,7 +174,7 @@ def test_ordinary_redirects_are_still_followed(site, reader):
 
 @pytest.mark.parametrize("url", ["https://.example.test:{}/", "http://scoped.test:{}/"])
 def test_names_rejected_by_tls_or_httpx(site, url):
-    """A name that TLS cannot send, and an address with a zone, which httpx refuses."""
+    """Check a name that TLS cannot send and a zoned address that httpx rejects."""
     own = fetch.PageReader(
         allow_private=True,
         resolver=lambda host: ["fe80::1%1"] if host == "scoped.test" else [OPEN],

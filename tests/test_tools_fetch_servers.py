@@ -58,9 +58,9 @@ def test_misbehaving_servers(site, reader, write, kind):
 
 
 def test_no_server(reader):
-    with socket.socket() as held:  # bound, not listening
-        held.bind((OPEN, 0))
-        url = f"http://example.test:{held.getsockname()[1]}/"
+    with socket.socket() as closed_socket:  # bound, not listening
+        closed_socket.bind((OPEN, 0))
+        url = f"http://example.test:{closed_socket.getsockname()[1]}/"
         assert fault(reader, url).kind == "connection"
 
 
@@ -93,7 +93,7 @@ class SecureHandler(http.server.BaseHTTPRequestHandler):
     @contextlib.contextmanager
     def serve(cls, context):
         server = http.server.ThreadingHTTPServer((OPEN, 0), cls)
-        server.handle_error = lambda *_: None  # handshakes that the client breaks off
+        server.handle_error = lambda *_: None  # ignore handshakes aborted by the client
         server.socket = context.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )
@@ -142,7 +142,7 @@ def test_tls_verifies_the_host_name_at_the_pinned_address(tmp_path, reader, monk
 
 
 def test_random_replies_return_typed_results(site, reader):
-    """Bytes instead of HTTP, bytes after valid headers, and altered headers."""
+    """Send bytes instead of HTTP, bytes after valid headers, and altered headers."""
     rng, kinds = random.Random(6), set()
     heads = [
         b"",

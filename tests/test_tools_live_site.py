@@ -39,8 +39,8 @@ def test_site_is_a_world_with_facts(site, tmp_path):
     assert world.name == f"live:{start}"
     assert world.search("Makers", 1)[0].title.endswith("makers.md")
     assert any("Bergen" in world.graph.values(title, "town") for title in world.graph.nodes)
-    asked = [path for _, path, _ in site.seen]
-    assert asked == ["/robots.txt", "/guide/", "/guide/makers.html"]
+    requested = [path for _, path, _ in site.seen]
+    assert requested == ["/robots.txt", "/guide/", "/guide/makers.html"]
     again = load(start, tmp_path / "site")
     assert again.version == world.version
     assert [path for _, path, _ in site.seen][3:] == ["/robots.txt"]  # no page twice

@@ -107,7 +107,7 @@ def test_zip_reads_known_members_and_lists_others(reader):
         ]
     )
     text = read(reader, "a.zip", data)
-    for wanted in (
+    for expected in (
         "=== d/a.txt ===\nplain",
         "=== b.pdf ===\nIn a PDF",
         "In a docx",
@@ -115,7 +115,7 @@ def test_zip_reads_known_members_and_lists_others(reader):
         "=== deep.txt ===\ndeep",
         "=== broken.pdf ===\n[not a readable .pdf",
     ):
-        assert wanted in text
+        assert expected in text
 
 
 def test_long_texts_keep_head_and_tail(reader, monkeypatch):

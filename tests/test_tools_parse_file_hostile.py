@@ -41,14 +41,14 @@ def link_in_zip():
     return zipped([(info, "/etc/passwd")])
 
 
-def encrypted():
+def make_encrypted_zip():
     data = bytearray(zipped([("a.txt", "x" * 50)]))
     data[6] |= 1
     data[data.index(b"PK\1\2") + 8] |= 1
     return bytes(data)
 
 
-def lying(size=10):
+def zip_with_false_size(size=10):
     """Return a member that declares `size` bytes and unpacks to 200 MB."""
     data = bytearray(zipped([("a.txt", b"\x41" * 200_000_000)], compresslevel=1))
     for mark, offset in ((b"PK\3\4", 22), (b"PK\1\2", 24)):
@@ -71,8 +71,8 @@ def lying(size=10):
         (lambda: zipped([("in.zip", zipped([("../a.txt", "x")]))]), "refused"),
         (lambda: b"PK\3\4 nothing", "malformed"),
         (lambda: zipped([("a.txt", "x")])[:40], "malformed"),
-        (encrypted, "malformed"),
-        (lying, "malformed"),
+        (make_encrypted_zip, "malformed"),
+        (zip_with_false_size, "malformed"),
     ],
     ids=[
         "ratio",
@@ -189,7 +189,7 @@ def test_misbehaving_parser_is_stopped(tmp_path, monkeypatch, body, timeout_s, k
 
 
 def test_random_files_return_typed_results():
-    """Runs the code of the subprocess in this process: 10,000 files over all types."""
+    """Run the subprocess code in this process on 10,000 files of all types."""
     rng, kinds = random.Random(4), set()
     suffixes = [(suffix, False) for suffix in reading.READERS]
     suffixes += [(suffix, True) for suffix in reading.OUTLINES]

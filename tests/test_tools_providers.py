@@ -53,17 +53,17 @@ def test_request_format(server):
         "topk": 30,
         "return_scores": True,
     }
-    for name, wanted in (
+    for name, expected in (
         ("searxng", {"q": [QUESTION], "format": ["json"]}),
         ("openalex", {"search": [QUESTION], "per_page": ["30"]}),
     ):
         method, path, headers, _ = sent[name]
-        assert method == "GET" and parse_qs(urlsplit(path).query) == wanted
+        assert method == "GET" and parse_qs(urlsplit(path).query) == expected
     assert sent["openalex"][2]["Authorization"] == f"Bearer {KEY}"
     assert "Authorization" not in sent["searxng"][2] and "Authorization" not in sent["retrieve"][2]
 
 
-def test_the_jina_reader(server):
+def test_jina_reader(server):
     server.says(MARKDOWN.encode())
     assert ask(server, "jina") == {
         "url": "https://a.org/x?y=1",
@@ -75,7 +75,7 @@ def test_the_jina_reader(server):
     server.says(b"only text")
     assert ask(server, "jina")["text"] == "only text"
     server.says(b"Title: x\n\nMarkdown Content:\n\n")
-    assert fault(server, "jina").kind == "unreadable"  # an empty page is no fault of Jina
+    assert fault(server, "jina").kind == "unreadable"  # an empty page is not a fault of Jina
     for url in ("file:///etc/passwd", "https://me:pw@a.org/", 3, "a\nb"):
         with pytest.raises(ToolFault) as raised:
             Provider("jina", server.url)({"url": url}, 5.0)

@@ -56,9 +56,11 @@ def test_cut_connections(server):
     assert fault(server).kind == "connection"
     server.reply = lambda out: out.write(HEAD + b"\r\n" + body[:40])  # no length: cut JSON
     assert fault(server).kind == "malformed"
-    with socket.socket() as held, pytest.raises(ToolFault) as raised:
-        held.bind(("127.0.0.1", 0))  # bound, not listening
-        Provider("serper", f"http://127.0.0.1:{held.getsockname()[1]}")({"query": "a"}, 5.0)
+    with socket.socket() as closed_socket, pytest.raises(ToolFault) as raised:
+        closed_socket.bind(("127.0.0.1", 0))  # bound, not listening
+        Provider("serper", f"http://127.0.0.1:{closed_socket.getsockname()[1]}")(
+            {"query": "a"}, 5.0
+        )
     assert raised.value.kind == "connection"
 
 
@@ -68,7 +70,7 @@ def test_huge_bodies(server, monkeypatch):
     assert (fault(server).kind, fault(server, "jina").kind) == ("too_large", "unreadable")
 
 
-def broken(name):
+def iter_broken_replies(name):
     """Yield the recorded reply with one value replaced by another type."""
     good = json.dumps(RECORDED[name][0])
 
@@ -96,7 +98,7 @@ def test_altered_replies_are_malformed_or_still_hits(name, monkeypatch):
     backend, replies = Provider(name, "http://127.0.0.1"), []
     monkeypatch.setattr("drlib.tools.providers.exchange", lambda *a, **b: (200, {}, replies[-1]))
     malformed = 0
-    for value in broken(name):
+    for value in iter_broken_replies(name):
         replies.append(json.dumps(value).encode())
         try:
             check(backend({"query": "a"}, 5.0))
@@ -155,8 +157,8 @@ def test_key_never_appears_in_objects_errors_or_logs(server, caplog):
             arguments = {"url": "https://a.org"} if name == "jina" else {"query": "a"}
             with pytest.raises(ToolFault) as raised:
                 backend(arguments, 20.0)
-            told = "".join(traceback.format_exception(raised.value)) + repr(raised.value)
-            assert KEY not in told
+            error_text = "".join(traceback.format_exception(raised.value)) + repr(raised.value)
+            assert KEY not in error_text
     assert all(KEY not in path for _, path, _, _ in server.seen)
     assert KEY not in caplog.text
 
@@ -175,7 +177,7 @@ def answer_with(body, *_arguments, **_options):
 
 
 def test_random_replies_return_typed_results(server, monkeypatch):
-    """10,000 bodies through all parsers, 1,000 of them through a socket."""
+    """Parse 10,000 bodies with all parsers, 1,000 of them through a socket."""
     rng, kinds = random.Random(8), set()
     backends = [Provider(name, server.url) for name in PROVIDERS]
     real = fetch.exchange

@@ -172,7 +172,7 @@ def test_title_is_first_hit_and_page_names_its_source(world, graph):
 
 
 def test_relation_names_end_in_a_noun():
-    """So that "the <relation> of X" is English; no name is an inverse."""
+    """Check that "the <relation> of X" is English and that no name is an inverse."""
     nouns = {
         "language",
         "currency",

@@ -28,7 +28,7 @@ NUMBERS = ("0123", "4567", "8901", "1111", "7770")
 SHEET = make_sheet([draw(Emblem("ring", "red", number)) for number in NUMBERS], columns=2)
 
 
-def cut(pixels, box):
+def crop(pixels, box):
     left, top, width, height = box
     return pixels[top : top + height, left : left + width]
 
@@ -69,7 +69,7 @@ def test_every_digit_is_read_at_every_position():
 def test_sheet_is_read_in_reading_order():
     assert find_boxes(SHEET) == sheet_boxes(5, columns=2)
     assert read_numbers(SHEET) == "0123 4567\n8901 1111\n7770"
-    assert [read_numbers(cut(SHEET, box)) for box in find_boxes(SHEET)] == [*NUMBERS]
+    assert [read_numbers(crop(SHEET, box)) for box in find_boxes(SHEET)] == [*NUMBERS]
     blank = np.full_like(SHEET, 255)
     assert find_boxes(blank) == [] and read_numbers(blank) == ""
 
@@ -78,11 +78,11 @@ def test_crops_read_whole_digits_and_mark_cut_ones():
     left, top, width, height = sheet_boxes(5)[1]  # of 4567
     for less in range(1, 9):
         whole = (left + less, top + less, width - 2 * less, height - less)
-        assert read_numbers(cut(SHEET, whole)) == "4567"
+        assert read_numbers(crop(SHEET, whole)) == "4567"
     wide = (left - 7, top - 7, width + 14, height + 14)
-    assert read_numbers(cut(SHEET, wide)) == "4567"
-    assert read_numbers(cut(SHEET, (left, top, 30, height)))[:2] == "45"
-    through_the_5 = cut(SHEET, (left, top, 25, height))
+    assert read_numbers(crop(SHEET, wide)) == "4567"
+    assert read_numbers(crop(SHEET, (left, top, 30, height)))[:2] == "45"
+    through_the_5 = crop(SHEET, (left, top, 25, height))
     assert read_numbers(through_the_5) == "4?"
-    halved = cut(SHEET, (left, top, width, height - 12))
+    halved = crop(SHEET, (left, top, width, height - 12))
     assert set(read_numbers(halved)) <= {"?", " "}, "no digit out of half a glyph"

@@ -202,7 +202,7 @@ def test_update_reads_only_changed_files_and_equals_a_rebuild(place, tmp_path, m
 
 
 def test_files_and_folders_without_permission_are_reported():
-    """Root may read everything, so a fork of this process runs as another user."""
+    """Run as another user in a fork, because root can read everything."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         place.chmod(0o755)

@@ -95,12 +95,12 @@ def world():
 def test_sampled_facts_are_confirmed_by_execution(world):
     facts = world.graph.facts
     assert len(facts) > 20_000
-    some = random.Random("pydocs-0").sample(facts, SAMPLE)
+    sampled = random.Random("pydocs-0").sample(facts, SAMPLE)
     by_relation = {fact[1]: fact for fact in facts}
-    assert {fact[1] for fact in some} == {*by_relation}  # the sample contains every relation
+    assert {fact[1] for fact in sampled} == {*by_relation}  # the sample contains every relation
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CHECK],
-        input=json.dumps(some),
+        input=json.dumps(sampled),
         capture_output=True,
         text=True,
         check=True,
@@ -120,7 +120,7 @@ def test_parameters_are_no_modules_and_self_is_no_fact(world):
 
 
 def test_verifier_detects_false_facts():
-    lies = [
+    false_facts = [
         ["builtins.ValueError", "subclass", "builtins.Exception"],
         ["json.loads", "raised exception", "builtins.TypeErr"],
         ["json.dumps", "number of parameters", "3"],
@@ -137,12 +137,12 @@ def test_verifier_detects_false_facts():
     ]
     done = subprocess.run(
         [sys.executable, "-c", CHECK],
-        input=json.dumps(lies + truths),
+        input=json.dumps(false_facts + truths),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert [fact[:3] for fact in json.loads(done.stdout.splitlines()[-1])] == lies
+    assert [fact[:3] for fact in json.loads(done.stdout.splitlines()[-1])] == false_facts
 
 
 def test_well_known_facts_are_included(world):
@@ -192,7 +192,7 @@ def test_independent_of_hash_seed_and_isolated_from_this_process(world, monkeypa
 
 
 def test_file_in_the_current_folder_does_not_shadow_a_module(tmp_path, monkeypatch):
-    """Only the module names are read; the subprocess is started like the reader's."""
+    """Read only the module names, in a subprocess started like the reader's."""
     for name in ("code", "zlib", "chunk"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'RUN')!r}, 'w')")
     monkeypatch.chdir(tmp_path)

@@ -59,13 +59,13 @@ def test_readers_are_not_affected_by_a_writer(tmp_path):
     version = library({"a": place("A", ("r", "1"))}, path).version
     process, faults, shown = writer(path), [], set()
 
-    def look():
+    def read_pages():
         world = library({"a": place("A", ("r", "1"))}, path)
         found = {(world.version, len(world), world.search("A")[0].title) for _ in range(20)}
         faults.extend(found - {(version, 1, "A")})
 
     one = library({"a": place("A", ("r", "1"))}, path)  # shared by the threads below
-    threads = [threading.Thread(target=look) for _ in range(4)]
+    threads = [threading.Thread(target=read_pages) for _ in range(4)]
     threads += [
         threading.Thread(target=lambda: shown.update(one.page("A").text for _ in range(50)))
         for _ in range(2)

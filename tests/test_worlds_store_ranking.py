@@ -26,13 +26,13 @@ def pages(seed, n=120):
     ]
 
 
-def stored(documents, path=None):
+def make_store(documents, path=None):
     store = Store(path)
     store.update({"all": "1"}, lambda _: Part(documents))
     return store
 
 
-def by_one_query(store, query):
+def rank_by_one_query(store, query):
     """Return SQLite's ranking of one query with OR."""
     terms = dict.fromkeys(search_terms(query))
     return [title for (title,) in store.rows(QUERY, " OR ".join(f'"{term}"' for term in terms))]
@@ -40,10 +40,10 @@ def by_one_query(store, query):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_ranking_equals_a_single_fts_query(seed):
-    store, rng = stored(pages(seed)), random.Random(seed)
+    store, rng = make_store(pages(seed)), random.Random(seed)
     for _ in range(60):
         query = " ".join(rng.choices([*WORDS, "JSON", "emile", "nowhere"], k=rng.randint(1, 6)))
-        expected = by_one_query(store, query)
+        expected = rank_by_one_query(store, query)
         for k in (1, 3, 10, 1000):
             assert store.search(query, k) == expected[:k]
 
@@ -52,7 +52,7 @@ def test_tour_ranking_equals_a_single_fts_query():
     world = load_world("tour")
     for entity in [*world.entities.values()][::25]:
         query = " ".join([entity.kind, *entity.facts, *entity.facts.values()])
-        assert world.store.search(query, 8) == by_one_query(world.store, query)[:8]
+        assert world.store.search(query, 8) == rank_by_one_query(world.store, query)[:8]
 
 
 def test_scores_match_the_bm25_formula():
@@ -76,14 +76,14 @@ def test_scores_match_the_bm25_formula():
     terms = ("moon", "salt")
     matching = [title for title, (head, text) in words.items() if {*terms} & {*head, *text}]
     best = sorted(matching, key=lambda title: (-score(title, terms), title))
-    assert stored(documents).search("moon salt", 100) == best and len(best) == 9
+    assert make_store(documents).search("moon salt", 100) == best and len(best) == 9
 
 
 def test_ties_are_ordered_by_title():
     titles = ["b", "é", "B", "a", "c"]
     for seed in range(3):
         random.Random(seed).shuffle(titles)
-        store = stored([Document(title, "moon") for title in titles])
+        store = make_store([Document(title, "moon") for title in titles])
         assert store.search("moon", 3) == ["B", "a", "b"]
         assert store.search("moon", 9) == sorted(titles)
 
@@ -91,7 +91,7 @@ def test_ties_are_ordered_by_title():
 def test_common_words_do_not_outrank_rare_ones():
     documents = [Document(f"page {i}", "moon salt river " * 5) for i in range(500)]
     documents.append(Document("other", "moon zircon ochre " + "stone " * 200))
-    store = stored(documents)
+    store = make_store(documents)
     assert store.search("zircon moon salt ochre", 1) == ["other"]
     assert "other" in store.search("moon salt zircon", 500)
 
@@ -117,14 +117,14 @@ def test_update_is_visible_to_its_writer_only(tmp_path):
     store.update(stamps, parts.__getitem__)
     after = store.search("salt place", 20)
     fresh = library(parts).store
-    assert after == fresh.search("salt place", 20) == by_one_query(store, "salt place")
+    assert after == fresh.search("salt place", 20) == rank_by_one_query(store, "salt place")
     assert "Salt" in after and "Place 5" not in after
     assert old.store.search("salt place", 20) == before
 
 
 def test_evicted_words_are_ranked_again(monkeypatch):
-    store = stored(pages(1))
-    expected = {word: by_one_query(store, word) for word in WORDS}
+    store = make_store(pages(1))
+    expected = {word: rank_by_one_query(store, word) for word in WORDS}
     monkeypatch.setattr(store_module, "MAX_RANKED", 60)
     for _ in range(2):
         for word in WORDS:

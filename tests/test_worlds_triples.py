@@ -39,13 +39,13 @@ RIGHT = {
 }
 
 
-def right(text):
+def reply_correctly(text):
     return [row for word, rows in RIGHT.items() if word in text for row in rows]
 
 
 @pytest.fixture
 def model():
-    with model_server(right) as server:
+    with model_server(reply_correctly) as server:
         yield server
 
 
@@ -103,7 +103,7 @@ BROKEN = [
 
 
 def test_unquoted_and_malformed_rows_are_dropped_and_counted(place, model):
-    model.replies = lambda text: LIES + BROKEN + right(text) if "Ada" in text else []
+    model.replies = lambda text: LIES + BROKEN + reply_correctly(text) if "Ada" in text else []
     world = load(place, model)
     assert +world.extraction == {"kept": 2, "not quoted": len(LIES), "malformed": len(BROKEN)}
     subjects = {fact[0] for fact in world.graph.facts if fact[1] != "mentioned in"}
@@ -128,7 +128,7 @@ def test_unquoted_and_malformed_rows_are_dropped_and_counted(place, model):
     ids=range(10),
 )
 def test_junk_replies_are_counted_and_texts_are_kept(place, model, junk):
-    model.replies = lambda text: junk if "Ada" in text else right(text)
+    model.replies = lambda text: junk if "Ada" in text else reply_correctly(text)
     world = load(place, model)
     assert +world.extraction == {"junk": 1, "kept": 2} and world.changes.skipped == {}
     assert world.find("ada.txt") and world.find("Charles Babbage")
@@ -146,7 +146,7 @@ def test_junk_replies_are_counted_and_texts_are_kept(place, model, junk):
 def test_failed_endpoint_is_reported_and_retried_at_the_next_load(
     place, model, tmp_path, reply, reason
 ):
-    model.replies = lambda text: reply if "Ada" in text else right(text)
+    model.replies = lambda text: reply if "Ada" in text else reply_correctly(text)
     index, start = tmp_path / "index.sqlite", time.monotonic()
     world = load(place, model, index, timeout_s=1.0)
     assert time.monotonic() - start < 15
@@ -155,14 +155,17 @@ def test_failed_endpoint_is_reported_and_retried_at_the_next_load(
     assert reason in world.changes.skipped["~triples//ada.txt"]
     assert world.find("ada.txt") and not world.find("Ada Lovelace")
     assert world.find("Charles Babbage")
-    asked = len(model.seen)
-    model.replies = right
+    request_count = len(model.seen)
+    model.replies = reply_correctly
     again = load(place, model, index, timeout_s=5.0)
     assert again.changes.skipped == {} and again.find("Ada Lovelace")
-    assert [row[3] for row in model.seen[asked:]] == [ADA]
-    asked = len(model.seen)
+    assert [row[3] for row in model.seen[request_count:]] == [ADA]
+    request_count = len(model.seen)
     third = load(place, model, index)
-    assert len(model.seen) == asked and third.version == again.version == load(place, model).version
+    assert (
+        len(model.seen) == request_count
+        and third.version == again.version == load(place, model).version
+    )
 
 
 def test_slow_response_ends_at_the_deadline(place, model):
@@ -214,7 +217,7 @@ def test_small_files_are_requested_concurrently_and_once(place, model):
         time.sleep(0.05)
         with lock:
             running -= 1
-        return right(text)
+        return reply_correctly(text)
 
     model.replies = slowly
     world = load(place, model)
@@ -232,7 +235,7 @@ def test_refusing_server_gets_few_requests(place, model):
     assert len(model.seen) == triples.MAX_FAILED_FILES
     model.seen.clear()
     numbers = itertools.count()
-    model.replies = lambda text: right(text) if next(numbers) < 5 else 401
+    model.replies = lambda text: reply_correctly(text) if next(numbers) < 5 else 401
     skipped = load(place, model).changes.skipped
     # requests in flight are reported with the server's message
     assert 5 + triples.MAX_FAILED_FILES <= len(model.seen) <= 5 + 2 * triples.AHEAD
@@ -319,7 +322,7 @@ def test_killed_load_resumes_with_the_remaining_chunks(place, model, tmp_path):
 
     def slowly(text):
         time.sleep(0.05)
-        return right(text)
+        return reply_correctly(text)
 
     model.replies = slowly
     command = [sys.executable, "-c", LOADED_ELSEWHERE, str(place), str(index), model.url]
@@ -364,11 +367,11 @@ def test_changed_file_requests_only_changed_chunks(place, model, tmp_path):
 def test_replies_are_saved_per_model_without_junk(place, model, tmp_path):
     kept = {"replies_path": tmp_path / "said"}
     load(place, model, **kept)
-    model.replies = lambda text: b"{}" if "Ada" in text else right(text)
+    model.replies = lambda text: b"{}" if "Ada" in text else reply_correctly(text)
     other = {"endpoint": model.url, "model": "other", **kept}
     world = load_world(f"folder:{place}", **other)
     assert +world.extraction == {"junk": 1, "kept": 2} and len(model.seen) == 4
-    model.replies = right
+    model.replies = reply_correctly
     assert +load_world(f"folder:{place}", **other).extraction == {"kept": 4}
     assert [row[3] for row in model.seen[4:]] == [ADA]
 
@@ -377,7 +380,9 @@ def test_lone_surrogates_survive_the_reply_file(place, model, tmp_path):
     """JSON can escape a lone surrogate, which UTF-8 cannot encode."""
     rows = [dict(zip(triples.KEYS, row, strict=True)) for row in RIGHT["Ada"]]
     said = {"choices": [{"message": {"content": f"\ud800 {json.dumps(rows)}"}}]}
-    model.replies = lambda text: json.dumps(said).encode() if "Ada" in text else right(text)
+    model.replies = lambda text: (
+        json.dumps(said).encode() if "Ada" in text else reply_correctly(text)
+    )
     before = load(place, model, tmp_path / "index")
     assert +before.extraction == {"kept": 4}
     (tmp_path / "index").unlink()

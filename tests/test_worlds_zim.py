@@ -100,12 +100,12 @@ def test_index_is_rebuilt_for_another_file(file, tmp_path):
     assert load_world(f"zim:{file}", index).changes.updated == ["wiki.zim"]
 
 
-def test_the_limit_counts_articles(file):
+def test_limit_counts_articles(file):
     world = load_world(f"zim:{file}", limit=2)
     assert len(world) == 2 and world.find("Norway") and world.find("Oslo")
 
 
-def test_other_files_are_refused(tmp_path):
+def test_non_zim_files_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="zim:.*not a ZIM file"):
         load_world(f"zim:{tmp_path / 'none.zim'}")
     (tmp_path / "text.zim").write_text("not a zim file")
