@@ -1,4 +1,4 @@
-"""Experiment plans for tests, and records of invented runs."""
+"""Experiment plans for tests, and records of hand-made runs."""
 
 import json
 from pathlib import Path
@@ -40,13 +40,13 @@ def outcome(task: str, samples: list[bool], kind: str = "search") -> Outcome:
 
 
 def row(step: int, **more) -> dict:
-    """A line of metrics.jsonl."""
+    """Return a row of metrics.jsonl."""
     return {"step": step, "seconds": 2.0, "rollout_seconds": 1.5, "rollouts": 32} | more
 
 
-def asked(*samples):
-    """Outcomes of search questions a, b, ... and of one python question, which is always right."""
-    search = [outcome(name, some) for name, some in zip("abc", samples)]
+def make_outcomes(*samples):
+    """Return outcomes of search questions a, b, ... and one always-correct python question."""
+    search = [outcome(name, answers) for name, answers in zip("abc", samples)]
     return [*search, outcome("p", RIGHT, "python")]
 
 
@@ -54,23 +54,33 @@ def rows(steps=2, **more):
     return [row(step + 1, accuracy_search=0.25 * (step + 1), **more) for step in range(steps)]
 
 
-def made_records(plan: ExperimentPlan, made: dict, failed: dict | None = None) -> ExperimentRecords:
-    """Return records of invented runs.
+def make_records(
+    plan: ExperimentPlan, runs_by_arm: dict, failed: dict | None = None
+) -> ExperimentRecords:
+    """Return records of hand-made runs.
 
-    made: (arm, seed) -> (its outcomes, its rows of metrics). failed: (arm, seed) -> the reason.
+    runs_by_arm: (arm, seed) -> (outcomes, metrics rows). failed: (arm, seed) -> reason.
     """
     runs: dict[str, dict] = {arm: {} for arm in plan.arms}
     for (arm, seed), reason in (failed or {}).items():
         runs[arm][seed] = {"failed": reason}
     records = ExperimentRecords({})
     for arm in plan.arms:
-        outcomes = {(plan.stage, s): asked for (name, s), (asked, _) in made.items() if name == arm}
-        rows = [r for (_, s), asked in outcomes.items() for r in rows_of(asked, plan.stage, s)]
+        outcomes = {
+            (plan.stage, s): outcomes_of_run
+            for (name, s), (outcomes_of_run, _) in runs_by_arm.items()
+            if name == arm
+        }
+        rows = [
+            r
+            for (_, s), outcomes_of_run in outcomes.items()
+            for r in rows_of(outcomes_of_run, plan.stage, s)
+        ]
         if outcomes:
             records.results[arm] = Results("make it", plan.profile, rows, outcomes)
-            records.curves[arm] = {seed: made[arm, seed][1] for _, seed in outcomes}
+            records.curves[arm] = {seed: runs_by_arm[arm, seed][1] for _, seed in outcomes}
         for _, seed in outcomes:
-            runs[arm][seed] = costs(made[arm, seed][1])
+            runs[arm][seed] = costs(runs_by_arm[arm, seed][1])
     head = {"command": "make it", **what_ran(plan), "seeds": list(plan.seeds), "runs": runs}
     head["registered"] = ""
     records.head = json.loads(json.dumps(head))

@@ -153,7 +153,7 @@ MUTANTS = [
         "drlib/experiments/ray_runner.py",
         "        return ray.get(task)\n",
         '        return ray.get(task) and ""\n',
-        ("tests/test_experiments_ray.py::test_every_run_is_there_and_a_failed_one_is_named",),
+        ("tests/test_experiments_ray.py::test_runs_are_complete_and_failures_are_reported",),
         "a run that failed on the cluster passes for finished",
     ),
     Mutant(
@@ -161,7 +161,7 @@ MUTANTS = [
         PLOTS,
         "            color = CONTROL if low <= 0 <= high else COLORS[1]\n",
         "            color = CONTROL if low >= 0 >= high else COLORS[1]\n",
-        ("tests/test_experiments_figures.py::test_the_effects_of_many_sweeps_are_in_one_figure",),
+        ("tests/test_experiments_figures.py::test_effects_figure_shows_every_sweep",),
         "chance looks like an effect",
     ),
     Mutant(
@@ -202,7 +202,7 @@ MUTANTS = [
         'again.gain("rl", "rl", *asked, of=first)',
         'first.gain("rl", "rl", *asked, of=again)',
         (
-            "tests/test_experiments_reference.py::test_a_run_made_again_stands_beside_the_first_with_their_difference",
+            "tests/test_experiments_reference.py::test_again_block_compares_repeated_runs",
         ),
         "a line that got worse would be said to have got better",
     ),

@@ -1,4 +1,4 @@
-"""A hand-made world of 150 towns, and attempts by hand, for the tests of what solves and judges."""
+"""A hand-made world of 150 towns and hand-made episodes, for tests of solvers and filters."""
 
 from drlib.chat.tool_calls import parse, render_answer, render_call
 from drlib.demonstrations.oracle import Episode
@@ -12,8 +12,9 @@ TOWNS = [f"Town {i:03}" for i in range(150)]
 
 
 def tiny():
-    """Return towns 0..149 in Bigland with rivers, guilds and people; towns 5, 12 and 19 have a
-    mill; Bigland's page has three parts.
+    """Return the world: towns 0..149 in Bigland with rivers, guilds and people.
+
+    Towns 5, 12 and 19 have a mill. Bigland's page has three parts.
     """
     facts = [
         (town, relation, value)
@@ -52,11 +53,9 @@ RIGHT = f"<think>I have it.</think>{render_answer('Somali Shilling')}"
 
 
 def episode(*contents, task=GIVEN, roles=None):
-    """Return alternating assistant and tool turns after the question; the last turn has the
-    answer.
-    """
-    made = Episode(task, None, None)
+    """Return an episode of alternating assistant and tool turns; the last turn has the answer."""
+    example = Episode(task, None, None)
     roles = roles or ["tool" if at % 2 else "assistant" for at in range(len(contents))]
-    made.messages += [{"role": r, "content": text} for r, text in zip(roles, contents)]
-    made.answer = getattr(parse(contents[-1]), "text", None)
-    return made
+    example.messages += [{"role": r, "content": text} for r, text in zip(roles, contents)]
+    example.answer = getattr(parse(contents[-1]), "text", None)
+    return example

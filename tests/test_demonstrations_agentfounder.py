@@ -1,7 +1,7 @@
-"""Agentic pre-training rows: first-order and higher-order actions, no tool executed.
+"""Agentic pre-training rows: first-order and higher-order actions without tool execution.
 
-A fixture world has known right first calls, so that a judge's use can be counted; a recorded
-trajectory of four calls has known options, choices and responses.
+A fixture world has known correct first calls, so that the effect of the judge can be counted. A
+recorded trajectory of four calls has known options, choices and responses.
 """
 
 import json
@@ -43,7 +43,7 @@ chat = tour_chat
 
 
 @pytest.fixture(scope="module")
-def invented():
+def fictional():
     """(world, memory of its facts, relations)"""
     world = fictional_world("cpt-test", Names.from_world(load_world("tour")))
     memory, relations = EntityMemory(), set()
@@ -59,14 +59,14 @@ def tasks_of(world, n=60):
     return [source.draw(rng.choice((1, 2)), rng) for _ in range(n)]
 
 
-def teacher_of(invented, fault=0.5):
-    world, _, relations = invented
+def teacher_of(fictional, fault=0.5):
+    world, _, relations = fictional
     return Teacher(sorted(world.entities), relations, fault)
 
 
 @pytest.fixture(autouse=True)
 def no_tool(monkeypatch):
-    """The spy: whatever is synthesised here, no tool runs."""
+    """Check that synthesis never calls a tool."""
     calls = []
     monkeypatch.setattr(Toolbox, "call", lambda self, *a, **k: calls.append(a))
     monkeypatch.setattr(Toolbox, "submit", lambda self, *a, **k: calls.append(a))
@@ -75,7 +75,10 @@ def no_tool(monkeypatch):
 
 
 def right_first_call(row, task):
-    """By the graph, which the judge does not see: the question's own start and first relation."""
+    """Return True if the plan's call matches the question's start and first relation.
+
+    The judge does not see these fields.
+    """
     thought, _, call = row.parts[1][1].removesuffix("<|im_end|>").partition("</think>")
     action = parse(call)
     named = thought.removeprefix("<think>").split(".")[0].split("the ")[-1]
@@ -86,19 +89,19 @@ def right_first_call(row, task):
     )
 
 
-def test_rejection_by_the_memory_raises_planning_accuracy(invented):
-    world, memory, _ = invented
-    teacher, rng, made = teacher_of(invented), random.Random("plans"), []
+def test_rejection_by_the_memory_raises_planning_accuracy(fictional):
+    world, memory, _ = fictional
+    teacher, rng, judged_rows = teacher_of(fictional), random.Random("plans"), []
     for task in tasks_of(world):
         rows = plans(task, memory, teacher, 4, rng)
-        assert len({row.text for row in rows}) == len(rows) <= 4  # K different ones
-        made += [(row, right_first_call(row, task)) for row in rows]
-    kept = [right for row, right in made if row.judge == KEPT]
-    before, after = sum(r for _, r in made) / len(made), sum(kept) / len(kept)
+        assert len({row.text for row in rows}) == len(rows) <= 4  # at most K distinct plans
+        judged_rows += [(row, right_first_call(row, task)) for row in rows]
+    kept = [right for row, right in judged_rows if row.judge == KEPT]
+    before, after = sum(r for _, r in judged_rows) / len(judged_rows), sum(kept) / len(kept)
     assert 0.35 < before < 0.65  # about half of the plans are right, as in the paper
     assert after > 0.9 and len(kept) > 60
-    # nothing right is thrown away: the memory knows all facts here
-    assert all(row.judge == KEPT for row, right in made if right)
+    # no correct plan is rejected: the memory has all facts of this world
+    assert all(row.judge == KEPT for row, right in judged_rows if right)
 
 
 CURRENCY = "<think>First the currency.</think>"
@@ -125,7 +128,7 @@ CURRENCY = "<think>First the currency.</think>"
         ),
     ],
 )
-def test_why_a_plan_is_rejected(plan, verdict):
+def test_plan_verdicts(plan, verdict):
     memory = EntityMemory()
     for land, money, code in (("Gabon", "Franc", "XAF"), ("Peru", "Sol", "PEN")):
         memory.add_fact(land, "currency", money, "g")
@@ -144,9 +147,9 @@ def test_why_a_plan_is_rejected(plan, verdict):
     assert teacher.judge(plan, task, memory) == verdict
 
 
-def test_reasoning_is_kept_by_length_and_answer(invented):
-    world, memory, _ = invented
-    teacher, rng = teacher_of(invented), random.Random("reasoning")
+def test_reasoning_is_kept_by_length_and_answer(fictional):
+    world, memory, _ = fictional
+    teacher, rng = teacher_of(fictional), random.Random("reasoning")
     rows = [(task, reasoning(task, memory, teacher, rng)) for task in tasks_of(world, 150)]
     assert {row.judge for _, row in rows} == {KEPT, "too long", "another answer"}
     for task, row in rows:
@@ -163,15 +166,15 @@ def test_reasoning_is_kept_by_length_and_answer(invented):
     assert all(reasoning(t, memory, flawless, rng).judge == KEPT for t in tasks_of(world, 30))
 
 
-def test_reasoning_about_what_the_memory_does_not_know(invented):
-    world, _, _ = invented
+def test_reasoning_requires_facts_in_memory(fictional):
+    world, _, _ = fictional
     task = tasks_of(world, 1)[0]
     with pytest.raises(ValueError, match=re.escape(repr(task.start))):
-        reasoning(task, EntityMemory(), teacher_of(invented), random.Random(0))
+        reasoning(task, EntityMemory(), teacher_of(fictional), random.Random(0))
 
 
 def trajectory(k=4):
-    """K calls with their responses, and the answer."""
+    """Return K calls with their responses, and the answer."""
     messages = [{"role": "user", "content": "Where does it end?"}]
     for i in range(k):
         call = render_call("search", {"query": [f"Place {i}"]})
@@ -185,8 +188,8 @@ def trajectory(k=4):
 
 
 @pytest.mark.parametrize("correct", [True, False])
-def test_four_steps_with_three_alternatives(invented, correct):
-    teacher, messages = teacher_of(invented), trajectory()
+def test_four_steps_with_three_alternatives(fictional, correct):
+    teacher, messages = teacher_of(fictional), trajectory()
     places = set()
     for seed in range(12):
         row = higher_order(messages, correct, "t-1", teacher, 3, random.Random(seed))
@@ -202,54 +205,56 @@ def test_four_steps_with_three_alternatives(invented, correct):
         assert row.text.endswith(f"{DECISION}{'Correct' if correct else 'Incorrect'}<|im_end|>")
         assert row.source_ids == ("t-1",) and row.judge == KEPT
         places |= {*chosen}
-    assert places == {1, 2, 3, 4}  # shuffled: the place says nothing
+    assert places == {1, 2, 3, 4}  # shuffled: the position carries no information
 
 
-def test_what_carries_loss(invented, chat):
-    """The own words only; of a failed trajectory the decision only; a response cannot speak."""
-    teacher = teacher_of(invented)
+def test_only_own_text_carries_loss(fictional, chat):
+    """Only own text carries loss; in a failed trajectory only the decision does."""
+    teacher = teacher_of(fictional)
     for correct in (True, False):
         row = higher_order(trajectory(), correct, "t", teacher, 3, random.Random(5))
-        made = sample_of(row, chat)
-        learned = chat.tokenizer.decode([i for i, own in zip(made.ids, made.loss) if own])
+        sample = sample_of(row, chat)
+        learned = chat.tokenizer.decode([i for i, own in zip(sample.ids, sample.loss) if own])
         said = [text for role, text in row.parts if role == "own"]
         assert learned == "".join(said)
         assert learned.count(CHOICE) == (4 if correct else 0)
         assert "response" not in learned and "1. <think>" not in learned
-        # a tag inside a response stays text: one answer tag is ours, and those of the options
+        # tags inside a response stay text: only own and given text has answer-tag tokens
         tag = chat.tokenizer.convert_tokens_to_ids("<answer>")
-        ours = "".join(t for role, t in row.parts if role in ("own", "given")).count("<answer>")
-        assert made.ids.count(tag) == ours
+        expected_tags = "".join(t for role, t in row.parts if role in ("own", "given")).count(
+            "<answer>"
+        )
+        assert sample.ids.count(tag) == expected_tags
 
 
-def test_a_plan_is_sampled_as_a_rollout_would_be(invented, chat):
-    world, memory, _ = invented
+def test_plan_sample_equals_a_rollout_prompt(fictional, chat):
+    world, memory, _ = fictional
     task = tasks_of(world, 1)[0]
-    row = plans(task, memory, teacher_of(invented, 0), 1, random.Random(0))[0]
-    made = sample_of(row, chat)
+    row = plans(task, memory, teacher_of(fictional, 0), 1, random.Random(0))[0]
+    sample = sample_of(row, chat)
     prompt = chat.prompt(task.question)
-    assert list(made.ids[: len(prompt)]) == prompt and not any(made.loss[: len(prompt)])
-    assert all(made.loss[len(prompt) :]) and made.ids[-1] == chat.end_id
+    assert list(sample.ids[: len(prompt)]) == prompt and not any(sample.loss[: len(prompt)])
+    assert all(sample.loss[len(prompt) :]) and sample.ids[-1] == chat.end_id
 
 
-def test_a_guess_has_no_options(invented):
+def test_answer_without_calls_has_no_options(fictional):
     guess = f"<think>I know.</think>{render_answer('x')}"
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": guess}]
-    row = higher_order(messages, False, "t", teacher_of(invented), 3, random.Random(0))
+    row = higher_order(messages, False, "t", teacher_of(fictional), 3, random.Random(0))
     assert CHOICE not in row.text and row.text.endswith("Incorrect<|im_end|>")
 
 
-def test_too_few_alternatives_are_named():
+def test_too_few_alternatives_raise():
     teacher = Teacher(["Ada"], ["code"])
     with pytest.raises(ValueError, match="alternatives of 500"):
         higher_order(trajectory(1), True, "t", teacher, 500, random.Random(0))
 
 
-def test_a_task_that_is_no_chain_is_named(invented):
+def test_tasks_without_a_chain_are_rejected(fictional):
     """Engine tasks carry a query and no relations."""
-    _, memory, _ = invented
+    _, memory, _ = fictional
     task, rng = Task("engine-7", "Which?", "x", "search", "w", query='"x"'), random.Random(0)
-    teacher = teacher_of(invented)
+    teacher = teacher_of(fictional)
     for run in (
         lambda: plans(task, memory, teacher, 4, rng),
         lambda: reasoning(task, memory, teacher, rng),
@@ -271,7 +276,7 @@ def test_length_stages_and_replay():
     assert stream(0) == ["own"] * 2000 and stream(1) == ["general"] * 2000
 
 
-def test_equal_under_any_hash_seed():
+def test_output_does_not_depend_on_the_hash_seed():
     program = """
 import json, random
 from drlib.demonstrations.agentfounder import *
@@ -288,7 +293,7 @@ steps = [{"content": "q"}, {"content": call}, {"content": "r"}, {"content": "<an
 rows.append(higher_order(steps, True, "t", teacher, 3, rng))
 print(json.dumps(rows))
 """
-    told = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", program],
             capture_output=True,
@@ -299,4 +304,4 @@ print(json.dumps(rows))
         ).stdout
         for seed in ("0", "77")
     }
-    assert len(told) == 1 and json.loads(told.pop())
+    assert len(outputs) == 1 and json.loads(outputs.pop())

@@ -1,4 +1,4 @@
-"""AgentScaler: domains recovered, gold states reproduced, and every filter rejects what it should.
+"""AgentScaler: domain recovery, gold states and trajectory filters.
 
 Run: python -m pytest tests/test_demonstrations_agentscaler.py
 """
@@ -41,14 +41,14 @@ from drlib.demonstrations.agentscaler import (
 )
 
 APIS = toy_apis()
-FOUND = [Domain(part) for part in find_domains(APIS)]
-TASKS = [sample_task(domain, seed) for domain in FOUND for seed in range(20)]
-READING = [sample_task(domain, seed, ops=READS) for domain in FOUND for seed in range(10)]
-LIBRARY = FOUND[0]
+DOMAINS_FOUND = [Domain(part) for part in find_domains(APIS)]
+TASKS = [sample_task(domain, seed) for domain in DOMAINS_FOUND for seed in range(20)]
+READING = [sample_task(domain, seed, ops=READS) for domain in DOMAINS_FOUND for seed in range(10)]
+LIBRARY = DOMAINS_FOUND[0]
 
 
 def nmi(left, right):
-    """2 I(X; Y) / (H(X) + H(Y)), in nats."""
+    """Return the normalised mutual information 2 I(X; Y) / (H(X) + H(Y)), in nats."""
     n, x, y = len(left), Counter(left), Counter(right)
     both = Counter(zip(left, right, strict=True))
     entropy = [-sum(c / n * math.log(c / n) for c in counts.values()) for counts in (x, y)]
@@ -56,7 +56,7 @@ def nmi(left, right):
     return 2 * mutual / sum(entropy)
 
 
-def recovered(tau=TAU, seed=0):
+def domain_recovery(tau=TAU, seed=0):
     place = {api.name: i for i, part in enumerate(find_domains(APIS, tau, seed)) for api in part}
     return nmi([api.domain for api in APIS], [place[api.name] for api in APIS])
 
@@ -72,7 +72,7 @@ def test_nmi_on_hand_computed_labels():
     assert nmi("aabb", "xxxy") == pytest.approx(2 * mutual / entropies)
 
 
-def test_there_are_sixty_tools_of_six_domains_that_share_words():
+def test_toy_apis_are_sixty_tools_in_six_domains():
     assert len(APIS) == len({api.name for api in APIS}) == 60
     assert set(Counter(api.domain for api in APIS).values()) == {10}
     words = [set(re.findall(r"\w+", line)) for line in DOMAINS.split("\n")]
@@ -81,19 +81,19 @@ def test_there_are_sixty_tools_of_six_domains_that_share_words():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_louvain_recovers_the_domains_at_the_default_tau_and_around_it(seed):
-    assert recovered(seed=seed) >= 0.9
-    assert all(recovered(tau, seed) >= 0.9 for tau in (0.48, 0.54, 0.68))
-    assert recovered(0.2, seed) < 0.9  # the threshold does the work: shared words join domains
+def test_louvain_recovers_the_domains_near_the_default_tau(seed):
+    assert domain_recovery(seed=seed) >= 0.9
+    assert all(domain_recovery(tau, seed) >= 0.9 for tau in (0.48, 0.54, 0.68))
+    assert domain_recovery(0.2, seed) < 0.9  # shared words join domains below the threshold
 
 
-def test_an_embedding_is_the_normed_count_of_trigrams():
+def test_embedding_is_the_normalised_trigram_count():
     loan = Api("f", "get", "t", ("ab",), ("abc",))
     vector = embed_parameters(loan, 4096)  # <ab ab> and <ab abc bc>
     assert sorted(vector[vector > 0] ** 2) == pytest.approx([1 / 7, 1 / 7, 1 / 7, 4 / 7])
 
 
-def test_the_graph_has_an_edge_exactly_where_the_cosine_is_above_tau():
+def test_tool_graph_edges_are_cosines_above_tau():
     graph = tool_graph(APIS, 0.55)
     assert list(graph) == [*range(60)]
     for i, j in itertools.combinations(range(60), 2):
@@ -101,24 +101,24 @@ def test_the_graph_has_an_edge_exactly_where_the_cosine_is_above_tau():
         assert graph.has_edge(i, j) == (cosine > 0.55)
         if cosine > 0.55:
             assert graph[i][j]["weight"] == pytest.approx(cosine)
-    assert len(find_domains(APIS, 1.0)) == 60  # no edge, no domain
+    assert len(find_domains(APIS, 1.0)) == 60  # without edges every tool is its own domain
 
 
 # ---------------------------------------------------------------------------------------------
 # tasks
 
 
-def test_the_gold_calls_reproduce_the_gold_state():
+def test_gold_calls_reproduce_the_gold_state():
     for task in TASKS + READING:
         results, final_hash = task.run(task.calls)
         assert final_hash == task.final_hash and all(worked for worked, _ in results)
         assert task.writes == (task.run([])[1] != final_hash)
     assert 80 < sum(task.writes for task in TASKS) < 120 and not any(t.writes for t in READING)
     assert len({t.request for t in TASKS}) > 110 and len({len(t.calls) for t in TASKS}) >= 5
-    assert sum(task.calls[-1].name.startswith("remove") for task in TASKS) < 40  # one end of many
+    assert sum(task.calls[-1].name.startswith("remove") for task in TASKS) < 40  # various endings
 
 
-def test_each_step_of_a_walk_takes_what_the_last_one_returned():
+def test_each_step_uses_the_previous_result():
     for task in TASKS + READING:
         shown = [json.loads(text) for _, text in task.run(task.calls)[0]]
         assert 2 <= len(task.calls) <= 8
@@ -128,7 +128,7 @@ def test_each_step_of_a_walk_takes_what_the_last_one_returned():
             assert any(shown[i].get(key) == call.arguments[key] for key in keys)
 
 
-def test_a_walk_ends_at_its_limit_or_where_nothing_can_be_fed():
+def test_walk_ends_at_its_limit_or_without_a_next_tool():
     for n, seed in itertools.product((2, 5, 8), range(5)):
         assert len(sample_task(LIBRARY, seed, max_steps=n, min_steps=n).calls) == n
     pair = Domain([LIBRARY.apis["get_book"], LIBRARY.apis["get_loan"]])
@@ -137,8 +137,8 @@ def test_a_walk_ends_at_its_limit_or_where_nothing_can_be_fed():
         assert names == ["get_loan", "get_book"]  # a book's fields feed no other tool here
 
 
-def solve(task):
-    """Calls of a hand that reads the request and what the tools return, and nothing else."""
+def solve_from_text(task):
+    """Return the calls derived only from the request and the tool results."""
     tools = {(OPS[a.op].said, a.table): a.name for a in task.domain.apis.values()}
     calls, shown = [], []
     with closing(task.domain.open(task.seed)) as db:
@@ -155,23 +155,23 @@ def solve(task):
     return calls
 
 
-def test_the_request_is_all_that_a_hand_needs():
+def test_request_determines_the_calls():
     for task in TASKS + READING:
-        assert solve(task) == [*task.calls]
+        assert solve_from_text(task) == [*task.calls]
 
 
 # ---------------------------------------------------------------------------------------------
 # trajectories and filters
 
 
-def test_messages_are_in_the_format_of_all_stages():
+def test_messages_use_the_common_format():
     for task in TASKS[:20]:
         actions = [parse(m["content"]) for m in play(task) if m["role"] == "assistant"]
         assert tuple(actions[:-1]) == task.calls and isinstance(actions[-1], Answer)
         assert all(set(m) == {"role", "content"} for m in play(task))
 
 
-def test_a_trajectory_becomes_a_sample_with_loss_on_calls_and_replies_alone():
+def test_sample_has_loss_on_assistant_turns_only():
     messages = play(TASKS[3])
     texts = [m["content"] for m in messages]
     chat = ChatIds(train_tokenizer(texts, 420))
@@ -191,10 +191,10 @@ def test_gold_trajectories_pass():
 
 
 @pytest.mark.parametrize("task", TASKS[::10] + READING[::10])
-def test_a_failed_call_then_recovery_passes(task):
+def test_recovery_from_a_failed_call_passes(task):
     name, arguments = task.calls[0].name, task.calls[0].arguments
     broken = [ToolCall("get_moon", {}), ToolCall(name, {}), ToolCall(name, arguments | {"x": "1"})]
-    if task.domain.apis[name].op != "add":  # an add of anything would work
+    if task.domain.apis[name].op != "add":  # an add accepts any values
         broken.append(ToolCall(name, dict.fromkeys(arguments, "none")))
     for call in broken:
         messages = play(task, [call, *task.calls])
@@ -202,8 +202,8 @@ def test_a_failed_call_then_recovery_passes(task):
         assert rejection(task, messages) == ""
 
 
-def test_a_wrong_a_missing_and_an_extra_write_fail_at_the_state():
-    tried = Counter()
+def test_wrong_missing_and_extra_writes_fail_the_state_filter():
+    tested = Counter()
     for task in TASKS:
         for i, call in enumerate(task.calls):
             op, column = task.domain.apis[call.name].op, [*call.arguments][-1]
@@ -211,10 +211,10 @@ def test_a_wrong_a_missing_and_an_extra_write_fail_at_the_state():
             for other in [[]] if op == "remove" else [[], [wrong]]:
                 calls = [*task.calls[:i], *other, *task.calls[i + 1 :]]
                 if op in READS or task.run(calls)[1] == task.final_hash:
-                    continue  # nothing is lost: the row that it wrote is removed later on
+                    continue  # the state is unchanged: the written row is removed later
                 assert rejection(task, play(task, calls)) == "state"
-                tried[op, len(other)] += 1
-    assert len(tried) == 5 and min(tried.values()) >= 10
+                tested[op, len(other)] += 1
+    assert len(tested) == 5 and min(tested.values()) >= 10
     for task in READING[::10]:
         name = next(n for n, api in task.domain.apis.items() if api.op == "set")
         key, column = task.domain.apis[name].params
@@ -222,20 +222,20 @@ def test_a_wrong_a_missing_and_an_extra_write_fail_at_the_state():
         assert rejection(task, play(task, [*task.calls, extra])) == "state"
 
 
-def test_wrong_order_of_reads_fails_only_at_the_exact_match():
+def test_reordered_reads_fail_the_exact_match():
     for task in READING:
         swapped = play(task, task.calls[::-1])
         assert rejection(task, swapped) == "exact match"
         assert task.run(task.calls[::-1])[1] == task.final_hash
 
 
-def test_too_few_and_too_many_reads_fail_at_the_exact_match():
+def test_missing_and_extra_reads_fail_the_exact_match():
     task = READING[0]
     for calls in (task.calls[:-1], [*task.calls, task.calls[0]], []):
         assert rejection(task, play(task, calls)) == "exact match"
 
 
-def test_with_writes_the_state_decides_and_reads_are_free():
+def test_reads_are_ignored_if_a_task_writes():
     task = next(t for t in TASKS if any(t.domain.apis[c.name].op in READS for c in t.calls))
     writes = [c for c in task.calls if task.domain.apis[c.name].op not in READS]
     assert rejection(task, play(task, writes)) == ""
@@ -266,25 +266,25 @@ def test_turns_that_do_not_alternate_are_invalid():
         assert rejection(task, messages) == "turns", name
 
 
-def test_repetition_is_counted_in_n_grams():
+def test_repetition_is_measured_in_n_grams():
     task = next(task for task in TASKS if task.calls[0].name == "get_book")
     first, *rest = task.calls
     call = f"<think>Use get_book.</think>{render_call(first.name, first.arguments)}"
     assert (len(call.split()), NGRAM, MAX_REPEATS) == (6, 8, 3)
-    # n equal calls of 6 words, and another: n - 1 times the 8 words from a call's first on
+    # n equal calls of 6 words, then another call: the 8-gram from a call's start occurs n - 1 times
     verdicts = [rejection(task, play(task, [*[first] * n, *rest])) for n in (1, 4, 5, 9)]
     assert verdicts == ["", "", "repetition", "repetition"]
     others = [ToolCall("get_book", {"book_id": str(i)}) for i in range(1, 9)]
     assert rejection(task, play(task, [*others, *task.calls])) == ""  # like calls, other values
 
 
-def test_an_observation_that_no_tool_made_is_invalid():
+def test_invented_observation_is_invalid():
     messages = play(TASKS[0])
     messages[2] = {"role": "tool", "content": '{"made": "up"}'}
     assert rejection(TASKS[0], messages) == "observation"
 
 
-def test_the_report_counts_each_reason():
+def test_report_counts_each_reason():
     task, reading = TASKS[0], READING[0]
     pairs = [
         (task, play(task)),
@@ -338,7 +338,7 @@ def test_pass_hat_k_is_unbiased():
 
 
 @pytest.mark.parametrize("n, c, k", [(4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5), (0, 0, 1)])
-def test_pass_hat_k_refuses_impossible_counts(n, c, k):
+def test_pass_hat_k_rejects_impossible_counts(n, c, k):
     with pytest.raises(ValueError, match=f"n={n}, c={c}, k={k}"):
         pass_hat_k(n, c, k)
 
@@ -353,7 +353,7 @@ print(hashlib.sha256(text.encode()).hexdigest())
 """
 
 
-def test_the_same_under_any_hash_seed():
+def test_output_does_not_depend_on_the_hash_seed():
     running = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM],

@@ -1,4 +1,4 @@
-"""Alternatives to a step that only a reader tells apart: neither their form nor what was mentioned.
+"""Alternatives to a step cannot be told apart by their form or by mentioned names.
 
 Run: python -m pytest tests/test_demonstrations_alternatives.py
 """
@@ -27,7 +27,7 @@ RELATIONS = {relation for entity in WORLD.entities.values() for relation in enti
 
 
 def tool(name, arguments, *, world):
-    """A search without a server: the page that is asked for; a sum always comes to 12."""
+    """Return the requested page without a server; every sum is 12."""
     query = arguments.get("query")
     if name == "python":
         return ToolResult(name, arguments, "12", True, None)
@@ -38,13 +38,13 @@ def tool(name, arguments, *, world):
 
 
 def decisions(faults, teacher, questions=120, n=3, sums=False):
-    """(what was read last, options, place of the real one) of each decision."""
-    rng, hand = random.Random(3), Demonstrator(faults, TITLES)
+    """Yield (text read last, options, index of the real step) of each decision."""
+    rng, demonstrator = random.Random(3), Demonstrator(faults, TITLES)
     source = SearchQuestions(WORLD, None, max_hops=2)
     for number in range(questions):
         task = make_python_task(rng) if sums and number % 2 else source.draw(2, rng)
-        past = hand.play(task, SimpleNamespace(call=tool), rng, WORLD)
-        row = higher_order(past.messages, True, "past", teacher, n, rng)
+        episode = demonstrator.play(task, SimpleNamespace(call=tool), rng, WORLD)
+        row = higher_order(episode.messages, True, "past", teacher, n, rng)
         read, shown = row.parts[0][1], None
         for role, text in row.parts[1:]:
             if shown and text.startswith(CHOICE):
@@ -60,7 +60,7 @@ def name_of(option):
     return query[0] if isinstance(query, list) and query else None
 
 
-def found_by(rule, seen):
+def accuracy_of_rule(rule, seen):
     rng = random.Random(0)
     right = 0
     for read, options, real in seen:
@@ -69,60 +69,61 @@ def found_by(rule, seen):
     return right / len(seen)
 
 
-def mentioned(read, option):
+def is_mentioned(read, option):
     return bool(name_of(option)) and name_of(option) in read
 
 
-def test_neither_form_nor_mention_finds_the_real_step():
-    """A quarter is blind luck."""
+def test_form_and_mention_do_not_reveal_the_real_step():
+    """Guessing at random finds a quarter."""
     flawless = DemonstratorFaults(0, 0, 0, 0, 0)
     far, close = (
-        [*decisions(flawless, kind(TITLES, RELATIONS))] for kind in (Teacher, CloseTeacher)
+        [*decisions(flawless, teacher_class(TITLES, RELATIONS))]
+        for teacher_class in (Teacher, CloseTeacher)
     )
     assert len(close) == 240
-    assert found_by(mentioned, far) > 0.95  # what is wrong with the others
-    assert found_by(mentioned, close) < 0.5
-    assert found_by(lambda _, option: bool(name_of(option)), close) < 0.33
+    assert accuracy_of_rule(is_mentioned, far) > 0.95  # the weakness of far alternatives
+    assert accuracy_of_rule(is_mentioned, close) < 0.5
+    assert accuracy_of_rule(lambda _, option: bool(name_of(option)), close) < 0.33
     for read, options, _ in close:
         shapes = {
             re.sub(r'\["[^"]*"\]', "[]", option.partition("</think>")[2]) for option in options
         }
         assert shapes == {render_call("search", {"query": []})}
-        asked = {
+        requests = {
             (name_of(o), *re.findall("|".join(RELATIONS), o.split("</think>")[0])) for o in options
         }
-        assert len(asked) == 4, "an option that asks for the same in other words is right too"
-        assert sum(mentioned(read, option) for option in options) >= 2
+        assert len(requests) == 4, "an option that asks for the same in other words is right too"
+        assert sum(is_mentioned(read, option) for option in options) >= 2
 
 
-def test_a_clumsy_step_has_clumsy_alternatives():
-    """Malformed calls and programs too: the form of each option is that of the real step."""
-    clumsy = DemonstratorFaults(0, 0, 1, 1, 0)
-    kinds = set()
-    for _, options, real in decisions(clumsy, CloseTeacher(TITLES, RELATIONS), sums=True):
+def test_alternatives_share_the_form_of_a_faulty_step():
+    """Malformed calls and programs too: every option has the form of the real step."""
+    faulty = DemonstratorFaults(0, 0, 1, 1, 0)
+    action_forms = set()
+    for _, options, real in decisions(faulty, CloseTeacher(TITLES, RELATIONS), sums=True):
         action = parse(options[real])
         assert isinstance(action, ToolCall)
         forms = {type(parse(o).arguments.get("query")) for o in options}
         assert len(forms) == 1 and {parse(o).name for o in options} == {action.name}
         assert len({*options}) == 4
-        kinds.add((action.name, *forms))
-    assert kinds == {("search", list), ("search", str), ("python", type(None))}
+        action_forms.add((action.name, *forms))
+    assert action_forms == {("search", list), ("search", str), ("python", type(None))}
 
 
-def test_other_programs_have_the_same_numbers_where_they_can():
+def test_alternative_programs_use_the_same_numbers():
     teacher = CloseTeacher(TITLES, RELATIONS)
     code = "print(128*3 + 45)"
     step = f"<think>Compute it.</think>{render_call('python', {'code': code})}"
-    asked = [{"role": "user", "content": "What is 128*3 + 45?"}]
-    others = teacher.alternatives(asked, step, 4, random.Random(0))
+    messages = [{"role": "user", "content": "What is 128*3 + 45?"}]
+    others = teacher.alternatives(messages, step, 4, random.Random(0))
     for other in others:
         numbers = sorted(re.findall(r"\d+", parse(other).arguments["code"]))
         assert numbers == ["128", "3", "45"] and other != step
     with pytest.raises(ValueError, match="found .* alternatives of 50"):
-        teacher.alternatives(asked, step, 50, random.Random(0))
+        teacher.alternatives(messages, step, 50, random.Random(0))
 
 
-def test_the_setting_changes_the_higher_order_rows_alone(chat):
+def test_alternatives_setting_changes_only_higher_order_rows(chat):
     assert isinstance(chat, ChatIds)
     names = Names.from_world(load_world("tour"))
     far = documents_of(chat, names, pretrain__higher_order_share=1.0)
@@ -130,10 +131,10 @@ def test_the_setting_changes_the_higher_order_rows_alone(chat):
         chat, names, pretrain__higher_order_share=1.0, pretrain__higher_order_alternatives="read"
     )
     assert far != close
-    usual = documents_of(chat, names, pretrain__first_order_share=1.0)
+    default_rows = documents_of(chat, names, pretrain__first_order_share=1.0)
     assert (
         documents_of(
             chat, names, pretrain__first_order_share=1.0, pretrain__higher_order_alternatives="read"
         )
-        == usual
+        == default_rows
     )

@@ -1,4 +1,4 @@
-"""Tools over a database: they do what they say, fail without a trace, and states are compared.
+"""Tools over a database: effects, failures without side effects, and state hashes.
 
 Run: python -m pytest tests/test_demonstrations_databases.py
 """
@@ -16,29 +16,29 @@ from drlib.chat.tool_calls import ToolCall
 from drlib.demonstrations.agentscaler import READS, Api, Domain, find_domains, sample_task, toy_apis
 
 APIS = toy_apis()
-FOUND = [Domain(part) for part in find_domains(APIS)]
-LIBRARY = FOUND[0]
+DOMAINS_FOUND = [Domain(part) for part in find_domains(APIS)]
+LIBRARY = DOMAINS_FOUND[0]
 
 
-def test_the_schema_is_read_off_the_tools():
+def test_schema_is_derived_from_the_tools():
     assert LIBRARY.schema == {
         "book": ["title", "genre", "shelf"],
         "loan": ["book_id", "reader", "day"],
     }
-    alone = Domain([api for api in APIS if api.name == "find_loan"])  # a table only referred to
-    assert alone.schema == {"book": [], "loan": ["book_id"]}
+    single = Domain([api for api in APIS if api.name == "find_loan"])  # a table only referred to
+    assert single.schema == {"book": [], "loan": ["book_id"]}
     for api in APIS:  # each tool alone is a domain that opens
         Domain([api]).open(0).close()
 
 
-def test_a_tool_is_python_source_that_runs():
+def test_tool_is_runnable_python_source():
     source = LIBRARY.sources["set_book"]
     (function,) = ast.parse(source).body
     assert [a.arg for a in function.args.args] == ["db", "book_id", "shelf"]
     assert "UPDATE book SET shelf" in source
 
 
-def test_tools_do_what_they_say():
+def test_tools_read_and_write_the_database():
     with closing(LIBRARY.open(1)) as db:
 
         def call(name, **arguments):
@@ -80,7 +80,7 @@ def test_tools_do_what_they_say():
         ("set_book", {"book_id": ["1"], "shelf": "A"}),
     ],
 )
-def test_a_call_that_does_not_fit_is_an_observation_with_the_reason(name, arguments):
+def test_invalid_call_returns_an_error_observation(name, arguments):
     with closing(LIBRARY.open(0)) as db:
         before = LIBRARY.hash(db)
         worked, shown = LIBRARY.call(db, name, arguments)
@@ -88,7 +88,7 @@ def test_a_call_that_does_not_fit_is_an_observation_with_the_reason(name, argume
         assert LIBRARY.hash(db) == before
 
 
-def test_bad_tools_are_named():
+def test_invalid_tools_are_rejected():
     for table in ("book; DROP TABLE loan", "a b", ""):
         with pytest.raises(ValueError, match="'show'.*identifiers"):
             Domain([Api("show", "get", table, ("x_id",), ("x_id",))])
@@ -101,9 +101,9 @@ def test_bad_tools_are_named():
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.integers(0, 59), st.integers(0, 10), st.data())
-def test_reads_and_failed_writes_never_change_the_hash(which, seed, data):
-    api = APIS[which]
-    domain = next(domain for domain in FOUND if api.name in domain.apis)
+def test_reads_and_failed_writes_never_change_the_hash(index, seed, data):
+    api = APIS[index]
+    domain = next(domain for domain in DOMAINS_FOUND if api.name in domain.apis)
     odd = st.sampled_from(["'; DROP TABLE book; --", "\ud800", "?", "title-3"])
     values = st.one_of(st.integers(0, 12).map(str), st.text(max_size=8), odd)
     with closing(domain.open(seed)) as db:
@@ -111,12 +111,12 @@ def test_reads_and_failed_writes_never_change_the_hash(which, seed, data):
         worked, _ = domain.call(db, api.name, {p: data.draw(values) for p in api.params})
         if api.op in READS or not worked:
             assert domain.hash(db) == before
-        elif api.op != "set":  # which may set what was there
+        elif api.op != "set":  # a set may write the existing value
             assert domain.hash(db) != before
 
 
-@pytest.mark.parametrize("domain", FOUND, ids=lambda domain: domain.name)
-def test_states_are_diverse_and_the_hash_is_of_their_content(domain):
+@pytest.mark.parametrize("domain", DOMAINS_FOUND, ids=lambda domain: domain.name)
+def test_initial_states_are_diverse_and_hashed_by_content(domain):
     hashes, sizes = [], set()
     for seed in [*range(20), *range(20)]:
         with closing(domain.open(seed)) as db:
@@ -126,8 +126,8 @@ def test_states_are_diverse_and_the_hash_is_of_their_content(domain):
     assert sizes <= {*range(3, 9)} and len(sizes) >= 4
 
 
-def test_the_hash_knows_nothing_of_the_order_of_independent_writes():
-    ways = [ToolCall("set_book", {"book_id": i, "shelf": f"new-{i}"}) for i in ("1", "2", "3")]
+def test_hash_ignores_the_order_of_independent_writes():
+    writes = [ToolCall("set_book", {"book_id": i, "shelf": f"new-{i}"}) for i in ("1", "2", "3")]
     task = sample_task(LIBRARY, 0)
-    finals = {task.run(order)[1] for order in itertools.permutations(ways)}
+    finals = {task.run(order)[1] for order in itertools.permutations(writes)}
     assert task.domain is LIBRARY and len(finals) == 1

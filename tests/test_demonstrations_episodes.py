@@ -1,6 +1,6 @@
-"""Demonstrations: other policies' attempts are read, and the other forms keep what they must.
+"""Demonstrations: importing rollouts of other policies, and converting between formats.
 
-Attempts are made by hand, or by the solver in a hand-made world.
+Rollouts are hand-made, or made by the solver in a hand-made world.
 
 Run: python -m pytest tests/test_demonstrations_episodes.py
 """
@@ -37,13 +37,13 @@ def toolbox(world):
         yield tools
 
 
-def test_reconstruction_keeps_actions_and_observations_and_withholds_thoughts(toolbox):
+def test_reconstruction_replaces_only_the_thoughts(toolbox):
     before = Solver(toolbox).solve(task(And((MILLS, ON_5)), "Town 005"))
-    asked = []
+    requests = []
 
     def think(history, action, observation):
-        asked.append((history, action, observation))
-        return f"Step {len(asked)}."
+        requests.append((history, action, observation))
+        return f"Step {len(requests)}."
 
     after = reconstruct(before, think)
     assert observations(after) == observations(before) and after.correct
@@ -54,10 +54,10 @@ def test_reconstruction_keeps_actions_and_observations_and_withholds_thoughts(to
     ]
     for number, (old, new) in enumerate(turns, 1):
         assert new == f"<think>Step {number}.</think>" + old.partition("</think>")[2]
-    for number, (history, action, _) in enumerate(asked):
+    for number, (history, action, _) in enumerate(requests):
         assert len(history) == 2 * number + 1 and "think>" not in str(history)
         assert action == parse(turns[number][0])
-    assert [o for *_, o in asked] == [*observations(before), ""]
+    assert [o for *_, o in requests] == [*observations(before), ""]
     assert Funnel().fault(reconstruct(before)) is None  # the templated thoughts
     assert all(
         len(m["content"].partition("</think>")[0]) < 120
@@ -69,7 +69,7 @@ def test_reconstruction_keeps_actions_and_observations_and_withholds_thoughts(to
             reconstruct(before, lambda *_, bad=bad: bad)
 
 
-def test_a_managed_round_sees_question_report_last_action_and_observation_only(toolbox):
+def test_managed_round_contains_only_its_state(toolbox):
     query = Proj("zone", Proj("country", And((MILLS, ON_5))))
     solved = Solver(toolbox).solve(task(query, "Zone North", "Which zone is it?"))
     rounds, seen = managed(solved), observations(solved)
@@ -86,19 +86,19 @@ def test_a_managed_round_sees_question_report_last_action_and_observation_only(t
         assert report.endswith(thought.removeprefix("<think>"))
         if number + 1 < len(rounds):
             assert f"Report: {report}\nLast action: {action}\n" in rounds[number + 1][0]["content"]
-    assert "Left: Town 005" in rounds[-1][0]["content"]  # the report alone carries it on
+    assert "Left: Town 005" in rounds[-1][0]["content"]  # carried only by the report
 
 
-def test_length_stages_put_the_short_first_and_keep_a_share():
+def test_length_stages_sort_by_length_and_keep_a_share():
     react, rounds = [3, 9, 4, 12, 40, 5, 11, 10], ["r1", "r2"]
     first, second = length_stages(react, rounds, lambda n: n, 8, 12, share=0.5)
     assert first == ["r1", "r2", 3, 4, 5]
-    assert second[:4] == [9, 12, 11, 10] and len(second) == 6  # 40 is longer than all
+    assert second[:4] == [9, 12, 11, 10] and len(second) == 6  # 40 exceeds every limit
     assert set(second[4:]) < {3, 4, 5}
     assert length_stages(react, rounds, lambda n: n, 8, 12, share=0.5) == (first, second)
 
 
-def test_attempts_of_other_policies_become_the_same_rows():
+def test_rollouts_of_other_policies_become_the_same_rows():
     own = episode(LOOK, SEEN, RIGHT)
     rows = [
         {"task_id": "q", "messages": own.messages},
@@ -130,7 +130,7 @@ def test_attempts_of_other_policies_become_the_same_rows():
         from_trajectories([{"task_id": "q"}], [GIVEN])
 
 
-def test_a_rollout_stays_beside_its_text():
+def test_episode_keeps_its_trajectory_record():
     own = episode(LOOK, SEEN, RIGHT)
     n = 3
     record = Trajectory(
@@ -160,11 +160,11 @@ def test_a_rollout_stays_beside_its_text():
     assert again.record is record
 
 
-def test_only_the_wrappers_own_newline_goes():
+def test_only_the_wrapper_newlines_are_removed():
     own = [{"role": "user", "content": "Which currency?"}, {"role": "assistant", "content": LOOK}]
     wrapped = {"role": "user", "content": "<tool_response>\n  5\n\n</tool_response>"}
-    (made,) = from_trajectories([{"messages": [*own, wrapped]}], [GIVEN])
-    assert observations(made) == ["  5\n"]
+    (parsed,) = from_trajectories([{"messages": [*own, wrapped]}], [GIVEN])
+    assert observations(parsed) == ["  5\n"]
     plain = {"role": "tool", "content": "\n5 "}
-    (made,) = from_trajectories([{"messages": [*own, plain]}], [GIVEN])
-    assert observations(made) == ["\n5 "]
+    (parsed,) = from_trajectories([{"messages": [*own, plain]}], [GIVEN])
+    assert observations(parsed) == ["\n5 "]

@@ -1,6 +1,6 @@
-"""The funnel: bad attempts are rejected at the right stage, and what an attempt found is counted.
+"""The funnel rejects bad rollouts at the right stage and measures seeking efficiency.
 
-Attempts are made by hand, or by the solver in a hand-made world.
+Rollouts are hand-made, or made by the solver in a hand-made world.
 
 Run: python -m pytest tests/test_demonstrations_funnel.py
 """
@@ -64,16 +64,16 @@ BAD = {
 }
 
 
-def test_twelve_bad_attempts_are_rejected_each_at_its_stage():
+def test_bad_rollouts_are_rejected_at_their_stage():
     assert len(BAD) == 12
-    for name, (stage, attempt) in BAD.items():
-        verdict = Funnel().fault(attempt)
+    for name, (stage, rollout) in BAD.items():
+        verdict = Funnel().fault(rollout)
         assert verdict is not None and verdict[0] == stage, (name, verdict)
 
 
-def test_the_report_counts_every_stage():
+def test_report_counts_every_stage():
     good = episode(LOOK, SEEN, RIGHT)
-    kept, report = Funnel().run([good, *[attempt for _, attempt in BAD.values()], good])
+    kept, report = Funnel().run([good, *[rollout for _, rollout in BAD.values()], good])
     assert kept == [good, good] and list(report) == list(FUNNEL_STAGES)
     assert [(r["in"], r["kept"]) for r in report.values()] == [
         (14, 9),
@@ -93,25 +93,27 @@ def test_the_report_counts_every_stage():
     assert report["redundant"]["reasons"] == {"identical call": 1, "repeats itself": 1}
 
 
-def test_an_alias_must_be_seen_as_it_was_said():
+def test_alias_must_be_observed():
     assert Funnel().fault(episode(LOOK, SEEN, render_answer("shilling."))) is None
     odd = dataclasses.replace(GIVEN, aliases=("Scellino",))
     hidden = episode(LOOK, SEEN, render_answer("Scellino"), task=odd)
     assert Funnel().fault(hidden) == ("grounded", "answer never seen")
 
 
-def named(answer):
+def task_with_answer(answer):
     return dataclasses.replace(GIVEN, answer=answer, aliases=())
 
 
-def test_an_echo_is_no_evidence(toolbox):
-    """The header repeats the goal, a call repeats its arguments, a failed one says anything."""
-    told = render_call("python", {"code": "print('Somali Shilling')"})
+def test_echoed_text_is_not_evidence(toolbox):
+    """Headers repeat the goal, calls repeat their arguments, and failed calls contain any text."""
+    printed = render_call("python", {"code": "print('Somali Shilling')"})
     verdict = ("grounded", "answer never seen")
-    assert Funnel().fault(episode(LOOK, "Nothing.", told, "Somali Shilling", RIGHT)) == verdict
-    sought = render_call("search", {"query": ["Somali Shilling"]})
-    assert Funnel().fault(episode(sought, SEEN, RIGHT)) == verdict
-    assert Funnel().fault(episode(sought, SEEN, LOOK, SEEN, RIGHT)) is None  # told by the second
+    assert Funnel().fault(episode(LOOK, "Nothing.", printed, "Somali Shilling", RIGHT)) == verdict
+    self_query = render_call("search", {"query": ["Somali Shilling"]})
+    assert Funnel().fault(episode(self_query, SEEN, RIGHT)) == verdict
+    assert (
+        Funnel().fault(episode(self_query, SEEN, LOOK, SEEN, RIGHT)) is None
+    )  # the second shows it
     assert Funnel().fault(episode(LOOK, f"Error: {SEEN}", RIGHT)) == verdict
     town, guild = And((MILLS, ON_5)), {"url": ["tiny:Guild 1"], "goal": "Is it Town 007?"}
     guess = Episode(task(town, "Town 007"), toolbox, None)
@@ -120,7 +122,7 @@ def test_an_echo_is_no_evidence(toolbox):
     lost = Episode(task(town, "Town 005"), toolbox, None)
     lost.call("I guess.", "visit", {"url": ["tiny:No Town 005"], "goal": "x"})
     assert Funnel().fault(lost.finish("So.", "Town 005")) == verdict
-    mill = {"url": ["tiny:Old Mill"], "goal": "Is it Town 005?"}  # the page itself says so
+    mill = {"url": ["tiny:Old Mill"], "goal": "Is it Town 005?"}  # the page contains the answer
     right = Episode(task(town, "Town 005"), toolbox, None)
     right.call("I read.", "visit", mill)
     assert Funnel().fault(right.finish("So.", "Town 005")) is None
@@ -145,14 +147,16 @@ def test_an_echo_is_no_evidence(toolbox):
         ("x5", False),
     ],
 )
-def test_a_number_is_not_seen_inside_another(shown, seen):
-    verdict = Funnel().fault(episode(LOOK, shown, render_answer("5"), task=named("5")))
+def test_number_inside_another_is_not_evidence(shown, seen):
+    verdict = Funnel().fault(episode(LOOK, shown, render_answer("5"), task=task_with_answer("5")))
     assert (verdict is None) == seen
-    negative = Funnel().fault(episode(LOOK, "at -5 or -1.5", render_answer("-5"), task=named("-5")))
+    negative = Funnel().fault(
+        episode(LOOK, "at -5 or -1.5", render_answer("-5"), task=task_with_answer("-5"))
+    )
     assert negative is None
 
 
-def test_a_turn_ends_with_its_first_action():
+def test_text_after_the_first_action_is_rejected():
     verdict, end = ("format", "goes on after its action"), "<|im_end|>\n"
     more = f"{LOOK} The page says Somali Shilling. {render_answer('Somali Shilling')}"
     for turns in (
@@ -165,7 +169,7 @@ def test_a_turn_ends_with_its_first_action():
     assert Funnel().fault(episode(f"{LOOK}\n{end}", SEEN, RIGHT + end)) is None
 
 
-def test_the_order_of_arguments_makes_no_other_call():
+def test_argument_order_does_not_distinguish_calls():
     one, two = ({"url": ["u"], "goal": "g"}, {"goal": "g", "url": ["u"]})
     calls = [render_call("visit", arguments) for arguments in (one, two)]
     assert calls[0] != calls[1]
@@ -174,24 +178,24 @@ def test_the_order_of_arguments_makes_no_other_call():
 
 
 def test_bounds_of_websailor():
-    def attempt(n):
+    def rollout(n):
         return episode(*[x for i in range(n) for x in (search(i), SEEN)], RIGHT)
 
     funnel = Funnel(min_calls=6, max_calls=8)
-    assert funnel.fault(attempt(5)) == ("bounds", "too few calls")
-    assert funnel.fault(attempt(6)) is None is funnel.fault(attempt(8))
-    assert funnel.fault(attempt(9)) == ("bounds", "too many calls")
-    size = sum(len(m["content"]) for m in attempt(6).messages)
-    assert Funnel(max_tokens=size, size=len).fault(attempt(6)) is None
-    assert Funnel(max_tokens=size - 1, size=len).fault(attempt(6)) == ("bounds", "too long")
+    assert funnel.fault(rollout(5)) == ("bounds", "too few calls")
+    assert funnel.fault(rollout(6)) is None is funnel.fault(rollout(8))
+    assert funnel.fault(rollout(9)) == ("bounds", "too many calls")
+    size = sum(len(m["content"]) for m in rollout(6).messages)
+    assert Funnel(max_tokens=size, size=len).fault(rollout(6)) is None
+    assert Funnel(max_tokens=size - 1, size=len).fault(rollout(6)) == ("bounds", "too long")
 
 
 # ---------------------------------------------------------------- ISR, ISE, soft F
 
 
-def test_required_entities_are_those_by_which_a_query_is_evaluated(world):
+def test_required_entities_of_a_query(world):
     graph = world.graph
-    query = And((MILLS, ON_5))  # the two constants and the answer; the other mills are not needed
+    query = And((MILLS, ON_5))  # the constants and the answer; the other mills are not required
     assert find_required(query, graph) == {"Old Mill", "River 5", "Town 005"}
     nested = Proj("zone", Proj("country", query))
     assert find_required(nested, graph) == {
@@ -214,8 +218,8 @@ def test_required_entities_are_those_by_which_a_query_is_evaluated(world):
 
 
 def test_isr_and_ise_by_hand(world, toolbox):
-    attempt = episode(LOOK, SEEN, search(1), "Nothing here.", RIGHT)
-    assert seeking(attempt, {"Somalia", "Somali Shilling", "Mali", "Kenya"}) == (0.5, 2.0)
+    rollout = episode(LOOK, SEEN, search(1), "Nothing here.", RIGHT)
+    assert seeking(rollout, {"Somalia", "Somali Shilling", "Mali", "Kenya"}) == (0.5, 2.0)
     assert seeking(episode(RIGHT), {"Kenya"}) == (0.0, 1.0)  # no call: counted as one
     solved = Solver(toolbox).solve(task(And((MILLS, ON_5)), "Town 005"))
     isr, ise = seeking(solved, find_required(And((MILLS, ON_5)), world.graph))

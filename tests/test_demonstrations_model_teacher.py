@@ -1,5 +1,6 @@
-"""A language model as AgentFounder's teacher and judge, and the command that uses it: over real
-HTTP, with a scripted model that errs; no tool runs.
+"""AgentFounder with a language model as teacher and judge, and the `craft` command.
+
+A scripted model that makes errors is served over real HTTP. Synthesis runs no tool.
 
 Run: python -m pytest tests/test_demonstrations_model_teacher.py
 """
@@ -30,7 +31,7 @@ SEARCH = {"thought": "Who is it?", "tool": "search", "arguments": {"query": ["Ot
 
 @pytest.fixture(autouse=True)
 def no_tool(monkeypatch):
-    """Whatever is synthesised here, no tool runs."""
+    """Check that synthesis never calls a tool."""
     calls = []
     monkeypatch.setattr(Toolbox, "call", lambda self, *a, **k: calls.append(a))
     yield
@@ -38,17 +39,19 @@ def no_tool(monkeypatch):
 
 
 class Model:
-    """Replies by what it is asked for: "plan", "judge", "draft", "refine" or "others"; a list is
-    said one after the other."""
+    """Replies by the kind of request: "plan", "judge", "draft", "refine" or "others".
 
-    def __init__(self, **says):
-        self.says = {
+    A list is returned one element per request.
+    """
+
+    def __init__(self, **replies):
+        self.replies = {
             "plan": json.dumps(SEARCH),
             "judge": "<think>hm</think>Yes.",
             "draft": "fiddle",
             "refine": json.dumps({"reasoning": "He plays it.", "answer": "tin whistle"}),
             "others": json.dumps([SEARCH | {"thought": str(n)} for n in range(9)]),
-        } | says
+        } | replies
         self.asked = []
 
     def say(self, messages):
@@ -61,13 +64,13 @@ class Model:
         }
         kind = next((k for start, k in starts.items() if system.startswith(start)), "refine")
         self.asked.append((kind, system, messages[1]["content"]))
-        said = self.says[kind]
+        said = self.replies[kind]
         return said.pop(0) if isinstance(said, list) else said
 
 
 @pytest.fixture
-def taught(tmp_path):
-    """model -> its teacher, behind a server."""
+def make_teacher(tmp_path):
+    """Return a function that serves a model and returns its teacher."""
     servers = []
 
     def start(model, calls=99):
@@ -82,12 +85,12 @@ def taught(tmp_path):
         server.__exit__()
 
 
-def test_plans_are_written_blind_and_judged_by_what_is_known(taught):
+def test_plans_are_written_without_the_facts(make_teacher):
     other = SEARCH | {"thought": "The harbours.", "arguments": {"query": ["harbour"]}}
     guess = {"thought": "I know.", "answer": "fiddle"}
     plans = [json.dumps(SEARCH), json.dumps(SEARCH), json.dumps(other), json.dumps(guess), "eh?"]
     model = Model(plan=plans, judge=["yes", "No: it asks about harbours."])
-    rows = taught(model).plans(TASK, KNOWN, ["ferries.md"], k=5)
+    rows = make_teacher(model).plans(TASK, KNOWN, ["ferries.md"], k=5)
     assert [row.judge for row in rows] == [
         KEPT,
         "the judge: No: it asks about harbours.",
@@ -98,21 +101,21 @@ def test_plans_are_written_blind_and_judged_by_what_is_known(taught):
     assert parse(plan) == ToolCall("search", {"query": ["Ottermaid"]})
     assert (rows[0].kind, rows[0].source_ids) == ("fas_plan", ("ferries.md",))
     for kind, system, user in model.asked:
-        knows = KNOWN[0] in system and TASK.answer in system
-        assert knows == (kind == "judge")
+        has_facts = KNOWN[0] in system and TASK.answer in system
+        assert has_facts == (kind == "judge")
         assert TASK.question in user and (plan in user or kind == "plan" or "harbour" in user)
 
 
 @pytest.mark.parametrize("said", ["", "maybe", "I would say yes", "yesterday"])
-def test_a_judge_without_a_verdict_keeps_nothing(taught, said):
-    (row,) = taught(Model(judge=said)).plans(TASK, KNOWN, [], k=1)
+def test_reply_without_a_verdict_is_not_kept(make_teacher, said):
+    (row,) = make_teacher(Model(judge=said)).plans(TASK, KNOWN, [], k=1)
     assert row.judge == "not judged: no verdict"
 
 
-def test_a_spent_budget_keeps_nothing(taught):
-    (row,) = taught(Model(), calls=1).plans(TASK, KNOWN, [], k=1)
+def test_exhausted_budget_keeps_nothing(make_teacher):
+    (row,) = make_teacher(Model(), calls=1).plans(TASK, KNOWN, [], k=1)
     assert row.judge == "not judged: budget: 1 calls are spent"
-    row = taught(Model(), calls=1).reasoning(TASK, KNOWN, [])
+    row = make_teacher(Model(), calls=1).reasoning(TASK, KNOWN, [])
     assert row.judge == "budget: 1 calls are spent"
 
 
@@ -125,9 +128,9 @@ def test_a_spent_budget_keeps_nothing(taught):
         ({"reasoning": "No answer."}, "it cannot be read"),
     ],
 )
-def test_reasoning_is_kept_by_its_answer_and_its_length(taught, refined, judge, chat):
+def test_reasoning_is_kept_by_answer_and_length(make_teacher, refined, judge, chat):
     model = Model(refine=json.dumps(refined))
-    row = taught(model).reasoning(TASK, KNOWN, ["ferries.md"])
+    row = make_teacher(model).reasoning(TASK, KNOWN, ["ferries.md"])
     assert row.judge == judge and row.kind == "fas_reason"
     kinds = [kind for kind, *_ in model.asked]
     assert kinds == ["draft", "refine"] and KNOWN[0] not in model.asked[0][1]
@@ -152,34 +155,34 @@ MESSAGES = [
 ]
 
 
-def test_decisions_are_widened_by_the_model(taught):
+def test_model_adds_alternatives_to_a_decision(make_teacher):
     model = Model()
-    row = higher_order(MESSAGES, True, "a-1", taught(model), 3, random.Random(0))
+    row = higher_order(MESSAGES, True, "a-1", make_teacher(model), 3, random.Random(0))
     options = row.parts[1][1].splitlines()
     assert len(options) == 4 and row.judge == KEPT
     number = int(row.parts[2][1].split("\n")[0].removeprefix(CHOICE))
     assert options[number - 1] == f"{number}. {STEPS[0]}"
     assert row.parts[-1][1].startswith(f"\n{DECISION}Correct")
-    ((_, _, user),) = model.asked  # of the one call; the answer has no options
+    ((_, _, user),) = model.asked  # one request for the one call; the answer has no options
     assert TASK.question in user and user.endswith(STEPS[0])
 
 
 @pytest.mark.parametrize(
     "said", ["none", "[]", json.dumps([SEARCH, SEARCH]), json.dumps([1, {"thought": 2}])]
 )
-def test_a_model_that_thinks_of_too_few_is_an_error(taught, said):
+def test_too_few_model_alternatives_raise(make_teacher, said):
     with pytest.raises(ValueError, match="alternatives of 3|no JSON list"):
-        higher_order(MESSAGES, True, "a-1", taught(Model(others=said)), 3, random.Random(0))
+        higher_order(MESSAGES, True, "a-1", make_teacher(Model(others=said)), 3, random.Random(0))
 
 
-# ---------------------------------------------------------------- the command
+# ---------------------------------------------------------------- the craft command
 
 
 class Writer(Model):
-    """Also writes questions and answers them: the first language that it is shown."""
+    """Also writes questions about the first language in the prompt, and answers them."""
 
-    def __init__(self, **says):
-        super().__init__(**says)
+    def __init__(self, **replies):
+        super().__init__(**replies)
         self.answers = {}
 
     def say(self, messages):
@@ -192,8 +195,8 @@ class Writer(Model):
             thing, value = text.removeprefix("The language of ").rstrip(".").split(" is ")
             question = f"Which language do they speak in {thing}?"
             self.answers[question] = value
-            made = {"question": question, "answer": value, "statements": [int(number)]}
-            return json.dumps(made)
+            written = {"question": question, "answer": value, "statements": [int(number)]}
+            return json.dumps(written)
         if system.startswith("Answer the user's question from the statements"):
             return self.answers[user]
         if system.startswith("Answer the user's question. From memory"):
@@ -202,26 +205,37 @@ class Writer(Model):
 
 
 def run(out, url, *more):
-    usual = ["--world", "tour", "-n", "12", "--url", url, "--model", "scripted", "--out", str(out)]
-    return craft_command.main([*usual, "--styles", "fact", *more])
+    options = [
+        "--world",
+        "tour",
+        "-n",
+        "12",
+        "--url",
+        url,
+        "--model",
+        "scripted",
+        "--out",
+        str(out),
+    ]
+    return craft_command.main([*options, "--styles", "fact", *more])
 
 
-def test_the_command_writes_questions_rows_and_a_card_and_goes_on(tmp_path, capsys):
+def test_craft_writes_its_files_and_resumes(tmp_path, capsys):
     attempts = tmp_path / "attempts.jsonl"
     row = {"question": TASK.question, "answer": "tin whistle", "prediction": "Tin whistle."}
     tagged = {
         "role": "user",
         "content": f"<tool_response>\n{MESSAGES[2]['content']}\n</tool_response>",
     }
-    told = [{"role": "system", "content": "You research."}, *MESSAGES[:2], tagged, MESSAGES[3]]
-    attempts.write_text(json.dumps(row | {"messages": told}) + "\n")
+    messages = [{"role": "system", "content": "You research."}, *MESSAGES[:2], tagged, MESSAGES[3]]
+    attempts.write_text(json.dumps(row | {"messages": messages}) + "\n")
     with Scripted(Writer().say) as server:
         out = tmp_path / "made"
         assert run(out, server.url, "--attempts", str(attempts)) == 0
         first, asked = sorted(out.iterdir()), server.asked
         texts = [path.read_bytes() for path in first]
         assert run(out, server.url, "--attempts", str(attempts)) == 0
-        assert server.asked == asked  # nothing is asked for twice, and the bytes are the same
+        assert server.asked == asked  # no repeated request, and the files are bit-identical
         assert [path.read_bytes() for path in first] == texts
     questions = read_json_lines(out / "questions.jsonl")
     kept = [one for one in questions if not one["reason"]]
@@ -238,8 +252,8 @@ def test_the_command_writes_questions_rows_and_a_card_and_goes_on(tmp_path, caps
     assert capsys.readouterr().out.endswith("README.md\n")
 
 
-def test_another_model_reads_and_judges(tmp_path):
-    """The writer is never asked for an answer or a verdict, the reader for nothing else."""
+def test_reader_model_reads_and_judges(tmp_path):
+    """The writer receives no answer or verdict requests, the reader only those."""
     writer, reader = Writer(), Writer()
     reader.answers = writer.answers
     with Scripted(writer.say) as server, Scripted(reader.say) as other:
@@ -258,11 +272,11 @@ def test_another_model_reads_and_judges(tmp_path):
     assert len(by_reader) + len(by_writer) == len(by_both) and by_reader and by_writer
     assert not (alone / "readings.jsonl").exists()
     assert "read and judged by second," in (out / "README.md").read_text()
-    kept = [(folder / "rows.jsonl").read_bytes() for folder in (out, alone)]
-    assert kept[0] == kept[1]
+    rows_by_folder = [(folder / "rows.jsonl").read_bytes() for folder in (out, alone)]
+    assert rows_by_folder[0] == rows_by_folder[1]
 
 
-def test_the_command_says_what_is_wrong(tmp_path, capsys):
+def test_craft_rejects_invalid_arguments(tmp_path, capsys):
     with Scripted(Model(plan="eh?").say) as server:
         wrong = tmp_path / "wrong.jsonl"
         wrong.write_text('{"question": "?"}\n')

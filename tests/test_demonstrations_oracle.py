@@ -1,4 +1,4 @@
-"""The oracle solves everything through the tools alone; the teacher fails as it is told to.
+"""The oracle solves tasks through the tools alone; the demonstrator fails as configured.
 
 Run: python -m pytest tests/test_demonstrations_oracle.py
 """
@@ -44,10 +44,10 @@ def chat(cldr):
     return ChatIds(train_tokenizer(world_texts(cldr), 2048, names=titles, phrases=PHRASES))
 
 
-def test_oracle_solves_every_chain_of_the_real_world_by_searching(cldr, toolbox):
-    rng, found = random.Random(0), enumerate_chains(cldr)
-    assert len(found) > 2500
-    for i, chain in enumerate(found):
+def test_oracle_solves_every_chain_of_the_real_world(cldr, toolbox):
+    rng, chains = random.Random(0), enumerate_chains(cldr)
+    assert len(chains) > 2500
+    for i, chain in enumerate(chains):
         episode = Oracle().play(make_search_task(chain, cldr, i % 3), toolbox, rng)
         assert episode.correct and len(episode.tool_results) == chain.hops
 
@@ -64,13 +64,13 @@ def test_oracle_solves_fictional_worlds_and_sums(cldr, toolbox):
             assert episode.correct and episode.tool_results[0].tool == "python"
 
 
-def test_oracle_reads_the_tools_and_not_the_graph(cldr):
+def test_oracle_fails_without_tool_results(cldr):
     chain = next(c for c in enumerate_chains(cldr) if c.hops == 2)
     with Toolbox(cldr, results=2, closed_book=True) as closed, pytest.raises(LookupError):
         Oracle().play(make_search_task(chain, cldr, 0), closed, random.Random(0))
 
 
-def test_a_value_is_read_of_its_relation_and_not_of_one_that_contains_it():
+def test_find_value_matches_the_exact_relation():
     text = "1. [A](cldr:A)\ncurrency X; former currency Y; language Z.\n2. [B](cldr:B)\ncode Q."
     pages = parse_pages(text)
     assert find_value("currency", "A", pages) == "X"
@@ -87,7 +87,7 @@ def test_a_value_is_read_of_its_relation_and_not_of_one_that_contains_it():
         (DemonstratorFaults(0, 0, 0, 0, 1), 0.0, 6),
     ],
 )
-def test_faults_at_their_extremes(cldr, toolbox, faults, right, calls):
+def test_demonstrator_faults_at_their_extremes(cldr, toolbox, faults, right, calls):
     teacher = Demonstrator(faults, sorted(cldr.entities))
     tasks = demonstration_tasks(cldr, 40, 3)
     episodes = [teacher.play(t, toolbox, random.Random(i)) for i, t in enumerate(tasks)]
@@ -96,7 +96,7 @@ def test_faults_at_their_extremes(cldr, toolbox, faults, right, calls):
         assert {len(e.tool_results) for e in episodes} == {calls}
 
 
-def test_demonstrations_are_easy_and_never_touch_the_test_side(cldr):
+def test_demonstrations_use_only_the_training_split(cldr):
     from drlib.questions.chains import split_answers
 
     side, tasks = split_answers(cldr), demonstration_tasks(cldr, 200, 0)
@@ -104,7 +104,7 @@ def test_demonstrations_are_easy_and_never_touch_the_test_side(cldr):
     assert all(side[t.answer] == "train" for t in tasks if t.kind == "search")
 
 
-def test_episode_ids_are_the_template_s_and_carry_loss_on_the_assistant_only(cldr, toolbox, chat):
+def test_episode_sample_equals_the_template(cldr, toolbox, chat):
     task = demonstration_tasks(cldr, 60, 1)[0]
     episode = Oracle().play(task, toolbox, random.Random(0))
     sample = episode_sample(episode.messages, chat)
@@ -118,7 +118,7 @@ def test_episode_ids_are_the_template_s_and_carry_loss_on_the_assistant_only(cld
     assert parse(turns[-1]) == Answer(episode.answer)
 
 
-def test_pretraining_text_holds_no_answer_and_no_third_look_up(cldr, chat):
+def test_pretraining_text_has_no_answer_and_two_hops(cldr, chat):
     stream = ActionData(Names.from_world(cldr), chat).stream(0)
     seen = set()
     for _ in range(600):
@@ -129,15 +129,15 @@ def test_pretraining_text_holds_no_answer_and_no_third_look_up(cldr, chat):
     assert seen == {0, 1, 2}
 
 
-def test_what_the_cold_start_replays_shows_no_acting(cldr, chat):
-    """Clean logs in the replay would be a second, endless source of demonstrations."""
+def test_replay_data_contains_no_tool_calls(cldr, chat):
+    """Clean logs in the replay would be an unlimited second source of demonstrations."""
     stream = ActionData(Names.from_world(cldr), chat).stream(0, REPLAY)
     calls, starts = (chat.encode(text)[0] for text in ("<tool_call>", "<|im_start|>"))
     for sample in itertools.islice(stream, 100):
         assert calls not in sample.ids and starts not in sample.ids and any(sample.loss)
 
 
-def test_a_name_is_one_token_string_wherever_it_stands(cldr, chat):
+def test_name_has_the_same_ids_in_every_context(cldr, chat):
     for title in sorted(cldr.entities)[::7]:
         name = chat.encode(title + ".")[:-1]
         for text in (f"of {title}?", f'["{title}"]', f"<answer>{title}</answer>", f"({title})"):

@@ -1,4 +1,4 @@
-"""Skill samples for agents with limited context, compared with those agents' real prompts.
+"""Skill samples for agents with limited context, compared with the real prompts of those agents.
 
 Run: python -m pytest tests/test_demonstrations_skills.py
 """
@@ -40,64 +40,69 @@ toolbox = tour_toolbox
 
 
 @pytest.fixture(scope="module")
-def played(tour, toolbox):
-    """A trail of five pages as the oracle walks it with the real tools, and its world."""
+def episode_and_world(tour, toolbox):
+    """Return the oracle's episode on a trail of five pages with real tools, and its world."""
     task, world = make_trail(3, Names.from_world(tour), 5)
     return Oracle().play(task, toolbox, random.Random(1), world), world
 
 
-def contexts_of_run(agent, task, worlds):
-    """The ids of each context that an agent's policy spoke in."""
+def context_ids_of_run(agent, task, worlds):
+    """Return the ids of each context of the agent's run."""
     (done,) = agent.run([task], worlds=worlds)
     assert is_correct(done.answer, task)
     return [context.token_ids.tolist() for context in split_contexts(done)]
 
 
 def assistant(conversations):
-    return [m["content"] for some in conversations for m in some if m["role"] == "assistant"]
+    return [
+        m["content"]
+        for conversation in conversations
+        for m in conversation
+        if m["role"] == "assistant"
+    ]
 
 
-def ended(ids, chat):
-    """With the end of the turn, which a rollout leaves to the environment."""
+def with_end_token(ids, chat):
+    """Return ids with the end token, which a rollout leaves to the environment."""
     return ids if ids[-1] == chat.end_id else [*ids, chat.end_id]
 
 
-def test_a_taught_round_has_the_ids_that_iterresearch_shows(played, chat, toolbox):
-    episode, world = played
+def test_round_samples_match_iterresearch_contexts(episode_and_world, chat, toolbox):
+    episode, world = episode_and_world
     taught = rounds(episode)
     agent = IterResearch(ScriptedTurns(chat, assistant(taught)), toolbox, chat, WIDE)
-    seen = contexts_of_run(agent, episode.task, {world.version: world})
+    seen = context_ids_of_run(agent, episode.task, {world.version: world})
     samples = [episode_sample(conversation, chat) for conversation in taught]
     assert len(samples) == 6
-    assert [[*sample.ids] for sample in samples] == [ended(ids, chat) for ids in seen]
+    assert [[*sample.ids] for sample in samples] == [with_end_token(ids, chat) for ids in seen]
     for sample, conversation in zip(samples, taught):
-        lost = [token for token, counts in zip(sample.ids, sample.loss) if counts]
-        assert lost == [*chat.encode(conversation[-1]["content"]), chat.end_id]
+        loss_ids = [token for token, counts in zip(sample.ids, sample.loss) if counts]
+        assert loss_ids == [*chat.encode(conversation[-1]["content"]), chat.end_id]
 
 
 @pytest.mark.parametrize(("every", "cuts"), [(2, [2, 4]), (5, [5]), (9, [])])
-def test_a_taught_summary_has_the_ids_that_resum_shows(played, chat, toolbox, every, cuts):
-    episode, world = played
+def test_summary_samples_match_resum_contexts(episode_and_world, chat, toolbox, every, cuts):
+    episode, world = episode_and_world
     taught = resumed(episode, cuts)
     assert len(taught) == len(cuts) + 1
-    lines = ScriptedTurns(chat, assistant(taught))
-    agent = ReSum(lines, toolbox, chat, WIDE, summarise=None, every=every)
-    seen = contexts_of_run(agent, episode.task, {world.version: world})
+    scripted = ScriptedTurns(chat, assistant(taught))
+    agent = ReSum(scripted, toolbox, chat, WIDE, summarise=None, every=every)
+    seen = context_ids_of_run(agent, episode.task, {world.version: world})
     samples = [episode_sample(conversation, chat) for conversation in taught]
-    assert [[*sample.ids] for sample in samples] == [ended(ids, chat) for ids in seen]
+    assert [[*sample.ids] for sample in samples] == [with_end_token(ids, chat) for ids in seen]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4, 5])
-def test_a_summary_holds_what_was_read_last(played, cut):
-    episode, _ = played
+def test_summary_contains_the_last_observation(episode_and_world, cut):
+    episode, _ = episode_and_world
     first, second = resumed(episode, [cut])
-    asked = [result.arguments["query"][0] for result in episode.tool_results]
-    after = [*asked, "nowhere"][cut]
+    queries = [result.arguments["query"][0] for result in episode.tool_results]
+    after = [*queries, "nowhere"][cut]
     assert f"next {after}.</summary>" in first[-1]["content"]
     assert second[0]["content"].endswith(f"next {after}.") and len(second) == 2 * (5 - cut) + 2
 
 
-def test_a_report_keeps_one_value_of_a_relation_and_does_not_grow(tour):
+def test_report_size_stays_constant(tour):
     task, world = make_trail(0, Names.from_world(tour), 60)
     with Toolbox(world, results=2) as tools:
         episode = Oracle().play(task, tools, random.Random(0), world)
@@ -107,7 +112,7 @@ def test_a_report_keeps_one_value_of_a_relation_and_does_not_grow(tour):
     assert all(text.startswith("treasure ") and "; next " in text for text in reports[1:])
 
 
-def test_the_merger_is_taught_what_heavy_shows_it(tour, toolbox):
+def test_merge_samples_match_the_heavy_prompt(tour, toolbox):
     (task,) = chain_questions(tour, 1, 3, "train")
     runs = [Oracle().play(task, toolbox, random.Random(i)) for i in range(3)]
     runs[1].known_before[-1], runs[1].answer = {}, None
@@ -122,8 +127,8 @@ def test_the_merger_is_taught_what_heavy_shows_it(tour, toolbox):
     assert said["content"].endswith(f"<answer>{task.answer}</answer>")
 
 
-class Real:
-    """The real tools in the place of invented ones."""
+class RealTools:
+    """The real tools with the interface of simulated ones."""
 
     def __init__(self, world, toolbox):
         self.world, self._toolbox = world, toolbox
@@ -132,23 +137,21 @@ class Real:
         return self._toolbox.call(name, arguments, world=world)
 
 
-def test_a_searcher_is_taught_what_s3_shows_and_gathers_what_its_generator_needs(
-    tour, toolbox, chat
-):
+def test_search_samples_match_s3_contexts(tour, toolbox, chat):
     beyond = 0
     for task in chain_questions(tour, 30, 11, "train"):
-        taught = gathered(task, Real(tour, toolbox))
-        lines = ScriptedTurns(chat, assistant([taught]))
-        agent = S3(lines, toolbox, chat, WIDE, generate=answer_from_facts, rounds=4)
+        taught = gathered(task, RealTools(tour, toolbox))
+        scripted = ScriptedTurns(chat, assistant([taught]))
+        agent = S3(scripted, toolbox, chat, WIDE, generate=answer_from_facts, rounds=4)
         (done,) = agent.run([task])
         assert is_correct(done.answer, task)
         beyond += not is_correct(done.metadata["rag_answer"], task)
         assert len(done.metadata["documents"]) == task.hops
-        assert [*episode_sample(taught, chat).ids] == ended(done.token_ids.tolist(), chat)
+        assert [*episode_sample(taught, chat).ids] == with_end_token(done.token_ids.tolist(), chat)
     assert beyond > 10, "for many of them the question's own results do not suffice"
 
 
-def test_the_reader_follows_facts_and_never_guesses(tour):
+def test_reader_follows_facts_without_guessing(tour):
     pages = {title: split_facts(snippet(entity)) for title, entity in tour.entities.items()}
     for task in chain_questions(tour, 60, 5, "train"):
         assert answer_chain(task.question, pages) == task.answer
@@ -158,7 +161,7 @@ def test_the_reader_follows_facts_and_never_guesses(tour):
     assert answer_chain("Who is king?", pages) is None
 
 
-def test_pre_training_has_all_skills_and_no_answer(tour, chat):
+def test_pretraining_has_all_skills_and_no_answer(tour, chat):
     data = SkillData(Names.from_world(tour), chat, 2)
     stream = data.stream("a")
     samples = [next(stream) for _ in range(400)]
@@ -172,7 +175,7 @@ def test_pre_training_has_all_skills_and_no_answer(tour, chat):
     assert next(data.stream("b")) != samples[0]
 
 
-def test_the_work_of_others_is_merged_and_gathered_with_right_answers_only(tour, chat):
+def test_merged_and_gathered_samples_are_correct(tour, chat):
     stream = SkillData(Names.from_world(tour), chat, 2).of_others("a")
     texts = [chat.tokenizer.decode(next(stream).ids) for _ in range(80)]
     merges = [text for text in texts if "Its answer:" in text]

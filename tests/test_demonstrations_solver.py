@@ -1,7 +1,7 @@
-"""The solver reads only what tools return, in bounded calls, and mends its mistakes.
+"""The solver uses only tool results, makes a bounded number of calls and corrects its mistakes.
 
-The world is hand-made, its answers are counted by hand; the share of the engine's questions that is
-solved is measured by tests/benchmarks/bench_solver.py, here on a few.
+The world is hand-made and its answers are counted by hand. tests/benchmarks/bench_solver.py
+measures the solved share of the engine's questions; here a few are tested.
 
 Run: python -m pytest tests/test_demonstrations_solver.py
 """
@@ -44,7 +44,7 @@ def calls(episode):
     return [(r.tool, next(iter(r.arguments.values()))) for r in episode.tool_results]
 
 
-def test_a_look_up_is_a_search_and_a_visit(toolbox):
+def test_one_hop_is_a_search_and_a_visit(toolbox):
     episode = Solver(toolbox).solve(task(Proj("capital", "Bigland"), "Town 019"))
     assert calls(episode) == [("search", ["Bigland"]), ("visit", ["tiny:Bigland"])]
     assert episode.correct and episode.messages[-1]["content"].endswith("<answer>Town 019</answer>")
@@ -74,7 +74,7 @@ QUERIES = {
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_every_operator_is_solved_by_the_tools_alone(name, world, toolbox):
+def test_every_operator_is_solved_with_tools(name, world, toolbox):
     query, answer = QUERIES[name]
     assert evaluate_query(query, world.graph) == {answer}
     episode = Solver(toolbox).solve(task(query, answer))
@@ -83,27 +83,27 @@ def test_every_operator_is_solved_by_the_tools_alone(name, world, toolbox):
     assert all(result.ok for result in episode.tool_results)
 
 
-def test_it_never_looks_at_the_graph_and_knows_nothing_without_tools(world):
+def test_solver_uses_tools_and_not_the_graph(world):
     blind = tiny()
-    blind.__dict__["graph"] = None  # what the property would find
+    blind.__dict__["graph"] = None  # replaces the cached property
     for query, answer in QUERIES.values():
         assert Solver(Toolbox(blind)).solve(task(query, answer)).correct or "1042" in str(query)
         closed = Solver(Toolbox(world, closed_book=True)).solve(task(query, answer))
         assert not closed.correct and len(closed.tool_results) < 12
 
 
-def test_a_long_page_is_read_until_the_relation_is_behind(toolbox):
-    """Bigland: capital, 150 x country of, zone; 152 facts on three parts, sorted by relation."""
-    whole = Solver(toolbox).solve(task(Proj("zone", "Bigland"), "Zone North"))
-    parts = [urls for tool, urls in calls(whole) if tool == "visit"]
+def test_long_page_is_read_up_to_the_relation(toolbox):
+    """Bigland: capital, 150 x country of, zone; 152 facts in three parts, sorted by relation."""
+    zone_run = Solver(toolbox).solve(task(Proj("zone", "Bigland"), "Zone North"))
+    parts = [urls for tool, urls in calls(zone_run) if tool == "visit"]
     assert parts == [["tiny:Bigland"], ["tiny:Bigland?part=2"], ["tiny:Bigland?part=3"]]
-    assert whole.correct
+    assert zone_run.correct
     first = Solver(toolbox).solve(task(Proj("capital", "Bigland"), "Town 019"))
-    assert len(first.tool_results) == 2  # "capital" is behind after the first part
+    assert len(first.tool_results) == 2  # "capital" sorts before the end of the first part
 
 
-def test_a_large_set_is_not_listed_but_its_candidates_are_visited(toolbox):
-    """The towns of Zone North's country are 150, with a mill 3: those three pages are read."""
+def test_large_set_is_filtered_by_visiting_candidates(toolbox):
+    """The country has 150 towns, 3 of them with a mill: only those three pages are read."""
     large = Proj("country of", Proj("zone of", "Zone North"))
     query = And((large, MILLS, Proj("guild of", "Guild 5"), ON_5))
     episode = Solver(toolbox).solve(task(query, "Town 005"))
@@ -120,14 +120,14 @@ def test_calls_are_bounded_and_a_task_needs_a_query(toolbox):
     assert len(short.tool_results) == 4 and short.answer is None
     assert Funnel().fault(short) == ("format", "no answer")
     alone = Solver(toolbox).solve(task(Range("people", 1012, 1012), "Town 012"))
-    assert alone.answer is None and not alone.tool_results  # nothing to begin with
+    assert alone.answer is None and not alone.tool_results  # no entity to start from
     with pytest.raises(ValueError, match="t1 has no query"):
         Solver(toolbox).solve(dataclasses.replace(task(query, ""), query=""))
     with pytest.raises(ValueError, match="unknown mistakes .'typo'"):
         Solver(toolbox, mistakes={"typo": 1})
 
 
-def test_each_mistake_is_made_seen_and_mended(world):
+def test_each_mistake_is_made_and_corrected(world):
     query = Proj("river", Extreme("people", And((MILLS, Proj("guild of", "Guild 5"))), False))
     with Sandbox(workers=1) as sandbox, Toolbox(world, sandbox) as tools:
         for kind in MISTAKES:
@@ -143,10 +143,10 @@ def test_each_mistake_is_made_seen_and_mended(world):
             if kind == "empty":
                 assert [r.text for r in failed] == ["No results."]
         counted = Solver(tools).solve(task(Count(MILLS), "3"))
-        assert counted.tool_results[-1].text == "3"  # by Python, on what was read
+        assert counted.tool_results[-1].text == "3"  # counted by Python from the observations
 
 
-def test_the_seed_decides_and_nothing_else(toolbox):
+def test_output_depends_only_on_the_seed(toolbox):
     def play(seed):
         solver = Solver(toolbox, mistakes=MISTAKES)
         return [
@@ -157,13 +157,13 @@ def test_the_seed_decides_and_nothing_else(toolbox):
 
 
 def digest():
-    """Return a hash of the solver's texts and calls, mistakes included."""
+    """Return a hash of the solver's texts and calls, including mistakes."""
     solver = Solver(Toolbox(tiny()), mistakes=MISTAKES)
-    said = [solver.solve(task(query, answer)).messages for query, answer in QUERIES.values()]
-    return hashlib.sha256(repr(said).encode()).hexdigest()
+    messages = [solver.solve(task(query, answer)).messages for query, answer in QUERIES.values()]
+    return hashlib.sha256(repr(messages).encode()).hexdigest()
 
 
-def test_the_hash_seed_decides_nothing():
+def test_output_does_not_depend_on_the_hash_seed():
     code = "from tests.test_demonstrations_solver import digest; print(digest())"
     root, environment = Path(__file__).resolve().parents[1], os.environ | {"PYTHONHASHSEED": "77"}
     run = subprocess.run(
@@ -177,20 +177,23 @@ def test_the_hash_seed_decides_nothing():
     assert run.stdout.strip() == digest()
 
 
-def test_most_questions_of_the_engine_are_solved():
+def test_most_engine_questions_are_solved():
     cldr = load_world("cldr")
     tasks = synthesize_questions(cldr, 60, "solver")
     episodes = [Solver(Toolbox(cldr)).solve(task) for task in tasks]
     assert len(episodes) == 60 and sum(episode.correct for episode in episodes) >= 0.85 * 60
-    refused = [Funnel().fault(episode) for episode in episodes if episode.correct]
-    too_long = ("bounds", "too long")  # of questions with many pages to read
-    assert {*refused} <= {None, too_long} and refused.count(too_long) <= 0.05 * 60
+    faults = [Funnel().fault(episode) for episode in episodes if episode.correct]
+    too_long = ("bounds", "too long")  # questions with many pages to read
+    assert {*faults} <= {None, too_long} and faults.count(too_long) <= 0.05 * 60
     assert not any(episode.answer and not episode.correct for episode in episodes)
 
 
-def test_the_real_environment_pays_what_the_simulated_one_does_if_tools_are_dependable():
-    """WebSailor-V2 trains in both: one hand, one seed, the same questions; one call in five of the
-    "real" world fails. Retries give the simulated world's reward, bare tools clearly less."""
+def test_retries_restore_the_reward_of_failing_tools():
+    """WebSailor-V2 trains in both environments.
+
+    With the same solver, seed and questions, one call in five of the "real" world fails. Retries
+    give the reward of the simulated world; tools without retries give clearly less.
+    """
     world, clock = load_world("cldr"), FakeClock()
     tasks = synthesize_questions(world, 40, 11)
 
@@ -201,8 +204,8 @@ def test_the_real_environment_pays_what_the_simulated_one_does_if_tools_are_depe
     retry = ReliabilityPolicy(attempts=6, breaker_failures=0, deadline_s=1000)
     simulated = reward(world, {})
     real, bare = (
-        reward(FaultInjector({"503": 0.1, "cut": 0.1}, seed=3, clock=clock).world(world), some)
-        for some in ({"search": retry, "visit": retry}, {})
+        reward(FaultInjector({"503": 0.1, "cut": 0.1}, seed=3, clock=clock).world(world), policies)
+        for policies in ({"search": retry, "visit": retry}, {})
     )
     assert simulated >= 0.95 and abs(real - simulated) <= 0.03
     assert bare <= simulated - 0.3

@@ -1,4 +1,4 @@
-"""Users of several turns: what they withhold must be asked for, and the state says who guessed.
+"""Simulated users of several turns: withheld values, and state checks that detect guessing.
 
 Run: python -m pytest tests/test_demonstrations_users.py
 """
@@ -32,39 +32,39 @@ TASKS = [sample_task(domain, seed) for domain in DOMAINS for seed in range(12)]
 READING = [sample_task(domain, seed, ops=READS) for domain in DOMAINS for seed in range(6)]
 
 
-def says(messages, role):
+def texts_of(messages, role):
     return [message["content"] for message in messages if message["role"] == role]
 
 
-def test_a_hand_that_asks_reaches_the_gold_state_and_its_conversations_pass():
+def test_asking_agent_reaches_the_gold_state():
     pairs = [(task, play_with_user(task, seed)) for seed, task in enumerate(TASKS + READING)]
     _, report = filter_trajectories(pairs)
     assert report["kept"] == report["given"] == 108
-    turns = {len(says(messages, "user")) for _, messages in pairs}
+    turns = {len(texts_of(messages, "user")) for _, messages in pairs}
     assert len(turns) > 5  # as many as there are steps and questions
     for task, messages in pairs:
-        questions = [text for text in says(messages, "assistant") if "Which " in text]
-        assert len(says(messages, "user")) == len(task.steps) + len(questions)
-        assert len(says(messages, "tool")) == len(task.calls)
-    assert any("Which " in text for _, m in pairs for text in says(m, "assistant"))
+        questions = [text for text in texts_of(messages, "assistant") if "Which " in text]
+        assert len(texts_of(messages, "user")) == len(task.steps) + len(questions)
+        assert len(texts_of(messages, "tool")) == len(task.calls)
+    assert any("Which " in text for _, m in pairs for text in texts_of(m, "assistant"))
 
 
-def test_what_is_withheld_is_in_no_turn_before_it_is_asked_for():
-    asked = 0
+def test_withheld_value_is_revealed_only_on_request():
+    tested = 0
     for seed, task in enumerate(TASKS):
         user = User(task, seed, withholds=1.0)
         first = user.say(())
-        if not user.missing:  # all that the step needs was returned by another
+        if not user.missing:  # another step returned all values that this step needs
             continue
-        asked += 1
+        tested += 1
         name, value = user.missing, dict(task.steps[0].arguments)[user.missing]
         assert f"{spoken(name)} {value}" not in first
-        told = user.say([{"role": "assistant", "content": f"Which {spoken(name)}?"}])
-        assert told == f"The {spoken(name)} is {value}." and not user.missing
-    assert asked > 60
+        reply = user.say([{"role": "assistant", "content": f"Which {spoken(name)}?"}])
+        assert reply == f"The {spoken(name)} is {value}." and not user.missing
+    assert tested > 60
 
 
-def test_a_user_that_withholds_nothing_says_the_steps_in_order():
+def test_user_without_withholding_states_the_steps():
     task = max(TASKS, key=lambda task: len(task.steps))
     user = User(task, 0, withholds=0.0)
     said = [user.say(())] + [user.say([{"role": "assistant", "content": "ok"}]) for _ in task.steps]
@@ -74,16 +74,16 @@ def test_a_user_that_withholds_nothing_says_the_steps_in_order():
     assert task.request == f"Please {'; then '.join(step.text() for step in task.steps)}."
 
 
-def guess_of(call, name):
-    """The call with another value of the argument that nobody told."""
+def guess_argument(call, name):
+    """Return the call with another value of the withheld argument."""
     arguments = {**call.arguments}
     if name in arguments:
         arguments[name] = f"{arguments[name][:-1]}{(int(arguments[name][-1]) + 1) % 10}"
     return render_call(call.name, arguments)
 
 
-def test_who_guesses_ends_in_another_state():
-    """The same hand, which first makes up what it was not told, and then asks."""
+def test_guessing_agent_ends_in_another_state():
+    """The agent first invents the withheld value, and then asks."""
     reasons = []
     for seed, task in enumerate(TASKS):
         user = User(task, seed, withholds=1.0)
@@ -93,30 +93,30 @@ def test_who_guesses_ends_in_another_state():
             last = messages[-1]
             if last["role"] == "tool" or not user.missing or last["content"] == UNHELPFUL:
                 return honest(messages)
-            call = guess_of(task.calls[user.step], user.missing)
+            call = guess_argument(task.calls[user.step], user.missing)
             return f"<think>It may be this.</think>{call}"
 
         messages = converse(task, user, guesser)
         reasons.append(rejection(task, messages))
-    # a guess that only reads, or that the right change overwrites, harms nothing
+    # a guess that only reads, or that the correct write overwrites, is harmless
     assert reasons.count("state") > 50 and reasons.count("") < 20
 
 
-def test_a_user_that_nobody_asks_gives_up():
+def test_user_gives_up_if_never_asked():
     task, user = next(
         (task, user)
         for task in TASKS
         if (user := User(task, 0, withholds=1.0)).say(()) and user.missing
     )
     user = User(task, 0, withholds=1.0)
-    deaf = f"<think>Well.</think>{render_answer('Is there anything else?')}"
-    messages = converse(task, user, lambda messages: deaf)
-    assert user.gave_up and says(messages, "user")[1:] == [UNHELPFUL] * 2
+    ignoring = f"<think>Well.</think>{render_answer('Is there anything else?')}"
+    messages = converse(task, user, lambda messages: ignoring)
+    assert user.gave_up and texts_of(messages, "user")[1:] == [UNHELPFUL] * 2
     assert rejection(task, messages) in ("state", "exact match")
     assert not User(task, 0).gave_up
 
 
-def test_a_conversation_ends_at_nonsense_and_at_its_limit():
+def test_conversation_ends_at_invalid_turns_and_its_limit():
     task = TASKS[0]
     messages = converse(task, User(task, 0), lambda messages: "hm")
     assert [message["role"] for message in messages] == ["user", "assistant"]
@@ -124,14 +124,14 @@ def test_a_conversation_ends_at_nonsense_and_at_its_limit():
     call = task.calls[0]
     looping = f"<think>Again.</think>{render_call(call.name, call.arguments)}"
     messages = converse(task, User(task, 0), lambda messages: looping)
-    assert len(says(messages, "assistant")) == MAX_TURNS
+    assert len(texts_of(messages, "assistant")) == MAX_TURNS
     assert rejection(task, messages) == "turns"
 
 
 @pytest.mark.parametrize(
     ("roles", "passes"),
     [
-        ("ua", False),  # alone: the state is not the gold one
+        ("ua", False),  # the final state differs from the gold state
         ("uaua", False),
         ("au", "turns"),
         ("ucta", False),
@@ -140,22 +140,22 @@ def test_a_conversation_ends_at_nonsense_and_at_its_limit():
         ("uctau", "turns"),
     ],
 )
-def test_turns_that_no_conversation_has_are_rejected(roles, passes):
+def test_invalid_turn_orders_are_rejected(roles, passes):
     task = next(task for task in TASKS if task.writes)
     call = f"<think>x</think>{render_call('nothing', {})}"
     answer = f"<think>x</think>{render_answer('x')}"
-    made = {"u": ("user", "x"), "a": ("assistant", answer), "c": ("assistant", call)}
-    made |= {"t": ("tool", "Error: no tool nothing that takes [] as strings.")}
-    messages = [dict(zip(("role", "content"), made[letter])) for letter in roles]
+    turns_by_letter = {"u": ("user", "x"), "a": ("assistant", answer), "c": ("assistant", call)}
+    turns_by_letter |= {"t": ("tool", "Error: no tool nothing that takes [] as strings.")}
+    messages = [dict(zip(("role", "content"), turns_by_letter[letter])) for letter in roles]
     assert rejection(task, messages) == (passes or "state")
 
 
-def test_a_sample_is_what_a_rollout_would_have_seen(chat):
-    """Ids of a conversation: the user's turns are read, the assistant's learned, tags are ours."""
+def test_sample_ids_equal_a_rollout(chat):
+    """User turns are read, assistant turns carry loss, and tags are special tokens."""
     task, messages = next(
         (task, messages)
         for task in TASKS
-        if len(says(messages := play_with_user(task, 3), "user")) > 2
+        if len(texts_of(messages := play_with_user(task, 3), "user")) > 2
     )
     sample = episode_sample(messages, chat)
     ids = list(chat.prompt(messages[0]["content"]))
@@ -168,15 +168,12 @@ def test_a_sample_is_what_a_rollout_would_have_seen(chat):
             ids += chat.user_turn(message["content"])
     assert list(sample.ids) == ids
     learned = chat.tokenizer.decode([i for i, own in zip(sample.ids, sample.loss) if own])
-    assert learned == "".join(f"{text}<|im_end|>" for text in says(messages, "assistant"))
+    assert learned == "".join(f"{text}<|im_end|>" for text in texts_of(messages, "assistant"))
 
 
-def test_the_setting_s_samples_ask(chat):
-    alone, several = tool_use_samples(chat), tool_use_samples(chat, several=True)
+def test_multi_turn_samples_contain_questions(chat):
+    single_turn, several = tool_use_samples(chat), tool_use_samples(chat, several=True)
     text = chat.tokenizer.decode
-    assert not any("I was not told the" in text(sample.ids) for sample in alone)
+    assert not any("I was not told the" in text(sample.ids) for sample in single_turn)
     asking = sum("I was not told the" in text(sample.ids) for sample in several)
     assert len(several) > 80 and asking > 30
-
-
-# ---------------------------------------------------------------- a model in the user's place

@@ -1,12 +1,11 @@
-"""docs/launch: the scripts are run, and what they start is read by the parsers it is meant for.
+"""docs/launch: run the scripts, and parse the commands that they start.
 
-SLURM, vLLM's server and the stages are not there: programs of their names stand on the PATH, note
-how they were called, and end (srun runs the rest of its line, as it does). Their command lines, as
-bash has made them, go to torchrun's, accelerate's, vLLM's and our own parsers. Nothing here was run
-on a GPU.
+SLURM, the vLLM server and the stages are replaced by programs on the PATH that record their
+arguments and exit (srun executes the rest of its line). The recorded command lines are parsed by
+torchrun, accelerate, vLLM and drlib. These tests run without a GPU.
 
 Run: python -m pytest tests/test_docs_launch.py
-(vLLM's flags are skipped, by that name, where vLLM is not installed; `make test-vllm` has it)
+(the test of vLLM's flags is skipped if vLLM is not installed; `make test-vllm` runs it)
 """
 
 import json
@@ -28,7 +27,7 @@ LAUNCH = ROOT / "docs" / "launch"
 SCRIPTS = ("accelerate", "slurm")
 NODES = ("alpha", "beta", "gamma")
 
-# A program that notes how it was called. The server stays until it is killed, or dies at once.
+# Records how it was called. The server runs until it is killed, or exits at once.
 PROGRAM = """import json, os, sys, time
 SERVER = "vllm.entrypoints.openai.api_server"
 name, rest = sys.argv[1], sys.argv[2:]
@@ -50,7 +49,7 @@ if SERVER in rest and not {dies}:
 
 
 class Calls:
-    """The script, run with such programs; what was started, in order."""
+    """Run the script with the recording programs; `all` lists their calls in order."""
 
     def __init__(self, script, folder, dies=False):
         self.log, programs = folder / "log", folder / "bin"
@@ -58,17 +57,17 @@ class Calls:
         (folder / "program.py").write_text(
             PROGRAM.format(log=str(self.log), nodes=NODES, dies=dies)
         )
-        # by bash: an interpreter's path with a space in it cannot stand in a first line
-        called = [sys.executable, str(folder / "program.py")]
+        # through bash, because a shebang cannot contain an interpreter path with a space
+        wrapper = [sys.executable, str(folder / "program.py")]
         for name in "python drlib torchrun accelerate srun scontrol curl sleep".split():
-            line = f'#!/bin/bash\nexec {shlex.join([*called, name])} "$@"\n'
+            line = f'#!/bin/bash\nexec {shlex.join([*wrapper, name])} "$@"\n'
             (programs / name).write_text(line)
             (programs / name).chmod(0o755)
         self.runs = folder / "runs"
         slurm = {"SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_NODELIST": "some", "SLURM_JOB_ID": "7"}
         environment = os.environ | slurm | {"RUNS": str(self.runs)}
         environment["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
-        # vLLM sets it where it is imported, and in a folder with a space the loader complains of it
+        # vLLM sets it on import, and the loader warns about it if the folder has a space
         environment.pop("LD_PRELOAD", None)
         self.done = subprocess.run(
             ["bash", LAUNCH / f"{script}.sh"],
@@ -80,7 +79,7 @@ class Calls:
         self.all = [json.loads(line) for line in self.log.read_text().splitlines()]
 
     def of(self, name, *words):
-        """The calls of a program that have these words, each as its words and its environment."""
+        """Return (words, environment) of the calls of a program that contain these words."""
         found = [c for c in self.all if c["name"] == name and {*words} <= {*c["argv"]}]
         return [(call["argv"], call["environment"]) for call in found]
 
@@ -92,9 +91,9 @@ def script(request):
 
 @pytest.fixture(scope="module")
 def calls(script, tmp_path_factory):
-    made = Calls(script, tmp_path_factory.mktemp(script))
-    assert made.done.returncode == 0, made.done.stderr
-    return made
+    result = Calls(script, tmp_path_factory.mktemp(script))
+    assert result.done.returncode == 0, result.done.stderr
+    return result
 
 
 def after(words, first):
@@ -106,12 +105,12 @@ def server_of(calls):
     return after(words, "vllm.entrypoints.openai.api_server"), environment
 
 
-def value(words, flag):
+def option_value(words, flag):
     return words[words.index(flag) + 1]
 
 
 def launcher_of(calls, script):
-    """(parsed arguments of the launcher, words of the stage's own command)."""
+    """Return (parsed arguments of the launcher, arguments of the stage command)."""
     if script == "accelerate":
         from accelerate.commands.launch import launch_command_parser
 
@@ -127,16 +126,16 @@ def launcher_of(calls, script):
     return parsed, parsed.training_script_args
 
 
-def read(words):
-    """Stage and settings, by our own parser."""
+def parse_stage(words):
+    """Return stage and settings, parsed by drlib."""
     args, settings = stage_arguments("").parse_known_args(words)
     return args, load_from_arguments(args.profile, args.recipe, settings)
 
 
-def test_the_stages_come_one_after_the_other_with_the_same_settings(calls, script):
+def test_stages_run_in_order_with_the_same_settings(calls, script):
     commands = [after(words, "train") for words, _ in calls.of("drlib", "train")]
     _, launched = launcher_of(calls, script)
-    read_all = [read(words) for words in (commands[0], launched, commands[1])]
+    read_all = [parse_stage(words) for words in (commands[0], launched, commands[1])]
     assert len(commands) == 2
     assert [args.stage for args, _ in read_all] == ["sft", "rl", "evaluate_rl"]
     assert all(args.stage in stages.STAGES for args, _ in read_all)
@@ -148,10 +147,10 @@ def test_the_stages_come_one_after_the_other_with_the_same_settings(calls, scrip
     assert [name for name in starts if name != "srun"] == ["drlib", launcher, "drlib"]
 
 
-def test_accelerate_starts_a_process_for_each_card_that_does_not_serve(tmp_path):
+def test_accelerate_starts_one_process_per_training_gpu(tmp_path):
     calls = Calls("accelerate", tmp_path)
     parsed, words = launcher_of(calls, "accelerate")
-    _, config = read(words)
+    _, config = parse_stage(words)
     assert (parsed.num_machines, parsed.num_processes, parsed.multi_gpu) == (1, 4, True)
     assert parsed.num_processes == config.processes and parsed.mixed_precision == "bf16"
     assert config.trainer.fsdp and not parsed.use_fsdp and not parsed.cpu
@@ -162,7 +161,7 @@ def test_accelerate_starts_a_process_for_each_card_that_does_not_serve(tmp_path)
     assert sorted(trains + serves) == list("01234567")
 
 
-def test_torchrun_starts_on_each_node_but_the_one_that_serves(tmp_path):
+def test_torchrun_starts_on_every_training_node(tmp_path):
     calls = Calls("slurm", tmp_path)
     parsed, _ = launcher_of(calls, "slurm")
     assert (parsed.nnodes, parsed.nproc_per_node) == ("2", "4")
@@ -172,31 +171,31 @@ def test_torchrun_starts_on_each_node_but_the_one_that_serves(tmp_path):
 
     launch, _, _ = config_from_args(parsed)
     assert (launch.min_nodes, launch.max_nodes, launch.nproc_per_node) == (2, 2, 4)
-    where = []
+    placements = []
     for words, environment in calls.of("srun"):
         options = dict(word.split("=", 1) for word in words if word.startswith("--no"))
-        where.append((options["--nodes"], options["--nodelist"], "torchrun" in words))
+        placements.append((options["--nodes"], options["--nodelist"], "torchrun" in words))
         assert environment["TMPDIR"] == f"{calls.runs}/tmp", "where weights go to the server"
     one = ("1", "beta", False)
-    assert where == [("1", "alpha", False), one, ("2", "beta,gamma", True), one]
+    assert placements == [("1", "alpha", False), one, ("2", "beta,gamma", True), one]
 
 
-def test_the_server_is_the_one_that_the_stages_ask(calls, script):
+def test_server_matches_the_engine_settings(calls, script):
     words, environment = server_of(calls)
-    _, config = read(launcher_of(calls, script)[1])
-    host, port = value(words, "--host"), value(words, "--port")
+    _, config = parse_stage(launcher_of(calls, script)[1])
+    host, port = option_value(words, "--host"), option_value(words, "--port")
     assert host == ("127.0.0.1" if script == "accelerate" else "alpha")
     assert config.engine.name == "server" and config.engine.url == f"http://{host}:{port}/v1"
-    assert value(words, "--model") == config.model.path == Config.load("gpu8").model.path
-    assert value(words, "--dtype") == config.model.dtype
-    assert int(value(words, "--max-model-len")) >= config.rollout.max_context_tokens
-    assert value(words, "--worker-extension-cls") == "drlib.models.vllm_engine.WeightSync"
-    assert value(words, "--logprobs-mode") == "processed_logprobs"
-    assert value(words, "--generation-config") == "vllm"
+    assert option_value(words, "--model") == config.model.path == Config.load("gpu8").model.path
+    assert option_value(words, "--dtype") == config.model.dtype
+    assert int(option_value(words, "--max-model-len")) >= config.rollout.max_context_tokens
+    assert option_value(words, "--worker-extension-cls") == "drlib.models.vllm_engine.WeightSync"
+    assert option_value(words, "--logprobs-mode") == "processed_logprobs"
+    assert option_value(words, "--generation-config") == "vllm"
     assert environment["VLLM_SERVER_DEV_MODE"] == environment["VLLM_NO_USAGE_STATS"] == "1"
 
 
-def test_the_server_is_waited_for_and_ended(calls):
+def test_scripts_wait_for_the_server_and_stop_it(calls):
     names = [c["name"] for c in calls.all]
     server = next(c for c in calls.all if c["name"] == "python")
     assert "vllm.entrypoints.openai.api_server" in server["argv"]
@@ -206,14 +205,14 @@ def test_the_server_is_waited_for_and_ended(calls):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_where_the_server_does_not_come_up_nothing_is_trained(name, tmp_path):
+def test_failed_server_stops_the_script(name, tmp_path):
     calls = Calls(name, tmp_path, dies=True)
     assert calls.done.returncode == 1
     assert calls.done.stderr.splitlines() == ["error: the vLLM server ended"]
     assert not [c for c in calls.all if {"train", MODULE} & {*c["argv"]}]
 
 
-def test_vllm_takes_every_flag_of_its_server(calls):
+def test_vllm_accepts_the_server_flags(calls):
     pytest.importorskip("vllm", reason="vLLM is not installed")
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -224,7 +223,7 @@ def test_vllm_takes_every_flag_of_its_server(calls):
     assert parsed.worker_extension_cls == "drlib.models.vllm_engine.WeightSync"
 
 
-# Options of sbatch, as its manual has them.
+# Options of sbatch, from its manual.
 SBATCH = set(
     "account array begin comment constraint cpus-per-gpu cpus-per-task dependency error exclude "
     "exclusive export gpus gpus-per-node gpus-per-task gres hint job-name licenses mail-type "
@@ -235,7 +234,7 @@ SBATCH = set(
 SRUN = {"nodes", "ntasks", "ntasks-per-node", "nodelist"}
 
 
-def test_slurm_reads_the_directives():
+def test_slurm_directives_are_valid():
     lines = (LAUNCH / "slurm.sh").read_text().splitlines()
     assert lines[0].startswith("#!"), "sbatch wants a script with an interpreter"
     last = max(i for i, line in enumerate(lines) if line.startswith("#SBATCH"))
@@ -249,13 +248,13 @@ def test_slurm_reads_the_directives():
     assert int(options["gpus-per-node"]) == Config.load("gpu8").processes
 
 
-def test_srun_reads_its_options(tmp_path):
+def test_srun_options_are_valid(tmp_path):
     for words, _ in Calls("slurm", tmp_path).of("srun"):
         own = words[: next(i for i, word in enumerate(words) if not word.startswith("--"))]
         assert {word[2:].partition("=")[0] for word in own} <= SRUN and all("=" in w for w in own)
 
 
-def test_accelerate_on_cpus_starts_one_process_as_its_example_warns(tmp_path):
+def test_accelerate_on_cpus_starts_one_process(tmp_path):
     program = tmp_path / "size.py"
     program.write_text("import os; print('size', os.environ.get('WORLD_SIZE', '1'))")
     start = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]

@@ -1,4 +1,4 @@
-"""The pages that a reader goes through: no link leads nowhere, and README leads to every page.
+"""Links of the documentation pages: all of them resolve, and the README links to every page.
 
 Run: python -m pytest tests/test_docs_pages.py
 """
@@ -15,12 +15,12 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 
 
-def linked(page):
-    """Paths below the checkout that a page links to; those that lead out of it raise."""
+def linked_paths(page):
+    """Return the paths that a page links to; links out of the checkout raise."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     found = set()
     for target in LINK.findall(text):
-        if ":" in target or target.startswith("#"):  # an address, a page of a world, a heading
+        if ":" in target or target.startswith("#"):  # a URL, a page of a world, or a heading
             continue
         path = (page.parent / unquote(target.partition("#")[0])).resolve()
         found.add(path.relative_to(ROOT.resolve()).as_posix())
@@ -28,8 +28,8 @@ def linked(page):
 
 
 @pytest.fixture(scope="module")
-def committed():
-    """Files that git tracks, and the folders that hold them."""
+def tracked_paths():
+    """Return the files that git tracks, and the folders that contain them."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -43,10 +43,10 @@ def committed():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_link_leads_to_a_file_of_the_checkout(page, committed):
-    assert linked(page) - committed == set()
+def test_every_link_points_to_a_tracked_file(page, tracked_paths):
+    assert linked_paths(page) - tracked_paths == set()
 
 
-def test_the_readme_leads_to_every_page():
+def test_readme_links_to_every_page():
     pages = {page.relative_to(ROOT).as_posix() for page in PAGES} - {"README.md"}
-    assert pages - linked(ROOT / "README.md") == set()
+    assert pages - linked_paths(ROOT / "README.md") == set()

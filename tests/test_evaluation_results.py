@@ -1,4 +1,4 @@
-"""Outcomes to rows, rows to tables: sums by hand, files that round-trip, differences by question.
+"""Evaluation results: rows, tables by hand, files that round-trip, and paired differences.
 
 Run: python -m pytest tests/test_evaluation_results.py
 """
@@ -56,7 +56,7 @@ def test_counts_and_means_by_hand(results):
     assert results.accuracy("rl", "search", "sample")[0] == pytest.approx((2 + 0 + 1 + 1) / 8)
 
 
-def test_accuracy_holds_seeds_and_questions(results):
+def test_accuracy_interval_covers_seeds_and_questions(results):
     """Greedy search answers of two seeds: (right, right) and (wrong, wrong)."""
     assert results.scores("rl", "search", "greedy") == {
         0: {"b": 1.0, "c": 1.0},
@@ -64,10 +64,10 @@ def test_accuracy_holds_seeds_and_questions(results):
     }
     mean, low, high = results.accuracy("rl", "search", "greedy")
     assert (mean, low, high) == share_interval(np.array([[1.0, 1.0], [0.0, 0.0]]))
-    assert high - low > 0.9  # two seeds that differ so much leave nearly everything open
+    assert high - low > 0.9  # two seeds that differ this much give a very wide interval
 
 
-def test_questions_weigh_the_same_whatever_their_samples_and_their_order():
+def test_questions_have_equal_weight():
     one = [
         outcome("a", "search", 1, True, [True] * 6),
         outcome("b", "search", 1, False, [False]),
@@ -81,7 +81,7 @@ def test_questions_weigh_the_same_whatever_their_samples_and_their_order():
 
 
 def test_gain_is_paired_by_seed_and_question(results):
-    """Only seed 0 has both stages: b gains one, c nothing."""
+    """Only seed 0 has both stages: b gains one, c none."""
     mean, low, high = results.gain("rl", "sft", "search", "sample")
     assert mean == pytest.approx((1.0 - 0.0 + 0.5 - 0.5) / 2)
     assert (mean, low, high) == difference_interval(np.array([[1.0, 0.0]]))
@@ -97,12 +97,12 @@ def test_gain_is_paired_by_seed_and_question(results):
         ("cpt", "search", "sample", "'cpt' was not asked search questions"),
     ],
 )
-def test_what_was_not_asked_has_no_interval(results, stage, kind, decoding, message):
+def test_missing_stages_and_kinds_raise(results, stage, kind, decoding, message):
     with pytest.raises(ValueError, match=message):
         results.accuracy(stage, kind, decoding)
 
 
-def test_a_gain_needs_a_seed_that_has_both(results):
+def test_gain_requires_a_common_seed(results):
     del results.outcomes["rl", 0]
     with pytest.raises(ValueError, match="no seed has both 'rl' and 'sft'"):
         results.gain("rl", "sft", "search", "sample")
@@ -110,8 +110,8 @@ def test_a_gain_needs_a_seed_that_has_both(results):
         results.gain("rl", "cpt", "search", "sample")
 
 
-def test_a_gain_over_a_variation_s_run_is_paired_with_the_same_seeds_and_questions(results):
-    """Search, sampled, seed 0: (2 + 1) / 4 right here and (0 + 1) / 4 there."""
+def test_gain_between_runs_is_paired(results):
+    """Sampled search answers of seed 0: 3 of 4 are correct here, 1 of 4 in the other run."""
     other = Results("y", "laptop", [], {("rl", 0): SFT})
     assert results.gain("rl", "rl", "search", "sample", of=other)[0] == pytest.approx(0.5)
     assert other.gain("rl", "rl", "search", "sample", of=results)[0] == pytest.approx(-0.5)
@@ -135,7 +135,7 @@ def test_unreadable_results_name_the_folder(tmp_path):
         Results.load(tmp_path)
 
 
-def test_stages_must_have_been_asked_the_same(tmp_path):
+def test_stages_must_have_the_same_questions(tmp_path):
     broken = Results("x", "ci", [], {("sft", 0): SFT, ("rl", 0): RL[::-1]})
     with pytest.raises(ValueError, match="other questions"):
         broken.save(tmp_path)
@@ -143,7 +143,7 @@ def test_stages_must_have_been_asked_the_same(tmp_path):
 
 @pytest.fixture
 def history(tmp_path, monkeypatch):
-    """A checkout of five commits, and `commit(text)`, which makes config.py say something else."""
+    """Create a checkout and return `commit(text)`, which changes config.py."""
     checkout = tmp_path / "checkout"
     (checkout / "drlib").mkdir(parents=True)
 
@@ -170,11 +170,11 @@ def finish(names, config, runs, **metrics):
         ).finish(metrics)
 
 
-def test_results_name_the_commits_of_recipe_evaluation_and_seed(history, tmp_path):
+def test_results_record_the_commits_of_their_stages(history, tmp_path):
     seed = Config().evaluation.seed
     configs = [Config(seed=0), Config(seed=1)]
     history("evaluation.seed = 5")
-    written_down = history(f"evaluation.seed = {seed}")
+    registered = history(f"evaluation.seed = {seed}")
     recipe = history(f"evaluation.seed = {seed}; rl.lr = 2")
     finish(["world"], configs[0], tmp_path, pages=7)
     for config in configs:
@@ -188,24 +188,22 @@ def test_results_name_the_commits_of_recipe_evaluation_and_seed(history, tmp_pat
         "recipe": [recipe],
         "evaluation": [evaluation],
         "evaluation_seed": seed,
-        "seed_written_down": written_down,
+        "seed_written_down": registered,
     }
 
 
-def test_what_was_made_from_changed_files_says_so_and_a_seed_by_hand_has_no_commit(
-    history, tmp_path
-):
+def test_uncommitted_changes_are_recorded_as_dirty(history, tmp_path):
     commit = history("evaluation.seed = 5")
     config = Config.load(evaluation__seed=7)
     (run_folder.ROOT / "drlib" / "config.py").write_text("not committed")
     finish(["world", "rl", "evaluate_rl"], config, tmp_path)
-    made = origin([config], tmp_path, ["rl"])
-    assert made["recipe"] == [f"{commit}-dirty"] == made["evaluation"]
-    assert made["evaluation_seed"] == 7 and made["seed_written_down"] == ""
+    provenance = origin([config], tmp_path, ["rl"])
+    assert provenance["recipe"] == [f"{commit}-dirty"] == provenance["evaluation"]
+    assert provenance["evaluation_seed"] == 7 and provenance["seed_written_down"] == ""
 
 
-def test_only_some_seeds_stand_beside_a_run_of_these(results):
-    """The sums too: a mean over other seeds would be another policy's."""
+def test_results_can_be_restricted_to_seeds(results):
+    """The sums are restricted too; a mean over other seeds would describe another policy."""
     first = results.only([0])
     assert first.seeds == [0] and results.seeds == [0, 1]
     assert first.accuracy("rl", "search", "greedy")[0] == 1.0

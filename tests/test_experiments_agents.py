@@ -1,4 +1,4 @@
-"""Agents on the same questions: ledgers, votes, costs, and what is claimed of them.
+"""Comparing agents on the same questions: ledgers, votes, costs and claims.
 
 Run: python -m pytest tests/test_experiments_agents.py
 """
@@ -35,8 +35,8 @@ chat = tour_chat
 toolbox = tour_toolbox
 
 
-def ledger(answers, rights, name="one", seed=0, sampled=10):
-    """By hand: answers as letters, the right letter of each question."""
+def make_ledger(answers, rights, name="one", seed=0, sampled=10):
+    """Return a hand-made ledger: answers as letters, and the correct letter of each question."""
     trial = Trial(name, "react", samples=len(answers[0]))
     rows = [[None if a == "-" else a for a in row] for row in answers]
     right = [[a == wanted for a in row] for row, wanted in zip(answers, rights)]
@@ -49,7 +49,7 @@ def ledger(answers, rights, name="one", seed=0, sampled=10):
 
 
 def test_votes_and_passes_by_hand():
-    one = ledger(["abba", "-c-c"], "bc")
+    one = make_ledger(["abba", "-c-c"], "bc")
     assert one.accuracy_Q().tolist() == [0.5, 0.5]
     assert [one.voted_Q(n).tolist() for n in (1, 2, 3, 4)] == [[0, 0], [0, 1], [1, 1], [0, 1]]
     assert [one.passed_Q(n).tolist() for n in (1, 2)] == [[0, 0], [1, 1]]
@@ -57,23 +57,26 @@ def test_votes_and_passes_by_hand():
         one.voted_Q(5)
 
 
-def test_equal_tokens_are_as_many_samples_as_the_other_costs():
-    cheap, dear = ledger(["abab", "abab"], "aa"), ledger(["a", "a"], "aa", sampled=32)
-    assert at_equal_tokens(cheap, dear) == 3
-    assert at_equal_tokens(dear, cheap) == 1
-    assert at_equal_tokens(cheap, ledger(["a", "a"], "aa", sampled=500)) == 4
-    assert measure(cheap, "vote:equal", dear).tolist() == cheap.voted_Q(3).tolist()
-    assert measure(cheap, "pass:2", dear).tolist() == [1, 1]
+def test_sample_count_at_equal_tokens():
+    cheap, expensive = (
+        make_ledger(["abab", "abab"], "aa"),
+        make_ledger(["a", "a"], "aa", sampled=32),
+    )
+    assert at_equal_tokens(cheap, expensive) == 3
+    assert at_equal_tokens(expensive, cheap) == 1
+    assert at_equal_tokens(cheap, make_ledger(["a", "a"], "aa", sampled=500)) == 4
+    assert measure(cheap, "vote:equal", expensive).tolist() == cheap.voted_Q(3).tolist()
+    assert measure(cheap, "pass:2", expensive).tolist() == [1, 1]
     for what in ("voting", "vote", "mean:3"):
         with pytest.raises(ValueError, match="no measure"):
-            measure(cheap, what, dear)
+            measure(cheap, what, expensive)
 
 
-def test_the_questions_are_the_same_for_every_agent_and_held_out(tour):
+def test_questions_are_shared_and_held_out(tour):
     one, other = Trial("a", "react", n=30), Trial("b", "heavy:n=2", n=30, temperature=0.0)
-    asked, worlds = questions_of(one, tour, 7)
-    assert asked == questions_of(other, tour, 7)[0] and worlds == {}
-    assert asked != questions_of(one, tour, 8)[0]
+    questions, worlds = questions_of(one, tour, 7)
+    assert questions == questions_of(other, tour, 7)[0] and worlds == {}
+    assert questions != questions_of(one, tour, 8)[0]
     trails, worlds = questions_of(Trial("c", "react", "trail:9", n=5), tour, 7)
     assert [task.hops for task in trails] == [9] * 5 and {*worlds} == {t.world for t in trails}
     with pytest.raises(ValueError, match="trial d: no questions 'riddle'"):
@@ -81,7 +84,7 @@ def test_the_questions_are_the_same_for_every_agent_and_held_out(tour):
 
 
 @pytest.mark.parametrize("line", ["heavy:n=3", "heavy:n=3,merge=vote"])
-def test_a_heavy_answer_costs_all_its_researchers_and_its_merger(tour, toolbox, chat, line):
+def test_heavy_costs_include_researchers_and_merger(tour, toolbox, chat, line):
     task = Task("t", "Who?", "yes", "search", tour.version)
 
     def say(text):
@@ -104,15 +107,15 @@ def test_a_heavy_answer_costs_all_its_researchers_and_its_merger(tour, toolbox, 
     assert merged["longest"] >= single["longest"]
 
 
-def test_a_trial_writes_down_what_each_attempt_said_and_cost(tour, toolbox, chat, tmp_path):
+def test_trial_records_answers_and_costs(tour, toolbox, chat, tmp_path):
     trial = Trial("x", "react", n=3, samples=2)
-    asked, _ = questions_of(trial, tour, 7)
-    engine = TextEngine(chat, lambda text: render_answer(asked[0].answer))
+    questions, _ = questions_of(trial, tour, 7)
+    engine = TextEngine(chat, lambda text: render_answer(questions[0].answer))
     found = run_trial(trial, engine, toolbox, chat, tour, 7, seed=4)
-    assert found.seed == 4 and found.tasks == [task.id for task in asked]
+    assert found.seed == 4 and found.tasks == [task.id for task in questions]
     assert found.right[0] == [True, True] and found.ended == [["answered"] * 2] * 3
-    said = len(chat.encode(render_answer(asked[0].answer)))
-    assert found.mean("sampled") == said and found.mean("processed") > said
+    answer_tokens = len(chat.encode(render_answer(questions[0].answer)))
+    assert found.mean("sampled") == answer_tokens and found.mean("processed") > answer_tokens
     head = {"command": "make it", "trials": {"x": asdict(trial)}}
     records = AgentRecords(head, {("x", 4): found}, {("p", 4): [{"step": 1, "loss": 0.5}]})
     path = records.save(tmp_path / "some.parquet")
@@ -122,7 +125,7 @@ def test_a_trial_writes_down_what_each_attempt_said_and_cost(tour, toolbox, chat
         AgentRecords.load(path)
 
 
-def test_a_claim_s_effect_is_the_paired_difference_by_hand(tmp_path):
+def test_claim_effect_is_the_paired_difference(tmp_path):
     path = tmp_path / "plan.yaml"
     path.write_text(
         "name: toy\nabout: toy\npolicies: {p: {}}\nquestion_seed: 5\n"
@@ -134,8 +137,11 @@ def test_a_claim_s_effect_is_the_paired_difference_by_hand(tmp_path):
         "   measure: [sample, 'vote:3']}\n"
     )
     plan = load_plan(path)
-    ons = [ledger(["b", "a"], "bc", "new", s) for s in (0, 1)]
-    offs = [ledger(["abba", "-c-c"], "bc", "old", 0), ledger(["aaab", "cccc"], "bc", "old", 1)]
+    ons = [make_ledger(["b", "a"], "bc", "new", s) for s in (0, 1)]
+    offs = [
+        make_ledger(["abba", "-c-c"], "bc", "old", 0),
+        make_ledger(["aaab", "cccc"], "bc", "old", 1),
+    ]
     head = {"command": "go", "trials": dict.fromkeys(("new", "old")), "seeds": [0, 1]}
     head |= {"commit": [], "registered": ""}
     found = agent_findings(
@@ -158,7 +164,7 @@ def test_a_claim_s_effect_is_the_paired_difference_by_hand(tmp_path):
         (("samples: 4", "questions: 'trail:3'"), "claim x: its trials ask different questions"),
     ],
 )
-def test_a_plan_that_names_what_is_not_there_is_refused(tmp_path, change, reason):
+def test_plans_with_unknown_names_are_rejected(tmp_path, change, reason):
     text = (
         "name: toy\nabout: toy\npolicies: {p: {}}\nquestion_seed: 5\ntrials:\n"
         "- {name: new, policy: p, agent: react}\n"
@@ -173,7 +179,7 @@ def test_a_plan_that_names_what_is_not_there_is_refused(tmp_path, change, reason
     load_plan(path)
 
 
-def test_the_majority_of_independent_runs_is_the_binomial_tail():
+def test_majority_of_independent_runs_is_binomial():
     assert majority_right(0.7, 1) == pytest.approx(0.7)
     assert majority_right(0.7, 2) == pytest.approx(0.7)
     assert majority_right(0.7, 3) == pytest.approx(0.7**3 + 3 * 0.7**2 * 0.3)
@@ -184,7 +190,7 @@ def test_the_majority_of_independent_runs_is_the_binomial_tail():
     assert majority_right(0.6, 5) == pytest.approx(brute)
 
 
-def test_a_plan_of_agents_is_run_recorded_and_judged(tmp_path):
+def test_agent_plan_is_run_recorded_and_judged(tmp_path):
     small = "{model.layers: 2, processes: 1, model.hidden: 32, world.name: tour}"
     path = tmp_path / "toy.yaml"
     path.write_text(
@@ -197,31 +203,31 @@ def test_a_plan_of_agents_is_run_recorded_and_judged(tmp_path):
     plan = load_plan(path)
     out, runs = tmp_path / "out", tmp_path / "runs"
     build_stages(("world", "untrained"), plan.config("small", 3), runs)
-    made = run_agents(plan, runs, out, "again")
-    assert made == out / "toy.parquet"
-    records = AgentRecords.load(made)
+    path_of_records = run_agents(plan, runs, out, "again")
+    assert path_of_records == out / "toy.parquet"
+    records = AgentRecords.load(path_of_records)
     by_trial = records.by_trial()
     assert records.head["command"] == "again" and records.head["registered"] == ""
-    assert [some[0].seed for some in by_trial.values()] == [3, 3]
+    assert [trial_ledgers[0].seed for trial_ledgers in by_trial.values()] == [3, 3]
     assert [len(row) for row in by_trial["two"][0].right] == [2, 2, 2]
     found = json.loads((out / "findings" / "x.json").read_text())
     assert found["accuracy"] == [0, 0] and found["outcome"] == "open"
     assert "| two | `heavy:n=2` | search | 0.0 [" in agent_table(plan, records)
 
-    # another trial: existing ledgers are kept, whatever they say; other questions start again
+    # a new trial keeps the existing ledgers; a new question seed starts again
     by_trial["one"][0].answers[0][0] = "kept"
-    records.save(made)
+    records.save(path_of_records)
     path.write_text(path.read_text().replace("claims:", "- {<<: *one, name: three}\nclaims:"))
     run_agents(load_plan(path), runs, out, "again")
-    by_trial = AgentRecords.load(made).by_trial()
+    by_trial = AgentRecords.load(path_of_records).by_trial()
     assert [*by_trial] == ["one", "two", "three"]
     assert by_trial["one"][0].answers[0][0] == "kept"
     path.write_text(path.read_text().replace("question_seed: 5", "question_seed: 6"))
     run_agents(load_plan(path), runs, out, "again")
-    assert AgentRecords.load(made).by_trial()["one"][0].answers[0][0] != "kept"
+    assert AgentRecords.load(path_of_records).by_trial()["one"][0].answers[0][0] != "kept"
 
 
-def test_the_committed_records_belong_to_the_committed_plan():
+def test_committed_records_match_the_committed_plan():
     plan = load_plan("strategies")
     records = AgentRecords.load(EXPERIMENTS / "strategies.parquet")
     assert {*records.by_trial()} == {*plan.trials}

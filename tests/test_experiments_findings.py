@@ -1,4 +1,4 @@
-"""Findings: the effect by hand, the verdict, and that every committed one follows from its rows.
+"""Findings: effects by hand, verdicts, and the committed findings.
 
 Run: python -m pytest tests/test_experiments_findings.py
 """
@@ -55,14 +55,14 @@ def arm_results(by_seed):
 
 
 def findings(plan, new, old):
-    """Return the findings of results made by hand."""
+    """Return the findings of hand-made results."""
     runs = {arm: {str(seed): {} for seed in plan.seeds} for arm in plan.arms}
     head = {"command": "make it", **what_ran(plan), "seeds": list(plan.seeds), "runs": runs}
     results = {"old": old, "new": new}
     return findings_of(summary(plan, ExperimentRecords(head | {"registered": ""}, results)))
 
 
-def test_the_effect_is_the_paired_difference_by_hand(tmp_path):
+def test_effect_is_the_paired_difference(tmp_path):
     right, wrong = [True, True], [False, False]
     half = [True, False]
     python = outcome("p", "python", right)
@@ -89,7 +89,7 @@ def test_the_effect_is_the_paired_difference_by_hand(tmp_path):
     assert findings(plan, old, new)[plan.name]["effect"] == -0.5
 
 
-def test_an_only_claim_has_the_name_of_its_plan(tmp_path):
+def test_single_claim_has_the_name_of_its_plan(tmp_path):
     claim = {"claim": "c", "source": "s", "expected": "higher"}
     one = {"ppo": {}, "cispo": {"rl.loss.clip": "cispo", **claim}}
     two = {**one, "none": {"rl.loss.clip": "none", **claim}}
@@ -103,7 +103,7 @@ def run_git(folder, *arguments):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_seeds_are_registered_by_a_commit_before_the_runs(tmp_path, monkeypatch):
+def test_registration_requires_a_commit_before_the_runs(tmp_path, monkeypatch):
     monkeypatch.setattr("drlib.training.run_folder.ROOT", tmp_path)
     run_git(tmp_path, "init", "-q")
     run_git(tmp_path, "commit", "-q", "--allow-empty", "-m", "before")
@@ -115,7 +115,7 @@ def test_seeds_are_registered_by_a_commit_before_the_runs(tmp_path, monkeypatch)
     run_git(tmp_path, "commit", "-q", "-m", "register")
     registered = run_git(tmp_path, "rev-parse", "HEAD")
     assert registration(file, [0, 1], [registered]) == registered
-    assert registration(file, [0, 1], [before, registered]) == ""  # one run came first
+    assert registration(file, [0, 1], [before, registered]) == ""  # one run was made earlier
     assert registration(file, [0, 1], [registered + "-dirty"]) == registered
     assert registration(file, [0, 1, 2], [registered]) == ""  # another seed
     file.write_text("name: y\nseeds: [0, 1]\n")
@@ -127,7 +127,7 @@ def test_seeds_are_registered_by_a_commit_before_the_runs(tmp_path, monkeypatch)
     assert registration(file, [0, 1, 2], [registered]) == ""
 
 
-def test_without_registered_seeds_a_claim_stays_open():
+def test_claim_without_registration_stays_open():
     statement = Statement("x", "c", "s", "higher")
     by_seed = [0.1] * SEEDS
     judged = statement.judge((0.1, 0.09, 0.11), by_seed, "some commit")
@@ -153,21 +153,19 @@ def test_without_registered_seeds_a_claim_stays_open():
         ("same", 0.01, 0.11, "refuted"),
     ],
 )
-def test_the_verdict_follows_from_the_interval_and_the_number_of_seeds(
-    expected, low, high, outcome
-):
+def test_verdict_depends_on_interval_and_seed_count(expected, low, high, outcome):
     assert decide(expected, low, high, SEEDS) == outcome
     assert decide(expected, low, high, SEEDS - 1) == "open"
 
 
-def test_the_smallest_detectable_effect_by_hand():
+def test_smallest_detectable_effect():
     """Differences 0, 0.1, 0.2: s = 0.1, n = 3, t(0.975, 2) = 4.3027, t(0.8, 2) = 1.0607."""
     expected = (4.302653 + 1.060660) * 0.1 / 3**0.5
     assert smallest_detectable([0, 0.1, 0.2]) == pytest.approx(expected, abs=1e-5)
     assert smallest_detectable([0.3]) is None
 
 
-def test_every_committed_finding_follows_from_its_rows():
+def test_committed_findings_follow_from_their_records():
     expected = {}
     for path in PLANS.glob("*.yaml"):
         plan, records = load_plan(path.stem), EXPERIMENTS / f"{path.stem}.parquet"
@@ -182,14 +180,14 @@ def test_every_committed_finding_follows_from_its_rows():
         assert len(found["seeds"]) >= 3 and found["pilot"] == (len(found["seeds"]) < SEEDS)
 
 
-def test_the_pages_are_generated_from_the_committed_files():
+def test_generated_pages_are_current():
     hint = "run: drlib experiment pages"
     assert FINDINGS_PAGE.read_text(encoding="utf-8") == findings_page(reference_blocks()), hint
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert with_block(readme, readme_findings(), "findings") == readme, hint
 
 
-def test_only_compared_arms_with_a_claim_become_findings():
+def test_findings_require_a_claim_and_a_comparison():
     asked = {"kind": "search", "decoding": "sample", "n": 7, "accuracy": 0.25}
     difference = {"effect": -0.125, "interval": [-0.2, -0.05], "seeds": [0, 1], "by_seed": [0, 0]}
     claim = {"claim": "Less is less", "source": "nobody", "expected": "lower"}

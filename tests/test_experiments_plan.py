@@ -1,6 +1,6 @@
-"""A plan's file, and its table by hand: what is refused, and what numbers come out.
+"""Experiment plans and their tables: rejected plans, and numbers by hand.
 
-The runs themselves are in test_experiments_runner.py, the figure is in test_experiments_figures.py.
+test_experiments_runner.py tests the runs, and test_experiments_figures.py the figures.
 
 Run: python -m pytest tests/test_experiments_plan.py
 """
@@ -22,8 +22,8 @@ from tests.experiment_examples import (
     HALF,
     RIGHT,
     WRONG,
-    asked,
-    made_records,
+    make_outcomes,
+    make_records,
     row,
     rows,
     toy_plan,
@@ -33,32 +33,32 @@ from tests.experiment_examples import (
 CLAIM = {"claim": "CISPO is better", "source": "nobody", "expected": "higher"}
 
 
-MADE = {
-    ("ppo", 0): (asked(HALF, HALF, WRONG), rows(generated=10.0, tokens=100)),
-    ("ppo", 1): (asked(WRONG, HALF, WRONG), rows(generated=30.0, tokens=300)),
-    ("cispo", 0): (asked(RIGHT, HALF, WRONG), rows(generated=20.0, tokens=200)),
-    ("cispo", 1): (asked(RIGHT, RIGHT, HALF), rows(generated=20.0, tokens=200, updates=2)),
+RUNS = {
+    ("ppo", 0): (make_outcomes(HALF, HALF, WRONG), rows(generated=10.0, tokens=100)),
+    ("ppo", 1): (make_outcomes(WRONG, HALF, WRONG), rows(generated=30.0, tokens=300)),
+    ("cispo", 0): (make_outcomes(RIGHT, HALF, WRONG), rows(generated=20.0, tokens=200)),
+    ("cispo", 1): (make_outcomes(RIGHT, RIGHT, HALF), rows(generated=20.0, tokens=200, updates=2)),
 }
 PPO_SQ = np.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.0]])  # shares of right samples
 CISPO_SQ = np.array([[1.0, 0.5, 0.0], [1.0, 1.0, 0.5]])
 
 
-def told(tmp_path, made, failed=None, **changes):
-    """The summary of made runs."""
+def summary_of(tmp_path, runs, failed=None, **changes):
+    """Return the summary of these runs."""
     plan = toy_plan(tmp_path, **changes)
-    return summary(plan, made_records(plan, made, failed))
+    return summary(plan, make_records(plan, runs, failed))
 
 
 def by_name(found):
     return {arm["arm"]: arm for arm in found["arms"]}
 
 
-def closely(interval):
+def approximately(interval):
     return pytest.approx([float(end) for end in interval], abs=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------
-# the file
+# plan files
 
 
 SHIPPED = sorted(path for path in PLANS.glob("*.yaml") if path.stem != "strategies")
@@ -74,7 +74,7 @@ def test_shipped_plans_are_valid(path):
     assert claims or len(plan.arms) > 2
 
 
-def test_the_plan_in_the_documentation_is_valid(tmp_path):
+def test_documented_plan_is_valid(tmp_path):
     page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     path = tmp_path / "lr.yaml"
     path.write_text(page.partition("```yaml\n")[2].partition("```")[0])
@@ -83,11 +83,11 @@ def test_the_plan_in_the_documentation_is_valid(tmp_path):
     assert plan.config("usual", 0).rl.lr == Config.load("laptop").rl.lr
 
 
-def test_there_are_two_and_more_of_them_and_they_are_shipped():
+def test_required_plans_are_shipped():
     assert {"clips", "corrections"} <= {path.stem for path in PLANS.glob("*.yaml")}
 
 
-def test_each_run_has_the_settings_of_its_arm_and_its_seed(tmp_path):
+def test_run_has_the_settings_of_its_arm_and_seed(tmp_path):
     plan = toy_plan(tmp_path, common={"rl.steps": 7, "rl.lr": 1e-3}, seeds=[3, 5])
     assert plan.runs() == [("ppo", 3), ("cispo", 3), ("ppo", 5), ("cispo", 5)]
     ppo, cispo = plan.config("ppo", 3), plan.config("cispo", 5)
@@ -96,7 +96,7 @@ def test_each_run_has_the_settings_of_its_arm_and_its_seed(tmp_path):
     assert ppo.rl.steps == cispo.rl.steps == 7 and ppo.rl.lr == 1e-3
 
 
-def test_an_arm_s_own_setting_stands_before_the_common_one(tmp_path):
+def test_arm_settings_override_common_settings(tmp_path):
     plan = toy_plan(tmp_path, common={"rl.loss.clip": "none"})
     assert (plan.config("ppo", 0).rl.loss.clip, plan.config("cispo", 0).rl.loss.clip) == (
         "none",
@@ -160,35 +160,33 @@ BAD.append(({"arms": {"ppo": CLAIM, "x": {"rl.loss.clip": "none"}}}, "arm 'ppo' 
 
 
 @pytest.mark.parametrize(("changes", "reason"), BAD, ids=[reason[:40] for _, reason in BAD])
-def test_what_is_wrong_with_a_file_is_one_line_before_anything_is_made(
-    changes, reason, tmp_path, capsys
-):
+def test_invalid_plans_give_a_one_line_error(changes, reason, tmp_path, capsys):
     file = write_plan(tmp_path, **changes)
-    where = [f"--runs={tmp_path / 'runs'}", f"--out={tmp_path / 'out'}"]
-    assert cli.main(["experiment", "run", str(file), *where]) == 1
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
-    assert reason in said.err
+    folders = [f"--runs={tmp_path / 'runs'}", f"--out={tmp_path / 'out'}"]
+    assert cli.main(["experiment", "run", str(file), *folders]) == 1
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
+    assert reason in output.err
     assert not (tmp_path / "runs").exists() and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("settings", "reason"), BAD_ARMS, ids=[reason[:50] for _, reason in BAD_ARMS]
 )
-def test_what_is_wrong_with_an_arm_is_one_line(settings, reason, tmp_path):
-    with pytest.raises(ValueError) as fault:
+def test_invalid_arms_give_a_one_line_error(settings, reason, tmp_path):
+    with pytest.raises(ValueError) as error:
         toy_plan(tmp_path, arms={"ppo": {}, "x": settings})
-    assert reason in str(fault.value) and "\n" not in str(fault.value)
+    assert reason in str(error.value) and "\n" not in str(error.value)
 
 
-def test_without_ray_a_line_says_what_to_install(tmp_path, capsys, monkeypatch):
+def test_missing_ray_error_states_the_package(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    where = [f"--runs={tmp_path / 'runs'}", f"--out={tmp_path / 'out'}", "--ray"]
-    assert cli.main(["experiment", "run", str(write_plan(tmp_path)), *where]) == 1
+    folders = [f"--runs={tmp_path / 'runs'}", f"--out={tmp_path / 'out'}", "--ray"]
+    assert cli.main(["experiment", "run", str(write_plan(tmp_path)), *folders]) == 1
     assert capsys.readouterr().err == 'error: ray is missing: pip install "drlib[cluster]".\n'
 
 
-def test_files_that_are_not_there_no_yaml_or_lack_something_are_refused(tmp_path):
+def test_missing_and_malformed_plans_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="no plan 'clip': .* did you mean 'clips'?"):
         load_plan("clip")
     path = tmp_path / "bad.yaml"
@@ -199,49 +197,49 @@ def test_files_that_are_not_there_no_yaml_or_lack_something_are_refused(tmp_path
         ("arms: {a: {}, b: {}, a: {}}", "'a' stands twice in the plan"),
     ):
         path.write_text(text)
-        with pytest.raises(ValueError, match=reason) as fault:
+        with pytest.raises(ValueError, match=reason) as error:
             load_plan(path)
-        assert "\n" not in str(fault.value)
+        assert "\n" not in str(error.value)
 
 
 # ---------------------------------------------------------------------------------------------
-# the numbers
+# numbers
 
 
-def test_the_accuracies_are_of_each_arm_and_the_difference_is_paired_by_hand(tmp_path):
-    arms = by_name(told(tmp_path, MADE))
+def test_accuracies_and_paired_difference_by_hand(tmp_path):
+    arms = by_name(summary_of(tmp_path, RUNS))
     ppo, cispo = arms["ppo"]["asked"][0], arms["cispo"]["asked"][0]
     assert ppo["accuracy"] == pytest.approx(1.5 / 6) and ppo["n"] == 3
     assert cispo["accuracy"] == pytest.approx(4 / 6, abs=1e-5)
     assert ppo["by_seed"] == pytest.approx([1 / 3, 0.5 / 3], abs=1e-5)
     assert cispo["by_seed"] == pytest.approx([1.5 / 3, 2.5 / 3], abs=1e-5)
-    assert [cispo["accuracy"], *cispo["interval"]] == closely(share_interval(CISPO_SQ))
+    assert [cispo["accuracy"], *cispo["interval"]] == approximately(share_interval(CISPO_SQ))
     difference = cispo["difference"]
     assert difference["effect"] == pytest.approx((0.5 + 0 + 0 + 1 + 0.5 + 0.5) / 6, abs=1e-5)
     expected = difference_interval(CISPO_SQ - PPO_SQ)
-    assert [difference["effect"], *difference["interval"]] == closely(expected)
+    assert [difference["effect"], *difference["interval"]] == approximately(expected)
     assert difference["by_seed"] == pytest.approx([0.5 / 3, 2 / 3], abs=1e-5)
     assert difference["seeds"] == [0, 1] and "difference" not in ppo
 
 
-def test_the_other_arm_as_control_turns_the_sign(tmp_path):
-    turned = by_name(told(tmp_path, MADE, control="cispo"))
-    difference = turned["ppo"]["asked"][0]["difference"]
+def test_swapping_the_control_flips_the_sign(tmp_path):
+    swapped = by_name(summary_of(tmp_path, RUNS, control="cispo"))
+    difference = swapped["ppo"]["asked"][0]["difference"]
     assert difference["effect"] == pytest.approx(-2.5 / 6, abs=1e-5)
-    assert "difference" not in turned["cispo"]["asked"][0]
+    assert "difference" not in swapped["cispo"]["asked"][0]
 
 
-def test_each_kind_of_question_is_compared_by_itself(tmp_path):
+def test_question_kinds_are_compared_separately(tmp_path):
     several = ["python greedy", "search sample"]
-    python, search = by_name(told(tmp_path, MADE, asked=several))["cispo"]["asked"]
+    python, search = by_name(summary_of(tmp_path, RUNS, asked=several))["cispo"]["asked"]
     assert (python["kind"], python["decoding"], python["n"]) == ("python", "greedy", 1)
     assert python["accuracy"] == 1 and python["difference"]["effect"] == 0
     assert search["kind"] == "search" and search["n"] == 3
 
 
-def test_a_seed_that_the_control_lacks_is_in_the_accuracy_and_in_no_difference(tmp_path):
-    made = {at: run for at, run in MADE.items() if at != ("ppo", 1)}
-    found = told(tmp_path, made, failed={("ppo", 1): "it fell over"})
+def test_seeds_without_a_control_are_not_paired(tmp_path):
+    runs = {at: run for at, run in RUNS.items() if at != ("ppo", 1)}
+    found = summary_of(tmp_path, runs, failed={("ppo", 1): "it fell over"})
     arms = by_name(found)
     assert arms["ppo"]["seeds"] == [0] and arms["ppo"]["state"] == "failed"
     cispo = arms["cispo"]["asked"][0]
@@ -252,10 +250,10 @@ def test_a_seed_that_the_control_lacks_is_in_the_accuracy_and_in_no_difference(t
     assert "`ppo` (1 of 2 seeds)" in page and "- `ppo`, seed 1: failed: it fell over" in page
 
 
-def test_an_arm_without_a_run_failed_or_is_not_there_yet(tmp_path):
-    made = {at: run for at, run in MADE.items() if at[0] == "cispo"}
+def test_arms_without_runs_are_unfinished_or_failed(tmp_path):
+    runs = {at: run for at, run in RUNS.items() if at[0] == "cispo"}
     arms = {**CLIPS["arms"], "none": {"rl.loss.clip": "none"}}
-    found = told(tmp_path, made, failed={("none", 0): "a | b"}, arms=arms)
+    found = summary_of(tmp_path, runs, failed={("none", 0): "a | b"}, arms=arms)
     assert [arm["state"] for arm in found["arms"]] == ["unfinished", "finished", "failed"]
     lines = {line.split("`")[1]: line for line in table(found).splitlines() if line[:3] == "| `"}
     cells = {name: [c.strip() for c in line.split(" | ")] for name, line in lines.items()}
@@ -264,46 +262,52 @@ def test_an_arm_without_a_run_failed_or_is_not_there_yet(tmp_path):
     assert len({len(row) for row in cells.values()}) == 1
 
 
-def test_a_claim_is_judged_by_the_first_kind_of_question(tmp_path):
+def test_claim_is_judged_on_the_first_question_kind(tmp_path):
     """Two seeds are a pilot whatever the interval; twenty registered seeds allow a verdict."""
-    right = [(asked(WRONG, WRONG, WRONG), rows()), (asked(RIGHT, RIGHT, RIGHT), rows())]
+    right = [
+        (make_outcomes(WRONG, WRONG, WRONG), rows()),
+        (make_outcomes(RIGHT, RIGHT, RIGHT), rows()),
+    ]
     for seeds, outcomes in ((range(2), ("open", "open")), (range(20), ("reproduced", "refuted"))):
-        made = {(arm, s): right[arm == "cispo"] for arm in ("ppo", "cispo") for s in seeds}
-        for expected, outcome_is in zip(("higher", "lower"), outcomes):
+        runs = {(arm, s): right[arm == "cispo"] for arm in ("ppo", "cispo") for s in seeds}
+        for expected, expected_outcome in zip(("higher", "lower"), outcomes):
             arms = {"ppo": {}, "cispo": {"rl.loss.clip": "cispo"} | CLAIM | {"expected": expected}}
             plan = toy_plan(tmp_path, arms=arms, seeds=[*seeds])
-            records = made_records(plan, made)
+            records = make_records(plan, runs)
             records.head["registered"] = "a commit"
             found = summary(plan, records)
             claim = by_name(found)["cispo"]["claim"]
-            assert (claim["outcome"], claim["effect"]) == (outcome_is, 1.0)
+            assert (claim["outcome"], claim["effect"]) == (expected_outcome, 1.0)
             assert claim["pilot"] == (len(seeds) < 20)
-            text = "open (pilot)" if claim["pilot"] else outcome_is
+            text = "open (pilot)" if claim["pilot"] else expected_outcome
             assert f"CISPO is better (nobody): **{text}**" in table(found)
-    one_seed = {at: run for at, run in made.items() if at[1] == 0}
-    claim = by_name(told(tmp_path, one_seed, arms=arms))["cispo"]["claim"]
+    one_seed = {at: run for at, run in runs.items() if at[1] == 0}
+    claim = by_name(summary_of(tmp_path, one_seed, arms=arms))["cispo"]["claim"]
     assert (claim["outcome"], claim["effect"]) == ("open", 1.0)
-    alone = {at: run for at, run in made.items() if at[0] == "cispo"}
-    assert by_name(told(tmp_path, alone, arms=arms))["cispo"]["claim"]["outcome"] == "open"
+    without_control = {at: run for at, run in runs.items() if at[0] == "cispo"}
+    assert (
+        by_name(summary_of(tmp_path, without_control, arms=arms))["cispo"]["claim"]["outcome"]
+        == "open"
+    )
 
 
-def test_a_claim_that_nothing_speaks_for_stays_open(tmp_path):
-    made = {at: (asked(RIGHT, RIGHT, HALF), rows()) for at in MADE}
-    found = told(tmp_path, made, arms={"ppo": {}, "cispo": {"rl.loss.clip": "cispo"} | CLAIM})
+def test_claim_without_an_effect_stays_open(tmp_path):
+    runs = {at: (make_outcomes(RIGHT, RIGHT, HALF), rows()) for at in RUNS}
+    found = summary_of(tmp_path, runs, arms={"ppo": {}, "cispo": {"rl.loss.clip": "cispo"} | CLAIM})
     claim = by_name(found)["cispo"]["claim"]
     assert (claim["outcome"], claim["effect"]) == ("open", 0)
 
 
 def test_costs_are_sums_over_steps_and_means_over_seeds(tmp_path):
-    arms = by_name(told(tmp_path, MADE))
+    arms = by_name(summary_of(tmp_path, RUNS))
     expected = {"seconds": 4, "rollout_seconds": 3, "rollouts": 64}
     # two steps of 32 rollouts of 10 and of 30 tokens; 100 and 300 trained tokens a step
     assert arms["ppo"]["cost"] == expected | {"generated_tokens": 1280, "trained_tokens": 400}
-    # of the second seed's steps each took two updates
+    # each step of the second seed took two updates
     assert arms["cispo"]["cost"] == expected | {"generated_tokens": 1280, "trained_tokens": 600}
 
 
-def test_costs_of_supervised_steps_and_of_none_and_of_a_run_that_stopped():
+def test_costs_of_supervised_empty_and_stopped_runs():
     supervised = [{"step": s, "seconds": 0.5, "tokens": 90, "loss_tokens": 40} for s in (1, 2)]
     assert costs(supervised) == {"steps": 2, "seconds": 1.0, "trained_tokens": 80}
     assert costs([]) == {"steps": 0}
@@ -311,12 +315,12 @@ def test_costs_of_supervised_steps_and_of_none_and_of_a_run_that_stopped():
     assert costs(stopped)["stopped"] == "unanswered 1 is above 0.95"
 
 
-def test_a_run_that_stopped_early_says_so_below_the_table(tmp_path):
-    made = MADE | {("cispo", 1): (MADE["cispo", 1][0], [row(1, stopped="it collapsed")])}
-    assert "- `cispo`, seed 1: stopped at step 1: it collapsed" in table(told(tmp_path, made))
+def test_table_notes_runs_that_stopped_early(tmp_path):
+    runs = RUNS | {("cispo", 1): (RUNS["cispo", 1][0], [row(1, stopped="it collapsed")])}
+    assert "- `cispo`, seed 1: stopped at step 1: it collapsed" in table(summary_of(tmp_path, runs))
 
 
-def test_the_reason_is_what_the_stage_said_and_not_what_torchrun_adds():
+def test_failure_reason_comes_from_the_stage_log():
     head = "rl failed (exit status 1); the end of x.log:\n"
     log = "error: give rl_x=1\nE1234 Traceback\ntorch.distributed.ChildFailedError: \n ====\n"
     assert _reason(head + log) == "rl (exit status 1): error: give rl_x=1"
@@ -327,12 +331,12 @@ def test_the_reason_is_what_the_stage_said_and_not_what_torchrun_adds():
 
 
 # ---------------------------------------------------------------------------------------------
-# the files
+# record files
 
 
-def test_records_survive_their_file_and_give_the_same_summary(tmp_path, capsys):
+def test_records_round_trip(tmp_path, capsys):
     plan = toy_plan(tmp_path)
-    records = made_records(plan, MADE, failed={})
+    records = make_records(plan, RUNS, failed={})
     found = write_summary(plan, records, tmp_path)
     assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
     path = records.save(tmp_path / "toy.parquet")
@@ -347,7 +351,7 @@ def test_records_survive_their_file_and_give_the_same_summary(tmp_path, capsys):
     assert "have another settings than the plan" in capsys.readouterr().err
 
 
-def test_unreadable_records_are_named(tmp_path):
+def test_unreadable_records_are_rejected(tmp_path):
     broken = tmp_path / "toy.parquet"
     for text in (None, b"no parquet"):
         if text:
@@ -361,16 +365,19 @@ def test_unreadable_records_are_named(tmp_path):
     [path for path in SHIPPED if (EXPERIMENTS / f"{path.stem}.parquet").exists()],
     ids=lambda path: path.stem,
 )
-def test_every_committed_experiment_belongs_to_its_plan(path):
+def test_committed_experiments_match_their_plans(path):
     plan = load_plan(path.stem)
     found = summary(plan, ExperimentRecords.load(EXPERIMENTS / f"{path.stem}.parquet"))
     assert found["seeds"] == [0, 1, 2] and found["commit"]
     assert {arm["state"] for arm in found["arms"]} <= {"finished", "failed"}
 
 
-def test_curves_are_those_of_the_finished_seeds(tmp_path):
+def test_curves_contain_the_finished_seeds(tmp_path):
     plan = toy_plan(tmp_path)
-    records = made_records(plan, MADE)
+    records = make_records(plan, RUNS)
     kept = curves(summary(plan, records), records)
-    assert {arm: len(some) for arm, some in kept.items()} == {"ppo": 2, "cispo": 2}
-    assert kept["cispo"][1] == MADE["cispo", 1][1]
+    assert {arm: len(rows_of_seeds) for arm, rows_of_seeds in kept.items()} == {
+        "ppo": 2,
+        "cispo": 2,
+    }
+    assert kept["cispo"][1] == RUNS["cispo", 1][1]

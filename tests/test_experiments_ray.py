@@ -1,4 +1,4 @@
-"""A small plan on two nodes of a real local Ray cluster: the same runs and results as without.
+"""A small plan on two nodes of a real local Ray cluster gives the same results as without Ray.
 
 Run: python -m pytest tests/test_experiments_ray.py
 """
@@ -33,7 +33,7 @@ SMALL = {
 ARMS = {
     "ppo": {},
     "frozen": {"rl.lr": 0.0},
-    "broken": {"rl.agent": "reakt"},  # which the stage finds out
+    "broken": {"rl.agent": "reakt"},  # fails when the stage starts
 }
 
 
@@ -49,21 +49,21 @@ def cluster():
 
 
 @pytest.fixture(scope="module")
-def swept(file, cluster):
-    """The exit status of the command; one of the runs was there before, and is not made again."""
+def exit_status(file, cluster):
+    """Return the exit status of the command; a run that existed before is not repeated."""
     runs, out = file.parent / "runs", file.parent / "out"
     names = ("world", "rl", "evaluate_rl")
-    made = build_stages(names, load_plan(file).config("frozen", 1), runs)
-    before = (made["rl"] / MANIFEST).stat().st_mtime_ns
+    folders = build_stages(names, load_plan(file).config("frozen", 1), runs)
+    before = (folders["rl"] / MANIFEST).stat().st_mtime_ns
     where = [f"--runs={runs}", f"--out={out}", f"--ray={cluster.address}"]
     status = cli.main(["experiment", "run", str(file), *where])
-    assert (made["rl"] / MANIFEST).stat().st_mtime_ns == before
+    assert (folders["rl"] / MANIFEST).stat().st_mtime_ns == before
     yield status
 
 
-def test_every_run_is_there_and_a_failed_one_is_named(file, swept):
+def test_runs_are_complete_and_failures_are_reported(file, exit_status):
     plan, runs = load_plan(file), file.parent / "runs"
-    assert swept == 1
+    assert exit_status == 1
     for arm, seed in plan.runs():
         folder = stages.folder("evaluate_rl", plan.config(arm, seed), runs)
         assert RunFolder.is_complete(folder) == (arm != "broken")
@@ -72,12 +72,12 @@ def test_every_run_is_there_and_a_failed_one_is_named(file, swept):
     assert "- `broken`, seed 1: failed: rl (exit status 1): error: unknown agent 'reakt'" in page
 
 
-def test_a_stage_that_runs_share_is_built_once(file, swept):
+def test_shared_stages_are_built_once(file, exit_status):
     worlds = [*(file.parent / "runs" / "ci").glob("world-*")]
     assert len(worlds) == 1
 
 
-def test_the_results_are_those_of_runs_on_this_machine_alone(file, swept, tmp_path):
+def test_results_equal_runs_without_ray(file, exit_status, tmp_path):
     plan, runs = load_plan(file), file.parent / "runs"
     found = load_summary(file, file.parent / "out")
     arms = {arm["arm"]: arm for arm in found["arms"]}
@@ -94,7 +94,7 @@ def test_the_results_are_those_of_runs_on_this_machine_alone(file, swept, tmp_pa
     assert rows[0] == rows[1]
 
 
-def test_a_cluster_that_is_too_small_is_named_and_one_that_is_not_there(file, cluster, tmp_path):
+def test_too_small_and_missing_clusters_are_rejected(file, cluster, tmp_path):
     large = write_plan(tmp_path, common={**SMALL, "processes": 2})
     with pytest.raises(ValueError, match="processes=2: no node .* CPUs, at most 1: set processes"):
         [*ray_runner.built_on_ray(load_plan(large), tmp_path / "runs", cluster.address)]
@@ -102,10 +102,12 @@ def test_a_cluster_that_is_too_small_is_named_and_one_that_is_not_there(file, cl
         [*ray_runner.built_on_ray(load_plan(file), tmp_path / "runs", "127.0.0.1:9")]
 
 
-def test_a_runs_folder_that_the_hosts_do_not_share_is_said(file, cluster, tmp_path, monkeypatch):
-    """The path means another place in each process, as one of a local disk does on each host."""
+def test_unshared_runs_folder_is_reported(file, cluster, tmp_path, monkeypatch):
+    """The path resolves differently in each process, like a local disk on each host."""
     monkeypatch.chdir(tmp_path)
     own = Path("/proc/self/cwd/runs")
     with ray_training.connect_to_ray(cluster.address):
-        told = [reason for *_, reason in ray_runner.built_on_ray(load_plan(file), own)]
-    assert len(told) == 6 and all("cannot see what this host writes to" in one for one in told)
+        reasons = [reason for *_, reason in ray_runner.built_on_ray(load_plan(file), own)]
+    assert len(reasons) == 6 and all(
+        "cannot see what this host writes to" in one for one in reasons
+    )

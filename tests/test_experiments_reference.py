@@ -1,6 +1,6 @@
-"""Results blocks for the documentation, from hand-made outcomes and computed by hand.
+"""Results blocks of the documentation on hand-made outcomes.
 
-The committed runs themselves are held in test_reference.py.
+test_reference.py tests the committed runs.
 
 Run: python -m pytest tests/test_experiments_reference.py
 """
@@ -20,7 +20,7 @@ def results():
     return tour_results()
 
 
-def test_the_block_is_computed_from_the_results(results, tmp_path):
+def test_results_block_is_computed_from_the_results(results, tmp_path):
     block = reference.results_block(results)
     assert "- **Python questions**, sampled: **87.5%** [" in block
     assert "python, sampled (n=32)" in block and "40.0 [27.6, 53.8] (n=50)" in block
@@ -36,10 +36,10 @@ def test_the_block_is_computed_from_the_results(results, tmp_path):
     assert json.loads((folder / "results.json").read_text())["profile"] == "laptop"
 
 
-def test_the_worlds_stand_beside_each_other_with_what_rl_adds(results, tmp_path):
-    made = {"world": {"name": "folder:notes", "pages": 93}}
-    replace(results, made=made).save(tmp_path / "notes")
-    results.save(tmp_path / "tour")  # from before runs told their world
+def test_worlds_block_compares_worlds(results, tmp_path):
+    provenance = {"world": {"name": "folder:notes", "pages": 93}}
+    replace(results, made=provenance).save(tmp_path / "notes")
+    results.save(tmp_path / "tour")  # a run that did not record its world
     *_, tour_row, notes_row = reference.worlds_block(
         [tmp_path / "tour", tmp_path / "notes"]
     ).splitlines()
@@ -54,11 +54,11 @@ def test_the_worlds_stand_beside_each_other_with_what_rl_adds(results, tmp_path)
     assert cells[9].startswith("[1 seed](")
 
 
-def test_a_run_made_again_stands_beside_the_first_with_their_difference(results):
+def test_again_block_compares_repeated_runs(results):
     outcomes = results.outcomes | {("rl", 0): make_outcomes([8, 8, 8, 0], [8, 8, 8, 8, 2, 1])}
     again = replace(results, outcomes=outcomes, command="the same again")
     lines = reference.again_block(results, again).splitlines()
-    first, second, apart = (
+    first, second, difference = (
         [cell.strip().partition(" [")[0] for cell in line.strip("|").split("|")]
         for line in lines[2:5]
     )
@@ -66,14 +66,16 @@ def test_a_run_made_again_stands_beside_the_first_with_their_difference(results)
     # samples and 24; the control has 8 of 48
     assert first[1:] == ["62.5", "66.7", "87.5", "75.0", "50.0", "+45.8"]
     assert second[1:] == ["72.9", "66.7", "75.0", "75.0", "0.0", "+56.2"]
-    assert apart[1:] == ["+10.4", "+0.0", "-12.5", "+0.0", "-50.0", ""]
-    told = "Seed by seed: python, sampled 88 above, 75 again; three hops, greedy 50 above, 0 again"
-    assert lines[-1].startswith(told) and "`the same again`" in lines[-1]
+    assert difference[1:] == ["+10.4", "+0.0", "-12.5", "+0.0", "-50.0", ""]
+    seed_text = (
+        "Seed by seed: python, sampled 88 above, 75 again; three hops, greedy 50 above, 0 again"
+    )
+    assert lines[-1].startswith(seed_text) and "`the same again`" in lines[-1]
     with pytest.raises(ValueError, match="was not evaluated"):
         reference.again_block(results, replace(again, outcomes={("rl", 1): outcomes["rl", 0]}))
 
 
-def test_a_page_without_markers_or_a_missing_run_is_an_error(tmp_path):
+def test_missing_markers_and_runs_raise(tmp_path):
     with pytest.raises(ValueError, match="the page needs <!-- results -->"):
         reference.with_block("no markers", "block", "results")
     with pytest.raises(ValueError, match="no readable results"):

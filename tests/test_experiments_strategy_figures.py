@@ -1,4 +1,4 @@
-"""Notebook 12's pictures and its panel, on ledgers and attempts made by hand.
+"""Plots and the panel of notebook 12, on hand-made ledgers and rollouts.
 
 Run: python -m pytest tests/test_experiments_strategy_figures.py
 """
@@ -26,28 +26,28 @@ toolbox = tour_toolbox
 
 
 @pytest.fixture(scope="module")
-def walked(tour, chat, toolbox):
-    """A chain of two look-ups, by an IterResearch whose policy says what the oracle would."""
+def rollout_and_samples(tour, chat, toolbox):
+    """Return an IterResearch rollout of two hops, its turns and its states."""
     tasks = chain_questions(tour, 20, 1, "train")
     task = next(task for task in tasks if task.hops == 2)
     taught = rounds(Oracle().play(task, toolbox, random.Random(0)))
-    said = [message["content"] for some in taught for message in some[1:]]
-    agent = IterResearch(ScriptedTurns(chat, said), toolbox, chat, Limits(9, 500, 5000))
+    sampled_turns = [message["content"] for conversation in taught for message in conversation[1:]]
+    agent = IterResearch(ScriptedTurns(chat, sampled_turns), toolbox, chat, Limits(9, 500, 5000))
     (done,) = agent.run([task])
-    return done, said, [some[0]["content"] for some in taught]
+    return done, sampled_turns, [conversation[0]["content"] for conversation in taught]
 
 
-def test_a_turn_stands_beside_the_context_that_it_could_see_and_no_other(walked, chat):
-    done, said, shown = walked
+def test_turns_are_paired_with_their_contexts(rollout_and_samples, chat):
+    done, sampled_turns, shown = rollout_and_samples
     turns, contexts = decode_turns_and_contexts(done, chat.tokenizer)
-    assert turns == said and len(contexts) == 3
+    assert turns == sampled_turns and len(contexts) == 3
     for context, state in zip(contexts, shown):
         assert context.count("Question: ") == 1 and state in context
-    assert said[0] not in contexts[1] + contexts[2]
+    assert sampled_turns[0] not in contexts[1] + contexts[2]
 
 
-def test_the_panel_steps_through_the_turns_and_shows_pages_as_text(walked, chat):
-    done, said, _ = walked
+def test_context_panel_steps_through_the_turns(rollout_and_samples, chat):
+    done, said, _ = rollout_and_samples
     panel = widgets.ContextPanel(done, chat.tokenizer)
     assert panel.turn.max == 3
     panel.turn.value = 2
@@ -57,28 +57,28 @@ def test_the_panel_steps_through_the_turns_and_shows_pages_as_text(walked, chat)
     assert "<tool_call>" not in page and "<report>" not in page
     panel.turn.value = 1
     assert panel.page.value != page
-    nothing = {name: getattr(done, name) * 0 for name in ("logprobs", "entropies")}
-    silent = replace(done, generated=np.zeros(len(done), bool), **nothing)
+    zeros = {name: getattr(done, name) * 0 for name in ("logprobs", "entropies")}
+    without_turns = replace(done, generated=np.zeros(len(done), bool), **zeros)
     with pytest.raises(ValueError, match="has no sampled turns"):
-        widgets.ContextPanel(silent, chat.tokenizer)
+        widgets.ContextPanel(without_turns, chat.tokenizer)
 
 
 def ledgers(name, right, sampled=10, longest=100):
-    """One seed's, and another's that has it the other way round."""
+    """Return ledgers of two seeds; the second has the rows in reverse order."""
     rows = [list(row) for row in right]
-    made = []
-    for seed, some in enumerate((rows, rows[::-1])):
-        shape = [[1] * len(row) for row in some]
+    ledgers_of_seeds = []
+    for seed, rows_of_seed in enumerate((rows, rows[::-1])):
+        shape = [[1] * len(row) for row in rows_of_seed]
         counts = dict.fromkeys(("contexts", "calls", "processed"), shape)
-        counts["sampled"] = [[sampled] * len(row) for row in some]
-        counts["longest"] = [[longest] * len(row) for row in some]
-        answers = [["yes" if x else "no" for x in row] for row in some]
-        ended = [["answered"] * len(row) for row in some]
+        counts["sampled"] = [[sampled] * len(row) for row in rows_of_seed]
+        counts["longest"] = [[longest] * len(row) for row in rows_of_seed]
+        answers = [["yes" if x else "no" for x in row] for row in rows_of_seed]
+        ended = [["answered"] * len(row) for row in rows_of_seed]
         trial = Trial(name, "react", samples=len(rows[0]))
         tasks = [f"t{i}" for i in range(len(rows))]
-        booleans = [[bool(x) for x in row] for row in some]
-        made.append(Ledger(trial, seed, tasks, answers, booleans, ended, counts))
-    return made
+        booleans = [[bool(x) for x in row] for row in rows_of_seed]
+        ledgers_of_seeds.append(Ledger(trial, seed, tasks, answers, booleans, ended, counts))
+    return ledgers_of_seeds
 
 
 @pytest.fixture
@@ -93,18 +93,18 @@ def trials():
     }
 
 
-def test_heavy_stands_against_votes_at_the_tokens_that_each_has_cost(trials):
+def test_cost_figure_compares_heavy_with_votes(trials):
     axes = strategy_plots.cost_figure(trials).axes[0]
     heavy, react, _ = axes.lines
     assert heavy.get_xdata().tolist() == [20, 40, 80, 160, 320]
     assert heavy.get_ydata() == pytest.approx([50] * 5)
     assert react.get_xdata().tolist() == [10, 20, 40, 80, 160]
-    # the first eight: all right in one question, every other in the other, whose first is right
+    # first eight samples: all correct in question one; every second one in the other
     assert react.get_ydata() == pytest.approx([62.5, 100, 100, 100, 100])
     plt.close("all")
 
 
-def test_majorities_as_they_are_beside_the_binomial(trials):
+def test_majority_figure_shows_votes_and_binomial(trials):
     axes = strategy_plots.majority_figure(trials).axes[0]
     passed, voted, binomial = axes.lines
     p = 0.625
@@ -114,7 +114,7 @@ def test_majorities_as_they_are_beside_the_binomial(trials):
     plt.close("all")
 
 
-def test_memory_is_drawn_at_the_longest_context(trials):
+def test_memory_figure_uses_the_longest_context(trials):
     trials["a"] = ledgers("a", [[1], [1]], longest=333)
     axes = strategy_plots.memory_figure(trials, {"a": "mine"}).axes[0]
     assert axes.lines[1].get_xdata() == [333] and axes.lines[1].get_ydata() == [100]

@@ -15,23 +15,23 @@ TASK = Task("t-1", "What is 3 times 4?", "12", "python", "w")
 REFUSED = ToolResult("format", {}, "Error: no tool call or answer.", False, "format")
 
 
-def attempt(formed, right):
-    done = a_trajectory(answer="12" if right else "13")
-    return done if formed else replace(done, tool_results=[*done.tool_results, REFUSED])
+def rollout(is_formed, is_right):
+    done = a_trajectory(answer="12" if is_right else "13")
+    return done if is_formed else replace(done, tool_results=[*done.tool_results, REFUSED])
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.1, 0.2, 0.5, 0.75, 1.0])
 def test_format_and_answer_is_the_weighted_sum_on_a_grid(weight):
     reward = make_reward("format_and_answer", weight=weight)
-    for formed, right in itertools.product((0, 1), repeat=2):
-        found = reward(attempt(formed, right), TASK)
-        assert found.value == pytest.approx(weight * formed + (1 - weight) * right, abs=1e-12)
-        assert found.parts == {"format": formed, "exact_match": right}
+    for is_formed, is_right in itertools.product((0, 1), repeat=2):
+        found = reward(rollout(is_formed, is_right), TASK)
+        assert found.value == pytest.approx(weight * is_formed + (1 - weight) * is_right, abs=1e-12)
+        assert found.parts == {"format": is_formed, "exact_match": is_right}
 
 
-def test_format_and_answer_as_webwatcher_has_it():
+def test_format_and_answer_default_weights():
     reward = make_reward("format_and_answer")
-    values = [reward(attempt(*how), TASK).value for how in ((1, 1), (0, 1), (1, 0), (0, 0))]
+    values = [reward(rollout(*flags), TASK).value for flags in ((1, 1), (0, 1), (1, 0), (0, 0))]
     assert values == pytest.approx([1.0, 0.8, 0.2, 0.0])
     cut_short = a_trajectory(Termination.LENGTH, None)
     assert reward(cut_short, TASK).value == 0.0, "who does not answer has no form"
