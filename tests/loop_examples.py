@@ -1,8 +1,8 @@
-"""A cold start whose groups live, and steps of the loop from it, for the tests of training.
+"""A cold start with reward variance and RL steps from it, for the training tests.
 
-It is the committed policy of the reference run after SFT: small, and right often enough that
-siblings differ. From the ci profile's own cold start every rollout is over-long, every group is
-dead and every gradient 0, and a loop that never learned anything would pass its tests.
+The cold start is the committed policy of the reference run after SFT. It is small, and correct
+often enough that rollouts of a group differ. The ci profile's own cold start only produces overlong
+rollouts with zero reward variance, so a loop that never trains would pass its tests.
 """
 
 import copy
@@ -38,12 +38,12 @@ SMALL = {
 
 
 def settings(**changes) -> Config:
-    """The ci profile from the committed cold start, four steps of eight groups of six."""
+    """Return the ci profile with four RL steps of eight groups of six rollouts."""
     return Config.load("ci", **{**SMALL, **changes})
 
 
 class ColdStart:
-    """The policy, its tokenizer, the world and the tools: what a step needs besides settings."""
+    """Policy, tokenizer, world and tools: the inputs of an RL step besides its settings."""
 
     def __init__(self, **changes):
         folder = stages.start_folder("rl", settings(**changes))
@@ -58,7 +58,7 @@ class ColdStart:
         self.sandbox.close()
 
     def step(self, config: Config, folder: Path, policy=None) -> grpo.GRPOTrainer:
-        """The loop, about to take its first step (or the one after the folder's checkpoint)."""
+        """Return a trainer before its first step, or resumed from the folder's checkpoint."""
         run = RunFolder(folder, {}, Ranks())
         model = copy.deepcopy(policy or self.policy)
         questions = QuestionScheduler(config, self.world, Names.from_world(self.world))
@@ -66,45 +66,45 @@ class ColdStart:
 
 
 def build_world(runs: Path) -> None:
-    """The one stage that RL from a committed cold start needs before it."""
+    """Build the only stage that RL from the committed cold start requires."""
     config = settings()
     data.build_world(config, stages.folder("world", config, runs), Ranks())
 
 
 def build_stages(names, config: Config, runs: Path) -> dict[str, Path]:
-    """Each stage built in this process, in this order, where it is missing: name -> its folder."""
-    made = {}
+    """Build missing stages in this process, in this order; return stage name -> folder."""
+    folders = {}
     for name in names:
         stage = stages.STAGES[name]
-        made[name] = stages.folder(name, config, runs)
-        if not RunFolder.is_complete(made[name]):
-            stage.builder(config)(config, made[name], Ranks(), **stage.arguments)
-    return made
+        folders[name] = stages.folder(name, config, runs)
+        if not RunFolder.is_complete(folders[name]):
+            stage.builder(config)(config, folders[name], Ranks(), **stage.arguments)
+    return folders
 
 
 def flat(model) -> torch.Tensor:
-    """All weights in one vector."""
+    """Return all weights in one vector."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def after_a_kill(machine, fresh):
-    """`fresh` with the state of `machine`, by way of JSON as TRL's checkpoint stores it."""
-    fresh.load_state_dict(json.loads(json.dumps(machine.state_dict())))
-    return fresh
+def reload_state(source, target):
+    """Load the state of `source` into `target` through JSON, as in a TRL checkpoint."""
+    target.load_state_dict(json.loads(json.dumps(source.state_dict())))
+    return target
 
 
 def gradient_of(model) -> torch.Tensor:
-    """The gradients of all weights in one vector."""
+    """Return the gradients of all weights in one vector."""
     return torch.cat([gradient.flatten() for gradient in gradients(model)])
 
 
-def only_dead(shards):
-    """The same rollouts, all of reward 0."""
+def zero_rewards(shards):
+    """Return the same rollouts with reward 0."""
     return [[with_reward(t, 0.0, t.reward_parts) for t in shard] for shard in shards]
 
 
 def live_groups(trajectories) -> list[str]:
-    """The names of the groups whose rewards differ."""
+    """Return the names of groups with non-zero reward variance."""
     rewards: dict[str, set] = {}
     for t in trajectories:
         rewards.setdefault(t.group_id, set()).add(t.reward)
@@ -156,7 +156,7 @@ def collect(trainer, number: int):
 
 
 def learned(start: ColdStart, shards, folder: Path, **changes) -> tuple[torch.Tensor, dict]:
-    """(weights, metrics) after one update on `shards`, from the cold start."""
+    """Return (weights, metrics) after one update on `shards` from the cold start."""
     step = start.step(settings(**changes), folder)
     row = train_on(step, shards, 0)
     return flat(step.model), row
@@ -164,15 +164,15 @@ def learned(start: ColdStart, shards, folder: Path, **changes) -> tuple[torch.Te
 
 @pytest.fixture(scope="session")
 def cold_start():
-    """A test module takes it under the name `start`."""
+    """Yield the cold start; test modules import this fixture as `start`."""
     start = ColdStart()
     yield start
     start.close()
 
 
 @pytest.fixture(scope="module")
-def a_batch(start, tmp_path_factory):
-    """One step's rollouts, shard by shard; some groups live, some rollouts over-long."""
+def rollout_shards(start, tmp_path_factory):
+    """Return one step's rollouts by shard, with some mixed-reward groups and overlong rollouts."""
     config = settings()
     step = start.step(config, tmp_path_factory.mktemp("runs") / "batch")
     tasks, worlds = step.scheduler.draw(1, step.curriculum)

@@ -44,7 +44,7 @@ MUTANTS = [
         "drlib/training/balance.py",
         "    (load_LE,) = all_sum([pop_expert_load(model)])",
         "    load_LE = pop_expert_load(model)",
-        (f"{STAGES}::test_two_processes_give_the_bits_of_one",),
+        (f"{STAGES}::test_two_processes_are_bit_identical_to_one",),
         "each rank would train another policy",
     ),
     Mutant(

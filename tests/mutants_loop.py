@@ -20,7 +20,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "share_over_segments(advantages_N[mine], owners),",
         "share_over_segments(-advantages_N[mine], owners),",
-        (f"{LOOP}::test_an_update_raises_what_did_better_than_its_siblings",),
+        (f"{LOOP}::test_update_raises_better_rollouts_of_a_group",),
         "what was right is unlearned",
     ),
     Mutant(
@@ -28,7 +28,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "        before += len(shard)\n        samples, owners",
         "        samples, owners",
-        (f"{LOOP}::test_each_share_holds_the_advantages_of_its_own_rollouts",),
+        (f"{LOOP}::test_shards_have_their_own_advantages",),
         "rollouts are pushed by other rollouts' rewards",
     ),
     Mutant(
@@ -36,7 +36,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "groups_N = torch.tensor([numbers[name] for name in names])",
         "groups_N = torch.tensor([number % 2 for number, _ in enumerate(names)])",
-        (f"{LOOP}::test_rewards_reach_the_rollouts_that_earned_them",),
+        (f"{LOOP}::test_rewards_are_assigned_to_their_rollouts",),
         "a rollout's baseline is of another question",
     ),
     Mutant(
@@ -44,7 +44,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "    parts = ranks.gather_parts(own)\n",
         "    parts = [own] * ranks.size\n",
-        (f"{STAGES}::test_two_processes_give_the_bits_of_one",),
+        (f"{STAGES}::test_two_processes_are_bit_identical_to_one",),
         "batch statistics differ from rank to rank",
     ),
     Mutant(
@@ -82,7 +82,7 @@ MUTANTS = [
         "drlib/rewards/functions.py",
         'key = f"random_reward|{seed}|{trajectory.id}"',
         'key = f"random_reward|{seed}|{trajectory.task_id}"',
-        (f"{SWITCHES}::test_a_switch_of_the_rollouts_changes_them_and_is_learned_from",),
+        (f"{SWITCHES}::test_rollout_options_change_rollouts_and_train",),
         "the control has no groups that live",
     ),
     # ------------------------------------------------------------ the filter and the choice
@@ -91,7 +91,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "filter_rollouts(trajectories, build_filter(config))",
         'filter_rollouts(trajectories, build_filter(config.derive(rl.filter.overlong="keep")))',
-        (f"{SWITCHES}::test_a_switch_changes_the_weights",),
+        (f"{SWITCHES}::test_option_changes_the_weights",),
         "over-long failures are trained on whatever the settings say",
     ),
     Mutant(
@@ -107,7 +107,7 @@ MUTANTS = [
         "drlib/rl/resampling.py",
         "order = torch.argsort(cost, stable=True).tolist()",
         "order = torch.argsort(-cost, stable=True).tolist()",
-        (f"{SWITCHES}::test_resampling_keeps_the_cleanest_successes_of_every_group",),
+        (f"{SWITCHES}::test_resampling_keeps_the_cleanest_successes",),
         "GRPO-RoC prefers successes with broken calls",
     ),
     Mutant(
@@ -115,7 +115,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "        selected += [group[i] for i in kept]",
         "        selected += [group[-1 - i] for i in kept]",
-        (f"{SWITCHES}::test_resampling_keeps_the_cleanest_successes_of_every_group",),
+        (f"{SWITCHES}::test_resampling_keeps_the_cleanest_successes",),
         "the kept rollouts are others than those chosen",
     ),
     Mutant(
@@ -133,7 +133,7 @@ MUTANTS = [
         "drlib/training/rollouts.py",
         'set() if f["reward"] is None else {f["reward"]}',
         '{f["reward"]}',
-        (f"{LOOP}::test_groups_that_could_not_be_judged_are_not_live",),
+        (f"{LOOP}::test_unjudged_groups_are_not_counted_as_live",),
         "dead groups are reported as live",
     ),
     # ------------------------------------------------------------ the update
@@ -142,7 +142,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         "                self.optimizers.step(factor)\n",
         "",
-        (f"{LOOP}::test_the_engine_samples_with_the_weights_of_the_last_update",),
+        (f"{LOOP}::test_engine_has_the_latest_weights",),
         "nothing is learned",
     ),
     Mutant(
@@ -150,7 +150,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         'if row["trained_share"] == 0:',
         "if False:",
-        (f"{LOOP}::test_a_step_whose_groups_are_all_dead_moves_nothing",),
+        (f"{LOOP}::test_step_without_reward_variance_changes_nothing",),
         "momentum moves the weights though no rollout asked for it",
     ),
     Mutant(
@@ -158,7 +158,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "selected = set(names[part::parts])",
         "selected = set(names)",
-        (f"{GRADIENT}", f"{LOOP}::test_a_mini_batch_without_any_group_changes_nothing"),
+        (f"{GRADIENT}", f"{LOOP}::test_empty_mini_batch_changes_nothing"),
         "a batch is used several times over",
     ),
     Mutant(
@@ -166,7 +166,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         "total = own if total is None else [a + b for a, b in zip(total, own)]",
         "total = own",
-        (f"{STAGES}::test_two_processes_give_the_bits_of_one",),
+        (f"{STAGES}::test_two_processes_are_bit_identical_to_one",),
         "half of the batch is thrown away",
     ),
     Mutant(
@@ -174,7 +174,7 @@ MUTANTS = [
         "drlib/training/distributed.py",
         "    dist.all_reduce(flat)\n",
         "",
-        (f"{STAGES}::test_two_processes_give_the_bits_of_one",),
+        (f"{STAGES}::test_two_processes_are_bit_identical_to_one",),
         "ranks learn apart",
     ),
     Mutant(
@@ -182,7 +182,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         'per = "tokens" if',
         'per = "live" if',
-        (f"{GRADIENT}::test_packed_micro_batches_give_the_gradient_of_the_padded_whole",),
+        (f"{GRADIENT}::test_packed_gradient_matches_the_padded_batch",),
         "the step grows as groups die",
     ),
     Mutant(
@@ -190,7 +190,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         '"tokens": float(sum(weights[i] * counted[i] for i in weighed)),',
         '"tokens": float(sum(counted)),',
-        (f"{GRADIENT}::test_dropping_equal_groups_takes_their_tokens_out_of_the_count",),
+        (f"{GRADIENT}::test_drop_equal_removes_tokens_from_the_count",),
         "what is out of the loss still divides it",
     ),
     Mutant(
@@ -198,7 +198,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         "(n / live_tokens)",
         "(n / denominator)",
-        (f"{LOOP}::test_the_balance_loss_weighs_the_same_however_many_tokens_are_live",),
+        (f"{LOOP}::test_balance_loss_ignores_zero_variance_groups",),
         "a KL term multiplies the balance loss by 2.6",
     ),
     Mutant(
@@ -206,7 +206,7 @@ MUTANTS = [
         "drlib/training/packing.py",
         "hidden_NH[before_N[at_M]]",
         "hidden_NH[at_M]",
-        (f"{GRADIENT}::test_recorded_log_probabilities_are_the_engine_s_and_lie_where_tokens_lie",),
+        (f"{GRADIENT}::test_recorded_logprobs_match_the_engine",),
         "a token is scored by a state that has seen it",
     ),
     Mutant(
@@ -222,7 +222,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         "model, tokens, mask_N, config.rl.temperature, config.rl.loss",
         "model, tokens, mask_N, 1.0, config.rl.loss",
-        (f"{SWITCHES}::test_a_switch_of_the_rollouts_changes_them_and_is_learned_from",),
+        (f"{SWITCHES}::test_rollout_options_change_rollouts_and_train",),
         "the ratio is of two different distributions",
     ),
     Mutant(
@@ -246,7 +246,7 @@ MUTANTS = [
         "drlib/rl/losses.py",
         "loss_BT = loss_BT + _kl_weighted(kl_BT, log_weight_BT, config)",
         "loss_BT = loss_BT - _kl_weighted(kl_BT, log_weight_BT, config)",
-        (f"{GRADIENT}::test_a_kl_term_draws_the_policy_towards_its_reference",),
+        (f"{GRADIENT}::test_kl_term_pulls_the_policy_to_its_reference",),
         "the policy is driven away from its reference",
     ),
     Mutant(
@@ -254,7 +254,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         "self.reference = copy.deepcopy(model) if config.rl.loss.kl_coef > 0 else None",
         "self.reference = model if config.rl.loss.kl_coef > 0 else None",
-        (f"{SWITCHES}::test_kl_is_measured_against_the_cold_start_and_holds_the_policy_near_it",),
+        (f"{SWITCHES}::test_kl_coefficient_keeps_the_policy_near_the_start",),
         "the KL is always 0",
     ),
     Mutant(
@@ -262,7 +262,7 @@ MUTANTS = [
         "drlib/rl/divergences.py",
         "delta_BT = log_ratio(old_BT, behaviour_BT)\n    if kind",
         "delta_BT = log_ratio(behaviour_BT, old_BT)\n    if kind",
-        (f"{GRADIENT}::test_a_correction_weighs_by_the_mismatch_of_engine_and_trainer",),
+        (f"{GRADIENT}::test_correction_weights_by_engine_mismatch",),
         "the mismatch is squared instead of undone",
     ),
     # ------------------------------------------------------------ the engine and the agent
@@ -271,7 +271,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         "            self._update_engine()\n",
         "            pass\n",
-        (f"{LOOP}::test_the_engine_samples_with_the_weights_of_the_last_update",),
+        (f"{LOOP}::test_engine_has_the_latest_weights",),
         "rollouts of the first policy for ever",
     ),
     Mutant(
@@ -279,7 +279,7 @@ MUTANTS = [
         "drlib/models/local_engine.py",
         "        self._decoder.load(model)\n        self.version += 1",
         "        self.version += 1",
-        (f"{LOOP}::test_the_engine_samples_with_the_weights_of_the_last_update",),
+        (f"{LOOP}::test_engine_has_the_latest_weights",),
         "rollouts of the first policy, with later versions on them",
     ),
     Mutant(
@@ -287,7 +287,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         'version=extra.get("version", 0),',
         "version=0,",
-        (f"{LOOP}::test_a_resumed_run_reaches_the_same_bits",),
+        (f"{LOOP}::test_resumed_run_is_bit_identical",),
         "after a resume rollouts claim to be of other policies",
     ),
     Mutant(
@@ -295,7 +295,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         'self.sampler.load_state_dict(extra["sampler"])',
         "pass",
-        (f"{LOOP}::test_a_resumed_run_reaches_the_same_bits",),
+        (f"{LOOP}::test_resumed_run_is_bit_identical",),
         "a run with a stale engine resumes to other bits",
     ),
     Mutant(
@@ -303,7 +303,7 @@ MUTANTS = [
         "drlib/models/conversations.py",
         "key=np.array([seed, key], np.uint64)",
         "key=np.array([seed, 0], np.uint64)",
-        (ENGINE, f"{LOOP}::test_the_ci_profile_takes_steps_that_have_a_gradient"),
+        (ENGINE, f"{LOOP}::test_ci_profile_steps_have_gradients"),
         "siblings are copies and no group lives",
     ),
     Mutant(
@@ -352,7 +352,7 @@ MUTANTS = [
         "drlib/training/optim.py",
         "decay, left = decay_share * steps, steps - step",
         "decay, left = 0.0, steps - step",
-        (f"{SWITCHES}::test_the_learning_rate_falls_over_the_second_half_of_the_steps",),
+        (f"{SWITCHES}::test_learning_rate_decays_in_the_second_half",),
         "the last steps are as large as the first",
     ),
     Mutant(
@@ -360,7 +360,7 @@ MUTANTS = [
         "drlib/training/run_folder.py",
         '            optimizers.load_state_dict(state["optimizers"])\n',
         "",
-        (f"{LOOP}::test_a_resumed_run_reaches_the_same_bits",),
+        (f"{LOOP}::test_resumed_run_is_bit_identical",),
         "a resumed run goes on without its momentum",
     ),
     Mutant(
@@ -376,7 +376,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         'if self.watch.usable(math.isfinite(row["grad_norm"])):',
         "if self.watch.usable(True):",
-        ("tests/test_training_finite.py::test_the_local_loop_leaves_such_a_step_out",),
+        ("tests/test_training_finite.py::test_local_loop_skips_non_finite_steps",),
         "one broken batch, and every weight is NaN for good",
     ),
     Mutant(
@@ -384,7 +384,7 @@ MUTANTS = [
         "drlib/training/pretrain.py",
         "if watch.usable(math.isfinite(norm)):",
         "if watch.usable(True):",
-        ("tests/test_training_finite.py::test_supervised_training_leaves_such_a_step_out",),
+        ("tests/test_training_finite.py::test_supervised_training_skips_non_finite_steps",),
         "one broken batch, and every weight is NaN for good",
     ),
 ]

@@ -5,9 +5,9 @@ from tests.mutants import Mutant
 QUESTIONS = "tests/test_training_questions.py"
 ASKING = "tests/test_training_question_scheduling.py"
 LOOP = "tests/test_training_grpo.py"
-EXCHANGE = f"{ASKING}::test_curation_exchanges_what_is_settled_for_what_has_become_medium"
-STAGES = f"{ASKING}::test_the_loop_s_stages_have_their_limits_and_the_last_one_starts_anew"
-TWO = f"{ASKING}::test_two_processes_ask_and_try_what_one_does"
+EXCHANGE = f"{ASKING}::test_curation_replaces_settled_questions"
+STAGES = f"{ASKING}::test_stage_limits_and_reset_in_the_loop"
+TWO = f"{ASKING}::test_two_processes_are_bit_identical_to_one"
 
 MUTANTS = [
     # ------------------------------------------------------------ sources and kinds
@@ -16,7 +16,7 @@ MUTANTS = [
         "drlib/training/question_scheduler.py",
         'if curriculum is None or self.config.rl.curriculum.weighting == "none":',
         "if curriculum is None:",
-        (f"{QUESTIONS}::test_without_a_curriculum_every_kind_is_drawn_evenly",),
+        (f"{QUESTIONS}::test_kinds_are_drawn_evenly_without_weighting",),
         "the control of the curriculum is the curriculum",
     ),
     Mutant(
@@ -24,7 +24,7 @@ MUTANTS = [
         "drlib/training/question_scheduler.py",
         "        if self.mixture is None:\n            return [None] * n\n",
         "        if n:\n            return [None] * n\n",
-        (f"{QUESTIONS}::test_an_exact_mixture_meets_its_shares_in_every_ten_questions",),
+        (f"{QUESTIONS}::test_exact_mixture_meets_its_shares_in_every_step",),
         "the shares are met in the mean only",
     ),
     Mutant(
@@ -32,7 +32,7 @@ MUTANTS = [
         "drlib/training/question_scheduler.py",
         "        rng.shuffle(sources)\n",
         "        sources.sort()\n",
-        (f"{QUESTIONS}::test_an_exact_mixture_meets_its_shares_in_every_ten_questions",),
+        (f"{QUESTIONS}::test_exact_mixture_meets_its_shares_in_every_step",),
         "one agent of two gets all the sums",
     ),
     Mutant(
@@ -40,7 +40,7 @@ MUTANTS = [
         "drlib/training/question_scheduler.py",
         "PYTHON: (1 - trails) * sums,",
         "PYTHON: sums,",
-        (f"{QUESTIONS}::test_the_shares_are_those_of_the_settings_as_written",),
+        (f"{QUESTIONS}::test_source_shares_are_exact",),
         "the exact shares are not those that chance has in the mean",
     ),
     Mutant(
@@ -48,7 +48,7 @@ MUTANTS = [
         "drlib/training/question_scheduler.py",
         "return FICTIONAL if task.world in worlds else REAL",
         "return REAL if task.world in worlds else FICTIONAL",
-        (f"{ASKING}::test_the_loop_learns_from_an_exact_mixture_and_says_how_each_source_does",),
+        (f"{ASKING}::test_loop_with_exact_mixture_logs_accuracy_by_source",),
         "the accuracy of invented worlds is told as the real one's",
     ),
     Mutant(
@@ -56,7 +56,7 @@ MUTANTS = [
         "drlib/training/question_scheduler.py",
         '(f"-{again}" if again else "")',
         '""',
-        (f"{QUESTIONS}::test_a_second_draw_of_a_step_has_other_questions",),
+        (f"{QUESTIONS}::test_second_draw_of_a_step_has_new_questions",),
         "dynamic sampling asks the same questions until they are live",
     ),
     # ------------------------------------------------------------ a fixed set
@@ -65,7 +65,7 @@ MUTANTS = [
         "drlib/training/question_scheduler.py",
         "                if task.id not in found:\n",
         "                if task:\n",
-        (f"{QUESTIONS}::test_a_pool_has_kinds_evenly_and_different_questions_only",),
+        (f"{QUESTIONS}::test_pool_has_even_kinds_and_unique_questions",),
         "a pool is smaller than it says",
     ),
     Mutant(
@@ -73,7 +73,7 @@ MUTANTS = [
         "drlib/rl/curriculum.py",
         "return sorted(order, key=lambda q: q in just_drawn)",
         "return order",
-        (f"{QUESTIONS}::test_a_pool_is_drawn_once_from_the_seed_and_asked_in_epochs",),
+        (f"{QUESTIONS}::test_pool_is_seeded_and_drawn_in_epochs",),
         "two groups of one question in a batch",
     ),
     Mutant(
@@ -81,7 +81,7 @@ MUTANTS = [
         "drlib/rl/curriculum.py",
         "random.Random(f\"epoch-{self.seed}-{self.state['epoch']}\")",
         'random.Random(f"epoch-{self.seed}")',
-        (f"{QUESTIONS}::test_a_pool_is_drawn_once_from_the_seed_and_asked_in_epochs",),
+        (f"{QUESTIONS}::test_pool_is_seeded_and_drawn_in_epochs",),
         "batches are made of the same questions in every epoch",
     ),
     Mutant(
@@ -89,7 +89,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         '"questions": self.scheduler.state_dict(),',
         '"questions": {},',
-        (f"{LOOP}::test_a_resumed_run_reaches_the_same_bits[curation and stages]",),
+        (f"{LOOP}::test_resumed_run_is_bit_identical[curation and stages]",),
         "a resumed run asks other questions than it would have",
     ),
     # ------------------------------------------------------------ curation
@@ -138,7 +138,7 @@ MUTANTS = [
         "drlib/training/question_selection.py",
         "return trajectory.reward is not None",
         "return True",
-        (f"{ASKING}::test_what_nobody_could_judge_is_no_outcome",),
+        (f"{ASKING}::test_unjudged_rollouts_are_no_outcome",),
         "a broken search engine makes questions hopeless",
     ),
     Mutant(
@@ -170,7 +170,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         '            self.callbacks.load_state_dict(extra["callbacks"])\n',
         "",
-        (f"{LOOP}::test_a_resumed_run_reaches_the_same_bits[curation and stages]",),
+        (f"{LOOP}::test_resumed_run_is_bit_identical[curation and stages]",),
         "a resumed run begins its stages and its curation again",
     ),
     # ------------------------------------------------------------ stages
@@ -195,7 +195,7 @@ MUTANTS = [
         "drlib/training/question_selection.py",
         "        self.questions.epochs.keep(hard)\n",
         "",
-        (f"{ASKING}::test_the_third_stage_asks_what_is_not_always_solved_and_starts_anew",),
+        (f"{ASKING}::test_third_stage_drops_solved_questions_and_resets",),
         "the last stage is one of its limits alone",
     ),
     Mutant(
@@ -204,7 +204,7 @@ MUTANTS = [
         'self._keep_hard(self._probe(list(self.questions.pool), config, step, "stage"))',
         "self._keep_hard(self._probe(list(self.questions.pool), self.config.derive("
         'rollout.max_calls=1), step, "stage"))',
-        (f"{ASKING}::test_the_third_stage_asks_what_is_not_always_solved_and_starts_anew",),
+        (f"{ASKING}::test_third_stage_drops_solved_questions_and_resets",),
         "what more calls would solve counts as hard",
     ),
 ]

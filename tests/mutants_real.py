@@ -4,12 +4,12 @@ from tests.mutants import Mutant
 
 REAL = "tests/test_training_real.py"
 PROCESSES = "tests/test_training_real_processes.py"
-FIRST = f"{REAL}::test_the_first_step_is_the_local_loop_s"
-SECOND = f"{REAL}::test_the_second_step_asks_what_the_curriculum_then_says"
-SFT = f"{REAL}::test_only_right_ones_are_trained_on"
+FIRST = f"{REAL}::test_first_step_matches_the_local_loop"
+SECOND = f"{REAL}::test_second_step_uses_the_updated_curriculum"
+SFT = f"{REAL}::test_sft_uses_only_correct_episodes"
 BATCH = "tests/test_training_trl_batch.py"
 ROUTES = "tests/test_models_routes.py"
-KILLED = f"{PROCESSES}::test_killed_and_started_again_it_reaches_the_same_weights"
+KILLED = f"{PROCESSES}::test_killed_stage_resumes_to_the_same_weights"
 
 MUTANTS = [
     Mutant(
@@ -49,7 +49,7 @@ MUTANTS = [
         "drlib/training/grpo_trl.py",
         "return self.config.rl.loss.kl_coef == 0 and not self.has_gradient",
         "return False",
-        (f"{REAL}::test_a_dead_step_moves_nothing",),
+        (f"{REAL}::test_step_without_reward_variance_changes_nothing",),
         "the momentum and the balance loss move weights that nobody asked to move",
     ),
     Mutant(
@@ -57,7 +57,7 @@ MUTANTS = [
         "drlib/training/grpo_trl.py",
         "return schedule(step, config.rl.steps",
         "return schedule(step + 2, config.rl.steps + 2",
-        (f"{REAL}::test_the_learning_rate_is_the_local_loop_s",),
+        (f"{REAL}::test_learning_rate_matches_the_local_loop",),
         "another schedule than the one that is declared",
     ),
     Mutant(
@@ -73,7 +73,7 @@ MUTANTS = [
         "drlib/training/model_setup.py",
         "return copy.deepcopy(model).merge_and_unload() if _has_adapters(model) else model",
         "return copy.deepcopy(model).unload() if _has_adapters(model) else model",
-        (f"{REAL}::test_every_stage_leaves_its_result",),
+        (f"{REAL}::test_every_stage_writes_its_result",),
         "a stage trains and leaves the model as it was",
     ),
     Mutant(
@@ -89,7 +89,7 @@ MUTANTS = [
         "drlib/training/trl.py",
         "if not _is_complete(each):",
         "if False:",
-        (f"{PROCESSES}::test_a_checkpoint_that_a_kill_cut_short_is_not_resumed_from",),
+        (f"{PROCESSES}::test_incomplete_checkpoint_is_ignored",),
         "a run that was killed at a bad moment cannot go on",
     ),
     Mutant(
@@ -97,7 +97,7 @@ MUTANTS = [
         "drlib/training/trl.py",
         "        _enable_cpu_sharding(arguments)\n",
         "        pass\n",
-        (f"{PROCESSES}::test_sharded_over_two_processes_it_is_the_same",),
+        (f"{PROCESSES}::test_fsdp_over_two_processes_matches_one",),
         "FSDP2 is never tested",
     ),
     Mutant(
@@ -105,7 +105,7 @@ MUTANTS = [
         "drlib/training/trl.py",
         'return tokens_B if kl else tokens_B * (batch["advantages"] != 0)',
         'return tokens_B if kl else tokens_B * (batch["advantages"] <= 0)',
-        (f"{BATCH}::test_gradients_are_those_of_all_rows",),
+        (f"{BATCH}::test_gradients_match_the_full_batch",),
         "what was right never reaches the loss",
     ),
     Mutant(
@@ -113,7 +113,7 @@ MUTANTS = [
         "drlib/training/trl.py",
         "self.router_aux_loss_coef * part * found.aux_loss",
         "self.router_aux_loss_coef * found.aux_loss",
-        (f"{BATCH}::test_the_balance_loss_is_the_mean_over_the_tokens_that_are_run",),
+        (f"{BATCH}::test_balance_loss_is_the_mean_over_live_tokens",),
         "the more micro-batches, the more the experts are evened out",
     ),
     Mutant(
@@ -121,7 +121,7 @@ MUTANTS = [
         "drlib/training/model_setup.py",
         "target_modules=sorted(linear | (EXPERTS if shared else set())),",
         'target_modules="all-linear",',
-        (f"{REAL}::test_adapters_reach_the_experts_and_leave_the_router_and_the_head_alone",),
+        (f"{REAL}::test_adapters_cover_attention_and_experts_only",),
         "tokens go to experts that were not trained on them",
     ),
     Mutant(
@@ -137,7 +137,7 @@ MUTANTS = [
         "drlib/analysis/scaling_plots.py",
         "ready = [at + time.sync if at > trained else at for at in ready]",
         "ready = [at for at in ready]",
-        ("tests/test_training_plan.py::test_the_formulas_equal_the_simulation",),
+        ("tests/test_training_plan.py::test_asynchronous_step_time_matches_the_simulation",),
         "a plan promises more steps per hour than are possible",
     ),
     Mutant(
@@ -145,7 +145,7 @@ MUTANTS = [
         "drlib/training/trl.py",
         "if not wanted or not is_finite:",
         "if not wanted:",
-        ("tests/test_training_finite.py::test_trl_s_loop_leaves_such_a_step_out",),
+        ("tests/test_training_finite.py::test_trl_loop_skips_non_finite_steps",),
         "one broken batch, and every weight is NaN for good",
     ),
     Mutant(
@@ -154,8 +154,8 @@ MUTANTS = [
         "torch.backends.cuda.enable_cudnn_sdp(False)",
         "torch.backends.cuda.enable_cudnn_sdp(True)",
         (
-            "tests/test_training_finite.py::test_supervised_training_by_trl_leaves_cudnn_out",
-            "tests/test_training_finite.py::test_trl_s_loop_leaves_such_a_step_out",
+            "tests/test_training_finite.py::test_trl_sft_disables_cudnn_attention",
+            "tests/test_training_finite.py::test_trl_loop_skips_non_finite_steps",
         ),
         "on Hopper some rows' gradients are NaN",
     ),
@@ -166,7 +166,7 @@ MUTANTS = [
         "elif False:",
         (
             "tests/test_training_plan.py"
-            "::test_who_generates_with_a_sharded_model_holds_all_its_weights_beside_the_shards",
+            "::test_sharded_local_engine_needs_a_full_copy",
         ),
         "a run is promised room that its own rollouts need",
     ),
@@ -175,7 +175,7 @@ MUTANTS = [
         "drlib/training/model_setup.py",
         "return TransformersEngine(model.to(default_device()), max",
         "return TransformersEngine(model, max",
-        ("tests/test_training_devices.py::test_an_engine_computes_where_the_process_does",),
+        ("tests/test_training_devices.py::test_engine_uses_the_default_device",),
         "a run that pays for a GPU waits for a CPU",
     ),
     Mutant(
@@ -183,7 +183,7 @@ MUTANTS = [
         "drlib/training/trl.py",
         'return ranks.sum({"broken": float(not own)})["broken"] == 0',
         "return bool(own)",
-        ("tests/test_training_finite.py::test_a_gradient_that_is_broken_elsewhere_is_broken_here",),
+        ("tests/test_training_finite.py::test_non_finite_gradient_of_another_rank_counts",),
         "processes that share a model take different steps",
     ),
     Mutant(

@@ -12,7 +12,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "StalenessFilter(max_age)",
         "StalenessFilter(max_age + 1)",
-        (f"{LOOP}::test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since",),
+        (f"{LOOP}::test_rollout_age_counts_updates",),
         "rollouts would train that are too old",
     ),
     Mutant(
@@ -20,7 +20,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "return torch.tensor(young, dtype=torch.bool), float(sum(stale))",
         "return ~torch.tensor(young, dtype=torch.bool), float(sum(stale))",
-        (f"{LOOP}::test_stale_rollouts_leave_loss_and_baseline",),
+        (f"{LOOP}::test_stale_rollouts_are_excluded_from_loss_and_baseline",),
         "only what is too old would train",
     ),
     Mutant(
@@ -28,7 +28,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "        in_baseline_N = in_baseline_N & young_N\n",
         "",
-        (f"{LOOP}::test_stale_rollouts_leave_loss_and_baseline",),
+        (f"{LOOP}::test_stale_rollouts_are_excluded_from_loss_and_baseline",),
         "rollouts would be compared with those of another policy",
     ),
     Mutant(
@@ -36,7 +36,7 @@ MUTANTS = [
         "drlib/training/policy_age.py",
         'self.state["versions"].append(self.now)',
         'self.state["versions"].append(len(self.state["versions"]))',
-        (f"{LOOP}::test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since",),
+        (f"{LOOP}::test_rollout_age_counts_updates",),
         "with rl.off_policy.staleness rollouts would seem younger or older than they are",
     ),
     Mutant(
@@ -44,7 +44,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         'self.clock.add_updates(state.metrics["updates"])',
         "self.clock.add_updates(1)",
-        (f"{LOOP}::test_a_step_without_an_update_makes_nothing_older",),
+        (f"{LOOP}::test_steps_without_updates_do_not_age_rollouts",),
         "steps that moved nothing would age what was rolled out",
     ),
     Mutant(
@@ -52,7 +52,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         '            "clock": self.clock.state_dict(),\n',
         "",
-        (f"{REPLAY}::test_a_killed_run_replays_the_same_groups",),
+        (f"{REPLAY}::test_resumed_run_replays_the_same_groups",),
         "a resumed run would take old rollouts for fresh ones",
     ),
     Mutant(
@@ -60,7 +60,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "weights_N = weights_N * times_N",
         "weights_N = weights_N * times_N.clamp(min=1)",
-        (f"{LOOP}::test_a_group_that_lost_less_than_half_is_filled_and_another_left_out",),
+        (f"{LOOP}::test_groups_are_repaired_or_dropped",),
         "a baseline of too few rollouts would teach",
     ),
     Mutant(
@@ -68,7 +68,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "            times_N[mine[at]] += 1\n",
         "            times_N[mine[at]] = 1\n",
-        (f"{LOOP}::test_a_group_that_lost_less_than_half_is_filled_and_another_left_out",),
+        (f"{LOOP}::test_groups_are_repaired_or_dropped",),
         "nothing would be repaired",
     ),
     Mutant(
@@ -76,7 +76,7 @@ MUTANTS = [
         "drlib/training/batch.py",
         "        in_baseline_N = in_baseline_N & (times_N > 0)\n",
         "",
-        (f"{LOOP}::test_a_group_that_lost_less_than_half_is_filled_and_another_left_out",),
+        (f"{LOOP}::test_groups_are_repaired_or_dropped",),
         "batch_normalized would divide by the deviation of groups that do not train",
     ),
     Mutant(
@@ -86,7 +86,7 @@ MUTANTS = [
         "        if 2 * len(members) >= size:\n",
         (
             STALENESS,
-            f"{LOOP}::test_groups_lose_stale_rollouts_too_and_whole_groups_are_none_repaired",
+            f"{LOOP}::test_stale_rollouts_count_as_lost",
         ),
         "not GLM-5's rule",
     ),
@@ -95,7 +95,7 @@ MUTANTS = [
         "drlib/training/group_replay.py",
         "torch.tensor([a for group, _ in drawn for a in group.advantages])",
         "torch.tensor([-a for group, _ in drawn for a in group.advantages])",
-        (f"{REPLAY}::test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities",),
+        (f"{REPLAY}::test_replayed_gradient_uses_stored_logprobs",),
         "what was learned would be unlearned",
     ),
     Mutant(
@@ -103,7 +103,7 @@ MUTANTS = [
         "drlib/training/group_replay.py",
         "replace(share, weights_N=weights_N * factors_N)",
         "replace(share, weights_N=weights_N)",
-        (f"{REPLAY}::test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities",),
+        (f"{REPLAY}::test_replayed_gradient_uses_stored_logprobs",),
         "old groups would count as much as fresh ones",
     ),
     Mutant(
@@ -111,7 +111,7 @@ MUTANTS = [
         "drlib/training/group_replay.py",
         "float((now - t.logprobs)[t.generated].mean())",
         "float((t.logprobs - now)[t.generated].mean())",
-        (f"{REPLAY}::test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities",),
+        (f"{REPLAY}::test_replayed_gradient_uses_stored_logprobs",),
         "what the policy no longer does would count more",
     ),
     Mutant(
@@ -119,7 +119,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         "older = config.rl.off_policy.staleness > 0 or config.rl.off_policy.replay_groups > 0",
         "older = config.rl.off_policy.staleness > 0",
-        (f"{REPLAY}::test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities",),
+        (f"{REPLAY}::test_replayed_gradient_uses_stored_logprobs",),
         "replayed tokens would have no ratio and no clip",
     ),
     Mutant(
@@ -143,7 +143,7 @@ MUTANTS = [
         "drlib/training/group_replay.py",
         "ReplayBuffer(min(limits, default=0))",
         "ReplayBuffer(99)",
-        (f"{REPLAY}::test_steps_replay_what_earlier_ones_learned_from",),
+        (f"{REPLAY}::test_steps_replay_recent_groups",),
         "rl.off_policy.replay_age would do nothing",
     ),
     Mutant(
@@ -151,7 +151,7 @@ MUTANTS = [
         "drlib/training/group_replay.py",
         "        if has_changed(self.config.rl.callbacks.world_change, step):\n",
         "        if False:\n",
-        (f"{REPLAY}::test_nothing_is_replayed_once_its_world_has_changed",),
+        (f"{REPLAY}::test_groups_of_a_changed_world_are_not_replayed",),
         "the policy would learn from pages that there no longer are",
     ),
     Mutant(
@@ -159,7 +159,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         '            "callbacks": self.callbacks.state_dict(),\n',
         "",
-        (f"{REPLAY}::test_a_killed_run_replays_the_same_groups",),
+        (f"{REPLAY}::test_resumed_run_replays_the_same_groups",),
         "a resumed run would reach other weights",
     ),
     Mutant(
@@ -169,7 +169,7 @@ MUTANTS = [
         "            self._keep([(shard, group) "
         "for group in select_trained_groups(share, clock)])\n"
         "            drawn = self._draw(shard, step, clock)\n",
-        (f"{REPLAY}::test_steps_replay_what_earlier_ones_learned_from",),
+        (f"{REPLAY}::test_steps_replay_recent_groups",),
         "fresh groups would be trained on twice",
     ),
     Mutant(
@@ -177,7 +177,7 @@ MUTANTS = [
         "drlib/training/group_replay.py",
         "return [groups[shard] for shard in range(SHARDS)]",
         "return [groups[min(groups)] for shard in range(SHARDS)]",
-        (f"{REPLAY}::test_a_killed_run_replays_the_same_groups",),
+        (f"{REPLAY}::test_resumed_run_replays_the_same_groups",),
         "a resumed run would replay the other shard's groups",
     ),
 ]

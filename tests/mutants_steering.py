@@ -14,7 +14,7 @@ MUTANTS = [
                 change = 2.0""",
         """            if ratio > 1.5:
                 change = 0.5""",
-        (f"{STEERING}::test_the_weight_follows_the_rule_and_counts_from_the_next_step",),
+        (f"{STEERING}::test_adaptive_kl_applies_from_the_next_step",),
         "the further the policy goes, the less it is held",
     ),
     Mutant(
@@ -22,7 +22,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         '            self.controller.update(state.metrics["kl"])\n',
         "            pass\n",
-        (f"{STEERING}::test_the_loop_steers_by_the_logged_kl",),
+        (f"{STEERING}::test_adaptive_kl_follows_the_logged_kl",),
         "the weight is fixed whatever the target",
     ),
     Mutant(
@@ -30,7 +30,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         "kl_coef=self.kl_coef",
         "kl_coef=config.rl.loss.kl_coef",
-        (f"{STEERING}::test_the_steered_weight_is_the_loss_s",),
+        (f"{STEERING}::test_adapted_kl_coefficient_is_used_in_the_loss",),
         "a weight is steered that nothing reads",
     ),
     Mutant(
@@ -38,7 +38,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         'if state.metrics["trained_share"] > 0:',
         "if True:",
-        (f"{STEERING}::test_a_step_that_trained_on_nothing_leaves_the_weight",),
+        (f"{STEERING}::test_kl_coefficient_is_kept_without_training",),
         "a dead step reads as a KL of 0 and halves the weight",
     ),
     # ------------------------------------------------------------ the reference
@@ -47,7 +47,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         "ReferenceReset(every=every or None)",
         "ReferenceReset(every=every + 1)",
-        (f"{STEERING}::test_the_reference_moves_on_its_step_and_on_no_other",),
+        (f"{STEERING}::test_reference_is_updated_on_schedule",),
         "the reference moves in other steps than asked for",
     ),
     Mutant(
@@ -55,7 +55,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         "learner.sync_reference(self.decay)",
         "learner.sync_reference(0.0)",
-        (f"{STEERING}::test_a_part_of_the_old_reference_is_kept",),
+        (f"{STEERING}::test_reference_decay_mixes_weights",),
         "a moving average is a hard copy",
     ),
     Mutant(
@@ -63,7 +63,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         '"reference": self.reference.state_dict() if self.is_reference_moved else None',
         '"reference": None',
-        (f"{STEERING}::test_a_resumed_run_reaches_the_same_bits",),
+        (f"{STEERING}::test_resumed_run_is_bit_identical",),
         "a resumed run is held near the cold start again",
     ),
     Mutant(
@@ -71,7 +71,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         '            self.callbacks.load_state_dict(extra["callbacks"])\n',
         "",
-        (f"{STEERING}::test_a_resumed_run_reaches_the_same_bits",),
+        (f"{STEERING}::test_resumed_run_is_bit_identical",),
         "a resumed run forgets patience, averages and the KL's weight",
     ),
     # ------------------------------------------------------------ the hard reset
@@ -80,7 +80,7 @@ MUTANTS = [
         "drlib/training/optim.py",
         "            optimizer.state.clear()\n",
         "            pass\n",
-        (f"{STEERING}::test_a_reset_clears_adam_exactly_when_patience_is_over",),
+        (f"{STEERING}::test_reset_clears_adam_when_patience_ends",),
         "a reset leaves the moments of the old objective",
     ),
     Mutant(
@@ -88,7 +88,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         "        self.sync_reference()\n",
         "",
-        (f"{STEERING}::test_a_reset_clears_adam_exactly_when_patience_is_over",),
+        (f"{STEERING}::test_reset_clears_adam_when_patience_ends",),
         "only half of ProRL's reset",
     ),
     Mutant(
@@ -96,7 +96,7 @@ MUTANTS = [
         "drlib/rl/stability.py",
         'score > state["best"] + self.min_delta',
         "score > -1",
-        (f"{STEERING}::test_the_loop_resets_by_its_own_validations",),
+        (f"{STEERING}::test_loop_resets_on_stagnating_validation",),
         "stagnation is never seen",
     ),
     Mutant(
@@ -104,7 +104,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         'if state["steps"] < self.every:',
         'if state["steps"] < 1:',
-        (f"{STEERING}::test_a_validation_is_the_mean_over_skills_by_hand",),
+        (f"{STEERING}::test_validation_is_the_mean_over_skills",),
         "patience is counted in steps",
     ),
     Mutant(
@@ -112,7 +112,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         'n, total = state["seen"].get(skill, (0, 0.0))',
         'skill = "any"; n, total = state["seen"].get(skill, (0, 0.0))',
-        (f"{STEERING}::test_a_validation_is_the_mean_over_skills_by_hand",),
+        (f"{STEERING}::test_validation_is_the_mean_over_skills",),
         "the curriculum's mixture decides whether the policy stagnates",
     ),
     Mutant(
@@ -120,7 +120,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         'state["known"] |= {',
         'state["known"] = {',
-        (f"{STEERING}::test_a_validation_is_the_mean_over_skills_by_hand",),
+        (f"{STEERING}::test_validation_is_the_mean_over_skills",),
         "a window without the hardest skill looks like progress",
     ),
     # ------------------------------------------------------------ drift
@@ -129,7 +129,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         "        factor *= self.lr_scale\n",
         "",
-        (f"{DRIFT}::test_the_lowered_rate_is_the_optimizer_s",),
+        (f"{DRIFT}::test_lowered_learning_rate_reaches_the_optimizer",),
         "alarms are logged and nothing follows",
     ),
     Mutant(
@@ -137,7 +137,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         "self.rate.update(bool(alarms))",
         "self.rate.update(False)",
-        (f"{DRIFT}::test_a_changed_world_lowers_the_rate_of_the_next_steps",),
+        (f"{DRIFT}::test_changed_world_lowers_the_learning_rate",),
         "alarms are logged and nothing follows",
     ),
     Mutant(
@@ -146,7 +146,7 @@ MUTANTS = [
         'WORSE = {"reward": "down", "errors": "up"}',
         'WORSE = {"reward": "up", "errors": "down"}',
         (
-            f"{DRIFT}::test_the_committed_runs_raise_no_false_alarm_and_their_controls_collapse_under_one",
+            f"{DRIFT}::test_committed_runs_only_alarm_on_collapse",
         ),
         "the better it learns, the slower",
     ),
@@ -155,7 +155,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         "trainer.ranks.gather([_facts(trajectory) for trajectory in state.rollouts])",
         "[_facts(trajectory) for trajectory in state.rollouts]",
-        (f"{STEERING}::test_two_processes_give_the_bits_of_one",),
+        (f"{STEERING}::test_two_processes_are_bit_identical_to_one",),
         "ranks learn at rates of their own",
     ),
     Mutant(
@@ -163,7 +163,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         'self.detector.update(signals, {"world": world})',
         "self.detector.update(signals)",
-        (f"{DRIFT}::test_a_changed_world_lowers_the_rate_of_the_next_steps",),
+        (f"{DRIFT}::test_changed_world_lowers_the_learning_rate",),
         "a world that says it is another one is not heard",
     ),
     Mutant(
@@ -171,7 +171,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         "if not name.startswith(NOT_REPEATABLE)",
         "if True",
-        (f"{DRIFT}::test_a_tool_that_is_hardly_called_has_no_share_of_errors",),
+        (f"{DRIFT}::test_rarely_called_tool_has_no_error_rate",),
         "two runs of one seed differ",
     ),
     Mutant(
@@ -179,7 +179,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         "SHAPE = 0.4",
         "SHAPE = math.inf",
-        (f"{DRIFT}::test_observations_of_another_length_are_seen_once",),
+        (f"{DRIFT}::test_observation_length_change_alarms_once",),
         "pages of another form are not seen",
     ),
     # ------------------------------------------------------------ the changed world
@@ -188,7 +188,7 @@ MUTANTS = [
         "drlib/training/rollouts.py",
         "return 0 < world_change <= step",
         "return 0 < world_change <= step - 1000",
-        (f"{DRIFT}::test_the_world_changes_under_the_policy_after_as_many_steps",),
+        (f"{DRIFT}::test_world_changes_at_the_configured_step",),
         "there is no drift to be seen",
     ),
     Mutant(
@@ -196,7 +196,7 @@ MUTANTS = [
         "drlib/worlds/perturbed.py",
         "changed = {version: PerturbedWorld(world) for version, world in worlds.items()}",
         "changed = {}",
-        (f"{DRIFT}::test_every_task_but_a_sum_moves_into_the_changed_world",),
+        (f"{DRIFT}::test_search_tasks_move_to_the_perturbed_world",),
         "half of the questions see no change",
     ),
     Mutant(
@@ -204,7 +204,7 @@ MUTANTS = [
         "drlib/evaluation/evaluate.py",
         "    if config.rl.callbacks.world_change:",
         "    if False:",
-        (f"{DRIFT}::test_an_evaluation_asks_in_the_changed_world",),
+        (f"{DRIFT}::test_evaluation_uses_the_perturbed_world",),
         "the policy is judged in a world that is gone",
     ),
 ]

@@ -191,7 +191,7 @@ MUTANTS = [
         "drlib/training/distributed.py",
         "return mine[self.part :: self.parts]",
         "return mine[self.part : self.part + 1]",
-        ("tests/test_training_stages.py::test_four_processes_share_the_two_shards",),
+        ("tests/test_training_stages.py::test_four_processes_match_two",),
         "questions would be tried twice, or not at all",
     ),
     Mutant(
@@ -199,7 +199,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         "by_token = loss.level == loss.aggregate == loss.correction_level",
         "by_token = loss.level == loss.aggregate",
-        (f"{GRADIENT}::test_a_correction_s_level_is_that_of_the_padded_whole",),
+        (f"{GRADIENT}::test_correction_level_matches_the_padded_batch",),
         "a sequence's weight would be each token's own",
     ),
     Mutant(

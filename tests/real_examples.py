@@ -1,7 +1,6 @@
-"""The line of `gpu1` in miniature: random models of three architectures, a few steps of each stage.
+"""A miniature of the `gpu1` pipeline: random models of three architectures, a few steps per stage.
 
-What has learned nothing answers nothing right, so the reward is drawn at random where a gradient is
-wanted.
+Random models answer nothing correctly, so the reward is random where a gradient is needed.
 """
 
 from pathlib import Path
@@ -46,8 +45,8 @@ MINIATURE = {
 }
 
 
-def miniature(folder: Path, kind: str, **changes) -> Config:
-    """Settings of the line for a random model of this kind, which is made in `folder`."""
+def miniature_config(folder: Path, kind: str, **changes) -> Config:
+    """Return pipeline settings for a random model of this kind, created in `folder`."""
     where = folder / kind
     if not where.exists():
         random_model(where, kind)
@@ -55,7 +54,7 @@ def miniature(folder: Path, kind: str, **changes) -> Config:
 
 
 def built(stage: str, config: Config, runs: Path) -> Path:
-    """The stage's folder; what is missing is built in this process."""
+    """Build the stage and missing inputs in this process; return its folder."""
     for name in stages.missing_stages(stage, config, runs):
         build.build(name, config, runs, Ranks("trl"))
     return stages.folder(stage, config, runs)
@@ -66,7 +65,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def gap(left: dict, right: dict) -> float:
-    """The largest difference between two policies' weights."""
+def max_difference(left: dict, right: dict) -> float:
+    """Return the largest absolute difference between two policies' weights."""
     assert left.keys() == right.keys()
     return max((left[name] - right[name]).abs().max().item() for name in left)

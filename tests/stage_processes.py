@@ -1,9 +1,9 @@
-"""Processes that build a stage, for tests: real ones, forked from one that has imported torch.
+"""Build stages in real processes, forked from a server that has imported torch.
 
-A stage of the tests takes a second, and a fresh Python six before it begins: it imports torch,
-transformers and TRL. Here multiprocessing's fork server has imported them once. All else is as when
-the command is typed: arguments, environment, output, exit status, a session of its own, death by
-SIGKILL. `python -m drlib.training.build` and torchrun themselves are left to one test each.
+A test stage takes one second, but a new Python process needs six to import torch, transformers and
+TRL. The multiprocessing fork server imports them once. Arguments, environment, output, exit status,
+session and SIGKILL behave as for the command. `python -m drlib.training.build` and torchrun
+themselves are covered by one test each.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from drlib.training import build, stages
 SERVER = multiprocessing.get_context("forkserver")
 BUILDERS = [name for stage in stages.STAGES.values() for name in (stage.build, stage.trl) if name]
 IMPORTED = {name.partition(":")[0] for name in BUILDERS}
-SECONDS = 600  # that a stage may take
+SECONDS = 600  # time limit of a stage
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,11 @@ class Ended:
 
 
 def build_stage(name, settings, runs: Path, processes: int = 1, room: int | None = None) -> Ended:
-    """The stage built by so many ranks, as torchrun would start them. room: the bytes that a file
-    may have, as on a full disk."""
+    """Build the stage with `processes` ranks, as torchrun would start them.
+
+    Args:
+        room: maximum file size in bytes, to simulate a full disk.
+    """
     with tempfile.TemporaryDirectory() as folder:
         ranks = [Path(folder, str(rank)) for rank in range(processes)]
         port = _free_port()
@@ -53,18 +56,20 @@ def build_stage(name, settings, runs: Path, processes: int = 1, room: int | None
                 process.kill()
             raise AssertionError(f"{name} was not built in {SECONDS} s")
         failed = [rank for rank, process in enumerate(started) if process.exitcode]
-        told = failed[0] if failed else 0
-        texts = (ranks[told].with_suffix(kind).read_text() for kind in (".out", ".err"))
-        return Ended(started[told].exitcode, *texts)
+        reported = failed[0] if failed else 0
+        texts = (ranks[reported].with_suffix(kind).read_text() for kind in (".out", ".err"))
+        return Ended(started[reported].exitcode, *texts)
 
 
 def start_stage(name, settings, runs: Path, output: Path, place=None, room=None):
-    """A started process that builds the stage (`multiprocessing.Process`).
+    """Start a process that builds the stage (`multiprocessing.Process`).
 
-    output: the path, less .out and .err, of the files of what it prints. place: the variables that
-    tell a rank where it stands. room: as in `build_stage`.
+    Args:
+        output: path without suffix of the captured output files (.out and .err).
+        place: environment variables of the rank.
+        room: see `build_stage`.
     """
-    SERVER.set_forkserver_preload([__name__, *sorted(IMPORTED)])  # heard by the first process
+    SERVER.set_forkserver_preload([__name__, *sorted(IMPORTED)])  # read by the first process
     environment = os.environ | {name: str(value) for name, value in (place or {}).items()}
     arguments = stages.arguments(name, settings, runs)
     process = SERVER.Process(target=_run, args=(arguments, environment, output, room))
@@ -73,7 +78,7 @@ def start_stage(name, settings, runs: Path, output: Path, place=None, room=None)
 
 
 def _run(arguments: list[str], environment: dict[str, str], output: Path, room: int | None) -> None:
-    """In the process: the command."""
+    """Run the command inside the process."""
     os.setsid()
     for number, kind in ((1, ".out"), (2, ".err")):
         with open(output.with_suffix(kind), "wb") as file:
@@ -87,7 +92,7 @@ def _run(arguments: list[str], environment: dict[str, str], output: Path, room: 
     try:
         build.main()
     finally:
-        atexit._run_exitfuncs()  # multiprocessing would leave without
+        atexit._run_exitfuncs()  # multiprocessing skips the exit handlers
 
 
 def _free_port() -> int:

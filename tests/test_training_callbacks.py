@@ -15,29 +15,29 @@ from drlib.training import stages
 from drlib.training.callbacks import CALLBACKS, Callback, Validation, check_callbacks
 from drlib.training.run_folder import read_metrics
 from tests.loop_examples import (
-    a_batch,
     build_world,
     cold_start,
     end_step,
     flat,
     learned,
+    rollout_shards,
     settings,
     train_on,
 )
 from tests.stage_processes import build_stage
 
 start = cold_start
-batch = a_batch
+batch = rollout_shards
 
 SMALL = {"rl.questions": 4, "rl.lr": 2e-3}
 TRAINED = {"trained_share": 1.0}
 
 
-def stepping(start, folder, **changes):
+def build_trainer(start, folder, **changes):
     return start.step(settings(**{**SMALL, **changes}), folder / "run")
 
 
-def shown(step, outcomes=(), **row):
+def end_step_metrics(step, outcomes=(), **row):
     """Return the callback metrics of a step with these values, on one rank, without rollouts."""
     return end_step(step, 0, TRAINED | row, [], outcomes)
 
@@ -45,23 +45,26 @@ def shown(step, outcomes=(), **row):
 # ---------------------------------------------------------------- the KL's weight
 
 
-def test_the_weight_follows_the_rule_and_counts_from_the_next_step(start, tmp_path):
-    step = stepping(start, tmp_path, rl__loss__kl_coef=0.1, rl__callbacks__kl_target=0.02)
-    seen = [shown(step, kl=kl)["kl_coef"] for kl in (0.03, 0.031, 0.02, 0.0134, 0.0133, -0.001)]
+def test_adaptive_kl_applies_from_the_next_step(start, tmp_path):
+    step = build_trainer(start, tmp_path, rl__loss__kl_coef=0.1, rl__callbacks__kl_target=0.02)
+    seen = [
+        end_step_metrics(step, kl=kl)["kl_coef"]
+        for kl in (0.03, 0.031, 0.02, 0.0134, 0.0133, -0.001)
+    ]
     assert seen == pytest.approx([0.1, 0.1, 0.2, 0.2, 0.2, 0.1])
     assert step.callbacks.parts["adaptive_kl"].controller.state["coef"] == pytest.approx(0.05)
 
 
-def test_a_step_that_trained_on_nothing_leaves_the_weight(start, tmp_path):
-    step = stepping(start, tmp_path, rl__loss__kl_coef=0.1, rl__callbacks__kl_target=0.02)
-    assert shown(step, kl=0.0, trained_share=0.0) == {"kl_coef": 0.1}
+def test_kl_coefficient_is_kept_without_training(start, tmp_path):
+    step = build_trainer(start, tmp_path, rl__loss__kl_coef=0.1, rl__callbacks__kl_target=0.02)
+    assert end_step_metrics(step, kl=0.0, trained_share=0.0) == {"kl_coef": 0.1}
     assert step.callbacks.parts["adaptive_kl"].controller.state["coef"] == 0.1
 
 
 @pytest.mark.parametrize(("target", "factor"), [(10.0, 0.5), (1e-9, 2.0)])
-def test_the_loop_steers_by_the_logged_kl(start, tmp_path, target, factor):
+def test_adaptive_kl_follows_the_logged_kl(start, tmp_path, target, factor):
     """Nothing is far from its reference by 10 nats, and anything that has learned by 1e-9."""
-    step = stepping(
+    step = build_trainer(
         start,
         tmp_path,
         rl__loss__kl_coef=0.1,
@@ -75,12 +78,12 @@ def test_the_loop_steers_by_the_logged_kl(start, tmp_path, target, factor):
     assert rows[3]["kl_coef"] == pytest.approx(rows[2]["kl_coef"] * factor)
 
 
-def test_the_steered_weight_is_the_loss_s(start, batch, tmp_path):
+def test_adapted_kl_coefficient_is_used_in_the_loss(start, batch, tmp_path):
     switches = {"rl.minibatches": 2, "rl.lr": 2e-3}
     half, _ = learned(start, batch, tmp_path / "half", rl__loss__kl_coef=2.0, **switches)
     config = settings(rl__loss__kl_coef=4.0, rl__callbacks__kl_target=1.0, **switches)
     step = start.step(config, tmp_path / "steered")
-    shown(step, kl=0.0)
+    end_step_metrics(step, kl=0.0)
     train_on(step, batch, 0)
     assert torch.equal(flat(step.model), half)
     whole, _ = learned(start, batch, tmp_path / "whole", rl__loss__kl_coef=4.0, **switches)
@@ -90,8 +93,8 @@ def test_the_steered_weight_is_the_loss_s(start, batch, tmp_path):
 # ---------------------------------------------------------------- the reference
 
 
-def test_the_reference_moves_on_its_step_and_on_no_other(start, tmp_path):
-    step = stepping(start, tmp_path, rl__loss__kl_coef=0.01, rl__callbacks__reference_every=2)
+def test_reference_is_updated_on_schedule(start, tmp_path):
+    step = build_trainer(start, tmp_path, rl__loss__kl_coef=0.01, rl__callbacks__reference_every=2)
     expected, ages = flat(start.policy), []
     for number in range(4):
         ages.append(step.step(number)[0]["reference_age"])
@@ -103,8 +106,8 @@ def test_the_reference_moves_on_its_step_and_on_no_other(start, tmp_path):
     assert ages == [0, 1, 0, 1]
 
 
-def test_a_part_of_the_old_reference_is_kept(start, tmp_path):
-    step = stepping(
+def test_reference_decay_mixes_weights(start, tmp_path):
+    step = build_trainer(
         start,
         tmp_path,
         rl__loss__kl_coef=0.01,
@@ -127,23 +130,23 @@ EVERYTHING = {
     "rl.callbacks.drift_factor": 0.5,
     "rl.callbacks.world_change": 2,
 }
-RESUMED = {
+RESUME_CASES = {
     "everything": EVERYTHING,
     "a moved reference": {"rl.loss.kl_coef": 0.05, "rl.callbacks.reference_every": 2},
     "resets alone": {"rl.callbacks.reset_patience": 2, "rl.callbacks.validate_every": 1},
 }
 
 
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
+@pytest.mark.parametrize("name", RESUME_CASES)
+def test_resumed_run_is_bit_identical(start, tmp_path, name):
     """From what lies on the disk before the last of four steps, the third not in a checkpoint."""
-    config = settings(**SMALL, **RESUMED[name])
+    config = settings(**SMALL, **RESUME_CASES[name])
 
-    def go_on(folder, power_cut_at=None):
+    def resume(folder, power_cut_at=None):
         step = start.step(config, tmp_path / folder)
         references = []
 
-        def take(number):
+        def run_step(number):
             if number == power_cut_at:
                 shutil.copytree(step.run.path, tmp_path / "cut.partial")
             references.append(
@@ -151,11 +154,11 @@ def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
             )
             return step(number)
 
-        step.run.loop(take, config.rl.steps, config.trainer.checkpoint_every, step.extra)
+        step.run.loop(run_step, config.rl.steps, config.trainer.checkpoint_every, step.extra)
         return flat(step.model), references, step.extra()
 
-    weights, references, state = go_on("whole", power_cut_at=3)
-    resumed, later, again = go_on("cut")
+    weights, references, state = resume("whole", power_cut_at=3)
+    resumed, later, again = resume("cut")
     assert torch.equal(resumed, weights) and not torch.equal(weights, flat(start.policy))
     if config.rl.callbacks.reference_every:
         assert not torch.equal(later[0], flat(start.policy))
@@ -174,7 +177,7 @@ def metrics_of(folder):
     return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
 
 
-def test_two_processes_give_the_bits_of_one(tmp_path):
+def test_two_processes_are_bit_identical_to_one(tmp_path):
     config = settings(rl__steps=4, **SMALL, **EVERYTHING)
     found = []
     for processes in (1, 2):
@@ -191,7 +194,7 @@ def test_two_processes_give_the_bits_of_one(tmp_path):
 # ---------------------------------------------------------------- the hard reset
 
 
-def test_a_validation_is_the_mean_over_skills_by_hand():
+def test_validation_is_the_mean_over_skills():
     validation = Validation(2)
     assert validation.update([("h1", 1.0), ("h1", 0.0), ("power", 1.0)]) is None
     assert validation.update([("h1", 0.0), ("h1", 0.0)]) == pytest.approx((1 / 4 + 1) / 2)
@@ -203,7 +206,7 @@ def test_a_validation_is_the_mean_over_skills_by_hand():
 
 
 @pytest.mark.parametrize("coef", [0.0, 0.05])
-def test_a_reset_clears_adam_exactly_when_patience_is_over(start, batch, tmp_path, coef):
+def test_reset_clears_adam_when_patience_ends(start, batch, tmp_path, coef):
     config = settings(
         rl__loss__kl_coef=coef,
         rl__callbacks__reset_patience=2,
@@ -213,37 +216,41 @@ def test_a_reset_clears_adam_exactly_when_patience_is_over(start, batch, tmp_pat
     step = start.step(config, tmp_path / "run")
     train_on(step, batch, 0)
     adam = step.learner.optimizers.parts["adam"]
-    held = len(adam.state)
-    assert held > 0
-    happened = []
+    n_states = len(adam.state)
+    assert n_states > 0
+    observed = []
     for right in (0.5, 0.6, 0.55):
-        row = shown(step, [("h1", right)], kl=0.0)
-        happened.append((row["reset"], row["validation"], len(adam.state)))
-    assert happened == [(0.0, 0.5, held), (0.0, 0.6, held), (0.0, 0.55, held)]
-    assert shown(step, [("h1", 0.6)], kl=0.0)["reset"] == 1.0  # no better, the second time
+        row = end_step_metrics(step, [("h1", right)], kl=0.0)
+        observed.append((row["reset"], row["validation"], len(adam.state)))
+    assert observed == [(0.0, 0.5, n_states), (0.0, 0.6, n_states), (0.0, 0.55, n_states)]
+    assert (
+        end_step_metrics(step, [("h1", 0.6)], kl=0.0)["reset"] == 1.0
+    )  # no better, the second time
     assert len(adam.state) == 0
     if coef:
         assert torch.equal(flat(step.learner.reference), flat(step.model))
         assert step.learner.reference_age == 0
     # patience is whole again, and the best is the score at the reset
-    resets = [shown(step, [("h1", right)], kl=0.0)["reset"] for right in (0.6, 0.61, 0.6, 0.6)]
+    resets = [
+        end_step_metrics(step, [("h1", right)], kl=0.0)["reset"] for right in (0.6, 0.61, 0.6, 0.6)
+    ]
     assert resets == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_after_a_reset_adam_goes_on_as_a_new_one(start, batch, tmp_path):
+def test_adam_after_a_reset_equals_a_new_one(start, batch, tmp_path):
     config = settings(rl__callbacks__reset_patience=1, rl__callbacks__validate_every=1)
     step = start.step(config, tmp_path / "run")
     train_on(step, batch, 0)
     twin = start.step(config, tmp_path / "twin", step.model)
     for score in (0.5, 0.5):
-        shown(step, [("h1", score)])
+        end_step_metrics(step, [("h1", score)])
     for one in (step, twin):
         train_on(one, batch, 1)
     assert torch.equal(flat(step.model), flat(twin.model))
 
 
-def test_the_loop_resets_by_its_own_validations(start, tmp_path):
-    step = stepping(
+def test_loop_resets_on_stagnating_validation(start, tmp_path):
+    step = build_trainer(
         start,
         tmp_path,
         rl__callbacks__reset_patience=1,
@@ -251,7 +258,7 @@ def test_the_loop_resets_by_its_own_validations(start, tmp_path):
         rl__steps=8,
     )
     best, resets = None, 0
-    window, known = {}, {}
+    window, accuracies = {}, {}
     for number in range(8):
         row, trajectories = step.step(number)
         for t in trajectories:
@@ -260,8 +267,8 @@ def test_the_loop_resets_by_its_own_validations(start, tmp_path):
         if number % 2 == 0:
             assert row["reset"] == 0.0
             continue
-        known |= {skill: sum(right) / len(right) for skill, right in window.items()}
-        assert row["validation"] == pytest.approx(sum(known.values()) / len(known))
+        accuracies |= {skill: sum(right) / len(right) for skill, right in window.items()}
+        assert row["validation"] == pytest.approx(sum(accuracies.values()) / len(accuracies))
         stagnates = best is not None and row["validation"] <= best
         assert row["reset"] == stagnates
         assert (len(step.learner.optimizers.parts["adam"].state) == 0) == stagnates
@@ -273,15 +280,15 @@ def test_the_loop_resets_by_its_own_validations(start, tmp_path):
 # ---------------------------------------------------------------- off
 
 
-def test_off_there_is_no_column_and_watching_alone_changes_no_bit(start, tmp_path):
-    watching = {
+def test_inactive_callbacks_do_not_change_training(start, tmp_path):
+    observers = {
         "rl.callbacks.drift_factor": 0.5,
         "rl.callbacks.reset_patience": 100,
         "rl.callbacks.world_change": 100,
         "rl.callbacks.validate_every": 1,
     }
     ends, columns = [], []
-    for name, switches in {"off": {}, "watching": watching}.items():
+    for name, switches in {"off": {}, "watching": observers}.items():
         step = start.step(settings(**SMALL, **switches), tmp_path / name)
         rows = [step.step(number)[0] for number in range(2)]
         ends.append(flat(step.model))
@@ -318,7 +325,7 @@ def test_off_there_is_no_column_and_watching_alone_changes_no_bit(start, tmp_pat
         ({"rl.callbacks.drift_factor": 1.5}, r"rl.callbacks.drift_factor must be in \(0, 1\]"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(changes, message):
+def test_incompatible_settings_are_rejected(changes, message):
     with pytest.raises(ValueError, match=message):
         check_callbacks(settings(**changes))
 
@@ -351,11 +358,9 @@ class Counter(Callback):
         self.calls = state["calls"]
 
 
-def test_a_registered_callback_runs_in_every_step_and_changes_the_update(
-    start, tmp_path, monkeypatch
-):
+def test_registered_callback_runs_and_changes_the_update(start, tmp_path, monkeypatch):
     monkeypatch.setitem(CALLBACKS, "counter", lambda *_: Counter())
-    step = stepping(start, tmp_path)
+    step = build_trainer(start, tmp_path)
     row, _ = step.step(0)
     assert row["seen"] == 2 and row["lr_factor"] == 0.5
     assert step.callbacks.parts["counter"].calls == [("begin", 0), ("batch", 0), ("end", 0)]

@@ -21,7 +21,7 @@ from drlib.worlds import Names
 from tests.loop_examples import ColdStart, build_stages, flat, settings
 
 POLICY = "figures/reference/agents/policy"
-LINES = {
+AGENTS = {
     "iterresearch": {},
     "resum:summarise=policy,every=1": {},
     "iterresearch+resum:summarise=policy": {
@@ -43,7 +43,7 @@ SHORT = {
     "sft.steps": 1,
 }
 BEFORE = ("world", "untrained", "demonstrations")
-STAGES = {"cpt": (pretrain, pretrain.pretrain), "sft": (sft, sft.sft)}
+STAGE_MODULES = {"cpt": (pretrain, pretrain.pretrain), "sft": (sft, sft.sft)}
 # Words of each skill that nothing else in the line has.
 SKILL_WORDS = {
     "rounds": ("<report>",),
@@ -60,14 +60,14 @@ def start():
     start.close()
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_a_step_through_any_agent_moves_the_weights(start, tmp_path, line):
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_agent_trains(start, tmp_path, agent):
     config = settings(
-        rl__agent=line,
+        rl__agent=agent,
         rl__lr=1e-3,
         rl__filter__overlong="keep",
         rollout__max_calls=16,
-        **LINES[line],
+        **AGENTS[agent],
     )
     step = start.step(config, tmp_path / "run")
     before = flat(step.model)
@@ -77,12 +77,12 @@ def test_a_step_through_any_agent_moves_the_weights(start, tmp_path, line):
     # every token was scored in the context that it was sampled in
     assert metrics["logp_gap"] < 1e-5 and metrics["logp_gap_max"] < 1e-2
     assert metrics["rollouts"] == config.rl.questions * config.rl.group
-    if line.startswith(("iter", "resum")):
+    if agent.startswith(("iter", "resum")):
         assert metrics["contexts"] > 1.5
         assert max(one.contexts.max() for one in trajectories if one.contexts is not None) > 0
 
 
-def test_a_searcher_is_rewarded_for_what_it_adds_to_plain_retrieval(start, tmp_path):
+def test_searcher_reward_is_the_gain_over_plain_retrieval(start, tmp_path):
     config = settings(
         rl__agent="s3:generate=reader",
         rl__reward__name="gain_beyond_rag",
@@ -102,7 +102,7 @@ def test_a_searcher_is_rewarded_for_what_it_adds_to_plain_retrieval(start, tmp_p
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built_stages(tmp_path_factory):
     """World, tokenizer, pool and first weights of the memory line, small."""
     config = settings(
         **SHORT,
@@ -114,17 +114,17 @@ def built(tmp_path_factory):
     return config, runs, build_stages(BEFORE, config, runs)
 
 
-def test_the_tokenizer_has_a_piece_for_every_line_that_agents_say_each_time(built):
-    _, _, made = built
+def test_agent_phrases_are_single_tokens(built_stages):
+    _, _, made = built_stages
     chat = ChatIds(load_tokenizer(made["world"] / "tokenizer"))
     for phrase in PHRASES:
         assert len(chat.plain(phrase)) == 1, phrase
 
 
-def test_the_pool_has_trails_and_says_what_was_known_at_every_turn(built):
+def test_pool_has_trails_and_knowledge_per_turn(built_stages):
     from drlib.training.data import read_episodes
 
-    _, _, made = built
+    _, _, made = built_stages
     rows = read_episodes(made["demonstrations"], "correct")
     trails = [row for row in rows if row["kind"] == "trail"]
     assert len(trails) == 10 and len(rows) > 30
@@ -135,10 +135,10 @@ def test_the_pool_has_trails_and_says_what_was_known_at_every_turn(built):
         assert row["known_before"][-1]["next"] == "nowhere"
 
 
-def test_every_attempt_becomes_rounds_and_resumed_contexts(built, start):
+def test_episodes_become_rounds_and_resumed_contexts(built_stages, start):
     from drlib.training.data import read_episodes
 
-    _, _, made = built
+    _, _, made = built_stages
     rows = read_episodes(made["demonstrations"], "correct")
     samples = memory_samples(rows, start.chat)
     calls = [row["calls"] for row in rows]
@@ -147,10 +147,10 @@ def test_every_attempt_becomes_rounds_and_resumed_contexts(built, start):
     assert all(any(sample.loss) and not sample.loss[0] for sample in samples)
 
 
-def shares_drawn(stage, config, runs, monkeypatch, n=600):
+def measure_skill_shares(stage, config, runs, monkeypatch, n=600):
     """A stage is run; what share of the samples that its loop is given have the words of a skill:
     (its share for each skill, the share of those that have any)."""
-    module, run = STAGES[stage]
+    module, run = STAGE_MODULES[stage]
     chat = ChatIds(load_tokenizer(stages.folder("world", config, runs) / "tokenizer"))
     train, texts = module.train_supervised, []
 
@@ -165,36 +165,36 @@ def shares_drawn(stage, config, runs, monkeypatch, n=600):
         skill: sum(any(one in text for one in words) for text in texts) / n
         for skill, words in SKILL_WORDS.items()
     }
-    words = [one for some in SKILL_WORDS.values() for one in some]
+    words = [one for total in SKILL_WORDS.values() for one in total]
     return shares, sum(any(one in text for one in words) for text in texts) / n
 
 
-def test_what_pre_training_draws_shows_every_skill(built, monkeypatch):
-    config, runs, _ = built
-    shares, some = shares_drawn("cpt", config, runs, monkeypatch)
+def test_pretraining_samples_cover_every_skill(built_stages, monkeypatch):
+    config, runs, _ = built_stages
+    shares, total = measure_skill_shares("cpt", config, runs, monkeypatch)
     assert min(shares.values()) > 0.003, shares
-    assert 0.2 < some < 0.35, "some samples of the skills are plain attempts"
+    assert 0.2 < total < 0.35, "some samples of the skills are plain attempts"
 
 
-def test_what_the_cold_start_draws_shows_every_skill_by_its_share(built, monkeypatch):
-    config, runs, _ = built
-    shares, some = shares_drawn("sft", config, runs, monkeypatch)
+def test_sft_samples_cover_every_skill_by_share(built_stages, monkeypatch):
+    config, runs, _ = built_stages
+    shares, total = measure_skill_shares("sft", config, runs, monkeypatch)
     assert shares["rounds"] + shares["resumed"] == pytest.approx(0.3, abs=0.05), shares
     assert shares["merged"] + shares["gathered"] == pytest.approx(0.15, abs=0.04), shares
     assert min(shares.values()) > 0.02, shares
-    assert some == pytest.approx(sum(shares.values()))
+    assert total == pytest.approx(sum(shares.values()))
 
 
-def test_without_the_setting_no_stage_draws_a_skill(tmp_path, monkeypatch):
+def test_no_skill_samples_by_default(tmp_path, monkeypatch):
     config = settings(**SHORT, demonstrations__count=40, demonstrations__teacher="solver")
     build_stages(BEFORE, config, tmp_path)
-    for stage in STAGES:
-        shares, _ = shares_drawn(stage, config, tmp_path, monkeypatch)
+    for stage in STAGE_MODULES:
+        shares, _ = measure_skill_shares(stage, config, tmp_path, monkeypatch)
         assert not any(shares.values()), (stage, shares)
 
 
-def test_pre_training_has_the_skills_only_where_they_are_asked_for(built, start):
-    config, *_ = built
+def test_pretraining_has_skills_only_if_configured(built_stages, start):
+    config, *_ = built_stages
     names = Names.from_world(start.world)
 
     def texts(config: Config) -> list[str]:
@@ -205,7 +205,7 @@ def test_pre_training_has_the_skills_only_where_they_are_asked_for(built, start)
     assert not any("<report>" in text for text in texts(settings()))
 
 
-def test_questions_of_several_conditions_and_memory_are_refused_together(tmp_path):
+def test_memory_skills_reject_condition_questions(tmp_path):
     config = settings(
         questions__skills="memory", questions__source="engine", world__name="folder:notebooks/tern"
     )

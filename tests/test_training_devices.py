@@ -18,28 +18,32 @@ TOUR_SFT = str(ROOT / "figures/reference/tour/policy_sft")
 
 
 @pytest.fixture
-def elsewhere(monkeypatch):
+def meta_device(monkeypatch):
     for module in (moe, model_setup):
         monkeypatch.setattr(module, "default_device", lambda: torch.device("meta"))
 
 
 @pytest.mark.parametrize("engine", ["hf", "local"])
-def test_an_engine_computes_where_the_process_does(elsewhere, engine):
+def test_engine_uses_the_default_device(meta_device, engine):
     model = model_setup.load_model(TOUR_SFT, torch.float32)
     assert model.device.type == "cpu"
     config = Config.load("laptop", trainer__backend="trl", engine__name=engine)
-    with model_setup.create_engine(model, TOUR_SFT, config) as made:
+    with model_setup.create_engine(model, TOUR_SFT, config) as engine_instance:
         assert model.device.type == "meta", "it is the model that is trained, not a copy"
-        there = made.model.device if engine == "hf" else made._decoder.cache.device
-        assert there.type == "meta"
+        device = (
+            engine_instance.model.device
+            if engine == "hf"
+            else engine_instance._decoder.cache.device
+        )
+        assert device.type == "meta"
 
 
-def test_a_folder_s_model_too(elsewhere):
+def test_model_from_a_folder_uses_the_default_device(meta_device):
     assert moe.load_model(TOUR_SFT).device.type == "meta"
     assert TransformersEngine(TOUR_SFT).model.device.type == "meta"
 
 
-def test_the_device_is_the_gpu_where_there_is_one(monkeypatch):
-    for found, kind in ((True, "cuda"), (False, "cpu")):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda found=found: found)
+def test_default_device_is_the_gpu_if_available(monkeypatch):
+    for has_gpu, kind in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
         assert moe.default_device().type == kind

@@ -18,29 +18,31 @@ from drlib.training.callbacks import RolloutFacts, build_monitors, is_worse, wat
 from drlib.trajectory import Termination, ToolResult, load_trajectories
 from drlib.worlds.perturbed import PerturbedWorld, perturb_worlds
 from tests.loop_examples import (
-    a_batch,
     build_stages,
     cold_start,
     end_step,
     flat,
     learned,
+    rollout_shards,
     settings,
     train_on,
 )
 
 start = cold_start
-batch = a_batch
+batch = rollout_shards
 
 SMALL = {"rl.questions": 4, "rl.lr": 2e-3}
 TRAINED = {"trained_share": 1.0}
 
 
-def stepping(start, folder, **changes):
+def build_trainer(start, folder, **changes):
     return start.step(settings(**{**SMALL, **changes}), folder / "run")
 
 
-def test_a_changed_world_lowers_the_rate_of_the_next_steps(start, tmp_path):
-    step = stepping(start, tmp_path, rl__callbacks__drift_factor=0.5, rl__callbacks__world_change=2)
+def test_changed_world_lowers_the_learning_rate(start, tmp_path):
+    step = build_trainer(
+        start, tmp_path, rl__callbacks__drift_factor=0.5, rl__callbacks__world_change=2
+    )
     rows = [step.step(number)[0] for number in range(4)]
     assert [row["drift_alarms"] for row in rows] == [0, 0, 1, 0]
     assert [row["lr_scale"] for row in rows] == [1.0, 1.0, 1.0, 0.5]
@@ -48,7 +50,7 @@ def test_a_changed_world_lowers_the_rate_of_the_next_steps(start, tmp_path):
     assert [row["lr_factor"] for row in rows] == pytest.approx([1.0, 1.0, 1.0, 0.55 * 0.5])
 
 
-def test_the_lowered_rate_is_the_optimizer_s(start, batch, tmp_path):
+def test_lowered_learning_rate_reaches_the_optimizer(start, batch, tmp_path):
     slow, _ = learned(start, batch, tmp_path / "slow", rl__lr=1e-4)
     step = start.step(settings(rl__lr=2e-4, rl__callbacks__drift_factor=0.5), tmp_path / "run")
     step.callbacks.parts["drift_alarm"].rate.update(True)
@@ -57,20 +59,20 @@ def test_the_lowered_rate_is_the_optimizer_s(start, batch, tmp_path):
     assert torch.equal(flat(step.model), slow)
 
 
-def test_the_rate_recovers(start, batch, tmp_path):
+def test_learning_rate_recovers(start, batch, tmp_path):
     """Ten steps are held, the next ten lead back in equal parts."""
     step = start.step(
         settings(rl__callbacks__drift_factor=0.5, rl__callbacks__world_change=2), tmp_path / "run"
     )
-    watched = [end_step(step, n, TRAINED, batch[0]) for n in range(25)]
-    scales = [row["lr_scale"] for row in watched]
+    rows = [end_step(step, n, TRAINED, batch[0]) for n in range(25)]
+    scales = [row["lr_scale"] for row in rows]
     # alarmed after the third: from the fourth on; the tenth held one is followed by a tenth less
     recovering = [0.5 + 0.5 * k / 10 for k in range(1, 11)]
     assert scales == pytest.approx([1.0] * 3 + [0.5] * 10 + recovering + [1.0] * 2)
 
 
-def test_state_columns_are_running_averages_of_what_was_rolled_out(start, tmp_path):
-    step = stepping(start, tmp_path, rl__callbacks__drift_factor=0.5)
+def test_state_columns_are_running_averages(start, tmp_path):
+    step = build_trainer(start, tmp_path, rl__callbacks__drift_factor=0.5)
     average = None
     for number in range(3):
         row, trajectories = step.step(number)
@@ -81,12 +83,16 @@ def test_state_columns_are_running_averages_of_what_was_rolled_out(start, tmp_pa
     assert not [name for name in row if "latency" in name or "cache" in name]
 
 
-def a_call(tool, ok):
+def make_tool_result(tool, ok):
     return ToolResult(tool, {}, "four", ok, None if ok else "x", latency_s=0.5)
 
 
-def test_a_tool_that_is_hardly_called_has_no_share_of_errors():
-    calls = [a_call("search", True)] * 3 + [a_call("search", False)] + [a_call("python", False)]
+def test_rarely_called_tool_has_no_error_rate():
+    calls = (
+        [make_tool_result("search", True)] * 3
+        + [make_tool_result("search", False)]
+        + [make_tool_result("python", False)]
+    )
     signals = watched_signals(
         [RolloutFacts("x", 1.0, Termination.ANSWERED, calls)], ("search", "python"), fewest=4
     )
@@ -95,12 +101,12 @@ def test_a_tool_that_is_hardly_called_has_no_share_of_errors():
     assert not [name for name in signals if name.startswith(("latency", "cache"))]
 
 
-def test_observations_of_another_length_are_seen_once(start, batch, tmp_path):
+def test_observation_length_change_alarms_once(start, batch, tmp_path):
     """Windows of 720 calls: two groups of the usual pages, then a window of longer ones."""
     config = settings(rl__callbacks__drift_factor=0.5, rl__group=2)
     step = start.step(config, tmp_path / "run")
     rollouts = batch[0] + batch[1]
-    longer = [replace(t, tool_results=[*map(told_at_length, t.tool_results)]) for t in rollouts]
+    longer = [replace(t, tool_results=[*map(lengthen, t.tool_results)]) for t in rollouts]
     calls = sum(len(t.tool_results) for t in rollouts)
     steps = 720 // calls + 1
     alarms = [
@@ -110,13 +116,13 @@ def test_observations_of_another_length_are_seen_once(start, batch, tmp_path):
     assert alarms == [0, 1, 0]
 
 
-def told_at_length(result):
+def lengthen(result):
     return replace(result, text=result.text + " and so on" * 4)
 
 
-def test_only_what_gets_worse_is_a_reason():
-    def kinds(signal, *tried):
-        return [is_worse(Alarm(1, signal, kind)) for kind in tried]
+def test_only_deterioration_counts_as_drift():
+    def kinds(signal, *candidates):
+        return [is_worse(Alarm(1, signal, kind)) for kind in candidates]
 
     assert kinds("reward", "down", "up") == [True, False]
     assert kinds("errors/search", "down", "up") == [False, True]
@@ -147,7 +153,7 @@ def alarms_of(curves) -> list[str]:
     return found
 
 
-def test_the_committed_runs_raise_no_false_alarm_and_their_controls_collapse_under_one():
+def test_committed_runs_only_alarm_on_collapse():
     """500 steps of learning: none. Under a random reward each of five policies breaks: seen."""
     learning, collapsing = reference_curves("seed?_rl.jsonl"), reference_curves("seed?_rl_ra*")
     assert [alarms_of(curves) for curves in learning] == [[]] * 5
@@ -158,17 +164,17 @@ def test_the_committed_runs_raise_no_false_alarm_and_their_controls_collapse_und
 # ---------------------------------------------------------------- the changed world
 
 
-def test_a_changed_world_tells_the_same_facts_in_another_order(start):
-    usual = start.world
-    changed = PerturbedWorld(usual)
-    assert changed.version == f"{usual.version}-changed" and len(changed) == len(usual)
+def test_perturbed_world_has_the_same_facts(start):
+    original = start.world
+    changed = PerturbedWorld(original)
+    assert changed.version == f"{original.version}-changed" and len(changed) == len(original)
     page = changed.page("Gabon")
-    assert page.links == usual.page("Gabon").links and page.text != usual.page("Gabon").text
+    assert page.links == original.page("Gabon").links and page.text != original.page("Gabon").text
     assert page.text == (
         "Its currency dates from 1993. Language: [French](cldr:French). Currency: [Central African "
         "CFA Franc](cldr:Central African CFA Franc). That is Gabon, a territory."
     )
-    before, after = usual.search("Gabon", 2), changed.search("Gabon", 2)
+    before, after = original.search("Gabon", 2), changed.search("Gabon", 2)
     assert [hit.title for hit in before] == ["Gabon", "Libreville"]
     assert [hit.title for hit in after] == ["Libreville", "Gabon"]
     assert after[1].snippet == "territory: language French; currency Central African CFA Franc."
@@ -176,8 +182,8 @@ def test_a_changed_world_tells_the_same_facts_in_another_order(start):
         changed.page("nowhere")
 
 
-def test_every_task_but_a_sum_moves_into_the_changed_world(start, tmp_path):
-    step = stepping(start, tmp_path, rl__questions=16)
+def test_search_tasks_move_to_the_perturbed_world(start, tmp_path):
+    step = build_trainer(start, tmp_path, rl__questions=16)
     tasks, worlds = step.scheduler.draw(1, step.curriculum)
     moved, changed = perturb_worlds(tasks, worlds, start.world)
     assert changed.keys() == {f"{version}-changed" for version in (*worlds, start.world.version)}
@@ -187,8 +193,8 @@ def test_every_task_but_a_sum_moves_into_the_changed_world(start, tmp_path):
     assert {task.kind for task in tasks} == {"search", "python"}
 
 
-def test_the_world_changes_under_the_policy_after_as_many_steps(start, tmp_path):
-    step = stepping(
+def test_world_changes_at_the_configured_step(start, tmp_path):
+    step = build_trainer(
         start, tmp_path, rl__callbacks__world_change=1, rl__curriculum__python_share=0.0
     )
     for number in range(2):
@@ -202,16 +208,16 @@ def test_the_world_changes_under_the_policy_after_as_many_steps(start, tmp_path)
         assert {line.startswith(tuple(f"{k}: " for k in kinds)) for line in lines} == {number == 1}
 
 
-def test_an_evaluation_asks_in_the_changed_world(start, tmp_path):
+def test_evaluation_uses_the_perturbed_world(start, tmp_path):
     few = {"rl.steps": 1, "rl.questions": 2, "evaluation.questions": 8, "evaluation.samples": 1}
-    asked = {}
+    results = {}
     for after in (0, 1):
         config = settings(**few, rl__callbacks__world_change=after)
-        made = build_stages(("world", "rl", "evaluate_rl"), config, tmp_path)
-        kept = load_trajectories(Path(made["evaluate_rl"], "greedy.parquet"))
-        outcomes = read_outcomes(made["evaluate_rl"])
-        asked[after] = (made["evaluate_rl"], [o.task for o in outcomes], kept)
-    assert asked[0][0] != asked[1][0] and asked[0][1] == asked[1][1]
+        folders = build_stages(("world", "rl", "evaluate_rl"), config, tmp_path)
+        trajectories = load_trajectories(Path(folders["evaluate_rl"], "greedy.parquet"))
+        outcomes = read_outcomes(folders["evaluate_rl"])
+        results[after] = (folders["evaluate_rl"], [o.task for o in outcomes], trajectories)
+    assert results[0][0] != results[1][0] and results[0][1] == results[1][1]
     for after, suffix in ((0, ""), (1, "-changed")):
-        versions = {t.world_version for t in asked[after][2]} - {"python"}
+        versions = {t.world_version for t in results[after][2]} - {"python"}
         assert versions == {start.world.version + suffix}

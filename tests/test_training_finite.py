@@ -21,36 +21,36 @@ from drlib.training.optim import MOST_SKIPPED, SKIPPED, GradientWatch
 from drlib.training.run_folder import NotFinite, RunFolder, read_metrics
 from drlib.training.sft_trl import IGNORED, create_sft_trainer, sft_dataset
 from drlib.training.trl import disable_cudnn_attention, gradient_is_finite
-from tests.loop_examples import a_batch, cold_start, flat, settings, train_on
-from tests.real_examples import built, gap, weights
+from tests.loop_examples import cold_start, flat, rollout_shards, settings, train_on
+from tests.real_examples import built, max_difference, weights
 from tests.test_training_real import TOUR_SFT
 from tests.test_training_sft_trl import ROWS
 
 start = cold_start
-batch = a_batch
+batch = rollout_shards
 
 
-def spoiled(model, factor: float):
+def corrupt_gradient(model, factor: float):
     """A handle: until it is removed, one element of one gradient is multiplied by `factor`."""
     weight = model.model.layers[0].self_attn.q_proj.weight
 
-    def spoil(gradient):
+    def corrupt(gradient):
         gradient = gradient.clone()
         gradient.view(-1)[3] = factor * gradient.view(-1)[3].abs().clamp_min(1e-12)
         return gradient
 
-    return weight.register_hook(spoil)
+    return weight.register_hook(corrupt)
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
-def test_the_local_loop_leaves_such_a_step_out(start, batch, tmp_path, factor):
+def test_local_loop_skips_non_finite_steps(start, batch, tmp_path, factor):
     step = start.step(settings(), tmp_path / "run")
     assert "skipped" not in train_on(step, batch, 0)
     before, moments = (
         flat(step.model),
         step.learner.optimizers.state_dict()["adam"]["state"][0]["step"] + 0,
     )
-    handle = spoiled(step.model, factor)
+    handle = corrupt_gradient(step.model, factor)
     row = train_on(step, batch, 1)
     assert row["skipped"] == SKIPPED and row["updates"] == 0
     assert not math.isfinite(row["grad_norm"])
@@ -62,10 +62,10 @@ def test_the_local_loop_leaves_such_a_step_out(start, batch, tmp_path, factor):
     assert not torch.equal(flat(step.model), before) and flat(step.model).isfinite().all()
 
 
-def test_supervised_training_leaves_such_a_step_out(start, tmp_path):
+def test_supervised_training_skips_non_finite_steps(start, tmp_path):
     config, model = settings(), start.step(settings(), tmp_path / "made").model
     rows = sft_dataset(ROWS, start.chat)
-    before, handles = flat(model), [spoiled(model, math.nan)]
+    before, handles = flat(model), [corrupt_gradient(model, math.nan)]
     samples = [
         Sample(tuple(row["input_ids"]), tuple(label != IGNORED for label in row["labels"]))
         for row in rows
@@ -96,24 +96,24 @@ def test_supervised_training_leaves_such_a_step_out(start, tmp_path):
     assert not torch.equal(flat(model), before) and flat(model).isfinite().all()
 
 
-def test_trl_s_loop_leaves_such_a_step_out(tmp_path, monkeypatch):
+def test_trl_loop_skips_non_finite_steps(tmp_path, monkeypatch):
     """With a spoiled first step, only the second step changes the policy."""
-    loaded = grpo_trl.load_trainable_model
+    load_model = grpo_trl.load_trainable_model
     handles, before = [], []
 
-    def load(*given):
-        model = loaded(*given)
-        handles.append(spoiled(model, math.nan))
+    def load(*arguments):
+        model = load_model(*arguments)
+        handles.append(corrupt_gradient(model, math.nan))
         before.append(flat(model))
         return model
 
-    taken = grpo_trl.AgenticGRPOTrainer.log
+    log_row = grpo_trl.AgenticGRPOTrainer.log
 
-    def log(self, *given, **named):
+    def log(self, *arguments, **options):
         if handles:
             assert torch.equal(flat(self.model), before[0]), "the first step was not taken"
             handles.pop().remove()
-        return taken(self, *given, **named)
+        return log_row(self, *arguments, **options)
 
     monkeypatch.setattr(grpo_trl, "load_trainable_model", load)
     monkeypatch.setattr(grpo_trl.AgenticGRPOTrainer, "log", log)
@@ -124,11 +124,11 @@ def test_trl_s_loop_leaves_such_a_step_out(tmp_path, monkeypatch):
     assert "skipped" not in second and math.isfinite(second["grad_norm"])
     after = weights(folder / "policy")
     assert all(tensor.isfinite().all() for tensor in after.values())
-    assert gap(after, weights(ROOT / TOUR_SFT)) > 1e-3
+    assert max_difference(after, weights(ROOT / TOUR_SFT)) > 1e-3
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_five_in_a_row_end_the_stage_and_say_what_to_do():
+def test_five_consecutive_skips_end_the_stage():
     watch = GradientWatch()
     for _ in range(3):  # one that is good begins anew
         assert [watch.usable(False) for _ in range(MOST_SKIPPED - 1)] == [False] * 4
@@ -139,17 +139,17 @@ def test_five_in_a_row_end_the_stage_and_say_what_to_do():
         watch.usable(False)
 
 
-def test_such_an_end_is_one_line(monkeypatch, tmp_path):
-    def lost(*_):
+def test_non_finite_error_is_one_line(monkeypatch, tmp_path):
+    def fail(*_):
         raise NotFinite("it was lost")
 
-    monkeypatch.setattr(build, "build", lost)
+    monkeypatch.setattr(build, "build", fail)
     monkeypatch.setattr("sys.argv", ["build", "rl", "--profile", "ci", "--runs", str(tmp_path)])
     with pytest.raises(SystemExit, match="^error: it was lost$"):
         build.main()
 
 
-def test_a_gradient_that_is_broken_elsewhere_is_broken_here():
+def test_non_finite_gradient_of_another_rank_counts():
     """Another process's part of a sharded model."""
 
     class Others(Ranks):
@@ -159,7 +159,7 @@ def test_a_gradient_that_is_broken_elsewhere_is_broken_here():
     assert not gradient_is_finite(torch.nn.Linear(2, 2), Others())
 
 
-def test_a_model_without_gradients_has_nothing_to_spoil():
+def test_gradient_is_finite_by_hand():
     layer = torch.nn.Linear(2, 2)
     assert gradient_is_finite(layer, Ranks())
     layer(torch.ones(1, 2)).sum().backward()
@@ -168,7 +168,7 @@ def test_a_model_without_gradients_has_nothing_to_spoil():
     assert not gradient_is_finite(layer, Ranks())
 
 
-def test_supervised_training_by_trl_leaves_cudnn_out(start, tmp_path):
+def test_trl_sft_disables_cudnn_attention(start, tmp_path):
     torch.backends.cuda.enable_cudnn_sdp(True)
     model = start.step(settings(), tmp_path / "made").model
     create_sft_trainer(
@@ -178,7 +178,7 @@ def test_supervised_training_by_trl_leaves_cudnn_out(start, tmp_path):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is False")
-def test_masked_rows_of_192_tokens_have_a_finite_gradient_on_a_gpu():
+def test_masked_attention_has_finite_gradients_on_a_gpu():
     """Scores of -128, of which cuDNN's backward pass makes NaN at this length."""
     disable_cudnn_attention()
     q, k, v = (

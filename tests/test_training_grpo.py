@@ -22,26 +22,26 @@ from drlib.training.rollouts import summarise_rollouts
 from drlib.training.run_folder import read_metrics
 from drlib.trajectory import load_trajectories, with_reward
 from tests.loop_examples import (
-    a_batch,
     build_world,
     cold_start,
     flat,
     gradient_of,
     learned,
-    only_dead,
     prepare,
+    rollout_shards,
     settings,
     train_on,
+    zero_rewards,
 )
 
 start = cold_start
-batch = a_batch
+batch = rollout_shards
 
 
 # ---------------------------------------------------------------- a step learns
 
 
-def test_the_ci_profile_takes_steps_that_have_a_gradient(start, tmp_path):
+def test_ci_profile_steps_have_gradients(start, tmp_path):
     build_world(tmp_path)
     config = Config.load("ci", processes=1)
     folder = stages.folder("rl", config, tmp_path)
@@ -65,7 +65,7 @@ def reference_advantages(trajectories):
     ]
 
 
-def test_one_step_with_default_settings_equals_plain_pytorch(start, tmp_path):
+def test_one_step_matches_plain_pytorch(start, tmp_path):
     """Leave-one-out advantages, mean loss over tokens and AdamW, without packing or batching."""
     # The gradient differs in rounding, which Adam's first step amplifies: its step uses found ones.
     config = settings(trainer__balance_coef=0.0)
@@ -106,7 +106,7 @@ def test_one_step_with_default_settings_equals_plain_pytorch(start, tmp_path):
     assert torch.equal(flat(model), flat(trainer.model))
 
 
-def test_an_update_raises_what_did_better_than_its_siblings(start, batch, tmp_path):
+def test_update_raises_better_rollouts_of_a_group(start, batch, tmp_path):
     """To first order the loss's own sum, advantage times change of log-probability, must grow."""
     config = settings(rl__lr=2e-5, trainer__balance_coef=0.0)
     step = start.step(config, tmp_path / "run")
@@ -122,7 +122,7 @@ def test_an_update_raises_what_did_better_than_its_siblings(start, batch, tmp_pa
     assert change[push > 0].mean() > 0 > change[push < 0].mean()
 
 
-def test_each_share_holds_the_advantages_of_its_own_rollouts(start, batch, tmp_path):
+def test_shards_have_their_own_advantages(start, batch, tmp_path):
     """Leave-one-out looks at one group alone, so a shard by itself gives the same numbers."""
     step = start.step(settings(), tmp_path / "run")
     shares, _ = prepare(step, batch, 0)
@@ -133,9 +133,9 @@ def test_each_share_holds_the_advantages_of_its_own_rollouts(start, batch, tmp_p
     assert not torch.equal(shares[0].advantages_N, shares[1].advantages_N)
 
 
-def test_rewards_reach_the_rollouts_that_earned_them(start, batch):
+def test_rewards_are_assigned_to_their_rollouts(start, batch):
     """Only one rollout of one group is right: it is pushed up, its siblings down, the rest not."""
-    everything = only_dead(batch)[0] + only_dead(batch)[1]
+    everything = zero_rewards(batch)[0] + zero_rewards(batch)[1]
     lucky = 8
     everything[lucky] = with_reward(everything[lucky], 1.0, {})
     advantages, _, _ = compute_advantages(everything, settings())
@@ -145,7 +145,7 @@ def test_rewards_reach_the_rollouts_that_earned_them(start, batch):
         assert advantages[i].item() == pytest.approx(expected)
 
 
-def test_the_engine_samples_with_the_weights_of_the_last_update(start, tmp_path):
+def test_engine_has_the_latest_weights(start, tmp_path):
     """Engine log-probabilities equal the trainer's with the weights of that step."""
     step = start.step(settings(rl__lr=1e-3), tmp_path / "run")
     for number in range(3):
@@ -159,31 +159,31 @@ def test_the_engine_samples_with_the_weights_of_the_last_update(start, tmp_path)
     assert not torch.equal(flat(step.model), flat(start.policy))
 
 
-def test_a_stale_engine_goes_on_with_old_weights_for_as_many_steps(start, tmp_path):
+def test_stale_engine_keeps_old_weights(start, tmp_path):
     """With one stale step the engine has the weights of steps 0, 0, 2, 2."""
     step = start.step(settings(rl__off_policy__staleness=1), tmp_path / "run")
-    versions, fresh, stale = [], [], []
+    versions, current_gaps, stale_gaps = [], [], []
     for number in range(4):
         moved = not torch.equal(flat(step.model), flat(step.sampler))
         metrics, trajectories = step.step(number)
         versions += {t.policy_version for t in trajectories}
         if metrics["updates"]:
-            (stale if moved else fresh).append(metrics["logp_gap"])
+            (stale_gaps if moved else current_gaps).append(metrics["logp_gap"])
     assert versions == [0, 0, 1, 1]
-    assert fresh and max(fresh) < 1e-5
-    assert stale and min(stale) > 1e-4
+    assert current_gaps and max(current_gaps) < 1e-5
+    assert stale_gaps and min(stale_gaps) > 1e-4
 
 
 # ---------------------------------------------------------------- nothing to learn from
 
 
-def test_a_step_whose_groups_are_all_dead_moves_nothing(start, batch, tmp_path):
+def test_step_without_reward_variance_changes_nothing(start, batch, tmp_path):
     """Adam's momentum alone would go on; the step is not taken, and neither is its state."""
     step = start.step(settings(), tmp_path / "run")
     assert train_on(step, batch, 0)["updates"] == 1
     weights = flat(step.model)
     state = copy.deepcopy(step.learner.optimizers.state_dict())
-    row = train_on(step, only_dead(batch), 1)
+    row = train_on(step, zero_rewards(batch), 1)
     assert row["updates"] == 0 and row["grad_norm"] == 0 and row["trained_share"] == 0
     assert torch.equal(flat(step.model), weights)
     for found, before in zip(
@@ -195,7 +195,7 @@ def test_a_step_whose_groups_are_all_dead_moves_nothing(start, batch, tmp_path):
 
 
 @pytest.mark.parametrize("correction", ["none", "truncate", "mask", "icepop", "geometric"])
-def test_a_mini_batch_without_any_group_changes_nothing(start, batch, tmp_path, correction):
+def test_empty_mini_batch_changes_nothing(start, batch, tmp_path, correction):
     """Two groups in three mini-batches: the last one is empty on either shard."""
     two = [shard[: 2 * settings().rl.group] for shard in batch]
     switches = {"rl.minibatches": 3, "rl.loss.correction": correction}
@@ -204,14 +204,14 @@ def test_a_mini_batch_without_any_group_changes_nothing(start, batch, tmp_path, 
     assert weights.isfinite().all()
 
 
-def test_groups_that_could_not_be_judged_are_not_live(batch):
+def test_unjudged_groups_are_not_counted_as_live(batch):
     group = [replace(t, reward=reward) for t, reward in zip(batch[0][:3], (None, 0.0, 0.0))]
     assert len({t.group_id for t in group}) == 1
     assert summarise_rollouts(group, [], Ranks())[0]["live_groups"] == 0.0
     group[0] = replace(group[0], reward=1.0)
     assert summarise_rollouts(group, [], Ranks())[0]["live_groups"] == 1.0
-    nobody = [replace(t, reward=None) for t in group]
-    assert summarise_rollouts(nobody, [], Ranks())[0]["live_groups"] == 0.0
+    unjudged = [replace(t, reward=None) for t in group]
+    assert summarise_rollouts(unjudged, [], Ranks())[0]["live_groups"] == 0.0
 
 
 # ---------------------------------------------------------------- the balance loss
@@ -246,7 +246,7 @@ def live_and_dead(batch):
     return live[0], [t for group in dead for t in group]
 
 
-def test_the_balance_loss_weighs_the_same_however_many_tokens_are_live(start, batch):
+def test_balance_loss_ignores_zero_variance_groups(start, batch):
     live, dead = live_and_dead(batch)
     on, off = settings(trainer__balance_coef=0.5), settings(trainer__balance_coef=0.0)
     by_hand = 0.5 * balance_gradient(start.policy, live)
@@ -256,10 +256,10 @@ def test_the_balance_loss_weighs_the_same_however_many_tokens_are_live(start, ba
         assert (found - without - by_hand).norm() < 1e-3 * by_hand.norm()
 
 
-def test_a_kl_term_does_not_scale_the_balance_loss(start, batch):
+def test_kl_term_does_not_scale_the_balance_loss(start, batch):
     """At the reference the KL's gradient is 0: what is left is the mean over all tokens that are
     run, here those of every rollout."""
-    everything = [t for shard in only_dead(batch) for t in shard]
+    everything = [t for shard in zero_rewards(batch) for t in shard]
     config = settings(trainer__balance_coef=0.5, rl__loss__kl_coef=0.1, rl__filter__overlong="keep")
 
     def at_the_reference(shard):
@@ -280,7 +280,7 @@ def test_a_kl_term_does_not_scale_the_balance_loss(start, batch):
 # ---------------------------------------------------------------- killed and resumed
 
 
-RESUMED = {
+RESUME_CASES = {
     "recipe": {},
     "stale engine": {"rl.off_policy.staleness": 2},
     "reference, corrections, mini-batches": {
@@ -304,28 +304,28 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_resumed_run_reaches_the_same_bits(start, tmp_path, name):
+@pytest.mark.parametrize("name", RESUME_CASES)
+def test_resumed_run_is_bit_identical(start, tmp_path, name):
     """From what lies on the disk before the last of four steps, the third not in a checkpoint."""
-    config = settings(**{"rl.questions": 4, "rl.lr": 2e-3} | RESUMED[name])
+    config = settings(**{"rl.questions": 4, "rl.lr": 2e-3} | RESUME_CASES[name])
 
-    def go_on(folder, power_cut_at=None):
+    def resume(folder, power_cut_at=None):
         step = start.step(config, tmp_path / folder)
         versions = []
 
-        def take(number):
+        def run_step(number):
             if number == power_cut_at:
                 shutil.copytree(step.run.path, tmp_path / "cut.partial")
             metrics = step(number)
             versions.append((number, step.agent.engine.version))
             return metrics
 
-        step.run.loop(take, config.rl.steps, config.trainer.checkpoint_every, step.extra)
+        step.run.loop(run_step, config.rl.steps, config.trainer.checkpoint_every, step.extra)
         return flat(step.model), versions
 
-    weights, versions = go_on("whole", power_cut_at=3)
+    weights, versions = resume("whole", power_cut_at=3)
     assert len((tmp_path / "cut.partial" / "metrics.jsonl").read_text().splitlines()) == 3
-    resumed, later = go_on("cut")
+    resumed, later = resume("cut")
     assert later == versions[2:]
     assert torch.equal(resumed, weights)
     assert not torch.equal(weights, flat(start.policy))
@@ -347,7 +347,7 @@ def metrics_of(folder):
 # ---------------------------------------------------------------- another cold start
 
 
-def test_rl_start_is_named_when_there_is_no_policy_and_counts_by_its_weights(tmp_path):
+def test_rl_start_is_validated_and_hashed_by_weights(tmp_path):
     with pytest.raises(ValueError, match="rl.start='nowhere'.*no policy"):
         stages.stage_settings("rl", settings(rl__start="nowhere"))
     own, committed = settings(rl__start=""), settings()

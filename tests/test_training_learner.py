@@ -67,9 +67,9 @@ def rollouts(policy, world, chat):
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=2) as toolbox:
         engine = LocalEngine(policy, max_context=200, lockstep=True)
         agent = ReAct(engine, toolbox, chat, Limits(2, 24, CONTEXT))
-        made = agent.run(TASKS, samples=4, seed=1)
+        trajectories = agent.run(TASKS, samples=4, seed=1)
     rewards = [1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1]
-    return [with_reward(t, float(r), {"correct": float(r)}) for t, r in zip(made, rewards)]
+    return [with_reward(t, float(r), {"correct": float(r)}) for t, r in zip(trajectories, rewards)]
 
 
 def settings(**changes) -> Config:
@@ -89,7 +89,7 @@ def gradients(policy, rollouts, config, recorded=None):
     return metrics, torch.cat([g.flatten() for g in grads])
 
 
-def by_hand(policy, rollouts, config, old=None):
+def reference_gradient(policy, rollouts, config, old=None):
     """The same without micro-batches: one padded forward pass over everything."""
     model = copy.deepcopy(policy)
     n, width = len(rollouts), max(len(t.token_ids) for t in rollouts)
@@ -135,16 +135,16 @@ def by_hand(policy, rollouts, config, old=None):
     ],
     ids=str,
 )
-def test_packed_micro_batches_give_the_gradient_of_the_padded_whole(policy, rollouts, switches):
+def test_packed_gradient_matches_the_padded_batch(policy, rollouts, switches):
     config = settings(**switches)
     _, packed = gradients(policy, rollouts, config)
-    whole = by_hand(policy, rollouts, config)
+    whole = reference_gradient(policy, rollouts, config)
     assert whole.norm() > 0
     assert (packed - whole).norm() < 2e-5 * whole.norm()
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_a_correction_s_level_is_that_of_the_padded_whole(policy, rollouts, level):
+def test_correction_level_matches_the_padded_batch(policy, rollouts, level):
     """A sequence's weight is the product of its tokens': they cannot stand alone."""
     config = settings(
         rl__loss__correction="truncate",
@@ -159,12 +159,12 @@ def test_a_correction_s_level_is_that_of_the_padded_whole(policy, rollouts, leve
         for t in rollouts
     ]
     _, packed = gradients(policy, rollouts, config, {"old": old})
-    whole = by_hand(policy, rollouts, config, old)
+    whole = reference_gradient(policy, rollouts, config, old)
     assert whole.norm() > 0
     assert (packed - whole).norm() < 2e-5 * whole.norm()
 
 
-def test_recorded_log_probabilities_are_the_engine_s_and_lie_where_tokens_lie(policy, rollouts):
+def test_recorded_logprobs_match_the_engine(policy, rollouts):
     found = record(policy, rollouts, settings())
     for values, trajectory in zip(found, rollouts, strict=True):
         assert values.shape == trajectory.logprobs.shape
@@ -172,35 +172,35 @@ def test_recorded_log_probabilities_are_the_engine_s_and_lie_where_tokens_lie(po
         assert not values[~trajectory.generated].any()
 
 
-def test_a_kl_term_reaches_groups_without_advantage_and_vanishes_at_the_reference(policy, rollouts):
+def test_kl_gradient_without_advantages_and_at_reference(policy, rollouts):
     dead = rollouts[8:12]
     config = settings(rl__loss__kl_coef=0.1)
-    here = {"reference": record(policy, dead, config)}
-    metrics, gradient = gradients(policy, dead, config, here)
+    at_reference = {"reference": record(policy, dead, config)}
+    metrics, gradient = gradients(policy, dead, config, at_reference)
     assert metrics["kl"] == pytest.approx(0, abs=1e-9) and gradient.norm() < 1e-6
-    away = {
+    off_reference = {
         "reference": [
             np.where(t.generated, r - 0.5, 0).astype(np.float32)
-            for t, r in zip(dead, here["reference"])
+            for t, r in zip(dead, at_reference["reference"])
         ]
     }
-    metrics, gradient = gradients(policy, dead, config, away)
+    metrics, gradient = gradients(policy, dead, config, off_reference)
     assert metrics["kl"] == pytest.approx(np.exp(-0.5) - 1 + 0.5, rel=1e-4)
     assert gradient.norm() > 1e-3
 
 
-def test_a_kl_term_draws_the_policy_towards_its_reference(policy, rollouts):
+def test_kl_term_pulls_the_policy_to_its_reference(policy, rollouts):
     """Plain descent on nothing but the term: the KL that it measures falls."""
     dead = rollouts[8:12]
     config = settings(rl__loss__kl_coef=1.0)
-    here = record(policy, dead, config)
+    at_reference = record(policy, dead, config)
     noise = np.random.default_rng(0)
-    away = [
+    off_reference = [
         np.where(t.generated, r + noise.normal(size=len(r)), 0).astype(np.float32)
-        for t, r in zip(dead, here)
+        for t, r in zip(dead, at_reference)
     ]
     model = copy.deepcopy(policy)
-    share = RolloutBatch(dead, torch.zeros(4), torch.ones(4), {"reference": away})
+    share = RolloutBatch(dead, torch.zeros(4), torch.ones(4), {"reference": off_reference})
     before = accumulate_gradients(model, [share], config, Ranks())["kl"]
     with torch.no_grad():
         for p in model.parameters():
@@ -209,7 +209,7 @@ def test_a_kl_term_draws_the_policy_towards_its_reference(policy, rollouts):
     assert after < before - 1e-4
 
 
-def test_a_correction_weighs_by_the_mismatch_of_engine_and_trainer(policy, rollouts):
+def test_correction_weights_by_engine_mismatch(policy, rollouts):
     """The engine is made to say log 3 less than the trainer, everywhere: rho = 3, cut at 2."""
     config = settings(rl__loss__correction="truncate", rl__off_policy__engine_dtype="bfloat16")
     old = record(policy, rollouts, config)
@@ -225,9 +225,7 @@ def test_a_correction_weighs_by_the_mismatch_of_engine_and_trainer(policy, rollo
 
 @pytest.mark.parametrize("aggregate", ["token", "sequence"])
 @pytest.mark.parametrize("kind", ["mask", "icepop", "geometric"])
-def test_tokens_that_a_correction_drops_leave_the_denominator_too(
-    policy, rollouts, kind, aggregate
-):
+def test_dropped_tokens_leave_the_denominator(policy, rollouts, kind, aggregate):
     """The engine's log-probabilities are moved at random: some tokens, or rollouts, are dropped."""
     config = settings(
         rl__loss__correction=kind,
@@ -237,19 +235,19 @@ def test_tokens_that_a_correction_drops_leave_the_denominator_too(
     old, random = record(policy, rollouts, config), np.random.default_rng(0)
     size = 0.15 if kind == "geometric" else 1.0
 
-    def moved(t, logprobs):
-        moved = logprobs + size * random.normal(size=len(t))
-        return replace(t, logprobs=np.where(t.generated, moved, 0).astype(np.float32))
+    def shift_logprobs(t, logprobs):
+        shift_logprobs = logprobs + size * random.normal(size=len(t))
+        return replace(t, logprobs=np.where(t.generated, shift_logprobs, 0).astype(np.float32))
 
-    shifted = [moved(t, logprobs) for t, logprobs in zip(rollouts, old)]
+    shifted = [shift_logprobs(t, logprobs) for t, logprobs in zip(rollouts, old)]
     metrics, packed = gradients(policy, shifted, config, {"old": old})
-    whole = by_hand(policy, shifted, config, old)
+    whole = reference_gradient(policy, shifted, config, old)
     sampled = sum(int(t.generated.sum()) for t in rollouts)
     assert 0 < metrics["tokens"] < sampled and metrics["dropped_correction"] > 0
     assert (packed - whole).norm() < 2e-5 * whole.norm()
 
 
-def test_switches_that_would_do_nothing_alone_are_refused():
+def test_settings_without_effect_are_rejected():
     for changes, word in (
         (
             {"rl.loss.correction": "icepop"},
@@ -267,8 +265,8 @@ def test_switches_that_would_do_nothing_alone_are_refused():
     )
 
 
-def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts):
-    def stepped(config, rollouts, factor):
+def test_disabled_stabilisers_keep_bit_identical_steps(policy, rollouts):
+    def step_weights(config, rollouts, factor):
         model = copy.deepcopy(policy)
         optimizers = Optimizers.adam(model, 1e-3)
         advantages, weights, _ = compute_advantages(rollouts, config)
@@ -279,21 +277,19 @@ def test_with_every_stabiliser_off_a_step_has_the_recipe_s_bits(policy, rollouts
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     coef = stability.KLController().update(5.0)
-    young = staleness.StalenessFilter().update(rollouts, 1_000)
-    kept = [t for t, may_train in zip(rollouts, young, strict=True) if may_train]
-    calm = stability.AdaptiveLearningRate().update(True)
+    valid = staleness.StalenessFilter().update(rollouts, 1_000)
+    kept = [t for t, may_train in zip(rollouts, valid, strict=True) if may_train]
+    scale = stability.AdaptiveLearningRate().update(True)
     assert not stability.DriftDetector().update({"reward": 0.0})
-    steadied = stepped(settings(rl__loss__kl_coef=coef), kept, 1.0 * calm)
-    assert torch.equal(steadied, stepped(settings(), rollouts, 1.0))
+    stabilised = step_weights(settings(rl__loss__kl_coef=coef), kept, 1.0 * scale)
+    assert torch.equal(stabilised, step_weights(settings(), rollouts, 1.0))
 
 
-def test_the_frugal_head_is_a_setting_that_holds_no_tokens_by_vocabulary(
-    policy, rollouts, monkeypatch
-):
+def test_chunked_logprobs_never_build_full_logits(policy, rollouts, monkeypatch):
     """The same gradient, and nothing is as wide as the vocabulary for each of the tokens."""
     monkeypatch.setitem(kernels.TILES, "cpu", (32, 64))
     seen = {}
-    for frugal in (False, True):
+    for chunked in (False, True):
         shapes = set()
 
         class Shapes(TorchDispatchMode):
@@ -304,8 +300,8 @@ def test_the_frugal_head_is_a_setting_that_holds_no_tokens_by_vocabulary(
                 return out
 
         with Shapes():
-            _, gradient = gradients(policy, rollouts, settings(rl__loss__chunked_logprobs=frugal))
-        seen[frugal] = shapes, gradient
+            _, gradient = gradients(policy, rollouts, settings(rl__loss__chunked_logprobs=chunked))
+        seen[chunked] = shapes, gradient
     vocabulary = policy.config.vocab_size
     rows = {
         name: max((s[0] for s in shapes if s[1:] == (vocabulary,)), default=0)
@@ -315,7 +311,7 @@ def test_the_frugal_head_is_a_setting_that_holds_no_tokens_by_vocabulary(
     assert (seen[True][1] - seen[False][1]).norm() < 1e-4 * seen[False][1].norm()
 
 
-def test_micro_batches_hold_everything_once_and_stay_small(rollouts):
+def test_micro_batches_are_complete_and_bounded(rollouts):
     order = [*reversed(range(len(rollouts)))]
     parts = list(split_micro_batches(order, rollouts, 30))
     assert sum(parts, []) == order and len(parts) > 1
@@ -329,7 +325,7 @@ def test_micro_batches_hold_everything_once_and_stay_small(rollouts):
     assert all(size([*part, later[0]]) > 180 for part, later in zip(parts, parts[1:]))
 
 
-def test_choose_keeps_a_group_of_the_wanted_size_the_same_every_time(rollouts):
+def test_resample_groups_is_deterministic(rollouts):
     config = settings(rl__sampling__oversample=2, rl__sampling__resample="sort").derive(rl__group=2)
     kept = resample_groups(rollouts, config, 3)
     groups = [t.group_id for t in kept]
@@ -338,7 +334,7 @@ def test_choose_keeps_a_group_of_the_wanted_size_the_same_every_time(rollouts):
     assert resample_groups(rollouts, settings(), 3) is rollouts
 
 
-def test_dropping_equal_groups_takes_their_tokens_out_of_the_count(policy, rollouts):
+def test_drop_equal_removes_tokens_from_the_count(policy, rollouts):
     everything, _ = gradients(policy, rollouts, settings())
     live, _ = gradients(policy, rollouts, settings(rl__filter__drop_equal=True))
     dead = sum(int(t.generated.sum()) for t in rollouts[8:])
@@ -346,7 +342,7 @@ def test_dropping_equal_groups_takes_their_tokens_out_of_the_count(policy, rollo
     assert live["excluded_tokens"] == pytest.approx(dead / everything["tokens"])
 
 
-def test_each_minibatch_is_an_update_of_its_own(policy, rollouts, chat, tmp_path):
+def test_each_minibatch_is_one_update(policy, rollouts, chat, tmp_path):
     def updates(name, **switches):
         run, model = RunFolder(tmp_path / name, {}), copy.deepcopy(policy)
         step = GRPOTrainer(settings(**switches), run, model, chat, None, None)
@@ -356,14 +352,14 @@ def test_each_minibatch_is_an_update_of_its_own(policy, rollouts, chat, tmp_path
     assert updates("one") == 1 and updates("two", rl__minibatches=2) == 2
 
 
-def test_a_rounded_engine_differs_and_the_policy_stays(policy):
+def test_engine_weights_are_rounded_copies(policy):
     rounded = engine_weights(policy, "bfloat16")
     assert engine_weights(policy, "float32") is policy
     assert next(rounded.parameters()).dtype == torch.bfloat16
     assert next(policy.parameters()).dtype == torch.float32
 
 
-def test_the_emergency_stop_ends_what_has_collapsed_and_remembers_it():
+def test_emergency_stop_only_after_a_collapse():
     stop, never = (emergency_stop(True) for _ in range(2))
     healthy, dead = [{"unanswered": 0.1}] * 3, [{"unanswered": 1.0}] * 30
     reasons = [stop.update(s) for s in healthy + dead]
@@ -374,7 +370,7 @@ def test_the_emergency_stop_ends_what_has_collapsed_and_remembers_it():
     assert not any(switched_off.update(s) for s in healthy + dead)
 
 
-class Scripted(GRPOTrainer):
+class ScriptedTrainer(GRPOTrainer):
     """Rollouts that end without an answer from the fourth step on; Ctrl-C after `stop_after`."""
 
     def step(self, step):
@@ -389,15 +385,15 @@ class Scripted(GRPOTrainer):
 
 
 @pytest.mark.parametrize("interrupted_after", [2, 5, 9])
-def test_a_resumed_run_stops_at_the_step_at_which_the_whole_one_did(
+def test_resumed_run_stops_at_the_same_step(
     policy, rollouts, chat, world, tmp_path, interrupted_after
 ):
     config = settings(rl__steps=40)
     questions = QuestionScheduler(config, world, Names.from_world(world))
 
-    def go_on(name, stop_after):
+    def resume(name, stop_after):
         run = RunFolder(tmp_path / name, {})
-        step = Scripted(config, run, copy.deepcopy(policy), chat, None, questions)
+        step = ScriptedTrainer(config, run, copy.deepcopy(policy), chat, None, questions)
         step.rollouts, step.stop_after, step.taken = rollouts, stop_after, []
         try:
             return run.loop(step, 40, 1000, step.extra), step.taken
@@ -405,11 +401,11 @@ def test_a_resumed_run_stops_at_the_step_at_which_the_whole_one_did(
             return None, step.taken
 
     handler = signal.getsignal(signal.SIGINT)
-    whole, steps = go_on("whole", None)
+    whole, steps = resume("whole", None)
     assert "unanswered" in whole["stopped"] and len(steps) == 12
-    assert go_on("cut", interrupted_after) == (None, steps[:interrupted_after])
+    assert resume("cut", interrupted_after) == (None, steps[:interrupted_after])
     assert signal.getsignal(signal.SIGINT) is handler
-    assert go_on("cut", None) == (whole, steps[interrupted_after:])
+    assert resume("cut", None) == (whole, steps[interrupted_after:])
     written = {(tmp_path / f"{n}.partial/metrics.jsonl").read_text() for n in ("whole", "cut")}
     assert len(written) == 1
-    assert go_on("cut", None) == (whole, []), "killed after the stop, before the end: no new step"
+    assert resume("cut", None) == (whole, []), "killed after the stop, before the end: no new step"

@@ -20,16 +20,16 @@ from drlib.training.learner import accumulate_gradients, record, record_trainer_
 from drlib.training.packed_routes import PackedReplay, engine_routes
 from drlib.trajectory import NO_RECORD
 from tests.engine_examples import small_model
-from tests.loop_examples import a_batch, cold_start, flat, learned, settings
+from tests.loop_examples import cold_start, flat, learned, rollout_shards, settings
 from tests.test_models_local_engine import make_prompts
 from tests.test_models_routes import ROUNDS, RouteAndContextRecorder, RouteRecorder, model_routes
 
 model = small_model
 start = cold_start
-batch = a_batch
+batch = rollout_shards
 
 
-def require_known_routes(model, ids, routes_TLK):
+def assert_known_routes(model, ids, routes_TLK):
     """Those of one pass over the ids; a record is missing in the last layer alone, and never of a
     token behind which something was sampled."""
     expected = model_routes(model, ids)[: len(ids) - 1]
@@ -41,7 +41,7 @@ def require_known_routes(model, ids, routes_TLK):
 
 @pytest.mark.parametrize("slots", [2, 8])
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_the_engine_s_routes_are_those_of_one_pass_over_all_tokens(model, slots, lockstep):
+def test_engine_routes_match_one_forward_pass(model, slots, lockstep):
     """Turns of several lengths, tools that answer late, equal prompts, rows that move."""
     prompts = make_prompts(6)
     prompts += [prompts[0]] * 2
@@ -53,20 +53,20 @@ def test_the_engine_s_routes_are_those_of_one_pass_over_all_tokens(model, slots,
     for i, ids in enumerate(recorder.ids):
         assert len(recorder.routes[i]) == 3
         routes_TLK = np.concatenate(recorder.routes[i])
-        require_known_routes(model, ids, routes_TLK)
+        assert_known_routes(model, ids, routes_TLK)
 
 
-def test_routes_of_contexts_begun_anew_are_of_these(model):
+def test_routes_restart_with_a_new_context(model):
     prompts = make_prompts(3)
     recorder = RouteAndContextRecorder(prompts)
     engine = LocalEngine(model, slots=2, max_context=200, routes=True)
     engine.converse(prompts, SamplingParams(max_tokens=12, seed=4), recorder)
     assert len(recorder.routes) == 3 * ROUNDS
     for i, ids in enumerate(recorder.ids):
-        require_known_routes(model, ids, np.concatenate(recorder.routes[i]))
+        assert_known_routes(model, ids, np.concatenate(recorder.routes[i]))
 
 
-def test_an_engine_that_is_not_asked_tells_none_and_samples_the_same(model):
+def test_reporting_routes_has_no_side_effects(model):
     prompts, params = make_prompts(4), SamplingParams(max_tokens=10, seed=2)
     silent, routed = (
         LocalEngine(model, slots=4, max_context=200, routes=routes).generate(prompts, params)
@@ -83,7 +83,7 @@ def routes(start, batch):
     return record_trainer_routes(start.policy, batch[0], settings())
 
 
-def test_own_routes_change_nothing_and_are_told_as_none_rerouted(start, batch, routes):
+def test_replaying_own_routes_changes_nothing(start, batch, routes):
     config = settings(
         rl__off_policy__routing_replay="r2", rl__minibatches=2, rl__filter__overlong="keep"
     )
@@ -98,7 +98,7 @@ def test_own_routes_change_nothing_and_are_told_as_none_rerouted(start, batch, r
     assert torch.equal(found["none"], found["own"]) and found["own"].norm() > 0
 
 
-def test_other_routes_are_followed_by_the_tokens_that_have_them(start, batch, routes):
+def test_replayed_routes_are_followed_per_token(start, batch, routes):
     """Each token to the two experts behind its own: log-probabilities and the count tell."""
     others = [((one.astype(int) + 2) % 8).astype(np.uint16) for one in routes]
     unknown = [np.full_like(one, NO_RECORD) for one in routes]
@@ -118,7 +118,7 @@ def test_other_routes_are_followed_by_the_tokens_that_have_them(start, batch, ro
     assert row["rerouted"] > 0.9
 
 
-def test_a_prompt_that_went_two_ways_is_replayed_both_ways(start, batch, routes):
+def test_prompt_with_two_routes_is_replayed_both_ways(start, batch, routes):
     """Two rollouts of one question, the second told to send its prompt to other experts."""
     first, second = [i for i, t in enumerate(batch[0]) if t.group_id == batch[0][0].group_id][:2]
     pair, other = [batch[0][first], batch[0][second]], routes[second].copy()
@@ -134,14 +134,14 @@ def test_a_prompt_that_went_two_ways_is_replayed_both_ways(start, batch, routes)
     np.testing.assert_allclose(together[0], own[0], atol=1e-4)
 
 
-def test_a_share_s_routes_stay_with_their_rollouts(batch, routes):
+def test_batch_selection_keeps_routes(batch, routes):
     share = RolloutBatch(batch[0], torch.zeros(len(routes)), torch.ones(len(routes)), routes=routes)
     some = share.of([5, 2])
     assert some.routes[0] is routes[5] and some.routes[1] is routes[2]
     assert len(some.routes[0]) == len(some.trajectories[0])
 
 
-def test_with_the_engine_s_routes_a_rounded_engine_is_nearer_to_the_trainer(start, tmp_path):
+def test_r3_reduces_the_bf16_engine_mismatch(start, tmp_path):
     """R3 with an engine in bfloat16: its choices are replayed, and so the gap is smaller."""
     gaps = {}
     for routing in ("none", "r3"):
@@ -159,7 +159,7 @@ def test_with_the_engine_s_routes_a_rounded_engine_is_nearer_to_the_trainer(star
     assert len(engine_routes(trajectories)) == len(trajectories)
 
 
-def test_old_choices_are_replayed_in_the_later_updates_of_a_batch(start, batch, tmp_path):
+def test_r2_replays_routes_in_later_updates(start, batch, tmp_path):
     """R2: in the first update they are its own, in the next ones the policy has moved."""
     switches = {"rl.minibatches": 4, "rl.lr": 5e-3, "rl.filter.overlong": "keep"}
     free, _ = learned(start, batch, tmp_path / "free", **switches)
@@ -169,14 +169,14 @@ def test_old_choices_are_replayed_in_the_later_updates_of_a_batch(start, batch, 
     assert row["rerouted"] > 0 and not torch.equal(free, held)
 
 
-def test_what_told_no_routes_cannot_be_replayed(batch, tmp_path):
+def test_missing_routes_are_rejected(batch, tmp_path):
     with pytest.raises(ValueError, match="no routes of .*: make it with routes=True"):
         engine_routes([replace(batch[0][0], routed_experts=None)])
     with pytest.raises(ValueError, match="exact local engine: set rl.minibatches"):
         grpo(settings(rl__off_policy__routing_replay="r3"), tmp_path / "runs" / "ci" / "rl")
 
 
-def test_without_routes_a_replay_is_nothing(start):
+def test_replay_without_routes_adds_no_hooks(start):
     def hooks() -> int:
         return sum(len(module._forward_hooks) for module in start.policy.modules())
 

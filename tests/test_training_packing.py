@@ -25,11 +25,11 @@ def samples(lengths, seed=0):
     return [torch.randint(1, 64, (n,), generator=g).tolist() for n in lengths]
 
 
-def everything(batch):
+def full_mask(batch):
     return torch.ones(len(batch.ids_N), dtype=torch.bool)
 
 
-def test_samples_stand_end_to_end_and_values_with_them():
+def test_pack_spread_and_split():
     batch = PackedBatch.pack([[5, 6, 7], [8], [9, 10]])
     assert batch.ids_N.tolist() == [5, 6, 7, 8, 9, 10]
     assert batch.spread([[1, 2, 3], [4], [5, 6]], torch.long).tolist() == [1, 2, 3, 4, 5, 6]
@@ -43,7 +43,7 @@ def test_samples_stand_end_to_end_and_values_with_them():
             batch.spread(values, torch.long)
 
 
-def test_a_prompt_of_several_stands_once():
+def test_shared_prompts_are_packed_once():
     """The second sample begins as the first does, and the fourth; the third has another prompt."""
     whole = [[5, 6, 1], [5, 6, 2, 3], [7, 6, 4], [5, 6, 8]]
     batch = PackedBatch.pack(whole, [2, 2, 2, 2])
@@ -56,7 +56,7 @@ def test_a_prompt_of_several_stands_once():
     assert batch.times().tolist() == [3, 3, 1, 1, 1, 1, 1, 1, 1]
 
 
-def test_what_is_no_equal_prompt_or_a_whole_sample_stands_for_itself():
+def test_unequal_prompts_are_not_shared():
     for whole, prompts in (
         ([[5, 6, 1], [5, 6, 2]], [0, 0]),  # nothing is a prompt
         ([[5, 6, 1], [5, 6, 2]], [2, 1]),  # another one, though it begins alike
@@ -67,7 +67,7 @@ def test_what_is_no_equal_prompt_or_a_whole_sample_stands_for_itself():
         assert batch.times().tolist() == [1.0] * len(batch.ids_N)
 
 
-def of_two_groups():
+def make_two_groups():
     """(samples, the length of each prompt): three and two that begin alike, and one alone."""
     first, second, third = samples([12, 5, 7], seed=3)
     ends = samples([9, 4, 15, 6, 8, 3], seed=4)
@@ -76,9 +76,9 @@ def of_two_groups():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
-def test_one_prompt_for_several_scores_and_learns_as_a_copy_for_each(model, temperature):
+def test_shared_prompt_matches_separate_copies(model, temperature):
     """The balance loss, too, counts it as often as it was asked."""
-    some, prompts = of_two_groups()
+    some, prompts = make_two_groups()
     losses = [[i % 3 > 0 for i in range(len(sample))] for sample in some]
     for sample_losses, n in zip(losses, prompts):
         sample_losses[:n] = [False] * n
@@ -98,12 +98,12 @@ def test_one_prompt_for_several_scores_and_learns_as_a_copy_for_each(model, temp
     assert copies[1].count_nonzero() == sum(map(sum, losses)) and copies[2].norm() > 0.5
 
 
-def test_log_probabilities_are_those_of_each_sample_alone(model):
+def test_packed_logprobs_match_single_samples(model):
     """transformers' own attention and experts, one sample at a time, say what they are."""
     some = samples([20, 9, 31, 14, 5, 1])
     batch = PackedBatch.pack(some)
     with torch.no_grad():
-        scored = score(model, batch, everything(batch))
+        scored = score(model, batch, full_mask(batch))
         found_N = torch.full((len(batch.ids_N),), torch.nan)
         found_N[scored.at_M] = scored.logp_M
         for found_T, sample in zip(batch.split(found_N), some):
@@ -113,11 +113,11 @@ def test_log_probabilities_are_those_of_each_sample_alone(model):
     assert scored.logp_M.numel() == sum(len(s) - 1 for s in some)
 
 
-def test_the_gradient_is_the_sum_of_each_sample_s(model):
+def test_packed_gradient_is_the_sum_over_samples(model):
     """Compare with transformers' own model and the balance loss by its definition."""
     model, some = copy.deepcopy(model), samples([20, 9, 31, 14])
     batch = PackedBatch.pack(some)
-    scored = score(model, batch, everything(batch))
+    scored = score(model, batch, full_mask(batch))
     (scored.balance - scored.logp_M.sum()).backward()
     found = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
@@ -136,29 +136,29 @@ def test_the_gradient_is_the_sum_of_each_sample_s(model):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
-def test_the_frugal_head_has_the_same_log_probabilities_and_gradient(model, temperature):
+def test_chunked_logprobs_match_the_full_head(model, temperature):
     batch, found = PackedBatch.pack(samples([20, 9, 31])), []
-    for frugal in (False, True):
+    for chunked in (False, True):
         copied = copy.deepcopy(model)
-        scored = score(copied, batch, everything(batch), temperature, frugal)
+        scored = score(copied, batch, full_mask(batch), temperature, chunked)
         scored.logp_M.square().sum().backward()
         found.append((scored.logp_M.detach(), [p.grad for p in copied.parameters()]))
     torch.testing.assert_close(found[0], found[1], atol=2e-4, rtol=1e-4)
 
 
-def test_one_pass_leaves_the_model_as_it_was(model):
+def test_forward_pass_restores_the_model(model):
     """Also where the pass fails: whoever calls the model next gets transformers' own attention."""
     before = model.config._attn_implementation, model.config._experts_implementation
     with torch.no_grad():
         batch = PackedBatch.pack(samples([4, 7]))
-        score(model, batch, everything(batch))
+        score(model, batch, full_mask(batch))
         with pytest.raises(IndexError):
             packed_forward(model, torch.tensor([1, 10**6]), [2])
     assert (model.config._attn_implementation, model.config._experts_implementation) == before
     assert ATTENTION not in before and EXPERTS not in before
 
 
-def test_what_carries_no_loss_is_not_scored_and_gets_no_gradient(model):
+def test_tokens_without_loss_are_not_scored(model):
     some = samples([10, 10])
     kept = [[False] * 6 + [True] * 4, [False] * 10]
     batch = PackedBatch.pack(some)
@@ -182,7 +182,7 @@ def test_balance_loss_by_hand():
     assert balance_loss([even, one], 2).item() == pytest.approx(1.5, abs=1e-4)
 
 
-def test_a_token_that_stands_for_several_counts_as_often():
+def test_balance_loss_counts_shared_tokens():
     two = torch.tensor([[30.0, 0.0], [0.0, 30.0]])
     # three tokens to expert 0 and one to expert 1: 2 * (.75 * .75 + .25 * .25)
     found = balance_loss([two], 1, times_N=torch.tensor([3.0, 1.0]))
@@ -190,7 +190,7 @@ def test_a_token_that_stands_for_several_counts_as_often():
     assert balance_loss([two], 1).item() == pytest.approx(1.0, abs=1e-4)
 
 
-def test_muon_orthogonalises_stacks_and_leaves_the_router_to_adam(model):
+def test_muon_parameters_and_orthogonalisation(model):
     g = torch.Generator().manual_seed(0)
     for shape in ((8, 16), (16, 8), (3, 8, 8)):
         values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=g)))
@@ -202,8 +202,8 @@ def test_muon_orthogonalises_stacks_and_leaves_the_router_to_adam(model):
     assert len(matrices) + len(rest) == len(list(model.parameters()))
 
 
-def test_optimizers_restore_to_the_same_step():
-    def fresh():
+def test_restored_optimizers_continue_identically():
+    def make_net():
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
 
@@ -212,12 +212,12 @@ def test_optimizers_restore_to_the_same_step():
             net(torch.full((2, 4), float(s))).pow(2).sum().backward()
             optimizers.step(1.0)
 
-    whole = fresh()
+    whole = make_net()
     train(whole, Optimizers.muon_adam(whole, 0.1, 0.1), range(4))
-    first = fresh()
+    first = make_net()
     optimizers = Optimizers.muon_adam(first, 0.1, 0.1)
     train(first, optimizers, range(2))
-    second = fresh()
+    second = make_net()
     second.load_state_dict(first.state_dict())
     restored = Optimizers.muon_adam(second, 0.1, 0.1)
     restored.load_state_dict(optimizers.state_dict())

@@ -69,14 +69,14 @@ def small():
         ("Qwen/Qwen3-30B-A3B-Thinking-2507", 30.5, 3.3),
     ],
 )
-def test_models_of_the_profiles_have_the_sizes_that_their_names_say(name, total, active):
+def test_model_sizes_match_their_names(name, total, active):
     shape = load_shape(Config.load("gpu1", model__path=name))
     assert shape.parameters / BILLION == pytest.approx(total, rel=0.02)
     assert shape.active / BILLION == pytest.approx(active, rel=0.02)
     assert name in KNOWN and shape.vocabulary == 151_936
 
 
-def test_the_small_policy_is_counted_as_it_is_built(small):
+def test_small_policy_parameter_count(small):
     config = Config.load("laptop")
     built = build_policy(
         PolicyShape(
@@ -90,7 +90,7 @@ def test_the_small_policy_is_counted_as_it_is_built(small):
     assert small.active == small.parameters - of_experts * 6 // 8  # two of eight
 
 
-def test_a_dense_layer_among_sparse_ones_is_told_apart():
+def test_dense_layers_are_not_counted_as_sparse():
     mixed = AutoConfig.for_model(
         "qwen3_moe", vocab_size=64, hidden_size=32, num_hidden_layers=4, num_experts=4
     )
@@ -99,7 +99,7 @@ def test_a_dense_layer_among_sparse_ones_is_told_apart():
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_seconds_of_the_second_half_of_a_run_from_rates_of_the_first(run):
+def test_step_time_prediction_from_the_first_half(run):
     rows = read_json_lines(REFERENCE / run)
     half = len(rows) // 2
     rates = measure_rates(rows[:half], processes=2)
@@ -112,7 +112,7 @@ def test_seconds_of_the_second_half_of_a_run_from_rates_of_the_first(run):
     assert errors[half // 2] < 0.2  # of a step: the median
 
 
-def test_a_plan_with_the_rates_of_a_run_says_what_its_steps_took():
+def test_plan_with_measured_rates_matches_the_run():
     path = REFERENCE / "tour" / "seed1_rl.jsonl"
     rows = read_json_lines(path)
     rates = measure_rates(rows, processes=2)
@@ -122,7 +122,7 @@ def test_a_plan_with_the_rates_of_a_run_says_what_its_steps_took():
     assert read_rates(path) == measure_rates(rows)
 
 
-def test_both_kinds_of_step_and_the_knee_by_hand():
+def test_step_time_and_knee_by_hand():
     work = Workload(generated=4000, trained=1000, push_bytes=5)
     one, four, many = (step_time(work, CLOCK, engines=n, learners=2) for n in (1, 4, 80))
     assert (one.generate, one.train, one.sync) == (40.0, 1.0, 0.5)
@@ -134,7 +134,7 @@ def test_both_kinds_of_step_and_the_knee_by_hand():
 
 
 @pytest.mark.parametrize("engine", ["hf", "local"])
-def test_who_generates_with_a_sharded_model_holds_all_its_weights_beside_the_shards(engine):
+def test_sharded_local_engine_needs_a_full_copy(engine):
     config = Config.load("gpu8", engine__name=engine)
     shape = load_shape(config)
     served, own = (fit_memory(each, shape, 80 * GIB) for each in (Config.load("gpu8"), config))
@@ -150,7 +150,7 @@ def test_who_generates_with_a_sharded_model_holds_all_its_weights_beside_the_sha
 
 @pytest.mark.parametrize("engines", [1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize("push_bytes", [0.0, 2.0])
-def test_the_formulas_equal_the_simulation(engines, push_bytes):
+def test_asynchronous_step_time_matches_the_simulation(engines, push_bytes):
     rates = Rates(generate_tokens_s=1.0, train_tokens_s=1.0, push_bytes_s=10.0)
     time = step_time(Workload(40.0, 10.0, push_bytes), rates, engines=engines)
     trained = [span for span in simulate_asynchronous(time, 200) if span.what == "train"][100:]
@@ -161,11 +161,11 @@ def test_the_formulas_equal_the_simulation(engines, push_bytes):
         assert time.staleness == engines
 
 
-def test_the_clock_by_hand():
+def test_simulated_schedules_by_hand():
     time = StepTime(generate=2.0, train=3.0, sync=1.0, engines=2, knee=2, staleness=1)
     spans = simulate_asynchronous(time, 2)
-    told = [(s.lane, s.what, s.start, s.end, s.batch, s.age) for s in spans]
-    assert told == [
+    output = [(s.lane, s.what, s.start, s.end, s.batch, s.age) for s in spans]
+    assert output == [
         (1, "generate", -2.0, 2.0, 0, 0),
         (0, "train", 2.0, 5.0, 0, 0),
         (0, "sync", 5.0, 6.0, 0, 0),
@@ -183,7 +183,7 @@ def test_the_clock_by_hand():
     assert learner[-1][2] == 2 * time.synchronous
 
 
-def test_rates_that_nobody_measured_are_estimated_and_measured_ones_are_kept(sparse):
+def test_missing_rates_are_estimated(sparse):
     load = Load(lora_rank=8, checkpointing=True)
     guess = estimate_rates(Rates(train_tokens_s=7.0), sparse, load, 10 * GIB, 32_768)
     assert guess.train_tokens_s == 7.0 and guess.generate_tokens_s > 0
@@ -205,12 +205,12 @@ def test_rates_that_nobody_measured_are_estimated_and_measured_ones_are_kept(spa
         ([1], "pass a JSON object"),
     ],
 )
-def test_wrong_rates_are_named(numbers, message):
+def test_invalid_rates_are_rejected(numbers, message):
     with pytest.raises(ValueError, match=message):
         parse_rates(numbers)
 
 
-def test_rows_without_what_is_needed_are_refused():
+def test_incomplete_metrics_are_rejected():
     with pytest.raises(ValueError, match="no step of these metrics has a gradient"):
         measure_rates([])
     with pytest.raises(ValueError, match="lack 'generated'"):
@@ -219,21 +219,21 @@ def test_rows_without_what_is_needed_are_refused():
         step_time(Workload(1, 1), Rates())
 
 
-def test_the_profiles_fit_the_devices_that_they_are_made_for(gpu8):
+def test_profiles_fit_their_devices(gpu8):
     for config, gib in ((gpu8, 80), (Config.load("gpu1"), 24), (Config.load("laptop"), 2)):
         done = plan(config, gib)
         assert done.errors == []
         assert 0 < done.fit.memory.total <= gib * GIB
 
 
-def test_cache_of_a_token_and_how_many_rollouts_it_holds(gpu8, sparse):
+def test_kv_cache_bytes_and_number_of_contexts(gpu8, sparse):
     assert sparse.kv_bytes(2) == 2 * 48 * 4 * 128 * 2  # keys and values, layers, heads, bfloat16
     fit = fit_memory(gpu8, sparse, 80 * GIB)
     cache = int(0.9 * 80 * GIB) - 2 * sparse.parameters - GIB
     assert fit.contexts == cache // (sparse.kv_bytes(2) * 32_768) == 4
 
 
-def test_the_largest_step_is_planned():
+def test_largest_step_is_planned():
     config = Config.load("gpu1", trainer__pack_tokens=65_536)
     assert {name: load.tokens for name, load in list_loads(config).items()} == {
         "rl": 16_384,
@@ -285,7 +285,7 @@ def test_the_largest_step_is_planned():
         ),
     ],
 )
-def test_what_does_not_fit_comes_with_a_setting_that_does(profile, changes, gib, remedy):
+def test_remedy_makes_the_run_fit(profile, changes, gib, remedy):
     config = Config.load(profile, **changes)
     done = plan(config, gib)
     assert done.fit.fault and len(done.errors) == 1
@@ -297,21 +297,21 @@ def test_what_does_not_fit_comes_with_a_setting_that_does(profile, changes, gib,
         assert all(f"--{name}=" in done.errors[0] for name in done.remedy)
 
 
-def test_the_remedy_is_the_nearest_one_and_nothing_is_promised_where_nothing_fits(gpu8, sparse):
+def test_no_remedy_if_nothing_fits(gpu8, sparse):
     assert find_remedy(gpu8, sparse, 4 * GIB) == {}
     assert "use a smaller model or larger devices" in plan(gpu8, 4).errors[0]
     fault = plan(gpu8, 30).errors[0]
     assert "most of it" in fault and "\n" not in fault
 
 
-def test_the_small_policy_s_context_is_that_of_the_policy_that_is_made():
+def test_context_is_limited_by_the_small_policy():
     config = Config.load("laptop", rollout__max_context_tokens=2048)
     (fault,) = plan(config, 8).errors
     assert "rollout.max_context_tokens=2048" in fault and "1024" in fault
     assert build_policy(policy_shape(config), 0).config.max_position_embeddings == 1024
 
 
-REFUSED = {
+REJECTED = {
     "trainer.lora_rank=8 needs trainer.backend=trl": {"trainer.lora_rank": 8},
     "trainer.fsdp=true needs trainer.backend=trl": {"trainer.fsdp": True},
     "trainer.gradient_checkpointing=true needs trainer.backend=trl": {
@@ -331,20 +331,20 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_each_wrong_setting_is_one_clear_line(message):
-    faults = check_settings(Config.load("laptop", **REFUSED[message]))
+@pytest.mark.parametrize("message", REJECTED)
+def test_invalid_settings_give_one_line_errors(message):
+    faults = check_settings(Config.load("laptop", **REJECTED[message]))
     assert len(faults) == 1, faults
     assert message in faults[0] and "\n" not in faults[0]
 
 
-def test_counts_below_1_cannot_be_planned():
+def test_counts_below_1_are_rejected():
     for name in ("processes", "trainer.device_batch", "rl.group"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1"):
             plan(Config.load("laptop", **{name: 0}))
 
 
-def test_the_settings_of_all_profiles_are_in_order():
+def test_profile_settings_are_valid():
     for profile in ("laptop", "ci", "gpu1", "gpu8"):
         assert check_settings(Config.load(profile)) == []
 
@@ -358,26 +358,26 @@ def folder(tmp_path):
     return save_policy(build_policy(shape, 0, "plain"), tokenizer, tmp_path / "model")
 
 
-def of_folder(folder):
+def folder_config(folder):
     limits = {"rollout.max_context_tokens": 1024, "rollout.max_turn_tokens": 512}
     return Config.load("gpu1", model__path=str(folder), engine__name="hf", **limits)
 
 
-def test_a_model_folder_is_read_from_the_disk(folder):
-    done = plan(of_folder(folder), 8)
+def test_model_folder_is_read_from_disk(folder):
+    done = plan(folder_config(folder), 8)
     assert done.errors == [] and done.shape.hidden == 16
     assert done.disk["the hub's model"] == 0
 
 
-def test_a_folder_without_configuration_and_an_unknown_name_cannot_be_planned(folder):
+def test_missing_config_and_unknown_model_are_rejected(folder):
     (folder / "config.json").unlink()
     with pytest.raises(ValueError, match="cannot read config.json"):
-        plan(of_folder(folder), 8)
+        plan(folder_config(folder), 8)
     with pytest.raises(ValueError, match="not in the local cache"):
         plan(Config.load("gpu1", model__path="nobody/nothing"), 8)
 
 
-def test_a_longer_context_than_the_model_reads_is_refused():
+def test_context_beyond_the_model_is_rejected():
     config = Config.load("gpu1", rollout__max_context_tokens=65_536)
     assert any("40960 positions" in error for error in plan(config, 80).errors)
 
@@ -391,14 +391,14 @@ def test_disk_by_hand():
     assert whole.disk["final models"] == 3 * 4 * whole.shape.parameters
 
 
-def test_the_command(capsys, tmp_path):
+def test_plan_command(capsys, tmp_path):
     rates = tmp_path / "rates.json"
     rates.write_text(json.dumps({"engines": 4, "generate_tokens_s": 5000, "train_tokens_s": 4000}))
     assert main(["--profile", "gpu8", "--device-gb", "80", "--rates", str(rates)]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for part in ("30.5 G", "weights", "optimiser", "activations", "logits", "knee", "disk"):
-        assert part in told
-    assert "estimated from" not in told
+        assert part in output
+    assert "estimated from" not in output
     assert main(["--profile", "gpu8", "--trainer.fsdp", "false"]) == 1
     error = capsys.readouterr().err
     assert error.count("error:") == 1 and "fits with --trainer.fsdp=true" in error

@@ -20,13 +20,13 @@ from drlib.models.vllm_engine import VllmEngine
 from drlib.training import stages
 from drlib.training.distributed import gpu_fault
 from drlib.training.planner import HUB, check_machine, check_vllm, plan
-from tests.real_examples import miniature
+from tests.real_examples import miniature_config
 
 NO_DISK = 10**19  # bytes, more than any has
 
 
 @pytest.mark.parametrize(
-    ("processes", "gpus", "said"),
+    ("processes", "gpus", "message"),
     [
         (4, 2, "processes=4: this host has 2 GPUs, and TRL trains on one each; set processes=2"),
         (2, 1, "processes=2: this host has 1 GPU, and TRL trains on one each; set processes=1"),
@@ -35,12 +35,12 @@ NO_DISK = 10**19  # bytes, more than any has
         (1, 8, ""),
     ],
 )
-def test_more_processes_than_gpus_are_one_line(processes, gpus, said):
+def test_too_many_processes_give_a_one_line_error(processes, gpus, message):
     fault = gpu_fault(processes, gpus)
-    assert fault.startswith(said) and bool(fault) == bool(said) and "\n" not in fault
+    assert fault.startswith(message) and bool(fault) == bool(message) and "\n" not in fault
 
 
-def test_a_profile_for_gpus_on_this_machine(tmp_path):
+def test_check_machine_for_gpu_profiles(tmp_path):
     """The lines are those that the stages themselves would say."""
     gpus = torch.cuda.device_count()
     expected = [fault] if (fault := gpu_fault(1, gpus)) else []
@@ -55,14 +55,14 @@ def test_a_profile_for_gpus_on_this_machine(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         ("0.19.0", "vLLM 0.19.0 is installed, drlib needs 0.31.0: on a GPU"),
         ("0.31.0", ""),
         ("0.31.0+cu129", ""),
     ],
 )
-def test_another_version_of_vllm_is_one_line(tmp_path, monkeypatch, found, said):
+def test_wrong_vllm_version_gives_a_one_line_error(tmp_path, monkeypatch, found, message):
     """Only the package metadata is present, as after an upgrade."""
     folder = tmp_path / f"vllm-{found}.dist-info"
     folder.mkdir()
@@ -70,16 +70,16 @@ def test_another_version_of_vllm_is_one_line(tmp_path, monkeypatch, found, said)
     (folder / "top_level.txt").write_text("vllm\n")
     monkeypatch.syspath_prepend(tmp_path)
     fault = check_vllm()
-    assert fault.startswith(said) and bool(fault) == bool(said) and "\n" not in fault
+    assert fault.startswith(message) and bool(fault) == bool(message) and "\n" not in fault
 
 
-def test_trl_takes_the_version_that_is_asked_for():
+def test_trl_supports_the_required_vllm_version():
     extras = [Requirement(each) for each in requires("trl")]
-    (takes,) = {each.specifier for each in extras if each.name == "vllm"}
-    assert takes.contains("0.31.0"), "which is drlib's, by the test above"
+    (specifier,) = {each.specifier for each in extras if each.name == "vllm"}
+    assert specifier.contains("0.31.0"), "which is drlib's, by the test above"
 
 
-def test_a_disk_without_room_is_one_line(tmp_path):
+def test_full_disk_gives_a_one_line_error(tmp_path):
     laptop, runs = Config.load("laptop"), tmp_path / "not" / "there"
     assert check_machine(laptop, {"final models": 1, HUB: 0}, runs) == []
     (line,) = check_machine(laptop, {"final models": NO_DISK, "metrics": 1}, runs)
@@ -90,7 +90,7 @@ def test_a_disk_without_room_is_one_line(tmp_path):
     assert not runs.exists()
 
 
-def test_the_command(capsys, tmp_path):
+def test_plan_here_command(capsys, tmp_path):
     assert main(["--profile=ci", "--here", f"--runs={tmp_path}"]) == 0
     assert capsys.readouterr().err == ""
     config = Config.load("gpu8")
@@ -99,16 +99,18 @@ def test_the_command(capsys, tmp_path):
     assert capsys.readouterr().err == ""
     lacks = check_machine(config, plan(config).disk, tmp_path)
     assert main([*settings, "--here"]) == bool(lacks)
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == len(lacks)
-    for line, expected in zip(told, lacks):  # but for what others wrote to the disk meanwhile
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(lacks)
+    for line, expected in zip(lines, lacks):  # but for what others wrote to the disk meanwhile
         assert line.split(", which")[0] == "error: " + expected.split(", which")[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-def test_without_vllm_nothing_is_trained_for_rollouts_that_cannot_come(tmp_path):
+def test_missing_vllm_fails_before_training(tmp_path):
     """SFT needs no engine here, and would run for hours before RL says that there is none."""
-    config = miniature(tmp_path, "qwen3", engine__name="vllm", demonstrations__teacher="solver")
+    config = miniature_config(
+        tmp_path, "qwen3", engine__name="vllm", demonstrations__teacher="solver"
+    )
     arguments = stages.arguments("rl", config, tmp_path / "runs")
     command = [sys.executable, "-m", "drlib.cli", "train", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

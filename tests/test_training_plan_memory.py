@@ -66,7 +66,7 @@ KINDS = {
     },
 }
 # how it is loaded and run: (dtype of the weights, LoRA, autocast, what Load says of it)
-WAYS = {
+MODES = {
     "float32": (torch.float32, 0, False, {"dtype": "float32"}),
     "autocast": (torch.float32, 0, True, {}),
     "bfloat16, as FSDP2 casts it": (torch.bfloat16, 0, False, {"fsdp": True}),
@@ -74,14 +74,14 @@ WAYS = {
     "LoRA bfloat16": (torch.bfloat16, RANK, True, {"lora_rank": RANK}),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
-each_way = pytest.mark.parametrize("way", WAYS)
+each_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def configuration(kind):
     return AutoConfig.for_model(kind, **KINDS[kind])
 
 
-def built(kind, dtype=torch.float32, rank=0):
+def build_model(kind, dtype=torch.float32, rank=0):
     """(what is trained, the causal model in it)."""
     model = AutoModelForCausalLM.from_config(configuration(kind), dtype=dtype)
     if rank == 0:
@@ -120,7 +120,7 @@ def kept_bytes(whole, model, inputs, autocast):
     return sum(seen.values())
 
 
-class Watch(TorchDispatchMode):
+class StorageWatch(TorchDispatchMode):
     """The most bytes that were alive at once, of storages made inside."""
 
     def __init__(self, *known):
@@ -149,27 +149,27 @@ class Watch(TorchDispatchMode):
 
 
 @each_kind
-@each_way
-def test_the_activations_are_what_the_backward_pass_keeps(kind, way):
-    dtype, rank, autocast, said = WAYS[way]
-    whole, model = built(kind, dtype, rank)
-    load = Load(rows=2, tokens=TOKENS, **said)
+@each_mode
+def test_activation_bytes_match_saved_tensors(kind, mode):
+    dtype, rank, autocast, load_options = MODES[mode]
+    whole, model = build_model(kind, dtype, rank)
+    load = Load(rows=2, tokens=TOKENS, **load_options)
     planned = activation_bytes(count_shape(configuration(kind)), load)
     assert planned == pytest.approx(kept_bytes(whole, model, batch(2), autocast), rel=0.001)
 
 
-@each_way
-def test_padded_rows_keep_a_mask_of_numbers_in_each_layer(way):
-    dtype, rank, autocast, said = WAYS[way]
-    whole, model = built("qwen3", dtype, rank)
-    load = Load(rows=2, tokens=TOKENS, padded=True, **said)
+@each_mode
+def test_padded_rows_save_a_float_mask_per_layer(mode):
+    dtype, rank, autocast, load_options = MODES[mode]
+    whole, model = build_model("qwen3", dtype, rank)
+    load = Load(rows=2, tokens=TOKENS, padded=True, **load_options)
     planned = activation_bytes(count_shape(configuration("qwen3")), load)
     assert planned == pytest.approx(kept_bytes(whole, model, batch(2, True), autocast), rel=0.001)
 
 
-def test_a_row_without_padding_takes_no_mask_of_numbers():
+def test_unpadded_row_saves_no_float_mask():
     """A micro-batch of one row in `drlib.training.trl` has a mask of ones."""
-    whole, model = built("qwen3")
+    whole, model = build_model("qwen3")
     ids = torch.randint(0, SIZES["vocab_size"], (1, TOKENS))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
     planned = activation_bytes(
@@ -178,7 +178,7 @@ def test_a_row_without_padding_takes_no_mask_of_numbers():
     assert planned == pytest.approx(kept_bytes(whole, model, inputs, False), rel=0.001)
 
 
-def test_no_part_of_unpadded_activations_grows_with_the_square_of_the_length():
+def test_unpadded_activations_grow_linearly():
     shape = count_shape(configuration("qwen3"))
     once, twice, padded = (
         activation_bytes(shape, Load(tokens=tokens, fsdp=True, padded=mask))
@@ -188,35 +188,38 @@ def test_no_part_of_unpadded_activations_grows_with_the_square_of_the_length():
 
 
 @each_kind
-@each_way
+@each_mode
 @pytest.mark.parametrize("checkpointing", (False, True))
-def test_the_peak_of_a_backward_pass_is_activations_and_working_memory(kind, way, checkpointing):
-    dtype, rank, autocast, said = WAYS[way]
-    whole, model = built(kind, dtype, rank)
+def test_backward_peak_is_activations_plus_working_memory(kind, mode, checkpointing):
+    dtype, rank, autocast, load_options = MODES[mode]
+    whole, model = build_model(kind, dtype, rank)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     trained = [p for p in whole.parameters() if p.requires_grad]
     for parameter in trained:  # as from the second micro-batch on
         parameter.grad = torch.zeros_like(parameter)
-    with Watch(*whole.parameters(), *(p.grad for p in trained)) as watch:
+    with StorageWatch(*whole.parameters(), *(p.grad for p in trained)) as watch:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             total = model.model(**batch(2)).last_hidden_state.sum()
         total.backward()
-    shape, load = count_shape(configuration(kind)), Load(rows=2, tokens=TOKENS, **said)
+    shape, load = count_shape(configuration(kind)), Load(rows=2, tokens=TOKENS, **load_options)
     load = Load(**vars(load) | {"checkpointing": checkpointing})
     planned = activation_bytes(shape, load) + working_bytes(shape, load)
     assert planned == pytest.approx(watch.peak, rel=0.1)
 
 
-@each_way
-def test_with_checkpointing_the_forward_pass_leaves_the_inputs_of_the_layers(way):
-    dtype, rank, autocast, said = WAYS[way]
-    whole, model = built("qwen3", dtype, rank)
+@each_mode
+def test_checkpointing_saves_only_layer_inputs(mode):
+    dtype, rank, autocast, load_options = MODES[mode]
+    whole, model = build_model("qwen3", dtype, rank)
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    with Watch(*whole.parameters()) as watch, torch.autocast("cpu", torch.bfloat16, autocast):
+    with (
+        StorageWatch(*whole.parameters()) as watch,
+        torch.autocast("cpu", torch.bfloat16, autocast),
+    ):
         out = model.model(**batch(2))
     assert out.last_hidden_state.requires_grad
-    shape, load = count_shape(configuration("qwen3")), Load(rows=2, tokens=TOKENS, **said)
+    shape, load = count_shape(configuration("qwen3")), Load(rows=2, tokens=TOKENS, **load_options)
     kept = activation_bytes(shape, load)
     deeper = dataclasses.replace(shape, layers=4)
     layer = activation_bytes(deeper, load) - kept
@@ -234,7 +237,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import test_training_plan_memory as here
 dist.init_process_group("gloo")
 for rank in (0, here.RANK):
-    whole, model = here.built("qwen3", torch.bfloat16 if rank else torch.float32, rank)
+    whole, model = here.build_model("qwen3", torch.bfloat16 if rank else torch.float32, rank)
     how = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
     how["mesh"] = dist.device_mesh.init_device_mesh("cpu", (2,))
     for module in (*model.model.layers, whole):
@@ -252,7 +255,7 @@ dist.destroy_process_group()
 """
 
 
-def test_fsdp2_holds_what_is_planned_on_each_of_two_processes(tmp_path):
+def test_fsdp2_memory_matches_the_plan(tmp_path):
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
     here = Path(__file__).resolve().parent
@@ -277,8 +280,8 @@ def test_fsdp2_holds_what_is_planned_on_each_of_two_processes(tmp_path):
 
 @pytest.mark.parametrize("trained", (True, False))
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
-@pytest.mark.parametrize("frugal", (True, False))
-def test_the_memory_of_both_heads(dtype, trained, frugal):
+@pytest.mark.parametrize("chunked", (True, False))
+def test_head_memory(dtype, trained, chunked):
     vocabulary, hidden, tokens = 20_000, 64, 600
     kind = getattr(torch, dtype)
     weight_VH = torch.randn(vocabulary, hidden, dtype=kind, requires_grad=trained)
@@ -286,9 +289,9 @@ def test_the_memory_of_both_heads(dtype, trained, frugal):
     ids_N = torch.randint(0, vocabulary, (tokens,))
     if trained:
         weight_VH.grad = torch.zeros_like(weight_VH)
-    with Watch(weight_VH, *([weight_VH.grad] if trained else [])) as watch:
+    with StorageWatch(weight_VH, *([weight_VH.grad] if trained else [])) as watch:
         states_NH = hidden_NH * 1.0  # as a layer below has made them
-        if frugal:
+        if chunked:
             loss = token_logprobs(states_NH, weight_VH, ids_N)[0].sum()
         else:
             logits_NV = states_NH @ weight_VH.t()
@@ -297,7 +300,7 @@ def test_the_memory_of_both_heads(dtype, trained, frugal):
     shape = Shape(hidden, 1, 1, 1, 1, 1, vocabulary, 1, False, False, 0, 0, 0, 0, 0, 0, 0)
     rank = 0 if trained else RANK
     load = Load(
-        dtype, 1, tokens, lora_rank=rank, chunked=frugal, fsdp=True, processes=2, trainer="local"
+        dtype, 1, tokens, lora_rank=rank, chunked=chunked, fsdp=True, processes=2, trainer="local"
     )
     planned = head_bytes(shape, load)
     if trained:  # counted on top, where both are not there at once: never too little
@@ -308,16 +311,16 @@ def test_the_memory_of_both_heads(dtype, trained, frugal):
 
 
 @each_kind
-@pytest.mark.parametrize("way", ("float32", "LoRA float32", "LoRA bfloat16"))
-def test_weights_gradients_and_states_are_those_of_torch(kind, way):
-    dtype, rank, autocast, said = WAYS[way]
-    whole, model = built(kind, dtype, rank)
+@pytest.mark.parametrize("mode", ("float32", "LoRA float32", "LoRA bfloat16"))
+def test_state_bytes_match_torch(kind, mode):
+    dtype, rank, autocast, load_options = MODES[mode]
+    whole, model = build_model(kind, dtype, rank)
     optimizer = torch.optim.AdamW([p for p in whole.parameters() if p.requires_grad])
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         model(**batch(1), labels=batch(1)["input_ids"]).loss.backward()
     optimizer.step()
     found = measured(whole, optimizer)
-    planned = state_bytes(count_shape(configuration(kind)), Load(**said))
+    planned = state_bytes(count_shape(configuration(kind)), Load(**load_options))
     assert {name: planned[name] for name in found} == pytest.approx(found, rel=1e-3)
     assert planned["exchange"] == planned["reference"] == 0
 
@@ -327,18 +330,18 @@ def measured(whole, optimizer):
     moved = [p for p in whole.parameters() if p.grad is not None]
     states = [t for p in moved for name, t in optimizer.state[p].items() if name != "step"]
     return {
-        "weights": sum(own(p).nbytes for p in whole.parameters()),
-        "gradients": sum(own(p.grad).nbytes for p in moved),
-        "optimiser": sum(own(t).nbytes for t in states),
+        "weights": sum(local_shard(p).nbytes for p in whole.parameters()),
+        "gradients": sum(local_shard(p.grad).nbytes for p in moved),
+        "optimiser": sum(local_shard(t).nbytes for t in states),
     }
 
 
-def own(tensor):
+def local_shard(tensor):
     """The shard of this process, where it is one."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-class Last(TrainerCallback):
+class MemoryRecorder(TrainerCallback):
     """Memory held by TRL before its second step."""
 
     def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **_):
@@ -346,9 +349,9 @@ class Last(TrainerCallback):
             self.found = measured(model, getattr(optimizer, "optimizer", optimizer))
 
 
-@pytest.mark.parametrize("way", ("autocast", "LoRA bfloat16"))
-def test_trl_holds_what_is_planned(way, tmp_path):
-    dtype, rank, _, said = WAYS[way]
+@pytest.mark.parametrize("mode", ("autocast", "LoRA bfloat16"))
+def test_trl_memory_matches_the_plan(mode, tmp_path):
+    dtype, rank, _, load_options = MODES[mode]
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(320)}, unk_token="t0"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", pad_token="t2")
     rows = torch.randint(3, 320, (4, 16)).tolist()
@@ -360,14 +363,16 @@ def test_trl_holds_what_is_planned(way, tmp_path):
         processing_class=tokenizer,
         peft_config=peft,
     )
-    last = Last()
-    trainer.add_callback(last)
+    recorder = MemoryRecorder()
+    trainer.add_callback(recorder)
     trainer.train()
-    planned = state_bytes(count_shape(configuration("qwen3")), Load(**said))
-    assert {name: planned[name] for name in last.found} == pytest.approx(last.found, rel=1e-3)
+    planned = state_bytes(count_shape(configuration("qwen3")), Load(**load_options))
+    assert {name: planned[name] for name in recorder.found} == pytest.approx(
+        recorder.found, rel=1e-3
+    )
 
 
-def test_sharding_and_copies_between_processes():
+def test_state_bytes_with_sharding_and_ddp():
     shape = count_shape(configuration("qwen3"))
     one, sharded, copied = (
         state_bytes(shape, Load(processes=n, fsdp=fsdp))
@@ -380,7 +385,7 @@ def test_sharding_and_copies_between_processes():
     assert sharded["exchange"] == 2 * (3 * layer + 4 * head)  # bfloat16; embedding and head
 
 
-def test_a_layer_made_again_uses_the_memory_that_the_head_has_left():
+def test_recomputed_layer_reuses_head_memory():
     shape = count_shape(configuration("qwen3"))
     load = Load(tokens=TOKENS, checkpointing=True, fsdp=True, chunked=False)
     plan, kept = memory_plan(shape, load), dataclasses.replace(load, checkpointing=False)
@@ -390,8 +395,8 @@ def test_a_layer_made_again_uses_the_memory_that_the_head_has_left():
     assert plan.total == sum(plan.parts.values()) - plan.shared
 
 
-def test_adapters_are_counted_as_peft_makes_them():
+def test_adapter_parameters_match_peft():
     for kind in KINDS:
-        whole, _ = built(kind, rank=RANK)
+        whole, _ = build_model(kind, rank=RANK)
         made = sum(p.numel() for p in whole.parameters() if p.requires_grad)
         assert count_shape(configuration(kind)).trained_parameters(RANK) == made

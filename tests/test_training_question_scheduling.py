@@ -17,7 +17,7 @@ from drlib.training.question_selection import QuestionSelection, scale_stages
 from drlib.training.rollouts import sample_rollouts
 from drlib.training.run_folder import read_metrics
 from drlib.worlds import Names
-from tests.loop_examples import after_a_kill, build_world, cold_start, flat, settings
+from tests.loop_examples import build_world, cold_start, flat, reload_state, settings
 from tests.rl_examples import a_trajectory, changed
 from tests.stage_processes import build_stage
 
@@ -26,7 +26,7 @@ start = cold_start
 # ---------------------------------------------------------------- scripted outcomes
 
 
-class Scripted:
+class ScriptedAgent:
     """An agent that is right in the first `right[id]` tries of a group, and says whom it tried."""
 
     def __init__(self, right: dict[str, int]):
@@ -53,7 +53,7 @@ class Scripted:
         ]
 
 
-def scripted(start, rights=(), **changes):
+def build_selection(start, rights=(), **changes):
     """(asking, agent): 16 questions, eight a step in groups of four; `rights`, the tries of a group
     that are right, one a question."""
     config = settings(
@@ -64,99 +64,101 @@ def scripted(start, rights=(), **changes):
         **changes,
     )
     questions = QuestionScheduler(config, start.world, Names.from_world(start.world))
-    agent = Scripted(dict(zip(questions.pool, rights)))
+    agent = ScriptedAgent(dict(zip(questions.pool, rights)))
     return QuestionSelection(config, questions, Ranks(), agent.under, start.chat), agent
 
 
-def take(asking, agent, step):
+def run_step(selection, agent, step):
     """(questions asked, how it began, columns) of a step without an update."""
-    begun = asking.begin(step)
-    tasks, worlds = asking.questions.draw(step, Curriculum(SKILLS))
-    agent.under(begun.config)
-    shards = [sample_rollouts(agent, tasks, worlds, begun.config, step, shard) for shard in (0, 1)]
-    row = asking.end(step, begun, [t for shard in shards for t in shard])
-    return [task.id for task in tasks], begun, row
+    step_start = selection.begin(step)
+    tasks, worlds = selection.questions.draw(step, Curriculum(SKILLS))
+    agent.under(step_start.config)
+    shards = [
+        sample_rollouts(agent, tasks, worlds, step_start.config, step, shard) for shard in (0, 1)
+    ]
+    metrics = selection.end(step, step_start, [t for shard in shards for t in shard])
+    return [task.id for task in tasks], step_start, metrics
 
 
 HALF = [4] * 4 + [0] * 4 + [2] * 8
 
 
-def test_curation_exchanges_what_is_settled_for_what_has_become_medium(start):
-    asking, agent = scripted(start, HALF, rl__curriculum__curation_every=8)
-    pool = list(asking.questions.pool)
+def test_curation_replaces_settled_questions(start):
+    selection, agent = build_selection(start, HALF, rl__curriculum__curation_every=8)
+    pool = list(selection.questions.pool)
     tried, rows = [], []
     for step in range(9):
         agent.tried = []
-        asked, _, row = take(asking, agent, step)
-        rows.append(row)
+        questions, _, metrics = run_step(selection, agent, step)
+        rows.append(metrics)
         if step == 0:
             assert sorted(name for name, _ in agent.tried[:16]) == sorted(pool)
             agent.tried = agent.tried[16:]
             # two more are solved from now on, one is not, and of the rest two sometimes
             agent.right |= {pool[8]: 4, pool[9]: 4, pool[10]: 0, pool[1]: 3, pool[4]: 1}
         if step < 8:
-            assert sorted(asked) == sorted(pool[8:])
+            assert sorted(questions) == sorted(pool[8:])
         tried += [name for name, _ in agent.tried[8:]]
     # behind each step the next question of the rest was tried; then those that have left, too
     assert tried == [*pool[:8], pool[8]]
-    changes = [(row["mastered"], row["hopeless"], row["entered"]) for row in rows]
+    changes = [(metrics["mastered"], metrics["hopeless"], metrics["entered"]) for metrics in rows]
     assert changes == [(0, 0, 0)] * 7 + [(2, 1, 2), (0, 0, 0)]
     among = sorted([*pool[11:], pool[1], pool[4]])
-    assert asking.curation.state["active"] == among == asking.questions.epochs.state["among"]
-    assert {*asked} <= {*among}
-    assert [row["asked_among"] for row in rows] == [8] * 8 + [7]
+    assert selection.curation.state["active"] == among == selection.questions.epochs.state["among"]
+    assert {*questions} <= {*among}
+    assert [metrics["asked_among"] for metrics in rows] == [8] * 8 + [7]
     # no group has the name, and with it the random numbers, of another
     assert len(agent.names) == 16 + 9 * 8 + 9 == len({*agent.names})
     # 16 questions at the start, one behind each step; four rollouts each, of four tokens
-    assert [row["probe_rollouts"] for row in rows] == [68.0] + [4.0] * 8
-    assert [row["probe_tokens"] for row in rows] == [272.0] + [16.0] * 8
+    assert [metrics["probe_rollouts"] for metrics in rows] == [68.0] + [4.0] * 8
+    assert [metrics["probe_tokens"] for metrics in rows] == [272.0] + [16.0] * 8
 
 
-def test_what_nobody_could_judge_is_no_outcome(start):
-    asking, agent = scripted(start, HALF, rl__curriculum__curation_every=1)
-    pool = list(asking.questions.pool)
-    begun = asking.begin(0)
-    tasks, worlds = asking.questions.pool_questions(pool[8:10])
+def test_unjudged_rollouts_are_no_outcome(start):
+    selection, agent = build_selection(start, HALF, rl__curriculum__curation_every=1)
+    pool = list(selection.questions.pool)
+    step_start = selection.begin(0)
+    tasks, worlds = selection.questions.pool_questions(pool[8:10])
     agent.right = dict.fromkeys(pool, 4)
-    made = sample_rollouts(agent, tasks, worlds, begun.config, 0)
+    made = sample_rollouts(agent, tasks, worlds, step_start.config, 0)
     unjudged = [replace(t, reward=None) if t.task_id == pool[8] else t for t in made]
     agent.right = dict(zip(pool, HALF)) | {pool[0]: 2}
-    assert asking.end(0, begun, unjudged)["mastered"] == 1
-    assert pool[8] in asking.curation.state["active"]
-    assert pool[9] not in asking.curation.state["active"]
+    assert selection.end(0, step_start, unjudged)["mastered"] == 1
+    assert pool[8] in selection.curation.state["active"]
+    assert pool[9] not in selection.curation.state["active"]
 
 
-def test_questions_that_are_all_settled_have_a_remedy(start):
-    asking, _ = scripted(start, [4] * 8 + [0] * 8, rl__curriculum__curation_every=1)
+def test_all_settled_questions_give_an_error_with_a_remedy(start):
+    selection, _ = build_selection(start, [4] * 8 + [0] * 8, rl__curriculum__curation_every=1)
     with pytest.raises(
         ValueError, match="each of 16 questions is always or never.*raise rl.curriculum.pool"
     ):
-        asking.begin(0)
+        selection.begin(0)
 
 
 def test_resumed_curation_draws_the_same_questions(start):
     changes = {"rl.curriculum.curation_every": 2, "rl.curriculum.stages": "three", "rl.steps": 8}
-    asking, agent = scripted(start, HALF, **changes)
-    pool = list(asking.questions.pool)
-    _ = [take(asking, agent, step) for step in range(3)]
+    selection, agent = build_selection(start, HALF, **changes)
+    pool = list(selection.questions.pool)
+    _ = [run_step(selection, agent, step) for step in range(3)]
     agent.right |= {pool[8]: 4, pool[0]: 3, pool[1]: 3}
-    resumed, other = scripted(start, **changes)
-    after_a_kill(asking.questions, resumed.questions)
-    after_a_kill(asking, resumed)
+    resumed, other = build_selection(start, **changes)
+    reload_state(selection.questions, resumed.questions)
+    reload_state(selection, resumed)
     other.right = dict(agent.right)
     agent.tried = []
     for step in range(3, 8):
-        asked, begun, row = take(asking, agent, step)
-        asked_again, begun_again, row_again = take(resumed, other, step)
-        assert (asked_again, row_again) == (asked, row)
-        assert begun_again.config == begun.config and begun_again.reset == begun.reset
-    assert other.tried == agent.tried and row["stage"] == 3
+        questions, step_start, metrics = run_step(selection, agent, step)
+        asked_again, begun_again, row_again = run_step(resumed, other, step)
+        assert (asked_again, row_again) == (questions, metrics)
+        assert begun_again.config == step_start.config and begun_again.reset == step_start.reset
+    assert other.tried == agent.tried and metrics["stage"] == 3
 
 
 # ---------------------------------------------------------------- stages
 
 
-def test_the_stages_are_the_papers_in_proportion():
+def test_stages_scale_the_published_ones():
     paper = settings(rl__steps=510, rollout__max_context_tokens=12_000, rollout__max_calls=15)
     assert tuple(scale_stages(paper)) == RSTAR2_STAGES
     usual = scale_stages(settings(rl__steps=100))
@@ -172,55 +174,59 @@ def test_the_stages_are_the_papers_in_proportion():
         assert sum(lengths) == steps and min(lengths) >= 1
 
 
-def test_the_third_stage_asks_what_is_not_always_solved_and_starts_anew(start):
-    asking, agent = scripted(
+def test_third_stage_drops_solved_questions_and_resets(start):
+    selection, agent = build_selection(
         start, [4] * 6 + [3] * 2 + [0] * 8, rl__curriculum__stages="three", rl__steps=6
     )
-    pool = list(asking.questions.pool)
-    steps = [take(asking, agent, step) for step in range(6)]
-    assert [row["stage"] for _, _, row in steps] == [1, 1, 1, 1, 2, 3]
-    assert [begun.reset for _, begun, _ in steps] == [False] * 5 + [True]
+    pool = list(selection.questions.pool)
+    steps = [run_step(selection, agent, step) for step in range(6)]
+    assert [metrics["stage"] for _, _, metrics in steps] == [1, 1, 1, 1, 2, 3]
+    assert [step_start.reset for _, step_start, _ in steps] == [False] * 5 + [True]
     limits = [
         (b.config.rollout.max_context_tokens, b.config.rollout.max_calls) for _, b, _ in steps
     ]
     assert limits == [(298, 4)] * 4 + [(448, 4), (448, 6)]
-    assert {*pool} == {name for asked, _, _ in steps[:2] for name in asked}
-    asked, _, row = steps[-1]
-    assert row["asked_among"] == 10 and {*asked} <= {*pool[6:]}
+    assert {*pool} == {name for questions, _, _ in steps[:2] for name in questions}
+    questions, _, metrics = steps[-1]
+    assert metrics["asked_among"] == 10 and {*questions} <= {*pool[6:]}
     # all were tried by the latest policy, under the limits of the stage that begins
-    assert [row["probe_rollouts"] for _, _, row in steps] == [0.0] * 5 + [64.0]
+    assert [metrics["probe_rollouts"] for _, _, metrics in steps] == [0.0] * 5 + [64.0]
     assert sorted(agent.tried[40:56]) == sorted((name, (448, 6)) for name in pool)
 
 
-def test_with_curation_the_third_stage_begins_it_anew(start):
+def test_third_stage_restarts_curation(start):
     changes = {"rl.curriculum.stages": "three", "rl.steps": 3, "rl.curriculum.curation_every": 50}
-    asking, agent = scripted(start, HALF, **changes)
-    pool = list(asking.questions.pool)
-    _ = [take(asking, agent, step) for step in range(2)]
-    assert asking.questions.epochs.state["among"] == sorted(pool[8:])
+    selection, agent = build_selection(start, HALF, **changes)
+    pool = list(selection.questions.pool)
+    _ = [run_step(selection, agent, step) for step in range(2)]
+    assert selection.questions.epochs.state["among"] == sorted(pool[8:])
     agent.right = dict(zip(pool, [2] * 4 + [0] * 4 + [4] * 8))
-    asked, _, row = take(asking, agent, 2)
-    assert asking.curation.state["active"] == sorted(pool[:4])
-    assert asking.curation.known == {*pool[:8]}
-    assert row["asked_among"] == 4 and Counter(asked) == dict.fromkeys(pool[:4], 2)
-    easy, agent = scripted(start, [4] * 16, **changes | {"rl.curriculum.curation_every": 0})
-    _ = [take(easy, agent, step) for step in range(2)]
+    questions, _, metrics = run_step(selection, agent, 2)
+    assert selection.curation.state["active"] == sorted(pool[:4])
+    assert selection.curation.known == {*pool[:8]}
+    assert metrics["asked_among"] == 4 and Counter(questions) == dict.fromkeys(pool[:4], 2)
+    easy, agent = build_selection(start, [4] * 16, **changes | {"rl.curriculum.curation_every": 0})
+    _ = [run_step(easy, agent, step) for step in range(2)]
     with pytest.raises(ValueError, match="rl.curriculum.pool=16.*raise rl.curriculum.pool"):
         easy.begin(2)
 
 
-def test_the_first_window_must_hold_a_question_and_a_turn(start):
-    asking, _ = scripted(start, rl__curriculum__stages="three")
-    tasks, _ = asking.questions.pool_questions(list(asking.questions.pool))
+def test_first_stage_context_must_fit_a_question_and_a_turn(start):
+    selection, _ = build_selection(start, rl__curriculum__stages="three")
+    tasks, _ = selection.questions.pool_questions(list(selection.questions.pool))
     needed = 72 + max(len(start.chat.prompt(task.question)) for task in tasks)
     enough = -(-needed * 3 // 2)
-    asking, _ = scripted(start, rl__curriculum__stages="three", rollout__max_context_tokens=enough)
-    assert asking.stages.next_stage.tokens == needed
+    selection, _ = build_selection(
+        start, rl__curriculum__stages="three", rollout__max_context_tokens=enough
+    )
+    assert selection.stages.next_stage.tokens == needed
     remedy = f"{needed} needed: set rollout.max_context_tokens to {enough} "
     with pytest.raises(ValueError, match=remedy):
-        scripted(start, rl__curriculum__stages="three", rollout__max_context_tokens=enough - 1)
+        build_selection(
+            start, rl__curriculum__stages="three", rollout__max_context_tokens=enough - 1
+        )
     with pytest.raises(ValueError, match="300 needed: set rollout.max_context_tokens to 450"):
-        scripted(start, rl__curriculum__stages="three", rl__reward__overlong_buffer=300)
+        build_selection(start, rl__curriculum__stages="three", rl__reward__overlong_buffer=300)
 
 
 # ---------------------------------------------------------------- the loop itself
@@ -228,7 +234,7 @@ def test_the_first_window_must_hold_a_question_and_a_turn(start):
 POOL = {"rl.curriculum.pool": 16, "rl.questions": 4, "rl.lr": 2e-3}
 
 
-def test_the_loop_learns_from_an_exact_mixture_and_says_how_each_source_does(start, tmp_path):
+def test_loop_with_exact_mixture_logs_accuracy_by_source(start, tmp_path):
     switches = {
         "rl.curriculum.mixture": "exact",
         "rl.curriculum.weighting": "none",
@@ -237,38 +243,38 @@ def test_the_loop_learns_from_an_exact_mixture_and_says_how_each_source_does(sta
     step = start.step(settings(**switches), tmp_path / "run")
     updates = 0
     for number in range(2):
-        row, trajectories = step.step(number)
-        updates += row["updates"]
+        metrics, trajectories = step.step(number)
+        updates += metrics["updates"]
         # an independent look: the world of a rollout, and how often it was right
         worlds = {"python": "python", start.world.version: "real"}
         found = [worlds.get(t.world_version, "fictional") for t in trajectories]
         assert Counter(found) == {"python": 24, "real": 12, "fictional": 12}
         for source in ("python", "real", "fictional"):
             right = [t.reward_parts["correct"] for t, s in zip(trajectories, found) if s == source]
-            assert row[f"accuracy_{source}"] == pytest.approx(sum(right) / len(right))
+            assert metrics[f"accuracy_{source}"] == pytest.approx(sum(right) / len(right))
     assert updates >= 1 and not torch.equal(flat(step.model), flat(start.policy))
 
 
-def test_the_loop_asks_a_pool_again_under_other_names(start, tmp_path):
+def test_pool_epochs_have_new_rollout_ids(start, tmp_path):
     step = start.step(settings(rl__curriculum__pool=8, rl__steps=3), tmp_path / "run")
-    rows, tries = zip(*(step.step(number) for number in range(3)))
-    assert [row["epoch"] for row in rows] == [1, 2, 3]
-    assert {frozenset(t.task_id for t in some) for some in tries} == {
+    rows, rollouts = zip(*(step.step(number) for number in range(3)))
+    assert [metrics["epoch"] for metrics in rows] == [1, 2, 3]
+    assert {frozenset(t.task_id for t in some) for some in rollouts} == {
         frozenset(step.scheduler.pool)
     }
-    everything = [t for some in tries for t in some]
+    everything = [t for some in rollouts for t in some]
     assert len({t.id for t in everything}) == len(everything) == 3 * 8 * 6
     assert len({t.group_id for t in everything}) == 24
-    assert "probe_rollouts" not in rows[0] and sum(row["updates"] for row in rows) >= 1
+    assert "probe_rollouts" not in rows[0] and sum(metrics["updates"] for metrics in rows) >= 1
 
 
-def test_the_loop_asks_only_what_its_start_solves_sometimes(start, tmp_path):
+def test_curation_starts_with_sometimes_solved_questions(start, tmp_path):
     config = settings(**POOL, rl__curriculum__curation_every=2, rl__steps=3)
     step = start.step(config, tmp_path / "run")
     rows = []
     for number in range(3):
-        row, trajectories = step.step(number)
-        rows.append(row)
+        metrics, trajectories = step.step(number)
+        rows.append(metrics)
         if number == 0:  # no refresh yet
             among = {*step.callbacks.parts["question_selection"].curation.state["active"]}
             assert {t.task_id for t in trajectories} <= among
@@ -276,13 +282,13 @@ def test_the_loop_asks_only_what_its_start_solves_sometimes(start, tmp_path):
     assert {*rates} == {*step.scheduler.pool}
     first = [name for name, rate in rates.items() if 0 < rate < 1]
     assert 2 <= len(first) < 16 and rows[0]["asked_among"] == len(first)
-    assert [row["probe_rollouts"] for row in rows] == [16 * 6 + 6, 6, 6]
-    assert all(row["probe_tokens"] > 6 for row in rows)
-    assert all(row["rollouts"] == 24 for row in rows)  # the others are not trained on
-    assert sum(row["updates"] for row in rows) >= 2
+    assert [metrics["probe_rollouts"] for metrics in rows] == [16 * 6 + 6, 6, 6]
+    assert all(metrics["probe_tokens"] > 6 for metrics in rows)
+    assert all(metrics["rollouts"] == 24 for metrics in rows)  # the others are not trained on
+    assert sum(metrics["updates"] for metrics in rows) >= 2
 
 
-def test_the_loop_s_stages_have_their_limits_and_the_last_one_starts_anew(start, tmp_path):
+def test_stage_limits_and_reset_in_the_loop(start, tmp_path):
     config = settings(
         **POOL,
         rl__curriculum__stages="three",
@@ -291,26 +297,26 @@ def test_the_loop_s_stages_have_their_limits_and_the_last_one_starts_anew(start,
         rollout__max_context_tokens=165,
     )
     step = start.step(config, tmp_path / "run")
-    rows, longest, most = [], [], []
+    rows, longest, most_calls = [], [], []
     for number in range(3):
         before = flat(step.model)
-        row, trajectories = step.step(number)
-        rows.append(row)
+        metrics, trajectories = step.step(number)
+        rows.append(metrics)
         longest.append(max(len(t) for t in trajectories))
-        most.append(max(len(t.tool_results) for t in trajectories))
+        most_calls.append(max(len(t.tool_results) for t in trajectories))
     assert longest[0] <= 110 < longest[1] <= 165 and 110 < longest[2] <= 165
-    assert most[0] <= 4 and most[1] <= 4 and most[2] <= 6
+    assert most_calls[0] <= 4 and most_calls[1] <= 4 and most_calls[2] <= 6
     # the reference is the policy with which the last stage began, the optimizer has one update
-    assert all(row["updates"] == 1 for row in rows)
+    assert all(metrics["updates"] == 1 for metrics in rows)
     assert torch.equal(flat(step.learner.reference), before)
     assert rows[0]["kl"] < 1e-6 < 1e-5 < rows[1]["kl"] and rows[2]["kl"] < 1e-6
-    taken = {
+    n_updates = {
         float(of["step"]) for of in step.learner.optimizers.state_dict()["adam"]["state"].values()
     }
-    assert taken == {1.0}
+    assert n_updates == {1.0}
 
 
-def test_two_processes_ask_and_try_what_one_does(tmp_path):
+def test_two_processes_are_bit_identical_to_one(tmp_path):
     changes = {
         "rl.curriculum.curation_every": 1,
         "rl.curriculum.stages": "three",
@@ -326,9 +332,12 @@ def test_two_processes_ask_and_try_what_one_does(tmp_path):
         assert result.returncode == 0, result.stderr[-2000:]
         folder = stages.folder("rl", config, runs)
         rows.append(
-            [{k: v for k, v in row.items() if "seconds" not in k} for row in read_metrics(folder)]
+            [
+                {k: v for k, v in metrics.items() if "seconds" not in k}
+                for metrics in read_metrics(folder)
+            ]
         )
         weights.append((folder / "policy" / stages.WEIGHTS).read_bytes())
     assert rows[0] == rows[1] and weights[0] == weights[1]
-    assert sum(row["updates"] for row in rows[0]) >= 2
+    assert sum(metrics["updates"] for metrics in rows[0]) >= 2
     assert rows[0][0]["probe_rollouts"] == 16 * 6 + 6

@@ -17,17 +17,17 @@ from drlib.training.question_scheduler import (
     source_shares,
 )
 from drlib.worlds import Names, fictional_world
-from tests.loop_examples import after_a_kill, cold_start, settings
+from tests.loop_examples import cold_start, reload_state, settings
 
 start = cold_start
 
 
-def questions_of(start, **changes) -> QuestionScheduler:
+def make_scheduler(start, **changes) -> QuestionScheduler:
     return QuestionScheduler(settings(**changes), start.world, Names.from_world(start.world))
 
 
-def sources(drawn) -> list[str]:
-    tasks, worlds = drawn
+def sources(drawn_questions) -> list[str]:
+    tasks, worlds = drawn_questions
     return [question_source(task, worlds) for task in tasks]
 
 
@@ -42,8 +42,8 @@ MIXED = {
 }
 
 
-def test_by_default_the_questions_are_those_of_the_committed_runs(start):
-    tasks, _ = questions_of(start).draw(3, Curriculum(SKILLS))
+def test_default_questions_match_the_committed_runs(start):
+    tasks, _ = make_scheduler(start).draw(3, Curriculum(SKILLS))
     assert [task.id for task in tasks] == [
         "search-h3-eb77c198ab",
         "search-h1-d2c1aba54a",
@@ -56,14 +56,14 @@ def test_by_default_the_questions_are_those_of_the_committed_runs(start):
     ]
 
 
-def test_a_second_draw_of_a_step_has_other_questions(start):
-    questions, curriculum = questions_of(start), Curriculum(SKILLS)
+def test_second_draw_of_a_step_has_new_questions(start):
+    questions, curriculum = make_scheduler(start), Curriculum(SKILLS)
     first, again = (questions.draw(3, curriculum, n)[0] for n in (0, 1))
     assert first == questions.draw(3, curriculum)[0]
     assert not {task.id for task in first} & {task.id for task in again}
 
 
-def test_the_shares_are_those_of_the_settings_as_written():
+def test_source_shares_are_exact():
     assert source_shares(settings(**MIXED)) == {
         "trail": Fraction(1, 5),
         "python": Fraction(1, 5),
@@ -79,42 +79,46 @@ def test_the_shares_are_those_of_the_settings_as_written():
     }
 
 
-def test_an_exact_mixture_meets_its_shares_in_every_ten_questions(start):
-    questions, curriculum = questions_of(start, rl__questions=10, **MIXED), Curriculum(SKILLS)
+def test_exact_mixture_meets_its_shares_in_every_step(start):
+    questions, curriculum = make_scheduler(start, rl__questions=10, **MIXED), Curriculum(SKILLS)
     expected = {"trail": 2, "python": 2, "real": 3, "fictional": 3}
     places = Counter()
     for step in range(12):
-        drawn = sources(questions.draw(step, curriculum))
-        assert Counter(drawn) == expected
-        places.update((source, place) for place, source in enumerate(drawn))
+        drawn_questions = sources(questions.draw(step, curriculum))
+        assert Counter(drawn_questions) == expected
+        places.update((source, place) for place, source in enumerate(drawn_questions))
     # in any order: else one process, or one agent of two, would have all of a source
     assert len(places) > 25
-    by_chance = questions_of(start, rl__questions=10, **MIXED | {"rl.curriculum.mixture": "chance"})
+    by_chance = make_scheduler(
+        start, rl__questions=10, **MIXED | {"rl.curriculum.mixture": "chance"}
+    )
     met = [Counter(sources(by_chance.draw(step, curriculum))) == expected for step in range(12)]
     assert not all(met)
 
 
-def test_an_exact_mixture_goes_on_where_it_was(start):
+def test_exact_mixture_resumes(start):
     """Seven a step: only ten steps together meet the shares, so a fresh mixture would not."""
-    whole, curriculum = questions_of(start, rl__questions=7, **MIXED), Curriculum(SKILLS)
+    whole, curriculum = make_scheduler(start, rl__questions=7, **MIXED), Curriculum(SKILLS)
     before = [whole.draw(step, curriculum) for step in range(4)]
-    resumed = after_a_kill(whole, questions_of(start, rl__questions=7, **MIXED))
+    resumed = reload_state(whole, make_scheduler(start, rl__questions=7, **MIXED))
     rest = [whole.draw(step, curriculum) for step in range(4, 10)]
     again = [resumed.draw(step, curriculum) for step in range(4, 10)]
     assert [tasks for tasks, _ in again] == [tasks for tasks, _ in rest]
-    total = Counter(source for drawn in before + rest for source in sources(drawn))
+    total = Counter(
+        source for drawn_questions in before + rest for source in sources(drawn_questions)
+    )
     assert total == {"trail": 14, "python": 14, "real": 21, "fictional": 21}
 
 
-def test_without_a_curriculum_every_kind_is_drawn_evenly(start):
+def test_kinds_are_drawn_evenly_without_weighting(start):
     """300 sums of eight kinds and 300 chains of three lengths: 37.5 and 100 each are expected."""
     mastered = Curriculum(SKILLS, dict.fromkeys(SKILLS, 1.0) | {"h3": 0.5, "gcd": 0.5})
 
     def kinds(**changes):
-        drawn = questions_of(
+        drawn_questions = make_scheduler(
             start, rl__questions=300, rl__curriculum__fictional_share=0.0, **changes
         )
-        return Counter(task.skill for task in drawn.draw(0, mastered)[0])
+        return Counter(task.skill for task in drawn_questions.draw(0, mastered)[0])
 
     sums, chains = (
         kinds(rl__curriculum__weighting="none", rl__curriculum__python_share=share)
@@ -129,40 +133,40 @@ def test_without_a_curriculum_every_kind_is_drawn_evenly(start):
 # ---------------------------------------------------------------- a fixed set
 
 
-def test_a_pool_is_drawn_once_from_the_seed_and_asked_in_epochs(start):
+def test_pool_is_seeded_and_drawn_in_epochs(start):
     pool = {"rl.curriculum.pool": 20, "rl.questions": 8, **MIXED}
-    questions, same = (questions_of(start, **pool) for _ in range(2))
-    other = questions_of(start, seed=1, **pool)
+    questions, same = (make_scheduler(start, **pool) for _ in range(2))
+    other = make_scheduler(start, seed=1, **pool)
     assert len(questions.pool) == 20 and list(questions.pool) == list(same.pool)
     assert not {*questions.pool} & {*other.pool}
     everything = questions.pool_questions(list(questions.pool))
     kinds = Counter(sources(everything))
     assert kinds == {"trail": 4, "python": 4, "real": 6, "fictional": 6}
-    curriculum, asked = Curriculum(SKILLS), []
+    curriculum, asked_ids = Curriculum(SKILLS), []
     for step in range(10):
         tasks, worlds = questions.draw(step, curriculum)
         assert len({task.id for task in tasks}) == 8
         for task in tasks:
             _, world = questions.pool[task.id]
             assert world is None or worlds[task.world] is world
-        asked += [task.id for task in tasks]
+        asked_ids += [task.id for task in tasks]
     # 80 draws are four epochs of 20; each of them is in another order
-    epochs = [asked[at : at + 20] for at in range(0, 80, 20)]
+    epochs = [asked_ids[at : at + 20] for at in range(0, 80, 20)]
     assert all(sorted(epoch) == sorted(questions.pool) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
 
 
-def test_a_pool_goes_on_in_the_middle_of_an_epoch(start):
+def test_pool_resumes_within_an_epoch(start):
     pool, curriculum = {"rl.curriculum.pool": 20, "rl.questions": 8}, Curriculum(SKILLS)
-    whole = questions_of(start, **pool)
+    whole = make_scheduler(start, **pool)
     _ = [whole.draw(step, curriculum) for step in range(4)]
-    resumed = after_a_kill(whole, questions_of(start, **pool))
+    resumed = reload_state(whole, make_scheduler(start, **pool))
     for step in range(4, 9):
         assert resumed.draw(step, curriculum)[0] == whole.draw(step, curriculum)[0]
     assert resumed.epochs.state["epoch"] == 4
 
 
-def test_epochs_follow_the_set_that_is_asked():
+def test_epochs_follow_changes_of_the_set():
     epochs = Epochs("abcdef", seed=0)
     first = epochs.draw(4)
     epochs.keep([*"abc", "new"])
@@ -175,10 +179,10 @@ def test_epochs_follow_the_set_that_is_asked():
         epochs.keep([])
 
 
-def test_a_pool_has_kinds_evenly_and_different_questions_only(start):
+def test_pool_has_even_kinds_and_unique_questions(start):
     kinds = Counter(
         task.skill
-        for task, _ in questions_of(
+        for task, _ in make_scheduler(
             start, rl__curriculum__pool=240, rl__curriculum__python_share=1.0
         ).pool.values()
     )
@@ -207,6 +211,6 @@ def test_a_pool_has_kinds_evenly_and_different_questions_only(start):
         ),
     ],
 )
-def test_settings_that_do_not_go_together_are_named(changes, message):
+def test_incompatible_settings_are_rejected(changes, message):
     with pytest.raises(ValueError, match=message):
         check_question_settings(settings(**changes))

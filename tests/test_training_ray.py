@@ -80,8 +80,8 @@ def cluster(runs):
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
     }
-    with two_nodes(**how) as made:
-        yield made
+    with two_nodes(**how) as ray_cluster:
+        yield ray_cluster
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def equal(one, other):
     return one.keys() == other.keys() and all(one[n].equal(other[n]) for n in one)
 
 
-def by_torchrun(stage, runs, folder, **changes):
+def run_with_torchrun(stage, runs, folder, **changes):
     """The stage's folder by torchrun's two processes, in a copy of the runs folder."""
     copy = folder / "runs"
     shutil.copytree(runs, copy, ignore=shutil.ignore_patterns(f"{stage}-*"))
@@ -109,7 +109,7 @@ def by_torchrun(stage, runs, folder, **changes):
     return stages.folder(stage, settings(**changes), copy)
 
 
-def ctrl_c_is_heard():
+def restore_sigint():
     """A background job ignores it, and so would its children."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -123,7 +123,7 @@ def command(cluster, runs, *arguments, **how):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=ctrl_c_is_heard,
+        preexec_fn=restore_sigint,
         **how,
     )
 
@@ -133,7 +133,7 @@ def leftovers(runs):
 
 
 @pytest.mark.parametrize(
-    ("first", "arguments", "line"),
+    ("first", "arguments", "message"),
     [
         ("sys.modules['ray'] = None", (), 'ray is missing: pip install "drlib[cluster]".'),
         (
@@ -149,10 +149,10 @@ def leftovers(runs):
         ),
     ],
 )
-def test_without_ray_or_a_cluster_one_line_says_what_to_do(runs, tmp_path, first, arguments, line):
+def test_missing_ray_or_cluster_gives_a_one_line_error(runs, tmp_path, first, arguments, message):
     """Before the cluster of this file is there: "auto" would find it."""
     program = f"import sys; {first}\nfrom drlib.cli.train import main\nsys.exit(main(sys.argv[1:]))"
-    given = [
+    command_line = [
         "cpt",
         "--workers=2",
         "--profile=ci",
@@ -161,48 +161,46 @@ def test_without_ray_or_a_cluster_one_line_says_what_to_do(runs, tmp_path, first
         *arguments,
     ]
     done = subprocess.run(
-        [sys.executable, "-c", program, *given],
+        [sys.executable, "-c", program, *command_line],
         cwd=ROOT,
         env=os.environ | {"RAY_TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=200,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {line}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {message}\n")
 
 
-def test_two_nodes_reach_torchruns_weights_after_ctrl_c_and_a_workers_death(
-    runs, cluster, tmp_path
-):
+def test_two_nodes_match_torchrun_after_interruptions(runs, cluster, tmp_path):
     final = stages.folder("cpt", settings(**STEPS), runs)
     partial = RunFolder(final, stages.stage_settings("cpt", settings(**STEPS))).path
     arguments = ["cpt", *(f"--{name}={value}" for name, value in STEPS.items())]
-    cut = command(cluster, runs, *arguments)
+    interrupted = command(cluster, runs, *arguments)
     until(lambda: (partial / CHECKPOINT).exists() and len(read_metrics(partial)) > 1)
-    cut.send_signal(signal.SIGINT)
-    out, said = cut.communicate(timeout=200)
-    assert (cut.returncode, out) == (130, ""), said
-    assert said.splitlines()[-1] == f"interrupted: {ray_training.RESUME}"
+    interrupted.send_signal(signal.SIGINT)
+    out, stderr = interrupted.communicate(timeout=200)
+    assert (interrupted.returncode, out) == (130, ""), stderr
+    assert stderr.splitlines()[-1] == f"interrupted: {ray_training.RESUME}"
     assert not RunFolder.is_complete(final) and not leftovers(runs)
     done = len(read_metrics(partial))
     assert 2 <= done < 24
-    again = command(cluster, runs, *arguments, "--restarts=1")
+    resumed = command(cluster, runs, *arguments, "--restarts=1")
     until(lambda: len(read_metrics(partial)) > done + 1)
     workers = [p for p in psutil.process_iter(["name"]) if "RayTrainWorker" in p.name()]
     assert len(workers) == 2
     workers[1].kill()
-    out, said = again.communicate(timeout=400)
-    assert (again.returncode, out.splitlines()[-1]) == (0, str(final)), said
+    out, stderr = resumed.communicate(timeout=400)
+    assert (resumed.returncode, out.splitlines()[-1]) == (0, str(final)), stderr
     assert gone(workers) and not leftovers(runs)
     assert [row["step"] for row in read_metrics(final)] == [*range(1, 25)]
     assert read_manifest(final)["processes"] == 2
-    assert equal(weights(final), weights(by_torchrun("cpt", runs, tmp_path, **STEPS)))
+    assert equal(weights(final), weights(run_with_torchrun("cpt", runs, tmp_path, **STEPS)))
 
 
-def test_a_stage_of_trl_on_two_nodes_is_torchruns_to_the_bit(runs, connected, tmp_path):
+def test_trl_on_two_nodes_is_bit_identical_to_torchrun(runs, connected, tmp_path):
     """Rollouts with tools, TRL's step and accelerate's processes, in the workers of Ray."""
     folder = ray_training.train_on_ray(RL, settings(**TRL), runs, workers=2)
-    other = by_torchrun(RL, runs, tmp_path, **TRL)
+    other = run_with_torchrun(RL, runs, tmp_path, **TRL)
     assert read_manifest(folder)["processes"] == read_manifest(other)["processes"] == 2
     rows, expected = read_metrics(folder), read_metrics(other)
     for row in (*rows, *expected):
@@ -216,31 +214,31 @@ def test_a_stage_of_trl_on_two_nodes_is_torchruns_to_the_bit(runs, connected, tm
     assert not leftovers(runs)
 
 
-def test_a_fault_of_one_worker_is_one_line(runs, cluster):
+def test_worker_failure_gives_a_one_line_error(runs, cluster):
     path = {"PYTHONPATH": str(runs.parent)}
-    started = command(cluster, runs, "breaks", "--plugins=breaking", env=os.environ | path)
-    out, said = started.communicate(timeout=200)
-    line = "error: worker 1 failed: ZeroDivisionError: division by zero\n"
-    assert (started.returncode, out, said) == (1, "", line)
+    process = command(cluster, runs, "breaks", "--plugins=breaking", env=os.environ | path)
+    out, stderr = process.communicate(timeout=200)
+    message = "error: worker 1 failed: ZeroDivisionError: division by zero\n"
+    assert (process.returncode, out, stderr) == (1, "", message)
 
 
-def test_of_all_that_the_workers_ended_with_the_cause_is_told():
+def test_find_cause_of_worker_failures():
     from ray.train import WorkerGroupError
 
     echo = RuntimeError("[gloo] Connection closed by peer")
     fault = ValueError("give --x=1")
     assert ray_training._find_cause(WorkerGroupError("", {0: echo, 1: fault, 2: echo})) is fault
-    told = ray_training._find_cause(WorkerGroupError("", {0: echo, 1: KeyError("a\nb"), 2: fault}))
+    cause = ray_training._find_cause(WorkerGroupError("", {0: echo, 1: KeyError("a\nb"), 2: fault}))
     assert (
-        isinstance(told, ray_training.WorkerFailed)
-        and str(told) == "worker 1 failed: KeyError: 'a\\nb'"
+        isinstance(cause, ray_training.WorkerFailed)
+        and str(cause) == "worker 1 failed: KeyError: 'a\\nb'"
     )
     two_lines = RuntimeError("out of\n  memory")
-    told = ray_training._find_cause(WorkerGroupError("", {3: two_lines}))
-    assert str(told) == "worker 3 failed: RuntimeError: out of memory"
+    cause = ray_training._find_cause(WorkerGroupError("", {3: two_lines}))
+    assert str(cause) == "worker 3 failed: RuntimeError: out of memory"
 
 
-def test_a_runs_folder_that_the_hosts_do_not_share_is_refused(runs, connected, monkeypatch):
+def test_unshared_runs_folder_is_rejected(runs, connected, monkeypatch):
     """The path means another place in each process, as one of a local disk does on each host."""
     monkeypatch.chdir(runs.parent)
     with pytest.raises(RunFolderError, match="cannot see what this host writes to /proc/self/cwd"):
@@ -250,16 +248,16 @@ def test_a_runs_folder_that_the_hosts_do_not_share_is_refused(runs, connected, m
     assert not leftovers(runs)
 
 
-def test_what_cannot_begin_is_said_before_any_worker_starts(runs, connected, tmp_path):
-    def refused(stage, runs=runs, workers=2, **changes):
+def test_invalid_requests_fail_before_workers_start(runs, connected, tmp_path):
+    def error_message(stage, runs=runs, workers=2, **changes):
         with pytest.raises((ValueError, RunFolderError)) as fault:
             ray_training.train_on_ray(stage, settings(**changes), runs, workers=workers)
         return str(fault.value)
 
     assert [node["Resources"]["CPU"] for node in connected.nodes()] == [1, 1]
-    assert refused("cpt", workers=3, pretrain__steps=6) == "workers=3: the cluster has 2 CPUs"
-    assert refused("cpt", workers=0, pretrain__steps=6) == "workers=0: the cluster has 2 CPUs"
-    assert refused("world") == "stage 'world' takes one process: give --workers 1"
-    assert "'untrained'" in refused("cpt", runs=tmp_path)
-    assert "sfd" in refused("sfd")
-    assert "untrained" in refused("cpt", seed=3)
+    assert error_message("cpt", workers=3, pretrain__steps=6) == "workers=3: the cluster has 2 CPUs"
+    assert error_message("cpt", workers=0, pretrain__steps=6) == "workers=0: the cluster has 2 CPUs"
+    assert error_message("world") == "stage 'world' takes one process: give --workers 1"
+    assert "'untrained'" in error_message("cpt", runs=tmp_path)
+    assert "sfd" in error_message("sfd")
+    assert "untrained" in error_message("cpt", seed=3)

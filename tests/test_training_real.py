@@ -27,33 +27,33 @@ from drlib.training.question_scheduler import QuestionScheduler
 from drlib.training.run_folder import read_manifest, read_metrics
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import ColdStart, settings
-from tests.real_examples import MINIATURE, built, gap, miniature, weights
+from tests.real_examples import MINIATURE, built, max_difference, miniature_config, weights
 from tests.template_examples import REAL
 
 TOUR_SFT = "figures/reference/tour/policy_sft"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def workspace(tmp_path_factory):
     return tmp_path_factory.mktemp("real models")
 
 
 @pytest.fixture(scope="module", params=REAL)
-def line(request, place):
+def pipeline(request, workspace):
     """(settings, runs) of one architecture's line, all stages built."""
-    config = miniature(place, request.param)
-    runs = place / "runs"
+    config = miniature_config(workspace, request.param)
+    runs = workspace / "runs"
     built("evaluate_rl", config, runs)
     return config, runs
 
 
-def test_every_stage_leaves_its_result(line):
-    config, runs = line
+def test_every_stage_writes_its_result(pipeline):
+    config, runs = pipeline
     assert find_policy(stages.folder("cpt", config, runs)) == config.model.path, "no step, no copy"
     before = weights(stages.folder("sft", config, runs) / "policy")
-    assert gap(before, weights(stages.ROOT / config.model.path)) > 0
+    assert max_difference(before, weights(stages.ROOT / config.model.path)) > 0
     rl = stages.folder("rl", config, runs)
-    assert gap(before, weights(rl / "policy")) > 0
+    assert max_difference(before, weights(rl / "policy")) > 0
     rows = read_metrics(rl)
     assert [row["step"] for row in rows] == [1, 2]
     assert rows[0]["live_groups"] > 0 and rows[0]["grad_norm"] > 0
@@ -62,9 +62,9 @@ def test_every_stage_leaves_its_result(line):
     assert len(outcomes) >= 2 * config.evaluation.questions
 
 
-def test_anybody_can_load_what_comes_out(line):
+def test_transformers_loads_the_trained_model(pipeline):
     """transformers alone: no adapters, no drlib."""
-    config, runs = line
+    config, runs = pipeline
     folder = stages.folder("rl", config, runs) / "policy"
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -72,9 +72,9 @@ def test_anybody_can_load_what_comes_out(line):
     assert {*model.state_dict()} == {*load_model(config.model.path, torch.float32).state_dict()}
 
 
-def test_a_rollout_is_trained_as_it_was_sampled(line):
+def test_rollout_logprobs_match_the_cold_start(pipeline):
     """The record's tokens carry the log-probabilities of the cold start, adapters and all."""
-    config, runs = line
+    config, runs = pipeline
     (record, *_) = load_trajectories(
         stages.folder("rl", config, runs) / "trajectories_0001.parquet"
     )
@@ -87,9 +87,9 @@ def test_a_rollout_is_trained_as_it_was_sampled(line):
     assert np.abs(record.logprobs[sampled] - expected).max() < 1e-4
 
 
-def test_the_model_that_comes_out_answers(line, capsys):
+def test_trained_model_runs_in_drlib_ask(pipeline, capsys):
     """`drlib ask --folder`: it has learned nothing, and says so in one line or answers."""
-    config, runs = line
+    config, runs = pipeline
     folder = stages.folder("rl", config, runs) / "policy"
     options = ["--folder", str(folder), "--calls", "1", "--turn-tokens", "8"]
     status = ask(["What is the currency of Norway?", *options, "--context-tokens", "3000"])
@@ -111,38 +111,41 @@ def test_the_model_that_comes_out_answers(line, capsys):
     ],
     ids=["all weights", "pre-training", "several contexts, half precision", "two lengths"],
 )
-def test_other_settings(place, changes):
-    config = miniature(place, "qwen3_moe", **changes)
-    folder = built("rl", config, place / "runs")
+def test_other_settings(workspace, changes):
+    config = miniature_config(workspace, "qwen3_moe", **changes)
+    folder = built("rl", config, workspace / "runs")
     assert read_metrics(folder)[0]["grad_norm"] > 0
     if config.pretrain.steps:
-        start, cpt = weights(place / "qwen3_moe"), stages.folder("cpt", config, place / "runs")
-        assert gap(start, weights(cpt / "policy")) > 0
+        start, cpt = (
+            weights(workspace / "qwen3_moe"),
+            stages.folder("cpt", config, workspace / "runs"),
+        )
+        assert max_difference(start, weights(cpt / "policy")) > 0
     assert any((folder / "tensorboard").glob("events*")) == (config.trainer.report_to != "none")
     dtypes = {tensor.dtype for tensor in weights(folder / "policy").values()}
     assert dtypes == {getattr(torch, config.model.dtype)}
 
 
-def test_adapters_reach_the_experts_and_leave_the_router_and_the_head_alone(place):
-    model = load_model(miniature(place, "qwen3_moe").model.path, torch.float32)
+def test_adapters_cover_attention_and_experts_only(workspace):
+    model = load_model(miniature_config(workspace, "qwen3_moe").model.path, torch.float32)
     assert build_lora_config(model, 0) is None
-    made = get_peft_model(model, build_lora_config(model, 2))
+    trained_folder = get_peft_model(model, build_lora_config(model, 2))
     found = {
         name.split("layers.0.")[1].split(".lora_")[0]
-        for name, weight in made.named_parameters()
+        for name, weight in trained_folder.named_parameters()
         if weight.requires_grad and "layers.0." in name
     }
     attention = {f"self_attn.{kind}_proj" for kind in "qkvo"}
     experts = {"mlp.experts", "mlp.experts.base_layer"}  # two weights: PEFT wraps one in the other
     assert found == attention | experts
-    trained = [name for name, weight in made.named_parameters() if weight.requires_grad]
+    trained = [name for name, weight in trained_folder.named_parameters() if weight.requires_grad]
     assert all(".layers." in name for name in trained)
 
 
-def test_own_documents_become_an_agent(place, tmp_path):
+def test_pipeline_on_own_documents(workspace, tmp_path):
     """A folder of pages through the whole line, and the model that comes out."""
     shutil.copytree(ROOT / "notebooks" / "tern", tmp_path / "my notes")
-    config = miniature(place, "qwen3", world__name=f"folder:{tmp_path / 'my notes'}")
+    config = miniature_config(workspace, "qwen3", world__name=f"folder:{tmp_path / 'my notes'}")
     folder = built("evaluate_rl", config, tmp_path / "runs")
     assert read_manifest(folder)["metrics"]["questions"] >= 2 * config.evaluation.questions
     pool = read_json_lines(
@@ -151,9 +154,9 @@ def test_own_documents_become_an_agent(place, tmp_path):
     assert any(row["correct"] for row in pool)
 
 
-def test_one_command_takes_documents_to_a_model_that_answers(place, tmp_path, capsys):
+def test_notebook_trains_on_own_documents(workspace, tmp_path, capsys):
     """Notebook 00 under papermill, as the README has it, and then `drlib ask` of what came out."""
-    config = miniature(place, "llama", rl__reward__name="exact_match")
+    config = miniature_config(workspace, "llama", rl__reward__name="exact_match")
     parameters = {
         "profile": "gpu1",
         "model": config.model.path,
@@ -164,10 +167,10 @@ def test_one_command_takes_documents_to_a_model_that_answers(place, tmp_path, ca
     before = {*runs.glob("*")}
     try:
         execution.run("00", parameters, tmp_path / "copy.ipynb")
-        (made,) = {*runs.glob("rl-*")} - before
+        (trained_folder,) = {*runs.glob("rl-*")} - before
         question = ["Who built the Grey Apology?", "--world", parameters["world"]]
         limits = ["--calls", "1", "--turn-tokens", "8", "--context-tokens", "3000"]
-        ask([*question, "--folder", str(made / "policy"), *limits])
+        ask([*question, "--folder", str(trained_folder / "policy"), *limits])
     finally:
         for path in {*runs.glob("*")} - before:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -177,10 +180,10 @@ def test_one_command_takes_documents_to_a_model_that_answers(place, tmp_path, ca
 
 
 @pytest.fixture(scope="module")
-def pool(place):
+def pool(workspace):
     """The attempts of the tour's policy after SFT, "a real model" that can answer already."""
-    config = miniature(
-        place,
+    config = miniature_config(
+        workspace,
         "qwen3",
         model__path=str(ROOT / TOUR_SFT),
         demonstrations__teacher="model",
@@ -191,10 +194,10 @@ def pool(place):
         rollout__max_calls=6,
         trainer__lora_rank=0,
     )
-    return config, built("demonstrations", config, place / "runs")
+    return config, built("demonstrations", config, workspace / "runs")
 
 
-def test_the_pool_has_what_was_sampled(pool):
+def test_pool_stores_the_sampled_tokens(pool):
     config, folder = pool
     rows = read_json_lines(folder / "episodes.jsonl")
     assert len(rows) >= 2 * 19 and 0.2 < np.mean([row["correct"] for row in rows]) < 1
@@ -207,19 +210,19 @@ def test_the_pool_has_what_was_sampled(pool):
     assert len(row["ids"]) == len(row["generated"]) and model.config.vocab_size > max(row["ids"])
 
 
-def test_only_right_ones_are_trained_on(pool, place):
+def test_sft_uses_only_correct_episodes(pool, workspace):
     config, folder = pool
-    sft = built("sft", config.derive(sft__batch_tokens=4096), place / "runs")
+    sft = built("sft", config.derive(sft__batch_tokens=4096), workspace / "runs")
     right = sum(row["correct"] for row in read_json_lines(folder / "episodes.jsonl"))
     assert read_manifest(sft)["metrics"]["pool"] == right
 
 
-def test_a_killed_stage_goes_on(pool, place, tmp_path):
+def test_truncated_pool_is_recreated_identically(pool, workspace, tmp_path):
     """The rest of a truncated pool is recreated identically."""
     config, folder = pool
     for name in ("world", "untrained"):
-        source = stages.folder(name, config, place / "runs")
-        shutil.copytree(source, tmp_path / source.relative_to(place / "runs"))
+        source = stages.folder(name, config, workspace / "runs")
+        shutil.copytree(source, tmp_path / source.relative_to(workspace / "runs"))
     final = stages.folder("demonstrations", config, tmp_path)
     partial = final.with_name(final.name + ".partial")
     partial.mkdir(parents=True)
@@ -228,19 +231,19 @@ def test_a_killed_stage_goes_on(pool, place, tmp_path):
     assert (built("demonstrations", config, tmp_path) / "episodes.jsonl").read_bytes() == whole
 
 
-def test_a_pool_without_a_right_attempt_is_one_clear_line(place):
-    config = miniature(
-        place,
+def test_pool_without_correct_episodes_is_rejected(workspace):
+    config = miniature_config(
+        workspace,
         "qwen3",
         demonstrations__teacher="model",
         demonstrations__rollouts=1,
         demonstrations__count=2,
     )
     with pytest.raises(ValueError, match="keeps no demonstration.*demonstrations.teacher=solver"):
-        built("sft", config, place / "runs")
+        built("sft", config, workspace / "runs")
 
 
-def tour(**changes) -> Config:
+def tour_config(**changes) -> Config:
     """The tour's policy on TRL, from the same cold start as the tests of the local loop."""
     return settings(**{"trainer.backend": "trl", "rl.steps": 1, **changes})
 
@@ -276,9 +279,9 @@ def tour(**changes) -> Config:
         "drift alarm and KL control",
     ],
 )
-def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
+def test_first_step_matches_the_local_loop(tmp_path, changes):
     """The same questions, the same rollouts, and after one update the same weights."""
-    config = tour(rl__lr=1e-2, trainer__balance_coef=0.0, **changes)
+    config = tour_config(rl__lr=1e-2, trainer__balance_coef=0.0, **changes)
     folder = built("rl", config, tmp_path)
     (row,) = read_metrics(folder)
     start = ColdStart()
@@ -295,20 +298,20 @@ def test_the_first_step_is_the_local_loop_s(tmp_path, changes):
     assert measure_rates([row]).train_tokens_s > 0
     assert row["loss"] == pytest.approx(local["loss"], abs=5e-6)
     assert row["grad_norm"] == pytest.approx(local["grad_norm"], rel=1e-4)
-    moved = {name: t.detach() for name, t in step.model.state_dict().items()}
+    local_weights = {name: t.detach() for name, t in step.model.state_dict().items()}
     trained, _ = load_policy(folder / "policy")
     before, _ = load_policy(ROOT / TOUR_SFT)
-    far = [(moved[n] - t).abs().max().item() for n, t in before.state_dict().items()]
-    off = [(moved[n] - t) for n, t in trained.state_dict().items()]
+    distances = [(local_weights[n] - t).abs().max().item() for n, t in before.state_dict().items()]
+    differences = [(local_weights[n] - t) for n, t in trained.state_dict().items()]
     # Adam's first step is the gradient's sign: a coordinate whose gradient is rounding may turn
-    share = torch.cat([(o.abs() > 1e-3).float().flatten() for o in off]).mean().item()
-    assert max(far) > 5e-3 and share < 2e-3
+    share = torch.cat([(o.abs() > 1e-3).float().flatten() for o in differences]).mean().item()
+    assert max(distances) > 5e-3 and share < 2e-3
 
 
 def test_curriculum_stages_change_limits_and_reset_the_optimizer(tmp_path, monkeypatch):
     """The stages of rStar2-Agent: shorter contexts first, and a new optimizer in the last stage."""
     pool = {"rl.curriculum.pool": 8, "rl.curriculum.stages": "three"}
-    config = tour(rl__steps=3, rl__questions=2, rollout__max_context_tokens=640, **pool)
+    config = tour_config(rl__steps=3, rl__questions=2, rollout__max_context_tokens=640, **pool)
     contexts, resets = [], []
     restart, collect = grpo_trl.AgenticGRPOTrainer.restart, grpo_trl.collect_rollouts
 
@@ -328,37 +331,39 @@ def test_curriculum_stages_change_limits_and_reset_the_optimizer(tmp_path, monke
     assert rows[2]["probe_rollouts"] > 0, "the last stage begins with a probe of all questions"
 
 
-def test_the_learning_rate_is_the_local_loop_s(tmp_path):
-    config = tour(rl__steps=4, rl__warmup_steps=2, rl__lr=1e-4, rl__questions=1, rl__group=2)
+def test_learning_rate_matches_the_local_loop(tmp_path):
+    config = tour_config(rl__steps=4, rl__warmup_steps=2, rl__lr=1e-4, rl__questions=1, rl__group=2)
     rates = [row["learning_rate"] for row in read_metrics(built("rl", config, tmp_path))]
     expected = [1e-4 * schedule(step, 4, 2, 0.5, FINAL_LR) for step in range(4)]
     assert rates == pytest.approx(expected)
 
 
-def test_a_dead_step_moves_nothing(tmp_path):
+def test_step_without_reward_variance_changes_nothing(tmp_path):
     """No group differs; the balance loss and the momentum alone ask for no update."""
-    config = tour(rl__reward__name="exact_match", rl__temperature=1.0, rl__questions=1, rl__group=2)
+    config = tour_config(
+        rl__reward__name="exact_match", rl__temperature=1.0, rl__questions=1, rl__group=2
+    )
     for seed in range(8):
         folder = built("rl", config.derive(seed=seed), tmp_path)
         (row,) = read_metrics(folder)
         if row["live_groups"] == 0:
             break
     assert row["live_groups"] == 0
-    assert gap(weights(folder / "policy"), weights(ROOT / TOUR_SFT)) == 0
+    assert max_difference(weights(folder / "policy"), weights(ROOT / TOUR_SFT)) == 0
 
 
-def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path, monkeypatch):
+def test_second_step_uses_the_updated_curriculum(tmp_path, monkeypatch):
     """A step's questions are drawn when it comes, by what the step before has shown; and its
     rollouts are by the weights of the step before."""
     seen = []
     draw = QuestionScheduler.draw
 
-    def noted(self, step, curriculum, *again):
+    def record_state(self, step, curriculum, *again):
         seen.append(curriculum.state_dict())
         return draw(self, step, curriculum, *again)
 
-    monkeypatch.setattr(QuestionScheduler, "draw", noted)
-    config = tour(rl__steps=2, rl__lr=1e-2)
+    monkeypatch.setattr(QuestionScheduler, "draw", record_state)
+    config = tour_config(rl__steps=2, rl__lr=1e-2)
     rows = read_metrics(built("rl", config, tmp_path))
     first, second = seen
     start = ColdStart()
@@ -387,45 +392,47 @@ def test_the_second_step_asks_what_the_curriculum_then_says(tmp_path, monkeypatc
         ({"engine.name": "server"}, "engine.name=server needs engine.url"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(tmp_path, changes, words):
-    with pytest.raises(ValueError, match=words) as refused:
-        built("rl", tour(**changes), tmp_path)
-    assert "\n" not in str(refused.value)
+def test_incompatible_settings_give_one_line_errors(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words) as error:
+        built("rl", tour_config(**changes), tmp_path)
+    assert "\n" not in str(error.value)
 
 
-class TestAFolderThatIsNoModel:
-    def refused(self, place, tmp_path, folder):
-        config = miniature(place, "qwen3").derive(model__path=str(folder))
-        with pytest.raises(ValueError) as refused:
+class TestInvalidModelFolder:
+    def error(self, workspace, tmp_path, folder):
+        config = miniature_config(workspace, "qwen3").derive(model__path=str(folder))
+        with pytest.raises(ValueError) as error:
             built("untrained", config, tmp_path / "runs")
-        return str(refused.value)
+        return str(error.value)
 
-    def test_no_folder(self, place, tmp_path):
-        assert "no tokenizer at" in self.refused(place, tmp_path, tmp_path / "nothing")
+    def test_missing_folder(self, workspace, tmp_path):
+        assert "no tokenizer at" in self.refused(workspace, tmp_path, tmp_path / "nothing")
 
-    def test_no_tokenizer(self, place, tmp_path):
-        miniature(place, "qwen3")
+    def test_missing_tokenizer(self, workspace, tmp_path):
+        miniature_config(workspace, "qwen3")
         keep = shutil.ignore_patterns("tokenizer*", "chat_template*", "vocab*", "special*")
-        shutil.copytree(place / "qwen3", tmp_path / "bare", ignore=keep)
-        assert "no tokenizer at" in self.refused(place, tmp_path, tmp_path / "bare")
+        shutil.copytree(workspace / "qwen3", tmp_path / "bare", ignore=keep)
+        assert "no tokenizer at" in self.refused(workspace, tmp_path, tmp_path / "bare")
 
-    def test_no_chat_template(self, place, tmp_path):
-        miniature(place, "qwen3")
+    def test_missing_chat_template(self, workspace, tmp_path):
+        miniature_config(workspace, "qwen3")
         keep = shutil.ignore_patterns("chat_template*")
-        shutil.copytree(place / "qwen3", tmp_path / "mute", ignore=keep)
+        shutil.copytree(workspace / "qwen3", tmp_path / "mute", ignore=keep)
         plan = json.loads((tmp_path / "mute" / "tokenizer_config.json").read_text())
         plan.pop("chat_template", None)
         (tmp_path / "mute" / "tokenizer_config.json").write_text(json.dumps(plan))
-        assert "no chat template" in self.refused(place, tmp_path, tmp_path / "mute")
+        assert "no chat template" in self.refused(workspace, tmp_path, tmp_path / "mute")
 
-    def test_no_weights(self, place, tmp_path):
-        miniature(place, "qwen3")
+    def test_missing_weights(self, workspace, tmp_path):
+        miniature_config(workspace, "qwen3")
         keep = shutil.ignore_patterns("*.safetensors")
-        shutil.copytree(place / "qwen3", tmp_path / "empty", ignore=keep)
-        assert "no causal language model at" in self.refused(place, tmp_path, tmp_path / "empty")
+        shutil.copytree(workspace / "qwen3", tmp_path / "empty", ignore=keep)
+        assert "no causal language model at" in self.refused(
+            workspace, tmp_path, tmp_path / "empty"
+        )
 
-    def test_another_model_in_the_same_folder_is_another_run(self, place, tmp_path):
-        config = miniature(tmp_path, "llama")
+    def test_changed_weights_give_another_run_folder(self, workspace, tmp_path):
+        config = miniature_config(tmp_path, "llama")
         before = stages.folder("sft", config, tmp_path)
         model = load_model(config.model.path, torch.float32)
         model.lm_head.weight.data += 1

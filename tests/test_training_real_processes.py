@@ -19,32 +19,32 @@ from drlib.training import stages
 from drlib.training.build import MODULE, TORCHRUN
 from drlib.training.run_folder import read_manifest, read_metrics
 from tests.loop_examples import settings
-from tests.real_examples import built, gap, miniature, weights
+from tests.real_examples import built, max_difference, miniature_config, weights
 from tests.stage_processes import build_stage, start_stage
 from tests.waiting import until
 
 RL = "rl_random_reward"
 ROUNDING = 5e-6  # sums of other parts
-OF_A_STEP = 0.05 * 1e-3  # AdamW turns rounding of a gradient near zero into a part of its step
+STEP_TOLERANCE = 0.05 * 1e-3  # AdamW turns rounding of a gradient near zero into a part of its step
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def workspace(tmp_path_factory):
     return tmp_path_factory.mktemp("real models on processes")
 
 
-def prepared(place, **changes) -> Config:
+def prepare_config(workspace, **changes) -> Config:
     """Settings whose demonstrations are there already, the same for all runs of this file."""
-    config = miniature(place, "qwen3_moe", **changes)
-    built("demonstrations", config, place / "runs")
-    built("cpt", config, place / "runs")
+    config = miniature_config(workspace, "qwen3_moe", **changes)
+    built("demonstrations", config, workspace / "runs")
+    built("cpt", config, workspace / "runs")
     return config
 
 
 def run(stage, config, runs):
     """The finished folder."""
-    ended = build_stage(stage, config, runs, config.processes)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    result = build_stage(stage, config, runs, config.processes)
+    assert result.returncode == 0, result.stderr[-3000:]
     return stages.folder(stage, config, runs)
 
 
@@ -52,7 +52,7 @@ def run_by_torchrun(stage, config, runs):
     """The same, as a person would start it."""
     how = (*TORCHRUN, f"--nproc-per-node={config.processes}", "-m", MODULE)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *how, *stages.arguments(stage, config, runs)],
         cwd=ROOT,
         env=environment | {"PYTHONPATH": str(ROOT)},
@@ -60,32 +60,35 @@ def run_by_torchrun(stage, config, runs):
         text=True,
         timeout=300,
     )
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert result.returncode == 0, result.stderr[-3000:]
     return stages.folder(stage, config, runs)
 
 
 @pytest.fixture(scope="module")
-def alone(place):
+def single_process(workspace):
     """(settings, the SFT's folder, the RL's) of one process."""
-    config = prepared(place, processes=1)
-    return config, built("sft", config, place / "runs"), built(RL, config, place / "runs")
+    config = prepare_config(workspace, processes=1)
+    return config, built("sft", config, workspace / "runs"), built(RL, config, workspace / "runs")
 
 
-def test_two_processes_give_what_one_gives(alone, place, tmp_path):
+def test_two_processes_match_one(single_process, workspace, tmp_path):
     """SFT's rows and RL's groups are shared; losses and gradients add up."""
-    config, sft, rl = alone
+    config, sft, rl = single_process
     two = config.derive(processes=2)
     for name in ("world", "untrained", "cpt", "demonstrations"):
         built(name, two, tmp_path)
-    assert gap(weights(run("sft", two, tmp_path) / "policy"), weights(sft / "policy")) < ROUNDING
+    assert (
+        max_difference(weights(run("sft", two, tmp_path) / "policy"), weights(sft / "policy"))
+        < ROUNDING
+    )
     folder = run_by_torchrun(RL, two, tmp_path)
-    require_same_steps(folder, rl)
+    assert_same_steps(folder, rl)
     assert read_manifest(folder)["processes"] == 2
 
 
-def require_same_steps(folder, other):
+def assert_same_steps(folder, other):
     """Loss and gradient of every step, and where the weights come to lie."""
-    assert gap(weights(folder / "policy"), weights(other / "policy")) < OF_A_STEP
+    assert max_difference(weights(folder / "policy"), weights(other / "policy")) < STEP_TOLERANCE
     for row, expected in zip(read_metrics(folder), read_metrics(other), strict=True):
         for name in ("accuracy", "rollouts", "live_groups"):
             assert row[name] == expected[name]
@@ -94,18 +97,18 @@ def require_same_steps(folder, other):
 
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "adapters"])
-def test_sharded_over_two_processes_it_is_the_same(place, tmp_path, rank):
+def test_fsdp_over_two_processes_matches_one(workspace, tmp_path, rank):
     """FSDP2 by accelerate, on gloo: no process holds all weights, and the step is the same."""
-    config = prepared(place, processes=1, trainer__lora_rank=rank)
-    sft, rl = built("sft", config, place / "runs"), built(RL, config, place / "runs")
+    config = prepare_config(workspace, processes=1, trainer__lora_rank=rank)
+    sft, rl = built("sft", config, workspace / "runs"), built(RL, config, workspace / "runs")
     sharded = config.derive(processes=2, trainer__fsdp=True, plugins="tests.sharding_seen")
     for name in ("world", "untrained", "cpt", "demonstrations"):
         built(name, sharded, tmp_path)
     folder = run("sft", sharded, tmp_path)
-    assert gap(weights(folder / "policy"), weights(sft / "policy")) < ROUNDING
+    assert max_difference(weights(folder / "policy"), weights(sft / "policy")) < ROUNDING
     seen = (folder / "sharded.txt").read_text().split()
     assert seen == ["DTensor"], "accelerate drops the request on a CPU without a word"
-    require_same_steps(run(RL, sharded, tmp_path), rl)
+    assert_same_steps(run(RL, sharded, tmp_path), rl)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +116,9 @@ def test_sharded_over_two_processes_it_is_the_same(place, tmp_path, rank):
     [("sft", {}), (RL, {}), (RL, {"engine.name": "local", "trainer.lora_rank": 0})],
     ids=["sft", "rl", "rl, an engine that must be taught again"],
 )
-def test_killed_and_started_again_it_reaches_the_same_weights(place, tmp_path, stage, changes):
-    config = prepared(place, processes=1, **changes)
-    whole = built(stage, config, place / "runs")
+def test_killed_stage_resumes_to_the_same_weights(workspace, tmp_path, stage, changes):
+    config = prepare_config(workspace, processes=1, **changes)
+    whole = built(stage, config, workspace / "runs")
     for name in stages.list_ancestors(stage, config)[:-1]:
         built(name, config, tmp_path)
     final = stages.folder(stage, config, tmp_path)
@@ -128,14 +131,14 @@ def test_killed_and_started_again_it_reaches_the_same_weights(place, tmp_path, s
         child.join()
     assert not final.exists() and len(read_metrics(partial)) >= 1
     folder = built(stage, config, tmp_path)
-    assert gap(weights(folder / "policy"), weights(whole / "policy")) == 0
+    assert max_difference(weights(folder / "policy"), weights(whole / "policy")) == 0
     rows, expected = read_metrics(folder), read_metrics(whole)
     assert [row["step"] for row in rows] == [row["step"] for row in expected]
     assert [row["loss"] for row in rows] == [row["loss"] for row in expected]
 
 
-def test_asked_to_stop_it_writes_a_checkpoint_and_says_so(alone, tmp_path):
-    config, *_ = alone
+def test_sigterm_writes_a_checkpoint_and_a_message(single_process, tmp_path):
+    config, *_ = single_process
     config = config.derive(sft__steps=50, trainer__checkpoint_every=50)
     for name in ("world", "untrained", "cpt", "demonstrations"):
         built(name, config, tmp_path)
@@ -150,9 +153,9 @@ def test_asked_to_stop_it_writes_a_checkpoint_and_says_so(alone, tmp_path):
     assert list(partial.glob("trl/checkpoint-*/trainer_state.json")) and not final.exists()
 
 
-def test_a_checkpoint_that_a_kill_cut_short_is_not_resumed_from(alone, tmp_path):
+def test_incomplete_checkpoint_is_ignored(single_process, tmp_path):
     """The state is written last; without it a checkpoint is no checkpoint."""
-    config, sft, _ = alone
+    config, sft, _ = single_process
     for name in ("world", "untrained", "cpt", "demonstrations"):
         built(name, config, tmp_path)
     final = stages.folder("sft", config, tmp_path)
@@ -160,7 +163,7 @@ def test_a_checkpoint_that_a_kill_cut_short_is_not_resumed_from(alone, tmp_path)
     broken.mkdir(parents=True)
     (broken / "model.safetensors").write_bytes(b"half")
     folder = built("sft", config, tmp_path)
-    assert gap(weights(folder / "policy"), weights(sft / "policy")) == 0
+    assert max_difference(weights(folder / "policy"), weights(sft / "policy")) == 0
 
 
 @pytest.mark.parametrize(
@@ -171,12 +174,12 @@ def test_a_checkpoint_that_a_kill_cut_short_is_not_resumed_from(alone, tmp_path)
     ],
     ids=["a server", "vLLM"],
 )
-def test_an_engine_that_is_not_there_is_one_line(tmp_path, engine, words):
+def test_missing_engine_gives_a_one_line_error(tmp_path, engine, words):
     """The command fails with its exit status before any step."""
     if engine.get("engine.name") == "vllm" and importlib.util.find_spec("vllm"):
         pytest.skip("vLLM is installed")
     config = settings(trainer__backend="trl", rl__steps=1, **engine)
     built("world", config, tmp_path)
-    ended = build_stage("rl", config, tmp_path)
-    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error:")]
-    assert ended.returncode == 1 and words in line and "Traceback" not in ended.stderr
+    result = build_stage("rl", config, tmp_path)
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert result.returncode == 1 and words in line and "Traceback" not in result.stderr

@@ -14,14 +14,14 @@ from drlib.training import stages
 from drlib.training.model_setup import find_policy, load_model, open_policy
 from drlib.training.run_folder import read_metrics
 from drlib.trajectory import load_trajectories
-from tests.real_examples import built, gap, miniature, weights
+from tests.real_examples import built, max_difference, miniature_config, weights
 from tests.vllm_examples import TEACHABLE, serving
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def workspace(tmp_path_factory):
     return tmp_path_factory.mktemp("real models")
 
 
@@ -30,54 +30,54 @@ def little_memory(monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
 
 
-def require_sampled_by(record, where):
+def assert_sampled_by(record, folder):
     """The record's log-probabilities are those of the model at `where`."""
     ids_T = torch.tensor(record.token_ids[None].astype(np.int64))
     with torch.no_grad():
-        logp_TV = load_model(where, torch.float32)(ids_T).logits[0].log_softmax(-1)
+        logp_TV = load_model(folder, torch.float32)(ids_T).logits[0].log_softmax(-1)
     sampled = record.generated.nonzero()[0]
     expected = logp_TV[sampled - 1, ids_T[0, sampled]].numpy()
     assert np.abs(record.logprobs[sampled] - expected).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "llama"])
-def test_the_line_with_vllm_in_this_process(place, kind):
+def test_pipeline_with_vllm_in_process(workspace, kind):
     """Adapters are merged before vLLM gets the weights, and it is looked whether it has them."""
-    config = miniature(place, kind, engine__name="vllm")
-    runs = place / "runs"
+    config = miniature_config(workspace, kind, engine__name="vllm")
+    runs = workspace / "runs"
     folder = built("evaluate_rl", config, runs)
     rl, sft = stages.folder("rl", config, runs), stages.folder("sft", config, runs)
     first, *_ = load_trajectories(rl / "trajectories_0001.parquet")
-    require_sampled_by(first, find_policy(sft))
+    assert_sampled_by(first, find_policy(sft))
     assert read_metrics(rl)[0]["grad_norm"] > 0
-    asked, *_ = load_trajectories(folder / "sampled.parquet")
-    require_sampled_by(asked, find_policy(rl))
-    assert gap(weights(sft / "policy"), weights(rl / "policy")) > 0
+    record, *_ = load_trajectories(folder / "sampled.parquet")
+    assert_sampled_by(record, find_policy(rl))
+    assert max_difference(weights(sft / "policy"), weights(rl / "policy")) > 0
 
 
-def test_the_line_with_a_server(place):
+def test_pipeline_with_a_vllm_server(workspace):
     """It starts with the model of the beginning, and is taught the cold start and every step."""
-    config = miniature(place, "qwen3", engine__name="server")
-    runs = place / "runs"
+    config = miniature_config(workspace, "qwen3", engine__name="server")
+    runs = workspace / "runs"
     built("sft", config, runs)
-    started = {"VLLM_SERVER_DEV_MODE": "1"}
-    with serving(*TEACHABLE, model=config.model.path, name=config.model.path, **started) as url:
+    variables = {"VLLM_SERVER_DEV_MODE": "1"}
+    with serving(*TEACHABLE, model=config.model.path, name=config.model.path, **variables) as url:
         online = config.derive(engine__url=url)
         rl = built("rl", online, runs)
         records = load_trajectories(rl / "trajectories_0001.parquet")
-        require_sampled_by(records[0], find_policy(stages.folder("sft", config, runs)))
+        assert_sampled_by(records[0], find_policy(stages.folder("sft", config, runs)))
         with open_policy(rl, online) as (engine, *_):
             model = load_model(find_policy(rl), torch.float32)
             assert engine.require_parity(model) < 1e-4
     assert read_metrics(rl)[0]["grad_norm"] > 0
 
 
-def test_a_server_that_cannot_be_taught_is_one_line(place):
-    config = miniature(place, "qwen3", engine__name="server")
-    runs = place / "runs"
+def test_server_without_updates_gives_a_one_line_error(workspace):
+    config = miniature_config(workspace, "qwen3", engine__name="server")
+    runs = workspace / "runs"
     built("sft", config, runs)
     with serving(model=config.model.path, name=config.model.path) as url:
         online = config.derive(engine__url=url, rl__steps=1)
-        with pytest.raises(EndpointError, match="VLLM_SERVER_DEV_MODE") as refused:
+        with pytest.raises(EndpointError, match="VLLM_SERVER_DEV_MODE") as error:
             built("rl", online, runs)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)

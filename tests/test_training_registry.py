@@ -27,7 +27,7 @@ FREE = {
 }
 
 
-def test_every_setting_is_declared_for_stages_that_there_are_and_says_what_it_is():
+def test_settings_declare_known_stages_and_have_help():
     readers = {stage.reads or stage.name for stage in stages.STAGES.values()}
     for name, field in FIELDS.items():
         assert field.metadata["help"]
@@ -36,12 +36,14 @@ def test_every_setting_is_declared_for_stages_that_there_are_and_says_what_it_is
 
 
 @pytest.mark.parametrize("name", ["rl", "rl_random_reward", "sft", "evaluate_rl", "cpt"])
-def test_a_stage_s_folder_changes_with_each_setting_that_it_may_read(tmp_path, name):
+def test_stage_folder_depends_on_readable_settings(tmp_path, name):
     config = Config.load("laptop")
     usual = stages.folder(name, config, tmp_path)
     readable = stages.restricted_config(name, config)
     for setting, field in FIELDS.items():
-        changed = stages.folder(name, config.derive(**{setting: other(setting, field)}), tmp_path)
+        changed = stages.folder(
+            name, config.derive(**{setting: another_value(setting, field)}), tmp_path
+        )
         try:
             readable.get(setting)
         except AttributeError as fault:
@@ -103,7 +105,7 @@ OTHERS = {
 }
 
 
-def other(name, field):
+def another_value(name, field):
     """Another allowed value."""
     if name in OTHERS:
         return OTHERS[name]
@@ -112,22 +114,22 @@ def other(name, field):
     return field.default + 1 if isinstance(field.default, int) else field.default / 2 + 0.0123
 
 
-def test_a_stage_that_reads_what_is_not_declared_for_it_stops_and_says_so(tmp_path, monkeypatch):
+def test_reading_an_undeclared_setting_is_an_error(tmp_path, monkeypatch):
     """The toy stage reads RL's learning rate without saying so: its folder would not change."""
     monkeypatch.setitem(sys.modules, "toy_stage", sys.modules[__name__])
     monkeypatch.setattr(stages, "STAGES", copy.copy(stages.STAGES))
-    stages.register(stages.Stage("toy", "toy_stage:reads_a_foreign_setting", ("world",)))
+    stages.register(stages.Stage("toy", "toy_stage:read_undeclared_setting", ("world",)))
     build_world(tmp_path)
     with pytest.raises(AttributeError, match="'rl.lr', which is declared for .'rl',."):
         build.build("toy", settings(), tmp_path)
     assert not RunFolder.is_complete(stages.folder("toy", settings(), tmp_path))
 
 
-def reads_a_foreign_setting(config, run_dir, ranks):
+def read_undeclared_setting(config, run_dir, ranks):
     RunFolder(run_dir, stages.stage_settings("toy", config), ranks).finish({"lr": config.rl.lr})
 
 
-def test_names_are_taken_once_and_inputs_must_exist(monkeypatch):
+def test_registration_is_validated(monkeypatch):
     monkeypatch.setattr(stages, "STAGES", copy.copy(stages.STAGES))
     with pytest.raises(ValueError, match="stage 'sft' is already registered"):
         stages.register(stages.Stage("sft", "x:y"))
@@ -140,18 +142,18 @@ def test_names_are_taken_once_and_inputs_must_exist(monkeypatch):
     assert stages.register(stages.Stage("toy", "y:z"), replace=True) is stages.STAGES["toy"]
 
 
-def test_the_seed_counts_where_rl_has_no_cold_start_of_its_own(tmp_path):
+def test_rl_folder_depends_on_the_seed(tmp_path):
     one, two = (stages.folder("rl", settings(seed=seed), tmp_path) for seed in (0, 1))
     assert one != two
 
 
-def test_a_restricted_config_still_gives_all_of_itself_to_the_graph():
+def test_restricted_config_can_be_unrestricted():
     config = settings(rl__lr=0.5)
-    some = stages.restricted_config("world", config)
-    assert some.world.name == "tour" and some.unrestricted() == config
+    restricted = stages.restricted_config("world", config)
+    assert restricted.world.name == "tour" and restricted.unrestricted() == config
     with pytest.raises(AttributeError, match="rl.lr"):
-        _ = some.rl.lr
-    assert some.derive(rl__lr=0.25).rl.lr == 0.25
+        _ = restricted.rl.lr
+    assert restricted.derive(rl__lr=0.25).rl.lr == 0.25
     questions = {"questions.source", "questions.wording", "questions.skills"}
     world = {name for name in FIELDS if name.startswith("world.")}
     assert {*declared_for("world")} == world | questions
@@ -166,7 +168,7 @@ def command(*arguments):
     )
 
 
-def test_the_command_builds_what_is_missing_once_and_says_so(tmp_path):
+def test_command_builds_missing_stages_once(tmp_path):
     """Three of five stages exist, so only the other two are built."""
     few = {"sft.steps": 2, "pretrain.steps": 2, "demonstrations.count": 20}
     few |= {"model.hidden": 32, "model.layers": 2, "processes": 1}
@@ -188,7 +190,7 @@ def test_the_command_builds_what_is_missing_once_and_says_so(tmp_path):
     assert "==" not in again.stdout
 
 
-def test_wrong_words_are_named(tmp_path):
+def test_unknown_names_are_reported(tmp_path):
     typo = command("rl", f"--runs={tmp_path}", "--rl.stepz=3")
     assert typo.returncode == 1 and "did you mean 'rl.steps'" in typo.stderr
     profile = command("rl", f"--runs={tmp_path}", "--profile=labtop")
@@ -201,11 +203,11 @@ def test_wrong_words_are_named(tmp_path):
     assert clip.returncode == 1 and "'rl.loss.clip' must be one of" in clip.stderr
 
 
-def test_settings_are_shown_with_value_meaning_and_stage():
-    shown = command("sft", "--profile=ci", "--settings").stdout
-    assert "sft.steps=8 " in shown and "optimizer steps (sft)" in shown
-    assert "rl.lr" not in shown and "evaluation.seed" not in shown
+def test_settings_are_listed_with_value_help_and_stage():
+    output = command("sft", "--profile=ci", "--settings").stdout
+    assert "sft.steps=8 " in output and "optimizer steps (sft)" in output
+    assert "rl.lr" not in output and "evaluation.seed" not in output
     listed = command("--list").stdout
     assert "sft " in listed and "<- cpt, demonstrations" in listed
     names = {*FIELDS}
-    assert {line.partition("=")[0] for line in shown.splitlines()} <= names
+    assert {line.partition("=")[0] for line in output.splitlines()} <= names

@@ -24,29 +24,29 @@ from drlib.training.run_folder import read_metrics
 from drlib.trajectory import Termination, with_reward
 from drlib.worlds.perturbed import perturbed_version
 from tests.loop_examples import (
-    a_batch,
     build_world,
     cold_start,
     flat,
     gradient_of,
     live_groups,
-    only_dead,
     prepare,
     record_part,
+    rollout_shards,
     settings,
     train_on,
+    zero_rewards,
 )
 from tests.stage_processes import build_stage
 
 start = cold_start
-batch = a_batch
+batch = rollout_shards
 
 
 REPLAYING = {"rl.off_policy.replay_groups": 2, "rl.lr": 2e-3, "trainer.balance_coef": 0.0}
 
 
 @pytest.fixture(scope="module")
-def lively(batch):
+def varied_batch(batch):
     """The batch with a rollout of each group rewarded otherwise: every group is live."""
     shards = []
     for shard in batch:
@@ -61,7 +61,7 @@ def lively(batch):
     return shards
 
 
-def test_steps_replay_what_earlier_ones_learned_from(start, tmp_path):
+def test_steps_replay_recent_groups(start, tmp_path):
     """With a stale engine ages are of updates, and none is beyond the limit."""
     config = settings(
         rl__off_policy__replay_groups=4,
@@ -79,12 +79,12 @@ def test_steps_replay_what_earlier_ones_learned_from(start, tmp_path):
         rows.append(step.step(number)[0])
         assert rows[-1]["replayed"] <= sum(min(2, n) for n in before.values())
         now = step.clock.now - rows[-1]["updates"]
-        kept = [
+        stored = [
             g
             for b in step.callbacks.parts["group_replay"].buffers.values()
             for g in b.state["groups"]
         ]
-        assert all(now - t.policy_version <= 2 for g in kept for t in g.rollouts)
+        assert all(now - t.policy_version <= 2 for g in stored for t in g.rollouts)
     assert rows[0]["replayed"] == rows[0]["replay_age"] == rows[0]["replay_weight"] == 0
     later = [row for row in rows[1:] if row["replayed"]]
     assert len(later) >= 2 and max(row["replayed"] for row in later) >= 3
@@ -95,7 +95,7 @@ def test_steps_replay_what_earlier_ones_learned_from(start, tmp_path):
             assert {t.policy_version for t in group.rollouts} <= {0, 2}  # of 0, 0, 2, 2 updates
 
 
-def by_hand(model, drawn, rest):
+def reference_gradient(model, drawn, rest):
     """(gradient, factors of the weights): the clipped surrogate of the drawn groups an update
     later, summed by weight, over the weighted tokens of these and of `rest`."""
     rollouts = [t for group, _ in drawn for t in group.rollouts]
@@ -122,27 +122,25 @@ def by_hand(model, drawn, rest):
     return gradient_of(model), factors
 
 
-def test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities(
-    start, lively, tmp_path
-):
+def test_replayed_gradient_uses_stored_logprobs(start, varied_batch, tmp_path):
     """The step's own rollouts are dead, so all of the gradient is the replayed groups'."""
     config = settings(**REPLAYING)
     step = start.step(config, tmp_path / "run")
-    train_on(step, lively, 0)
-    dead = only_dead(lively)
+    train_on(step, varied_batch, 0)
+    dead = zero_rewards(varied_batch)
     drawn = []
     for shard, buffer in copy.deepcopy(step.callbacks.parts["group_replay"].buffers).items():
         rng = random.Random(step_seed(f"{config.seed}-replay-{shard}", 1))
         drawn += buffer.draw(1, 1, rng, worlds=None)
     assert len(drawn) == 2
     rest = [t for shard in dead for t in shard if t.termination != Termination.LENGTH]
-    expected, factors = by_hand(copy.deepcopy(step.model), drawn, rest)
+    expected, factors = reference_gradient(copy.deepcopy(step.model), drawn, rest)
 
     # the gradient before it is clipped to norm 1, of buffers that come from a checkpoint
     model = copy.deepcopy(step.model)
-    kept = GroupReplay(config, Ranks(), step.callbacks.parts["group_replay"].state_dict())
+    stored = GroupReplay(config, Ranks(), step.callbacks.parts["group_replay"].state_dict())
     own, _ = prepare(step, dead, 1)
-    shares, _ = kept.add_replayed(own, 1, step.clock, lambda *of: record_part(step, *of))
+    shares, _ = stored.add_replayed(own, 1, step.clock, lambda *of: record_part(step, *of))
     row = accumulate_gradients(model, shares, config, Ranks())
     assert (gradient_of(model) - expected).norm() < 1e-3 * expected.norm()
     assert row["logp_gap"] > 0.01  # the policy has moved: no ratio is 1
@@ -153,7 +151,7 @@ def test_a_replayed_group_s_gradient_is_that_of_its_stored_log_probabilities(
     assert row["replay_weight"] == pytest.approx(np.mean(factors), rel=1e-3)
 
 
-def test_what_is_too_old_to_train_on_is_not_replayed_either():
+def test_replay_age_is_limited_by_max_age():
     for max_age, limit in ((0, 5), (3, 3), (9, 5)):
         config = settings(
             rl__off_policy__replay_groups=2,
@@ -164,10 +162,10 @@ def test_what_is_too_old_to_train_on_is_not_replayed_either():
         assert [buffer.max_age for buffer in buffers.values()] == [limit, limit]
 
 
-def test_the_step_s_own_rollouts_keep_advantages_and_weights(start, lively, tmp_path):
+def test_replay_keeps_the_step_own_advantages(start, varied_batch, tmp_path):
     step = start.step(settings(**REPLAYING), tmp_path / "run")
-    train_on(step, lively, 0)
-    own, _ = prepare(step, lively, 1)
+    train_on(step, varied_batch, 0)
+    own, _ = prepare(step, varied_batch, 1)
     joined, row = step.callbacks.parts["group_replay"].add_replayed(
         own, 1, step.clock, lambda *of: record_part(step, *of)
     )
@@ -179,25 +177,25 @@ def test_the_step_s_own_rollouts_keep_advantages_and_weights(start, lively, tmp_
         assert torch.equal(more.advantages_N[:n], share.advantages_N)
 
 
-def test_groups_that_could_teach_nothing_are_not_kept(start, lively, tmp_path):
+def test_groups_without_variance_are_not_stored(start, varied_batch, tmp_path):
     step = start.step(settings(**REPLAYING), tmp_path / "run")
-    train_on(step, lively, 0)
-    for shard, buffer in zip(lively, step.callbacks.parts["group_replay"].buffers.values()):
-        kept = [group.rollouts[0].group_id for group in buffer.state["groups"]]
-        assert kept == live_groups([t for t in shard if t.reward or t.termination != "length"])
-    train_on(step, only_dead(lively), 1)
+    train_on(step, varied_batch, 0)
+    for shard, buffer in zip(varied_batch, step.callbacks.parts["group_replay"].buffers.values()):
+        stored = [group.rollouts[0].group_id for group in buffer.state["groups"]]
+        assert stored == live_groups([t for t in shard if t.reward or t.termination != "length"])
+    train_on(step, zero_rewards(varied_batch), 1)
     assert [
         len(b.state["groups"]) for b in step.callbacks.parts["group_replay"].buffers.values()
     ] != [0, 0]
     again = start.step(settings(**REPLAYING), tmp_path / "dead")
-    train_on(again, only_dead(lively), 0)
+    train_on(again, zero_rewards(varied_batch), 0)
     assert [b.state["groups"] for b in again.callbacks.parts["group_replay"].buffers.values()] == [
         [],
         [],
     ]
 
 
-def test_nothing_is_replayed_once_its_world_has_changed(start, lively, tmp_path):
+def test_groups_of_a_changed_world_are_not_replayed(start, varied_batch, tmp_path):
     """Sums have no world, and what was learned since the change stays."""
     assert is_world_current("python") and is_world_current(perturbed_version("tour-1"))
     assert not is_world_current("tour-1")
@@ -205,7 +203,7 @@ def test_nothing_is_replayed_once_its_world_has_changed(start, lively, tmp_path)
         **{**REPLAYING, "rl.off_policy.replay_groups": 40}, rl__callbacks__world_change=2
     )
     step = start.step(config, tmp_path / "run")
-    train_on(step, lively, 0)
+    train_on(step, varied_batch, 0)
     drawn = {
         number: step.callbacks.parts["group_replay"]._draw(0, number, step.clock)
         for number in (1, 2)
@@ -217,7 +215,7 @@ def test_nothing_is_replayed_once_its_world_has_changed(start, lively, tmp_path)
     assert worlds[2] <= {"python"}
 
 
-def test_a_kept_group_comes_back_exactly_and_holds_only_what_an_update_reads(batch):
+def test_pack_group_round_trip(batch):
     rollouts = batch[0][:3]
     assert len({t.group_id for t in rollouts}) == 1
     group = TrainedGroup(rollouts, [1 / 3, 0.0, -0.1], [1.0, 2.0, 0.5])
@@ -249,46 +247,46 @@ ROUTED = {"rl.off_policy.replay_groups": 4, "rl.lr": 1e-3, "rl.off_policy.routin
 
 
 @pytest.mark.parametrize("switches", [ROUTED, EVERYTHING], ids=["routed", "everything"])
-def test_a_killed_run_replays_the_same_groups(start, tmp_path, switches):
+def test_resumed_run_replays_the_same_groups(start, tmp_path, switches):
     """From what lies on the disk before the last of four steps, the third not in a checkpoint."""
     config = settings(rl__questions=4, **switches)
 
-    def go_on(folder, power_cut_at=None):
+    def resume(folder, power_cut_at=None):
         step = start.step(config, tmp_path / folder)
 
-        def take(number):
+        def run_step(number):
             if number == power_cut_at:
                 shutil.copytree(step.run.path, tmp_path / "cut.partial")
             return step(number)
 
-        step.run.loop(take, config.rl.steps, config.trainer.checkpoint_every, step.extra)
+        step.run.loop(run_step, config.rl.steps, config.trainer.checkpoint_every, step.extra)
         return flat(step.model), step
 
-    weights, whole = go_on("whole", power_cut_at=3)
-    saved = torch.load(tmp_path / "cut.partial" / "checkpoint.pt", weights_only=True)
-    assert saved["step"] == 2 and any(saved["extra"]["callbacks"]["group_replay"])
-    resumed, cut = go_on("cut")
+    weights, whole = resume("whole", power_cut_at=3)
+    checkpoint = torch.load(tmp_path / "cut.partial" / "checkpoint.pt", weights_only=True)
+    assert checkpoint["step"] == 2 and any(checkpoint["extra"]["callbacks"]["group_replay"])
+    resumed, cut = resume("cut")
     assert torch.equal(resumed, weights) and not torch.equal(weights, flat(start.policy))
     assert cut.clock.state == whole.clock.state
     for shard, buffer in whole.callbacks.parts["group_replay"].buffers.items():
         assert cut.callbacks.parts["group_replay"].buffers[shard].state == buffer.state
-    one, other = (rows_of(tmp_path / f"{folder}.partial") for folder in ("whole", "cut"))
+    one, other = (read_rows(tmp_path / f"{folder}.partial") for folder in ("whole", "cut"))
     assert one == other and sum(row["replayed"] for row in one[3:]) > 0
 
 
-def rows_of(folder):
+def read_rows(folder):
     """All that is no time."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
 
 
-def test_a_shard_by_itself_replays_what_it_does_beside_the_other(start, lively, tmp_path):
+def test_shards_replay_independently(start, varied_batch, tmp_path):
     """A process with one shard draws the same after resuming from both shards' checkpoint."""
     config = settings(**REPLAYING)
     step = start.step(config, tmp_path / "run")
-    train_on(step, lively, 0)
+    train_on(step, varied_batch, 0)
     state = step.callbacks.parts["group_replay"].state_dict()
-    own, _ = prepare(step, lively, 1)
+    own, _ = prepare(step, varied_batch, 1)
 
     def build_batch(*what):
         return record_part(step, *what)
@@ -309,19 +307,19 @@ def test_a_shard_by_itself_replays_what_it_does_beside_the_other(start, lively, 
     assert row["replayed"] == sum(part["replayed"] for part in found) == 2
 
 
-def test_two_processes_replay_as_one(tmp_path):
+def test_two_processes_replay_the_same_groups(tmp_path):
     config = settings(rl__questions=4, **EVERYTHING)
     for processes in (1, 2):
         build_world(tmp_path / str(processes))
         ended = build_stage("rl", config, tmp_path / str(processes), processes)
         assert ended.returncode == 0, ended.stderr[-2000:]
     folders = [stages.folder("rl", config, tmp_path / str(processes)) for processes in (1, 2)]
-    one, two = (rows_of(folder) for folder in folders)
+    one, two = (read_rows(folder) for folder in folders)
     assert one == two and sum(row["replayed"] for row in one) > 0
     assert len(read_metrics(folders[0])) == 4
 
 
-def test_replayed_rollouts_go_where_the_engine_sent_them(start, tmp_path):
+def test_replayed_rollouts_keep_their_routes(start, tmp_path):
     step = start.step(settings(**ROUTED), tmp_path / "run")
     _, trajectories = step.step(0)
     half = len(trajectories) // 2
@@ -335,12 +333,12 @@ def test_replayed_rollouts_go_where_the_engine_sent_them(start, tmp_path):
             assert routes.shape[0] == len(t) and routes is t.routed_experts
 
 
-def test_a_reference_and_a_correction_see_the_replayed_rollouts_too(start, lively, tmp_path):
+def test_replayed_rollouts_have_reference_and_old_logprobs(start, varied_batch, tmp_path):
     config = settings(**REPLAYING, rl__loss__kl_coef=0.5, rl__loss__correction="truncate")
     step = start.step(config, tmp_path / "run")
-    train_on(step, lively, 0)
+    train_on(step, varied_batch, 0)
     before = copy.deepcopy(step.model)
-    own, _ = prepare(step, lively, 1)
+    own, _ = prepare(step, varied_batch, 1)
     joined, _ = step.callbacks.parts["group_replay"].add_replayed(
         own, 1, step.clock, lambda *of: record_part(step, *of)
     )
@@ -350,7 +348,7 @@ def test_a_reference_and_a_correction_see_the_replayed_rollouts_too(start, livel
             found = share.recorded[name]
             gaps = [np.abs(a - b).max() for a, b in zip(found, expected, strict=True)]
             assert max(gaps) < 1e-4
-    row = train_on(step, lively, 2)
+    row = train_on(step, varied_batch, 2)
     assert row["kl"] > 0 and row["updates"] == 1
 
 
@@ -367,12 +365,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("switches", "words"), BAD)
-def test_settings_that_do_not_go_together_are_refused(switches, words):
+def test_incompatible_settings_are_rejected(switches, words):
     with pytest.raises(ValueError, match=words):
         check_rl_settings(settings(**switches))
 
 
-def test_settings_that_go_together_pass():
+def test_compatible_settings_are_accepted():
     check_rl_settings(settings(rl__off_policy__replay_age=9))
     check_rl_settings(
         settings(

@@ -23,20 +23,20 @@ from tests.loop_examples import build_stages
 EVERY = 2
 
 
-def needs(package):
-    there = importlib.util.find_spec(package)
-    return pytest.mark.skipif(not there, reason=f"{package} is not installed")
+def requires_package(package):
+    is_installed = importlib.util.find_spec(package)
+    return pytest.mark.skipif(not is_installed, reason=f"{package} is not installed")
 
 
 class Descent:
-    """Steps of gradient descent on one weight; `stop_after` is a step that is interrupted, `die_in`
+    """Steps of gradient descent on one weight; `stop_after` is a step that is interrupted, `fail_in`
     one that breaks."""
 
-    def __init__(self, run, stop_after=0, die_in=0):
+    def __init__(self, run, stop_after=0, fail_in=0):
         self.model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.ones_(self.model.weight)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.stop_after, self.die_in = stop_after, die_in
+        self.stop_after, self.die_in = stop_after, fail_in
         run.resume(self.model, self.optimizer)
 
     def __call__(self, step):
@@ -52,12 +52,12 @@ class Descent:
         return row | {"words": "text", "list": [1], "odd": bool(step % 2)}
 
 
-def descend(folder, steps, report_to="tensorboard", **how):
+def run_descent(folder, steps, report_to="tensorboard", **how):
     """The loop in its run folder, until it ends, is interrupted or breaks."""
     run = RunFolder(folder, {}, report_to=report_to)
-    take = Descent(run, **how)
+    descent = Descent(run, **how)
     try:
-        run.loop(take, steps, EVERY)
+        run.loop(descent, steps, EVERY)
     except (Interrupted, RuntimeError):
         return run
     run.finish({})
@@ -74,18 +74,18 @@ def events(folder):
 
 def expected(folder):
     """The same, of metrics.jsonl."""
-    shown = {}
+    logged = {}
     for step, row in enumerate(read_metrics(folder), 1):
         for name, value in numbers(row):
-            shown.setdefault(name, []).append((step, pytest.approx(value, rel=1e-6)))  # float32
-    return shown
+            logged.setdefault(name, []).append((step, pytest.approx(value, rel=1e-6)))  # float32
+    return logged
 
 
-def test_of_a_line_its_numbers_are_shown_under_plain_names():
+def test_numbers_flattens_metric_names():
     row = {"step": 3, "loss": 0.5, "ok": True, "stopped": "why", "by": {"h1": 1, "at": {"x": 2.0}}}
     row |= {"empty": None, "list": [1.0]}
-    shown = {"loss": 0.5, "ok": 1.0, "by/h1": 1.0, "by/at/x": 2.0}
-    assert dict(numbers(row)) == shown
+    logged = {"loss": 0.5, "ok": 1.0, "by/h1": 1.0, "by/at/x": 2.0}
+    assert dict(numbers(row)) == logged
 
 
 @pytest.fixture(scope="module")
@@ -96,61 +96,61 @@ def runs(tmp_path_factory):
     return folder
 
 
-@needs("tensorboard")
-def test_a_stage_shows_the_lines_of_its_metrics(runs):
+@requires_package("tensorboard")
+def test_stage_logs_its_metrics(runs):
     silent = Config.load("ci", pretrain__steps=2, processes=1)
-    made = build_stages(["cpt"], silent.derive(trainer__report_to="tensorboard"), runs)["cpt"]
-    assert made == stages.folder("cpt", silent, runs), "where it is shown changes no result"
-    assert [[step for step, _ in points] for points in events(made).values()] == [[1, 2]] * 7
-    assert events(made) == expected(made)
+    folder = build_stages(["cpt"], silent.derive(trainer__report_to="tensorboard"), runs)["cpt"]
+    assert folder == stages.folder("cpt", silent, runs), "where it is shown changes no result"
+    assert [[step for step, _ in points] for points in events(folder).values()] == [[1, 2]] * 7
+    assert events(folder) == expected(folder)
 
 
-@needs("tensorboard")
-@pytest.mark.parametrize("how", [{"stop_after": 5}, {"die_in": 6}, {"die_in": 2}])
-def test_a_resumed_run_shows_no_step_twice(tmp_path, how):
-    cut = descend(tmp_path / "cut", 8, **how)
-    assert events(cut.path) == expected(cut.path)
+@requires_package("tensorboard")
+@pytest.mark.parametrize("how", [{"stop_after": 5}, {"fail_in": 6}, {"fail_in": 2}])
+def test_resumed_run_logs_no_step_twice(tmp_path, how):
+    interrupted = run_descent(tmp_path / "cut", 8, **how)
+    assert events(interrupted.path) == expected(interrupted.path)
     if "stop_after" in how:  # an interrupted stage keeps what it did, a killed one goes back
-        assert len(events(cut.path)["loss"]) == 5
-    descend(tmp_path / "cut", 8)
-    descend(tmp_path / "whole", 8)
+        assert len(events(interrupted.path)["loss"]) == 5
+    run_descent(tmp_path / "cut", 8)
+    run_descent(tmp_path / "whole", 8)
     found = events(tmp_path / "cut")
     assert found == expected(tmp_path / "cut") == expected(tmp_path / "whole")
     assert [step for step, _ in found["rewards/mean"]] == [*range(1, 9)]
     assert found["rewards/mean"][-1] == (8, 3.5)
 
 
-@needs("tensorboard")
-def test_what_was_not_shown_before_the_kill_is_shown_after_it(tmp_path):
-    descend(tmp_path / "run", 6, report_to="none", stop_after=3)
-    descend(tmp_path / "run", 6)
+@requires_package("tensorboard")
+def test_unreported_steps_are_logged_after_resuming(tmp_path):
+    run_descent(tmp_path / "run", 6, report_to="none", stop_after=3)
+    run_descent(tmp_path / "run", 6)
     assert events(tmp_path / "run") == expected(tmp_path / "run")
 
 
-def test_with_none_nothing_is_written(tmp_path):
-    run = descend(tmp_path / "run", 3, report_to="none")
+def test_report_to_none_writes_nothing(tmp_path):
+    run = run_descent(tmp_path / "run", 3, report_to="none")
     assert sorted(p.name for p in run.final.iterdir()) == ["manifest.json", "metrics.jsonl"]
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "trackio"])
-def test_a_missing_package_is_refused_before_the_first_step(runs, package):
+def test_missing_package_is_rejected_before_training(runs, package):
     """The command itself, in a process in which the package cannot be found."""
-    without = f"import sys; sys.modules[{package!r}] = None  # as where it is not installed\n"
-    without += "from drlib.training import build\nbuild.main()"
+    program = f"import sys; sys.modules[{package!r}] = None  # as where it is not installed\n"
+    program += "from drlib.training import build\nbuild.main()"
     settings = [
         f"--{s}" for s in ("pretrain.steps=3", "processes=1", f"trainer.report_to={package}")
     ]
     done = subprocess.run(
-        [sys.executable, "-c", without, "cpt", "--profile=ci", f"--runs={runs}", *settings],
+        [sys.executable, "-c", program, "cpt", "--profile=ci", f"--runs={runs}", *settings],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
     )
     remedy = f"pip install {package}, or set trainer.report_to=none"
-    said = f"error: trainer.report_to={package!r} needs the package {package}, "
-    said += "which is not installed: "
-    assert (done.returncode, done.stderr) == (1, f"{said}{remedy}\n")
+    message = f"error: trainer.report_to={package!r} needs the package {package}, "
+    message += "which is not installed: "
+    assert (done.returncode, done.stderr) == (1, f"{message}{remedy}\n")
     assert not stages.folder("cpt", Config.load("ci", pretrain__steps=3), runs).exists()
     assert not [*runs.rglob("*.partial")]
 
@@ -159,11 +159,11 @@ def test_a_missing_package_is_refused_before_the_first_step(runs, package):
 WITH_TRACKIO = """
 import json, sys
 from pathlib import Path
-from tests.test_training_reporting import descend
+from tests.test_training_reporting import run_descent
 
 folder = Path(sys.argv[1]) / "profile" / "run"
-descend(folder, 8, "trackio", stop_after=5)
-descend(folder, 8, "trackio")
+run_descent(folder, 8, "trackio", stop_after=5)
+run_descent(folder, 8, "trackio")
 import trackio
 (run,) = trackio.Api().runs("profile")
 found = [run.name, trackio.SQLiteStorage.get_logs("profile", run.name, run_id=run.id)]
@@ -171,8 +171,8 @@ Path(sys.argv[1], "found.json").write_text(json.dumps(found))  # trackio prints 
 """
 
 
-@needs("trackio")
-def test_trackio_has_each_step_once(tmp_path):
+@requires_package("trackio")
+def test_trackio_logs_each_step_once(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", WITH_TRACKIO, str(tmp_path)],
         cwd=ROOT,
@@ -183,7 +183,7 @@ def test_trackio_has_each_step_once(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     name, logs = json.loads((tmp_path / "found.json").read_text())
-    shown = [(log["step"], log["loss"], log["rewards/mean"]) for log in logs]
+    logged = [(log["step"], log["loss"], log["rewards/mean"]) for log in logs]
     rows = read_metrics(tmp_path / "profile" / "run")
     assert name == "run" and len(rows) == 8
-    assert shown == [(row["step"], row["loss"], row["rewards"]["mean"]) for row in rows]
+    assert logged == [(row["step"], row["loss"], row["rewards"]["mean"]) for row in rows]

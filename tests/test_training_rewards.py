@@ -22,10 +22,10 @@ from drlib.training.rollouts import (
     sample_rollouts,
 )
 from drlib.trajectory import Termination, with_reward
-from tests.loop_examples import a_batch, cold_start, collect, flat, learned, settings
+from tests.loop_examples import cold_start, collect, flat, learned, rollout_shards, settings
 
 start = cold_start
-batch = a_batch
+batch = rollout_shards
 TASK = Task("t", "What is the capital of Gabon?", "Libreville", "search", "1 look-up")
 
 
@@ -33,7 +33,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def of_groups(trajectories) -> dict[str, list]:
+def group_by_id(trajectories) -> dict[str, list]:
     groups = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.group_id, []).append(trajectory)
@@ -41,7 +41,7 @@ def of_groups(trajectories) -> dict[str, list]:
 
 
 @pytest.fixture(scope="module")
-def made(start, tmp_path_factory):
+def sample_step(start, tmp_path_factory):
     """`made(step, **changes)`: the rollouts of a step's questions, and the questions."""
 
     def make(number: int = 1, **changes):
@@ -54,14 +54,14 @@ def made(start, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def usual(made):
-    return made()
+def default_step(sample_step):
+    return sample_step()
 
 
 # ------------------------------------------------------------------ controls
 
 
-def test_a_group_s_rewards_are_handed_round_among_those_that_were_judged():
+def test_shuffle_rewards_permutes_judged_rewards():
     rewards = [1.0, None, 0.0, 0.0, 2.0, None]
     seen = set()
     for seed in range(200):
@@ -72,51 +72,51 @@ def test_a_group_s_rewards_are_handed_round_among_those_that_were_judged():
     assert len(seen) == 12  # 4! / 2!, the two zeros being alike
 
 
-def test_the_most_frequent_wrong_answer_is_the_label_and_the_first_where_some_tie():
+def test_majority_wrong_answer_prefers_the_first_tie():
     answers = ["Oslo", "Libreville", None, "oslo.", "Rome", "", "Libreville", "Libreville"]
     assert majority_wrong_answer(answers, TASK) == "oslo"
     assert majority_wrong_answer(["Rome", "Oslo"], TASK) == "rome"
     assert majority_wrong_answer(["Libreville", None, ""], TASK) is None
 
 
-def test_shuffled_rewards_leave_groups_and_tokens_as_they_are(usual, made):
+def test_shuffled_rewards_keep_groups_and_tokens(default_step, sample_step):
     """The same rollouts, the same live groups; who earned what is by chance."""
-    right, _ = usual
-    control, _ = made(rl__reward__labels="shuffled")
+    right, _ = default_step
+    control, _ = sample_step(rl__reward__labels="shuffled")
     assert [t.id for t in right] == [t.id for t in control]
-    moved = 0
-    ours, theirs = of_groups(right), of_groups(control)
+    n_changed = 0
+    ours, theirs = group_by_id(right), group_by_id(control)
     for name, group in ours.items():
         assert [(a.token_ids == b.token_ids).all() for a, b in zip(group, theirs[name])]
         rewards = [t.reward for t in group]
         other = [t.reward for t in theirs[name]]
         assert Counter(rewards) == Counter(other)
-        moved += rewards != other
+        n_changed += rewards != other
         assert [t.reward_parts["correct"] for t in theirs[name]] == rewards
-    assert moved >= 2
-    again, _ = made(rl__reward__labels="shuffled")
+    assert n_changed >= 2
+    again, _ = sample_step(rl__reward__labels="shuffled")
     assert [t.reward for t in again] == [t.reward for t in control]
-    another, _ = made(rl__reward__labels="shuffled", seed=0, rl__lr=1e-3)
+    another, _ = sample_step(rl__reward__labels="shuffled", seed=0, rl__lr=1e-3)
     assert [t.reward for t in another] == [t.reward for t in control]
 
 
-def test_a_wrong_label_rewards_who_gave_it_and_nobody_who_was_right(usual, made):
-    right, tasks = usual
-    control, _ = made(rl__reward__labels="wrong")
-    ones = 0
-    for task, group in zip(tasks, of_groups(control).values()):
+def test_wrong_labels_reward_the_majority_wrong_answer(default_step, sample_step):
+    right, tasks = default_step
+    control, _ = sample_step(rl__reward__labels="wrong")
+    n_rewarded = 0
+    for task, group in zip(tasks, group_by_id(control).values()):
         label = majority_wrong_answer([t.answer for t in group], task)
         for trajectory in group:
             given = trajectory.answer is not None and normalise_answer(trajectory.answer) == label
             assert trajectory.reward == float(label is not None and given)
             assert not (trajectory.reward and trajectory.reward_parts["correct"])
-            ones += trajectory.reward
-    assert ones >= 4
+            n_rewarded += trajectory.reward
+    assert n_rewarded >= 4
     assert [t.reward_parts["correct"] for t in control] == [t.reward for t in right]
 
 
-def test_what_could_not_be_judged_has_no_reward_under_any_label(usual):
-    right, tasks = usual
+def test_unjudged_rollouts_have_no_reward(default_step):
+    right, tasks = default_step
     group = [*right[:3], with_reward(right[3], None, {"correct": 0.0})]
     for labels in ("right", "shuffled", "wrong"):
         config = settings(rl__reward__labels=labels, rl__reward__overlong_buffer=20)
@@ -124,21 +124,21 @@ def test_what_could_not_be_judged_has_no_reward_under_any_label(usual):
         assert found[3].reward is None and None not in [t.reward for t in found[:3]]
 
 
-def test_the_last_tokens_before_the_limit_cost_up_to_one(usual):
+def test_overlong_penalty_by_hand(default_step):
     """DAPO, eq. 13, in the window's own scale: free up to limit - buffer, then linear, then -1."""
-    right, tasks = usual
+    right, tasks = default_step
     config = settings()
     limit = config.rollout.max_context_tokens
     ended = next(t for t in right if t.termination == Termination.ANSWERED)
     cut = next(t for t in right if t.termination == Termination.LENGTH)
     buffer = limit - len(ended) + 10  # its last 10 tokens lie within
     config = settings(rl__reward__overlong_buffer=buffer)
-    fresh = [with_reward(t, 1.0, {"correct": 1.0}) for t in (ended, cut)]
-    one, two = adjust_rewards(fresh, tasks[0], config, generator())
+    rewarded = [with_reward(t, 1.0, {"correct": 1.0}) for t in (ended, cut)]
+    one, two = adjust_rewards(rewarded, tasks[0], config, generator())
     assert one.reward == pytest.approx(1 - 10 / buffer) and two.reward == 0.0
     assert one.reward_parts == {"correct": 1.0, "length": pytest.approx(-10 / buffer)}
     (free,) = adjust_rewards(
-        fresh[:1], tasks[0], settings(rl__reward__overlong_buffer=5), generator()
+        rewarded[:1], tasks[0], settings(rl__reward__overlong_buffer=5), generator()
     )
     assert free.reward == (1.0 if len(ended) <= limit - 5 else pytest.approx(free.reward))
 
@@ -146,16 +146,16 @@ def test_the_last_tokens_before_the_limit_cost_up_to_one(usual):
 # ------------------------------------------------------------------ groups
 
 
-def test_the_second_half_of_a_group_is_made_where_the_first_differs(usual, made):
+def test_adaptive_group_extends_mixed_groups(default_step, sample_step):
     """The result equals the whole group's up to rounding, as fewer rollouts run at once."""
-    whole, _ = usual
-    some, _ = made(rl__sampling__adaptive_group=True)
+    whole, _ = default_step
+    some, _ = sample_step(rl__sampling__adaptive_group=True)
     by_id = {t.id: t for t in whole}
     sizes = set()
-    for name, group in of_groups(some).items():
-        first = {t.reward for t in of_groups(whole)[name][:3]}
-        made_of_it = 6 if len(first) > 1 else 3
-        assert [t.id for t in group] == [t.id for t in of_groups(whole)[name][:made_of_it]]
+    for name, group in group_by_id(some).items():
+        first = {t.reward for t in group_by_id(whole)[name][:3]}
+        expected_size = 6 if len(first) > 1 else 3
+        assert [t.id for t in group] == [t.id for t in group_by_id(whole)[name][:expected_size]]
         sizes.add(len(group))
         for t in group:
             assert (t.token_ids == by_id[t.id].token_ids).all()
@@ -164,25 +164,25 @@ def test_the_second_half_of_a_group_is_made_where_the_first_differs(usual, made)
     assert sizes == {3, 6}
 
 
-def test_groups_of_two_sizes_are_learned_from(start, tmp_path):
+def test_groups_of_two_sizes_are_trained_on(start, tmp_path):
     step = start.step(settings(rl__sampling__adaptive_group=True), tmp_path / "run")
     row, trajectories = step.step(1)
     assert 8 * 3 < row["rollouts"] < 8 * 6 and row["rollouts"] == len(trajectories)
     assert row["updates"] == 1 and not torch.equal(flat(step.model), flat(start.policy))
 
 
-def test_questions_are_drawn_until_enough_groups_are_live(start, tmp_path):
+def test_dynamic_sampling_draws_until_enough_groups_vary(start, tmp_path):
     """DAPO: eight live groups are trained on; what is dead is not in the denominator either."""
     config = settings(rl__sampling__draws=4, rl__filter__overlong="keep")
     step = start.step(config, tmp_path / "run")
-    made, kept, draws = collect(step, 1)
-    groups = of_groups(made[0] + made[1])
+    sample_step, kept, draws = collect(step, 1)
+    groups = group_by_id(sample_step[0] + sample_step[1])
     assert 1 < draws <= 4 and len(groups) == draws * 8
     live = [name for name, group in groups.items() if len({t.reward for t in group}) > 1]
     live.sort(key=lambda name: int(name.rpartition("-")[2]))
-    assert len(live) >= 8 and {*of_groups(kept[0] + kept[1])} == {*live[:8]}
-    assert [int(name.rpartition("-")[2]) % 2 for name in of_groups(kept[0])] == [0] * len(
-        of_groups(kept[0])
+    assert len(live) >= 8 and {*group_by_id(kept[0] + kept[1])} == {*live[:8]}
+    assert [int(name.rpartition("-")[2]) % 2 for name in group_by_id(kept[0])] == [0] * len(
+        group_by_id(kept[0])
     )
     row, _ = start.step(config, tmp_path / "again").step(1)
     tokens = sum(int(t.generated.sum()) for shard in kept for t in shard)
@@ -190,16 +190,16 @@ def test_questions_are_drawn_until_enough_groups_are_live(start, tmp_path):
     assert row["rollouts"] == draws * 48
 
 
-def test_another_draw_asks_other_questions_with_other_random_numbers(start, tmp_path):
+def test_second_draw_has_new_questions_and_seeds(start, tmp_path):
     step = start.step(settings(rl__sampling__draws=2, rl__questions=4), tmp_path / "run")
-    made, _, draws = collect(step, 2)
-    everything = made[0] + made[1]
+    sample_step, _, draws = collect(step, 2)
+    everything = sample_step[0] + sample_step[1]
     assert draws == 2 and len({t.id for t in everything}) == 2 * 4 * 6
     assert len({t.group_id for t in everything}) == 8
     assert len({t.task_id for t in everything}) >= 7
 
 
-def test_the_first_live_groups_are_those_whose_questions_were_drawn_first(batch):
+def test_live_groups_are_selected_in_draw_order(batch):
     one = batch[0][0]
 
     def group(key: int, *rewards) -> list:
@@ -215,7 +215,7 @@ def test_the_first_live_groups_are_those_whose_questions_were_drawn_first(batch)
     assert find_live_groups([group(1, 1.0, None)], 3, Ranks()) == set()
 
 
-def test_a_step_without_any_live_group_is_kept_whole(start, tmp_path):
+def test_step_without_reward_variance_keeps_all_rollouts(start, tmp_path):
     config = settings(
         rl__sampling__draws=2,
         rl__reward__name="format_and_answer",
@@ -229,7 +229,7 @@ def test_a_step_without_any_live_group_is_kept_whole(start, tmp_path):
     assert torch.equal(flat(step.model), flat(start.policy))
 
 
-def test_live_groups_stand_in_the_place_of_dead_ones(batch):
+def test_duplicated_groups_replace_zero_variance_groups(batch):
     trajectories = batch[0] + batch[1]
     config = settings(rl__filter__overlong="keep")
     advantages, weights, _ = compute_advantages(trajectories, config)
@@ -244,13 +244,13 @@ def test_live_groups_stand_in_the_place_of_dead_ones(batch):
     assert all(len(set(copies[groups == g].tolist())) == 1 for g in range(8))  # whole groups
 
 
-def test_without_any_live_group_nothing_is_duplicated(batch):
+def test_nothing_is_duplicated_without_reward_variance(batch):
     dead = [with_reward(t, 0.0, t.reward_parts) for t in batch[0]]
     _, weights, _ = compute_advantages(dead, settings(rl__sampling__duplicate=True))
     assert (weights == 0).all()
 
 
-def test_the_pipeline_weighs_what_is_of_low_quality_and_drops_copies(batch):
+def test_pipeline_weights_low_quality_rollouts(batch):
     config = settings(rl__filter__pipeline=True, rl__filter__low_weight=0.25)
     trajectories = batch[0] + batch[1]
     clumsy = next(i for i, t in enumerate(trajectories) if t.answer is not None)
@@ -265,7 +265,7 @@ def test_the_pipeline_weighs_what_is_of_low_quality_and_drops_copies(batch):
     )
 
 
-def test_the_pipeline_is_a_part_of_the_step(start, batch, tmp_path):
+def test_pipeline_affects_the_update(start, batch, tmp_path):
     shards = [[replace(t, termination=Termination.FORMAT) for t in batch[0]], batch[1]]
     weights = {}
     for low in (1.0, 0.1):
@@ -275,8 +275,8 @@ def test_the_pipeline_is_a_part_of_the_step(start, batch, tmp_path):
     assert not torch.equal(weights[1.0], weights[0.1])
 
 
-def test_rewards_by_name_are_judged_with_what_is_right_beside_them(usual):
-    right, tasks = usual
+def test_judged_rollouts_record_correctness(default_step):
+    right, tasks = default_step
     coin = build_reward("random", settings().seed)
     found = [judge_rollout(t, tasks[i // 6], coin) for i, t in enumerate(right)]
     assert [t.reward_parts["correct"] for t in found] == [t.reward for t in right]

@@ -17,25 +17,25 @@ from drlib.training.grpo import check_rl_settings
 from drlib.training.question_scheduler import SKILLS, QuestionScheduler
 from drlib.training.rollouts import split_all_contexts, split_contexts
 from drlib.worlds import Names
-from tests.loop_examples import a_batch, cold_start, flat, prepare, settings, train_on
+from tests.loop_examples import cold_start, flat, prepare, rollout_shards, settings, train_on
 
 start = cold_start
-batch = a_batch
+batch = rollout_shards
 
 
-def cut(trajectory, *lengths):
+def split_into_contexts(trajectory, *lengths):
     """The same tokens as if they had stood in contexts of these lengths."""
     assert sum(lengths) == len(trajectory)
     numbers = np.repeat(np.arange(len(lengths)), lengths).astype(np.uint16)
     return dataclasses.replace(trajectory, contexts=numbers)
 
 
-def halved(trajectory):
+def split_at_second_turn(trajectory):
     """Cut before its second turn, where it has one."""
     second = np.flatnonzero(trajectory.turns == 1)
     if not len(second):
         return trajectory
-    return cut(trajectory, second[0], len(trajectory) - second[0])
+    return split_into_contexts(trajectory, second[0], len(trajectory) - second[0])
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def rollouts(batch):
     return [t for shard in batch for t in shard]
 
 
-def test_k_summaries_leave_k_plus_one_segments_that_concatenate_to_the_whole(rollouts):
+def test_split_contexts_concatenate_to_the_rollout(rollouts):
     whole = next(t for t in rollouts if t.turns.max() >= 1)
-    parts = split_contexts(halved(whole))
+    parts = split_contexts(split_at_second_turn(whole))
     assert len(parts) == 2 and all(part.contexts is None for part in parts)
     for name in ("token_ids", "generated", "logprobs", "segments", "versions"):
         joined = np.concatenate([getattr(part, name) for part in parts])
@@ -55,22 +55,22 @@ def test_k_summaries_leave_k_plus_one_segments_that_concatenate_to_the_whole(rol
     assert [part.id for part in parts] == [f"{whole.id}/0", f"{whole.id}/1"]
 
 
-def test_a_rollout_of_one_context_is_itself_and_a_silent_context_is_no_sample(rollouts):
+def test_contexts_without_sampled_tokens_are_dropped(rollouts):
     assert all(split_contexts(one) == [one] for one in rollouts)
     one = rollouts[0]
     prompt = int(np.argmax(one.generated))
-    (spoken,) = split_contexts(cut(one, prompt, len(one) - prompt))
+    (spoken,) = split_contexts(split_into_contexts(one, prompt, len(one) - prompt))
     assert spoken.token_ids.tolist() == one.token_ids[prompt:].tolist()
 
 
-def test_all_contexts_names_the_rollout_of_each(rollouts):
-    samples, owners = split_all_contexts([halved(t) for t in rollouts[:6]])
+def test_split_all_contexts_returns_owners(rollouts):
+    samples, owners = split_all_contexts([split_at_second_turn(t) for t in rollouts[:6]])
     for sample, owner in zip(samples, owners):
         assert sample.id.partition("/")[0] == rollouts[owner].id
     assert sorted({*owners}) == list(range(6))
 
 
-def learned_from(start, tasks_shards, folder, **changes):
+def train_once(start, tasks_shards, folder, **changes):
     """(weights, metrics, shares) after one update on these shards."""
     step = start.step(settings(rl__lr=1e-3, **changes), folder)
     shares, _ = prepare(step, tasks_shards, 0)
@@ -78,21 +78,21 @@ def learned_from(start, tasks_shards, folder, **changes):
     return flat(step.model), row, shares
 
 
-def test_without_a_second_context_the_update_has_the_recipe_s_bits(start, batch, tmp_path):
+def test_single_context_update_is_bit_identical(start, batch, tmp_path):
     """K = 0: samples by contexts are plain GRPO, bit for bit."""
     shards = batch
-    whole, *_ = learned_from(start, shards, tmp_path / "whole")
-    one_context = [[cut(t, len(t)) for t in shard] for shard in shards]
-    same, *_ = learned_from(start, one_context, tmp_path / "same")
+    whole, *_ = train_once(start, shards, tmp_path / "whole")
+    one_context = [[split_into_contexts(t, len(t)) for t in shard] for shard in shards]
+    same, *_ = train_once(start, one_context, tmp_path / "same")
     assert torch.equal(whole, same)
     assert not torch.equal(whole, flat(start.policy))
 
 
-def test_every_segment_has_its_rollout_s_advantage(start, batch, tmp_path):
+def test_segments_share_the_advantage_of_their_rollout(start, batch, tmp_path):
     shards = batch
-    split = [[halved(t) for t in shard] for shard in shards]
-    _, plain_row, plain = learned_from(start, shards, tmp_path / "plain")
-    weights, row, shares = learned_from(start, split, tmp_path / "split")
+    split = [[split_at_second_turn(t) for t in shard] for shard in shards]
+    _, plain_row, plain = train_once(start, shards, tmp_path / "plain")
+    weights, row, shares = train_once(start, split, tmp_path / "split")
     for before, after in zip(plain, shares):
         of_rollout = dict(zip((t.id for t in before.trajectories), before.advantages_N.tolist()))
         found = [of_rollout[t.id.partition("/")[0]] for t in after.trajectories]
@@ -100,10 +100,10 @@ def test_every_segment_has_its_rollout_s_advantage(start, batch, tmp_path):
         assert len(after.trajectories) > len(before.trajectories)
     assert row["tokens"] == plain_row["tokens"], "every sampled token, once"
     # what a later context has not seen is not in its gradient
-    assert not torch.equal(weights, learned_from(start, shards, tmp_path / "again")[0])
+    assert not torch.equal(weights, train_once(start, shards, tmp_path / "again")[0])
 
 
-def test_a_baseline_over_samples_counts_long_rollouts_more(start, batch, tmp_path):
+def test_sample_baseline_weights_long_rollouts_more(start, batch, tmp_path):
     """By hand: with rewards 1 (two contexts), 0, 0 the mean over samples is 1/2, not 1/3."""
     shards = batch
     long = next(t for shard in shards for t in shard if t.turns.max() >= 1)
@@ -111,23 +111,23 @@ def test_a_baseline_over_samples_counts_long_rollouts_more(start, batch, tmp_pat
         dataclasses.replace(long, id=f"x-{i}", group_id="x", reward=reward)
         for i, reward in enumerate((1.0, 0.0, 0.0))
     ]
-    group[0] = halved(group[0])
+    group[0] = split_at_second_turn(group[0])
     changes = {"rl.advantage.estimator": "group_mean"}
-    _, _, (share,) = learned_from(start, [group], tmp_path / "a", **changes)
+    _, _, (share,) = train_once(start, [group], tmp_path / "a", **changes)
     assert np.allclose(share.advantages_N, [2 / 3, 2 / 3, -1 / 3, -1 / 3])
     changes["rl.advantage.baseline"] = "samples"
-    _, _, (share,) = learned_from(start, [group], tmp_path / "b", **changes)
+    _, _, (share,) = train_once(start, [group], tmp_path / "b", **changes)
     assert np.allclose(share.advantages_N, [1 / 2, 1 / 2, -1 / 2, -1 / 2])
 
 
 @pytest.mark.parametrize(("n", "multiple"), [(10, 4), (8, 4), (3, 4), (7, 1), (0, 4)])
-def test_down_sampling_keeps_the_largest_multiple(n, multiple):
+def test_truncate_to_multiple_keeps_the_largest_multiple(n, multiple):
     kept = truncate_to_multiple(n, multiple, generator=torch.Generator().manual_seed(0)).tolist()
     assert len(kept) % multiple == 0 and n - len(kept) < multiple
     assert kept == sorted(set(kept)) and all(0 <= i < n for i in kept)
 
 
-def test_down_sampling_drops_at_random_and_refuses_a_multiple_below_one():
+def test_truncate_to_multiple_is_random_and_validated():
     found = Counter()
     for seed in range(200):
         kept = truncate_to_multiple(5, 4, generator=torch.Generator().manual_seed(seed))
@@ -139,10 +139,10 @@ def test_down_sampling_drops_at_random_and_refuses_a_multiple_below_one():
         check_rl_settings(settings(rl__advantage__sample_multiple=0))
 
 
-def test_the_update_trains_on_a_multiple_of_the_contexts(start, batch, tmp_path):
+def test_update_uses_a_multiple_of_samples(start, batch, tmp_path):
     shards = batch
-    split = [[halved(t) for t in shard] for shard in shards]
-    _, row, shares = learned_from(start, split, tmp_path / "run", rl__advantage__sample_multiple=13)
+    split = [[split_at_second_turn(t) for t in shard] for shard in shards]
+    _, row, shares = train_once(start, split, tmp_path / "run", rl__advantage__sample_multiple=13)
     for shard, share in zip(split, shares):
         n = len(split_all_contexts(shard)[0])
         assert len(share.trajectories) == n // 13 * 13 < n
@@ -151,7 +151,7 @@ def test_the_update_trains_on_a_multiple_of_the_contexts(start, batch, tmp_path)
 # ---------------------------------------------------------------- questions
 
 
-def test_trails_are_drawn_by_their_share_with_worlds_of_their_own(start):
+def test_trails_are_drawn_by_share_with_own_worlds(start):
     config = settings(
         rl__curriculum__trail_share=0.4, rl__curriculum__trail_pages=5, rl__questions=200
     )
@@ -165,7 +165,7 @@ def test_trails_are_drawn_by_their_share_with_worlds_of_their_own(start):
     assert tasks == questions.draw(0, Curriculum(SKILLS))[0]
 
 
-def test_without_trails_the_questions_are_those_of_before(start):
+def test_trail_settings_without_share_change_nothing(start):
     """The committed runs' draws: a share of 0 takes nothing from the stream."""
     names = Names.from_world(start.world)
     curriculum = Curriculum(SKILLS)

@@ -43,7 +43,7 @@ def runs(tmp_path_factory):
     return runs
 
 
-def trained(runs, **changes) -> dict:
+def train_sft(runs, **changes) -> dict:
     """The metrics of a cold start with some settings changed."""
     config = Config.load("ci", **SMALL | changes)
     path = stages.folder("sft", config, runs)
@@ -52,7 +52,7 @@ def trained(runs, **changes) -> dict:
     return read_metrics(path)[-1] | read_manifest(path)["metrics"]
 
 
-def test_the_funnel_takes_less_than_the_correct_attempts_and_says_why(runs):
+def test_funnel_is_stricter_and_records_faults(runs):
     config = Config.load("ci", **SMALL)
     pool = stages.folder("demonstrations", config, runs)
     rows = read_json_lines(pool / "episodes.jsonl")
@@ -74,15 +74,15 @@ def test_the_funnel_takes_less_than_the_correct_attempts_and_says_why(runs):
     }
 
 
-def test_the_filter_decides_what_is_trained_on(runs):
-    sizes = {name: trained(runs, sft__filter=name)["pool"] for name in FILTERS}
+def test_filter_determines_the_pool(runs):
+    sizes = {name: train_sft(runs, sft__filter=name)["pool"] for name in FILTERS}
     config = Config.load("ci", **SMALL)
     pool = stages.folder("demonstrations", config, runs)
     assert sizes == {name: len(data.read_episodes(pool, name)) for name in FILTERS}
 
 
-def test_loss_on_all_tokens_is_loss_on_those_of_questions_and_tools_too(runs):
-    own, everything = (trained(runs, sft__loss_on=which) for which in ("own", "all"))
+def test_loss_on_all_includes_questions_and_tools(runs):
+    own, everything = (train_sft(runs, sft__loss_on=which) for which in ("own", "all"))
     assert own["tokens"] == everything["tokens"]  # the same samples in the same order
     assert own["loss_tokens"] < 0.6 * own["tokens"]
     # all but each sample's first, which nothing before it predicts
@@ -90,7 +90,7 @@ def test_loss_on_all_tokens_is_loss_on_those_of_questions_and_tools_too(runs):
 
 
 @pytest.fixture(scope="module")
-def attempts(runs):
+def correct_episodes(runs):
     """(the pool's right attempts, the ids of a conversation)."""
     config = Config.load("ci", **SMALL)
     tokenizer = load_tokenizer(stages.folder("world", config, runs) / "tokenizer")
@@ -98,8 +98,8 @@ def attempts(runs):
     return data.read_episodes(pool, "correct"), ChatIds(tokenizer)
 
 
-def test_rounds_are_added_to_the_attempts_each_with_its_state(attempts):
-    episodes, chat = attempts
+def test_rounds_are_added_with_their_state(correct_episodes):
+    episodes, chat = correct_episodes
     plain, _ = sft.length_pools(episodes, chat, Config.load("ci"))
     pool, same = sft.length_pools(episodes, chat, Config.load("ci", sft__rounds=True))
     assert pool == same and pool[: len(plain)] == plain
@@ -109,13 +109,13 @@ def test_rounds_are_added_to_the_attempts_each_with_its_state(attempts):
     texts = [chat.tokenizer.decode(sample.ids) for sample in rounds]
     assert all("Last observation: " in text and "<report>" in text for text in texts)
     # loss on thought, report and action alone: not on the state that is given
-    told = [[i for i, loss in zip(s.ids, s.loss) if loss] for s in rounds]
-    assert all(chat.tokenizer.decode(ids).startswith("<think>") for ids in told)
-    assert not any("Last observation" in chat.tokenizer.decode(ids) for ids in told)
+    observation_text = [[i for i, loss in zip(s.ids, s.loss) if loss] for s in rounds]
+    assert all(chat.tokenizer.decode(ids).startswith("<think>") for ids in observation_text)
+    assert not any("Last observation" in chat.tokenizer.decode(ids) for ids in observation_text)
 
 
-def test_two_length_stages_show_short_attempts_first(attempts):
-    episodes, chat = attempts
+def test_length_pools_put_short_samples_first(correct_episodes):
+    episodes, chat = correct_episodes
     (plain, _), short = sft.length_pools(episodes, chat, Config.load("ci")), 110
     early, late = sft.length_pools(episodes, chat, Config.load("ci", sft__short_tokens=short))
     assert early == [sample for sample in plain if len(sample) <= short]
@@ -127,7 +127,7 @@ def test_two_length_stages_show_short_attempts_first(attempts):
         sft.length_pools(episodes, chat, Config.load("ci", sft__short_tokens=9))
 
 
-def test_the_stage_trains_on_each_length_in_its_time(runs):
+def test_stage_trains_on_short_samples_first(runs):
     changes = {"sft.steps": 5, "sft.short_tokens": 110, "sft.loss_on": "all"}
     config = Config.load("ci", **SMALL | changes)
     path = stages.folder("sft", config, runs)
@@ -137,8 +137,8 @@ def test_the_stage_trains_on_each_length_in_its_time(runs):
     assert max(lengths[:3]) < 110 < min(lengths[3:])
 
 
-def test_tool_use_passes_its_filters_and_is_mixed_in_by_its_share(attempts):
-    _, chat = attempts
+def test_tool_use_samples_and_mixing_shares(correct_episodes):
+    _, chat = correct_episodes
     samples = sft.tool_use_samples(chat)
     texts = [chat.tokenizer.decode(sample.ids) for sample in samples]
     assert len(samples) > 100 and all("<tool_call>" in text for text in texts)
@@ -149,8 +149,8 @@ def test_tool_use_passes_its_filters_and_is_mixed_in_by_its_share(attempts):
     assert shares == pytest.approx([0.3, 0.2, 0.5], abs=0.03)
 
 
-def test_pre_training_mixes_the_rows_of_agent_founder_by_their_shares(attempts):
-    _, chat = attempts
+def test_pretraining_mixes_agentfounder_rows_by_share(correct_episodes):
+    _, chat = correct_episodes
     names = Names.from_world(load_world("tour"))
 
     def texts(n=300, **shares):
@@ -179,21 +179,23 @@ def test_pre_training_mixes_the_rows_of_agent_founder_by_their_shares(attempts):
         texts(pretrain__first_order_share=0.6, pretrain__higher_order_share=0.5)
 
 
-def test_first_order_rows_can_be_asked_from_the_memory_of_attempts(attempts):
-    _, chat = attempts
+def test_first_order_questions_from_episode_memory(correct_episodes):
+    _, chat = correct_episodes
     names = Names.from_world(load_world("tour"))
     world = fictional_world(7, names)
     rows = ActionRows(names, chat, 2, from_memory=True)
-    tried = list(rows._attempts(world, random.Random(7)))
-    assert any(not episode.correct for episode in tried), "what discarded attempts saw counts too"
+    episodes = list(rows._attempts(world, random.Random(7)))
+    assert any(not episode.correct for episode in episodes), (
+        "what discarded attempts saw counts too"
+    )
     shown = {
         title
-        for episode in tried
+        for episode in episodes
         for result in episode.tool_results
         for title in world.entities
         if f"[{title}](" in result.text
     }
-    memory = memory_of_attempts(world, tried)
+    memory = memory_of_attempts(world, episodes)
     known = recalled(memory, world)
     assert set(known.entities) == shown and len(shown) < len(world.entities)
     for title in shown:
@@ -204,7 +206,9 @@ def test_first_order_rows_can_be_asked_from_the_memory_of_attempts(attempts):
         for said in memory.list_statements(title)
         for source in said.sources
     }
-    with_calls = [number for number, episode in enumerate(tried) if "[" in told(episode)]
+    with_calls = [
+        number for number, episode in enumerate(episodes) if "[" in observation_text(episode)
+    ]
     assert sources == {f"{world.name}/attempt-{number}" for number in with_calls}
     # a value that was told twice over, and differently, is asked for no more
     title, relation = next((t, r) for t in sorted(shown) for r in world.entities[t].facts)
@@ -215,20 +219,20 @@ def test_first_order_rows_can_be_asked_from_the_memory_of_attempts(attempts):
     made = list(rows._first_order(world, random.Random(7)))
     assert made and {row.entity_ids[0] for row in made} <= shown
     assert {row.entity_ids[0] for row in made} < set(world.entities)
-    of_graph = documents_of(chat, names, pretrain__first_order_share=1.0)
-    of_memory = documents_of(
+    graph_documents = first_documents(chat, names, pretrain__first_order_share=1.0)
+    memory_documents = first_documents(
         chat, names, pretrain__first_order_share=1.0, pretrain__first_order_questions="memory"
     )
-    assert of_graph != of_memory
-    assert documents_of(chat, names, pretrain__first_order_questions="memory") == documents_of(
-        chat, names
-    )
+    assert graph_documents != memory_documents
+    assert first_documents(
+        chat, names, pretrain__first_order_questions="memory"
+    ) == first_documents(chat, names)
 
 
-def told(episode):
+def observation_text(episode):
     return "".join(result.text for result in episode.tool_results)
 
 
-def documents_of(chat, names, **settings):
+def first_documents(chat, names, **settings):
     documents = pretrain.documents(Config.load("ci", **settings), names, chat)("k")
     return [next(documents).ids for _ in range(40)]

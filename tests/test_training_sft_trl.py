@@ -60,12 +60,12 @@ def checkpoint(chat, tmp_path_factory):
     return save_policy(build_policy(shape, 0, "plain", **ends), chat.tokenizer, path)
 
 
-def trainer(checkpoint, dataset, tmp_path, length=1000, **options):
+def make_trainer(checkpoint, dataset, tmp_path, length=1000, **options):
     model, tokenizer = load_policy(checkpoint)
     return create_sft_trainer(model, tokenizer, dataset, length, str(tmp_path), **OPTIONS | options)
 
 
-def by_hand(model, dataset):
+def reference_loss(model, dataset):
     """Cross-entropy over the labelled tokens, each sample alone in its forward pass."""
     total, count = 0.0, 0
     for row in dataset:
@@ -77,7 +77,7 @@ def by_hand(model, dataset):
     return total / count
 
 
-def test_rows_are_the_ids_of_a_rollout_with_loss_on_the_model_s_tokens_alone(chat):
+def test_dataset_rows_have_loss_on_assistant_tokens_only(chat):
     data = sft_dataset(ROWS, chat)
     for messages, row in zip(ROWS, data):
         sample = episode_sample(messages, chat)
@@ -92,7 +92,7 @@ def test_rows_are_the_ids_of_a_rollout_with_loss_on_the_model_s_tokens_alone(cha
     assert [row["input_ids"].count(answer) for row in data] == [1, 1, 1]
 
 
-def test_a_rollout_is_trained_on_the_ids_it_sampled_and_a_managed_round_on_its_turn(chat):
+def test_rollouts_train_on_their_sampled_ids(chat):
     """Text would be cut into other pieces than the policy sampled."""
     task = Task("t", ROWS[0][0]["content"], "21", "search", "w")
     said = chat.encode(ROWS[0][1]["content"])
@@ -137,9 +137,9 @@ def test_a_rollout_is_trained_on_the_ids_it_sampled_and_a_managed_round_on_its_t
         assert made["input_ids"].count(chat.encode("<tool_call>")[0]) == kept.count("<tool_call>")
 
 
-def test_packed_loss_is_the_hand_made_one_and_trl_keeps_our_labels(chat, checkpoint, tmp_path):
+def test_packed_loss_matches_single_samples(chat, checkpoint, tmp_path):
     data = sft_dataset(ROWS, chat)
-    made = trainer(checkpoint, data, tmp_path)
+    made = make_trainer(checkpoint, data, tmp_path)
     (packed,) = made.train_dataset  # all three in one row
     assert sorted(packed["seq_lengths"]) == sorted(map(len, data["input_ids"]))
     assert sorted(packed["labels"]) == sorted(i for row in data["labels"] for i in row)
@@ -147,23 +147,23 @@ def test_packed_loss_is_the_hand_made_one_and_trl_keeps_our_labels(chat, checkpo
     assert "attention_mask" not in batch  # a mask of ones would let samples see each other
     assert int((batch["position_ids"] == 0).sum()) == 3
     loss = made.train().training_loss
-    assert loss == pytest.approx(by_hand(load_policy(checkpoint)[0], data), abs=1e-5)
+    assert loss == pytest.approx(reference_loss(load_policy(checkpoint)[0], data), abs=1e-5)
 
 
-def test_the_order_of_packing_changes_nothing(chat, checkpoint, tmp_path):
+def test_packing_order_does_not_matter(chat, checkpoint, tmp_path):
     """Were a sample to see the one before it, its loss would depend on which that is."""
     losses = [
-        trainer(checkpoint, sft_dataset(rows, chat), tmp_path).train().training_loss
+        make_trainer(checkpoint, sft_dataset(rows, chat), tmp_path).train().training_loss
         for rows in (ROWS, ROWS[::-1])
     ]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-def test_what_tools_say_is_no_target(chat, checkpoint, tmp_path):
+def test_tool_responses_are_not_targets(chat, checkpoint, tmp_path):
     """WebDancer's loss: with any other targets in the place of what was only read it is the same,
     and it changes as soon as one such token is let in."""
     samples, model = [episode_sample(row, chat) for row in ROWS], load_policy(checkpoint)[0]
-    loss = trainer(checkpoint, sft_dataset(samples, chat), tmp_path).train().training_loss
+    loss = make_trainer(checkpoint, sft_dataset(samples, chat), tmp_path).train().training_loss
 
     def masked(seed):
         total, count = 0.0, 0
@@ -182,11 +182,11 @@ def test_what_tools_say_is_no_target(chat, checkpoint, tmp_path):
     rows = [dict(row) for row in data]
     at = samples[0].loss.index(False, samples[0].loss.index(True)) + 5  # in the observation
     rows[0]["labels"][at] = rows[0]["input_ids"][at]
-    spoilt = trainer(checkpoint, type(data).from_list(rows), tmp_path).train().training_loss
-    assert abs(spoilt - loss) > 1e-4
+    corrupted = make_trainer(checkpoint, type(data).from_list(rows), tmp_path).train().training_loss
+    assert abs(corrupted - loss) > 1e-4
 
 
-def test_two_length_stages_train_and_leave_a_folder(chat, checkpoint, tmp_path):
+def test_two_length_stages_train_and_save(chat, checkpoint, tmp_path):
     short, long = ROWS[:2], [ROWS[2], Sample((5, 6, 7), (False, True, True))]
     options = {"num_train_epochs": 8, "learning_rate": 3e-3, "router_aux_loss_coef": 0.0, "seed": 0}
     metrics = train(checkpoint, [(short, 400), (long, 400)], tmp_path / "out", **options)
@@ -195,11 +195,11 @@ def test_two_length_stages_train_and_leave_a_folder(chat, checkpoint, tmp_path):
     model, before = (AutoModelForCausalLM.from_pretrained(folder) for folder in folders)
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
     data = sft_dataset(ROWS, chat)
-    assert by_hand(model, data) < by_hand(before, data) - 0.5
+    assert reference_loss(model, data) < reference_loss(before, data) - 0.5
     assert [p.name for p in tmp_path.iterdir()] == ["out"]  # TRL's own files are gone
 
 
-def test_rows_that_do_not_fit_are_named_and_nothing_is_written(chat, checkpoint, tmp_path):
+def test_overlong_rows_are_rejected_without_output(chat, checkpoint, tmp_path):
     length = max(len(episode_sample(row, chat)) for row in ROWS)
     with pytest.raises(
         ValueError, match=f"row 3 has {length} tokens, more than max_tokens={length - 1}"

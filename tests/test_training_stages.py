@@ -52,7 +52,7 @@ def config(**changes) -> Config:
     return Config.load("ci", **{**SMALL, **changes})
 
 
-def live(**changes) -> Config:
+def rl_config(**changes) -> Config:
     """Settings of RL from the committed cold start, whose groups have reward variance."""
     return loop_examples.settings(**changes)
 
@@ -83,7 +83,7 @@ def environment():
     return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def type_command(name, settings, runs, processes):
+def run_command(name, settings, runs, processes):
     return subprocess.run(
         command(name, settings, runs, processes),
         env=environment(),
@@ -117,9 +117,11 @@ def wait_for_step(path, step, seconds=300):
 
 
 @pytest.mark.parametrize(("name", "kill_at"), [("cpt", 3), ("rl", 3)])
-def test_killed_and_resumed_reaches_the_same_weights_bit_for_bit(runs, tmp_path, name, kill_at):
+def test_killed_and_resumed_is_bit_identical(runs, tmp_path, name, kill_at):
     """SIGKILL after a step that no checkpoint covers; more steps than the fixture, so it is new."""
-    settings = config(pretrain__steps=7) if name == "cpt" else live(rl__steps=5, rl__questions=4)
+    settings = (
+        config(pretrain__steps=7) if name == "cpt" else rl_config(rl__steps=5, rl__questions=4)
+    )
     before = ("world", "untrained") if name == "cpt" else ("world",)
     for target in (tmp_path / "whole", tmp_path / "killed"):
         link_inputs(runs, target, settings, *before)
@@ -155,16 +157,16 @@ EVERY_RANK = {
     [("cpt", {}), ("rl", {}), ("rl", EVERY_RANK)],
     ids=["cpt", "rl", "rl with switches"],
 )
-def test_two_processes_give_the_bits_of_one(runs, tmp_path, name, switches):
+def test_two_processes_are_bit_identical_to_one(runs, tmp_path, name, switches):
     settings = (
         config(pretrain__steps=3)
         if name == "cpt"
-        else live(rl__steps=5, rl__questions=4, **switches)
+        else rl_config(rl__steps=5, rl__questions=4, **switches)
     )
     for target in (tmp_path / "one", tmp_path / "two"):
         link_inputs(runs, target, settings, "world", *(["untrained"] if name == "cpt" else []))
     for target, processes in (("one", 1), ("two", 2)):
-        start = type_command if name == "cpt" else build_stage
+        start = run_command if name == "cpt" else build_stage
         result = start(name, settings, tmp_path / target, processes)
         assert result.returncode == 0, result.stderr[-2000:]
     folders = [stages.folder(name, settings, tmp_path / target) for target in ("one", "two")]
@@ -184,12 +186,14 @@ CURATED = {"rl.curriculum.pool": 8, "rl.curriculum.curation_every": 2, "rl.steps
 @pytest.mark.parametrize(
     ("name", "changes"), [("cpt", {}), ("rl", {}), ("rl", CURATED)], ids=["cpt", "rl", "curated"]
 )
-def test_four_processes_share_the_two_shards(runs, tmp_path, name, changes):
+def test_four_processes_match_two(runs, tmp_path, name, changes):
     """The same samples and rollouts; sums are made of other summands, so what follows differs by
     rounding: sooner or later a token at the edge of another's probability falls on its other side
     (in the third step of RL here), and the runs part. The balance loss is off: it is not linear in
     its batch (5e-3 apart with it)."""
-    settings = config(pretrain__steps=3) if name == "cpt" else live(rl__steps=2, rl__questions=8)
+    settings = (
+        config(pretrain__steps=3) if name == "cpt" else rl_config(rl__steps=2, rl__questions=8)
+    )
     settings = settings.derive(trainer__balance_coef=0.0, **changes)
     for target in ("two", "four"):
         before = ["untrained"] if name == "cpt" else []
@@ -207,21 +211,21 @@ def test_four_processes_share_the_two_shards(runs, tmp_path, name, changes):
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-2)
     expected = weights(folders[0])
     others = weights(folders[1])
-    apart = max(
+    difference = max(
         float((value.float() - others[key].float()).abs().max()) for key, value in expected.items()
     )
-    assert apart < 5e-4
-    print(f"{name}: weights are {apart:.1e} apart")
+    assert difference < 5e-4
+    print(f"{name}: weights are {difference:.1e} apart")
 
 
-def test_three_processes_cannot_share_two_shards(monkeypatch):
+def test_three_processes_are_rejected(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="3 processes cannot share 2 shards evenly: set processes"):
         Ranks()
 
 
-def test_interrupted_stage_leaves_a_checkpoint_no_orphan_and_goes_on(runs, tmp_path):
+def test_interrupted_stage_leaves_a_checkpoint_and_resumes(runs, tmp_path):
     settings = config(pretrain__steps=400)
     link_inputs(runs, tmp_path, settings, "world", "untrained")
     final = stages.folder("cpt", settings, tmp_path)
@@ -246,7 +250,7 @@ def test_interrupted_stage_leaves_a_checkpoint_no_orphan_and_goes_on(runs, tmp_p
     assert RunFolder.is_complete(final)
 
 
-def test_full_disk_names_the_file_and_leaves_no_part_of_it(runs, tmp_path):
+def test_full_disk_is_reported_and_leaves_no_partial_file(runs, tmp_path):
     settings = config(pretrain__steps=2)
     link_inputs(runs, tmp_path, settings, "world", "untrained")
     result = build_stage("cpt", settings, tmp_path, room=50_000)
@@ -257,7 +261,7 @@ def test_full_disk_names_the_file_and_leaves_no_part_of_it(runs, tmp_path):
     assert not [p for p in partial.iterdir() if "checkpoint" in p.name]
 
 
-def test_half_written_folder_is_not_taken_for_a_finished_one(runs, tmp_path):
+def test_partial_folder_is_not_complete(runs, tmp_path):
     settings = config()
     link_inputs(runs, tmp_path, settings, "world")
     half = stages.folder("cpt", settings, tmp_path)
@@ -269,7 +273,7 @@ def test_half_written_folder_is_not_taken_for_a_finished_one(runs, tmp_path):
         stages.require_input("cpt", "untrained", settings, tmp_path)
 
 
-def test_truncated_checkpoint_is_named_with_its_remedy(runs, tmp_path):
+def test_truncated_checkpoint_error_has_a_remedy(runs, tmp_path):
     settings = config(pretrain__steps=5)
     link_inputs(runs, tmp_path, settings, "world", "untrained")
     final = stages.folder("cpt", settings, tmp_path)
@@ -280,7 +284,7 @@ def test_truncated_checkpoint_is_named_with_its_remedy(runs, tmp_path):
     assert "checkpoint.pt cannot be read" in result.stderr and "delete it" in result.stderr
 
 
-def test_equal_settings_share_a_folder_and_other_ones_do_not(tmp_path):
+def test_stage_folder_depends_on_settings(tmp_path):
     a, b = config(), config(rl__steps=9)
     assert stages.folder("sft", a, tmp_path) == stages.folder("sft", b, tmp_path)
     assert stages.folder("rl", a, tmp_path) != stages.folder("rl", b, tmp_path)
@@ -290,8 +294,8 @@ def test_equal_settings_share_a_folder_and_other_ones_do_not(tmp_path):
         stages.folder("midtraining", a, tmp_path)
 
 
-def test_random_reward_stage_draws_the_same_questions_with_another_reward(runs):
-    settings = live(rl__steps=1)
+def test_random_reward_stage(runs):
+    settings = rl_config(rl__steps=1)
     folder = stages.folder("rl_random_reward", settings, runs)
     random = stages.stage_config("rl_random_reward", settings)
     metrics = grpo.grpo(random, folder, Ranks())
@@ -300,9 +304,7 @@ def test_random_reward_stage_draws_the_same_questions_with_another_reward(runs):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_evaluation_asks_the_same_in_the_same_order_on_any_number_of_processes(
-    runs, tmp_path, processes
-):
+def test_evaluation_order_is_independent_of_processes(runs, tmp_path, processes):
     settings = config(evaluation__questions=3, evaluation__samples=2)
     for name in ("world", "untrained", "demonstrations", "cpt", "sft"):
         target = stages.folder(name, settings, tmp_path)
@@ -321,10 +323,10 @@ def test_failed_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "manifest.json"
     path.write_text("old")
 
-    def fails(partial):
+    def fail_to_write(partial):
         partial.write_text("new")
         raise OSError("No space left on device")
 
     with pytest.raises(WriteError, match="manifest.json.*disk full"):
-        write_atomic(path, fails)
+        write_atomic(path, fail_to_write)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

@@ -17,21 +17,21 @@ from drlib.training.learner import accumulate_gradients
 from drlib.training.policy_age import Clock
 from drlib.trajectory import Termination, with_reward
 from tests.loop_examples import (
-    a_batch,
     cold_start,
     flat,
     gradient_of,
     live_groups,
-    only_dead,
+    rollout_shards,
     settings,
     train_on,
+    zero_rewards,
 )
 
 start = cold_start
-batch = a_batch
+batch = rollout_shards
 
 
-def of_version(trajectory, version):
+def set_version(trajectory, version):
     versions = np.where(trajectory.generated, version, 0).astype(np.int32)
     return replace(trajectory, versions=versions, policy_version=version)
 
@@ -39,7 +39,7 @@ def of_version(trajectory, version):
 # ---------------------------------------------------------------- age
 
 
-def test_the_clock_counts_updates_where_the_engine_counts_hand_overs(batch):
+def test_clock_maps_engine_versions_to_updates(batch):
     clock = Clock()
     clock.add_updates(1)
     clock.add_updates(0)  # a step whose groups were all dead
@@ -48,17 +48,17 @@ def test_the_clock_counts_updates_where_the_engine_counts_hand_overs(batch):
     clock.add_updates(4)
     clock.on_sync()
     assert clock.now == 7 and clock.state["versions"] == [0, 3, 7]
-    mixed = of_version(batch[0][0], 1)
+    mixed = set_version(batch[0][0], 1)
     mixed.versions[np.flatnonzero(mixed.generated)[-1]] = 2
     stamped = clock.stamped(mixed)
     at = mixed.generated
     assert set(stamped.versions[at][:-1]) == {3} and stamped.versions[at][-1] == 7
     assert not stamped.versions[~at].any() and stamped.policy_version == 3
     with pytest.raises(ValueError, match="has version 3, but the engine knows versions below 3"):
-        clock.stamped(of_version(mixed, 3))
+        clock.stamped(set_version(mixed, 3))
 
 
-def test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since(start, tmp_path):
+def test_rollout_age_counts_updates(start, tmp_path):
     """With two stale steps the engine has the weights of steps 0, 0, 0, 3; what is more than an
     update behind is not trained on."""
     step = start.step(
@@ -80,21 +80,21 @@ def test_a_stale_engine_s_rollouts_are_as_old_as_the_updates_since(start, tmp_pa
     assert updates == 3 and step.clock.state["versions"] == [0, 2]
 
 
-def test_a_step_without_an_update_makes_nothing_older(start, batch, tmp_path):
+def test_steps_without_updates_do_not_age_rollouts(start, batch, tmp_path):
     step = start.step(settings(rl__minibatches=2), tmp_path / "run")
-    train_on(step, only_dead(batch), 0)
+    train_on(step, zero_rewards(batch), 0)
     assert step.clock.now == 0
     row = train_on(step, batch, 1)
     assert step.clock.now == row["updates"] == 2
 
 
-def test_stale_rollouts_leave_loss_and_baseline(start, batch, tmp_path):
+def test_stale_rollouts_are_excluded_from_loss_and_baseline(start, batch, tmp_path):
     """To the bit: the update is the one of the others alone, whose siblings they no longer are."""
     config = settings(rl__off_policy__staleness=4, rl__filter__max_age=2)
     stale = [{*range(0, len(shard), 5)} for shard in batch]
     assert any(batch[0][i].reward for i in stale[0])
     mixed = [
-        [of_version(t, 1 if i in some else 2) for i, t in enumerate(shard)]
+        [set_version(t, 1 if i in some else 2) for i, t in enumerate(shard)]
         for shard, some in zip(batch, stale)
     ]
     young = [[t for i, t in enumerate(s) if i not in some] for s, some in zip(mixed, stale)]
@@ -109,7 +109,7 @@ def test_stale_rollouts_leave_loss_and_baseline(start, batch, tmp_path):
     alone, others = learned("young", young)
     assert row["filtered_stale"] == sum(map(len, stale)) and others["filtered_stale"] == 0
     assert torch.equal(weights, alone) and not torch.equal(weights, flat(start.policy))
-    unfiltered, _ = learned("all", [[of_version(t, 2) for t in shard] for shard in mixed])
+    unfiltered, _ = learned("all", [[set_version(t, 2) for t in shard] for shard in mixed])
     assert not torch.equal(weights, unfiltered)
 
 
@@ -135,7 +135,7 @@ def damaged(batch):
     return shard, mine[first], mine[second]
 
 
-def test_a_group_that_lost_less_than_half_is_filled_and_another_left_out(damaged):
+def test_groups_are_repaired_or_dropped(damaged):
     shard, filled, lost = damaged
     config = settings(rl__filter__overlong="keep", rl__filter__repair_groups=True)
     advantages, weights, report = compute_advantages(shard, config)
@@ -157,7 +157,7 @@ def test_a_group_that_lost_less_than_half_is_filled_and_another_left_out(damaged
     assert report["lost"] == {}
 
 
-def test_a_copy_by_weight_has_the_gradient_of_a_copy(start, damaged):
+def test_weight_two_matches_a_copied_rollout(start, damaged):
     shard, filled, _ = damaged
     config = settings(
         rl__filter__overlong="keep", rl__filter__repair_groups=True, trainer__balance_coef=0.0
@@ -180,13 +180,13 @@ def test_a_copy_by_weight_has_the_gradient_of_a_copy(start, damaged):
     assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm()
 
 
-def test_groups_lose_stale_rollouts_too_and_whole_groups_are_none_repaired(batch):
+def test_stale_rollouts_count_as_lost(batch):
     clock = Clock()
     clock.load_state_dict({"updates": 6, "versions": [0, 6]})
     config = settings(
         rl__off_policy__staleness=1, rl__filter__max_age=1, rl__filter__repair_groups=True
     )
-    shard = [of_version(t, int(i not in (0, 6, 7, 8))) for i, t in enumerate(batch[0])]
+    shard = [set_version(t, int(i not in (0, 6, 7, 8))) for i, t in enumerate(batch[0])]
     ones = torch.ones(len(shard))
     weights, valid, columns = exclude_stale_rollouts(shard, ones, ones > 0, config, clock)
     assert columns == {"filtered_stale": 4, "repaired_groups": 1, "lost_groups": 1}
@@ -194,13 +194,13 @@ def test_groups_lose_stale_rollouts_too_and_whole_groups_are_none_repaired(batch
     assert valid.tolist() == (weights > 0).tolist() and set(weights[12:].tolist()) == {1}
 
 
-def test_the_row_counts_the_repaired_groups_of_all_shards(start, damaged, batch, tmp_path):
+def test_metrics_count_repaired_groups(start, damaged, batch, tmp_path):
     step = start.step(settings(rl__filter__repair_groups=True), tmp_path / "run")
     row = train_on(step, [damaged[0], batch[1]], 0)
     assert (row["repaired_groups"], row["lost_groups"], row["updates"]) == (1, 1, 1)
 
 
-def test_an_age_that_nothing_can_have_is_refused():
+def test_max_age_without_staleness_is_rejected():
     with pytest.raises(
         ValueError,
         match="rl.filter.max_age=2 has no effect.*set rl.off_policy.staleness or "

@@ -16,10 +16,10 @@ from drlib.training.batch import resample_groups
 from drlib.training.grpo import check_rl_settings
 from drlib.training.rollouts import sample_rollouts
 from drlib.trajectory import Termination
-from tests.loop_examples import a_batch, cold_start, flat, learned, settings, train_on
+from tests.loop_examples import cold_start, flat, learned, rollout_shards, settings, train_on
 
 start = cold_start
-batch = a_batch
+batch = rollout_shards
 
 # Of one update on the same rollouts: the switches that change nothing while the policy that learns
 # is the one that sampled, those that must change the weights, and those that say how rollouts are
@@ -42,7 +42,7 @@ CHANGING = {
     "rl.filter.drop_equal": {"rl.filter.drop_equal": True},
     "rl.filter.hallucination": {"rl.filter.hallucination": "exclude"},
 }
-ROLLING = {
+ROLLOUTS = {
     "rl.questions": {"rl.questions": 4},
     "rl.group": {"rl.group": 4},
     "rl.curriculum.python_share": {"rl.curriculum.python_share": 1.0},
@@ -114,9 +114,9 @@ ELSEWHERE = {
 }
 
 
-def test_every_switch_has_its_test():
+def test_every_option_has_a_test():
     fields = {name for name in FIELDS if name.startswith("rl.")}
-    assert fields == {*ON_POLICY, *CHANGING, *ROLLING, *ELSEWHERE}
+    assert fields == {*ON_POLICY, *CHANGING, *ROLLOUTS, *ELSEWHERE}
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +125,7 @@ def recipe(start, batch, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ON_POLICY)
-def test_on_policy_a_switch_of_the_ratio_has_the_recipe_s_weights(
-    start, batch, recipe, tmp_path, name
-):
+def test_ratio_options_do_not_matter_on_policy(start, batch, recipe, tmp_path, name):
     weights, row = learned(start, batch, tmp_path / "run", **{name: ON_POLICY[name]})
     assert row["updates"] == 1
     moved = (recipe[0] - flat(start.policy)).norm()
@@ -135,7 +133,7 @@ def test_on_policy_a_switch_of_the_ratio_has_the_recipe_s_weights(
 
 
 @pytest.mark.parametrize("name", ON_POLICY)
-def test_off_policy_the_same_switch_changes_them(start, batch, tmp_path, name):
+def test_ratio_options_matter_off_policy(start, batch, tmp_path, name):
     switches = {"rl.minibatches": 4, "rl.lr": 2e-3}
     usual, _ = learned(start, batch, tmp_path / "usual", **switches)
     weights, _ = learned(start, batch, tmp_path / "run", **switches, **{name: ON_POLICY[name]})
@@ -143,10 +141,10 @@ def test_off_policy_the_same_switch_changes_them(start, batch, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", CHANGING)
-def test_a_switch_changes_the_weights(start, batch, recipe, tmp_path, name):
+def test_option_changes_the_weights(start, batch, recipe, tmp_path, name):
     shards = batch
     if name == "rl.filter.hallucination":  # a success after a response that the policy wrote itself
-        shards = [[*map(hallucinating, shard)] for shard in batch]
+        shards = [[*map(add_hallucination, shard)] for shard in batch]
     if name == "rl.filter.overlong":
         assert any(
             t.termination == Termination.LENGTH and not t.reward for t in batch[0] + batch[1]
@@ -156,22 +154,22 @@ def test_a_switch_changes_the_weights(start, batch, recipe, tmp_path, name):
     assert not torch.equal(weights, recipe[0])
 
 
-def hallucinating(trajectory):
+def add_hallucination(trajectory):
     if not trajectory.reward:
         return trajectory
-    said = {"role": "assistant", "content": "<tool_response>so</tool_response>"}
-    return replace(trajectory, messages=[*trajectory.messages, said])
+    message = {"role": "assistant", "content": "<tool_response>so</tool_response>"}
+    return replace(trajectory, messages=[*trajectory.messages, message])
 
 
-@pytest.mark.parametrize("name", ROLLING)
-def test_a_switch_of_the_rollouts_changes_them_and_is_learned_from(start, recipe, tmp_path, name):
-    config = settings(**ROLLING[name])
+@pytest.mark.parametrize("name", ROLLOUTS)
+def test_rollout_options_change_rollouts_and_train(start, recipe, tmp_path, name):
+    config = settings(**ROLLOUTS[name])
     step = start.step(config, tmp_path / "run")
     updates, trajectories = 0, []
     for number in range(STEPS):
-        metrics, made = step.step(number)
+        metrics, rollouts = step.step(number)
         updates += metrics["updates"]
-        trajectories += made
+        trajectories += rollouts
     assert updates >= 1 and flat(step.model).isfinite().all()
     group = config.rl.group * config.rl.sampling.oversample
     assert len(trajectories) == STEPS * config.rl.questions * group
@@ -188,13 +186,13 @@ def test_a_switch_of_the_rollouts_changes_them_and_is_learned_from(start, recipe
         assert (metrics["logp_gap"] > 1e-4) == (name == "rl.off_policy.engine_dtype")
 
 
-def test_the_learning_rate_falls_over_the_second_half_of_the_steps(start, batch, tmp_path):
+def test_learning_rate_decays_in_the_second_half(start, batch, tmp_path):
     step = start.step(settings(rl__steps=4), tmp_path / "run")
     factors = [train_on(step, batch, number)["lr_factor"] for number in range(4)]
     assert factors == pytest.approx([1.0, 1.0, 1.0, 0.1 + 0.9 / 2])
 
 
-def test_group_mean_is_leave_one_out_made_smaller(start, batch, tmp_path):
+def test_group_mean_is_scaled_leave_one_out(start, batch, tmp_path):
     """(G - 1) / G times as large, so the gradient is too; Adam hides it, the norm does not."""
     loo = learned(start, batch, tmp_path / "a", trainer__balance_coef=0.0)[1]["grad_norm"]
     mean = learned(
@@ -207,7 +205,7 @@ def test_group_mean_is_leave_one_out_made_smaller(start, batch, tmp_path):
     assert mean["grad_norm"] == pytest.approx(loo * 5 / 6, rel=1e-4)
 
 
-def test_kl_is_measured_against_the_cold_start_and_holds_the_policy_near_it(start, tmp_path):
+def test_kl_coefficient_keeps_the_policy_near_the_start(start, tmp_path):
     """The reference is a copy: were it the policy itself, the KL would stay 0.
 
     Over-long rollouts are kept in the loss: what is left out of it is not held near anything.
@@ -224,7 +222,7 @@ def test_kl_is_measured_against_the_cold_start_and_holds_the_policy_near_it(star
     assert ends[20.0] < ends[0.001]
 
 
-def test_each_estimator_of_the_kl_has_a_gradient_of_its_own(start, batch, tmp_path):
+def test_kl_estimators_have_different_gradients(start, batch, tmp_path):
     """Off the reference: in the second update of a batch."""
     found = []
     for estimator in ("k1", "k2", "k3"):
@@ -238,9 +236,9 @@ def test_each_estimator_of_the_kl_has_a_gradient_of_its_own(start, batch, tmp_pa
         assert not any(torch.equal(one, other) for other in found[:i])
 
 
-def test_the_bounds_and_the_level_of_a_correction_are_those_that_are_set(start, batch, tmp_path):
+def test_correction_bounds_and_level_are_applied(start, batch, tmp_path):
     """With an engine that is off by 0.1 nats: narrow bounds drop what the published ones keep."""
-    shards = [[*map(noisy, shard)] for shard in batch]
+    shards = [[*map(add_logprob_noise, shard)] for shard in batch]
     dropped = {}
     for name, switches in {
         "published": {},
@@ -259,24 +257,24 @@ def test_the_bounds_and_the_level_of_a_correction_are_those_that_are_set(start, 
     assert dropped["sequence"] > dropped["published"]
 
 
-def noisy(trajectory):
+def add_logprob_noise(trajectory):
     """Record log-probabilities of an engine that is off by 0.1 nats."""
     rng = np.random.default_rng(len(trajectory))
     noise = rng.normal(0, 0.1, len(trajectory)).astype(np.float32) * trajectory.generated
     return replace(trajectory, logprobs=trajectory.logprobs + noise)
 
 
-def test_resampling_keeps_the_cleanest_successes_of_every_group(start, tmp_path):
+def test_resampling_keeps_the_cleanest_successes(start, tmp_path):
     config = settings(rl__sampling__oversample=2, rl__sampling__resample="sort")
     step = start.step(config, tmp_path / "run")
     tasks, worlds = step.scheduler.draw(2, step.curriculum)
-    rolled = sample_rollouts(step.agent, tasks, worlds, config, 2, 0)
-    chosen = resample_groups(rolled, config, 2)
-    groups = dict.fromkeys(t.group_id for t in rolled)
+    sampled = sample_rollouts(step.agent, tasks, worlds, config, 2, 0)
+    resampled = resample_groups(sampled, config, 2)
+    groups = dict.fromkeys(t.group_id for t in sampled)
     mixed = 0
     for name in groups:
-        group = [t for t in rolled if t.group_id == name]
-        kept = {t.id for t in chosen if t.group_id == name}
+        group = [t for t in sampled if t.group_id == name]
+        kept = {t.id for t in resampled if t.group_id == name}
         assert len(group) == 12 and len(kept) == 6
         penalty = {t.id: error_penalty(t) + format_penalty(t) for t in group if t.reward == 1}
         inside = [p for id, p in penalty.items() if id in kept]
@@ -286,6 +284,6 @@ def test_resampling_keeps_the_cleanest_successes_of_every_group(start, tmp_path)
     assert mixed, "no group had clean and unclean successes: the test saw nothing"
 
 
-def test_a_greedy_rollout_cannot_be_trained_on():
+def test_temperature_zero_is_rejected():
     with pytest.raises(ValueError, match="rl.temperature must be above 0"):
         check_rl_settings(settings(rl__temperature=0.0))

@@ -33,8 +33,8 @@ print(build.build("world", Config.load("ci"), runs, Ranks()))
 """
 
 
-def test_one_builds_and_the_other_waits_for_it(tmp_path, monkeypatch):
-    both = [
+def test_second_process_waits_for_the_build(tmp_path, monkeypatch):
+    processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(tmp_path), name],
             cwd=ROOT,
@@ -44,16 +44,16 @@ def test_one_builds_and_the_other_waits_for_it(tmp_path, monkeypatch):
         )
         for name in ("one", "other")
     ]
-    said = [process.communicate(timeout=300) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    lines = [line for out, _ in said for line in out.splitlines()]
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    lines = [line for out, _ in outputs for line in out.splitlines()]
     assert len([line for line in lines if line.startswith("built by")]) == 1
     (folder,) = {line for line in lines if not line.startswith("built by")}
     assert folder.startswith(str(tmp_path))
 
-    def again(*_):
+    def fail_if_called(*_):
         raise AssertionError("it is there")
 
     # one that had looked before it was there, and starts only now
-    monkeypatch.setattr(data, "build_world", again)
+    monkeypatch.setattr(data, "build_world", fail_if_called)
     assert str(build.build("world", Config.load("ci"), tmp_path, Ranks())) == folder

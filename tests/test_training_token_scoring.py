@@ -23,7 +23,14 @@ from transformers import (
 from trl import GRPOTrainer
 
 from drlib.training.token_scoring import find_heads, score_tokens
-from tests.trl_examples import COMPLETION, GROUP, VOCABULARY, named, save_checkpoint, trainer
+from tests.trl_examples import (
+    COMPLETION,
+    GROUP,
+    VOCABULARY,
+    named_gradients,
+    save_checkpoint,
+    trainer,
+)
 
 TINY = {
     "vocab_size": VOCABULARY,
@@ -72,7 +79,7 @@ def random_model(config, std=0.5):
     return model
 
 
-def made_of(checkpoint, tmp_path, model, **options):
+def make_trainer(checkpoint, tmp_path, model, **options):
     ours = {"peft_config": options.pop("peft_config", None)}
     options = {"router_aux_loss_coef": None, "temperature": 0.7} | options
     return trainer(checkpoint, tmp_path, lambda **_: None, options, model=model, **ours)
@@ -91,28 +98,30 @@ def batch():
     return ids_BT.where(seen_BT > 0, 2), seen_BT, chosen_BC
 
 
-def both(made, model=None):
+def score_with_both_heads(grpo_trainer, model=None):
     """((logp, entropies, gradients) of our head, of TRL's): the loss weighs tokens differently."""
-    model = model or made.model
+    model = model or grpo_trainer.model
     ids_BT, seen_BT, chosen_BC = batch()
     weights_BC = torch.randn(chosen_BC.shape, generator=torch.Generator().manual_seed(6))
     found = []
     for ours in (True, False):
-        made.model.zero_grad()
+        grpo_trainer.model.zero_grad()
         if ours:
-            logp_BC, entropies_BC, *_ = made._score(model, ids_BT, seen_BT, chosen_BC)
+            logp_BC, entropies_BC, *_ = grpo_trainer._score(model, ids_BT, seen_BT, chosen_BC)
         else:
             base = GRPOTrainer._get_per_token_logps_and_entropies
             width = chosen_BC.size(1)
             logp_BC, entropies_BC, _ = base(
-                made, model, ids_BT, seen_BT, width, compute_entropy=True
+                grpo_trainer, model, ids_BT, seen_BT, width, compute_entropy=True
             )
         (logp_BC * weights_BC * chosen_BC).sum().backward()
-        found.append((logp_BC[chosen_BC], entropies_BC[chosen_BC], named(made.model)))
+        found.append(
+            (logp_BC[chosen_BC], entropies_BC[chosen_BC], named_gradients(grpo_trainer.model))
+        )
     return found
 
 
-def assert_same(found, expected, atol=5e-6):
+def assert_same_scores(found, expected, atol=5e-6):
     assert expected[0].std() > 0.3 and expected[1].std() > 0.05  # tokens that differ
     for one, other in zip(found[:2], expected[:2]):
         torch.testing.assert_close(one, other.to(one.dtype), rtol=0, atol=atol)
@@ -123,51 +132,55 @@ def assert_same(found, expected, atol=5e-6):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_values_and_gradients_are_those_of_trl(name, checkpoint, tmp_path):
-    made = made_of(checkpoint, tmp_path, random_model(FAMILIES[name]))
-    assert find_heads(made.model)
-    assert_same(*both(made))
+def test_values_and_gradients_match_trl(name, checkpoint, tmp_path):
+    grpo_trainer = make_trainer(checkpoint, tmp_path, random_model(FAMILIES[name]))
+    assert find_heads(grpo_trainer.model)
+    assert_same_scores(*score_with_both_heads(grpo_trainer))
 
 
 @pytest.mark.parametrize("whole_head", [False, True], ids=["adapters", "head trained whole"])
-def test_models_in_peft(whole_head, checkpoint, tmp_path):
+def test_peft_models_match_trl(whole_head, checkpoint, tmp_path):
     config = LoraConfig(**LORA.to_dict() | {"modules_to_save": ["lm_head"] if whole_head else None})
-    made = made_of(checkpoint, tmp_path, random_model(FAMILIES["llama"]), peft_config=config)
+    grpo_trainer = make_trainer(
+        checkpoint, tmp_path, random_model(FAMILIES["llama"]), peft_config=config
+    )
     with torch.no_grad():
-        for name, p in made.model.named_parameters():
+        for name, p in grpo_trainer.model.named_parameters():
             if p.requires_grad:
                 p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name)))
-    assert len(find_heads(made.model)) == (2 if whole_head else 1)
-    ours, theirs = both(made)
+    assert len(find_heads(grpo_trainer.model)) == (2 if whole_head else 1)
+    ours, theirs = score_with_both_heads(grpo_trainer)
     assert any("lm_head" in name for name in ours[2]) == whole_head
-    assert_same(ours, theirs)
+    assert_same_scores(ours, theirs)
 
 
-def test_an_adapter_on_the_head_which_fused_heads_leave_out_is_refused(checkpoint, tmp_path):
+def test_adapter_on_the_head_is_rejected(checkpoint, tmp_path):
     config = LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
     with pytest.raises(ValueError, match="PEFT adapter to `lm_head` is not supported"):
-        made_of(checkpoint, tmp_path, random_model(FAMILIES["llama"]), peft_config=config)
+        make_trainer(checkpoint, tmp_path, random_model(FAMILIES["llama"]), peft_config=config)
 
 
 @pytest.mark.parametrize(
     "config", [Gemma2Config(**TINY), PhiConfig(**TINY)], ids=["softcap", "bias"]
 )
-def test_heads_that_do_more_are_left_to_trl(config, checkpoint, tmp_path):
-    made = made_of(checkpoint, tmp_path, random_model(config))
-    assert find_heads(made.model) == []
-    ours, theirs = both(made)
+def test_unsupported_heads_use_trl(config, checkpoint, tmp_path):
+    grpo_trainer = make_trainer(checkpoint, tmp_path, random_model(config))
+    assert find_heads(grpo_trainer.model) == []
+    ours, theirs = score_with_both_heads(grpo_trainer)
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
 
 
-def test_the_reference_is_scored_by_the_same_head(checkpoint, tmp_path):
+def test_reference_is_scored_by_the_chunked_head(checkpoint, tmp_path):
     """TRL's own call, in which no mask of sampled tokens is given: all of a completion's."""
-    made = made_of(checkpoint, tmp_path, random_model(FAMILIES["qwen3"]))
+    grpo_trainer = make_trainer(checkpoint, tmp_path, random_model(FAMILIES["qwen3"]))
     ids_BT, seen_BT, chosen_BC = batch()
     width = chosen_BC.size(1)
     theirs = GRPOTrainer._get_per_token_logps_and_entropies(
-        made, made.model, ids_BT, seen_BT, width
+        grpo_trainer, grpo_trainer.model, ids_BT, seen_BT, width
     )
-    ours = made._get_per_token_logps_and_entropies(made.model, ids_BT, seen_BT, width, batch_size=3)
+    ours = grpo_trainer._get_per_token_logps_and_entropies(
+        grpo_trainer.model, ids_BT, seen_BT, width, batch_size=3
+    )
     torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=5e-6)
     assert ours[1] is None and (ours[0] != 0).sum() == seen_BT[:, 5:].sum() > chosen_BC.sum()
 
@@ -175,7 +188,7 @@ def test_the_reference_is_scored_by_the_same_head(checkpoint, tmp_path):
 # ---------------------------------------------------------------- memory
 
 
-class Largest(TorchDispatchMode):
+class TensorSizeRecorder(TorchDispatchMode):
     """Records the largest tensor that any operation returns, and the most rows of V columns."""
 
     def __init__(self, columns):
@@ -192,7 +205,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_no_tensor_of_tokens_by_vocabulary_is_made_for_the_vocabulary_of_qwen3():
+def test_full_logits_are_never_built():
     vocabulary, hidden = 151_936, 4
     small = {"hidden_size": hidden, "num_attention_heads": 1, "num_key_value_heads": 1}
     options = TINY | small | {"vocab_size": vocabulary, "num_hidden_layers": 1}
@@ -201,22 +214,22 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made_for_the_vocabulary_of_qwen3()
     ids_BT = torch.randint(0, vocabulary, (2, 200), generator=g)
     seen_BT, chosen_BT = torch.ones_like(ids_BT), torch.arange(400).view(2, 200) % 4 > 0
     rows = int(chosen_BT[:, 1:].sum())
-    with Largest(vocabulary) as seen:
+    with TensorSizeRecorder(vocabulary) as seen:
         found = score_tokens(model, find_heads(model), ids_BT, seen_BT, chosen_BT)
         found.logp_BT.sum().backward()
     assert seen.rows == 0  # and nothing is larger than the matrix itself, or a tile
     assert seen.numbers == max(vocabulary * hidden, 256 * 4096) < rows * vocabulary / 40
-    with Largest(vocabulary) as usual, torch.no_grad():
+    with TensorSizeRecorder(vocabulary) as full_head, torch.no_grad():
         model(input_ids=ids_BT)
-    assert usual.numbers == ids_BT.numel() * vocabulary  # it would have been seen
+    assert full_head.numbers == ids_BT.numel() * vocabulary  # it would have been seen
 
 
-def test_only_chosen_tokens_reach_the_head(monkeypatch):
+def test_only_selected_tokens_reach_the_head(monkeypatch):
     model = random_model(FAMILIES["qwen3"])
     ids_BT, seen_BT, chosen_BC = batch()
     chosen_BT = torch.nn.functional.pad(chosen_BC, (5, 0))
     chosen_BT[0, 0] = True  # without a predecessor
-    with Largest(VOCABULARY) as seen, torch.no_grad():
+    with TensorSizeRecorder(VOCABULARY) as seen, torch.no_grad():
         found = score_tokens(model, find_heads(model), ids_BT, seen_BT, chosen_BT)
     assert seen.rows < ids_BT.numel() and seen.rows == max(int(chosen_BC.sum()), 16)  # V x H
     assert ((found.logp_BT != 0) == torch.nn.functional.pad(chosen_BC, (5, 0))).all()
@@ -225,7 +238,7 @@ def test_only_chosen_tokens_reach_the_head(monkeypatch):
 # ---------------------------------------------------------------- precision and wrappers
 
 
-class Rounding(nn.Module):
+class RoundingWrapper(nn.Module):
     """A wrapper that rounds what the model returns, as FSDP2's policies do."""
 
     def __init__(self, model):
@@ -238,49 +251,50 @@ class Rounding(nn.Module):
         return out
 
 
-def test_a_wrapper_that_rounds_outputs_does_not_round_log_probabilities(checkpoint, tmp_path):
+def test_rounding_wrapper_keeps_exact_logprobs(checkpoint, tmp_path):
     model = random_model(FAMILIES["qwen3"])
     ids_BT, seen_BT, chosen_BC = batch()
     arguments = find_heads(model), ids_BT, seen_BT, torch.nn.functional.pad(chosen_BC, (5, 0))
-    exact, behind = score_tokens(model, *arguments), score_tokens(Rounding(model), *arguments)
+    exact, wrapped = (
+        score_tokens(model, *arguments),
+        score_tokens(RoundingWrapper(model), *arguments),
+    )
     assert not torch.equal(exact.logp_BT, exact.logp_BT.bfloat16().float())
-    torch.testing.assert_close(behind.logp_BT, exact.logp_BT, rtol=0, atol=1e-6)
+    torch.testing.assert_close(wrapped.logp_BT, exact.logp_BT, rtol=0, atol=1e-6)
     gradients = []
-    for found in (exact, behind):
+    for found in (exact, wrapped):
         model.zero_grad()
         found.logp_BT.sum().backward()
-        gradients.append(named(model)["model.norm.weight"])
+        gradients.append(named_gradients(model)["model.norm.weight"])
     torch.testing.assert_close(*gradients)
 
 
-def test_under_autocast_the_head_is_trl_s_to_bfloat16_and_log_probabilities_are_float32(
-    checkpoint, tmp_path
-):
-    made = made_of(checkpoint, tmp_path, random_model(FAMILIES["llama"]), bf16=True)
-    ours, theirs = both(made)
+def test_autocast_matches_trl_with_float32_logprobs(checkpoint, tmp_path):
+    grpo_trainer = make_trainer(checkpoint, tmp_path, random_model(FAMILIES["llama"]), bf16=True)
+    ours, theirs = score_with_both_heads(grpo_trainer)
     assert ours[0].dtype == torch.float32
     torch.testing.assert_close(ours[0], theirs[0].float(), rtol=0, atol=0.05)
-    made = made_of(
+    grpo_trainer = make_trainer(
         checkpoint,
         tmp_path,
         random_model(FAMILIES["llama"]),
         bf16=True,
         cast_lm_head_to_fp32=True,
     )
-    in_float32, _ = both(made)
+    in_float32, _ = score_with_both_heads(grpo_trainer)
     assert not torch.equal(ours[0], in_float32[0])
 
 
-def test_a_batch_without_a_token_in_the_loss_still_has_gradients_of_zero():
+def test_batch_without_loss_tokens_has_zero_gradients():
     model = random_model(FAMILIES["qwen3_moe"])
     ids_BT, seen_BT, _ = batch()
     found = score_tokens(model, find_heads(model), ids_BT, seen_BT, torch.zeros_like(ids_BT) > 0)
     found.logp_BT.sum().backward()
-    assert set(named(model)) == {name for name, _ in model.named_parameters()}
-    assert not any(gradient.any() for gradient in named(model).values())
+    assert set(named_gradients(model)) == {name for name, _ in model.named_parameters()}
+    assert not any(gradient.any() for gradient in named_gradients(model).values())
 
 
-def test_the_head_is_itself_again_and_a_model_that_does_not_call_it_is_an_error():
+def test_head_is_restored_and_must_be_called():
     model = random_model(FAMILIES["qwen3"])
     ids_BT, seen_BT, _ = batch()
     chosen_BT = seen_BT > 0

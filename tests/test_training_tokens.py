@@ -22,14 +22,14 @@ from drlib.training.learner import (
     mark_top_share,
     select_learning_tokens,
 )
-from tests.loop_examples import a_batch, cold_start, learned, settings
+from tests.loop_examples import cold_start, learned, rollout_shards, settings
 
 start = cold_start
-batch = a_batch
+batch = rollout_shards
 USUAL = {"rl.filter.overlong": "keep", "trainer.balance_coef": 0.0}
 
 
-def share_of(trajectories, config, weights=None) -> RolloutBatch:
+def make_batch(trajectories, config, weights=None) -> RolloutBatch:
     advantages_N, weights_N, _ = compute_advantages(trajectories, config)
     return RolloutBatch(trajectories, advantages_N, weights_N if weights is None else weights)
 
@@ -46,9 +46,9 @@ def assert_equal_gradients(ours, theirs):
 
 
 @pytest.mark.parametrize("aggregate", ["token", "sequence", "constant"])
-def test_a_weight_of_two_is_two_copies(start, batch, aggregate):
+def test_weight_two_matches_two_copies(start, batch, aggregate):
     config = settings(**USUAL, rl__loss__aggregate=aggregate)
-    once = share_of(batch[0], config)
+    once = make_batch(batch[0], config)
     twice = torch.ones(len(batch[0]))
     twice[:6] = 2.0
     weighed = replace(once, weights_N=twice)
@@ -61,23 +61,23 @@ def test_a_weight_of_two_is_two_copies(start, batch, aggregate):
     assert not torch.allclose(ours, gradient_of(start, [once], config)[1])
 
 
-def test_only_ratios_of_weights_count(start, batch):
+def test_weights_are_scale_invariant(start, batch):
     config = settings(**USUAL)
-    once = share_of(batch[0], config)
+    once = make_batch(batch[0], config)
     half = replace(once, weights_N=torch.full((len(batch[0]),), 0.5))
     ours, theirs = (gradient_of(start, [share], config)[1] for share in (half, once))
     assert_equal_gradients(ours, theirs)
 
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
-def test_a_weight_that_is_none_is_refused(batch, wrong):
+def test_invalid_weights_are_rejected(batch, wrong):
     weights = torch.ones(len(batch[0]))
     weights[3] = wrong
     with pytest.raises(ValueError, match="finite and at least 0"):
-        share_of(batch[0], settings(), weights)
+        make_batch(batch[0], settings(), weights)
 
 
-def test_the_highest_of_all_sequences_are_chosen_and_ties_go_to_the_earlier():
+def test_mark_top_share_ranks_across_sequences():
     scores = [np.float32([0.1, 0.9]), np.float32([]), np.float32([0.5, 0.9, 0.9])]
     found = mark_top_share(scores, 0.4)  # 2 of 5
     assert [mask.tolist() for mask in found] == [[False, True], [], [False, True, False]]
@@ -86,10 +86,10 @@ def test_the_highest_of_all_sequences_are_chosen_and_ties_go_to_the_earlier():
     assert mark_top_share([np.float32([])], 0.2)[0].tolist() == []
 
 
-def test_a_batch_s_tokens_are_ranked_over_all_its_shards(start, batch):
+def test_batch_scope_ranks_over_all_shards(start, batch):
     """By sorting all entropies; in which shard a rollout lies does not matter."""
     config = settings(**USUAL, rl__loss__top_entropy=0.2)
-    shares = [share_of(shard, config) for shard in batch]
+    shares = [make_batch(shard, config) for shard in batch]
     found = select_learning_tokens(shares, "batch", config, Ranks())
     everything = np.concatenate([t.entropies[t.generated] for shard in batch for t in shard])
     masks = [m[t.generated] for s in found for m, t in zip(s.learning, s.trajectories)]
@@ -101,11 +101,13 @@ def test_a_batch_s_tokens_are_ranked_over_all_its_shards(start, batch):
     assert select_learning_tokens(shares, "mini", config, Ranks()) == shares
 
 
-def test_the_gradient_is_that_of_the_loss_with_the_same_choice(start, batch):
+def test_top_entropy_gradient_matches_policy_loss(start, batch):
     """`policy_loss` ranks the entropies of one padded batch itself."""
     config = settings(**USUAL, rl__loss__top_entropy=0.3, rl__loss__entropy_scope="mini")
     trajectories = batch[0] + batch[1]
-    row, ours = gradient_of(start, [share_of(batch[0], config), share_of(batch[1], config)], config)
+    row, ours = gradient_of(
+        start, [make_batch(batch[0], config), make_batch(batch[1], config)], config
+    )
 
     def padded(values):
         return pad_sequence([torch.as_tensor(v) for v in values], batch_first=True)[:, 1:]
@@ -133,7 +135,7 @@ def test_the_gradient_is_that_of_the_loss_with_the_same_choice(start, batch):
 
 
 @pytest.mark.parametrize("scope", ["batch", "mini", "micro"])
-def test_counting_all_tokens_makes_the_step_smaller_by_the_share(start, batch, tmp_path, scope):
+def test_denominator_all_scales_the_gradient_by_the_share(start, batch, tmp_path, scope):
     rows = {}
     for denominator in ("kept", "all"):
         changes = {"rl.loss.top_entropy": 0.25, "rl.loss.denominator": denominator}
@@ -146,7 +148,7 @@ def test_counting_all_tokens_makes_the_step_smaller_by_the_share(start, batch, t
     assert every["grad_norm"] == pytest.approx(share * kept["grad_norm"], rel=1e-4)
 
 
-def test_scopes_and_kinds_choose_other_tokens(start, batch, tmp_path):
+def test_scopes_and_kinds_select_different_tokens(start, batch, tmp_path):
     weights = {}
     for changes in (
         {"rl.loss.top_entropy": 1.0},
@@ -164,12 +166,14 @@ def test_scopes_and_kinds_choose_other_tokens(start, batch, tmp_path):
         assert not any(torch.equal(one, other) for other in vectors[:i])
 
 
-def test_bottom_and_top_are_the_two_parts_of_all_tokens(start, batch):
+def test_top_and_bottom_tokens_are_complementary(start, batch):
     config = settings(**USUAL, rl__loss__top_entropy=0.2)
     masks = {}
     for kind, share in (("top", 0.2), ("bottom", 0.8), ("random", 0.2)):
         of_kind = config.derive(rl__loss__top_entropy=share, rl__loss__entropy_tokens=kind)
-        (found,) = select_learning_tokens([share_of(batch[0], of_kind)], "batch", of_kind, Ranks())
+        (found,) = select_learning_tokens(
+            [make_batch(batch[0], of_kind)], "batch", of_kind, Ranks()
+        )
         masks[kind] = np.concatenate(found.learning)
     n = sum(int(t.generated.sum()) for t in batch[0])
     assert masks["top"].sum() == masks["random"].sum() == math.ceil(0.2 * n)
@@ -177,13 +181,13 @@ def test_bottom_and_top_are_the_two_parts_of_all_tokens(start, batch):
     assert 0.1 < (masks["top"] & masks["random"]).sum() / masks["top"].sum() < 0.3
 
 
-def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
+def test_micro_scope_selects_the_share_per_micro_batch(start, batch, monkeypatch):
     """Cut into many micro-batches, each chooses its own; what is dead counts as well."""
     from drlib.training import learner
 
     monkeypatch.setattr(learner, "MICRO_BATCH_CONTEXTS", 1)
     config = settings(**USUAL, rl__loss__top_entropy=0.2, rl__loss__entropy_scope="micro")
-    share = share_of(batch[0], config)
+    share = make_batch(batch[0], config)
     live = share.advantages_N != 0
     assert live.any() and not live.all()
     found = learner._select_by_micro_batch(share, loss_config(config), config)
@@ -221,6 +225,6 @@ def test_in_each_micro_batch_as_large_a_share(start, batch, monkeypatch):
         ({"rl.sampling.adaptive_group": True, "rl.agent": "heavy:n=2"}, "set a single agent"),
     ],
 )
-def test_switches_that_do_not_go_together_are_refused(changes, message):
+def test_incompatible_settings_are_rejected(changes, message):
     with pytest.raises(ValueError, match=message):
         check_rl_settings(settings(**changes))

@@ -22,9 +22,9 @@ from tests.trl_examples import (
     EOS,
     GROUP,
     VOCABULARY,
-    Watch,
+    GradientRecorder,
     assert_equal_gradients,
-    named,
+    named_gradients,
     save_checkpoint,
     trainer,
 )
@@ -38,7 +38,7 @@ def checkpoint(tmp_path_factory):
 # ---------------------------------------------------------------- against the local loop
 
 
-def trajectory(batch, i, reward):
+def make_trajectory(batch, i, reward):
     """Row i of TRL's batch as the record that the local loop trains on."""
     prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()]
     completion = batch["completion_ids"][i][batch["completion_mask"][i].bool()]
@@ -77,7 +77,7 @@ SEQUENCE = {
 
 
 @pytest.mark.parametrize(
-    "switches, checkpointed, routing",
+    "switches, checkpointing, routing",
     [
         ({}, False, "none"),
         ({}, True, "none"),
@@ -87,8 +87,8 @@ SEQUENCE = {
         ({"rl.loss.clip": "cispo", "rl.loss.aggregate": "constant"}, True, "r2"),
     ],
 )
-def test_a_real_step_has_the_gradients_of_the_local_loop(
-    switches, checkpointed, routing, checkpoint, tmp_path
+def test_step_gradients_match_the_local_loop(
+    switches, checkpointing, routing, checkpoint, tmp_path
 ):
     config = Config.load(
         "ci",
@@ -97,29 +97,29 @@ def test_a_real_step_has_the_gradients_of_the_local_loop(
         rollout__max_context_tokens=24,
         **switches,
     )
-    rewards, batches, watch = [], [], Watch()
+    rewards, batches, watch = [], [], GradientRecorder()
 
     def reward(completion_ids, **_):
         rewards.extend(float(sum(ids) % 3 == 0) for ids in completion_ids)
         return rewards
 
-    made = trainer(
+    grpo_trainer = trainer(
         checkpoint,
         tmp_path,
         reward,
-        {"gradient_checkpointing": checkpointed},
+        {"gradient_checkpointing": checkpointing},
         routing=routing,
         loss=loss_config(config),
         advantages=getattr(estimators, config.rl.advantage.estimator),
     )
-    made.add_callback(watch)
-    generate = made._generate_and_score_completions
-    made._generate_and_score_completions = lambda inputs: (
+    grpo_trainer.add_callback(watch)
+    generate = grpo_trainer._generate_and_score_completions
+    grpo_trainer._generate_and_score_completions = lambda inputs: (
         batches.append(generate(inputs)) or {**batches[-1]}
     )
-    made.train()
+    grpo_trainer.train()
     (batch,) = batches
-    rollouts = [trajectory(batch, i, r) for i, r in enumerate(rewards)]
+    rollouts = [make_trajectory(batch, i, r) for i, r in enumerate(rewards)]
     advantages, weights, report = compute_advantages(rollouts, config)
     assert report["reasons"]["overlong"] and 0 < sum(rewards) < len(rewards)  # a mixed batch
     assert torch.equal(batch["loss_weights"], weights)
@@ -128,9 +128,9 @@ def test_a_real_step_has_the_gradients_of_the_local_loop(
     row = accumulate_gradients(
         model, [RolloutBatch(rollouts, advantages, weights)], config, Ranks()
     )
-    expected = named(model)
+    expected = named_gradients(model)
     assert_equal_gradients(watch.gradients, expected)
-    assert made.state.log_history[0]["policy/ratio_mean"] == pytest.approx(1.0)
+    assert grpo_trainer.state.log_history[0]["policy/ratio_mean"] == pytest.approx(1.0)
     assert row["tokens"] > 0
 
 
@@ -171,33 +171,33 @@ def reward(completions, **_):
     return REWARDS
 
 
-def test_advantages_weights_and_denominator_of_a_batch_by_hand(checkpoint, tmp_path):
-    made = trainer(checkpoint, tmp_path, reward, rollout_func=fixed_rollouts)
-    batch = made._generate_and_score_completions(inputs())
+def test_advantages_weights_and_denominator_by_hand(checkpoint, tmp_path):
+    grpo_trainer = trainer(checkpoint, tmp_path, reward, rollout_func=fixed_rollouts)
+    batch = grpo_trainer._generate_and_score_completions(inputs())
     third = 1 / 3  # leave-one-out: R - mean of the other judged ones
     expected = [1 - third / 2, -0.5, -0.5, 0.5 - third, 0.0, 1.0, -0.5, -0.5]
     torch.testing.assert_close(batch["advantages"], torch.tensor(expected))
     # out of the loss: failures that the limit cut off (2, 7) and the unjudged (4)
     assert batch["loss_weights"].tolist() == [1, 1, 0, 1, 0, 1, 1, 0]
     assert batch["num_items_in_batch"] == 8 + 5 + 3 + 8 + 6
-    assert made._metrics["train"]["filter/out_of_loss"] == [3 / 8]
+    assert grpo_trainer._metrics["train"]["filter/out_of_loss"] == [3 / 8]
 
 
-def test_a_filter_decides_on_loss_and_baseline_apart(checkpoint, tmp_path):
+def test_filter_sets_loss_and_baseline_separately(checkpoint, tmp_path):
     seen = []
 
-    def last_two_do_not_count(rollouts):
+    def exclude_last_two_from_baseline(rollouts):
         seen.append(rollouts)
         return torch.full((8,), 2.0), torch.arange(8) < 6
 
-    made = trainer(
+    grpo_trainer = trainer(
         checkpoint,
         tmp_path,
         reward,
         rollout_func=fixed_rollouts,
-        rollout_filter=last_two_do_not_count,
+        rollout_filter=exclude_last_two_from_baseline,
     )
-    batch = made._generate_and_score_completions(inputs())
+    batch = grpo_trainer._generate_and_score_completions(inputs())
     assert seen[0].truncated_N.tolist() == [n == COMPLETION for n in LENGTHS]
     assert seen[0].inputs[0]["prompt"] == "t3 t4 t5" and seen[0].rewards_N[4].isnan()
     assert batch["advantages"][4:].tolist() == [0.0] * 4  # one member is left: no baseline
@@ -206,27 +206,29 @@ def test_a_filter_decides_on_loss_and_baseline_apart(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("filtered", [True, False])
-def test_a_turn_that_ends_at_the_answer_s_tag_is_whole_without_an_end_token(
-    filtered, checkpoint, tmp_path
-):
+def test_end_tags_count_as_finished(filtered, checkpoint, tmp_path):
     """Every completion lacks an end token; the first four end at "t7", which is said to end one."""
     completions = [[3, 4, 7], [7], [5, 6, 7], [4, 7], [3, 4], [7, 3], [5, 6], [8]]
     seen, ends = [], ("t6 t7", "t7") if filtered else ()
 
-    def all_count(rollouts):
+    def keep_all(rollouts):
         seen.append(rollouts.truncated_N.tolist())
         return torch.ones(8), torch.ones(8, dtype=torch.bool)
 
-    made = trainer(checkpoint, tmp_path, reward, rollout_filter=all_count, ends=ends)
-    made._calculate_rewards([{}] * 8, ["p"] * 8, ["c"] * 8, completions)
+    grpo_trainer = trainer(checkpoint, tmp_path, reward, rollout_filter=keep_all, ends=ends)
+    grpo_trainer._calculate_rewards([{}] * 8, ["p"] * 8, ["c"] * 8, completions)
     assert seen == [[False] * 4 + [True] * 4 if filtered else [True] * 8]
 
 
-def test_the_answer_s_closing_tag_ends_a_completion_by_default(checkpoint, tmp_path):
-    made = trainer(checkpoint, tmp_path, reward)
-    made._tokenizer.decode = lambda ids, **_: "".join(map(chr, ids))
+def test_answer_tag_ends_a_completion_by_default(checkpoint, tmp_path):
+    grpo_trainer = trainer(checkpoint, tmp_path, reward)
+    grpo_trainer._tokenizer.decode = lambda ids, **_: "".join(map(chr, ids))
     whole, cut = (list(map(ord, text)) for text in ("<answer>x</answer>", "<answer>x</answer> and"))
-    assert made._is_finished(whole) and not made._is_finished(cut) and not made._is_finished([])
+    assert (
+        grpo_trainer._is_finished(whole)
+        and not grpo_trainer._is_finished(cut)
+        and not grpo_trainer._is_finished([])
+    )
 
 
 CASES = {
@@ -241,19 +243,21 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_micro_batches_add_up_to_policy_loss_on_the_whole_batch(name, checkpoint, tmp_path):
+def test_micro_batches_sum_to_policy_loss(name, checkpoint, tmp_path):
     config, options = CASES[name]
-    made = trainer(checkpoint, tmp_path, reward, options, loss=config, rollout_func=fixed_rollouts)
+    grpo_trainer = trainer(
+        checkpoint, tmp_path, reward, options, loss=config, rollout_func=fixed_rollouts
+    )
     if config.kl_coef:  # a reference that differs
         with torch.no_grad():
-            for p in made.ref_model.parameters():
+            for p in grpo_trainer.ref_model.parameters():
                 p.mul_(1.05)
-    batch = made._generate_and_score_completions(inputs())
+    batch = grpo_trainer._generate_and_score_completions(inputs())
     for half in (slice(0, GROUP), slice(GROUP, None)):
         part = {k: v if v.dim() == 0 else v[half] for k, v in batch.items()}
-        made.compute_loss(made.model, part).backward()
-    found = named(made.model)
-    made.model.zero_grad()
+        grpo_trainer.compute_loss(grpo_trainer.model, part).backward()
+    found = named_gradients(grpo_trainer.model)
+    grpo_trainer.model.zero_grad()
 
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask_BT = batch["completion_mask"].bool()
@@ -276,7 +280,7 @@ def test_micro_batches_add_up_to_policy_loss_on_the_whole_batch(name, checkpoint
         weights_B=batch["loss_weights"],
     )
     loss.backward()
-    assert_equal_gradients(found, named(model))
+    assert_equal_gradients(found, named_gradients(model))
     if config.correction != "none":
         used = mask_BT & (batch["loss_weights"] > 0)[:, None]
         kept = kept_tokens(
@@ -291,7 +295,7 @@ def test_micro_batches_add_up_to_policy_loss_on_the_whole_batch(name, checkpoint
         assert metrics["clip_high"] + metrics["clip_low"] > 0
 
 
-def test_what_tools_returned_is_not_scored_in_any_pass(checkpoint, tmp_path):
+def test_tool_tokens_are_never_scored(checkpoint, tmp_path):
     """Old policy, reference and loss: zeros there, log-probabilities elsewhere."""
     masks = [[int(t not in (1, 2)) for t in range(n)] for n in LENGTHS]
 
@@ -300,8 +304,10 @@ def test_what_tools_returned_is_not_scored_in_any_pass(checkpoint, tmp_path):
 
     options = {"beta": 0.1, "steps_per_generation": 4, "per_device_train_batch_size": 2}
     loss = LossConfig(kl_coef=0.1)
-    made = trainer(checkpoint, tmp_path, reward, options, loss=loss, rollout_func=with_tools)
-    batch = made._generate_and_score_completions(inputs())
+    grpo_trainer = trainer(
+        checkpoint, tmp_path, reward, options, loss=loss, rollout_func=with_tools
+    )
+    batch = grpo_trainer._generate_and_score_completions(inputs())
     sampled_BC = torch.zeros(len(LENGTHS), COMPLETION, dtype=torch.bool)
     for row_C, mask in zip(sampled_BC, masks):
         row_C[: len(mask)] = torch.tensor(mask).bool()
@@ -309,7 +315,7 @@ def test_what_tools_returned_is_not_scored_in_any_pass(checkpoint, tmp_path):
     assert torch.equal(batch["ref_per_token_logps"] != 0, sampled_BC)
     in_loss_BC = sampled_BC & (batch["loss_weights"] > 0)[:, None]
     with torch.no_grad():
-        found = made._score_for_loss(made.model, batch)
+        found = grpo_trainer._score_for_loss(grpo_trainer.model, batch)
     assert torch.equal(found.logp_BT != 0, in_loss_BC)
     assert torch.equal(found.entropies_BT != 0, in_loss_BC)
 
@@ -327,19 +333,19 @@ def test_what_tools_returned_is_not_scored_in_any_pass(checkpoint, tmp_path):
         ({}, {"loss": LossConfig(top_entropy=0.2)}, 'denominator="all"'),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(options, ours, message, checkpoint, tmp_path):
+def test_options_without_effect_are_rejected(options, ours, message, checkpoint, tmp_path):
     with pytest.raises(ValueError, match=message):
         trainer(checkpoint, tmp_path, reward, options, **ours)
 
 
-def test_a_correction_needs_the_engines_log_probabilities(checkpoint, tmp_path):
-    made = trainer(checkpoint, tmp_path, reward, loss=LossConfig(correction="truncate"))
+def test_correction_requires_engine_logprobs(checkpoint, tmp_path):
+    grpo_trainer = trainer(checkpoint, tmp_path, reward, loss=LossConfig(correction="truncate"))
     with pytest.raises(ValueError, match='correction="truncate" needs the log-probabilities'):
-        made._generate_and_score_completions(inputs())
+        grpo_trainer._generate_and_score_completions(inputs())
 
 
-def test_a_filter_gives_one_verdict_a_completion(checkpoint, tmp_path):
-    made = trainer(
+def test_filter_result_shape_is_validated(checkpoint, tmp_path):
+    grpo_trainer = trainer(
         checkpoint,
         tmp_path,
         reward,
@@ -347,4 +353,4 @@ def test_a_filter_gives_one_verdict_a_completion(checkpoint, tmp_path):
         rollout_filter=lambda rollouts: (torch.ones(2), torch.ones(2)),
     )
     with pytest.raises(ValueError, match="shape .2,. for 8 completions"):
-        made._generate_and_score_completions(inputs())
+        grpo_trainer._generate_and_score_completions(inputs())

@@ -14,9 +14,9 @@ from tests.trl_examples import (
     COMPLETION,
     EOS,
     GROUP,
-    Watch,
+    GradientRecorder,
     assert_equal_gradients,
-    named,
+    named_gradients,
     save_checkpoint,
     trainer,
 )
@@ -37,7 +37,7 @@ def completions():
     return [[*ids[:-1], EOS] for ids in found]
 
 
-def rolled(prompts, trainer):
+def fixed_rollouts(prompts, trainer):
     return {
         "prompt_ids": [list(prompt) for prompt in PROMPTS],
         "completion_ids": completions(),
@@ -45,7 +45,7 @@ def rolled(prompts, trainer):
     }
 
 
-class Passes:
+class PassRecorder:
     """The shapes [rows, tokens] of what is run through a model, and how many are no padding."""
 
     def __init__(self, model):
@@ -57,14 +57,16 @@ class Passes:
         self.seen.append(int(options["attention_mask"].sum()))
 
 
-def stepped(checkpoint, folder, rewards, options=None, **ours):
+def run_step(checkpoint, folder, rewards, options=None, **ours):
     """(gradients, log line, passes) of a real step."""
-    watch = Watch()
-    made = trainer(checkpoint, folder, lambda **_: rewards, options, rollout_func=rolled, **ours)
-    passes = Passes(made.model)
-    made.add_callback(watch)
-    made.train()
-    return watch.gradients, made.state.log_history[0], passes
+    watch = GradientRecorder()
+    grpo_trainer = trainer(
+        checkpoint, folder, lambda **_: rewards, options, rollout_func=fixed_rollouts, **ours
+    )
+    passes = PassRecorder(grpo_trainer.model)
+    grpo_trainer.add_callback(watch)
+    grpo_trainer.train()
+    return watch.gradients, grpo_trainer.state.log_history[0], passes
 
 
 def batch(**changes):
@@ -83,7 +85,7 @@ def batch(**changes):
     } | changes
 
 
-def test_rows_and_columns_by_hand():
+def test_drop_dead_rows_by_hand():
     whole = batch()
     assert count_live_tokens(whole, kl=False).tolist() == [2, 0, 2]
     assert count_live_tokens(whole, kl=True).tolist() == [2, 4, 2]
@@ -98,29 +100,29 @@ def test_rows_and_columns_by_hand():
     assert weighted_mask(kept).tolist() == [[True, True, False], [True, False, True]]
 
 
-def test_with_a_kl_term_only_what_the_filter_left_out_goes():
+def test_kl_term_keeps_zero_advantage_rows():
     kept = drop_dead_rows(batch(loss_weights=torch.tensor([1.0, 1.0, 0.0])), kl=True)
     assert kept["advantages"].tolist() == [0.5, 0.0] and kept["prompt_ids"].shape == (2, 2)
 
 
-def test_of_a_dead_batch_the_shortest_row_stays():
+def test_batch_without_gradient_keeps_its_shortest_row():
     kept = drop_dead_rows(batch(advantages=torch.zeros(3)), kl=False)
     assert kept["completion_ids"].tolist() == [[7, 8]] and kept["prompt_ids"].tolist() == [[3]]
 
 
-def test_a_batch_with_images_comes_back_as_it_is():
+def test_batch_with_images_is_unchanged():
     whole = batch(pixel_values=torch.zeros(5, 3))
     assert drop_dead_rows(whole, kl=False) is whole
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_gradients_are_those_of_all_rows(kl, checkpoint, tmp_path, monkeypatch):
+def test_gradients_match_the_full_batch(kl, checkpoint, tmp_path, monkeypatch):
     recipe = {"loss": LossConfig(kl_coef=kl), "options": {"beta": kl}}
-    found, line, passes = stepped(checkpoint, tmp_path / "some", REWARDS, **recipe)
+    found, line, passes = run_step(checkpoint, tmp_path / "some", REWARDS, **recipe)
     monkeypatch.setattr(trl, "drop_dead_rows", lambda inputs, kl: inputs)
-    expected, same, whole = stepped(checkpoint, tmp_path / "all", REWARDS, **recipe)
+    expected, full_line, whole = run_step(checkpoint, tmp_path / "all", REWARDS, **recipe)
     assert_equal_gradients(found, expected)
-    assert line["train_loss"] == pytest.approx(same["train_loss"], abs=1e-6)
+    assert line["train_loss"] == pytest.approx(full_line["train_loss"], abs=1e-6)
     trained, untrimmed = passes.shapes[-2:], whole.shapes[-2:]  # the last two are the loss's own
     assert {shape[0] for shape in untrimmed} == {GROUP}
     assert sum(rows for rows, _ in untrimmed) == 2 * GROUP
@@ -129,17 +131,17 @@ def test_gradients_are_those_of_all_rows(kl, checkpoint, tmp_path, monkeypatch):
         assert max(tokens for _, tokens in trained) <= 3 + 5 < 3 + 7
 
 
-def test_a_dead_batch_makes_its_passes_and_moves_nothing(checkpoint, tmp_path):
-    gradients, _, passes = stepped(checkpoint, tmp_path, [1.0] * 2 * GROUP)
+def test_batch_without_gradient_still_runs_its_passes(checkpoint, tmp_path):
+    gradients, _, passes = run_step(checkpoint, tmp_path, [1.0] * 2 * GROUP)
     assert [rows for rows, _ in passes.shapes] == [1, 1]
     assert all(gradient.abs().max() == 0 for gradient in gradients.values())
 
 
-def test_the_balance_loss_is_the_mean_over_the_tokens_that_are_run(checkpoint, tmp_path):
+def test_balance_loss_is_the_mean_over_live_tokens(checkpoint, tmp_path):
     """Eight micro-batches of a row each: a live one counts by its tokens, a dead one not at all."""
     options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2 * GROUP}
     (plain, _, _), (balanced, _, passes) = (
-        stepped(checkpoint, tmp_path, REWARDS, options | {"router_aux_loss_coef": coefficient})
+        run_step(checkpoint, tmp_path, REWARDS, options | {"router_aux_loss_coef": coefficient})
         for coefficient in (0.0, 0.5)
     )
     assert passes.shapes == [(1, tokens) for tokens in passes.seen]  # a row alone: no padding
@@ -148,7 +150,7 @@ def test_the_balance_loss_is_the_mean_over_the_tokens_that_are_run(checkpoint, t
     for ids, tokens in live:
         out = model(input_ids=torch.tensor([ids]), output_router_logits=True)
         (out.aux_loss * tokens / sum(n for _, n in live)).backward()
-    expected = named(model)
+    expected = named_gradients(model)
     for layer in range(2):
         name = f"model.layers.{layer}.mlp.gate.weight"
         assert expected[name].abs().max() > 1e-4
@@ -157,5 +159,5 @@ def test_the_balance_loss_is_the_mean_over_the_tokens_that_are_run(checkpoint, t
         )
 
 
-def test_a_completion_is_as_long_as_a_batch_may_be():
+def test_completions_fit_the_batch():
     assert max(LENGTHS) < COMPLETION  # no row is cut off, so the filter leaves all of them in

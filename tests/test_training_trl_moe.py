@@ -23,10 +23,10 @@ from tests.trl_examples import (
     EOS,
     GROUP,
     VOCABULARY,
-    Watch,
+    GradientRecorder,
     assert_equal_gradients,
     move_routers,
-    named,
+    named_gradients,
     save_checkpoint,
     trainer,
 )
@@ -48,7 +48,7 @@ def completions():
     return [ids if len(ids) == COMPLETION else [*ids[:-1], EOS] for ids in found]
 
 
-def alone(model, ids, routes_TLK=None):
+def score_row(model, ids, routes_TLK=None):
     """(log-probability of each token but the first, own routes [T, L, k]) of one row, no padding.
 
     routes_TLK: replayed in the forward pass."""
@@ -62,13 +62,13 @@ def alone(model, ids, routes_TLK=None):
     return logp, recorder.passes[0].transpose(0, 1)
 
 
-class Engine:
+class RouteEngine:
     """A rollout function: fixed completions, another policy's log-probabilities and routes."""
 
     def __init__(self, checkpoint, with_routes=True):
         self.model, _ = load_policy(checkpoint)
         self.rows = [prompt + ids for prompt, ids in zip(PROMPTS, completions())]
-        scored = [alone(self.model, row) for row in self.rows]
+        scored = [score_row(self.model, row) for row in self.rows]
         self.logp = [logp[len(p) - 1 :] for p, (logp, _) in zip(PROMPTS, scored)]
         self.routes = [routes.numpy().astype(np.uint16) for _, routes in scored]
         self.with_routes = with_routes
@@ -83,38 +83,36 @@ def reward(**_):
     return REWARDS
 
 
-def made_of(checkpoint, tmp_path, engine, options=None, moved=MOVED, **ours):
-    made = trainer(checkpoint, tmp_path, reward, options, rollout_func=engine, **ours)
-    move_routers(made.model, moved)
-    return made
+def make_trainer(checkpoint, tmp_path, engine, options=None, moved=MOVED, **ours):
+    grpo_trainer = trainer(checkpoint, tmp_path, reward, options, rollout_func=engine, **ours)
+    move_routers(grpo_trainer.model, moved)
+    return grpo_trainer
 
 
 def inputs():
     return [{"prompt": "t3 t4 t5"} for _ in range(GROUP)] + [{"prompt": "t6"} for _ in range(GROUP)]
 
 
-def step(made):
+def step(grpo_trainer):
     """(gradients, log line) of a real step of `train`."""
-    watch = Watch()
-    made.add_callback(watch)
-    made.train()
-    return watch.gradients, made.state.log_history[0]
+    watch = GradientRecorder()
+    grpo_trainer.add_callback(watch)
+    grpo_trainer.train()
+    return watch.gradients, grpo_trainer.state.log_history[0]
 
 
 # ---------------------------------------------------------------- R2 and R3 in a real step
 
 
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("routing", ["r2", "r3"])
-def test_replay_of_the_policy_s_own_routes_changes_no_bit(
-    routing, checkpointed, checkpoint, tmp_path
-):
+def test_replaying_own_routes_is_bit_identical(routing, checkpointing, checkpoint, tmp_path):
     """On-policy, engine and trainer alike: the loss and every gradient are as without replay."""
-    engine, found = Engine(checkpoint), []
-    options = {"gradient_checkpointing": checkpointed, "router_aux_loss_coef": 0.1}
+    engine, found = RouteEngine(checkpoint), []
+    options = {"gradient_checkpointing": checkpointing, "router_aux_loss_coef": 0.1}
     for mode in ("none", routing):
-        made = made_of(checkpoint, tmp_path, engine, options, moved=0.0, routing=mode)
-        found.append(step(made))
+        grpo_trainer = make_trainer(checkpoint, tmp_path, engine, options, moved=0.0, routing=mode)
+        found.append(step(grpo_trainer))
     (expected, usual), (gradients, line) = found
     assert gradients.keys() == expected.keys() and expected["model.layers.0.mlp.gate.weight"].any()
     assert all(torch.equal(gradients[name], expected[name]) for name in expected)
@@ -122,14 +120,12 @@ def test_replay_of_the_policy_s_own_routes_changes_no_bit(
     assert line["mismatch/max_logp_gap"] < 1e-5
 
 
-def test_the_sampler_s_routes_bring_the_trainer_closer_to_it_and_the_router_still_learns(
-    checkpoint, tmp_path
-):
-    engine, lines, gradients = Engine(checkpoint), {}, {}
-    for mode, recomputed in (("none", False), ("r3", False), ("r3", True)):
-        options = {"gradient_checkpointing": recomputed}
-        made = made_of(checkpoint, tmp_path, engine, options, routing=mode)
-        gradients[mode, recomputed], lines[mode] = step(made)
+def test_r3_reduces_the_mismatch_and_trains_the_router(checkpoint, tmp_path):
+    engine, lines, gradients = RouteEngine(checkpoint), {}, {}
+    for mode, recomputing in (("none", False), ("r3", False), ("r3", True)):
+        options = {"gradient_checkpointing": recomputing}
+        grpo_trainer = make_trainer(checkpoint, tmp_path, engine, options, routing=mode)
+        gradients[mode, recomputing], lines[mode] = step(grpo_trainer)
     assert lines["r3"]["mismatch/max_logp_gap"] < 0.5 * lines["none"]["mismatch/max_logp_gap"]
     assert lines["r3"]["mismatch/kl"] < 0.2 * lines["none"]["mismatch/kl"]
     assert lines["r3"]["moe/rerouted"] > 0.05 and lines["none"]["moe/rerouted"] > 0.05
@@ -141,36 +137,36 @@ def test_the_sampler_s_routes_bring_the_trainer_closer_to_it_and_the_router_stil
         assert_equal_gradients(kept, gradients["none", False])
 
 
-def test_replay_is_that_of_each_row_alone(checkpoint, tmp_path):
+def test_batched_replay_matches_single_rows(checkpoint, tmp_path):
     """Padding on both sides, prompts of two lengths: every token meets its own layers' routes."""
-    engine = Engine(checkpoint)
-    made = made_of(checkpoint, tmp_path, engine, moved=0.3, routing="r3")
-    batch = made._generate_and_score_completions(inputs())
+    engine = RouteEngine(checkpoint)
+    grpo_trainer = make_trainer(checkpoint, tmp_path, engine, moved=0.3, routing="r3")
+    batch = grpo_trainer._generate_and_score_completions(inputs())
     with torch.no_grad():
-        logp_BC = made._score_for_loss(made.model, batch).logp_BT
+        logp_BC = grpo_trainer._score_for_loss(grpo_trainer.model, batch).logp_BT
     for i, (row, prompt) in enumerate(zip(engine.rows, PROMPTS)):
-        expected, _ = alone(made.model, row, engine.routes[i])
+        expected, _ = score_row(grpo_trainer.model, row, engine.routes[i])
         kept = int(batch["loss_weights"][i] > 0)
-        known = logp_BC[i, : len(row) - len(prompt)]
-        torch.testing.assert_close(known, kept * expected[len(prompt) - 1 :], rtol=0, atol=2e-6)
-        without, _ = alone(made.model, row)
+        logp_C = logp_BC[i, : len(row) - len(prompt)]
+        torch.testing.assert_close(logp_C, kept * expected[len(prompt) - 1 :], rtol=0, atol=2e-6)
+        without, _ = score_row(grpo_trainer.model, row)
         assert (expected - without).abs().max() > 1e-4  # replay does something in every row
 
 
 @pytest.mark.parametrize("fault", ["layers swapped", "shifted by a token", "rows swapped"])
-def test_routes_of_another_place_are_no_help(fault, checkpoint, tmp_path):
+def test_misplaced_routes_show_in_the_gap(fault, checkpoint, tmp_path):
     """Routes of other tokens leave a gap, which the metric must show."""
     gaps = []
     for wrong in (False, True):
-        engine = Engine(checkpoint)
+        engine = RouteEngine(checkpoint)
         if wrong and fault == "layers swapped":
             engine.routes = [routes[:, ::-1] for routes in engine.routes]
         elif wrong and fault == "shifted by a token":
             engine.routes = [np.roll(routes, 1, axis=0) for routes in engine.routes]
         elif wrong:
             engine.routes[0], engine.routes[2] = engine.routes[2], engine.routes[0]
-        made = made_of(checkpoint, tmp_path, engine, moved=0.0, routing="r3")
-        gaps.append(step(made)[1]["mismatch/max_logp_gap"])
+        grpo_trainer = make_trainer(checkpoint, tmp_path, engine, moved=0.0, routing="r3")
+        gaps.append(step(grpo_trainer)[1]["mismatch/max_logp_gap"])
     assert gaps[0] < 1e-5 and gaps[1] > 1e-3
 
 
@@ -180,17 +176,15 @@ def test_routes_of_another_place_are_no_help(fault, checkpoint, tmp_path):
 OFF_POLICY = {"steps_per_generation": 4, "per_device_train_batch_size": 2}
 
 
-def test_the_old_policy_s_routes_are_those_of_each_row_and_are_taken_in_trl_s_own_pass(
-    checkpoint, tmp_path
-):
-    engine = Engine(checkpoint, with_routes=False)
-    made = made_of(checkpoint, tmp_path, engine, OFF_POLICY, routing="r2")
+def test_r2_records_routes_in_the_old_logprob_pass(checkpoint, tmp_path):
+    engine = RouteEngine(checkpoint, with_routes=False)
+    grpo_trainer = make_trainer(checkpoint, tmp_path, engine, OFF_POLICY, routing="r2")
     passes = []
-    made.model.register_forward_hook(lambda *_: passes.append(1))
-    batch = made._generate_and_score_completions(inputs())
+    grpo_trainer.model.register_forward_hook(lambda *_: passes.append(1))
+    batch = grpo_trainer._generate_and_score_completions(inputs())
     assert len(passes) == 4  # of two rows each: the old log-probabilities' alone
     for i, row in enumerate(engine.rows):
-        logp, routes_TLK = alone(made.model, row)
+        logp, routes_TLK = score_row(grpo_trainer.model, row)
         seen = torch.cat([batch["prompt_mask"][i], batch["completion_mask"][i]]).bool()
         assert torch.equal(batch["routes_BTLK"][i][seen], routes_TLK)
         assert (batch["routes_BTLK"][i] >= 0).all()  # padding has its record too
@@ -199,41 +193,41 @@ def test_the_old_policy_s_routes_are_those_of_each_row_and_are_taken_in_trl_s_ow
         torch.testing.assert_close(old, logp[-len(completion) :], rtol=0, atol=2e-6)
 
 
-def test_later_updates_replay_the_routes_of_before_the_first(checkpoint, tmp_path):
-    engine = Engine(checkpoint, with_routes=False)
-    made = made_of(checkpoint, tmp_path, engine, OFF_POLICY, routing="r2")
-    batch = made._generate_and_score_completions(inputs())
-    move_routers(made.model, 0.5, seed=9)  # an update
+def test_later_updates_replay_the_first_routes(checkpoint, tmp_path):
+    engine = RouteEngine(checkpoint, with_routes=False)
+    grpo_trainer = make_trainer(checkpoint, tmp_path, engine, OFF_POLICY, routing="r2")
+    batch = grpo_trainer._generate_and_score_completions(inputs())
+    move_routers(grpo_trainer.model, 0.5, seed=9)  # an update
     with torch.no_grad():
-        scored = made._score_for_loss(made.model, batch)
+        scored = grpo_trainer._score_for_loss(grpo_trainer.model, batch)
     for i, row in enumerate(engine.rows):
         completion = completions()[i]
         seen = torch.cat([batch["prompt_mask"][i], batch["completion_mask"][i]]).bool()
-        expected, own = alone(made.model, row, batch["routes_BTLK"][i][seen])
+        expected, own = score_row(grpo_trainer.model, row, batch["routes_BTLK"][i][seen])
         assert not torch.equal(own, batch["routes_BTLK"][i][seen])
         expected = expected[-len(completion) :] * (batch["loss_weights"][i] > 0)
-        known = scored.logp_BT[i, : len(completion)]
-        torch.testing.assert_close(known, expected, rtol=0, atol=2e-6)
+        logp_C = scored.logp_BT[i, : len(completion)]
+        torch.testing.assert_close(logp_C, expected, rtol=0, atol=2e-6)
 
 
-def test_the_policy_before_the_update_is_scored_under_the_sampler_s_routes(checkpoint, tmp_path):
-    engine = Engine(checkpoint)
-    made = made_of(checkpoint, tmp_path, engine, OFF_POLICY, routing="r3")
-    batch = made._generate_and_score_completions(inputs())
+def test_old_logprobs_use_engine_routes_under_r3(checkpoint, tmp_path):
+    engine = RouteEngine(checkpoint)
+    grpo_trainer = make_trainer(checkpoint, tmp_path, engine, OFF_POLICY, routing="r3")
+    batch = grpo_trainer._generate_and_score_completions(inputs())
     for i, row in enumerate(engine.rows):
         completion = completions()[i]
-        expected, _ = alone(made.model, row, engine.routes[i])
+        expected, _ = score_row(grpo_trainer.model, row, engine.routes[i])
         old = batch["old_per_token_logps"][i, : len(completion)]
         torch.testing.assert_close(old, expected[-len(completion) :], rtol=0, atol=2e-6)
 
 
-def test_the_reference_keeps_its_own_routes(checkpoint, tmp_path):
+def test_reference_uses_its_own_routes(checkpoint, tmp_path):
     """PEFT: the reference is the same model without its adapters, in the pass after the old's."""
     adapters = LoraConfig(
         r=2, target_modules=["q_proj"], target_parameters=["mlp.experts.down_proj"]
     )
-    engine = Engine(checkpoint)
-    made = trainer(
+    engine = RouteEngine(checkpoint)
+    grpo_trainer = trainer(
         checkpoint,
         tmp_path,
         reward,
@@ -243,37 +237,37 @@ def test_the_reference_keeps_its_own_routes(checkpoint, tmp_path):
         loss=LossConfig(kl_coef=0.1),
         routing="r3",
     )
-    gates = [p for name, p in made.model.named_parameters() if "gate.weight" in name]
+    gates = [p for name, p in grpo_trainer.model.named_parameters() if "gate.weight" in name]
     with torch.no_grad():
         for gate in gates:
             gate += 0.3 * torch.randn(gate.shape, generator=torch.Generator().manual_seed(4))
-    batch = made._generate_and_score_completions(inputs())
-    base = made.model.get_base_model()
+    batch = grpo_trainer._generate_and_score_completions(inputs())
+    base = grpo_trainer.model.get_base_model()
     for i, row in enumerate(engine.rows):
         completion = completions()[i]
-        own, _ = alone(base, row)
-        replayed, _ = alone(base, row, engine.routes[i])
+        own, _ = score_row(base, row)
+        replayed, _ = score_row(base, row, engine.routes[i])
         for name, expected in (("ref_per_token_logps", own), ("old_per_token_logps", replayed)):
             found = batch[name][i, : len(completion)]
             expected = expected[-len(completion) :]
             torch.testing.assert_close(found, expected, rtol=0, atol=2e-6, msg=name)
-    made._buffered_inputs = None
-    line = step(made)[1]
+    grpo_trainer._buffered_inputs = None
+    line = step(grpo_trainer)[1]
     assert line["moe/rerouted"] > 0 and line["policy/kl"] > 0
 
 
 # ---------------------------------------------------------------- metrics and the balance loss
 
 
-def test_metrics_of_a_step_counted_by_hand(checkpoint, tmp_path):
-    engine = Engine(checkpoint)
-    made = made_of(checkpoint, tmp_path, engine)
+def test_moe_metrics_by_hand(checkpoint, tmp_path):
+    engine = RouteEngine(checkpoint)
+    grpo_trainer = make_trainer(checkpoint, tmp_path, engine)
     counts_LE, entropies, differ, tokens = torch.zeros(2, 4), [], 0, 0
     for i, (row, given) in enumerate(zip(engine.rows, engine.routes)):
         if i in OUT_OF_LOSS:  # not run through the model
             continue
-        out = made.model(input_ids=torch.tensor([row]), output_router_logits=True)
-        _, routes_TLK = alone(made.model, row)
+        out = grpo_trainer.model(input_ids=torch.tensor([row]), output_router_logits=True)
+        _, routes_TLK = score_row(grpo_trainer.model, row)
         for layer, logits in enumerate(out.router_logits):
             for t, chosen in enumerate(routes_TLK[:, layer].tolist()):
                 probability = logits[t].softmax(-1).tolist()
@@ -284,11 +278,11 @@ def test_metrics_of_a_step_counted_by_hand(checkpoint, tmp_path):
                 tokens += 1
     violation_L = counts_LE.amax(1) / counts_LE.mean(1) - 1
     gap = max(
-        float((alone(made.model, row)[0][len(p) - 1 :] - logp).abs().max())
+        float((score_row(grpo_trainer.model, row)[0][len(p) - 1 :] - logp).abs().max())
         for i, (row, p, logp) in enumerate(zip(engine.rows, PROMPTS, engine.logp))
         if i not in OUT_OF_LOSS
     )
-    line = step(made)[1]
+    line = step(grpo_trainer)[1]
     assert line["moe/max_violation"] == pytest.approx(float(violation_L.max()), rel=1e-5)
     assert line["moe/max_violation_mean"] == pytest.approx(float(violation_L.mean()), rel=1e-5)
     assert line["moe/router_entropy"] == pytest.approx(np.mean(entropies), rel=1e-5)
@@ -298,20 +292,22 @@ def test_metrics_of_a_step_counted_by_hand(checkpoint, tmp_path):
     assert line["mismatch/kl"] == pytest.approx(line["policy/mismatch_kl"])
 
 
-def test_under_replay_the_load_is_that_of_the_replayed_experts(checkpoint, tmp_path):
-    engine = Engine(checkpoint)
+def test_load_counts_replayed_experts(checkpoint, tmp_path):
+    engine = RouteEngine(checkpoint)
     engine.routes = [np.zeros_like(r) + np.array([1, 2], np.uint16) for r in engine.routes]
-    made = made_of(checkpoint, tmp_path, engine, routing="r3")
-    assert step(made)[1]["moe/max_violation"] == pytest.approx(1.0)  # two of four, twice the mean
+    grpo_trainer = make_trainer(checkpoint, tmp_path, engine, routing="r3")
+    assert step(grpo_trainer)[1]["moe/max_violation"] == pytest.approx(
+        1.0
+    )  # two of four, twice the mean
 
 
-def test_the_balance_loss_is_the_model_s_and_has_a_gradient(checkpoint, tmp_path):
+def test_balance_loss_matches_the_model(checkpoint, tmp_path):
     found = []
     for coefficient in (0.0, 0.5):
         options = {"router_aux_loss_coef": coefficient, "per_device_train_batch_size": 2 * GROUP}
         options |= {"gradient_accumulation_steps": 1}
-        made = made_of(checkpoint, tmp_path, Engine(checkpoint), options)
-        found.append(step(made))
+        grpo_trainer = make_trainer(checkpoint, tmp_path, RouteEngine(checkpoint), options)
+        found.append(step(grpo_trainer))
     (plain, silent), (balanced, line) = found
     model, _ = load_policy(checkpoint)
     move_routers(model, MOVED)
@@ -323,7 +319,7 @@ def test_the_balance_loss_is_the_model_s_and_has_a_gradient(checkpoint, tmp_path
         seen[i, 3 - len(prompt) : 3 + len(completion)] = 1
     out = model(input_ids=ids, attention_mask=seen, output_router_logits=True)
     out.aux_loss.backward()
-    expected = named(model)
+    expected = named_gradients(model)
     assert "aux_loss" not in silent and line["aux_loss"] == pytest.approx(out.aux_loss.item(), 1e-5)
     for layer in range(2):
         name = f"model.layers.{layer}.mlp.gate.weight"
@@ -336,7 +332,7 @@ def test_the_balance_loss_is_the_model_s_and_has_a_gradient(checkpoint, tmp_path
 # ---------------------------------------------------------------- routes in a batch, refusals
 
 
-def test_routes_stand_where_their_tokens_stand(checkpoint):
+def test_routes_are_aligned_with_their_tokens(checkpoint):
     model, _ = load_policy(checkpoint)
     routing = Routing(model, "r3")
     seen_BT = torch.tensor([[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
@@ -359,7 +355,7 @@ def test_routes_stand_where_their_tokens_stand(checkpoint):
 
 
 @pytest.mark.parametrize("mode", ["r2", "r3"])
-def test_a_dense_model_is_refused(mode, checkpoint, tmp_path):
+def test_dense_model_is_rejected(mode, checkpoint, tmp_path):
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16}
     dense = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
     model = AutoModelForCausalLM.from_config(dense)
@@ -368,9 +364,11 @@ def test_a_dense_model_is_refused(mode, checkpoint, tmp_path):
         trainer(checkpoint, tmp_path, reward, options, model=model, routing=mode)
 
 
-def test_r3_without_routes_and_an_unknown_name_are_refused(checkpoint, tmp_path):
-    made = made_of(checkpoint, tmp_path, Engine(checkpoint, with_routes=False), routing="r3")
+def test_missing_routes_and_unknown_mode_are_rejected(checkpoint, tmp_path):
+    grpo_trainer = make_trainer(
+        checkpoint, tmp_path, RouteEngine(checkpoint, with_routes=False), routing="r3"
+    )
     with pytest.raises(ValueError, match='the rollout function must return "routed_experts"'):
-        made._generate_and_score_completions(inputs())
+        grpo_trainer._generate_and_score_completions(inputs())
     with pytest.raises(ValueError, match='routing must be "none", "r2" or "r3", got \'r4\''):
         trainer(checkpoint, tmp_path, reward, routing="r4")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from drlib.training.build import TORCHRUN
-from tests.test_training_trl_moe import Engine, made_of, step
+from tests.test_training_trl_moe import RouteEngine, make_trainer, step
 from tests.trl_examples import assert_equal_gradients, save_checkpoint
 
 CASES = ("ddp:r2", "fsdp2:none", "fsdp2:r3", "fsdp2_bf16:r3")
@@ -43,18 +43,18 @@ def two_processes(checkpoint, tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES[:3])
-def test_two_processes_have_the_gradients_and_metrics_of_one(
-    case, two_processes, checkpoint, tmp_path
-):
-    made = made_of(checkpoint, tmp_path, Engine(checkpoint), routing=case.partition(":")[2])
-    expected, line = step(made)
+def test_two_processes_match_one(case, two_processes, checkpoint, tmp_path):
+    grpo_trainer = make_trainer(
+        checkpoint, tmp_path, RouteEngine(checkpoint), routing=case.partition(":")[2]
+    )
+    expected, line = step(grpo_trainer)
     gradients, _, metrics = two_processes[case]
     assert_equal_gradients(gradients, expected)
     assert len(metrics) == 4
     assert metrics == pytest.approx({name: line[name] for name in metrics}, abs=1e-5)
 
 
-def test_sharding_in_bfloat16_does_not_round_log_probabilities(two_processes):
+def test_fsdp_bf16_keeps_exact_logprobs(two_processes):
     """Accelerate's policy casts what the model returns; the head's own numbers are kept."""
     (_, exact_BC, _), (_, logp_BC, _) = two_processes["fsdp2:r3"], two_processes["fsdp2_bf16:r3"]
     assert logp_BC.dtype == torch.float32

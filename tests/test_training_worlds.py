@@ -49,30 +49,30 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def line(folder, tmp_path_factory):
+def pipeline(folder, tmp_path_factory):
     """(settings, runs, the folder of each stage) of the whole line on a user's folder."""
     config = Config.load("ci", world__name=f"folder:{folder}", **SMALL)
     runs = tmp_path_factory.mktemp("runs")
     names = ("world", "untrained", "demonstrations", "cpt", "sft", "rl", "evaluate_rl")
-    made = build_stages(names, config, runs)
-    assert all(RunFolder.is_complete(path) for path in made.values())
-    return config, runs, made
+    folders = build_stages(names, config, runs)
+    assert all(RunFolder.is_complete(path) for path in folders.values())
+    return config, runs, folders
 
 
-def test_every_stage_runs_on_a_user_s_folder_and_asks_about_it(line, folder):
-    config, runs, made = line
-    world = SmallWorld.load(made["world"] / "world.json")
+def test_every_stage_runs_on_a_user_folder(pipeline, folder):
+    config, runs, folders = pipeline
+    world = SmallWorld.load(folders["world"] / "world.json")
     selection = select(load_world(f"folder:{folder}"), 800, 1000)
     assert world.version == selection.world.version
-    counts = read_manifest(made["world"])["metrics"]
+    counts = read_manifest(folders["world"])["metrics"]
     assert counts["pages"] == len(world) == 120
     assert counts["facts_with_long_names"] == 0
     # the teacher looked into this world
-    asked = read_json_lines(made["demonstrations"] / "episodes.jsonl")
-    shown = [m["content"] for row in asked for m in row["messages"] if m["role"] == "tool"]
+    episodes = read_json_lines(folders["demonstrations"] / "episodes.jsonl")
+    shown = [m["content"] for row in episodes for m in row["messages"] if m["role"] == "tool"]
     assert any("](folder:Isle " in text for text in shown)
     assert not any("](cldr:" in text for text in shown)
-    right = Counter((row["kind"], row["correct"]) for row in asked)
+    right = Counter((row["kind"], row["correct"]) for row in episodes)
     assert right["search", True] > 5
     # and RL and the evaluation ask about it
     drawn, invented = question_scheduler.QuestionScheduler(
@@ -80,14 +80,14 @@ def test_every_stage_runs_on_a_user_s_folder_and_asks_about_it(line, folder):
     ).draw(0, Curriculum(question_scheduler.SKILLS))
     searches = [task for task in drawn if task.kind == "search"]
     assert {task.world for task in searches} <= {world.version, *invented}
-    outcomes = read_outcomes(made["evaluate_rl"])
+    outcomes = read_outcomes(folders["evaluate_rl"])
     assert {o.task for o in outcomes} == {task.id for task in held_out(world, config)}
 
 
-def test_its_names_are_tokens_and_the_invented_worlds_wear_them(line):
-    _, _, made = line
-    tokenizer = load_tokenizer(made["world"] / "tokenizer")
-    world = SmallWorld.load(made["world"] / "world.json")
+def test_folder_names_are_tokens_and_used_in_fictional_worlds(pipeline):
+    _, _, folders = pipeline
+    tokenizer = load_tokenizer(folders["world"] / "tokenizer")
+    world = SmallWorld.load(folders["world"] / "world.json")
     chat = ChatIds(tokenizer)
     assert all(len(chat.encode(title)) == len(title.split()) for title in world.entities)
     names = Names.from_world(world)
@@ -103,23 +103,23 @@ def test_its_names_are_tokens_and_the_invented_worlds_wear_them(line):
     assert not any(fact in text for fact in facts for text in texts)
 
 
-def test_a_file_that_changes_makes_another_world_and_the_old_run_stays(line, folder):
-    config, runs, made = line
-    assert stages.folder("sft", config, runs) == made["sft"]
+def test_changed_file_gives_another_run_folder(pipeline, folder):
+    config, runs, folders = pipeline
+    assert stages.folder("sft", config, runs) == folders["sft"]
     page = folder / "people" / "abba.md"
     before = page.read_text()
     page.write_text(before.replace("cat Abba", "goat Abba"))
     try:
-        assert stages.folder("world", config, runs) != made["world"]
-        assert stages.folder("sft", config, runs) != made["sft"]
-        assert SmallWorld.load(made["world"] / "world.json").follow("Mayor Abba", ["pet"]) == [
+        assert stages.folder("world", config, runs) != folders["world"]
+        assert stages.folder("sft", config, runs) != folders["sft"]
+        assert SmallWorld.load(folders["world"] / "world.json").follow("Mayor Abba", ["pet"]) == [
             "cat Abba"
         ]
     finally:
         page.write_text(before)
 
 
-def test_what_cannot_be_trained_on_is_refused_before_anything_runs(tmp_path):
+def test_unusable_worlds_are_rejected(tmp_path):
     for world, reason in (
         ("wikidata", "unknown world 'wikidata'.*Known: "),
         (f"folder:{tmp_path}/nowhere", "no such folder"),
@@ -136,7 +136,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_runs(tmp_path):
     assert not RunFolder.is_complete(path)
 
 
-def test_the_shipped_folder_gives_enough_questions_and_the_oracle_answers_them():
+def test_shipped_folder_is_solvable_by_the_oracle():
     config = Config.load("laptop", world__name=TERN)
     world, counts = data.load_training_world(config)
     assert config.world_name == f"folder:{ROOT / 'notebooks/tern'}"
@@ -154,7 +154,7 @@ def test_the_shipped_folder_gives_enough_questions_and_the_oracle_answers_them()
     assert all(episode.correct for episode in played)
 
 
-def test_the_engine_s_questions_go_through_the_whole_line(tmp_path):
+def test_condition_questions_run_through_the_pipeline(tmp_path):
     config = Config.load(
         "ci",
         world__name=TERN,
@@ -163,26 +163,26 @@ def test_the_engine_s_questions_go_through_the_whole_line(tmp_path):
         **SMALL,
     )
     names = ("world", "untrained", "demonstrations", "evaluate_untrained")
-    made = build_stages(names, config, tmp_path)
-    counts = read_manifest(made["world"])["metrics"]
+    folders = build_stages(names, config, tmp_path)
+    counts = read_manifest(folders["world"])["metrics"]
     assert min(counts[name] for name in ("train_c2", "train_c3", "test_c2", "test_c3")) >= 40
     # the solver's attempts: right, though not without mistakes; two conditions and never three
-    pool = read_json_lines(made["demonstrations"] / "episodes.jsonl")
+    pool = read_json_lines(folders["demonstrations"] / "episodes.jsonl")
     kinds = Counter(row["kind"] for row in pool)
     assert kinds["2 conditions"] == round(0.3 * len(pool)) and "3 conditions" not in kinds
     assert all(row["correct"] for row in pool) and sum(row["errors"] for row in pool) > 3
     # the evaluation asks as many of several conditions as chains, half of them of three
-    outcomes = read_outcomes(made["evaluate_untrained"])
-    asked = Counter(outcome.kind for outcome in outcomes)
-    assert asked == {"python": 6, "search": 6, "2 conditions": 3, "3 conditions": 3}
+    outcomes = read_outcomes(folders["evaluate_untrained"])
+    episodes = Counter(outcome.kind for outcome in outcomes)
+    assert episodes == {"python": 6, "search": 6, "2 conditions": 3, "3 conditions": 3}
     # ... and none that anybody was trained on
-    world = SmallWorld.load(made["world"] / "world.json")
-    several = {outcome.task for outcome in outcomes if outcome.kind.endswith("conditions")}
-    held = {task.id for task in data.build_condition_questions(world, config, "test").all()}
-    assert several <= held
+    world = SmallWorld.load(folders["world"] / "world.json")
+    condition_tasks = {outcome.task for outcome in outcomes if outcome.kind.endswith("conditions")}
+    held_out_ids = {task.id for task in data.build_condition_questions(world, config, "test").all()}
+    assert condition_tasks <= held_out_ids
 
 
-def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
+def test_rl_draws_the_configured_number_of_conditions():
     config = Config.load("ci", world__name=TERN, questions__source="engine", rl__questions=40)
     world, _ = data.load_training_world(config)
     train = {task.id for task in data.build_condition_questions(world, config, "train").all()}
@@ -192,17 +192,17 @@ def test_reinforcement_learning_draws_as_many_conditions_as_it_is_told():
             config.derive(rl__curriculum__conditions=most), world, Names.from_world(world)
         )
         tasks, invented = source.draw(0, Curriculum(question_scheduler.SKILLS))
-        several = [task for task in tasks if task.conditions > 1]
-        assert {task.world for task in several} <= {world.version, *invented}
+        condition_tasks = [task for task in tasks if task.conditions > 1]
+        assert {task.world for task in condition_tasks} <= {world.version, *invented}
         if most > 1:
-            assert {task.world == world.version for task in several} == {True, False}
-        assert {task.id for task in several if task.world == world.version} <= train
+            assert {task.world == world.version for task in condition_tasks} == {True, False}
+        assert {task.id for task in condition_tasks if task.world == world.version} <= train
         return {task.conditions for task in tasks}
 
     assert drawn(1) == {1} and drawn(2) == {1, 2} and drawn(3) == {1, 2, 3}
 
 
-def test_a_policy_that_masters_two_conditions_is_asked_for_three():
+def test_mastering_two_conditions_leads_to_three():
     config = Config.load("ci", world__name=TERN, questions__source="engine", rl__questions=60)
     world, _ = data.load_training_world(config)
     source = question_scheduler.QuestionScheduler(config, world, Names.from_world(world))
@@ -210,11 +210,11 @@ def test_a_policy_that_masters_two_conditions_is_asked_for_three():
     tasks, _ = source.draw(0, Curriculum(question_scheduler.SKILLS, mastered))
     # an invented world that has none of three gives one of two
     real = [task for task in tasks if task.world == world.version]
-    several = Counter(task.conditions for task in real)
-    assert len(real) > 10 and several[3] > several[2] + several[1]
+    condition_tasks = Counter(task.conditions for task in real)
+    assert len(real) > 10 and condition_tasks[3] > condition_tasks[2] + condition_tasks[1]
 
 
-def test_a_world_whose_pages_share_nothing_has_no_question_of_two_conditions(folder, tmp_path):
+def test_world_without_condition_questions_is_rejected(folder, tmp_path):
     config = Config.load("ci", world__name=f"folder:{folder}", questions__source="engine")
     path = stages.folder("world", config, tmp_path)
     with pytest.raises(
@@ -224,7 +224,7 @@ def test_a_world_whose_pages_share_nothing_has_no_question_of_two_conditions(fol
     assert not RunFolder.is_complete(path)
 
 
-def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeypatch):
+def test_endpoint_extracts_a_world_from_prose(tmp_path, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DRLIB_API_KEY", "secret")
@@ -245,8 +245,8 @@ def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeyp
 
     def replies(text):
         """A reader that quotes."""
-        said = re.findall(r"((\w+ Nr\d+) has the (\w+) (\w+ Nr\d+))", text)
-        return [(subject, relation, value, whole) for whole, subject, relation, value in said]
+        statements = re.findall(r"((\w+ Nr\d+) has the (\w+) (\w+ Nr\d+))", text)
+        return [(subject, relation, value, whole) for whole, subject, relation, value in statements]
 
     with model_server(replies) as model:
         settings = {"world.name": f"folder:{notes}", "world.endpoint": model.url}
@@ -258,7 +258,7 @@ def test_sentences_become_a_world_where_an_endpoint_reads_them(tmp_path, monkeyp
                 shutil.copytree(tmp_path / "stage" / "built", tmp_path / stage / "built.partial")
             assert data.build_world(config, built, Ranks())["version"] == world.version
     assert len(model.seen) == 2 * 10  # files, for `world` and for the first stage
-    assert {(asked, key) for _, asked, key, _ in model.seen} == {("reader", "Bearer secret")}
+    assert {(episodes, key) for _, episodes, key, _ in model.seen} == {("reader", "Bearer secret")}
     assert counts["triples_kept"] == 120 == len(world.graph.facts)
     assert world.follow("Town Nr1", ["mayor", "pet", "home"]) == [
         "Mayor Nr4",

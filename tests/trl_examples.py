@@ -15,18 +15,22 @@ SHAPE = PolicyShape(
 )
 
 
-ON_A_CPU = dict(  # of TRL's trainers
+ON_A_CPU = dict(  # options of TRL's trainers
     use_cpu=True,
     bf16=False,
     report_to=[],
     disable_tqdm=True,
     gradient_checkpointing=False,
-    router_aux_loss_coef=0.0,  # else TRL adds the balance loss, which is no policy loss
+    router_aux_loss_coef=0.0,  # otherwise TRL adds the balance loss to the policy loss
 )
 
 
 def save_checkpoint(folder, std=None):
-    """A plain policy and its words t0..t11. std: of all its matrices, so that experts matter."""
+    """Save a plain policy with tokens t0..t11.
+
+    Args:
+        std: standard deviation of all matrices, so that the experts affect the output.
+    """
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
@@ -51,12 +55,14 @@ def move_routers(model, std, seed=1):
 
 
 def trainer(checkpoint, tmp_path, reward, options=None, **ours):
-    """A trainer on one process: two prompts of four rollouts, in two micro-batches a step.
+    """Build a single-process trainer: two prompts of four rollouts, two micro-batches a step.
 
-    model: instead of the checkpoint's, whose tokenizer it takes."""
+    Args:
+        ours: arguments of DeepResearchGRPOTrainer; `model` replaces the checkpoint's model.
+    """
     model, tokenizer = load_policy(checkpoint)
     model = ours.pop("model", model)
-    model.config._name_or_path = str(checkpoint)  # whence TRL loads a reference
+    model.config._name_or_path = str(checkpoint)  # TRL loads the reference from here
     settings = dict(
         output_dir=str(tmp_path),
         **ON_A_CPU,
@@ -69,7 +75,7 @@ def trainer(checkpoint, tmp_path, reward, options=None, **ours):
         save_strategy="no",
         seed=3,
     )
-    made = DeepResearchGRPOTrainer(
+    grpo_trainer = DeepResearchGRPOTrainer(
         model=model,
         processing_class=tokenizer,
         reward_funcs=reward,
@@ -78,24 +84,24 @@ def trainer(checkpoint, tmp_path, reward, options=None, **ours):
         rollout_func=ours.pop("rollout_func", None),
         **ours,
     )
-    made.current_gradient_accumulation_steps = made.args.gradient_accumulation_steps
-    made.model.train()
-    return made
+    grpo_trainer.current_gradient_accumulation_steps = grpo_trainer.args.gradient_accumulation_steps
+    grpo_trainer.model.train()
+    return grpo_trainer
 
 
-class Watch(TrainerCallback):
-    """The gradients that the optimiser is about to use."""
+class GradientRecorder(TrainerCallback):
+    """Record the gradients before the optimizer step."""
 
     def on_pre_optimizer_step(self, args, state, control, model, **_):
-        self.gradients = named(model)
+        self.gradients = named_gradients(model)
 
 
-def named(model):
+def named_gradients(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def assert_equal_gradients(found, expected):
     assert found.keys() == expected.keys()
-    assert max(g.abs().max() for g in expected.values()) > 1e-3  # something to be equal to
+    assert max(g.abs().max() for g in expected.values()) > 1e-3  # the comparison is not trivial
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6, msg=name)

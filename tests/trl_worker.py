@@ -1,9 +1,8 @@
-"""One of two processes of TRL steps: `torchrun -m tests.trl_worker CHECKPOINT OUT HOW:ROUTING ..`.
+"""Worker process of TRL steps: `torchrun -m tests.trl_worker CHECKPOINT OUT MODE:ROUTING ..`.
 
-HOW: "ddp" as TRL has it on two CPUs; "fsdp2", accelerate's own sharding and recomputation of the
-model (accelerate ignores FSDP settings without a GPU, so they are applied here); "fsdp2_bf16" with
-its mixed precision. Writes the whole gradients, the log-probabilities in the loss and the metrics
-of each.
+MODE is "ddp" (TRL's default on two CPUs), "fsdp2" (accelerate's sharding and recomputation) or
+"fsdp2_bf16" (with mixed precision). Accelerate ignores FSDP settings without a GPU, so they are
+applied here. Writes the full gradients, the log-probabilities in the loss and the metrics per case.
 """
 
 import sys
@@ -16,20 +15,22 @@ from accelerate.utils.fsdp_utils import fsdp2_apply_ac, fsdp2_prepare_model
 from torch.nn.parallel import DistributedDataParallel
 
 from drlib.training.distributed import leave_at_once
-from tests.test_training_trl_moe import GROUP, MOVED, REWARDS, Engine, inputs
+from tests.test_training_trl_moe import GROUP, MOVED, REWARDS, RouteEngine, inputs
 from tests.trl_examples import move_routers, trainer
 
 
-def wrapped(made, how):
-    if how == "ddp":
-        return DistributedDataParallel(made.model)
+def wrap_model(grpo_trainer, mode):
+    if mode == "ddp":
+        return DistributedDataParallel(grpo_trainer.model)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, activation_checkpointing=True, auto_wrap_policy="transformer_based_wrap"
     )
-    if how == "fsdp2_bf16":
+    if mode == "fsdp2_bf16":
         plugin.set_mixed_precision("bf16")
-    made.accelerator.state.fsdp_plugin = plugin
-    return fsdp2_prepare_model(made.accelerator, fsdp2_apply_ac(made.accelerator, made.model))
+    grpo_trainer.accelerator.state.fsdp_plugin = plugin
+    return fsdp2_prepare_model(
+        grpo_trainer.accelerator, fsdp2_apply_ac(grpo_trainer.accelerator, grpo_trainer.model)
+    )
 
 
 def gradients(model):
@@ -40,31 +41,31 @@ def gradients(model):
     return found
 
 
-def step(checkpoint: str, out: str, how: str, routing: str) -> None:
-    engine = Engine(Path(checkpoint))
-    made = trainer(
+def step(checkpoint: str, out: str, mode: str, routing: str) -> None:
+    engine = RouteEngine(Path(checkpoint))
+    grpo_trainer = trainer(
         Path(checkpoint),
         Path(out),
-        lambda **_: REWARDS[own],
+        lambda **_: REWARDS[rows],
         {"gradient_accumulation_steps": 1},
-        rollout_func=lambda *known: {k: v[own] for k, v in engine(*known).items()},
+        rollout_func=lambda *arguments: {k: v[rows] for k, v in engine(*arguments).items()},
         routing=routing,
     )
-    first = made.accelerator.process_index * GROUP
-    own = slice(first, first + GROUP)
-    move_routers(made.model, MOVED)
-    model = wrapped(made, how)
-    batch = made._generate_and_score_completions(inputs()[own])
+    first = grpo_trainer.accelerator.process_index * GROUP
+    rows = slice(first, first + GROUP)
+    move_routers(grpo_trainer.model, MOVED)
+    model = wrap_model(grpo_trainer, mode)
+    batch = grpo_trainer._generate_and_score_completions(inputs()[rows])
     scored = []
-    score = made._score_for_loss
-    made._score_for_loss = lambda *known: scored.append(score(*known)) or scored[-1]
-    with ExitStack() as made._until_backward:
-        made._compute_loss(model, batch).backward()
-    whole = gradients(model)
-    metrics = made.routing.metrics(made._sum_over_processes)
-    if made.accelerator.is_main_process:
+    score = grpo_trainer._score_for_loss
+    grpo_trainer._score_for_loss = lambda *arguments: scored.append(score(*arguments)) or scored[-1]
+    with ExitStack() as grpo_trainer._until_backward:
+        grpo_trainer._compute_loss(model, batch).backward()
+    full_gradients = gradients(model)
+    metrics = grpo_trainer.routing.metrics(grpo_trainer._sum_over_processes)
+    if grpo_trainer.accelerator.is_main_process:
         logp_BC = scored[0].logp_BT.detach()
-        torch.save((whole, logp_BC, metrics), Path(out, f"{how}_{routing}.pt"))
+        torch.save((full_gradients, logp_BC, metrics), Path(out, f"{mode}_{routing}.pt"))
 
 
 if __name__ == "__main__":
