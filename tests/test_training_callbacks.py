@@ -1,4 +1,4 @@
-"""Training callbacks: they act by their rule on their step, and resume after a kill.
+"""Training callbacks: schedules, effects on the update, and resuming.
 
 Drift has a file of its own: tests/test_training_drift.py.
 
@@ -38,7 +38,7 @@ def build_trainer(start, folder, **changes):
 
 
 def end_step_metrics(step, outcomes=(), **row):
-    """Return the callback metrics of a step with these values, on one rank, without rollouts."""
+    """Return the callback metrics of a step with these values, without rollouts."""
     return end_step(step, 0, TRAINED | row, [], outcomes)
 
 
@@ -63,7 +63,7 @@ def test_kl_coefficient_is_kept_without_training(start, tmp_path):
 
 @pytest.mark.parametrize(("target", "factor"), [(10.0, 0.5), (1e-9, 2.0)])
 def test_adaptive_kl_follows_the_logged_kl(start, tmp_path, target, factor):
-    """Nothing is far from its reference by 10 nats, and anything that has learned by 1e-9."""
+    """The KL stays below a target of 10 nats and exceeds a target of 1e-9 after training."""
     step = build_trainer(
         start,
         tmp_path,
@@ -139,7 +139,7 @@ RESUME_CASES = {
 
 @pytest.mark.parametrize("name", RESUME_CASES)
 def test_resumed_run_is_bit_identical(start, tmp_path, name):
-    """From what lies on the disk before the last of four steps, the third not in a checkpoint."""
+    """Resume before the last of four steps; the third step is not in a checkpoint."""
     config = settings(**SMALL, **RESUME_CASES[name])
 
     def resume(folder, power_cut_at=None):
@@ -172,7 +172,7 @@ def test_resumed_run_is_bit_identical(start, tmp_path, name):
 
 
 def metrics_of(folder):
-    """All that is no time."""
+    """Return the metrics without durations."""
     rows = read_metrics(folder)
     return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
 
@@ -198,7 +198,7 @@ def test_validation_is_the_mean_over_skills():
     validation = Validation(2)
     assert validation.update([("h1", 1.0), ("h1", 0.0), ("power", 1.0)]) is None
     assert validation.update([("h1", 0.0), ("h1", 0.0)]) == pytest.approx((1 / 4 + 1) / 2)
-    # sums are not asked now, and keep what they had
+    # "power" is not sampled now and keeps its last score
     assert validation.update([]) is None
     assert validation.update([("h1", 1.0)]) == pytest.approx(1.0)
     assert validation.update([]) is None
@@ -230,7 +230,7 @@ def test_reset_clears_adam_when_patience_ends(start, batch, tmp_path, coef):
     if coef:
         assert torch.equal(flat(step.learner.reference), flat(step.model))
         assert step.learner.reference_age == 0
-    # patience is whole again, and the best is the score at the reset
+    # the patience restarts, and the best score is the one at the reset
     resets = [
         end_step_metrics(step, [("h1", right)], kl=0.0)["reset"] for right in (0.6, 0.61, 0.6, 0.6)
     ]
@@ -334,7 +334,7 @@ def test_incompatible_settings_are_rejected(changes, message):
 
 
 class Counter(Callback):
-    """Counts the hooks; halves the learning rate."""
+    """Record the hook calls and halve the learning rate."""
 
     def __init__(self):
         self.calls = []

@@ -1,7 +1,8 @@
-"""Steps of the stage `rl` whose rollouts are made by other agents than ReAct, with a gradient.
+"""RL steps with agents other than ReAct, and the training data for their skills.
 
-They start from the committed policy that was taught to keep reports and summaries. Run:
-python -m pytest tests/test_training_contexts.py
+The steps start from the committed policy that was trained on reports and summaries.
+
+Run: python -m pytest tests/test_training_contexts.py
 """
 
 import itertools
@@ -33,7 +34,7 @@ AGENTS = {
 }
 
 
-# A policy that is only to be trained on something, and what there is before the two stages.
+# A small policy, and the stages before pre-training and SFT.
 SHORT = {
     "model.hidden": 32,
     "model.head_dim": 8,
@@ -44,7 +45,7 @@ SHORT = {
 }
 BEFORE = ("world", "untrained", "demonstrations")
 STAGE_MODULES = {"cpt": (pretrain, pretrain.pretrain), "sft": (sft, sft.sft)}
-# Words of each skill that nothing else in the line has.
+# Phrases that occur only in samples of the skill.
 SKILL_WORDS = {
     "rounds": ("<report>",),
     "resumed": ("<summary>", "Summary of the work so far: "),
@@ -74,7 +75,7 @@ def test_every_agent_trains(start, tmp_path, agent):
     metrics, trajectories = step.step(1)
     assert metrics["updates"] == 1 and metrics["live_groups"] > 0
     assert not torch.equal(flat(step.model), before)
-    # every token was scored in the context that it was sampled in
+    # every token is scored in the context in which it was sampled
     assert metrics["logp_gap"] < 1e-5 and metrics["logp_gap_max"] < 1e-2
     assert metrics["rollouts"] == config.rl.questions * config.rl.group
     if agent.startswith(("iter", "resum")):
@@ -103,7 +104,7 @@ def test_searcher_reward_is_the_gain_over_plain_retrieval(start, tmp_path):
 
 @pytest.fixture(scope="module")
 def built_stages(tmp_path_factory):
-    """World, tokenizer, pool and first weights of the memory line, small."""
+    """Build world, tokenizer, pool and initial weights of a small pipeline with memory skills."""
     config = settings(
         **SHORT,
         questions__skills="memory",
@@ -142,14 +143,13 @@ def test_episodes_become_rounds_and_resumed_contexts(built_stages, start):
     rows = read_episodes(made["demonstrations"], "correct")
     samples = memory_samples(rows, start.chat)
     calls = [row["calls"] for row in rows]
-    # a round a turn; and for each call a context before and one behind the summary
+    # one round per turn; for each call one context before the summary and one after it
     assert len(samples) == sum(n + 1 for n in calls) + sum(2 * n for n in calls)
     assert all(any(sample.loss) and not sample.loss[0] for sample in samples)
 
 
 def measure_skill_shares(stage, config, runs, monkeypatch, n=600):
-    """A stage is run; what share of the samples that its loop is given have the words of a skill:
-    (its share for each skill, the share of those that have any)."""
+    """Run a stage and return the share of its samples per skill, and the share with any skill."""
     module, run = STAGE_MODULES[stage]
     chat = ChatIds(load_tokenizer(stages.folder("world", config, runs) / "tokenizer"))
     train, texts = module.train_supervised, []

@@ -1,7 +1,6 @@
-"""Devices of models that generate in their own process: `default_device`.
+"""Devices of models that generate in the trainer's process: `default_device`.
 
-No machine of the tests has a GPU; torch's meta device, where tensors have a shape and no memory,
-stands for one.
+The tests run without a GPU. Torch's meta device, whose tensors have no memory, replaces it.
 
 Run: python -m pytest tests/test_training_devices.py
 """

@@ -1,4 +1,4 @@
-"""Drift: what is watched, which alarm counts, what the learning rate does, and a changed world.
+"""Drift: monitored signals, alarms, the learning rate response and perturbed worlds.
 
 Run: python -m pytest tests/test_training_drift.py
 """
@@ -60,13 +60,13 @@ def test_lowered_learning_rate_reaches_the_optimizer(start, batch, tmp_path):
 
 
 def test_learning_rate_recovers(start, batch, tmp_path):
-    """Ten steps are held, the next ten lead back in equal parts."""
+    """The rate is held for ten steps and then returns in ten equal steps."""
     step = start.step(
         settings(rl__callbacks__drift_factor=0.5, rl__callbacks__world_change=2), tmp_path / "run"
     )
     rows = [end_step(step, n, TRAINED, batch[0]) for n in range(25)]
     scales = [row["lr_scale"] for row in rows]
-    # alarmed after the third: from the fourth on; the tenth held one is followed by a tenth less
+    # the alarm after the third step applies from the fourth step on
     recovering = [0.5 + 0.5 * k / 10 for k in range(1, 11)]
     assert scales == pytest.approx([1.0] * 3 + [0.5] * 10 + recovering + [1.0] * 2)
 
@@ -102,7 +102,7 @@ def test_rarely_called_tool_has_no_error_rate():
 
 
 def test_observation_length_change_alarms_once(start, batch, tmp_path):
-    """Windows of 720 calls: two groups of the usual pages, then a window of longer ones."""
+    """Windows of 720 calls: two windows of normal pages, then longer pages."""
     config = settings(rl__callbacks__drift_factor=0.5, rl__group=2)
     step = start.step(config, tmp_path / "run")
     rollouts = batch[0] + batch[1]
@@ -130,7 +130,7 @@ def test_only_deterioration_counts_as_drift():
 
 
 def reference_curves(pattern):
-    """Return mean reward and share of failed calls per step, by seed, as committed."""
+    """Yield mean reward and share of failed calls per step for each committed run."""
     for path in sorted((ROOT / "figures/reference/tour").glob(pattern)):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         yield {
@@ -154,7 +154,7 @@ def alarms_of(curves) -> list[str]:
 
 
 def test_committed_runs_only_alarm_on_collapse():
-    """500 steps of learning: none. Under a random reward each of five policies breaks: seen."""
+    """Five reference runs raise no alarm; five random-reward controls raise both."""
     learning, collapsing = reference_curves("seed?_rl.jsonl"), reference_curves("seed?_rl_ra*")
     assert [alarms_of(curves) for curves in learning] == [[]] * 5
     for curves in collapsing:

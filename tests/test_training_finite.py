@@ -1,8 +1,7 @@
-"""A gradient that is NaN or infinite reaches no weight, in no trainer; and a kernel that makes such
-gradients is not used.
+"""Non-finite gradients never reach the weights, in any trainer.
 
-The gradients are real ones: a hook on one weight spoils them for as long as it is there, as a
-broken kernel would.
+Also checks that the attention kernel known to produce them is disabled. A hook on one weight
+corrupts real gradients until it is removed.
 
 Run: python -m pytest tests/test_training_finite.py
 """
@@ -31,7 +30,7 @@ batch = rollout_shards
 
 
 def corrupt_gradient(model, factor: float):
-    """A handle: until it is removed, one element of one gradient is multiplied by `factor`."""
+    """Multiply one element of one gradient by `factor` until the returned handle is removed."""
     weight = model.model.layers[0].self_attn.q_proj.weight
 
     def corrupt(gradient):
@@ -97,7 +96,7 @@ def test_supervised_training_skips_non_finite_steps(start, tmp_path):
 
 
 def test_trl_loop_skips_non_finite_steps(tmp_path, monkeypatch):
-    """With a spoiled first step, only the second step changes the policy."""
+    """With a corrupted first step, only the second step changes the policy."""
     load_model = grpo_trl.load_trainable_model
     handles, before = [], []
 
@@ -130,7 +129,7 @@ def test_trl_loop_skips_non_finite_steps(tmp_path, monkeypatch):
 
 def test_five_consecutive_skips_end_the_stage():
     watch = GradientWatch()
-    for _ in range(3):  # one that is good begins anew
+    for _ in range(3):  # a finite step resets the count
         assert [watch.usable(False) for _ in range(MOST_SKIPPED - 1)] == [False] * 4
         assert watch.usable(True)
     for _ in range(MOST_SKIPPED - 1):
@@ -150,7 +149,7 @@ def test_non_finite_error_is_one_line(monkeypatch, tmp_path):
 
 
 def test_non_finite_gradient_of_another_rank_counts():
-    """Another process's part of a sharded model."""
+    """Simulates another process's part of a sharded model."""
 
     class Others(Ranks):
         def sum(self, values):
@@ -179,7 +178,7 @@ def test_trl_sft_disables_cudnn_attention(start, tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is False")
 def test_masked_attention_has_finite_gradients_on_a_gpu():
-    """Scores of -128, of which cuDNN's backward pass makes NaN at this length."""
+    """Covers scores of -128, for which cuDNN's backward pass returns NaN at this length."""
     disable_cudnn_attention()
     q, k, v = (
         torch.full((1, 2, 192, 64), value, device="cuda", dtype=torch.bfloat16, requires_grad=True)

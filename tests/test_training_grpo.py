@@ -1,4 +1,4 @@
-"""The RL loop where it has a gradient: every step learns, nothing else moves it, and it resumes.
+"""The RL loop: updates with and without gradients, engine synchronisation and resuming.
 
 Run: python -m pytest tests/test_training_grpo.py
 """
@@ -54,7 +54,7 @@ def test_ci_profile_steps_have_gradients(start, tmp_path):
 
 
 def reference_advantages(trajectories):
-    """Reward minus the mean reward of the other rollouts of the group."""
+    """Return the reward minus the mean reward of the other rollouts of the group."""
     groups = {}
     for t in trajectories:
         groups.setdefault(t.group_id, []).append(t.reward)
@@ -67,7 +67,7 @@ def reference_advantages(trajectories):
 
 def test_one_step_matches_plain_pytorch(start, tmp_path):
     """Leave-one-out advantages, mean loss over tokens and AdamW, without packing or batching."""
-    # The gradient differs in rounding, which Adam's first step amplifies: its step uses found ones.
+    # Adam's first step amplifies rounding differences, so its check uses the trainer's gradients.
     config = settings(trainer__balance_coef=0.0)
     trainer = start.step(config, tmp_path / "run")
     model = copy.deepcopy(trainer.model).train()
@@ -107,7 +107,7 @@ def test_one_step_matches_plain_pytorch(start, tmp_path):
 
 
 def test_update_raises_better_rollouts_of_a_group(start, batch, tmp_path):
-    """To first order the loss's own sum, advantage times change of log-probability, must grow."""
+    """To first order, the sum of advantage times change of log-probability must grow."""
     config = settings(rl__lr=2e-5, trainer__balance_coef=0.0)
     step = start.step(config, tmp_path / "run")
     train_on(step, batch, 0)
@@ -123,7 +123,7 @@ def test_update_raises_better_rollouts_of_a_group(start, batch, tmp_path):
 
 
 def test_shards_have_their_own_advantages(start, batch, tmp_path):
-    """Leave-one-out looks at one group alone, so a shard by itself gives the same numbers."""
+    """Leave-one-out uses one group at a time, so a shard gives the same numbers alone."""
     step = start.step(settings(), tmp_path / "run")
     shares, _ = prepare(step, batch, 0)
     for share, shard in zip(shares, batch, strict=True):
@@ -134,7 +134,7 @@ def test_shards_have_their_own_advantages(start, batch, tmp_path):
 
 
 def test_rewards_are_assigned_to_their_rollouts(start, batch):
-    """Only one rollout of one group is right: it is pushed up, its siblings down, the rest not."""
+    """With one correct rollout, only its group has non-zero advantages."""
     everything = zero_rewards(batch)[0] + zero_rewards(batch)[1]
     lucky = 8
     everything[lucky] = with_reward(everything[lucky], 1.0, {})
@@ -178,7 +178,7 @@ def test_stale_engine_keeps_old_weights(start, tmp_path):
 
 
 def test_step_without_reward_variance_changes_nothing(start, batch, tmp_path):
-    """Adam's momentum alone would go on; the step is not taken, and neither is its state."""
+    """The optimizer step is skipped; otherwise Adam's momentum would still move the weights."""
     step = start.step(settings(), tmp_path / "run")
     assert train_on(step, batch, 0)["updates"] == 1
     weights = flat(step.model)
@@ -196,7 +196,7 @@ def test_step_without_reward_variance_changes_nothing(start, batch, tmp_path):
 
 @pytest.mark.parametrize("correction", ["none", "truncate", "mask", "icepop", "geometric"])
 def test_empty_mini_batch_changes_nothing(start, batch, tmp_path, correction):
-    """Two groups in three mini-batches: the last one is empty on either shard."""
+    """Two groups in three mini-batches: the last mini-batch is empty on both shards."""
     two = [shard[: 2 * settings().rl.group] for shard in batch]
     switches = {"rl.minibatches": 3, "rl.loss.correction": correction}
     weights, row = learned(start, two, tmp_path / "run", **switches)
@@ -218,7 +218,7 @@ def test_unjudged_groups_are_not_counted_as_live(batch):
 
 
 def balance_gradient(model, trajectories) -> torch.Tensor:
-    """By hand: the balance loss of one batch."""
+    """Return the gradient of the balance loss of one batch."""
     model = copy.deepcopy(model)
     tokens = PackedBatch.pack([t.token_ids for t in trajectories])
     mask_N = tokens.spread([t.generated for t in trajectories], torch.bool)
@@ -237,7 +237,7 @@ def gradient(model, shards, config, recorded=None):
 
 
 def live_and_dead(batch):
-    """A live group of one shard, small enough for one micro-batch, and the batch's dead groups."""
+    """Return a group with reward variance and the rollouts of all groups without it."""
     groups = {}
     for t in batch[0] + batch[1]:
         groups.setdefault(t.group_id, []).append(t)
@@ -257,8 +257,7 @@ def test_balance_loss_ignores_zero_variance_groups(start, batch):
 
 
 def test_kl_term_does_not_scale_the_balance_loss(start, batch):
-    """At the reference the KL's gradient is 0: what is left is the mean over all tokens that are
-    run, here those of every rollout."""
+    """At the reference the KL gradient is 0, so only the balance loss over all tokens remains."""
     everything = [t for shard in zero_rewards(batch) for t in shard]
     config = settings(trainer__balance_coef=0.5, rl__loss__kl_coef=0.1, rl__filter__overlong="keep")
 
@@ -294,7 +293,7 @@ RESUME_CASES = {
         "rl.sampling.resample": "sample",
         "rl.off_policy.engine_dtype": "bfloat16",
     },
-    "curation and stages": {  # slowly: a policy that collapses solves none of the pool
+    "curation and stages": {  # low learning rate: a collapsed policy solves nothing in the pool
         "rl.curriculum.pool": 24,
         "rl.curriculum.curation_every": 1,
         "rl.curriculum.stages": "three",
@@ -306,7 +305,7 @@ RESUME_CASES = {
 
 @pytest.mark.parametrize("name", RESUME_CASES)
 def test_resumed_run_is_bit_identical(start, tmp_path, name):
-    """From what lies on the disk before the last of four steps, the third not in a checkpoint."""
+    """Resume before the last of four steps; the third step is not in a checkpoint."""
     config = settings(**{"rl.questions": 4, "rl.lr": 2e-3} | RESUME_CASES[name])
 
     def resume(folder, power_cut_at=None):
@@ -338,7 +337,7 @@ def test_resumed_run_is_bit_identical(start, tmp_path, name):
 
 
 def metrics_of(folder):
-    """All that is no time."""
+    """Return the metrics without durations."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]

@@ -1,6 +1,6 @@
-"""The gradient of an update: switches off is the recipe, switches on do what the loss says.
+"""Gradients of an update with default and optional settings, against padded references.
 
-Real rollouts of a small untrained policy with real tools; rewards are set by hand.
+Uses real rollouts of a small untrained policy with real tools; rewards are set by hand.
 
 Run: python -m pytest tests/test_training_learner.py
 """
@@ -63,7 +63,7 @@ def chat(world):
 
 @pytest.fixture(scope="module")
 def rollouts(policy, world, chat):
-    """Four groups of four: one right answer, two, none, all."""
+    """Return four groups of four rollouts with one, two, no and four correct answers."""
     with Sandbox() as sandbox, Toolbox(world, sandbox, results=2) as toolbox:
         engine = LocalEngine(policy, max_context=200, lockstep=True)
         agent = ReAct(engine, toolbox, chat, Limits(2, 24, CONTEXT))
@@ -73,14 +73,13 @@ def rollouts(policy, world, chat):
 
 
 def settings(**changes) -> Config:
-    """An untrained policy's rollouts are all over-long: they are kept in the loss unless a test
-    says otherwise."""
+    """Return ci settings that keep overlong rollouts, which an untrained policy always produces."""
     usual = {"rollout.max_context_tokens": CONTEXT, "rl.group": 4, "trainer.balance_coef": 0.0}
     return Config.load("ci", **{**usual, "rl.filter.overlong": "keep", **changes})
 
 
 def gradients(policy, rollouts, config, recorded=None):
-    """(metrics, all gradients in one vector) of one update."""
+    """Return (metrics, all gradients in one vector) of one update."""
     model = copy.deepcopy(policy)
     advantages, weights, _ = compute_advantages(rollouts, config)
     share = RolloutBatch(rollouts, advantages, weights, recorded or {})
@@ -90,7 +89,7 @@ def gradients(policy, rollouts, config, recorded=None):
 
 
 def reference_gradient(policy, rollouts, config, old=None):
-    """The same without micro-batches: one padded forward pass over everything."""
+    """Return the same gradient from one padded forward pass without micro-batches."""
     model = copy.deepcopy(policy)
     n, width = len(rollouts), max(len(t.token_ids) for t in rollouts)
     ids, mask = torch.zeros(n, width, dtype=torch.long), torch.zeros(n, width, dtype=torch.bool)
@@ -145,7 +144,7 @@ def test_packed_gradient_matches_the_padded_batch(policy, rollouts, switches):
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_correction_level_matches_the_padded_batch(policy, rollouts, level):
-    """A sequence's weight is the product of its tokens': they cannot stand alone."""
+    """A sequence weight is the product over its tokens, so it needs the whole sequence."""
     config = settings(
         rl__loss__correction="truncate",
         rl__loss__correction_level=level,
@@ -190,7 +189,7 @@ def test_kl_gradient_without_advantages_and_at_reference(policy, rollouts):
 
 
 def test_kl_term_pulls_the_policy_to_its_reference(policy, rollouts):
-    """Plain descent on nothing but the term: the KL that it measures falls."""
+    """Gradient descent on the KL term alone reduces the measured KL."""
     dead = rollouts[8:12]
     config = settings(rl__loss__kl_coef=1.0)
     at_reference = record(policy, dead, config)
@@ -210,7 +209,7 @@ def test_kl_term_pulls_the_policy_to_its_reference(policy, rollouts):
 
 
 def test_correction_weights_by_engine_mismatch(policy, rollouts):
-    """The engine is made to say log 3 less than the trainer, everywhere: rho = 3, cut at 2."""
+    """Engine log-probabilities are lower by log 3 everywhere: the ratio is 3, truncated at 2."""
     config = settings(rl__loss__correction="truncate", rl__off_policy__engine_dtype="bfloat16")
     old = record(policy, rollouts, config)
     shifted = [
@@ -226,7 +225,7 @@ def test_correction_weights_by_engine_mismatch(policy, rollouts):
 @pytest.mark.parametrize("aggregate", ["token", "sequence"])
 @pytest.mark.parametrize("kind", ["mask", "icepop", "geometric"])
 def test_dropped_tokens_leave_the_denominator(policy, rollouts, kind, aggregate):
-    """The engine's log-probabilities are moved at random: some tokens, or rollouts, are dropped."""
+    """Random noise on the engine's log-probabilities drops some tokens or rollouts."""
     config = settings(
         rl__loss__correction=kind,
         rl__off_policy__engine_dtype="bfloat16",
@@ -286,7 +285,7 @@ def test_disabled_stabilisers_keep_bit_identical_steps(policy, rollouts):
 
 
 def test_chunked_logprobs_never_build_full_logits(policy, rollouts, monkeypatch):
-    """The same gradient, and nothing is as wide as the vocabulary for each of the tokens."""
+    """The gradient is unchanged, and no tensor has one vocabulary row per token."""
     monkeypatch.setitem(kernels.TILES, "cpu", (32, 64))
     seen = {}
     for chunked in (False, True):
@@ -371,7 +370,7 @@ def test_emergency_stop_only_after_a_collapse():
 
 
 class ScriptedTrainer(GRPOTrainer):
-    """Rollouts that end without an answer from the fourth step on; Ctrl-C after `stop_after`."""
+    """Trainer whose rollouts lack answers from step 4 on; Ctrl-C after `stop_after` steps."""
 
     def step(self, step):
         self.taken.append(step)

@@ -1,4 +1,4 @@
-"""Routes of experts in the local loop: told by its engine, replayed in packed rows.
+"""Expert routes in the local loop: reported by its engine and replayed in packed rows.
 
 Run: python -m pytest tests/test_training_packed_routes.py
 """
@@ -30,8 +30,7 @@ batch = rollout_shards
 
 
 def assert_known_routes(model, ids, routes_TLK):
-    """Those of one pass over the ids; a record is missing in the last layer alone, and never of a
-    token behind which something was sampled."""
+    """Check that routes match one pass over the ids; records may be missing in the last layer."""
     expected = model_routes(model, ids)[: len(ids) - 1]
     known = routes_TLK != NO_RECORD
     assert routes_TLK.dtype == np.uint16 and routes_TLK.shape == expected.shape
@@ -42,7 +41,7 @@ def assert_known_routes(model, ids, routes_TLK):
 @pytest.mark.parametrize("slots", [2, 8])
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_engine_routes_match_one_forward_pass(model, slots, lockstep):
-    """Turns of several lengths, tools that answer late, equal prompts, rows that move."""
+    """Covers turns of several lengths, delayed tools, equal prompts and moved rows."""
     prompts = make_prompts(6)
     prompts += [prompts[0]] * 2
     params = SamplingParams(max_tokens=15, stop_ids=(1, 2, 3), seed=5)
@@ -99,7 +98,7 @@ def test_replaying_own_routes_changes_nothing(start, batch, routes):
 
 
 def test_replayed_routes_are_followed_per_token(start, batch, routes):
-    """Each token to the two experts behind its own: log-probabilities and the count tell."""
+    """Send each token to other experts; log-probabilities and the rerouted share change."""
     others = [((one.astype(int) + 2) % 8).astype(np.uint16) for one in routes]
     unknown = [np.full_like(one, NO_RECORD) for one in routes]
     own, moved, free = (
@@ -119,7 +118,7 @@ def test_replayed_routes_are_followed_per_token(start, batch, routes):
 
 
 def test_prompt_with_two_routes_is_replayed_both_ways(start, batch, routes):
-    """Two rollouts of one question, the second told to send its prompt to other experts."""
+    """Two rollouts share a prompt, but the second has other routes for it."""
     first, second = [i for i, t in enumerate(batch[0]) if t.group_id == batch[0][0].group_id][:2]
     pair, other = [batch[0][first], batch[0][second]], routes[second].copy()
     prompt = int(pair[1].generated.argmax())
@@ -142,7 +141,7 @@ def test_batch_selection_keeps_routes(batch, routes):
 
 
 def test_r3_reduces_the_bf16_engine_mismatch(start, tmp_path):
-    """R3 with an engine in bfloat16: its choices are replayed, and so the gap is smaller."""
+    """With an engine in bfloat16, replaying its routes reduces the log-probability gap."""
     gaps = {}
     for routing in ("none", "r3"):
         config = settings(
@@ -160,7 +159,7 @@ def test_r3_reduces_the_bf16_engine_mismatch(start, tmp_path):
 
 
 def test_r2_replays_routes_in_later_updates(start, batch, tmp_path):
-    """R2: in the first update they are its own, in the next ones the policy has moved."""
+    """R2 records routes before the first update and replays them in the later ones."""
     switches = {"rl.minibatches": 4, "rl.lr": 5e-3, "rl.filter.overlong": "keep"}
     free, _ = learned(start, batch, tmp_path / "free", **switches)
     held, row = learned(

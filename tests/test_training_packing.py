@@ -1,4 +1,4 @@
-"""Samples end to end score as each does alone, and have its gradient; so do those of one prompt.
+"""Packed samples, with and without shared prompts, match separate samples.
 
 Run: python -m pytest tests/test_training_packing.py
 """
@@ -44,7 +44,7 @@ def test_pack_spread_and_split():
 
 
 def test_shared_prompts_are_packed_once():
-    """The second sample begins as the first does, and the fourth; the third has another prompt."""
+    """Samples 1, 2 and 4 share a prompt; sample 3 has another one."""
     whole = [[5, 6, 1], [5, 6, 2, 3], [7, 6, 4], [5, 6, 8]]
     batch = PackedBatch.pack(whole, [2, 2, 2, 2])
     assert batch.ids_N.tolist() == [5, 6, 1, 2, 3, 7, 6, 4, 8]
@@ -68,7 +68,7 @@ def test_unequal_prompts_are_not_shared():
 
 
 def make_two_groups():
-    """(samples, the length of each prompt): three and two that begin alike, and one alone."""
+    """Return (samples, prompt lengths): three with one prompt, two with another, one single."""
     first, second, third = samples([12, 5, 7], seed=3)
     ends = samples([9, 4, 15, 6, 8, 3], seed=4)
     prompts = [first, second, first, first, second, third]
@@ -77,12 +77,12 @@ def make_two_groups():
 
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_shared_prompt_matches_separate_copies(model, temperature):
-    """The balance loss, too, counts it as often as it was asked."""
+    """The balance loss counts a shared prompt once per sample."""
     some, prompts = make_two_groups()
     losses = [[i % 3 > 0 for i in range(len(sample))] for sample in some]
     for sample_losses, n in zip(losses, prompts):
         sample_losses[:n] = [False] * n
-        sample_losses[n] = True  # the first token behind a prompt
+        sample_losses[n] = True  # the first token after a prompt
     found = []
     for batch in (PackedBatch.pack(some), PackedBatch.pack(some, prompts)):
         copied = copy.deepcopy(model)
@@ -99,7 +99,7 @@ def test_shared_prompt_matches_separate_copies(model, temperature):
 
 
 def test_packed_logprobs_match_single_samples(model):
-    """transformers' own attention and experts, one sample at a time, say what they are."""
+    """Compare with the attention and experts of transformers, one sample at a time."""
     some = samples([20, 9, 31, 14, 5, 1])
     batch = PackedBatch.pack(some)
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_packed_logprobs_match_single_samples(model):
 
 
 def test_packed_gradient_is_the_sum_over_samples(model):
-    """Compare with transformers' own model and the balance loss by its definition."""
+    """Compare with the model of transformers and the balance loss by definition."""
     model, some = copy.deepcopy(model), samples([20, 9, 31, 14])
     batch = PackedBatch.pack(some)
     scored = score(model, batch, full_mask(batch))
@@ -147,7 +147,7 @@ def test_chunked_logprobs_match_the_full_head(model, temperature):
 
 
 def test_forward_pass_restores_the_model(model):
-    """Also where the pass fails: whoever calls the model next gets transformers' own attention."""
+    """The attention and expert implementations are restored even if the pass fails."""
     before = model.config._attn_implementation, model.config._experts_implementation
     with torch.no_grad():
         batch = PackedBatch.pack(samples([4, 7]))

@@ -1,7 +1,7 @@
-"""The planner: sizes of models, seconds of a step, what fits, and what is refused.
+"""The planner: model sizes, step times, fit in memory, and rejected settings.
 
-Its memory has a file of its own (test_training_plan_memory). Seconds are compared with runs of the
-local line that are kept in figures/reference.
+Memory estimates are tested in test_training_plan_memory. Step times are compared with reference
+runs of the local pipeline in figures/reference.
 
 Run: python -m pytest tests/test_training_plan.py
 """
@@ -351,7 +351,7 @@ def test_profile_settings_are_valid():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A whole model with a tokenizer and a chat template."""
+    """Save a model with a tokenizer and a chat template."""
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, chat_template="{{ messages }}")
     shape = PolicyShape(vocab_size=64, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8)

@@ -1,6 +1,6 @@
-"""`drlib plan --here`: what the machine lacks, and what a start of TRL's stages refuses for it.
+"""`drlib plan --here`: missing GPUs, vLLM and disk space, and the errors of TRL stages.
 
-A real disk, and whatever GPUs and vLLM there are.
+Uses the real disk, GPUs and vLLM of this machine.
 
 Run: python -m pytest tests/test_training_plan_here.py
 """
@@ -22,7 +22,7 @@ from drlib.training.distributed import gpu_fault
 from drlib.training.planner import HUB, check_machine, check_vllm, plan
 from tests.real_examples import miniature_config
 
-NO_DISK = 10**19  # bytes, more than any has
+NO_DISK = 10**19  # bytes, more than any disk
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_too_many_processes_give_a_one_line_error(processes, gpus, message):
 
 
 def test_check_machine_for_gpu_profiles(tmp_path):
-    """The lines are those that the stages themselves would say."""
+    """The messages equal those of the stages."""
     gpus = torch.cuda.device_count()
     expected = [fault] if (fault := gpu_fault(1, gpus)) else []
     if importlib.util.find_spec("vllm") is None:
@@ -95,19 +95,19 @@ def test_plan_here_command(capsys, tmp_path):
     assert capsys.readouterr().err == ""
     config = Config.load("gpu8")
     settings = ["--profile=gpu8", f"--runs={tmp_path}"]
-    assert main(settings) == 0, "of a plan alone it is no error"
+    assert main(settings) == 0, "a plan without --here is no error"
     assert capsys.readouterr().err == ""
     lacks = check_machine(config, plan(config).disk, tmp_path)
     assert main([*settings, "--here"]) == bool(lacks)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(lacks)
-    for line, expected in zip(lines, lacks):  # but for what others wrote to the disk meanwhile
+    for line, expected in zip(lines, lacks):  # free space may change in between
         assert line.split(", which")[0] == "error: " + expected.split(", which")[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_missing_vllm_fails_before_training(tmp_path):
-    """SFT needs no engine here, and would run for hours before RL says that there is none."""
+    """Otherwise SFT, which needs no engine, would run for hours before RL fails."""
     config = miniature_config(
         tmp_path, "qwen3", engine__name="vllm", demonstrations__teacher="solver"
     )

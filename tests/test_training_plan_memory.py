@@ -1,7 +1,7 @@
-"""The planner's memory, part by part, against what torch really allocates on small models.
+"""The planner's memory estimates, part by part, against torch's allocations on small models.
 
-Saved tensors are counted by their storages; the peak of a backward pass by watching every storage
-that an operation makes until it is gone. Both are exact, so most parts agree to a thousandth.
+Saved tensors are counted by their storages. The peak of a backward pass is measured by tracking
+every storage from creation to release. Both are exact, so most parts agree to 0.1%.
 
 Run: python -m pytest tests/test_training_plan_memory.py
 """
@@ -65,7 +65,7 @@ KINDS = {
         "norm_topk_prob": True,
     },
 }
-# how it is loaded and run: (dtype of the weights, LoRA, autocast, what Load says of it)
+# (dtype of the weights, LoRA rank, autocast, options of Load)
 MODES = {
     "float32": (torch.float32, 0, False, {"dtype": "float32"}),
     "autocast": (torch.float32, 0, True, {}),
@@ -82,7 +82,7 @@ def configuration(kind):
 
 
 def build_model(kind, dtype=torch.float32, rank=0):
-    """(what is trained, the causal model in it)."""
+    """Return (trained module, the causal model inside it)."""
     model = AutoModelForCausalLM.from_config(configuration(kind), dtype=dtype)
     if rank == 0:
         return model.train(), model
@@ -109,7 +109,7 @@ def kept_bytes(whole, model, inputs, autocast):
         storage = tensor.untyped_storage()
         if storage._cdata not in seen:
             seen[storage._cdata] = storage.nbytes()
-            held.append(tensor)  # its address is not given to another one meanwhile
+            held.append(tensor)  # keeps its address from being reused
         return tensor
 
     with (
@@ -121,7 +121,7 @@ def kept_bytes(whole, model, inputs, autocast):
 
 
 class StorageWatch(TorchDispatchMode):
-    """The most bytes that were alive at once, of storages made inside."""
+    """Record the peak of the bytes of storages created inside the context."""
 
     def __init__(self, *known):
         super().__init__()
@@ -196,7 +196,7 @@ def test_backward_peak_is_activations_plus_working_memory(kind, mode, checkpoint
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     trained = [p for p in whole.parameters() if p.requires_grad]
-    for parameter in trained:  # as from the second micro-batch on
+    for parameter in trained:  # as in the second and later micro-batches
         parameter.grad = torch.zeros_like(parameter)
     with StorageWatch(*whole.parameters(), *(p.grad for p in trained)) as watch:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -224,7 +224,7 @@ def test_checkpointing_saves_only_layer_inputs(mode):
     deeper = dataclasses.replace(shape, layers=4)
     layer = activation_bytes(deeper, load) - kept
     again = dataclasses.replace(load, checkpointing=True)
-    # what is planned but for the one layer that is made again; the last hidden states besides
+    # the plan without the recomputed layer, plus the last hidden states
     left = activation_bytes(shape, again) - layer + 2 * TOKENS * 96 * load.residual
     assert left == pytest.approx(watch.now, rel=0.1)
 
@@ -290,7 +290,7 @@ def test_head_memory(dtype, trained, chunked):
     if trained:
         weight_VH.grad = torch.zeros_like(weight_VH)
     with StorageWatch(weight_VH, *([weight_VH.grad] if trained else [])) as watch:
-        states_NH = hidden_NH * 1.0  # as a layer below has made them
+        states_NH = hidden_NH * 1.0  # as the output of a lower layer
         if chunked:
             loss = token_logprobs(states_NH, weight_VH, ids_N)[0].sum()
         else:
@@ -303,7 +303,7 @@ def test_head_memory(dtype, trained, chunked):
         dtype, 1, tokens, lora_rank=rank, chunked=chunked, fsdp=True, processes=2, trainer="local"
     )
     planned = head_bytes(shape, load)
-    if trained:  # counted on top, where both are not there at once: never too little
+    if trained:  # the plan adds both, which never coexist: an upper bound
         planned -= vocabulary * hidden * 4
         assert 0.9 * watch.peak < planned + vocabulary * hidden * 4 < 1.3 * watch.peak
     else:
@@ -326,7 +326,7 @@ def test_state_bytes_match_torch(kind, mode):
 
 
 def measured(whole, optimizer):
-    """Bytes of what a trainer holds between a backward pass and the next step."""
+    """Return the bytes that a trainer stores between a backward pass and the next step."""
     moved = [p for p in whole.parameters() if p.grad is not None]
     states = [t for p in moved for name, t in optimizer.state[p].items() if name != "step"]
     return {
@@ -337,12 +337,12 @@ def measured(whole, optimizer):
 
 
 def local_shard(tensor):
-    """The shard of this process, where it is one."""
+    """Return the local shard of a DTensor, or the tensor itself."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 class MemoryRecorder(TrainerCallback):
-    """Memory held by TRL before its second step."""
+    """Record TRL's memory before its second step."""
 
     def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **_):
         if state.global_step == 1:

@@ -1,4 +1,4 @@
-"""Curation and stages of a fixed set: scripted outcomes, and the real loop with each setting.
+"""Curation and stages of a question pool: scripted outcomes and the real loop.
 
 Run: python -m pytest tests/test_training_question_scheduling.py
 """
@@ -27,7 +27,7 @@ start = cold_start
 
 
 class ScriptedAgent:
-    """An agent that is right in the first `right[id]` tries of a group, and says whom it tried."""
+    """Agent whose first `right[id]` rollouts of a group are correct; records its questions."""
 
     def __init__(self, right: dict[str, int]):
         self.right, self.tried, self.limits, self.names = right, [], None, []
@@ -54,8 +54,11 @@ class ScriptedAgent:
 
 
 def build_selection(start, rights=(), **changes):
-    """(asking, agent): 16 questions, eight a step in groups of four; `rights`, the tries of a group
-    that are right, one a question."""
+    """Return (selection, agent) for 16 questions, eight per step in groups of four.
+
+    Args:
+        rights: number of correct rollouts per group, one per question.
+    """
     config = settings(
         rl__questions=8,
         rl__group=4,
@@ -69,7 +72,7 @@ def build_selection(start, rights=(), **changes):
 
 
 def run_step(selection, agent, step):
-    """(questions asked, how it began, columns) of a step without an update."""
+    """Return (question ids, start of the step, metrics) of a step without an update."""
     step_start = selection.begin(step)
     tasks, worlds = selection.questions.draw(step, Curriculum(SKILLS))
     agent.under(step_start.config)
@@ -94,12 +97,12 @@ def test_curation_replaces_settled_questions(start):
         if step == 0:
             assert sorted(name for name, _ in agent.tried[:16]) == sorted(pool)
             agent.tried = agent.tried[16:]
-            # two more are solved from now on, one is not, and of the rest two sometimes
+            # from now on two more are always solved, one never, and two others sometimes
             agent.right |= {pool[8]: 4, pool[9]: 4, pool[10]: 0, pool[1]: 3, pool[4]: 1}
         if step < 8:
             assert sorted(questions) == sorted(pool[8:])
         tried += [name for name, _ in agent.tried[8:]]
-    # behind each step the next question of the rest was tried; then those that have left, too
+    # after each step the next inactive question is probed, including those that have left
     assert tried == [*pool[:8], pool[8]]
     changes = [(metrics["mastered"], metrics["hopeless"], metrics["entered"]) for metrics in rows]
     assert changes == [(0, 0, 0)] * 7 + [(2, 1, 2), (0, 0, 0)]
@@ -107,9 +110,9 @@ def test_curation_replaces_settled_questions(start):
     assert selection.curation.state["active"] == among == selection.questions.epochs.state["among"]
     assert {*questions} <= {*among}
     assert [metrics["asked_among"] for metrics in rows] == [8] * 8 + [7]
-    # no group has the name, and with it the random numbers, of another
+    # group names, which seed the random numbers, are unique
     assert len(agent.names) == 16 + 9 * 8 + 9 == len({*agent.names})
-    # 16 questions at the start, one behind each step; four rollouts each, of four tokens
+    # 16 questions at the start, one after each step; four rollouts each, of four tokens
     assert [metrics["probe_rollouts"] for metrics in rows] == [68.0] + [4.0] * 8
     assert [metrics["probe_tokens"] for metrics in rows] == [272.0] + [16.0] * 8
 
@@ -189,7 +192,7 @@ def test_third_stage_drops_solved_questions_and_resets(start):
     assert {*pool} == {name for questions, _, _ in steps[:2] for name in questions}
     questions, _, metrics = steps[-1]
     assert metrics["asked_among"] == 10 and {*questions} <= {*pool[6:]}
-    # all were tried by the latest policy, under the limits of the stage that begins
+    # all are probed by the latest policy under the limits of the new stage
     assert [metrics["probe_rollouts"] for _, _, metrics in steps] == [0.0] * 5 + [64.0]
     assert sorted(agent.tried[40:56]) == sorted((name, (448, 6)) for name in pool)
 
@@ -245,7 +248,7 @@ def test_loop_with_exact_mixture_logs_accuracy_by_source(start, tmp_path):
     for number in range(2):
         metrics, trajectories = step.step(number)
         updates += metrics["updates"]
-        # an independent look: the world of a rollout, and how often it was right
+        # independent check: the world of a rollout and its accuracy
         worlds = {"python": "python", start.world.version: "real"}
         found = [worlds.get(t.world_version, "fictional") for t in trajectories]
         assert Counter(found) == {"python": 24, "real": 12, "fictional": 12}
@@ -306,7 +309,7 @@ def test_stage_limits_and_reset_in_the_loop(start, tmp_path):
         most_calls.append(max(len(t.tool_results) for t in trajectories))
     assert longest[0] <= 110 < longest[1] <= 165 and 110 < longest[2] <= 165
     assert most_calls[0] <= 4 and most_calls[1] <= 4 and most_calls[2] <= 6
-    # the reference is the policy with which the last stage began, the optimizer has one update
+    # the reference is the policy at the start of the last stage; the optimizer has one update
     assert all(metrics["updates"] == 1 for metrics in rows)
     assert torch.equal(flat(step.learner.reference), before)
     assert rows[0]["kl"] < 1e-6 < 1e-5 < rows[1]["kl"] and rows[2]["kl"] < 1e-6

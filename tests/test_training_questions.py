@@ -1,4 +1,4 @@
-"""RL questions: sources by their shares, kinds, and a fixed set in epochs.
+"""RL questions: shares of sources, kinds, and a fixed pool in epochs.
 
 Run: python -m pytest tests/test_training_questions.py
 """
@@ -87,7 +87,7 @@ def test_exact_mixture_meets_its_shares_in_every_step(start):
         drawn_questions = sources(questions.draw(step, curriculum))
         assert Counter(drawn_questions) == expected
         places.update((source, place) for place, source in enumerate(drawn_questions))
-    # in any order: else one process, or one agent of two, would have all of a source
+    # in random order: otherwise one process or agent would get all questions of a source
     assert len(places) > 25
     by_chance = make_scheduler(
         start, rl__questions=10, **MIXED | {"rl.curriculum.mixture": "chance"}
@@ -97,7 +97,7 @@ def test_exact_mixture_meets_its_shares_in_every_step(start):
 
 
 def test_exact_mixture_resumes(start):
-    """Seven a step: only ten steps together meet the shares, so a fresh mixture would not."""
+    """With seven questions per step only ten steps together meet the shares."""
     whole, curriculum = make_scheduler(start, rl__questions=7, **MIXED), Curriculum(SKILLS)
     before = [whole.draw(step, curriculum) for step in range(4)]
     resumed = reload_state(whole, make_scheduler(start, rl__questions=7, **MIXED))
@@ -111,7 +111,7 @@ def test_exact_mixture_resumes(start):
 
 
 def test_kinds_are_drawn_evenly_without_weighting(start):
-    """300 sums of eight kinds and 300 chains of three lengths: 37.5 and 100 each are expected."""
+    """Draw 300 sums of eight kinds and 300 chains of three lengths: expect 37.5 and 100 each."""
     mastered = Curriculum(SKILLS, dict.fromkeys(SKILLS, 1.0) | {"h3": 0.5, "gcd": 0.5})
 
     def kinds(**changes):
@@ -173,7 +173,7 @@ def test_epochs_follow_changes_of_the_set():
     rest = sorted({*"abc"} - {*first})
     assert sorted(epochs.draw(len(rest))) == rest  # of this epoch; "new" comes with the next
     assert sorted(epochs.draw(4)) == ["a", "b", "c", "new"]
-    # a set that is smaller than a draw is drawn in turns
+    # a set smaller than a draw is repeated
     assert Counter(epochs.draw(9)).most_common()[-1][1] == 2
     with pytest.raises(ValueError, match="set of questions is empty"):
         epochs.keep([])

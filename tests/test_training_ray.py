@@ -1,5 +1,6 @@
-"""A stage on two nodes of a real local Ray cluster: the same weights as torchrun's, by the local
-loop and by TRL, one line where it fails, and going on after Ctrl-C and after a worker's death.
+"""Stages on two nodes of a real local Ray cluster.
+
+The local loop and TRL reach torchrun's weights. Covers one-line errors, Ctrl-C and worker failure.
 
 Run: python -m pytest tests/test_training_ray.py
 """
@@ -32,7 +33,7 @@ if os.environ.get("RAY_ADDRESS"):
     pytest.skip("a cluster of the user's is configured", allow_module_level=True)
 ray = pytest.importorskip("ray", reason="the cluster extra is not installed")
 
-# A stage of which the second worker breaks while the first one waits for it.
+# A stage whose second worker fails while the first one waits for it.
 PLUGIN = """
 from drlib.training.stages import Stage, register
 
@@ -44,8 +45,8 @@ def fail(config, run_dir, ranks):
 register(Stage("breaks", "breaking:fail"))
 """
 STEPS = {"pretrain.steps": 24, "trainer.checkpoint_every": 1}
-# Two steps of TRL's trainer, a group of the tour's policy for each process; so high a rate that the
-# second step's rollouts show whether the first one's weights came through.
+# Two steps of TRL's trainer with one group per process. The learning rate is high enough that the
+# second step's rollouts depend on the first update.
 TRL = {
     "trainer.backend": "trl",
     "rl.steps": 2,
@@ -55,7 +56,7 @@ TRL = {
     "rl.warmup_steps": 0,
     "rl.filter.overlong": "keep",
 }
-RL = "rl_random_reward"  # of the exact ones, two groups may all be equal
+RL = "rl_random_reward"  # with exact rewards both groups may have zero variance
 
 
 def settings(**changes):
@@ -64,7 +65,7 @@ def settings(**changes):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A runs folder with what pre-training needs, beside a folder with the plugin."""
+    """Return a runs folder with the inputs of pre-training, next to the plugin."""
     folder = tmp_path_factory.mktemp("shared")
     (folder / "breaking.py").write_text(PLUGIN)
     build_stages(["world", "untrained"], settings(processes=1), folder / "runs")
@@ -99,7 +100,7 @@ def equal(one, other):
 
 
 def run_with_torchrun(stage, runs, folder, **changes):
-    """The stage's folder by torchrun's two processes, in a copy of the runs folder."""
+    """Build the stage with two torchrun processes in a copy of `runs`; return its folder."""
     copy = folder / "runs"
     shutil.copytree(runs, copy, ignore=shutil.ignore_patterns(f"{stage}-*"))
     arguments = stages.arguments(stage, settings(**changes), copy)
@@ -110,12 +111,12 @@ def run_with_torchrun(stage, runs, folder, **changes):
 
 
 def restore_sigint():
-    """A background job ignores it, and so would its children."""
+    """Restore the SIGINT handler, which background jobs and their children ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def command(cluster, runs, *arguments, **how):
-    """The command, as a process of its own."""
+    """Start the train command as a separate process."""
     return subprocess.Popen(
         [sys.executable, "-m", "drlib.cli", "train", *arguments, f"--runs={runs}", "--profile=ci"]
         + [f"--address={cluster.address}"],
@@ -150,7 +151,7 @@ def leftovers(runs):
     ],
 )
 def test_missing_ray_or_cluster_gives_a_one_line_error(runs, tmp_path, first, arguments, message):
-    """Before the cluster of this file is there: "auto" would find it."""
+    """Runs before this module's cluster starts, because "auto" would find it."""
     program = f"import sys; {first}\nfrom drlib.cli.train import main\nsys.exit(main(sys.argv[1:]))"
     command_line = [
         "cpt",
@@ -198,7 +199,7 @@ def test_two_nodes_match_torchrun_after_interruptions(runs, cluster, tmp_path):
 
 
 def test_trl_on_two_nodes_is_bit_identical_to_torchrun(runs, connected, tmp_path):
-    """Rollouts with tools, TRL's step and accelerate's processes, in the workers of Ray."""
+    """Runs rollouts with tools, TRL's step and accelerate's processes in Ray workers."""
     folder = ray_training.train_on_ray(RL, settings(**TRL), runs, workers=2)
     other = run_with_torchrun(RL, runs, tmp_path, **TRL)
     assert read_manifest(folder)["processes"] == read_manifest(other)["processes"] == 2
@@ -239,7 +240,7 @@ def test_find_cause_of_worker_failures():
 
 
 def test_unshared_runs_folder_is_rejected(runs, connected, monkeypatch):
-    """The path means another place in each process, as one of a local disk does on each host."""
+    """The path differs in each process, like a local disk on each host."""
     monkeypatch.chdir(runs.parent)
     with pytest.raises(RunFolderError, match="cannot see what this host writes to /proc/self/cwd"):
         own = Path("/proc/self/cwd/runs")

@@ -1,4 +1,4 @@
-"""A real model through the stages on TRL: three architectures with three templates, end to end.
+"""Real models through all TRL stages: three architectures with three chat templates.
 
 Run: python -m pytest tests/test_training_real.py
 """
@@ -40,7 +40,7 @@ def workspace(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=REAL)
 def pipeline(request, workspace):
-    """(settings, runs) of one architecture's line, all stages built."""
+    """Build all stages for one architecture; return (settings, runs folder)."""
     config = miniature_config(workspace, request.param)
     runs = workspace / "runs"
     built("evaluate_rl", config, runs)
@@ -63,7 +63,7 @@ def test_every_stage_writes_its_result(pipeline):
 
 
 def test_transformers_loads_the_trained_model(pipeline):
-    """transformers alone: no adapters, no drlib."""
+    """Uses transformers alone, without adapters or drlib."""
     config, runs = pipeline
     folder = stages.folder("rl", config, runs) / "policy"
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -73,7 +73,7 @@ def test_transformers_loads_the_trained_model(pipeline):
 
 
 def test_rollout_logprobs_match_the_cold_start(pipeline):
-    """The record's tokens carry the log-probabilities of the cold start, adapters and all."""
+    """Recorded log-probabilities are those of the cold start including its adapters."""
     config, runs = pipeline
     (record, *_) = load_trajectories(
         stages.folder("rl", config, runs) / "trajectories_0001.parquet"
@@ -88,7 +88,7 @@ def test_rollout_logprobs_match_the_cold_start(pipeline):
 
 
 def test_trained_model_runs_in_drlib_ask(pipeline, capsys):
-    """`drlib ask --folder`: it has learned nothing, and says so in one line or answers."""
+    """`drlib ask --folder` answers or prints a one-line error."""
     config, runs = pipeline
     folder = stages.folder("rl", config, runs) / "policy"
     options = ["--folder", str(folder), "--calls", "1", "--turn-tokens", "8"]
@@ -143,7 +143,7 @@ def test_adapters_cover_attention_and_experts_only(workspace):
 
 
 def test_pipeline_on_own_documents(workspace, tmp_path):
-    """A folder of pages through the whole line, and the model that comes out."""
+    """Run the whole pipeline on a folder of pages."""
     shutil.copytree(ROOT / "notebooks" / "tern", tmp_path / "my notes")
     config = miniature_config(workspace, "qwen3", world__name=f"folder:{tmp_path / 'my notes'}")
     folder = built("evaluate_rl", config, tmp_path / "runs")
@@ -155,7 +155,7 @@ def test_pipeline_on_own_documents(workspace, tmp_path):
 
 
 def test_notebook_trains_on_own_documents(workspace, tmp_path, capsys):
-    """Notebook 00 under papermill, as the README has it, and then `drlib ask` of what came out."""
+    """Run notebook 00 with papermill as in the README, then `drlib ask` with the trained model."""
     config = miniature_config(workspace, "llama", rl__reward__name="exact_match")
     parameters = {
         "profile": "gpu1",
@@ -181,7 +181,7 @@ def test_notebook_trains_on_own_documents(workspace, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def pool(workspace):
-    """The attempts of the tour's policy after SFT, "a real model" that can answer already."""
+    """Build rollouts of the tour's SFT policy as a model that can already answer."""
     config = miniature_config(
         workspace,
         "qwen3",
@@ -244,7 +244,7 @@ def test_pool_without_correct_episodes_is_rejected(workspace):
 
 
 def tour_config(**changes) -> Config:
-    """The tour's policy on TRL, from the same cold start as the tests of the local loop."""
+    """Return settings of the tour's policy on TRL with the cold start of the local-loop tests."""
     return settings(**{"trainer.backend": "trl", "rl.steps": 1, **changes})
 
 
@@ -280,7 +280,7 @@ def tour_config(**changes) -> Config:
     ],
 )
 def test_first_step_matches_the_local_loop(tmp_path, changes):
-    """The same questions, the same rollouts, and after one update the same weights."""
+    """Questions, rollouts and the weights after one update are the same."""
     config = tour_config(rl__lr=1e-2, trainer__balance_coef=0.0, **changes)
     folder = built("rl", config, tmp_path)
     (row,) = read_metrics(folder)
@@ -303,13 +303,13 @@ def test_first_step_matches_the_local_loop(tmp_path, changes):
     before, _ = load_policy(ROOT / TOUR_SFT)
     distances = [(local_weights[n] - t).abs().max().item() for n, t in before.state_dict().items()]
     differences = [(local_weights[n] - t) for n, t in trained.state_dict().items()]
-    # Adam's first step is the gradient's sign: a coordinate whose gradient is rounding may turn
+    # Adam's first step is the gradient's sign, which rounding can flip if the gradient is near 0
     share = torch.cat([(o.abs() > 1e-3).float().flatten() for o in differences]).mean().item()
     assert max(distances) > 5e-3 and share < 2e-3
 
 
 def test_curriculum_stages_change_limits_and_reset_the_optimizer(tmp_path, monkeypatch):
-    """The stages of rStar2-Agent: shorter contexts first, and a new optimizer in the last stage."""
+    """As in rStar2-Agent: shorter contexts first, and a new optimizer in the last stage."""
     pool = {"rl.curriculum.pool": 8, "rl.curriculum.stages": "three"}
     config = tour_config(rl__steps=3, rl__questions=2, rollout__max_context_tokens=640, **pool)
     contexts, resets = [], []
@@ -339,7 +339,7 @@ def test_learning_rate_matches_the_local_loop(tmp_path):
 
 
 def test_step_without_reward_variance_changes_nothing(tmp_path):
-    """No group differs; the balance loss and the momentum alone ask for no update."""
+    """Without reward variance, the balance loss and the momentum cause no update."""
     config = tour_config(
         rl__reward__name="exact_match", rl__temperature=1.0, rl__questions=1, rl__group=2
     )
@@ -353,8 +353,7 @@ def test_step_without_reward_variance_changes_nothing(tmp_path):
 
 
 def test_second_step_uses_the_updated_curriculum(tmp_path, monkeypatch):
-    """A step's questions are drawn when it comes, by what the step before has shown; and its
-    rollouts are by the weights of the step before."""
+    """A step draws its questions and rollouts after the previous update."""
     seen = []
     draw = QuestionScheduler.draw
 

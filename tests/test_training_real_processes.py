@@ -1,7 +1,7 @@
-"""A real model's stages on several processes, sharded, and killed: the same weights come out.
+"""Stages of a real model on several processes, sharded or killed, give the same weights.
 
-Real gloo, real kills, and once real torchrun: the other processes are forked from one that has
-imported TRL (`tests/stage_processes.py`).
+Uses real gloo, real SIGKILL and, in one test, real torchrun. The other processes are forked from
+one that has imported TRL (`tests/stage_processes.py`).
 
 Run: python -m pytest tests/test_training_real_processes.py
 """
@@ -24,8 +24,8 @@ from tests.stage_processes import build_stage, start_stage
 from tests.waiting import until
 
 RL = "rl_random_reward"
-ROUNDING = 5e-6  # sums of other parts
-STEP_TOLERANCE = 0.05 * 1e-3  # AdamW turns rounding of a gradient near zero into a part of its step
+ROUNDING = 5e-6  # different summation order
+STEP_TOLERANCE = 0.05 * 1e-3  # AdamW amplifies rounding of gradients near zero
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def workspace(tmp_path_factory):
 
 
 def prepare_config(workspace, **changes) -> Config:
-    """Settings whose demonstrations are there already, the same for all runs of this file."""
+    """Return settings whose demonstrations and cpt stage are built, shared by this module."""
     config = miniature_config(workspace, "qwen3_moe", **changes)
     built("demonstrations", config, workspace / "runs")
     built("cpt", config, workspace / "runs")
@@ -42,14 +42,14 @@ def prepare_config(workspace, **changes) -> Config:
 
 
 def run(stage, config, runs):
-    """The finished folder."""
+    """Build the stage with `config.processes` processes; return its folder."""
     result = build_stage(stage, config, runs, config.processes)
     assert result.returncode == 0, result.stderr[-3000:]
     return stages.folder(stage, config, runs)
 
 
 def run_by_torchrun(stage, config, runs):
-    """The same, as a person would start it."""
+    """Build the stage with the torchrun command; return its folder."""
     how = (*TORCHRUN, f"--nproc-per-node={config.processes}", "-m", MODULE)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     result = subprocess.run(
@@ -66,13 +66,13 @@ def run_by_torchrun(stage, config, runs):
 
 @pytest.fixture(scope="module")
 def single_process(workspace):
-    """(settings, the SFT's folder, the RL's) of one process."""
+    """Return (settings, SFT folder, RL folder) built by one process."""
     config = prepare_config(workspace, processes=1)
     return config, built("sft", config, workspace / "runs"), built(RL, config, workspace / "runs")
 
 
 def test_two_processes_match_one(single_process, workspace, tmp_path):
-    """SFT's rows and RL's groups are shared; losses and gradients add up."""
+    """SFT rows and RL groups are split between processes; losses and gradients are summed."""
     config, sft, rl = single_process
     two = config.derive(processes=2)
     for name in ("world", "untrained", "cpt", "demonstrations"):
@@ -87,7 +87,7 @@ def test_two_processes_match_one(single_process, workspace, tmp_path):
 
 
 def assert_same_steps(folder, other):
-    """Loss and gradient of every step, and where the weights come to lie."""
+    """Check loss, gradient norm and final weights."""
     assert max_difference(weights(folder / "policy"), weights(other / "policy")) < STEP_TOLERANCE
     for row, expected in zip(read_metrics(folder), read_metrics(other), strict=True):
         for name in ("accuracy", "rollouts", "live_groups"):
@@ -98,7 +98,7 @@ def assert_same_steps(folder, other):
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "adapters"])
 def test_fsdp_over_two_processes_matches_one(workspace, tmp_path, rank):
-    """FSDP2 by accelerate, on gloo: no process holds all weights, and the step is the same."""
+    """Uses FSDP2 of accelerate on gloo: weights are sharded and the steps match."""
     config = prepare_config(workspace, processes=1, trainer__lora_rank=rank)
     sft, rl = built("sft", config, workspace / "runs"), built(RL, config, workspace / "runs")
     sharded = config.derive(processes=2, trainer__fsdp=True, plugins="tests.sharding_seen")
@@ -107,14 +107,14 @@ def test_fsdp_over_two_processes_matches_one(workspace, tmp_path, rank):
     folder = run("sft", sharded, tmp_path)
     assert max_difference(weights(folder / "policy"), weights(sft / "policy")) < ROUNDING
     seen = (folder / "sharded.txt").read_text().split()
-    assert seen == ["DTensor"], "accelerate drops the request on a CPU without a word"
+    assert seen == ["DTensor"], "accelerate ignores the request on a CPU"
     assert_same_steps(run(RL, sharded, tmp_path), rl)
 
 
 @pytest.mark.parametrize(
     ("stage", "changes"),
     [("sft", {}), (RL, {}), (RL, {"engine.name": "local", "trainer.lora_rank": 0})],
-    ids=["sft", "rl", "rl, an engine that must be taught again"],
+    ids=["sft", "rl", "rl, an engine that must be synchronised again"],
 )
 def test_killed_stage_resumes_to_the_same_weights(workspace, tmp_path, stage, changes):
     config = prepare_config(workspace, processes=1, **changes)
@@ -154,7 +154,7 @@ def test_sigterm_writes_a_checkpoint_and_a_message(single_process, tmp_path):
 
 
 def test_incomplete_checkpoint_is_ignored(single_process, tmp_path):
-    """The state is written last; without it a checkpoint is no checkpoint."""
+    """The trainer state is written last, so a checkpoint without it is incomplete."""
     config, sft, _ = single_process
     for name in ("world", "untrained", "cpt", "demonstrations"):
         built(name, config, tmp_path)

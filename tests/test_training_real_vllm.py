@@ -1,6 +1,6 @@
-"""The line of a real model with vLLM as its engine, in this process and as a server: for real.
+"""The pipeline of a real model with vLLM as its engine, in process and as a server.
 
-Skipped where vLLM is not installed.
+Skipped if vLLM is not installed.
 
 Run: make test-vllm
 """
@@ -31,7 +31,7 @@ def little_memory(monkeypatch):
 
 
 def assert_sampled_by(record, folder):
-    """The record's log-probabilities are those of the model at `where`."""
+    """Check that the record's log-probabilities are those of the model in `folder`."""
     ids_T = torch.tensor(record.token_ids[None].astype(np.int64))
     with torch.no_grad():
         logp_TV = load_model(folder, torch.float32)(ids_T).logits[0].log_softmax(-1)
@@ -42,7 +42,7 @@ def assert_sampled_by(record, folder):
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "llama"])
 def test_pipeline_with_vllm_in_process(workspace, kind):
-    """Adapters are merged before vLLM gets the weights, and it is looked whether it has them."""
+    """Adapters are merged before the weights are sent to vLLM, and the update is verified."""
     config = miniature_config(workspace, kind, engine__name="vllm")
     runs = workspace / "runs"
     folder = built("evaluate_rl", config, runs)
@@ -56,7 +56,7 @@ def test_pipeline_with_vllm_in_process(workspace, kind):
 
 
 def test_pipeline_with_a_vllm_server(workspace):
-    """It starts with the model of the beginning, and is taught the cold start and every step."""
+    """The server starts with the base model and receives the cold start and every update."""
     config = miniature_config(workspace, "qwen3", engine__name="server")
     runs = workspace / "runs"
     built("sft", config, runs)

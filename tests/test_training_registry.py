@@ -1,4 +1,4 @@
-"""The registry of stages: what a folder's name depends on, what a stage may read, one command.
+"""The stage registry: folder names, readable settings and the train command.
 
 Run: python -m pytest tests/test_training_registry.py
 """
@@ -15,7 +15,7 @@ from drlib.training import build, stages
 from drlib.training.run_folder import RunFolder
 from tests.loop_examples import build_stages, build_world, settings
 
-# change no result, or are hashed by what they name
+# settings that change no result, or are hashed by their content
 FREE = {
     "profile",
     "processes",
@@ -55,7 +55,7 @@ def test_stage_folder_depends_on_readable_settings(tmp_path, name):
             assert (changed.name == usual.name) == (fixed or free), setting
 
 
-# Another allowed value of those for which one more, half or the opposite is none.
+# Another allowed value of settings that another_value() cannot derive from the default.
 OTHERS = {
     "profile": "ci",
     "plugins": "this",
@@ -106,7 +106,7 @@ OTHERS = {
 
 
 def another_value(name, field):
-    """Another allowed value."""
+    """Return another allowed value of a setting."""
     if name in OTHERS:
         return OTHERS[name]
     if isinstance(field.default, bool):
@@ -115,7 +115,7 @@ def another_value(name, field):
 
 
 def test_reading_an_undeclared_setting_is_an_error(tmp_path, monkeypatch):
-    """The toy stage reads RL's learning rate without saying so: its folder would not change."""
+    """The toy stage reads rl.lr without declaring it, so its folder name would not change."""
     monkeypatch.setitem(sys.modules, "toy_stage", sys.modules[__name__])
     monkeypatch.setattr(stages, "STAGES", copy.copy(stages.STAGES))
     stages.register(stages.Stage("toy", "toy_stage:read_undeclared_setting", ("world",)))

@@ -1,4 +1,4 @@
-"""Earlier groups that the real loop trains on again: which, with what weight, and their gradient.
+"""Replay of earlier groups in the real loop: selection, weights and gradients.
 
 Run: python -m pytest tests/test_training_replay.py
 """
@@ -47,7 +47,7 @@ REPLAYING = {"rl.off_policy.replay_groups": 2, "rl.lr": 2e-3, "trainer.balance_c
 
 @pytest.fixture(scope="module")
 def varied_batch(batch):
-    """The batch with a rollout of each group rewarded otherwise: every group is live."""
+    """Return the batch with one flipped reward per group, so that every group has variance."""
     shards = []
     for shard in batch:
         dead = {t.group_id for t in shard} - {*live_groups(shard)}
@@ -62,7 +62,7 @@ def varied_batch(batch):
 
 
 def test_steps_replay_recent_groups(start, tmp_path):
-    """With a stale engine ages are of updates, and none is beyond the limit."""
+    """With a stale engine, ages count updates and never exceed the limit."""
     config = settings(
         rl__off_policy__replay_groups=4,
         rl__off_policy__replay_age=2,
@@ -96,8 +96,11 @@ def test_steps_replay_recent_groups(start, tmp_path):
 
 
 def reference_gradient(model, drawn, rest):
-    """(gradient, factors of the weights): the clipped surrogate of the drawn groups an update
-    later, summed by weight, over the weighted tokens of these and of `rest`."""
+    """Return (gradient, weight factors) of the drawn groups one update later.
+
+    The clipped surrogate is summed by weight and divided by the weighted tokens of the drawn groups
+    and of `rest`.
+    """
     rollouts = [t for group, _ in drawn for t in group.rollouts]
     batch = PackedBatch.pack([t.token_ids for t in rollouts])
     scored = score(model, batch, batch.spread([t.generated for t in rollouts], torch.bool))
@@ -111,7 +114,7 @@ def reference_gradient(model, drawn, rest):
     tokens = sum(int(t.generated.sum()) for t in rest)
     for logp_T, t, (chance, advantage, weight) in zip(of_each, rollouts, facts, strict=True):
         gap_T = logp_T - torch.tensor(t.logprobs[t.generated])
-        # an update old; the mean ratio, at most 2; how often it would be drawn
+        # decay for one update of age; the mean ratio, capped at 2; the importance weight
         mean_ratio = float(gap_T.detach().mean().exp())
         factors.append(0.9 * min(2.0, mean_ratio) * chance)
         ratio_T = gap_T.exp()
@@ -123,7 +126,7 @@ def reference_gradient(model, drawn, rest):
 
 
 def test_replayed_gradient_uses_stored_logprobs(start, varied_batch, tmp_path):
-    """The step's own rollouts are dead, so all of the gradient is the replayed groups'."""
+    """The step's own groups have no variance, so only the replayed groups have a gradient."""
     config = settings(**REPLAYING)
     step = start.step(config, tmp_path / "run")
     train_on(step, varied_batch, 0)
@@ -136,7 +139,7 @@ def test_replayed_gradient_uses_stored_logprobs(start, varied_batch, tmp_path):
     rest = [t for shard in dead for t in shard if t.termination != Termination.LENGTH]
     expected, factors = reference_gradient(copy.deepcopy(step.model), drawn, rest)
 
-    # the gradient before it is clipped to norm 1, of buffers that come from a checkpoint
+    # the gradient before clipping, with buffers restored from a checkpoint
     model = copy.deepcopy(step.model)
     stored = GroupReplay(config, Ranks(), step.callbacks.parts["group_replay"].state_dict())
     own, _ = prepare(step, dead, 1)
@@ -196,7 +199,7 @@ def test_groups_without_variance_are_not_stored(start, varied_batch, tmp_path):
 
 
 def test_groups_of_a_changed_world_are_not_replayed(start, varied_batch, tmp_path):
-    """Sums have no world, and what was learned since the change stays."""
+    """Python tasks have no world, and groups sampled after the change are kept."""
     assert is_world_current("python") and is_world_current(perturbed_version("tour-1"))
     assert not is_world_current("tour-1")
     config = settings(
@@ -248,7 +251,7 @@ ROUTED = {"rl.off_policy.replay_groups": 4, "rl.lr": 1e-3, "rl.off_policy.routin
 
 @pytest.mark.parametrize("switches", [ROUTED, EVERYTHING], ids=["routed", "everything"])
 def test_resumed_run_replays_the_same_groups(start, tmp_path, switches):
-    """From what lies on the disk before the last of four steps, the third not in a checkpoint."""
+    """Resume before the last of four steps; the third step is not in a checkpoint."""
     config = settings(rl__questions=4, **switches)
 
     def resume(folder, power_cut_at=None):
@@ -275,7 +278,7 @@ def test_resumed_run_replays_the_same_groups(start, tmp_path, switches):
 
 
 def read_rows(folder):
-    """All that is no time."""
+    """Return the metrics without durations."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
 

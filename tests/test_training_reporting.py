@@ -1,7 +1,8 @@
-"""`report_to`: what TensorBoard and trackio show of a run is what its metrics.jsonl says.
+"""`report_to`: TensorBoard and trackio log the values of metrics.jsonl.
+
+Tests of a package that is not installed are skipped.
 
 Run: python -m pytest tests/test_training_reporting.py
-(those of a package that is not installed are skipped, by its name)
 """
 
 import importlib.util
@@ -29,8 +30,12 @@ def requires_package(package):
 
 
 class Descent:
-    """Steps of gradient descent on one weight; `stop_after` is a step that is interrupted, `fail_in`
-    one that breaks."""
+    """Gradient descent on one weight.
+
+    Args:
+        stop_after: step after which SIGINT is raised.
+        fail_in: step that raises an error.
+    """
 
     def __init__(self, run, stop_after=0, fail_in=0):
         self.model = torch.nn.Linear(1, 1, bias=False)
@@ -53,7 +58,7 @@ class Descent:
 
 
 def run_descent(folder, steps, report_to="tensorboard", **how):
-    """The loop in its run folder, until it ends, is interrupted or breaks."""
+    """Run the loop in its folder until it ends, is interrupted or fails."""
     run = RunFolder(folder, {}, report_to=report_to)
     descent = Descent(run, **how)
     try:
@@ -65,7 +70,7 @@ def run_descent(folder, steps, report_to="tensorboard", **how):
 
 
 def events(folder):
-    """name -> [(step, value)], as TensorBoard itself reads it."""
+    """Return name -> [(step, value)] as read by TensorBoard."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
@@ -73,7 +78,7 @@ def events(folder):
 
 
 def expected(folder):
-    """The same, of metrics.jsonl."""
+    """Return name -> [(step, value)] from metrics.jsonl."""
     logged = {}
     for step, row in enumerate(read_metrics(folder), 1):
         for name, value in numbers(row):
@@ -90,7 +95,7 @@ def test_numbers_flattens_metric_names():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A runs folder with what pre-training needs."""
+    """Return a runs folder with the inputs of pre-training."""
     folder = tmp_path_factory.mktemp("runs")
     build_stages(["world", "untrained"], Config.load("ci", processes=1), folder)
     return folder
@@ -100,7 +105,7 @@ def runs(tmp_path_factory):
 def test_stage_logs_its_metrics(runs):
     silent = Config.load("ci", pretrain__steps=2, processes=1)
     folder = build_stages(["cpt"], silent.derive(trainer__report_to="tensorboard"), runs)["cpt"]
-    assert folder == stages.folder("cpt", silent, runs), "where it is shown changes no result"
+    assert folder == stages.folder("cpt", silent, runs), "report_to changes no result"
     assert [[step for step, _ in points] for points in events(folder).values()] == [[1, 2]] * 7
     assert events(folder) == expected(folder)
 
@@ -110,7 +115,7 @@ def test_stage_logs_its_metrics(runs):
 def test_resumed_run_logs_no_step_twice(tmp_path, how):
     interrupted = run_descent(tmp_path / "cut", 8, **how)
     assert events(interrupted.path) == expected(interrupted.path)
-    if "stop_after" in how:  # an interrupted stage keeps what it did, a killed one goes back
+    if "stop_after" in how:  # an interrupted run keeps its last step; a killed one does not
         assert len(events(interrupted.path)["loss"]) == 5
     run_descent(tmp_path / "cut", 8)
     run_descent(tmp_path / "whole", 8)
@@ -134,7 +139,7 @@ def test_report_to_none_writes_nothing(tmp_path):
 
 @pytest.mark.parametrize("package", ["tensorboard", "trackio"])
 def test_missing_package_is_rejected_before_training(runs, package):
-    """The command itself, in a process in which the package cannot be found."""
+    """Run the command in a process that cannot import the package."""
     program = f"import sys; sys.modules[{package!r}] = None  # as where it is not installed\n"
     program += "from drlib.training import build\nbuild.main()"
     settings = [
@@ -155,7 +160,7 @@ def test_missing_package_is_rejected_before_training(runs, package):
     assert not [*runs.rglob("*.partial")]
 
 
-# The loop twice, interrupted in between; what trackio has then, as JSON.
+# Runs the loop twice, interrupted in between, and writes trackio's logs as JSON.
 WITH_TRACKIO = """
 import json, sys
 from pathlib import Path

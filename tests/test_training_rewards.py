@@ -1,4 +1,4 @@
-"""Alternative rewards, and the groups that are sampled and trained on.
+"""Alternative rewards, dynamic sampling, duplicated groups and the filter pipeline.
 
 Run: python -m pytest tests/test_training_rewards.py
 """
@@ -42,7 +42,7 @@ def group_by_id(trajectories) -> dict[str, list]:
 
 @pytest.fixture(scope="module")
 def sample_step(start, tmp_path_factory):
-    """`made(step, **changes)`: the rollouts of a step's questions, and the questions."""
+    """Return a function that samples a step: (rollouts, questions)."""
 
     def make(number: int = 1, **changes):
         config = settings(**changes)
@@ -80,7 +80,7 @@ def test_majority_wrong_answer_prefers_the_first_tie():
 
 
 def test_shuffled_rewards_keep_groups_and_tokens(default_step, sample_step):
-    """The same rollouts, the same live groups; who earned what is by chance."""
+    """Rollouts and group variances are unchanged; rewards are permuted within groups."""
     right, _ = default_step
     control, _ = sample_step(rl__reward__labels="shuffled")
     assert [t.id for t in right] == [t.id for t in control]
@@ -125,7 +125,7 @@ def test_unjudged_rollouts_have_no_reward(default_step):
 
 
 def test_overlong_penalty_by_hand(default_step):
-    """DAPO, eq. 13, in the window's own scale: free up to limit - buffer, then linear, then -1."""
+    """DAPO, eq. 13: no penalty up to limit - buffer, then linear down to -1."""
     right, tasks = default_step
     config = settings()
     limit = config.rollout.max_context_tokens
@@ -147,7 +147,7 @@ def test_overlong_penalty_by_hand(default_step):
 
 
 def test_adaptive_group_extends_mixed_groups(default_step, sample_step):
-    """The result equals the whole group's up to rounding, as fewer rollouts run at once."""
+    """The result equals the full group up to rounding, as fewer rollouts run at once."""
     whole, _ = default_step
     some, _ = sample_step(rl__sampling__adaptive_group=True)
     by_id = {t.id: t for t in whole}
@@ -172,7 +172,7 @@ def test_groups_of_two_sizes_are_trained_on(start, tmp_path):
 
 
 def test_dynamic_sampling_draws_until_enough_groups_vary(start, tmp_path):
-    """DAPO: eight live groups are trained on; what is dead is not in the denominator either."""
+    """DAPO: train on eight groups with reward variance; the others leave the denominator."""
     config = settings(rl__sampling__draws=4, rl__filter__overlong="keep")
     step = start.step(config, tmp_path / "run")
     sample_step, kept, draws = collect(step, 1)

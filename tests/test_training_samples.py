@@ -1,4 +1,4 @@
-"""Reinforcement learning through agents of several contexts: each context is a sample.
+"""RL with agents that use several contexts: each context is one sample.
 
 Run: python -m pytest tests/test_training_samples.py
 """
@@ -24,14 +24,14 @@ batch = rollout_shards
 
 
 def split_into_contexts(trajectory, *lengths):
-    """The same tokens as if they had stood in contexts of these lengths."""
+    """Return the same tokens split into contexts of these lengths."""
     assert sum(lengths) == len(trajectory)
     numbers = np.repeat(np.arange(len(lengths)), lengths).astype(np.uint16)
     return dataclasses.replace(trajectory, contexts=numbers)
 
 
 def split_at_second_turn(trajectory):
-    """Cut before its second turn, where it has one."""
+    """Split before the second turn, if there is one."""
     second = np.flatnonzero(trajectory.turns == 1)
     if not len(second):
         return trajectory
@@ -71,7 +71,7 @@ def test_split_all_contexts_returns_owners(rollouts):
 
 
 def train_once(start, tasks_shards, folder, **changes):
-    """(weights, metrics, shares) after one update on these shards."""
+    """Return (weights, metrics, batches) after one update on these shards."""
     step = start.step(settings(rl__lr=1e-3, **changes), folder)
     shares, _ = prepare(step, tasks_shards, 0)
     row = train_on(step, tasks_shards, 0)
@@ -79,7 +79,7 @@ def train_once(start, tasks_shards, folder, **changes):
 
 
 def test_single_context_update_is_bit_identical(start, batch, tmp_path):
-    """K = 0: samples by contexts are plain GRPO, bit for bit."""
+    """With K = 0 resets, training on contexts is bit-identical to plain GRPO."""
     shards = batch
     whole, *_ = train_once(start, shards, tmp_path / "whole")
     one_context = [[split_into_contexts(t, len(t)) for t in shard] for shard in shards]
@@ -99,12 +99,12 @@ def test_segments_share_the_advantage_of_their_rollout(start, batch, tmp_path):
         assert after.advantages_N.tolist() == found
         assert len(after.trajectories) > len(before.trajectories)
     assert row["tokens"] == plain_row["tokens"], "every sampled token, once"
-    # what a later context has not seen is not in its gradient
+    # a later context does not attend to earlier ones, so its gradient differs
     assert not torch.equal(weights, train_once(start, shards, tmp_path / "again")[0])
 
 
 def test_sample_baseline_weights_long_rollouts_more(start, batch, tmp_path):
-    """By hand: with rewards 1 (two contexts), 0, 0 the mean over samples is 1/2, not 1/3."""
+    """With rewards 1 (two contexts), 0 and 0 the mean over samples is 1/2, not 1/3."""
     shards = batch
     long = next(t for shard in shards for t in shard if t.turns.max() >= 1)
     group = [
@@ -166,7 +166,7 @@ def test_trails_are_drawn_by_share_with_own_worlds(start):
 
 
 def test_trail_settings_without_share_change_nothing(start):
-    """The committed runs' draws: a share of 0 takes nothing from the stream."""
+    """With a share of 0 the draws match the committed runs."""
     names = Names.from_world(start.world)
     curriculum = Curriculum(SKILLS)
     plain = QuestionScheduler(settings(), start.world, names).draw(3, curriculum)[0]

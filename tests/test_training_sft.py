@@ -1,4 +1,4 @@
-"""The cold start's data: which attempts are trained on, and which of their tokens carry loss.
+"""SFT data: the episodes that are trained on, and the tokens with loss.
 
 Run: python -m pytest tests/test_training_sft.py
 """
@@ -36,7 +36,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The stages before the cold start, built in this process."""
+    """Build the stages before SFT in this process."""
     runs = tmp_path_factory.mktemp("runs")
     names = ("world", "untrained", "demonstrations", "cpt")
     build_stages(names, Config.load("ci", **SMALL), runs)
@@ -44,7 +44,7 @@ def runs(tmp_path_factory):
 
 
 def train_sft(runs, **changes) -> dict:
-    """The metrics of a cold start with some settings changed."""
+    """Run SFT with changed settings if needed; return its metrics."""
     config = Config.load("ci", **SMALL | changes)
     path = stages.folder("sft", config, runs)
     if not RunFolder.is_complete(path):
@@ -61,7 +61,7 @@ def test_funnel_is_stricter_and_records_faults(runs):
     assert kept["correct"] == [row for row in rows if row["correct"]]
     assert all(row in kept["correct"] for row in kept["funnel"])
     assert 0 < len(kept["funnel"]) < len(kept["correct"]) < len(rows) == 300
-    # right without having looked: a guess is not grounded in any tool's answer
+    # correct without a search: a guess is not grounded in any tool response
     rejected = [row for row in kept["correct"] if row not in kept["funnel"]]
     assert {row["fault"][0] for row in rejected} <= {"grounded", "redundant", "bounds"}
     wrong = [row for row in rows if not row["correct"]]
@@ -85,13 +85,13 @@ def test_loss_on_all_includes_questions_and_tools(runs):
     own, everything = (train_sft(runs, sft__loss_on=which) for which in ("own", "all"))
     assert own["tokens"] == everything["tokens"]  # the same samples in the same order
     assert own["loss_tokens"] < 0.6 * own["tokens"]
-    # all but each sample's first, which nothing before it predicts
+    # all but the first token of each sample, which cannot be predicted
     assert 0.95 * everything["tokens"] < everything["loss_tokens"] < everything["tokens"]
 
 
 @pytest.fixture(scope="module")
 def correct_episodes(runs):
-    """(the pool's right attempts, the ids of a conversation)."""
+    """Return (correct episodes of the pool, the chat encoder)."""
     config = Config.load("ci", **SMALL)
     tokenizer = load_tokenizer(stages.folder("world", config, runs) / "tokenizer")
     pool = stages.folder("demonstrations", config, runs)
@@ -132,7 +132,7 @@ def test_stage_trains_on_short_samples_first(runs):
     config = Config.load("ci", **SMALL | changes)
     path = stages.folder("sft", config, runs)
     sft.sft(config, path, Ranks())
-    # with loss on all tokens but the first of each sample, what is left are the samples
+    # loss is on all tokens but the first of each sample, so the difference counts samples
     lengths = [r["tokens"] / (r["tokens"] - r["loss_tokens"]) for r in read_metrics(path)]
     assert max(lengths[:3]) < 110 < min(lengths[3:])
 
@@ -170,7 +170,7 @@ def test_pretraining_mixes_agentfounder_rows_by_share(correct_episodes):
     assert len(left) / 300 == pytest.approx(0.5, abs=0.08)
     everything = texts(60, pretrain__higher_order_share=1.0)
     assert all("My decision is" in text for text in everything)
-    # what the judge rejects, such as an answer without a look-up, is no row
+    # rows that the judge rejects, such as an answer without a search, are dropped
     first_order = texts(200, pretrain__first_order_share=1.0)
     assert not any("I know this." in text for text in first_order)
     drafts = sum("Draft: " in text for text in first_order)
@@ -185,9 +185,7 @@ def test_first_order_questions_from_episode_memory(correct_episodes):
     world = fictional_world(7, names)
     rows = ActionRows(names, chat, 2, from_memory=True)
     episodes = list(rows._attempts(world, random.Random(7)))
-    assert any(not episode.correct for episode in episodes), (
-        "what discarded attempts saw counts too"
-    )
+    assert any(not episode.correct for episode in episodes), "discarded episodes count too"
     shown = {
         title
         for episode in episodes
@@ -210,12 +208,12 @@ def test_first_order_questions_from_episode_memory(correct_episodes):
         number for number, episode in enumerate(episodes) if "[" in observation_text(episode)
     ]
     assert sources == {f"{world.name}/attempt-{number}" for number in with_calls}
-    # a value that was told twice over, and differently, is asked for no more
+    # a relation with contradicting values gives no question
     title, relation = next((t, r) for t in sorted(shown) for r in world.entities[t].facts)
     memory.add_fact(title, relation, "Another", "rumour")
     asked_for = recalled(memory, world).entities.get(title)
     assert asked_for is None or relation not in asked_for.facts
-    # the setting: no row names an entity that no attempt has seen as the start of its question
+    # with the setting, questions start only at entities that some episode has seen
     made = list(rows._first_order(world, random.Random(7)))
     assert made and {row.entity_ids[0] for row in made} <= shown
     assert {row.entity_ids[0] for row in made} < set(world.entities)

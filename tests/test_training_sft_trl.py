@@ -1,6 +1,6 @@
-"""TRL's trainer on our rows: masks are ours, packed rows do not see each other, the loss is ours.
+"""TRL's SFT trainer on drlib rows: loss masks, isolation of packed rows, and the loss.
 
-A real SFTTrainer on a tiny Qwen3-MoE. The load-balancing loss is off, so that the loss is the
+Uses a real SFTTrainer on a tiny Qwen3-MoE without the load-balancing loss, so that the loss is the
 cross-entropy alone.
 
 Run: python -m pytest tests/test_training_sft_trl.py
@@ -22,7 +22,7 @@ from drlib.training.sft_trl import IGNORED, create_sft_trainer, sft_dataset, tra
 from drlib.trajectory import Termination, Trajectory
 
 OPTIONS = {"router_aux_loss_coef": 0.0, "max_steps": 1, "learning_rate": 0.0, "seed": 0}
-OPTIONS |= {"bf16": False}  # as on a CPU, where a GPU is: the losses are compared
+OPTIONS |= {"bf16": False}  # float32 on GPUs too, because losses are compared
 
 
 def conversation(n):
@@ -66,7 +66,7 @@ def make_trainer(checkpoint, dataset, tmp_path, length=1000, **options):
 
 
 def reference_loss(model, dataset):
-    """Cross-entropy over the labelled tokens, each sample alone in its forward pass."""
+    """Return the cross-entropy over labelled tokens, one forward pass per sample."""
     total, count = 0.0, 0
     for row in dataset:
         labels = torch.tensor(row["labels"])[1:]
@@ -86,14 +86,14 @@ def test_dataset_rows_have_loss_on_assistant_tokens_only(chat):
         said = chat.tokenizer.decode([i for i in row["labels"] if i != IGNORED])
         turns = [m["content"] + "<|im_end|>" for m in messages if m["role"] == "assistant"]
         assert said == "".join(turns)
-    # what a tool says never becomes a tag, and never carries loss
+    # text of a tool response never becomes a tag token and has no loss
     answer = chat.encode("<answer>")[0]
     assert [row["labels"].count(answer) for row in data] == [1, 1, 1]
     assert [row["input_ids"].count(answer) for row in data] == [1, 1, 1]
 
 
 def test_rollouts_train_on_their_sampled_ids(chat):
-    """Text would be cut into other pieces than the policy sampled."""
+    """Tokenising the text again could give other ids than the policy sampled."""
     task = Task("t", ROWS[0][0]["content"], "21", "search", "w")
     said = chat.encode(ROWS[0][1]["content"])
     odd = [*said[:-1], *(chat.encode(c)[0] for c in "ab"), said[-1]]  # one by one
@@ -133,7 +133,7 @@ def test_rollouts_train_on_their_sampled_ids(chat):
     for messages, made in zip(rounds, sft_dataset(rounds, chat)):
         kept = chat.tokenizer.decode([i for i in made["labels"] if i != IGNORED])
         assert kept == messages[1]["content"] + "<|im_end|>" and "<report>" in kept
-        # tags that the state quotes are text: nobody acts in a user's turn
+        # tags quoted in the state are text, not tag tokens
         assert made["input_ids"].count(chat.encode("<tool_call>")[0]) == kept.count("<tool_call>")
 
 
@@ -151,7 +151,7 @@ def test_packed_loss_matches_single_samples(chat, checkpoint, tmp_path):
 
 
 def test_packing_order_does_not_matter(chat, checkpoint, tmp_path):
-    """Were a sample to see the one before it, its loss would depend on which that is."""
+    """If samples attended to earlier ones, the loss would depend on their order."""
     losses = [
         make_trainer(checkpoint, sft_dataset(rows, chat), tmp_path).train().training_loss
         for rows in (ROWS, ROWS[::-1])
@@ -160,8 +160,7 @@ def test_packing_order_does_not_matter(chat, checkpoint, tmp_path):
 
 
 def test_tool_responses_are_not_targets(chat, checkpoint, tmp_path):
-    """WebDancer's loss: with any other targets in the place of what was only read it is the same,
-    and it changes as soon as one such token is let in."""
+    """As in WebDancer: targets on tool tokens do not matter until one of them is unmasked."""
     samples, model = [episode_sample(row, chat) for row in ROWS], load_policy(checkpoint)[0]
     loss = make_trainer(checkpoint, sft_dataset(samples, chat), tmp_path).train().training_loss
 

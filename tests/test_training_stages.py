@@ -1,7 +1,7 @@
-"""Stages with real processes: killed and resumed, one process and two, half-written folders.
+"""Stages with real processes: killing, resuming, several processes and partial folders.
 
-Most are forked from a process that has imported torch (`tests/stage_processes.py`); the command
-itself and torchrun are started where two processes pre-train, and where they are interrupted.
+Most processes are forked from one that has imported torch (`tests/stage_processes.py`). Tests of
+pre-training with two processes and of interruption start the command with torchrun.
 
 Run: python -m pytest tests/test_training_stages.py
 """
@@ -59,7 +59,7 @@ def rl_config(**changes) -> Config:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Stages up to the cold start, built in this process."""
+    """Build the stages up to SFT in this process."""
     runs = tmp_path_factory.mktemp("a folder with runs")
     names = ("world", "untrained", "demonstrations", "cpt", "sft")
     loop_examples.build_stages(names, config(), runs)
@@ -118,7 +118,7 @@ def wait_for_step(path, step, seconds=300):
 
 @pytest.mark.parametrize(("name", "kill_at"), [("cpt", 3), ("rl", 3)])
 def test_killed_and_resumed_is_bit_identical(runs, tmp_path, name, kill_at):
-    """SIGKILL after a step that no checkpoint covers; more steps than the fixture, so it is new."""
+    """Send SIGKILL after a step without a checkpoint, then resume."""
     settings = (
         config(pretrain__steps=7) if name == "cpt" else rl_config(rl__steps=5, rl__questions=4)
     )
@@ -187,10 +187,11 @@ CURATED = {"rl.curriculum.pool": 8, "rl.curriculum.curation_every": 2, "rl.steps
     ("name", "changes"), [("cpt", {}), ("rl", {}), ("rl", CURATED)], ids=["cpt", "rl", "curated"]
 )
 def test_four_processes_match_two(runs, tmp_path, name, changes):
-    """The same samples and rollouts; sums are made of other summands, so what follows differs by
-    rounding: sooner or later a token at the edge of another's probability falls on its other side
-    (in the third step of RL here), and the runs part. The balance loss is off: it is not linear in
-    its batch (5e-3 apart with it)."""
+    """Samples and rollouts are the same, but summation order differs.
+
+    Rounding eventually changes a sampled token (here in the third RL step), so runs diverge later.
+    The balance loss is off because it is not linear in its batch (difference 5e-3 with it).
+    """
     settings = (
         config(pretrain__steps=3) if name == "cpt" else rl_config(rl__steps=2, rl__questions=8)
     )
@@ -244,7 +245,7 @@ def test_interrupted_stage_leaves_a_checkpoint_and_resumes(runs, tmp_path):
     assert left.stdout == ""
     state = torch.load(partial / "checkpoint.pt", weights_only=True)
     assert not final.exists() and state["step"] >= 2
-    small = {**state, "step": 399}  # as if it had gone on: one step is left
+    small = {**state, "step": 399}  # pretend that one step is left
     torch.save(small, partial / "checkpoint.pt")
     assert build_stage("cpt", settings, tmp_path).returncode == 0
     assert RunFolder.is_complete(final)

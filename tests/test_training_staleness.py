@@ -1,4 +1,4 @@
-"""Ages of rollouts in the real loop, the exclusion of stale ones, and incomplete groups.
+"""Rollout ages in the real loop, exclusion of stale rollouts and group repair.
 
 Run: python -m pytest tests/test_training_staleness.py
 """
@@ -59,8 +59,10 @@ def test_clock_maps_engine_versions_to_updates(batch):
 
 
 def test_rollout_age_counts_updates(start, tmp_path):
-    """With two stale steps the engine has the weights of steps 0, 0, 0, 3; what is more than an
-    update behind is not trained on."""
+    """With two stale steps the engine has the weights of steps 0, 0, 0 and 3.
+
+    Rollouts more than one update old are not trained on.
+    """
     step = start.step(
         settings(rl__off_policy__staleness=2, rl__filter__max_age=1, rl__lr=2e-3), tmp_path / "run"
     )
@@ -89,7 +91,7 @@ def test_steps_without_updates_do_not_age_rollouts(start, batch, tmp_path):
 
 
 def test_stale_rollouts_are_excluded_from_loss_and_baseline(start, batch, tmp_path):
-    """To the bit: the update is the one of the others alone, whose siblings they no longer are."""
+    """The update is bit-identical to one on the remaining rollouts alone."""
     config = settings(rl__off_policy__staleness=4, rl__filter__max_age=2)
     stale = [{*range(0, len(shard), 5)} for shard in batch]
     assert any(batch[0][i].reward for i in stale[0])
@@ -118,8 +120,10 @@ def test_stale_rollouts_are_excluded_from_loss_and_baseline(start, batch, tmp_pa
 
 @pytest.fixture(scope="module")
 def damaged(batch):
-    """One shard: its first live group lost its last two of six rollouts, its next group its first
-    three; of the rest nothing is lost. And the names of the two."""
+    """Return (shard, indices of group 1, indices of group 2).
+
+    The first group with variance lost its last two of six rollouts, the next one its first three.
+    """
     shard = list(batch[0])
     first = live_groups(shard)[0]
     second = next(t.group_id for t in shard if t.group_id != first)
@@ -145,13 +149,13 @@ def test_groups_are_repaired_or_dropped(damaged):
     assert set(weights[rest].tolist()) == {1}
     assert report["lost"] == {"repaired_groups": 1, "lost_groups": 1}
 
-    # a copy is no sibling: the baseline is of the three others, whatever is copied
+    # copies do not enter the baseline, which uses the three other rollouts
     rewards = [shard[i].reward for i in filled[:4]]
     by_hand = [r - (sum(rewards) - r) / 3 for r in rewards]
     assert any(by_hand)
     assert advantages[filled].tolist() == pytest.approx([*by_hand, 0, 0])
 
-    # without it both train with what is left of them
+    # without repair both groups train on their remaining rollouts
     _, usual, report = compute_advantages(shard, config.derive(rl__filter__repair_groups=False))
     assert usual[filled].tolist() == [1, 1, 1, 1, 0, 0] and usual[lost].sum() == 3
     assert report["lost"] == {}

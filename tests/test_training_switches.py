@@ -1,4 +1,4 @@
-"""Every `rl_` switch in steps that have a gradient: what it changes, and what it must not.
+"""Every `rl.` option in steps with a gradient: what it changes and what it must not change.
 
 Run: python -m pytest tests/test_training_switches.py
 """
@@ -21,9 +21,8 @@ from tests.loop_examples import cold_start, flat, learned, rollout_shards, setti
 start = cold_start
 batch = rollout_shards
 
-# Of one update on the same rollouts: the switches that change nothing while the policy that learns
-# is the one that sampled, those that must change the weights, and those that say how rollouts are
-# made, which have tests of their own below.
+# ON_POLICY: options without effect on the first update after sampling. CHANGING: options that must
+# change the weights after one update on the same rollouts. ROLLOUTS: options of the sampling.
 ON_POLICY = {
     "rl.loss.clip": "none",
     "rl.loss.epsilon_low": 0.01,
@@ -56,8 +55,8 @@ ROLLOUTS = {
     "rl.reward.name": {"rl.reward.name": "random"},
     "rl.temperature": {"rl.temperature": 1.5},
 }
-STEPS = 2  # the second is rolled out by what the first has learned
-ELSEWHERE = {
+STEPS = 2  # the second step samples with the updated policy
+ELSEWHERE = {  # options tested elsewhere
     "rl.steps",
     "rl.start",
     "rl.off_policy.staleness",
@@ -105,7 +104,7 @@ ELSEWHERE = {
     "rl.filter.repair_groups",
     "rl.off_policy.replay_groups",
     "rl.off_policy.replay_age",
-    # below, beside what they are switches of
+    # tested below together with the option they modify
     "rl.loss.kl_estimator",
     "rl.loss.kl_unbiased",
     "rl.loss.correction_low",
@@ -193,7 +192,7 @@ def test_learning_rate_decays_in_the_second_half(start, batch, tmp_path):
 
 
 def test_group_mean_is_scaled_leave_one_out(start, batch, tmp_path):
-    """(G - 1) / G times as large, so the gradient is too; Adam hides it, the norm does not."""
+    """Advantages are (G - 1) / G times as large; Adam hides the scale, the norm shows it."""
     loo = learned(start, batch, tmp_path / "a", trainer__balance_coef=0.0)[1]["grad_norm"]
     mean = learned(
         start,
@@ -206,9 +205,9 @@ def test_group_mean_is_scaled_leave_one_out(start, batch, tmp_path):
 
 
 def test_kl_coefficient_keeps_the_policy_near_the_start(start, tmp_path):
-    """The reference is a copy: were it the policy itself, the KL would stay 0.
+    """The reference is a copy; if it were the policy itself, the KL would stay 0.
 
-    Over-long rollouts are kept in the loss: what is left out of it is not held near anything.
+    Overlong rollouts are kept because the KL term ignores rollouts outside the loss.
     """
     ends = {}
     usual = {"rl.lr": 2e-3, "rl.filter.overlong": "keep", "rl.questions": 4}
@@ -223,7 +222,7 @@ def test_kl_coefficient_keeps_the_policy_near_the_start(start, tmp_path):
 
 
 def test_kl_estimators_have_different_gradients(start, batch, tmp_path):
-    """Off the reference: in the second update of a batch."""
+    """The second update of a batch is off the reference."""
     found = []
     for estimator in ("k1", "k2", "k3"):
         for unbiased in (False, True):
@@ -237,7 +236,7 @@ def test_kl_estimators_have_different_gradients(start, batch, tmp_path):
 
 
 def test_correction_bounds_and_level_are_applied(start, batch, tmp_path):
-    """With an engine that is off by 0.1 nats: narrow bounds drop what the published ones keep."""
+    """With an engine mismatch of 0.1 nats, narrow bounds drop more than the published ones."""
     shards = [[*map(add_logprob_noise, shard)] for shard in batch]
     dropped = {}
     for name, switches in {

@@ -1,4 +1,4 @@
-"""Two programs that need the same stage at the same time, as two open notebooks do."""
+"""Two processes that need the same stage at the same time, such as two open notebooks."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from drlib.config import ROOT, Config
 from drlib.training import build, data
 from drlib.training.distributed import Ranks
 
-# A program that says it is there and builds a slow stage, whose builder must find nobody's work.
+# Signals its start and builds a slow stage, whose builder must not find another builder's files.
 PROGRAM = """
 import sys, time
 from pathlib import Path
@@ -54,6 +54,6 @@ def test_second_process_waits_for_the_build(tmp_path, monkeypatch):
     def fail_if_called(*_):
         raise AssertionError("it is there")
 
-    # one that had looked before it was there, and starts only now
+    # a process that found the stage missing but starts only now
     monkeypatch.setattr(data, "build_world", fail_if_called)
     assert str(build.build("world", Config.load("ci"), tmp_path, Ranks())) == folder

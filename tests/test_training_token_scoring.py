@@ -1,6 +1,6 @@
-"""The frugal head in TRL's step: TRL's own numbers and gradients, and no N x V tensor.
+"""Chunked log-probabilities in TRL's step: TRL's values and gradients without an N x V tensor.
 
-Random models of several families; the yardstick is TRL's own head on the same batch.
+Uses random models of several families; the reference is TRL's own head on the same batch.
 
 Run: python -m pytest tests/test_training_token_scoring.py
 """
@@ -70,7 +70,7 @@ def checkpoint(tmp_path_factory):
 
 
 def random_model(config, std=0.5):
-    """Weights large enough that log-probabilities differ by nats, not by rounding."""
+    """Build a model with weights large enough that log-probabilities differ by nats."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -86,7 +86,7 @@ def make_trainer(checkpoint, tmp_path, model, **options):
 
 
 def batch():
-    """(ids, seen, chosen among the completions' tokens): prompts of 3, 1, 5 and 2 tokens."""
+    """Return (ids, attention mask, selected completion tokens); prompts of 3, 1, 5 and 2 tokens."""
     g = torch.Generator().manual_seed(5)
     ids_BT = torch.randint(3, VOCABULARY, (GROUP, 5 + COMPLETION), generator=g)
     seen_BT = torch.ones_like(ids_BT)
@@ -99,7 +99,7 @@ def batch():
 
 
 def score_with_both_heads(grpo_trainer, model=None):
-    """((logp, entropies, gradients) of our head, of TRL's): the loss weighs tokens differently."""
+    """Return (logp, entropies, gradients) of the chunked head and of TRL's, for a weighted loss."""
     model = model or grpo_trainer.model
     ids_BT, seen_BT, chosen_BC = batch()
     weights_BC = torch.randn(chosen_BC.shape, generator=torch.Generator().manual_seed(6))
@@ -171,7 +171,7 @@ def test_unsupported_heads_use_trl(config, checkpoint, tmp_path):
 
 
 def test_reference_is_scored_by_the_chunked_head(checkpoint, tmp_path):
-    """TRL's own call, in which no mask of sampled tokens is given: all of a completion's."""
+    """TRL's own call passes no mask of sampled tokens, so all completion tokens are scored."""
     grpo_trainer = make_trainer(checkpoint, tmp_path, random_model(FAMILIES["qwen3"]))
     ids_BT, seen_BT, chosen_BC = batch()
     width = chosen_BC.size(1)
@@ -189,7 +189,7 @@ def test_reference_is_scored_by_the_chunked_head(checkpoint, tmp_path):
 
 
 class TensorSizeRecorder(TorchDispatchMode):
-    """Records the largest tensor that any operation returns, and the most rows of V columns."""
+    """Record the largest tensor of any operation and the maximum number of rows of V columns."""
 
     def __init__(self, columns):
         super().__init__()
@@ -217,11 +217,11 @@ def test_full_logits_are_never_built():
     with TensorSizeRecorder(vocabulary) as seen:
         found = score_tokens(model, find_heads(model), ids_BT, seen_BT, chosen_BT)
         found.logp_BT.sum().backward()
-    assert seen.rows == 0  # and nothing is larger than the matrix itself, or a tile
+    assert seen.rows == 0  # and no tensor is larger than the matrix itself or a tile
     assert seen.numbers == max(vocabulary * hidden, 256 * 4096) < rows * vocabulary / 40
     with TensorSizeRecorder(vocabulary) as full_head, torch.no_grad():
         model(input_ids=ids_BT)
-    assert full_head.numbers == ids_BT.numel() * vocabulary  # it would have been seen
+    assert full_head.numbers == ids_BT.numel() * vocabulary  # control: the recorder detects it
 
 
 def test_only_selected_tokens_reach_the_head(monkeypatch):
@@ -239,7 +239,7 @@ def test_only_selected_tokens_reach_the_head(monkeypatch):
 
 
 class RoundingWrapper(nn.Module):
-    """A wrapper that rounds what the model returns, as FSDP2's policies do."""
+    """Wrapper that rounds the model's outputs, like FSDP2's mixed precision."""
 
     def __init__(self, model):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Weights of rollouts in the loss, and which of their tokens learn.
+"""Rollout weights in the loss, and the selection of tokens by entropy.
 
 Run: python -m pytest tests/test_training_tokens.py
 """
@@ -35,7 +35,7 @@ def make_batch(trajectories, config, weights=None) -> RolloutBatch:
 
 
 def gradient_of(start, shares, config) -> tuple[dict, torch.Tensor]:
-    """(metrics, the gradient in one vector) of one update from the cold start."""
+    """Return (metrics, the gradient in one vector) of one update from the cold start."""
     model = copy.deepcopy(start.policy)
     row = accumulate_gradients(model, shares, config, Ranks(), start.chat.tokenizer.pad_token_id)
     return row, torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -87,7 +87,7 @@ def test_mark_top_share_ranks_across_sequences():
 
 
 def test_batch_scope_ranks_over_all_shards(start, batch):
-    """By sorting all entropies; in which shard a rollout lies does not matter."""
+    """Compare with sorting all entropies; the shard of a rollout does not matter."""
     config = settings(**USUAL, rl__loss__top_entropy=0.2)
     shares = [make_batch(shard, config) for shard in batch]
     found = select_learning_tokens(shares, "batch", config, Ranks())
@@ -182,7 +182,7 @@ def test_top_and_bottom_tokens_are_complementary(start, batch):
 
 
 def test_micro_scope_selects_the_share_per_micro_batch(start, batch, monkeypatch):
-    """Cut into many micro-batches, each chooses its own; what is dead counts as well."""
+    """Each micro-batch selects its own share; rollouts without advantage count as well."""
     from drlib.training import learner
 
     monkeypatch.setattr(learner, "MICRO_BATCH_CONTEXTS", 1)

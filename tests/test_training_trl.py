@@ -1,6 +1,6 @@
-"""The TRL trainer with our losses: its gradients are the local loop's, what it ignores it refuses.
+"""The TRL trainer with drlib's losses: gradients of the local loop, rejected options.
 
-Real TRL trainers on a tiny Qwen3-MoE; generation is TRL's own, or a rollout function's fixed batch.
+Uses real TRL trainers on a tiny Qwen3-MoE. Generation is TRL's own or a fixed batch.
 
 Run: python -m pytest tests/test_training_trl.py
 """
@@ -39,7 +39,7 @@ def checkpoint(tmp_path_factory):
 
 
 def make_trajectory(batch, i, reward):
-    """Row i of TRL's batch as the record that the local loop trains on."""
+    """Return row i of TRL's batch as a trajectory of the local loop."""
     prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()]
     completion = batch["completion_ids"][i][batch["completion_mask"][i].bool()]
     ids = torch.cat([prompt, completion]).numpy().astype(np.int32)
@@ -142,7 +142,7 @@ REWARDS = [1.0, 0.0, 0.0, 0.5, None, 1.0, 0.0, 0.0]
 
 
 def fixed_rollouts(prompts, trainer):
-    """Eight completions; those of full length do not end. Log-probs of another engine: noisy."""
+    """Return eight completions, truncated at full length, with noisy engine log-probabilities."""
     rng = torch.Generator().manual_seed(1)
     completions, logprobs = [], []
     for i, n in enumerate(LENGTHS):
@@ -174,7 +174,7 @@ def reward(completions, **_):
 def test_advantages_weights_and_denominator_by_hand(checkpoint, tmp_path):
     grpo_trainer = trainer(checkpoint, tmp_path, reward, rollout_func=fixed_rollouts)
     batch = grpo_trainer._generate_and_score_completions(inputs())
-    third = 1 / 3  # leave-one-out: R - mean of the other judged ones
+    third = 1 / 3  # leave-one-out: R - mean of the other judged rollouts
     expected = [1 - third / 2, -0.5, -0.5, 0.5 - third, 0.0, 1.0, -0.5, -0.5]
     torch.testing.assert_close(batch["advantages"], torch.tensor(expected))
     # out of the loss: failures that the limit cut off (2, 7) and the unjudged (4)
@@ -207,7 +207,7 @@ def test_filter_sets_loss_and_baseline_separately(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("filtered", [True, False])
 def test_end_tags_count_as_finished(filtered, checkpoint, tmp_path):
-    """Every completion lacks an end token; the first four end at "t7", which is said to end one."""
+    """No completion has an end token; the first four end with "t7", a configured end tag."""
     completions = [[3, 4, 7], [7], [5, 6, 7], [4, 7], [3, 4], [7, 3], [5, 6], [8]]
     seen, ends = [], ("t6 t7", "t7") if filtered else ()
 
@@ -296,7 +296,7 @@ def test_micro_batches_sum_to_policy_loss(name, checkpoint, tmp_path):
 
 
 def test_tool_tokens_are_never_scored(checkpoint, tmp_path):
-    """Old policy, reference and loss: zeros there, log-probabilities elsewhere."""
+    """Old policy, reference and loss have zeros at tool tokens and log-probabilities elsewhere."""
     masks = [[int(t not in (1, 2)) for t in range(n)] for n in LENGTHS]
 
     def with_tools(prompts, trainer):

@@ -1,4 +1,4 @@
-"""Rows without a gradient are left away, and no gradient changes by it.
+"""Rows without a gradient are dropped, which changes no gradient.
 
 Run: python -m pytest tests/test_training_trl_batch.py
 """
@@ -46,7 +46,7 @@ def fixed_rollouts(prompts, trainer):
 
 
 class PassRecorder:
-    """The shapes [rows, tokens] of what is run through a model, and how many are no padding."""
+    """Record the shape [rows, tokens] and the number of unpadded tokens of forward passes."""
 
     def __init__(self, model):
         self.shapes, self.seen = [], []
@@ -58,7 +58,7 @@ class PassRecorder:
 
 
 def run_step(checkpoint, folder, rewards, options=None, **ours):
-    """(gradients, log line, passes) of a real step."""
+    """Run a real step; return (gradients, log line, passes)."""
     watch = GradientRecorder()
     grpo_trainer = trainer(
         checkpoint, folder, lambda **_: rewards, options, rollout_func=fixed_rollouts, **ours
@@ -70,7 +70,7 @@ def run_step(checkpoint, folder, rewards, options=None, **ours):
 
 
 def batch(**changes):
-    """Three rows: a prompt of two columns, completions of four."""
+    """Return three rows: prompts of two columns, completions of four."""
     return {
         "prompt_ids": torch.tensor([[2, 3], [4, 5], [2, 6]]),
         "prompt_mask": torch.tensor([[0, 1], [1, 1], [0, 1]]),
@@ -138,7 +138,7 @@ def test_batch_without_gradient_still_runs_its_passes(checkpoint, tmp_path):
 
 
 def test_balance_loss_is_the_mean_over_live_tokens(checkpoint, tmp_path):
-    """Eight micro-batches of a row each: a live one counts by its tokens, a dead one not at all."""
+    """With one row per micro-batch, rows count by their tokens, and rows without gradient as 0."""
     options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2 * GROUP}
     (plain, _, _), (balanced, _, passes) = (
         run_step(checkpoint, tmp_path, REWARDS, options | {"router_aux_loss_coef": coefficient})

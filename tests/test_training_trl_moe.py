@@ -1,7 +1,7 @@
-"""Mixtures of experts in TRL's step: routes replayed and counted, the balance loss, refusals.
+"""Mixtures of experts in TRL's step: routing replay, metrics, the balance loss and errors.
 
-The sampling engine is a policy whose routers differ a little from the trainer's. What should come
-out is worked out row by row, without padding, from `drlib.models.routing_replay` alone.
+The sampling engine is a policy whose routers differ slightly from the trainer's. Expected values
+are computed row by row, without padding, with `drlib.models.routing_replay` alone.
 
 Run: python -m pytest tests/test_training_trl_moe.py
 """
@@ -49,9 +49,11 @@ def completions():
 
 
 def score_row(model, ids, routes_TLK=None):
-    """(log-probability of each token but the first, own routes [T, L, k]) of one row, no padding.
+    """Return (log-probabilities of all tokens but the first, routes [T, L, k]) of one row.
 
-    routes_TLK: replayed in the forward pass."""
+    Args:
+        routes_TLK: routes to replay in the forward pass.
+    """
     with torch.no_grad(), record_routes(model) as recorder:
         if routes_TLK is None:
             logits = model(input_ids=torch.tensor([ids])).logits[0]
@@ -63,7 +65,7 @@ def score_row(model, ids, routes_TLK=None):
 
 
 class RouteEngine:
-    """A rollout function: fixed completions, another policy's log-probabilities and routes."""
+    """Rollout function with fixed completions, log-probabilities and routes of another policy."""
 
     def __init__(self, checkpoint, with_routes=True):
         self.model, _ = load_policy(checkpoint)
@@ -94,7 +96,7 @@ def inputs():
 
 
 def step(grpo_trainer):
-    """(gradients, log line) of a real step of `train`."""
+    """Run a real step of `train`; return (gradients, log line)."""
     watch = GradientRecorder()
     grpo_trainer.add_callback(watch)
     grpo_trainer.train()
@@ -107,7 +109,7 @@ def step(grpo_trainer):
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("routing", ["r2", "r3"])
 def test_replaying_own_routes_is_bit_identical(routing, checkpointing, checkpoint, tmp_path):
-    """On-policy, engine and trainer alike: the loss and every gradient are as without replay."""
+    """With equal engine and trainer, loss and gradients are the same with and without replay."""
     engine, found = RouteEngine(checkpoint), []
     options = {"gradient_checkpointing": checkpointing, "router_aux_loss_coef": 0.1}
     for mode in ("none", routing):
@@ -138,7 +140,7 @@ def test_r3_reduces_the_mismatch_and_trains_the_router(checkpoint, tmp_path):
 
 
 def test_batched_replay_matches_single_rows(checkpoint, tmp_path):
-    """Padding on both sides, prompts of two lengths: every token meets its own layers' routes."""
+    """Covers padding on both sides and prompts of two lengths."""
     engine = RouteEngine(checkpoint)
     grpo_trainer = make_trainer(checkpoint, tmp_path, engine, moved=0.3, routing="r3")
     batch = grpo_trainer._generate_and_score_completions(inputs())
@@ -222,7 +224,7 @@ def test_old_logprobs_use_engine_routes_under_r3(checkpoint, tmp_path):
 
 
 def test_reference_uses_its_own_routes(checkpoint, tmp_path):
-    """PEFT: the reference is the same model without its adapters, in the pass after the old's."""
+    """With PEFT the reference is the same model without its adapters."""
     adapters = LoraConfig(
         r=2, target_modules=["q_proj"], target_parameters=["mlp.experts.down_proj"]
     )

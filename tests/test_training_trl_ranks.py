@@ -1,6 +1,6 @@
-"""A TRL step of a mixture of experts on two processes: DDP, and FSDP2 with its recomputation.
+"""TRL steps of a mixture of experts on two processes: DDP, and FSDP2 with recomputation.
 
-Real processes on loopback, one launch for all cases; accelerate's own functions shard the model.
+Uses real processes on loopback, one launch for all cases; accelerate shards the model.
 
 Run: python -m pytest tests/test_training_trl_ranks.py
 """
@@ -55,7 +55,7 @@ def test_two_processes_match_one(case, two_processes, checkpoint, tmp_path):
 
 
 def test_fsdp_bf16_keeps_exact_logprobs(two_processes):
-    """Accelerate's policy casts what the model returns; the head's own numbers are kept."""
+    """Accelerate's policy casts the model's outputs; log-probabilities stay in float32."""
     (_, exact_BC, _), (_, logp_BC, _) = two_processes["fsdp2:r3"], two_processes["fsdp2_bf16:r3"]
     assert logp_BC.dtype == torch.float32
     assert not torch.equal(logp_BC, logp_BC.bfloat16().float())

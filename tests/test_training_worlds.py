@@ -1,4 +1,4 @@
-"""The line on other worlds than the tour's: what the stages make of a folder, and what they refuse.
+"""The pipeline on user folders and prose: stages, condition questions and errors.
 
 Run: python -m pytest tests/test_training_worlds.py
 """
@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pipeline(folder, tmp_path_factory):
-    """(settings, runs, the folder of each stage) of the whole line on a user's folder."""
+    """Build all stages on a user's folder; return (settings, runs, folder of each stage)."""
     config = Config.load("ci", world__name=f"folder:{folder}", **SMALL)
     runs = tmp_path_factory.mktemp("runs")
     names = ("world", "untrained", "demonstrations", "cpt", "sft", "rl", "evaluate_rl")
@@ -67,14 +67,14 @@ def test_every_stage_runs_on_a_user_folder(pipeline, folder):
     counts = read_manifest(folders["world"])["metrics"]
     assert counts["pages"] == len(world) == 120
     assert counts["facts_with_long_names"] == 0
-    # the teacher looked into this world
+    # the teacher searched this world
     episodes = read_json_lines(folders["demonstrations"] / "episodes.jsonl")
     shown = [m["content"] for row in episodes for m in row["messages"] if m["role"] == "tool"]
     assert any("](folder:Isle " in text for text in shown)
     assert not any("](cldr:" in text for text in shown)
     right = Counter((row["kind"], row["correct"]) for row in episodes)
     assert right["search", True] > 5
-    # and RL and the evaluation ask about it
+    # RL and the evaluation use its questions
     drawn, invented = question_scheduler.QuestionScheduler(
         config, world, Names.from_world(world)
     ).draw(0, Curriculum(question_scheduler.SKILLS))
@@ -166,16 +166,16 @@ def test_condition_questions_run_through_the_pipeline(tmp_path):
     folders = build_stages(names, config, tmp_path)
     counts = read_manifest(folders["world"])["metrics"]
     assert min(counts[name] for name in ("train_c2", "train_c3", "test_c2", "test_c3")) >= 40
-    # the solver's attempts: right, though not without mistakes; two conditions and never three
+    # the solver's episodes are correct with some errors, and have two conditions at most
     pool = read_json_lines(folders["demonstrations"] / "episodes.jsonl")
     kinds = Counter(row["kind"] for row in pool)
     assert kinds["2 conditions"] == round(0.3 * len(pool)) and "3 conditions" not in kinds
     assert all(row["correct"] for row in pool) and sum(row["errors"] for row in pool) > 3
-    # the evaluation asks as many of several conditions as chains, half of them of three
+    # the evaluation has as many condition questions as chains, half with three conditions
     outcomes = read_outcomes(folders["evaluate_untrained"])
     episodes = Counter(outcome.kind for outcome in outcomes)
     assert episodes == {"python": 6, "search": 6, "2 conditions": 3, "3 conditions": 3}
-    # ... and none that anybody was trained on
+    # ... and all of them are from the held-out side
     world = SmallWorld.load(folders["world"] / "world.json")
     condition_tasks = {outcome.task for outcome in outcomes if outcome.kind.endswith("conditions")}
     held_out_ids = {task.id for task in data.build_condition_questions(world, config, "test").all()}
@@ -208,7 +208,7 @@ def test_mastering_two_conditions_leads_to_three():
     source = question_scheduler.QuestionScheduler(config, world, Names.from_world(world))
     mastered = dict.fromkeys(question_scheduler.SKILLS, 1.0) | {"c3": 0.5}
     tasks, _ = source.draw(0, Curriculum(question_scheduler.SKILLS, mastered))
-    # an invented world that has none of three gives one of two
+    # a fictional world without questions of three conditions gives one of two
     real = [task for task in tasks if task.world == world.version]
     condition_tasks = Counter(task.conditions for task in real)
     assert len(real) > 10 and condition_tasks[3] > condition_tasks[2] + condition_tasks[1]
@@ -244,7 +244,7 @@ def test_endpoint_extracts_a_world_from_prose(tmp_path, monkeypatch):
         (notes / f"day {i}.md").write_text("\n\n".join(sentences[i : i + 12]))
 
     def replies(text):
-        """A reader that quotes."""
+        """Return quoted statements, as a reader model."""
         statements = re.findall(r"((\w+ Nr\d+) has the (\w+) (\w+ Nr\d+))", text)
         return [(subject, relation, value, whole) for whole, subject, relation, value in statements]
 
