@@ -99,14 +99,14 @@ def test_native_tool_calls_are_converted(toolbox):
 
 
 def test_call_without_response_is_sent_as_text():
-    said = [
+    messages = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": SEARCH},
         {"role": "tool", "content": "Norway"},
         {"role": "assistant", "content": SEARCH},
         {"role": "user", "content": "Answer."},
     ]
-    sent = to_openai_messages(said, by_server=True)
+    sent = to_openai_messages(messages, by_server=True)
     assert [m["role"] for m in sent] == ["user", "assistant", "tool", "assistant", "user"]
     assert sent[1]["tool_calls"][0]["id"] == sent[2]["tool_call_id"]
     assert sent[3] == {"role": "assistant", "content": SEARCH}

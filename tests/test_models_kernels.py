@@ -241,9 +241,9 @@ def test_kernels_are_compiled_once(model):
 
 
 def test_numba_is_imported_lazily():
-    asked = "import sys, drlib.training.grpo, drlib.evaluation.evaluate, drlib.app; "
-    asked += "sys.exit(int(bool({'numba', 'llvmlite'} & set(sys.modules))))"
-    assert subprocess.run([sys.executable, "-c", asked], cwd=ROOT, timeout=120).returncode == 0
+    program = "import sys, drlib.training.grpo, drlib.evaluation.evaluate, drlib.app; "
+    program += "sys.exit(int(bool({'numba', 'llvmlite'} & set(sys.modules))))"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=120).returncode == 0
 
 
 @pytest.mark.parametrize("slots", [3, 48])

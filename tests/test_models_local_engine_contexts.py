@@ -86,16 +86,16 @@ def test_samples_do_not_depend_on_other_new_contexts(model):
 
 def repeat_context(model, engine=None, **how):
     """Return the turns of one context that is started three times."""
-    said = []
+    completions = []
 
     def again(i, completion):
-        said.append(tuple(completion.token_ids))
-        return NewContext([5, 6, 7]) if len(said) < 3 else None
+        completions.append(tuple(completion.token_ids))
+        return NewContext([5, 6, 7]) if len(completions) < 3 else None
 
     params = SamplingParams(max_tokens=30, seed=1, **how)
     engine = engine or LocalEngine(model, slots=1, max_context=100)
     engine.converse([[5, 6, 7]], params, again)
-    return said
+    return completions
 
 
 def test_repeated_context_has_new_random_numbers(model):
@@ -104,17 +104,17 @@ def test_repeated_context_has_new_random_numbers(model):
 
 
 def test_total_tokens_may_exceed_one_context(model):
-    said = []
+    completions = []
 
     def again(i, completion):
-        said.append(completion)
-        return NewContext([1, 2]) if len(said) < 9 else None
+        completions.append(completion)
+        return NewContext([1, 2]) if len(completions) < 9 else None
 
     LocalEngine(model, slots=2, max_context=24).converse(
         [[1, 2]], SamplingParams(max_tokens=20, seed=3), again
     )
-    assert sum(len(done.token_ids) for done in said) > 100
-    assert all(np.isfinite(done.logprobs).all() for done in said)
+    assert sum(len(done.token_ids) for done in completions) > 100
+    assert all(np.isfinite(done.logprobs).all() for done in completions)
 
 
 @pytest.mark.parametrize("ids", [[], [1] * 60, [9999]])

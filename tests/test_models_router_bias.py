@@ -34,7 +34,7 @@ from tests.policy_examples import SMALL, real_model
 start = cold_start
 
 
-def plain(std=0.3, seed=0):
+def plain_policy(std=0.3, seed=0):
     """Return a policy whose routers prefer some experts."""
     model = build_policy(SMALL, seed=seed, init="plain").eval()
     generator = torch.Generator().manual_seed(seed)
@@ -44,16 +44,16 @@ def plain(std=0.3, seed=0):
     return model
 
 
-def biased(scale=0.2, **changes):
+def biased_policy(scale=0.2, **changes):
     """Return the same policy with biases that move many tokens."""
-    model = add_router_bias(plain(**changes))
+    model = add_router_bias(plain_policy(**changes))
     generator = torch.Generator().manual_seed(1)
     for layer in model.model.layers:
         layer.mlp.gate.bias_E.normal_(0, scale, generator=generator)
     return model
 
 
-def some_ids(batch=3, tokens=12):
+def make_ids(batch=3, tokens=12):
     return torch.randint(0, 64, (batch, tokens), generator=torch.Generator().manual_seed(0))
 
 
@@ -65,8 +65,8 @@ def logits(model, ids):
 # ---------------------------------------------------------------- the router
 
 
-def test_zero_or_equal_biases_change_nothing():
-    model, ids = plain(), some_ids()
+def test_zero_or_equal_biases_do_not_matter():
+    model, ids = plain_policy(), make_ids()
     same = add_router_bias(model)
     assert torch.equal(logits(same, ids), logits(model, ids))
     assert get_router_biases(model) is None and get_router_biases(same).tolist() == [[0.0] * 8] * 2
@@ -78,7 +78,7 @@ def test_zero_or_equal_biases_change_nothing():
 
 def test_bias_affects_selection_but_not_gates():
     """Probabilities .4 .3 .2 .1, and +.25 for the last: it is selected with the first."""
-    router = add_router_bias(plain()).model.layers[0].mlp.gate
+    router = add_router_bias(plain_policy()).model.layers[0].mlp.gate
     router.weight.data.zero_()
     router.weight.data[:4, 0] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     router.weight.data[4:, 0] = -50.0
@@ -91,23 +91,23 @@ def test_bias_affects_selection_but_not_gates():
 
 
 def test_router_gradients_come_from_selected_gates_only():
-    model, ids = biased().train(), some_ids()
+    model, ids = biased_policy().train(), make_ids()
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     routers = [layer.mlp.gate for layer in model.model.layers]
     assert all(router.weight.grad.abs().max() > 0 for router in routers)
     assert not any(router.bias_E.requires_grad for router in routers)
 
 
-def test_recorded_routes_replay_bit_identically():
-    model, ids = biased(), some_ids()
+def test_replaying_recorded_routes_is_bit_identical():
+    model, ids = biased_policy(), make_ids()
     with record_routes(model) as recorder:
         native = logits(model, ids)
     with replay_routes(model, recorder.passes):
         assert torch.equal(logits(model, ids), native)
-    assert not torch.equal(native, logits(plain(), ids))
+    assert not torch.equal(native, logits(plain_policy(), ids))
 
 
-def test_other_models_have_no_biases():
+def test_other_models_are_rejected():
     with pytest.raises(ValueError, match="this is a llama: set trainer.router_bias_rate=0"):
         add_router_bias(real_model("llama"))
 
@@ -116,7 +116,7 @@ def test_other_models_have_no_biases():
 
 
 def test_only_training_passes_count_as_load():
-    model, ids = biased(), some_ids()
+    model, ids = biased_policy(), make_ids()
     logits(model, ids)
     model(input_ids=ids, use_cache=False)  # an evaluation that could have a gradient
     assert pop_expert_load(model).sum() == 0
@@ -134,25 +134,25 @@ def test_only_training_passes_count_as_load():
 
 
 def test_bias_updates_by_hand_and_wrong_shapes():
-    model = add_router_bias(plain())
+    model = add_router_bias(plain_policy())
     load = torch.tensor([[8, 4, 4, 0, 4, 4, 4, 4], [1, 1, 1, 1, 1, 1, 1, 1]])
     update_router_biases(model, load, rate=0.5)
-    want = [[-0.5, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0], [0.0] * 8]
-    assert get_router_biases(model).tolist() == want
+    expected = [[-0.5, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0], [0.0] * 8]
+    assert get_router_biases(model).tolist() == expected
     assert max_violation(load) == pytest.approx((8 / 4 - 1) / 2)
     with pytest.raises(ValueError, match=r"load_LE is \[1, 8\], the biases are \[2, 8\]"):
         update_router_biases(model, load[:1], rate=0.5)
 
 
 def test_bias_updates_balance_the_load():
-    model, ids = add_router_bias(plain()).train(), some_ids(batch=4, tokens=24)
-    uneven = []
+    model, ids = add_router_bias(plain_policy()).train(), make_ids(batch=4, tokens=24)
+    violations = []
     for _ in range(40):
         model(input_ids=ids, use_cache=False)
         load = pop_expert_load(model)
-        uneven.append(max_violation(load))
+        violations.append(max_violation(load))
         update_router_biases(model, load, rate=0.003)
-    assert uneven[-1] < uneven[0] / 2
+    assert violations[-1] < violations[0] / 2
 
 
 def test_balance_loss_counts_biased_selections():
@@ -161,7 +161,7 @@ def test_balance_loss_counts_biased_selections():
     bias_LE = torch.tensor([[0.0, 0.6]])
     assert balance_loss([logits_NE], 1).item() == pytest.approx(2 * 0.75)
     assert balance_loss([logits_NE], 1, bias_LE).item() == pytest.approx(2 * 0.25)
-    model, batch = biased(), PackedBatch.pack([range(12)])
+    model, batch = biased_policy(), PackedBatch.pack([range(12)])
     with torch.no_grad():
         _, of_layers = packed_forward(model, batch.ids_N, batch.lengths)
         scored = score(model, batch, torch.ones(12, dtype=torch.bool))
@@ -172,10 +172,10 @@ def test_balance_loss_counts_biased_selections():
 # ---------------------------------------------------------------- engines and checkpoints
 
 
-@pytest.mark.parametrize("room", [LocalEngine, TransformersEngine])
-def test_engine_samples_with_the_latest_biases(room):
-    model = add_router_bias(plain())
-    engine = room(model, max_context=64)
+@pytest.mark.parametrize("engine_class", [LocalEngine, TransformersEngine])
+def test_engine_samples_with_the_latest_biases(engine_class):
+    model = add_router_bias(plain_policy())
+    engine = engine_class(model, max_context=64)
     prompts = [list(range(9)), list(range(20, 32)), *([i] * 5 for i in range(1, 40))]
     params = SamplingParams(max_tokens=8, seed=3)
 
@@ -190,17 +190,17 @@ def test_engine_samples_with_the_latest_biases(room):
         return gap
 
     assert largest_gap() < 1e-5
-    model.load_state_dict(biased().state_dict())
+    model.load_state_dict(biased_policy().state_dict())
     engine.update_weights(model)
     assert largest_gap() < 1e-5
 
 
-def test_checkpoint_keeps_biases_and_others_refuse_it(tmp_path):
-    model, ids = biased(), some_ids()
+def test_checkpoint_keeps_biases_and_needs_drlib(tmp_path):
+    model, ids = biased_policy(), make_ids()
     folder = save_policy(model, None, tmp_path / "policy")
-    again, _ = load_policy(folder)
-    assert torch.equal(get_router_biases(again), get_router_biases(model))
-    assert torch.equal(logits(again, ids), logits(model, ids))
+    reloaded, _ = load_policy(folder)
+    assert torch.equal(get_router_biases(reloaded), get_router_biases(model))
+    assert torch.equal(logits(reloaded, ids), logits(model, ids))
     automatic = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert torch.equal(get_router_biases(automatic), get_router_biases(model))
     read = f"import transformers as t; t.AutoModelForCausalLM.from_pretrained({str(folder)!r})"
@@ -210,7 +210,7 @@ def test_checkpoint_keeps_biases_and_others_refuse_it(tmp_path):
 
 def test_checkpoint_loads_in_a_process_without_other_models(tmp_path):
     """transformers caches on the parent class whether experts can be set."""
-    folder = save_policy(biased(), None, tmp_path / "policy")
+    folder = save_policy(biased_policy(), None, tmp_path / "policy")
     read = f"from drlib.models.moe import load_policy; load_policy({str(folder)!r})"
     subprocess.run([sys.executable, "-c", read], check=True)
 
@@ -224,26 +224,26 @@ def test_pretraining_updates_biases_for_the_next_stage(tmp_path):
     rows = read_metrics(folders["cpt"])
     assert all(row["max_violation"] > 0 for row in rows)
     policy, _ = load_policy(folders["cpt"] / "policy")
-    moved = get_router_biases(policy)
-    steps = moved / 0.01
-    assert 0 < moved.abs().max() <= 0.04 + 1e-6  # four steps of at most the rate
+    biases = get_router_biases(policy)
+    steps = biases / 0.01
+    assert 0 < biases.abs().max() <= 0.04 + 1e-6  # four steps of at most the rate
     torch.testing.assert_close(steps, steps.round(), atol=1e-3, rtol=0)
     _, model, *_ = policies.begin_stage("sft", "cpt", config, tmp_path / "sft" / "sft-1", Ranks())
-    assert torch.equal(get_router_biases(model), moved)
+    assert torch.equal(get_router_biases(model), biases)
 
 
-def test_zero_rate_keeps_biases_and_logs_nothing(tmp_path):
+def test_zero_rate_adds_no_biases(tmp_path):
     config = settings(pretrain__steps=2)
     folders = build_stages(("world", "untrained", "cpt"), config, tmp_path)
     assert not any("max_violation" in row for row in read_metrics(folders["cpt"]))
     assert get_router_biases(load_policy(folders["cpt"] / "policy")[0]) is None
 
 
-def test_rl_updates_biases_and_the_engine(start, tmp_path):
+def test_rl_step_updates_biases_and_the_engine(start, tmp_path):
     build_world(tmp_path)
     config = settings(rl__lr=1e-3, trainer__router_bias_rate=0.05)
     step = start.step(config, tmp_path / "run", add_router_bias(start.policy))
-    moved = 0
+    n_updates = 0
     for number in range(3):
         before = get_router_biases(step.model).clone()
         row, _ = step.step(number)
@@ -251,8 +251,8 @@ def test_rl_updates_biases_and_the_engine(start, tmp_path):
         assert ("max_violation" in row) == (row["updates"] == 1) == bool(change.max() > 0)
         assert change.max() <= 0.05 + 1e-6
         assert row["logp_gap"] < 1e-5
-        moved += row["updates"]
-    assert moved >= 2
+        n_updates += row["updates"]
+    assert n_updates >= 2
 
 
 def test_trl_stages_reject_router_biases():

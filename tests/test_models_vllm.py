@@ -189,8 +189,8 @@ def test_samples_depend_only_on_the_request(offline):
     prompts, params = make_prompts(10, seed=5), SamplingParams(max_tokens=15, seed=3)
     whole = [c.token_ids for c in engine.generate(prompts, params)]
     assert [c.token_ids for c in engine.generate(prompts, params)] == whole
-    some = engine.generate(prompts[7:], params, keys=[7, 8, 9])
-    assert [c.token_ids for c in some] == whole[7:]
+    subset = engine.generate(prompts[7:], params, keys=[7, 8, 9])
+    assert [c.token_ids for c in subset] == whole[7:]
     other = engine.generate(prompts, SamplingParams(max_tokens=15, seed=4))
     assert sum(a == b.token_ids for a, b in zip(whole, other)) < 5
     assert len(set(repeat_context(None, engine))) == 3

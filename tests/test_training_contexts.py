@@ -116,8 +116,8 @@ def built_stages(tmp_path_factory):
 
 
 def test_agent_phrases_are_single_tokens(built_stages):
-    _, _, made = built_stages
-    chat = ChatIds(load_tokenizer(made["world"] / "tokenizer"))
+    _, _, folders = built_stages
+    chat = ChatIds(load_tokenizer(folders["world"] / "tokenizer"))
     for phrase in PHRASES:
         assert len(chat.plain(phrase)) == 1, phrase
 
@@ -125,8 +125,8 @@ def test_agent_phrases_are_single_tokens(built_stages):
 def test_pool_has_trails_and_knowledge_per_turn(built_stages):
     from drlib.training.data import read_episodes
 
-    _, _, made = built_stages
-    rows = read_episodes(made["demonstrations"], "correct")
+    _, _, folders = built_stages
+    rows = read_episodes(folders["demonstrations"], "correct")
     trails = [row for row in rows if row["kind"] == "trail"]
     assert len(trails) == 10 and len(rows) > 30
     for row in rows:
@@ -139,8 +139,8 @@ def test_pool_has_trails_and_knowledge_per_turn(built_stages):
 def test_episodes_become_rounds_and_resumed_contexts(built_stages, start):
     from drlib.training.data import read_episodes
 
-    _, _, made = built_stages
-    rows = read_episodes(made["demonstrations"], "correct")
+    _, _, folders = built_stages
+    rows = read_episodes(folders["demonstrations"], "correct")
     samples = memory_samples(rows, start.chat)
     calls = [row["calls"] for row in rows]
     # one round per turn; for each call one context before the summary and one after it
@@ -173,7 +173,7 @@ def test_pretraining_samples_cover_every_skill(built_stages, monkeypatch):
     config, runs, _ = built_stages
     shares, total = measure_skill_shares("cpt", config, runs, monkeypatch)
     assert min(shares.values()) > 0.003, shares
-    assert 0.2 < total < 0.35, "some samples of the skills are plain attempts"
+    assert 0.2 < total < 0.35, "some samples have no skill"
 
 
 def test_sft_samples_cover_every_skill_by_share(built_stages, monkeypatch):

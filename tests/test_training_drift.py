@@ -110,8 +110,8 @@ def test_observation_length_change_alarms_once(start, batch, tmp_path):
     calls = sum(len(t.tool_results) for t in rollouts)
     steps = 720 // calls + 1
     alarms = [
-        sum(end_step(step, n, TRAINED, some)["drift_alarms"] for n in range(n))
-        for some, n in ((rollouts, 2 * steps), (longer, 2 * steps), (longer, 2 * steps))
+        sum(end_step(step, n, TRAINED, window)["drift_alarms"] for n in range(n))
+        for window, n in ((rollouts, 2 * steps), (longer, 2 * steps), (longer, 2 * steps))
     ]
     assert alarms == [0, 1, 0]
 

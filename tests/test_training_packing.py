@@ -78,13 +78,13 @@ def make_two_groups():
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_shared_prompt_matches_separate_copies(model, temperature):
     """The balance loss counts a shared prompt once per sample."""
-    some, prompts = make_two_groups()
-    losses = [[i % 3 > 0 for i in range(len(sample))] for sample in some]
+    sample_ids, prompts = make_two_groups()
+    losses = [[i % 3 > 0 for i in range(len(sample))] for sample in sample_ids]
     for sample_losses, n in zip(losses, prompts):
         sample_losses[:n] = [False] * n
         sample_losses[n] = True  # the first token after a prompt
     found = []
-    for batch in (PackedBatch.pack(some), PackedBatch.pack(some, prompts)):
+    for batch in (PackedBatch.pack(sample_ids), PackedBatch.pack(sample_ids, prompts)):
         copied = copy.deepcopy(model)
         scored = score(copied, batch, batch.spread(losses, torch.bool), temperature)
         logp_N = torch.zeros(len(batch.ids_N)).index_put((scored.at_M,), scored.logp_M)
@@ -100,30 +100,30 @@ def test_shared_prompt_matches_separate_copies(model, temperature):
 
 def test_packed_logprobs_match_single_samples(model):
     """Compare with the attention and experts of transformers, one sample at a time."""
-    some = samples([20, 9, 31, 14, 5, 1])
-    batch = PackedBatch.pack(some)
+    sample_ids = samples([20, 9, 31, 14, 5, 1])
+    batch = PackedBatch.pack(sample_ids)
     with torch.no_grad():
         scored = score(model, batch, full_mask(batch))
         found_N = torch.full((len(batch.ids_N),), torch.nan)
         found_N[scored.at_M] = scored.logp_M
-        for found_T, sample in zip(batch.split(found_N), some):
+        for found_T, sample in zip(batch.split(found_N), sample_ids):
             logits = model(torch.tensor([sample]), use_cache=False).logits[0, :-1]
             alone = logits.log_softmax(-1).gather(1, torch.tensor(sample[1:])[:, None])[:, 0]
             torch.testing.assert_close(found_T[1:], alone, atol=2e-6, rtol=0)
-    assert scored.logp_M.numel() == sum(len(s) - 1 for s in some)
+    assert scored.logp_M.numel() == sum(len(s) - 1 for s in sample_ids)
 
 
 def test_packed_gradient_is_the_sum_over_samples(model):
     """Compare with the model of transformers and the balance loss by definition."""
-    model, some = copy.deepcopy(model), samples([20, 9, 31, 14])
-    batch = PackedBatch.pack(some)
+    model, sample_ids = copy.deepcopy(model), samples([20, 9, 31, 14])
+    batch = PackedBatch.pack(sample_ids)
     scored = score(model, batch, full_mask(batch))
     (scored.balance - scored.logp_M.sum()).backward()
     found = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     logits_LNE = [[] for _ in range(model.config.num_hidden_layers)]
     total = 0.0
-    for sample in some:
+    for sample in sample_ids:
         ids = torch.tensor([sample])
         out = model(ids, labels=ids, use_cache=False, output_router_logits=True)
         logp = out.logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])
@@ -159,15 +159,15 @@ def test_forward_pass_restores_the_model(model):
 
 
 def test_tokens_without_loss_are_not_scored(model):
-    some = samples([10, 10])
+    sample_ids = samples([10, 10])
     kept = [[False] * 6 + [True] * 4, [False] * 10]
-    batch = PackedBatch.pack(some)
+    batch = PackedBatch.pack(sample_ids)
     scored = score(model, batch, batch.spread(kept, torch.bool))
     assert scored.at_M.tolist() == [6, 7, 8, 9]
     model.zero_grad()
     scored.logp_M.sum().backward()
     first = model.model.embed_tokens.weight.grad.clone()
-    batch = PackedBatch.pack([some[0], samples([10], seed=9)[0]])
+    batch = PackedBatch.pack([sample_ids[0], samples([10], seed=9)[0]])
     model.zero_grad()
     score(model, batch, batch.spread(kept, torch.bool)).logp_M.sum().backward()
     torch.testing.assert_close(first, model.model.embed_tokens.weight.grad, atol=1e-6, rtol=1e-5)

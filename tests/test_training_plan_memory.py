@@ -123,9 +123,9 @@ def kept_bytes(whole, model, inputs, autocast):
 class StorageWatch(TorchDispatchMode):
     """Record the peak of the bytes of storages created inside the context."""
 
-    def __init__(self, *known):
+    def __init__(self, *tensors):
         super().__init__()
-        self.known = {tensor.untyped_storage()._cdata for tensor in known}
+        self.known = {tensor.untyped_storage()._cdata for tensor in tensors}
         self.now = self.peak = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -259,11 +259,11 @@ def test_fsdp2_memory_matches_the_plan(tmp_path):
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
     here = Path(__file__).resolve().parent
-    known = {"PYTHONPATH": f"{here}:{here.parent}", "OMP_NUM_THREADS": "1"}
+    variables = {"PYTHONPATH": f"{here}:{here.parent}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *TORCHRUN, "--nproc-per-node=2", str(script)]
     done = subprocess.run(
         command,
-        env=os.environ | known | {"GLOO_SOCKET_IFNAME": "lo"},
+        env=os.environ | variables | {"GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
         check=False,
@@ -398,5 +398,5 @@ def test_recomputed_layer_reuses_head_memory():
 def test_adapter_parameters_match_peft():
     for kind in KINDS:
         whole, _ = build_model(kind, rank=RANK)
-        made = sum(p.numel() for p in whole.parameters() if p.requires_grad)
-        assert count_shape(configuration(kind)).trained_parameters(RANK) == made
+        trainable = sum(p.numel() for p in whole.parameters() if p.requires_grad)
+        assert count_shape(configuration(kind)).trained_parameters(RANK) == trainable

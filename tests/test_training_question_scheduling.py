@@ -123,8 +123,8 @@ def test_unjudged_rollouts_are_no_outcome(start):
     step_start = selection.begin(0)
     tasks, worlds = selection.questions.pool_questions(pool[8:10])
     agent.right = dict.fromkeys(pool, 4)
-    made = sample_rollouts(agent, tasks, worlds, step_start.config, 0)
-    unjudged = [replace(t, reward=None) if t.task_id == pool[8] else t for t in made]
+    sampled = sample_rollouts(agent, tasks, worlds, step_start.config, 0)
+    unjudged = [replace(t, reward=None) if t.task_id == pool[8] else t for t in sampled]
     agent.right = dict(zip(pool, HALF)) | {pool[0]: 2}
     assert selection.end(0, step_start, unjudged)["mastered"] == 1
     assert pool[8] in selection.curation.state["active"]

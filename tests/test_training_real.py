@@ -205,8 +205,8 @@ def test_pool_stores_the_sampled_tokens(pool):
     model = load_model(config.model.path, torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(config.model.path)
     row = next(row for row in rows if row["correct"])
-    said = tokenizer.decode([i for i, own in zip(row["ids"], row["generated"]) if own])
-    assert said.endswith("</answer>") and "<tool_response>" not in said
+    text = tokenizer.decode([i for i, own in zip(row["ids"], row["generated"]) if own])
+    assert text.endswith("</answer>") and "<tool_response>" not in text
     assert len(row["ids"]) == len(row["generated"]) and model.config.vocab_size > max(row["ids"])
 
 

@@ -149,10 +149,10 @@ def test_overlong_penalty_by_hand(default_step):
 def test_adaptive_group_extends_mixed_groups(default_step, sample_step):
     """The result equals the full group up to rounding, as fewer rollouts run at once."""
     whole, _ = default_step
-    some, _ = sample_step(rl__sampling__adaptive_group=True)
+    trajectories, _ = sample_step(rl__sampling__adaptive_group=True)
     by_id = {t.id: t for t in whole}
     sizes = set()
-    for name, group in group_by_id(some).items():
+    for name, group in group_by_id(trajectories).items():
         first = {t.reward for t in group_by_id(whole)[name][:3]}
         expected_size = 6 if len(first) > 1 else 3
         assert [t.id for t in group] == [t.id for t in group_by_id(whole)[name][:expected_size]]
@@ -203,8 +203,10 @@ def test_live_groups_are_selected_in_draw_order(batch):
     one = batch[0][0]
 
     def group(key: int, *rewards) -> list:
-        some = [with_reward(one, reward, {}) for reward in rewards]
-        return [replace(t, group_id=f"7-{key}", id=f"7-{key}-{i}") for i, t in enumerate(some)]
+        trajectories = [with_reward(one, reward, {}) for reward in rewards]
+        return [
+            replace(t, group_id=f"7-{key}", id=f"7-{key}-{i}") for i, t in enumerate(trajectories)
+        ]
 
     shards = [
         group(0, 1.0, 1.0) + group(12, 1.0, 0.0) + group(2, 0.0, 1.0),

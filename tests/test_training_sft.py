@@ -194,10 +194,10 @@ def test_first_order_questions_from_episode_memory(correct_episodes):
         if f"[{title}](" in result.text
     }
     memory = memory_of_attempts(world, episodes)
-    known = recalled(memory, world)
-    assert set(known.entities) == shown and len(shown) < len(world.entities)
+    remembered_world = recalled(memory, world)
+    assert set(remembered_world.entities) == shown and len(shown) < len(world.entities)
     for title in shown:
-        assert known.entities[title].facts == world.entities[title].facts
+        assert remembered_world.entities[title].facts == world.entities[title].facts
     sources = {
         source
         for title in shown
@@ -214,9 +214,9 @@ def test_first_order_questions_from_episode_memory(correct_episodes):
     asked_for = recalled(memory, world).entities.get(title)
     assert asked_for is None or relation not in asked_for.facts
     # with the setting, questions start only at entities that some episode has seen
-    made = list(rows._first_order(world, random.Random(7)))
-    assert made and {row.entity_ids[0] for row in made} <= shown
-    assert {row.entity_ids[0] for row in made} < set(world.entities)
+    rows_from_memory = list(rows._first_order(world, random.Random(7)))
+    assert rows_from_memory and {row.entity_ids[0] for row in rows_from_memory} <= shown
+    assert {row.entity_ids[0] for row in rows_from_memory} < set(world.entities)
     graph_documents = first_documents(chat, names, pretrain__first_order_share=1.0)
     memory_documents = first_documents(
         chat, names, pretrain__first_order_share=1.0, pretrain__first_order_questions="memory"

@@ -83,9 +83,9 @@ def test_dataset_rows_have_loss_on_assistant_tokens_only(chat):
         sample = episode_sample(messages, chat)
         assert tuple(row["input_ids"]) == sample.ids
         assert row["labels"] == [i if loss else IGNORED for i, loss in zip(*vars(sample).values())]
-        said = chat.tokenizer.decode([i for i in row["labels"] if i != IGNORED])
+        decoded = chat.tokenizer.decode([i for i in row["labels"] if i != IGNORED])
         turns = [m["content"] + "<|im_end|>" for m in messages if m["role"] == "assistant"]
-        assert said == "".join(turns)
+        assert decoded == "".join(turns)
     # text of a tool response never becomes a tag token and has no loss
     answer = chat.encode("<answer>")[0]
     assert [row["labels"].count(answer) for row in data] == [1, 1, 1]
@@ -95,8 +95,8 @@ def test_dataset_rows_have_loss_on_assistant_tokens_only(chat):
 def test_rollouts_train_on_their_sampled_ids(chat):
     """Tokenising the text again could give other ids than the policy sampled."""
     task = Task("t", ROWS[0][0]["content"], "21", "search", "w")
-    said = chat.encode(ROWS[0][1]["content"])
-    odd = [*said[:-1], *(chat.encode(c)[0] for c in "ab"), said[-1]]  # one by one
+    turn_ids = chat.encode(ROWS[0][1]["content"])
+    odd = [*turn_ids[:-1], *(chat.encode(c)[0] for c in "ab"), turn_ids[-1]]  # one by one
     ids = np.array([*chat.prompt(task.question), *odd, 7], np.int32)
     generated = np.arange(len(ids)) >= len(ids) - len(odd) - 1
     generated[-1] = False
@@ -126,27 +126,29 @@ def test_rollouts_train_on_their_sampled_ids(chat):
     )
     (episode,) = from_trajectories([record], [task])
     for row in (record, episode):
-        (made,) = sft_dataset([row], chat)
-        assert made["input_ids"] == ids.tolist()
-        assert [i for i in made["labels"] if i != IGNORED] == odd
+        (dataset_row,) = sft_dataset([row], chat)
+        assert dataset_row["input_ids"] == ids.tolist()
+        assert [i for i in dataset_row["labels"] if i != IGNORED] == odd
     rounds = managed(from_trajectories([{"messages": ROWS[0]}], [task])[0])
-    for messages, made in zip(rounds, sft_dataset(rounds, chat)):
-        kept = chat.tokenizer.decode([i for i in made["labels"] if i != IGNORED])
+    for messages, dataset_row in zip(rounds, sft_dataset(rounds, chat)):
+        kept = chat.tokenizer.decode([i for i in dataset_row["labels"] if i != IGNORED])
         assert kept == messages[1]["content"] + "<|im_end|>" and "<report>" in kept
         # tags quoted in the state are text, not tag tokens
-        assert made["input_ids"].count(chat.encode("<tool_call>")[0]) == kept.count("<tool_call>")
+        assert dataset_row["input_ids"].count(chat.encode("<tool_call>")[0]) == kept.count(
+            "<tool_call>"
+        )
 
 
 def test_packed_loss_matches_single_samples(chat, checkpoint, tmp_path):
     data = sft_dataset(ROWS, chat)
-    made = make_trainer(checkpoint, data, tmp_path)
-    (packed,) = made.train_dataset  # all three in one row
+    sft_trainer = make_trainer(checkpoint, data, tmp_path)
+    (packed,) = sft_trainer.train_dataset  # all three in one row
     assert sorted(packed["seq_lengths"]) == sorted(map(len, data["input_ids"]))
     assert sorted(packed["labels"]) == sorted(i for row in data["labels"] for i in row)
-    batch = made.data_collator([packed])
+    batch = sft_trainer.data_collator([packed])
     assert "attention_mask" not in batch  # a mask of ones would let samples see each other
     assert int((batch["position_ids"] == 0).sum()) == 3
-    loss = made.train().training_loss
+    loss = sft_trainer.train().training_loss
     assert loss == pytest.approx(reference_loss(load_policy(checkpoint)[0], data), abs=1e-5)
 
 

@@ -314,8 +314,8 @@ def test_evaluation_order_is_independent_of_processes(runs, tmp_path, processes)
     result = build_stage("evaluate_sft", settings, tmp_path, processes)
     assert result.returncode == 0, result.stderr[-2000:]
     folder = stages.folder("evaluate_sft", settings, tmp_path)
-    asked = [o.task for o in read_outcomes(folder)]
-    assert asked == [t.id for t in held_out(load_world("tour"), settings)]
+    task_ids = [o.task for o in read_outcomes(folder)]
+    assert task_ids == [t.id for t in held_out(load_world("tour"), settings)]
     rows = json.loads((folder / "rows.json").read_text())
     assert sum(r["n"] for r in rows if r["decoding"] == "sample") == 2 * 6
 

@@ -42,7 +42,7 @@ def set_version(trajectory, version):
 def test_clock_maps_engine_versions_to_updates(batch):
     clock = Clock()
     clock.add_updates(1)
-    clock.add_updates(0)  # a step whose groups were all dead
+    clock.add_updates(0)  # a step without reward variance
     clock.add_updates(2)
     clock.on_sync()
     clock.add_updates(4)

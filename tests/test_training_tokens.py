@@ -162,8 +162,8 @@ def test_scopes_and_kinds_select_different_tokens(start, batch, tmp_path):
         changes = {"rl.loss.top_entropy": 0.2, **USUAL, **changes}
         weights[name] = learned(start, batch, tmp_path / name, **changes)[0]
     vectors = list(weights.values())
-    for i, one in enumerate(vectors):
-        assert not any(torch.equal(one, other) for other in vectors[:i])
+    for i, batch_indices in enumerate(vectors):
+        assert not any(torch.equal(batch_indices, other) for other in vectors[:i])
 
 
 def test_top_and_bottom_tokens_are_complementary(start, batch):
@@ -192,10 +192,10 @@ def test_micro_scope_selects_the_share_per_micro_batch(start, batch, monkeypatch
     assert live.any() and not live.all()
     found = learner._select_by_micro_batch(share, loss_config(config), config)
     total = 0
-    for some in (live.nonzero().flatten().tolist(), (~live).nonzero().flatten().tolist()):
-        for one in learner._batches(share.trajectories, some, config):
-            n = sum(int(share.trajectories[i].generated.sum()) for i in one)
-            assert sum(int(found.learning[i].sum()) for i in one) == math.ceil(0.2 * n)
+    for indices in (live.nonzero().flatten().tolist(), (~live).nonzero().flatten().tolist()):
+        for batch_indices in learner._batches(share.trajectories, indices, config):
+            n = sum(int(share.trajectories[i].generated.sum()) for i in batch_indices)
+            assert sum(int(found.learning[i].sum()) for i in batch_indices) == math.ceil(0.2 * n)
             total += 1
     assert total > 4
 
