@@ -31,7 +31,7 @@ def make_case(dtype=torch.float32, seed=0, n=N, device="cpu"):
 
 
 def reference_logprobs(hidden, weight, ids, temperature=1.0, dtype=torch.float64):
-    """Reference in float64 by default: (leaves, logp, entropy)."""
+    """Return (leaves, logp, entropy) of the full head, in float64 by default."""
     h, w = (x.detach().to(dtype).requires_grad_() for x in (hidden, weight))
     log_p = ((h @ w.t()).double() / temperature).log_softmax(1)
     entropy = -(log_p.exp() * log_p).sum(1)

@@ -112,7 +112,7 @@ ADAM = ("embed_tokens.weight", "mlp.gate.weight")
 
 
 def orthogonalise(gradient):
-    """Newton-Schulz of Muon, batched over experts: the update of the training recipe."""
+    """Apply Muon's Newton-Schulz iteration, batched over experts, as in the training recipe."""
     x = gradient / (gradient.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x

@@ -192,7 +192,7 @@ class Shifted(TransformersEngine):
 
 
 def r3_settings(**changes):
-    """Replay with the tour's policy and random rewards, so that every gradient is non-zero."""
+    """Return R3 settings with random rewards, so that every gradient is non-zero."""
     how = {
         "trainer.backend": "trl",
         "engine.name": "hf",

@@ -23,7 +23,7 @@ def decisions(monitor, inputs):
 
 
 def page_hinkley_by_definition(values, delta, threshold, warmup):
-    """Page-Hinkley from its definition, over the values since the last alarm."""
+    """Compute Page-Hinkley by definition over the values since the last alarm."""
     out, since = [], 0
     for t in range(1, len(values) + 1):
         stretch = values[since:t]

@@ -39,9 +39,7 @@ def test_kl_coefficient_stays_in_range():
 
 
 def kl_of_optimal_policy(coef):
-    """KL(pi* || ref) of the maximiser of E[r] - coef KL, with pi* proportional to ref exp(r /
-    coef).
-    """
+    """Return KL(pi* || ref) of the maximiser pi* ~ ref exp(r / coef) of E[r] - coef KL."""
     reference, reward = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.0, 1.0, 0.5])
     policy = torch.softmax(reference.log() + reward / coef, -1)
     return float((policy * (policy / reference).log()).sum())

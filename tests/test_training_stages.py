@@ -53,7 +53,7 @@ def config(**changes) -> Config:
 
 
 def rl_config(**changes) -> Config:
-    """Settings of RL from the committed cold start, whose groups have reward variance."""
+    """Return RL settings with the committed cold start, whose groups have reward variance."""
     return loop_examples.settings(**changes)
 
 
