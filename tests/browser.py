@@ -1,7 +1,7 @@
-"""A headless Chromium for tests, driven over its DevTools websocket: no driver to install.
+"""A headless Chromium for tests, driven over its DevTools websocket without a separate driver.
 
-It has a profile of its own, can resolve no name but loopback's, and its whole process group is
-killed at the end. `errors` holds what went wrong in the page, `requests` every address asked for.
+It uses its own profile, resolves only loopback names, and its whole process group is killed at
+the end. `errors` lists errors in the page, `requests` every requested address.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class Browser(AbstractContextManager):
         self._socket = await websocket_connect(url, max_message_size=1 << 30)
 
     def call(self, method: str, **params) -> dict:
-        """A DevTools command; what happened in the meantime is noted."""
+        """Run a DevTools command and record events that arrive in the meantime."""
         self._last += 1
         message = json.dumps({"id": self._last, "method": method, "params": params})
         return self._loop.run_until_complete(asyncio.wait_for(self._ask(message), 120))
@@ -80,9 +80,9 @@ class Browser(AbstractContextManager):
         return reply["result"]
 
     def _note(self, kind: str, about: dict) -> None:
-        """Keep what the page complained of and asked for."""
-        told = kind == "Runtime.consoleAPICalled" and about["type"] == "error"
-        if told or kind in ("Runtime.exceptionThrown", "Log.entryAdded"):
+        """Record the errors and requests of the page."""
+        is_console_error = kind == "Runtime.consoleAPICalled" and about["type"] == "error"
+        if is_console_error or kind in ("Runtime.exceptionThrown", "Log.entryAdded"):
             self.errors.append(about)
         elif kind == "Network.requestWillBeSent":
             self.requests.append(about["request"]["url"])
@@ -99,21 +99,21 @@ class Browser(AbstractContextManager):
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, url: str, ready: str = "performance.getEntriesByName('drawn').length") -> None:
-        """Load a page from nothing and wait until it is ready."""
+        """Load a page from about:blank and wait until it is ready."""
         for address in ("about:blank", url):
             self.call("Page.navigate", url=address)
         until(lambda: self.js(f"location.href !== 'about:blank' && {ready}") or self.errors)
         assert not self.errors, self.errors
 
     def js(self, expression: str, **where):
-        """The value of an expression in the page; a promise is awaited."""
+        """Return the value of an expression in the page; promises are awaited."""
         where |= {"returnByValue": True, "awaitPromise": True}
         result = self.call("Runtime.evaluate", expression=expression, **where)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
     def point(self, element: str, click: bool = False, across: float = 0.5) -> None:
-        """Move the mouse to an element (an expression), `across` of its width; click."""
+        """Move the mouse to an element, at `across` of its width; optionally click."""
         x, y = self.js(
             f"(() => {{ const box = ({element}).getBoundingClientRect(); "
             f"return [box.x + {across} * box.width, box.y + box.height / 2]; }})()"

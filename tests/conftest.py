@@ -1,10 +1,10 @@
 """One environment for all tests, and for the kernels that nbval starts (`-p tests.conftest`).
 
-Quiet, offline, one thread, private Jupyter and IPython folders, pictures in a scratch folder, each
-separate for every process of pytest-xdist. MPLBACKEND is never set: inline figures would be lost.
+Quiet, offline, one thread, with separate Jupyter, IPython and figure folders for every process
+of pytest-xdist. MPLBACKEND is never set, because inline figures would be lost.
 
-`ALONE` marks files that need the machine to themselves (`make test-alone`), `LONG` the slow files,
-which start first and are left out by `make test-fast`.
+`ALONE` lists files that need the machine to themselves (`make test-alone`). `LONG` lists slow
+files, which start first and are excluded from `make test-fast`.
 """
 
 import gc
@@ -21,7 +21,7 @@ from drlib.startup import GC_THRESHOLDS
 
 START_NEW_KERNEL = nbval.kernel.start_new_kernel
 
-# Test file -> why it needs the machine to itself.
+# Test file -> reason why it needs the machine to itself.
 ALONE = {
     "test_sandbox_bounds.py": "it measures what a call holds of the whole machine's memory",
     "test_sandbox_kill.py": "it counts what lies in the shared /dev/shm before and after",
@@ -30,7 +30,7 @@ ALONE = {
     "test_experiments_ray.py": "Ray starts a cluster of two nodes, each of which trains",
 }
 
-# Slow files, the slowest first: started last, one would keep one core busy and the other idle.
+# Slow files, slowest first: a slow file started last would keep one core busy and the other idle.
 LONG = (
     "test_training_real_processes.py",
     "test_training_real.py",
@@ -72,7 +72,7 @@ def pytest_configure(config):
         else:
             os.environ[name] = value
     if "DRLIB_TEST_WORLDS" not in os.environ:
-        # the first process of a run; those of pytest-xdist have its environment
+        # the first process of a run; the processes of pytest-xdist inherit its environment
         (scratch / "worlds").mkdir()
         os.environ["DRLIB_TEST_WORLDS"] = str(scratch / "worlds")
     settings.load_profile("drlib")
@@ -92,14 +92,14 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-def _start_kernel(**how):
-    """Start a kernel for nbval, which by itself starts once and discards the kernel's stderr."""
+def _start_kernel(**options):
+    """Start a kernel for nbval, which otherwise starts it once and discards its stderr."""
     with tempfile.TemporaryFile("w+") as stderr:
         try:
-            return retry_kernel_start(START_NEW_KERNEL, **how | {"stderr": stderr})
-        except NotebookError as fault:
+            return retry_kernel_start(START_NEW_KERNEL, **options | {"stderr": stderr})
+        except NotebookError as error:
             stderr.seek(0)
-            fault.add_note(stderr.read())
+            error.add_note(stderr.read())
             raise
 
 
@@ -109,5 +109,5 @@ def pytest_collection_modifyitems(items):
             item.add_marker("alone")
         if item.path.name in LONG:
             item.add_marker("slow")
-    place = {name: at for at, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
+    order = {name: at for at, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONG)))

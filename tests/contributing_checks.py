@@ -1,8 +1,8 @@
-"""Checks of the code blocks of the docs pages, each in a process of its own.
+"""Checks of the code blocks of the docs pages, each in its own process.
 
-Run by tests/test_contributing.py, in the folder where the recipes' modules lie:
+Run by tests/test_contributing.py, in the folder of the recipes' modules:
 python -m tests.contributing_checks RECIPE...
-It forks for each, so that none meets another, and prints the names of those that do what they must.
+Each check runs in a forked process. The names of recipes that pass are printed.
 """
 
 import json
@@ -31,20 +31,20 @@ ANSWER = "<think>x</think><answer>29</answer>"
 
 
 def call(name, **arguments):
-    """A turn that calls a tool."""
+    """Return a turn that calls a tool."""
     body = json.dumps({"name": name, "arguments": arguments})
     return f"<think>x</think><tool_call>{body}</tool_call>"
 
 
 def play(*lines):
-    """The trajectory of the real agent, with the real tools, whose policy says these lines."""
+    """Return the trajectory of the real agent with real tools and these scripted turns."""
     chat = ChatIds(load_tokenizer(ROOT / "figures" / "reference" / "tour" / "policy_sft"))
     with Toolbox(load_world("tour")) as toolbox:
         return ReAct(ScriptedTurns(chat, lines), toolbox, chat).run([TASK])[0]
 
 
 def clips():
-    """By hand: ratios 1.25, advantages 2 and -1, two tokens: r A / 2 where A is positive."""
+    """By hand: ratio 1.25, advantages 2 and -1, two tokens: -r A / 2 where A is positive."""
     behaviour_BT = torch.tensor([[0.4], [0.4]]).log()
     logp_BT = torch.tensor([[0.5], [0.5]]).log().requires_grad_()
     advantages_B = torch.tensor([2.0, -1.0])
@@ -61,7 +61,7 @@ def clips():
 
 
 def tools():
-    """The agent calls it and reads what it says; wrong and unknown arguments are observations."""
+    """The agent calls the tool; wrong and unknown arguments are observations."""
     february = {"first": "2024-02-01", "last": "2024-03-01"}
     trajectory = play(
         call("days", **february, colour="red"),
@@ -69,10 +69,10 @@ def tools():
         call("days", first="2024-02-01"),
         ANSWER,
     )
-    days, wrong, lacking = trajectory.tool_results
+    days, wrong, incomplete = trajectory.tool_results
     assert (days.text, days.ok, days.source) == ("29", True, "days")
     assert wrong.text.startswith("Error: ") and not wrong.env_fault
-    assert lacking.text == "Error: days needs last, a string." and not lacking.ok
+    assert incomplete.text == "Error: days needs last, a string." and not incomplete.ok
     assert [m["content"] for m in trajectory.messages if m["role"] == "tool"][0] == "29"
     assert trajectory.termination == Termination.ANSWERED
     with Toolbox(None) as toolbox:
@@ -83,7 +83,7 @@ def tools():
 
 
 def rewards():
-    """It judges what the agent did: right after one call, right after none, wrong."""
+    """The reward depends on the number of calls: one call, no call, and a wrong answer."""
     once = play(call("search", query=["Norway"]), ANSWER)
     never = play(ANSWER)
     wrong = play("<think>x</think><answer>28</answer>")
@@ -96,7 +96,7 @@ def rewards():
 
 
 def worlds():
-    """It is loaded by its name, searched and read, also by the tools."""
+    """The world is loaded by name, searched and read, also by the tools."""
     world = load_world("planets")
     assert [hit.title for hit in world.search("Phobos")] == ["Phobos", "Mars"]
     assert "It sets in the east." in world.page("Phobos").text
@@ -108,14 +108,14 @@ def worlds():
     for name, message in (("planet", "did you mean 'planets'"), ("planets:9", "unknown world")):
         try:
             load_world(name)
-        except ValueError as fault:
-            assert message in str(fault)
+        except ValueError as error:
+            assert message in str(error)
         else:
             raise AssertionError(f"load_world({name!r}) was no fault")
 
 
 def agents():
-    """It answers, doubts, and stands by its second answer, on a scripted policy."""
+    """The agent answers, reviews its answer and returns the second one, on a scripted policy."""
     chat = ChatIds(load_tokenizer(ROOT / "figures" / "reference" / "tour" / "policy_sft"))
 
     def say(text):
@@ -130,7 +130,7 @@ def agents():
 
 
 def callbacks():
-    """It ends a run whose accuracy is high, and no other; build_callbacks finds it."""
+    """The callback stops a run with high accuracy; build_callbacks finds it."""
     callback = build_callbacks(Config.load("ci"), None).parts["stop_when_solved"]
     for accuracy, stopped in ((0.5, False), (1.0, True)):
         state = StepState(0, Config.load("ci"), metrics={"accuracy": accuracy})
@@ -154,6 +154,6 @@ if __name__ == "__main__":
         if child == 0:
             load_plugins(f"my_{name}")
             CHECKS[name]()
-            os._exit(0)  # a fault would end it with a traceback and 1
+            os._exit(0)  # an exception would exit with a traceback and status 1
         if os.waitpid(child, 0)[1] == 0:
             print(name)

@@ -101,8 +101,9 @@ SOUNDS = [start + end for start in STARTS for end in ENDS]
 
 
 def island_folder(path):
-    """Create thirty islands with towns, mayors and a table of lights; chains lead from a light
-    to a pet.
+    """Create thirty islands with towns, mayors and a table of lights.
+
+    Chains of facts lead from a light to a pet.
     """
     lights = ["# Lights", "", "| Light | Island | Height |", "|---|---|---|"]
     for number, sound in enumerate(SOUNDS):

@@ -1,11 +1,11 @@
-"""Three folders of Markdown as people keep them, made from a seed: what questions are drawn from.
+"""Three folders of Markdown, generated from a seed: the source of test questions.
 
-A company's handbook, a project's documentation and a set of research notes, about sixty documents
-each, with a table or two beside them. The text is our own; names are drawn from lists here. Each
-maker is a pure function of its seed and gives file name -> text, `written` puts it into a folder.
+A company's handbook, a project's documentation and a set of research notes, each with about
+sixty documents and one or two tables. The text is our own; names are drawn from lists here. Each
+maker is a pure function of its seed and returns file name -> text; `written` writes it to a folder.
 
-Facts stand where people put them: in front matter, in tables, in csv files; the prose around them
-repeats some and adds none. Left out: noise such as broken links (`tests/folder_examples.py`).
+Facts are in front matter, tables and csv files; the prose repeats some and adds none. Noise such
+as broken links is not included (see `tests/folder_examples.py`).
 """
 
 import random
@@ -20,7 +20,7 @@ Quist Rosario Saito Thorne Underhill Varga Winslow Zielinski""".split()
 
 
 def written(files: Mapping[str, str], folder: Path) -> Path:
-    """`folder`, with the files in it."""
+    """Write the files into `folder` and return it."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def _csv(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "".join(",".join(map(str, row)) + "\n" for row in [columns, *rows])
 
 
-# -------------------------------------------------------------------------------------- a handbook
+# ------------------------------------------------------------------------------------- handbook
 
 TEAMS = "Billing Logistics Platform Design Research Support Sales Security".split()
 OFFICES = "Rotterdam Porto Gdansk Trieste Bergen".split()
@@ -76,7 +76,7 @@ Glasshouse Plants|Hatch Print|Ironside Locks|Jetty Couriers|Kiln Ceramics|Loom U
 
 
 def handbook(seed: int | str) -> dict[str, str]:
-    """A company's handbook: people, teams, offices, products and policies, customers, courses."""
+    """Return a company's handbook: people, teams, products, policies, customers and courses."""
     rng = random.Random(f"handbook-{seed}")
     people = _people(rng, 26)
     leads = dict(zip(TEAMS, people))
@@ -182,7 +182,7 @@ def _add_handbook_tables(rng: random.Random, people: Sequence[str], files: dict[
     files["vendors.md"] = f"# Vendors\n\nWhom we buy from.\n\n{_table(columns, rows)}\n"
 
 
-# --------------------------------------------------------------------------- a documentation
+# -------------------------------------------------------------------------------- documentation
 
 MODULES = """harbor.cache harbor.queue harbor.store harbor.auth harbor.routes harbor.mail
 harbor.forms harbor.jobs harbor.locks harbor.metrics harbor.shell harbor.tokens harbor.views
@@ -200,7 +200,7 @@ LOG_LEVEL""".split()
 
 
 def documentation(seed: int | str) -> dict[str, str]:
-    """A project's documentation: modules, commands, errors, guides, releases, settings, people."""
+    """Return a project's documentation: modules, commands, errors, guides, releases, settings."""
     rng = random.Random(f"documentation-{seed}")
     people = _people(rng, 9)
     files = {
@@ -294,7 +294,7 @@ JOURNALS = "Coastal Letters|Journal of Shore Ecology|Marine Notes|Northern Water
 
 
 def research_notes(seed: int | str) -> dict[str, str]:
-    """Research notes in one flat folder: papers, people, methods, data sets, experiments, sites."""
+    """Return research notes in one flat folder: papers, people, methods, data sets, sites."""
     rng = random.Random(f"notes-{seed}")
     people = _people(rng, 12)
     number = iter(range(202303010900, 202303990000, 7))

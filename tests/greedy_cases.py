@@ -72,7 +72,7 @@ ENDLESS = [
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
     ),
     endless("exit function", "import atexit, time\natexit.register(time.sleep, 60)"),
-    endless(  # each entry is taken out again: time is to end it, and not, on a fast CPU, memory
+    endless(  # each entry is removed again, so that time ends it and not memory, even on a fast CPU
         "exit function that returns",
         "import atexit\ndef f():\n    while True:\n        atexit.register(f)\n"
         "        atexit.unregister(f)\natexit.register(f)",

@@ -7,7 +7,7 @@ if a layer is missing. Their memory is released with the process.
 
 from __future__ import annotations
 
-# What all programs begin with. `late` ends loops, `hold` keeps what there is until it was measured.
+# Common start of all programs. `late` ends loops; `hold` keeps memory until it was measured.
 PRELUDE = """
 import ctypes, fcntl, mmap, os, resource, signal, socket, struct, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -53,7 +53,7 @@ def socket_pair(_):
         fill(end.send)
 """
 
-# Threads with a table of descriptors of their own, if the sandbox lets them have one.
+# Threads with their own table of descriptors, if the sandbox permits it.
 TABLES = """
 def in_own_tables(action, tables=64):
     threading.stack_size(1 << 16)
@@ -161,7 +161,7 @@ hold(until_refused(take, 200_000))
 """,
 }
 
-# Unlocking every other byte from the end splits the first lock of the list and looks no further.
+# Unlocking every other byte from the end splits the first lock of the list and reads no further.
 SPLIT = """
 split = ctypes.PyDLL(None).fcntl
 def split_lock(fd, command, kind):

@@ -143,7 +143,7 @@ hold(until_refused(take, 60_000))
 """,
 }
 
-# A file counts as long as it is open or mapped, though its name has gone.
+# A file counts while it is open or mapped, even after its name was removed.
 GONE = """
 taken = 0
 def gone(name="f", length=8 * MB):

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 REPOSITORY_CANARY = "canary-in-the-repository-3b9e"  # read from this very file
-DENIED = r"Errno (1|2|6|13|18|20|30)\b|Error"  # the wording depends on which layer says no first
-SYS = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"  # how C code would do it
+DENIED = r"Errno (1|2|6|13|18|20|30)\b|Error"  # the error depends on the layer that denies first
+SYS = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"  # calls through C
 SOCKET = "import socket\n"
 
 

@@ -1,18 +1,16 @@
 """Questions judged from raw facts, by code that shares nothing with the question engine.
 
-The engine writes a query, evaluates it on its own tables, measures nearness on its own tables and
-says that the answer is the one member. Here the query is its JSON text and the world a list of
-(subject, relation, object); both are read from scratch, with other data structures: a relation is a
-set of pairs, an operator is arithmetic of sets, a distance is a breadth-first search of our own.
-Nothing of `drlib` is imported, so that no fault of the library can hide in it.
+The engine writes a query, evaluates it on its own tables and claims a single answer. Here the
+query is JSON text and the world a list of (subject, relation, object), both read from scratch with
+other data structures: a relation is a set of pairs, an operator is set arithmetic, and a distance
+is a breadth-first search. Nothing of `drlib` is imported, so that its faults cannot carry over.
 
-The format of a query is that of `drlib.questions.queries.to_text`. A
-fact joins its subject and its object, whatever it says and whatever these are: a year that two
-currencies share is one fact away from both, so they are two facts apart. `passed_by` gives the
-things that a path may end at and not lead through, for a second measure.
+The query format is that of `drlib.questions.queries.to_text`. A fact connects its subject and
+its object, whatever they are: a year shared by two currencies is one fact from both, so they are
+two facts apart. `barriers` are nodes that a path may end at but not cross, for a second measure.
 
-Left out: names that give each other away, redundant conditions (the library's second engine, SQL,
-counts these), and the wording of a question.
+Not covered: names that reveal each other, redundant conditions (counted by the library's SQL
+engine), and the wording of a question.
 """
 
 import json
@@ -25,11 +23,13 @@ LONGEST_NUMBER = 18  # digits that a whole number may have
 
 
 class Judgement(NamedTuple):
-    """`members` of the query; `told`: what the question names; `facts_away`: from each of them to
-    the answer (None: no path), the nearest first."""
+    """Result of a query: members, names in the question, and distances to the answer.
+
+    `facts_away` is the sorted number of facts from each name to the answer (None: no path).
+    """
 
     members: frozenset[str]
-    told: tuple[str, ...]
+    names: tuple[str, ...]
     facts_away: tuple[int | None, ...]
 
     @property
@@ -38,16 +38,16 @@ class Judgement(NamedTuple):
 
 
 class RawFacts:
-    """The triples of a world as pairs by relation, and who is named with whom."""
+    """The triples of a world as pairs by relation, and the neighbours of every node."""
 
     def __init__(self, triples: Iterable[Fact]):
         self.pairs: dict[str, set[tuple[str, str]]] = defaultdict(set)
-        self.beside: dict[str, set[str]] = defaultdict(set)
+        self.neighbours: dict[str, set[str]] = defaultdict(set)
         self.subjects = set()
         for subject, relation, thing in triples:
             self.pairs[relation].add((subject, thing))
-            self.beside[subject].add(thing)
-            self.beside[thing].add(subject)
+            self.neighbours[subject].add(thing)
+            self.neighbours[thing].add(subject)
             self.subjects.add(subject)
         self._rows: dict[str, dict[str, set[str]]] = {}
 
@@ -55,15 +55,15 @@ class RawFacts:
         """Return the other ends of `relation`; a final " of" inverts it."""
         if relation not in self._rows:
             table = defaultdict(set)
-            turned = relation.endswith(" of")
-            for subject, thing in self.pairs.get(relation[:-3] if turned else relation, ()):
-                start, end = (thing, subject) if turned else (subject, thing)
+            inverted = relation.endswith(" of")
+            for subject, thing in self.pairs.get(relation[:-3] if inverted else relation, ()):
+                start, end = (thing, subject) if inverted else (subject, thing)
                 table[start].add(end)
             self._rows[relation] = dict(table)
         return self._rows[relation]
 
     def members(self, text: str) -> frozenset[str]:
-        """The answers of the query with this JSON. ValueError: an operator that is not known."""
+        """Return the answers of this JSON query; raise ValueError for an unknown operator."""
         return frozenset(self._members(json.loads(text)))
 
     def _members(self, query) -> set[str]:
@@ -85,15 +85,15 @@ class RawFacts:
             relation, low, high = fields
             return {thing for thing, n in self._numbers(relation) if low <= n <= high}
         if name == "extreme":
-            relation, of, most = fields
-            group = self._members(of)
+            relation, group_query, most = fields
+            group = self._members(group_query)
             ranked = [(n if most else -n, thing) for thing, n in self._numbers(relation)]
             inside = [pair for pair in ranked if pair[1] in group]
             return {thing for n, thing in inside if n == max(inside)[0]}
         raise ValueError(f"unknown operator {name!r}: this evaluator reads seven and names")
 
     def _numbers(self, relation: str) -> list[tuple[str, int]]:
-        """(what has it, the number) of each whole number."""
+        """Return (subject, value) of each whole number."""
         found = []
         for thing, values in self.rows(relation).items():
             for value in values:
@@ -102,30 +102,30 @@ class RawFacts:
                     found.append((thing, int(value)))
         return found
 
-    def facts_away(self, start: str, passed_by: Collection[str] = ()) -> dict[str, int]:
-        """Return the number of facts between `start` and everything reachable without passing
-        through `passed_by`.
+    def facts_away(self, start: str, barriers: Collection[str] = ()) -> dict[str, int]:
+        """Return the distance in facts from `start` to everything reachable without crossing
+        `barriers`.
         """
         found, waiting = {start: 0}, deque((start,))
         while waiting:
-            here = waiting.popleft()
-            if here in passed_by and here != start:
+            node = waiting.popleft()
+            if node in barriers and node != start:
                 continue
-            for beside in self.beside.get(here, ()):
-                if beside not in found:
-                    found[beside] = found[here] + 1
-                    waiting.append(beside)
+            for neighbour in self.neighbours.get(node, ()):
+                if neighbour not in found:
+                    found[neighbour] = found[node] + 1
+                    waiting.append(neighbour)
         return found
 
-    def judge(self, text: str, answer: str, passed_by: Collection[str] = ()) -> Judgement:
-        """Return the result of this JSON query, and the distance of its names from `answer`."""
-        told = tuple(told_by(json.loads(text)))
-        away = self.facts_away(answer, passed_by)
-        order = sorted((away.get(name) for name in told), key=lambda n: (n is None, n))
-        return Judgement(self.members(text), told, tuple(order))
+    def judge(self, text: str, answer: str, barriers: Collection[str] = ()) -> Judgement:
+        """Return the result of this JSON query, and the distances of its names from `answer`."""
+        names = tuple(names_in_query(json.loads(text)))
+        distances = self.facts_away(answer, barriers)
+        order = sorted((distances.get(name) for name in names), key=lambda n: (n is None, n))
+        return Judgement(self.members(text), names, tuple(order))
 
 
-def told_by(query) -> list[str]:
+def names_in_query(query) -> list[str]:
     """Return the names in a question, and the number of a range that contains only one."""
     if isinstance(query, str):
         return [query]
@@ -134,13 +134,13 @@ def told_by(query) -> list[str]:
         relation, low, high = fields
         return [str(low)] if low == high else []
     inner = fields[1:2] if name in ("proj", "extreme") else fields
-    return [told for part in inner for told in told_by(part)]
+    return [name for part in inner for name in names_in_query(part)]
 
 
-def look_ups(query) -> int:
+def count_hops(query) -> int:
     """Return the maximal number of consecutive hops."""
     if isinstance(query, str):
         return 0
     name, *fields = query
     inner = fields[1:2] if name in ("proj", "extreme") else () if name == "range" else fields
-    return (name in ("proj", "range")) + max(map(look_ups, inner), default=0)
+    return (name in ("proj", "range")) + max(map(count_hops, inner), default=0)

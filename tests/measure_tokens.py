@@ -1,14 +1,13 @@
 """Code density: Python tokens per line of code, by package and in total.
 
-    python -m tests.measure_tokens                 drlib, room by room
-    python -m tests.measure_tokens FOLDER...       any other folders of Python files
+    python -m tests.measure_tokens                 drlib, by package
+    python -m tests.measure_tokens FOLDER...       other folders of Python files
 
-A token is what Python's `tokenize` calls one (a name, a number, a bracket, an operator, a string),
-comments, docstrings, line ends and indentation apart. A line of code is a line that holds at least
-one of them; a string over several lines holds all of them. Blank lines, comments and docstrings
-therefore change neither number: only a statement that is packed or taken apart does.
+Tokens are counted as by Python's `tokenize` (names, numbers, brackets, operators, strings),
+without comments, docstrings, line ends and indentation. A line of code has at least one token; a
+multi-line string counts all its lines. Blank lines, comments and docstrings change neither number.
 
-The yardstick is nanochat (karpathy/nanochat), whose entry in the package registry holds no Python.
+The reference is nanochat (karpathy/nanochat), whose package in the registry has no Python code.
 Four of its files were counted by `count` on their published text (November 2026): the model
 (nanochat/gpt.py up to its optimisers: 171 lines of code, 11.45 tokens a line), the engine without
 its self-test (nanochat/engine.py: 199, 8.16), the loop of the RL script below its settings
@@ -38,7 +37,7 @@ LAYOUT = {
 
 
 def docstring_starts(source: str) -> set[tuple[int, int]]:
-    """(line, column) where each docstring of a module, class or function begins."""
+    """Return (line, column) of the start of each docstring of a module, class or function."""
     starts = set()
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -50,7 +49,7 @@ def docstring_starts(source: str) -> set[tuple[int, int]]:
 
 
 def count(source: str) -> tuple[int, int]:
-    """(tokens, lines of code) of a Python source text."""
+    """Return (tokens, lines of code) of Python source text."""
     docstrings = docstring_starts(source)
     tokens, lines = 0, set()
     in_strings = 0
@@ -58,7 +57,7 @@ def count(source: str) -> tuple[int, int]:
         if token.type in LAYOUT or token.start in docstrings:
             continue
         lines.update(range(token.start[0], token.end[0] + 1))
-        # from Python 3.12 on an f-string comes in pieces; it counts as the one that it was
+        # since Python 3.12 an f-string is several tokens; it is counted as one
         in_strings -= token.type == FSTRING_END
         tokens += in_strings == 0 and token.type != FSTRING_END
         in_strings += token.type == FSTRING_START
@@ -66,7 +65,7 @@ def count(source: str) -> tuple[int, int]:
 
 
 def measure(files: Iterable[Path]) -> tuple[int, int]:
-    """(tokens, lines of code) of Python files, added up."""
+    """Return the sums of (tokens, lines of code) over Python files."""
     tokens, lines = 0, 0
     for path in files:
         more_tokens, more_lines = count(path.read_text(encoding="utf-8"))
@@ -75,17 +74,17 @@ def measure(files: Iterable[Path]) -> tuple[int, int]:
     return tokens, lines
 
 
-def rooms() -> dict[str, list[Path]]:
-    """The files of each room of drlib; a room that is one file is named by it."""
+def package_files() -> dict[str, list[Path]]:
+    """Return the files of each package of drlib; a single module is its own package."""
     found: dict[str, list[Path]] = {}
     for path in sorted((ROOT / "drlib").rglob("*.py")):
-        room = path.relative_to(ROOT / "drlib").parts[0].removesuffix(".py")
-        found.setdefault(room, []).append(path)
+        package = path.relative_to(ROOT / "drlib").parts[0].removesuffix(".py")
+        found.setdefault(package, []).append(path)
     return found
 
 
 def main(folders: list[str]) -> None:
-    groups = {folder: sorted(Path(folder).rglob("*.py")) for folder in folders} or rooms()
+    groups = {folder: sorted(Path(folder).rglob("*.py")) for folder in folders} or package_files()
     groups["in all"] = [path for files in groups.values() for path in files]
     width = max(map(len, groups))
     print(f"{'':<{width}}  files  lines of code  tokens a line")

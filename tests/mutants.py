@@ -31,7 +31,7 @@ FAILED = 1  # pytest's exit status when tests ran and some failed; 2 and up: the
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old`, which occurs once in the file `path`, becomes `new`; one of `tests` must then fail."""
+    """Replace `old`, which occurs once in `path`, by `new`; one of `tests` must then fail."""
 
     name: str
     path: str
@@ -140,7 +140,7 @@ def judge_all(chosen: list[Mutant], scratch: Path) -> list[Row]:
     """Judge mutants in two copies side by side; print and return the rows.
 
     Raises:
-        SystemExit: tests fail without any mutant; they would seem to catch everything.
+        SystemExit: tests fail without any mutant, so they would seem to detect everything.
     """
     copies: queue.Queue[Path] = queue.Queue()
     for number in range(COPIES):
@@ -149,14 +149,14 @@ def judge_all(chosen: list[Mutant], scratch: Path) -> list[Row]:
     tests = tuple(dict.fromkeys(test for mutant in chosen for test in mutant.tests))
     alone = tuple(test for test in tests if Path(test.partition("::")[0]).name in ALONE)
     others = tuple(test for test in tests if test not in alone)
-    for some in (("-n", str(COPIES), *others) if others else (), alone):
-        status, output = run_tests(scratch / "0", some) if some else (0, "")
+    for selection in (("-n", str(COPIES), *others) if others else (), alone):
+        status, output = run_tests(scratch / "0", selection) if selection else (0, "")
         if status:
             sys.exit(f"error: tests fail without any mutant:\n{output[-3000:]}")
 
     rows, lock = [], threading.Lock()
 
-    def one(mutant: Mutant) -> None:
+    def judge_one(mutant: Mutant) -> None:
         folder = copies.get()
         try:
             by, seconds = judge(mutant, folder)
@@ -167,7 +167,7 @@ def judge_all(chosen: list[Mutant], scratch: Path) -> list[Row]:
             rows.append((mutant, by, seconds))
 
     with ThreadPoolExecutor(COPIES) as pool:
-        list(pool.map(one, chosen))
+        list(pool.map(judge_one, chosen))
     return rows
 
 

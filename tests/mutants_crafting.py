@@ -17,7 +17,7 @@ MUTANTS = [
         "drlib/cli/craft.py",
         "    teacher = ModelTeacher(writer, reader, names=memory.entities)\n",
         "    teacher = ModelTeacher(writer, writer, names=memory.entities)\n",
-        (f"{TEACHER}::test_another_model_reads_and_judges",),
+        (f"{TEACHER}::test_reader_model_reads_and_judges",),
         "a second model was asked for and is not",
     ),
     Mutant(
@@ -81,7 +81,7 @@ MUTANTS = [
         MODEL,
         '            return "not judged: no verdict"\n',
         "            return KEPT\n",
-        (f"{TEACHER}::test_a_judge_without_a_verdict_keeps_nothing",),
+        (f"{TEACHER}::test_reply_without_a_verdict_is_not_kept",),
         "rows that nobody judged would be trained on",
     ),
     Mutant(
@@ -89,7 +89,7 @@ MUTANTS = [
         MODEL,
         'return KEPT if word[1].casefold() == "yes" else',
         'return KEPT if word[1].casefold() != "maybe" else',
-        (f"{TEACHER}::test_plans_are_written_blind_and_judged_by_what_is_known",),
+        (f"{TEACHER}::test_plans_are_written_without_the_facts",),
         "rejection would reject nothing",
     ),
     Mutant(
@@ -97,7 +97,7 @@ MUTANTS = [
         MODEL,
         "reply = self.writer.ask(make_prompt(PLAN, task.question), seed=number)",
         "reply = self.writer.ask(make_prompt(PLAN + _lines(known), task.question), seed=number)",
-        (f"{TEACHER}::test_plans_are_written_blind_and_judged_by_what_is_known",),
+        (f"{TEACHER}::test_plans_are_written_without_the_facts",),
         "plans would be of what a policy cannot know",
     ),
     Mutant(
@@ -105,7 +105,7 @@ MUTANTS = [
         MODEL,
         'return turn, "" if right else "another answer"',
         'return turn, ""',
-        (f"{TEACHER}::test_reasoning_is_kept_by_its_answer_and_its_length",),
+        (f"{TEACHER}::test_reasoning_is_kept_by_answer_and_length",),
         "wrong answers would be learned",
     ),
     Mutant(
@@ -121,7 +121,7 @@ MUTANTS = [
         "drlib/demonstrations/agentfounder.py",
         "                pairs.pop((relation, name), None)\n",
         "",
-        (f"{ALTERNATIVES}::test_neither_form_nor_mention_finds_the_real_step",),
+        (f"{ALTERNATIVES}::test_form_and_mention_do_not_reveal_the_real_step",),
         "a right option would be taught as a wrong one",
     ),
     Mutant(
@@ -129,7 +129,7 @@ MUTANTS = [
         "drlib/demonstrations/agentfounder.py",
         "names = [one for one in every_name if mentions(read, one)] or [name]",
         "names = list(every_name)",
-        (f"{ALTERNATIVES}::test_neither_form_nor_mention_finds_the_real_step",),
+        (f"{ALTERNATIVES}::test_form_and_mention_do_not_reveal_the_real_step",),
         "what was mentioned would tell the real step",
     ),
     Mutant(
@@ -137,7 +137,7 @@ MUTANTS = [
         "drlib/training/pretrain.py",
         'close = config.pretrain.higher_order_alternatives == "read"',
         "close = False",
-        (f"{ALTERNATIVES}::test_the_setting_changes_the_higher_order_rows_alone",),
+        (f"{ALTERNATIVES}::test_alternatives_setting_changes_only_higher_order_rows",),
         "an ablation would compare a thing with itself",
     ),
     Mutant(
@@ -145,7 +145,7 @@ MUTANTS = [
         USERS_FILE,
         "step=step.text(without=self.missing))",
         "step=step.text())",
-        (f"{USERS}::test_what_is_withheld_is_in_no_turn_before_it_is_asked_for",),
+        (f"{USERS}::test_withheld_value_is_revealed_only_on_request",),
         "an agent would learn to ask for what it was told",
     ),
     Mutant(
@@ -153,7 +153,7 @@ MUTANTS = [
         USERS_FILE,
         "        if spoken(self.missing) in said.casefold():\n",
         "        if True:\n",
-        (f"{USERS}::test_a_user_that_nobody_asks_gives_up",),
+        (f"{USERS}::test_user_gives_up_if_never_asked",),
         "an agent would not have to ask for the right thing",
     ),
     Mutant(
@@ -161,7 +161,7 @@ MUTANTS = [
         "drlib/demonstrations/actions.py",
         "        elif pieces and pieces[-1][1]:",
         "        elif False:",
-        (f"{USERS}::test_a_sample_is_what_a_rollout_would_have_seen",),
+        (f"{USERS}::test_sample_ids_equal_a_rollout",),
         "what the assistant said last would be cut off and unlearned",
     ),
     Mutant(
@@ -169,7 +169,7 @@ MUTANTS = [
         "drlib/training/sft.py",
         "play_with_user(task, seed=0) if several else play(task)",
         "play(task)",
-        (f"{USERS}::test_the_setting_s_samples_ask",),
+        (f"{USERS}::test_multi_turn_samples_contain_questions",),
         "an ablation would compare a thing with itself",
     ),
     Mutant(

@@ -164,10 +164,7 @@ MUTANTS = [
         "drlib/training/planner.py",
         'elif config.engine.name in ("hf", "local") and loads["rl"].fsdp:',
         "elif False:",
-        (
-            "tests/test_training_plan.py"
-            "::test_sharded_local_engine_needs_a_full_copy",
-        ),
+        ("tests/test_training_plan.py::test_sharded_local_engine_needs_a_full_copy",),
         "a run is promised room that its own rollouts need",
     ),
     Mutant(

@@ -145,9 +145,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         'WORSE = {"reward": "down", "errors": "up"}',
         'WORSE = {"reward": "up", "errors": "down"}',
-        (
-            f"{DRIFT}::test_committed_runs_only_alarm_on_collapse",
-        ),
+        (f"{DRIFT}::test_committed_runs_only_alarm_on_collapse",),
         "the better it learns, the slower",
     ),
     Mutant(

@@ -17,7 +17,7 @@ MUTANTS = [
         TABLE,
         "    effect = results.gain(stage, stage, kind, decoding, of=control)",
         "    effect = control.gain(stage, stage, kind, decoding, of=results)",
-        (f"{SWEEP}::test_the_accuracies_are_of_each_arm_and_the_difference_is_paired_by_hand",),
+        (f"{SWEEP}::test_accuracies_and_paired_difference_by_hand",),
         "what is better is said to be worse",
     ),
     Mutant(
@@ -25,7 +25,7 @@ MUTANTS = [
         TABLE,
         "    effect = results.gain(stage, stage, kind, decoding, of=control)",
         "    effect = results.gain(stage, stage, kind, decoding, of=results)",
-        (f"{SWEEP}::test_the_accuracies_are_of_each_arm_and_the_difference_is_paired_by_hand",),
+        (f"{SWEEP}::test_accuracies_and_paired_difference_by_hand",),
         "no arm ever differs from the control",
     ),
     Mutant(
@@ -33,7 +33,7 @@ MUTANTS = [
         TABLE,
         "    control = records.results.get(plan.control)",
         "    control = records.results.get(next(iter(plan.arms)))",
-        (f"{SWEEP}::test_the_other_arm_as_control_turns_the_sign",),
+        (f"{SWEEP}::test_swapping_the_control_flips_the_sign",),
         "differences are to another arm than the file names",
     ),
     Mutant(
@@ -41,7 +41,7 @@ MUTANTS = [
         FILE,
         '**own, "seed": seed})',
         '**own, "seed": self.seeds[0]})',
-        (f"{SWEEP}::test_each_run_has_the_settings_of_its_arm_and_its_seed",),
+        (f"{SWEEP}::test_run_has_the_settings_of_its_arm_and_seed",),
         "one training counts as several",
     ),
     Mutant(
@@ -49,7 +49,7 @@ MUTANTS = [
         FILE,
         "{**self.common, **own,",
         "{**own, **self.common,",
-        (f"{SWEEP}::test_an_arm_s_own_setting_stands_before_the_common_one",),
+        (f"{SWEEP}::test_arm_settings_override_common_settings",),
         "an arm is not what its line says",
     ),
     Mutant(
@@ -57,7 +57,7 @@ MUTANTS = [
         FILE,
         '        require(same == name, f"{fault}: they would be the same runs, remove one")\n',
         "",
-        (f"{SWEEP}::test_what_is_wrong_with_an_arm_is_one_line",),
+        (f"{SWEEP}::test_invalid_arms_give_a_one_line_error",),
         "a difference of 0 is measured between a run and itself",
     ),
     Mutant(
@@ -65,7 +65,7 @@ MUTANTS = [
         FILE,
         'key not in chooses and not key.startswith(("evaluation.", "world."))',
         "key not in chooses",
-        (f"{SWEEP}::test_what_is_wrong_with_an_arm_is_one_line",),
+        (f"{SWEEP}::test_invalid_arms_give_a_one_line_error",),
         "arms are compared on different questions",
     ),
     Mutant(
@@ -73,7 +73,7 @@ MUTANTS = [
         BUILT,
         "        return _reason(str(fault))\n",
         "        raise\n",
-        (f"{RUNS}::test_a_failed_arm_is_named_with_its_reason_and_the_others_are_there",),
+        (f"{RUNS}::test_failed_arm_is_reported_with_its_reason",),
         "one broken arm loses all that come after it",
     ),
     Mutant(
@@ -81,7 +81,7 @@ MUTANTS = [
         TABLE,
         '    return [int(seed) for seed, run in runs.items() if "failed" not in run]\n',
         "    return [int(seed) for seed, run in runs.items()]\n",
-        (f"{SWEEP}::test_a_seed_that_the_control_lacks_is_in_the_accuracy_and_in_no_difference",),
+        (f"{SWEEP}::test_seeds_without_a_control_are_not_paired",),
         "an arm seems to have seeds that it lacks",
     ),
     Mutant(
@@ -89,7 +89,7 @@ MUTANTS = [
         "drlib/cli/experiment.py",
         "    return 1 if failed else 0\n",
         "    return 0\n",
-        (f"{RUNS}::test_a_failed_arm_is_named_with_its_reason_and_the_others_are_there",),
+        (f"{RUNS}::test_failed_arm_is_reported_with_its_reason",),
         "a script goes on as if all had been well",
     ),
     Mutant(
@@ -113,7 +113,7 @@ MUTANTS = [
         TABLE,
         "        not changed,\n",
         "        True,\n",
-        (f"{SWEEP}::test_records_survive_their_file_and_give_the_same_summary",),
+        (f"{SWEEP}::test_records_round_trip",),
         "old rows stand under a new name",
     ),
     Mutant(
@@ -121,7 +121,7 @@ MUTANTS = [
         TABLE,
         'effect = (difference["effect"], *difference["interval"])',
         'effect = (asked[0]["accuracy"], *asked[0]["interval"])',
-        (f"{SWEEP}::test_a_claim_that_nothing_speaks_for_stays_open",),
+        (f"{SWEEP}::test_claim_without_an_effect_stays_open",),
         "every claim of something higher is reproduced",
     ),
     Mutant(
@@ -129,7 +129,7 @@ MUTANTS = [
         TABLE,
         'judge(effect, difference["by_seed"], registered)',
         'judge(effect, [*difference["by_seed"]] * 20, registered)',
-        (f"{SWEEP}::test_a_claim_is_judged_by_the_first_kind_of_question",),
+        (f"{SWEEP}::test_claim_is_judged_on_the_first_question_kind",),
         "one training's luck is a finding",
     ),
     Mutant(
@@ -137,7 +137,7 @@ MUTANTS = [
         PLOTS,
         '_interval(ax, y, difference["effect"], difference["interval"], color)',
         '_interval(ax, y, arm["asked"][0]["accuracy"], arm["asked"][0]["interval"], color)',
-        (f"{FIGURE}::test_the_figure_shows_the_summary_s_numbers",),
+        (f"{FIGURE}::test_figure_shows_the_numbers_of_the_summary",),
         "the middle panel shows no difference",
     ),
     Mutant(
@@ -145,7 +145,7 @@ MUTANTS = [
         PLOTS,
         "np.cumsum(made_ST, axis=1) / unit",
         "np.array(made_ST) / unit",
-        (f"{FIGURE}::test_the_figure_shows_the_summary_s_numbers",),
+        (f"{FIGURE}::test_figure_shows_the_numbers_of_the_summary",),
         "the x axis goes nowhere",
     ),
     Mutant(
@@ -201,9 +201,7 @@ MUTANTS = [
         "drlib/experiments/reference_run.py",
         'again.gain("rl", "rl", *asked, of=first)',
         'first.gain("rl", "rl", *asked, of=again)',
-        (
-            "tests/test_experiments_reference.py::test_again_block_compares_repeated_runs",
-        ),
+        ("tests/test_experiments_reference.py::test_again_block_compares_repeated_runs",),
         "a line that got worse would be said to have got better",
     ),
 ]

@@ -33,7 +33,7 @@ def module_name(path: Path) -> str:
 
 
 def public_names() -> dict[str, set[str]]:
-    """Module -> its public functions and classes."""
+    """Return module -> its public functions and classes."""
     found = {}
     for path in (ROOT / "drlib").rglob("*.py"):
         defined = ast.parse(path.read_text(encoding="utf-8")).body
@@ -44,7 +44,7 @@ def public_names() -> dict[str, set[str]]:
 
 
 def exported() -> dict[tuple[str, str], tuple[str, str]]:
-    """(module, name as imported from there) -> (module, name) where it is defined."""
+    """Return (module, imported name) -> (module, name) of the definition."""
     found = {}
     for path in (ROOT / "drlib").rglob("__init__.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -56,7 +56,7 @@ def exported() -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def sources() -> dict[str, str]:
-    """The code of all users, by a name to report: modules, notebooks, benchmarks."""
+    """Return the code of all users (modules, notebooks, benchmarks, pages) by name."""
     found = {}
     for folder in ("drlib", "tests/benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -76,14 +76,14 @@ def sources() -> dict[str, str]:
 
 
 def uses(code: str, modules: set[str]) -> set[tuple[str, str]]:
-    """(module, name) pairs of the library that a piece of code imports or reaches by attribute."""
+    """Return the (module, name) pairs of the library that code imports or accesses by attribute."""
     tree, found, alias_of = ast.parse(code), set(), {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drlib"):
             for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                if full in modules:
-                    alias_of[alias.asname or alias.name] = full
+                dotted_name = f"{node.module}.{alias.name}"
+                if dotted_name in modules:
+                    alias_of[alias.asname or alias.name] = dotted_name
                 found.add((node.module, alias.name))
         elif isinstance(node, ast.Import):
             for alias in node.names:
@@ -98,13 +98,13 @@ def uses(code: str, modules: set[str]) -> set[tuple[str, str]]:
 
 
 def named_in_strings(code: str, modules: set[str]) -> set[tuple[str, str]]:
-    """ "module:name" strings, by which registries name what they load late."""
+    """Return (module, name) of "module:name" strings, which registries use for lazy loading."""
     pairs = re.findall(r'"(drlib[\w.]*|[\w.]*):(\w+)"', code)
     return {(module, name) for module, name in pairs if module in modules}
 
 
-def reached_inside(module: str, used: set[str]) -> set[str]:
-    """Top-level names of a module that what is used there leads to, itself included.
+def reached_names(module: str, used: set[str]) -> set[str]:
+    """Return the top-level names of a module that the used names depend on, including themselves.
 
     The module's own statements (a registry's table, the call under `__main__`) always run.
     """
@@ -124,13 +124,13 @@ def reached_inside(module: str, used: set[str]) -> set[str]:
     statements = [node for node in tree.body if not isinstance(node, kinds)]
     statements += [d for definition in definitions.values() for d in definition.decorator_list]
     registered = {d.name for d in definitions.values() if d.decorator_list and _registers(d)}
-    todo = used | registered | {name for node in statements for name in names_in(node)}
+    pending = used | registered | {name for node in statements for name in names_in(node)}
     reached: set[str] = set()
-    while todo:
-        name = todo.pop()
+    while pending:
+        name = pending.pop()
         if name in definitions and name not in reached:
             reached.add(name)
-            todo |= names_in(definitions[name]) - reached
+            pending |= names_in(definitions[name]) - reached
     return reached
 
 
@@ -141,7 +141,10 @@ def _registers(definition) -> bool:
 
 
 def without_user(promised: set[str] = frozenset()) -> dict[str, list[str]]:
-    """Module -> its public names that only tests reach; `promised`: names that others rely on."""
+    """Return module -> public names that only tests use.
+
+    promised: names that count as used.
+    """
     names, reexported, used = public_names(), exported(), defaultdict(set)
     modules = {*names}
     for where, code in sources().items():
@@ -151,10 +154,10 @@ def without_user(promised: set[str] = frozenset()) -> dict[str, list[str]]:
             if module != where:
                 used[module].add(name)
     left = {}
-    for module, some in sorted(names.items()):
+    for module, module_names in sorted(names.items()):
         started = {"main"} | ({"load"} if module.startswith("drlib.worlds.") else set())
-        used[module] |= some & started
-        unused = some - reached_inside(module, used[module] | (promised & some))
+        used[module] |= module_names & started
+        unused = module_names - reached_names(module, used[module] | (promised & module_names))
         if unused:
             left[module] = sorted(unused)
     return left

@@ -45,7 +45,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Module name and output prefix of the program; its logs go to a temporary folder."""
+    """Return module name and output prefix of the program; its logs go to a temporary folder."""
     (tmp_path / "launched_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(launching, "LOGS", tmp_path / "logs")
@@ -78,7 +78,7 @@ def start(code):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder `notebooks` with one small notebook, 07_small, that was never executed."""
+    """Return a folder `notebooks` with one small notebook, 07_small, that was never executed."""
     cells = [
         new_markdown_cell("# 07 · Small\n\n## Goal"),
         new_code_cell('profile = "ci"\nsteps = 3\nrate = 0.5', metadata={"tags": ["parameters"]}),

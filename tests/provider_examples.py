@@ -151,8 +151,9 @@ MARKDOWN = (
 
 
 class Replay(http.server.ThreadingHTTPServer):
-    """Server that answers every request with `reply`: (status, headers, body) or a function that
-    writes to the socket.
+    """Server that answers every request with `reply`.
+
+    The reply is (status, headers, body) or a function that writes to the socket.
     """
 
     daemon_threads = True

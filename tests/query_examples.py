@@ -1,7 +1,7 @@
-"""Random queries about a graph, and an evaluator that looks at one entity at a time.
+"""Random queries on a graph, and an evaluator that checks one entity at a time.
 
-`satisfies` shares nothing with the library's engines but the meaning of the algebra: it asks of an
-entity whether it fits, where they compute sets. `answers` asks this of every node: brute force.
+`satisfies` shares only the meaning of the algebra with the library's engines: it checks whether an
+entity matches, while they compute sets. `answers` checks every node by brute force.
 """
 
 import random
@@ -56,7 +56,7 @@ def small_graph():
 
 
 def satisfies(title, query, graph):
-    """Return True if `title` fits `query`, judged from its neighbouring facts."""
+    """Return True if `title` matches `query`, judged from its neighbouring facts."""
     match query:
         case str():
             return title == query
@@ -97,7 +97,7 @@ def answers(query, graph):
 
 
 def explain(title, graph, rng, depth, width=2):
-    """Return a query that `title` fits: a constant at depth 0, else up to `width` facts."""
+    """Return a query that `title` matches: a constant at depth 0, else up to `width` facts."""
     around = [
         (r, v) for r in graph.relations.get(title, ()) for v in sorted(graph.values(title, r))
     ]
@@ -129,7 +129,7 @@ def unique_queries(graph, n, seed, depth=2, width=2):
 
 
 def any_query(graph, rng, depth=3):
-    """Return a query of any node, possibly without an answer."""
+    """Return a random query, possibly without an answer."""
     titles = sorted(graph.nodes)
     relations = sorted(graph.adjacent)
     if depth == 0:

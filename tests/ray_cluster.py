@@ -22,16 +22,16 @@ AGENTS = (
 
 
 def free_ports():
-    """Ports for Ray's agents: a raylet waits only 15 s for one that chooses its own."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in AGENTS]
-    ports = {name: s.getsockname()[1] for name, s in zip(AGENTS, held, strict=True)}
-    for one in held:
-        one.close()
+    """Return ports for Ray's agents; a raylet waits only 15 s for one that chooses its own."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in AGENTS]
+    ports = {name: s.getsockname()[1] for name, s in zip(AGENTS, sockets, strict=True)}
+    for opened in sockets:
+        opened.close()
     return ports
 
 
 def start(folder):
-    """A cluster of two nodes, with nothing beside them that takes time to start."""
+    """Start a cluster of two nodes without optional services."""
     from ray.cluster_utils import Cluster
 
     node = {
@@ -41,18 +41,18 @@ def start(folder):
         "include_log_monitor": False,
         "no_monitor": True,
     }
-    quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5}
-    made, before = Cluster(), psutil.Process().children(recursive=True)
+    timing = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5}
+    cluster, before = Cluster(), psutil.Process().children(recursive=True)
     try:
-        made.add_node(**node, **free_ports(), _system_config=quick, temp_dir=folder)
-        made.add_node(**node, **free_ports())
+        cluster.add_node(**node, **free_ports(), _system_config=timing, temp_dir=folder)
+        cluster.add_node(**node, **free_ports())
     except BaseException:
-        made.shutdown()
+        cluster.shutdown()
         for process in psutil.Process().children(recursive=True):
             if process not in before:
                 process.kill()
         raise
-    return made
+    return cluster
 
 
 def gone(processes):
@@ -62,29 +62,29 @@ def gone(processes):
 
 @contextmanager
 def two_nodes(**settings):
-    """The cluster, inside the block; `settings` are set in the environment of its nodes."""
+    """Yield the cluster; `settings` are set in the environment of its nodes."""
     settings = SETTINGS | settings
     before = {name: os.environ.get(name) for name in (*settings, "RAY_TMPDIR")}
     os.environ.update(settings)
-    made, below = None, []
+    cluster, descendants = None, []
     try:
         for attempt in range(5):
             folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
             os.environ["RAY_TMPDIR"] = folder
             os.mkdir(os.path.join(folder, "ray"))  # it writes the cluster's address there
             try:
-                made = start(folder)
+                cluster = start(folder)
                 break
-            except Exception as error:  # a node gives its agents a fixed 15 s (Ray's issue 65983)
+            except Exception as error:  # a node waits a fixed 15 s for its agents (Ray issue 65983)
                 shutil.rmtree(folder, ignore_errors=True)
                 if "timed out during startup" not in str(error) or attempt == 4:
                     raise
-        yield made
+        yield cluster
     finally:
-        below = psutil.Process().children(recursive=True)
-        if made:
-            made.shutdown()
+        descendants = psutil.Process().children(recursive=True)
+        if cluster:
+            cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-    assert below and gone(below)
+    assert descendants and gone(descendants)

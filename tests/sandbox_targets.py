@@ -29,7 +29,7 @@ from tests.hostile_files import FILES
 from tests.odd_cases import FORGED, ODD, WORKS
 
 CANARY, BREACH = "canary-7f3a91", "breach-52c8d0"
-TOKEN = f"drlib-test-{os.getpid()}"  # of every name that a case could leave behind
+TOKEN = f"drlib-test-{os.getpid()}"  # part of every name that a case could leave behind
 KEY = 0x5D000000 + os.getpid()
 REACHING = PROCESSES + FILES + NETWORK + POWERS
 OTHERS = ENDLESS + GREEDY + ODD + FORGED + WORKS
@@ -48,11 +48,11 @@ def sandbox_at(level: str, **arguments) -> Sandbox:
     found = probe() if level == HERE else probe().without("namespaces")
     os.environ["DRLIB_TEST_SECRET"] = CANARY
     try:
-        made = Sandbox(found=found, **arguments)
+        sandbox = Sandbox(found=found, **arguments)
     finally:
         del os.environ["DRLIB_TEST_SECRET"]
-    assert made.isolation == level
-    return made
+    assert sandbox.isolation == level
+    return sandbox
 
 
 @contextmanager
@@ -83,8 +83,8 @@ class Places:
         self.abstract, self.named = (socket.socket(socket.AF_UNIX) for _ in range(2))
         self.abstract.bind(f"\0{TOKEN}-planted")
         self.named.bind(str(self.folder / "socket"))
-        for one in self.listeners():
-            stack.enter_context(one).setblocking(False)
+        for endpoint in self.listeners():
+            stack.enter_context(endpoint).setblocking(False)
         self.abstract.listen()
         self.named.listen()
         for path in (self.folder, *self.folder.iterdir()):
@@ -146,9 +146,9 @@ class Places:
     def check(self) -> None:
         """Check that nothing has changed and no socket received data."""
         assert self.state() == self.before
-        for one in self.listeners():
+        for endpoint in self.listeners():
             with pytest.raises(BlockingIOError):
-                one.recv(1) if one is self.udp else one.accept()
+                endpoint.recv(1) if endpoint is self.udp else endpoint.accept()
 
 
 def remaining(before: dict) -> list[str]:
@@ -156,7 +156,7 @@ def remaining(before: dict) -> list[str]:
     left = []
     for process in psutil.Process().children(recursive=True):
         if process.pid not in before["pids"] and process.status() == psutil.STATUS_ZOMBIE:
-            os.waitpid(process.pid, os.WNOHANG)  # an orphan that died is handed to us
+            os.waitpid(process.pid, os.WNOHANG)  # a dead orphan was adopted by this process
         elif process.pid not in before["pids"]:
             left.append(f"process {process}")
     left += map(str, before["scratch"].iterdir())
@@ -181,12 +181,11 @@ def nothing_left():
     """Adopt orphans during the block; fail if anything outlives it.
 
     Work folders use a separate parent, because other sandboxes may run at the same time.
-
     """
     _adopt_orphans(True)
     before = {"pids": {p.pid for p in psutil.Process().children(recursive=True)}}
-    usual = template_process.scratch
-    scratch = before["scratch"] = Path(tempfile.mkdtemp(prefix=f"{TOKEN}-", dir=usual()))
+    original_scratch = template_process.scratch
+    scratch = before["scratch"] = Path(tempfile.mkdtemp(prefix=f"{TOKEN}-", dir=original_scratch()))
     scratch.chmod(0o711)
     template_process.scratch = lambda: str(scratch)
     try:
@@ -196,7 +195,7 @@ def nothing_left():
             time.sleep(0.1)
         assert not left
     finally:
-        template_process.scratch = usual
+        template_process.scratch = original_scratch
         shutil.rmtree(scratch)
         _adopt_orphans(False)
 

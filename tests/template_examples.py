@@ -26,13 +26,13 @@ SPECIAL = {
     "gemma": ("<end_of_turn>", ["<start_of_turn>", "<bos>"]),
     "phi3": ("<|end|>", ["<|user|>", "<|assistant|>", "<|system|>"]),
 }
-OWN_TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]  # no special tokens, as Qwen3's
+OWN_TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]  # not special, as in Qwen3
 
 
 def tokenizer_of(name, texts=(), size=400):
-    """A byte-level tokenizer with the template `name` and its family's tokens.
+    """Return a byte-level tokenizer with the template `name` and its family's tokens.
 
-    texts: what it has pieces of, `size` of them.
+    texts: additional training texts; `size` is the vocabulary size.
     """
     end, others = SPECIAL[name.split("3")[0].split("2")[0] if name.startswith("qwen") else name]
     bpe = Tokenizer(models.BPE())
@@ -61,10 +61,11 @@ TEMPLATE_OF = {"qwen3_moe": "qwen3_instruct_2507", "qwen3": "qwen3", "llama": "l
 
 
 def random_model(folder, kind):
-    """A folder with a model of architecture `kind`, which has learned nothing, and a tokenizer with
-    a chat template of its family."""
-    told = research_prompt([TOOLS[name].schema for name in ("search", "visit", "python")])
-    tokenizer = tokenizer_of(TEMPLATE_OF[kind], [told] * 4, 1200)
+    """Create a folder with an untrained model of architecture `kind`, and a tokenizer with a chat
+    template of its family.
+    """
+    prompt = research_prompt([TOOLS[name].schema for name in ("search", "visit", "python")])
+    tokenizer = tokenizer_of(TEMPLATE_OF[kind], [prompt] * 4, 1200)
     torch.manual_seed(0)
     sizes = dict(
         vocab_size=len(tokenizer),
@@ -93,7 +94,7 @@ def random_model(folder, kind):
 
 
 def foreign_model(folder, name="qwen3"):
-    """A folder with a dense model that has learned nothing, and such a tokenizer."""
+    """Create a folder with an untrained dense model and such a tokenizer."""
     tokenizer = tokenizer_of(name)
     torch.manual_seed(0)
     config = LlamaConfig(

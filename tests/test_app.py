@@ -49,7 +49,7 @@ def run_ask(capsys, *arguments):
     return status, out, err
 
 
-def of(server):
+def server_arguments(server):
     return ("--endpoint", server.url, "--model", server.model)
 
 
@@ -83,7 +83,9 @@ def test_every_agent_runs_over_a_server(capsys, agent):
         return "<report>Krone.</report>" + render_answer("Norwegian Krone")
 
     with Scripted(say) as server:
-        status, out, err = run_ask(capsys, NORWAY, "--agent", agent, "--quiet", *of(server))
+        status, out, err = run_ask(
+            capsys, NORWAY, "--agent", agent, "--quiet", *server_arguments(server)
+        )
     assert (status, out, err) == (0, "Norwegian Krone\n", "")
     assert server.asked == (2 * 4 + 1 if agent == "heavy" else 2)
 
@@ -91,16 +93,16 @@ def test_every_agent_runs_over_a_server(capsys, agent):
 def test_tokens_and_cost_are_counted(capsys):
     with Scripted(researcher) as server:
         server.keep = True
-        status, out, _ = run_ask(capsys, NORWAY, *of(server), "--prices", 1000, 2000)
+        status, out, _ = run_ask(capsys, NORWAY, *server_arguments(server), "--prices", 1000, 2000)
     assert status == 0 and " cost" in out and "2 turns, 1 calls" in out
     head = server.bodies[0]["messages"][0]
     assert head["role"] == "system" and '"name": "search"' in head["content"]
 
 
-def test_a_key_comes_from_the_environment_and_is_not_shown(capsys, monkeypatch):
+def test_key_comes_from_the_environment_and_is_hidden(capsys, monkeypatch):
     monkeypatch.setenv("DRLIB_API_KEY", "very-secret")
     with Scripted(researcher, key="very-secret") as server:
-        status, out, err = run_ask(capsys, NORWAY, *of(server))
+        status, out, err = run_ask(capsys, NORWAY, *server_arguments(server))
     assert status == 0 and "very-secret" not in out + err
 
 
@@ -117,18 +119,18 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_failures_are_one_line_and_status_one(capsys, name):
-    how, arguments, words = FAULTS[name]
-    with Scripted(**{"say": researcher, **how}) as server:
-        status, out, err = run_ask(capsys, NORWAY, *of(server), "--quiet", *arguments)
+    options, arguments, words = FAULTS[name]
+    with Scripted(**{"say": researcher, **options}) as server:
+        status, out, err = run_ask(capsys, NORWAY, *server_arguments(server), "--quiet", *arguments)
     assert (status, out) == (1, "") and words in err
     assert err.startswith("drlib ask: ") and err.count("\n") == 1
 
 
 def test_unreachable_server(capsys):
     with Scripted(researcher) as server:
-        gone = of(server)
-    status, _, err = run_ask(capsys, NORWAY, "--quiet", *gone)
-    assert status == 1 and "Connect" in err and gone[1] in err
+        closed_server = server_arguments(server)
+    status, _, err = run_ask(capsys, NORWAY, "--quiet", *closed_server)
+    assert status == 1 and "Connect" in err and closed_server[1] in err
 
 
 def test_only_a_written_file_is_named(capsys, tmp_path):
@@ -141,7 +143,9 @@ def test_only_a_written_file_is_named(capsys, tmp_path):
         return researcher(messages)
 
     with Scripted(revoked) as server:
-        status, _, err = run_ask(capsys, NORWAY, *of(server), "--quiet", "--save", saved)
+        status, _, err = run_ask(
+            capsys, NORWAY, *server_arguments(server), "--quiet", "--save", saved
+        )
     assert status == 1 and "HTTP 401" in err and f"the trajectory so far is in {saved}" in err
     (kept,) = load_trajectories(saved)
     assert [r.tool for r in kept.tool_results] == ["search"] and kept.metadata["interrupted"]
@@ -151,7 +155,7 @@ def test_broken_tool_is_named(capsys, monkeypatch):
     broken = ToolResult("search", {}, "Error: unavailable.", False, "server", env_fault=True)
     monkeypatch.setattr("drlib.tools.Toolbox.call", lambda *_, **__: broken)
     with Scripted(researcher) as server:
-        status, _, err = run_ask(capsys, NORWAY, *of(server), "--quiet")
+        status, _, err = run_ask(capsys, NORWAY, *server_arguments(server), "--quiet")
     assert status == 1 and "the tool search failed: Error: unavailable." in err
 
 
@@ -170,7 +174,7 @@ def test_trajectory_before_ctrl_c_is_saved(tmp_path):
             "drlib.cli",
             "ask",
             NORWAY,
-            *of(server),
+            *server_arguments(server),
             "--save",
             str(saved),
         ]
@@ -198,16 +202,16 @@ def test_trajectory_before_ctrl_c_is_saved(tmp_path):
     assert [r.tool for r in kept.tool_results] == ["search"]
 
 
-def test_text_of_pages_and_models_is_printed_as_text():
-    written = io.StringIO()
-    trace = Trace(Console(file=written, highlight=False, soft_wrap=True, force_terminal=True))
+def test_printed_text_is_not_interpreted():
+    output = io.StringIO()
+    trace = Trace(Console(file=output, highlight=False, soft_wrap=True, force_terminal=True))
 
     class At:
         name = "0-0-0"
 
     trace("turn", At, "<think>[red]x[/red] \x1b[2J</think><answer>y</answer>")
     trace("result", At, ToolResult("search", {}, "[link=file:///x]a\x07", True, ""))
-    out = written.getvalue()
+    out = output.getvalue()
     assert "[red]x[/red]" in out and "[link=file:///x]a" in out
     assert "\x1b[2J" not in out and "\x07" not in out and strip_controls("a\tb\n") == "a\tb\n"
 
@@ -229,36 +233,48 @@ def test_sources_that_contain_the_answer_come_first():
     assert json.loads(json.dumps(done.usage))["calls"] == 1
 
 
-def test_a_model_in_a_folder_needs_no_server(capsys):
+def test_model_folder_runs_without_a_server(capsys):
     """The tour's policy through transformers gives the local engine's answer."""
     status, out, err = run_ask(capsys, NORWAY, "--folder", TOUR_POLICY, "--quiet")
     assert (status, out, err) == (0, "Norwegian Krone\n", "")
 
 
-@pytest.mark.parametrize("told_how", [[], ["--native-tools"]])
-def test_foreign_model_uses_its_own_template(capsys, tmp_path, told_how):
+@pytest.mark.parametrize("extra_arguments", [[], ["--native-tools"]])
+def test_foreign_model_uses_its_own_template(capsys, tmp_path, extra_arguments):
     """The untrained model gives no answer and the cause; its prompt uses its own template."""
     folder, saved = foreign_model(tmp_path / "model"), tmp_path / "asked.parquet"
     capsys.readouterr()
-    how = ["--folder", folder, "--turn-tokens", 8, "--calls", 1, "--save", saved, *told_how]
-    status, _, err = run_ask(capsys, NORWAY, *how)
+    options = [
+        "--folder",
+        folder,
+        "--turn-tokens",
+        8,
+        "--calls",
+        1,
+        "--save",
+        saved,
+        *extra_arguments,
+    ]
+    status, _, err = run_ask(capsys, NORWAY, *options)
     assert status == 1 and err.startswith("drlib ask: no answer: ") and err.count("\n") == 1
     (kept,) = load_trajectories(saved)
-    read = load_any_tokenizer(folder).decode(kept.token_ids[~kept.generated])
-    assert read.startswith("<|im_start|>system\n") and "You answer questions by research" in read
-    assert read.count('"name": "search"') + read.count('"name":"search"') == 1
-    assert ("# Tools" in read) == bool(told_how)
+    prompt = load_any_tokenizer(folder).decode(kept.token_ids[~kept.generated])
+    assert (
+        prompt.startswith("<|im_start|>system\n") and "You answer questions by research" in prompt
+    )
+    assert prompt.count('"name": "search"') + prompt.count('"name":"search"') == 1
+    assert ("# Tools" in prompt) == bool(extra_arguments)
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("options", "words"),
     [
         (["--folder", "nowhere"], "no tokenizer at nowhere"),
         (["--folder", TOUR_POLICY, "--engine", "mlx"], "unknown engine 'mlx'"),
     ],
 )
-def test_missing_model_is_one_line(capsys, how, words):
-    status, out, err = run_ask(capsys, NORWAY, *how)
+def test_missing_model_is_one_line(capsys, options, words):
+    status, out, err = run_ask(capsys, NORWAY, *options)
     assert (status, out) == (1, "") and words in err and err.count("\n") == 1
 
 
@@ -271,23 +287,23 @@ def test_missing_vllm_is_one_line(capsys):
 def test_live_search_replaces_the_world(capsys):
     """A loopback search server that replays a recorded response."""
     reply, hits = RECORDED["searxng"]
-    read = []
+    prompts = []
 
     def model(messages):
-        read.append(messages[-1]["content"])
-        return render_answer("b") if "<tool_response>" in read[-1] else LOOK
+        prompts.append(messages[-1]["content"])
+        return render_answer("b") if "<tool_response>" in prompts[-1] else LOOK
 
     with Replay() as web, Scripted(model) as server:
         web.says(reply)
-        how = [*of(server), "--search", f"searxng={web.url}"]
-        status, out, err = run_ask(capsys, NORWAY, *how)
+        options = [*server_arguments(server), "--search", f"searxng={web.url}"]
+        status, out, err = run_ask(capsys, NORWAY, *options)
         web.shutdown()
-    assert (status, err) == (0, "") and hits[0]["url"] in out and hits[0]["title"] in read[-1]
+    assert (status, err) == (0, "") and hits[0]["url"] in out and hits[0]["title"] in prompts[-1]
     assert "cldr:" not in out
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("options", "words"),
     [
         (["--search", "serper"], "live search requires --endpoint"),
         (["--search", "serper", "--folder", TOUR_POLICY], "SERPER_API_KEY"),
@@ -295,9 +311,9 @@ def test_live_search_replaces_the_world(capsys):
         (["--search", "altavista", "--folder", TOUR_POLICY], "unknown provider 'altavista'"),
     ],
 )
-def test_invalid_live_search_is_one_line(capsys, monkeypatch, how, words):
+def test_invalid_live_search_is_one_line(capsys, monkeypatch, options, words):
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
-    status, out, err = run_ask(capsys, NORWAY, *how)
+    status, out, err = run_ask(capsys, NORWAY, *options)
     assert (status, out) == (1, "") and words in err and err.count("\n") == 1
 
 
@@ -305,13 +321,17 @@ def test_resum_model_writes_its_own_summary(capsys):
     def model(messages):
         if messages[-1]["content"] == SUMMARISE:
             return "<summary>It is the Norwegian Krone.</summary>"
-        known = "Summary of the work so far: It is the" in messages[1]["content"]
+        has_summary = "Summary of the work so far: It is the" in messages[1]["content"]
         look = render_call("search", {"query": [f"Norway {len(messages)}"]})
-        return render_answer("Norwegian Krone") if known else look
+        return render_answer("Norwegian Krone") if has_summary else look
 
     with Scripted(model) as server:
-        how = ["--agent", "resum", "--turn-tokens", 50, "--context-tokens", 600, "--quiet"]
-        assert run_ask(capsys, NORWAY, *of(server), *how) == (0, "Norwegian Krone\n", "")
+        options = ["--agent", "resum", "--turn-tokens", 50, "--context-tokens", 600, "--quiet"]
+        assert run_ask(capsys, NORWAY, *server_arguments(server), *options) == (
+            0,
+            "Norwegian Krone\n",
+            "",
+        )
 
 
 def test_walk_starts_at_the_given_page(capsys):
@@ -322,9 +342,9 @@ def test_walk_starts_at_the_given_page(capsys):
         return json.dumps({"judge": "Norwegian Krone" in last, "answer": "Norwegian Krone"})
 
     with Scripted(model) as server:
-        how = [*of(server), "--agent", "webwalker", "--quiet"]
-        walked = run_ask(capsys, NORWAY, *how, "--start", "cldr:Norway")
+        options = [*server_arguments(server), "--agent", "webwalker", "--quiet"]
+        walked = run_ask(capsys, NORWAY, *options, "--start", "cldr:Norway")
         assert walked == (0, "Norwegian Krone\n", "") and server.asked == 2
-        status, _, err = run_ask(capsys, NORWAY, *how)
+        status, _, err = run_ask(capsys, NORWAY, *options)
         assert status == 1 and "--start" in err and err.count("\n") == 1
-        assert run_ask(capsys, NORWAY, *of(server), "--start", "cldr:Norway")[0] == 1
+        assert run_ask(capsys, NORWAY, *server_arguments(server), "--start", "cldr:Norway")[0] == 1

@@ -38,7 +38,7 @@ def researcher(messages):
     return LOOK
 
 
-def ctrl_c_is_heard():
+def restore_sigint():
     """Restore SIGINT, which background jobs and their children ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -54,7 +54,7 @@ def served(model, *options, token=""):
         env=variables,
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=ctrl_c_is_heard,
+        preexec_fn=restore_sigint,
     )
     try:
         line = process.stdout.readline()
@@ -92,19 +92,19 @@ def tab():
         yield tab
 
 
-def asked(url, question=NORWAY, **headers):
+def ask(url, question=NORWAY, **headers):
     reply = httpx.post(f"{url}ask", json={"question": question}, headers=headers, timeout=60)
     return reply.status_code, [json.loads(line) for line in reply.text.splitlines()]
 
 
 def test_question_streams_line_by_line(url):
-    status, lines = asked(url)
+    status, lines = ask(url)
     assert status == 200
     assert [line.get("head") for line in lines[:-1]] == ["thinks", "search", "reads", "thinks"]
     assert "currency Norwegian Krone" in lines[2]["text"]
     assert lines[-1]["answer"] == "Norwegian Krone" and lines[-1]["usage"]["calls"] == 1
     assert {"title": "Norway", "url": "cldr:Norway", "supports": True} in lines[-1]["sources"]
-    assert asked(url)[1][-1]["answer"] == "Norwegian Krone", "and the next one"
+    assert ask(url)[1][-1]["answer"] == "Norwegian Krone", "and the next one"
 
 
 @pytest.mark.parametrize(
@@ -132,17 +132,17 @@ def test_one_question_at_a_time_and_stop_ends_it(url, plain_model):
     plain_model.delay_s = 0.3
     plain_model.say = lambda messages: LOOK
     found = []
-    first = threading.Thread(target=lambda: found.append(asked(url)))
+    first = threading.Thread(target=lambda: found.append(ask(url)))
     first.start()
     before = plain_model.asked
     until(lambda: plain_model.asked > before)
-    status, (refused,) = asked(url)
+    status, (refused,) = ask(url)
     assert status == 409 and "is running" in refused["detail"]
     assert httpx.post(f"{url}stop").json() == {"stopping": True}
     first.join()
     assert found[0][1][-1] == {"error": "stopped"}
     plain_model.say, plain_model.delay_s = researcher, 0.0
-    until(lambda: asked(url)[0] == 200)
+    until(lambda: ask(url)[0] == 200)
     until(lambda: httpx.post(f"{url}stop").json() == {"stopping": False})
 
 
@@ -155,14 +155,14 @@ def test_disconnect_cancels_the_question(url, plain_model):
     before = plain_model.asked
     plain_model.say = researcher
     ends = []
-    until(lambda: ends.append(asked(url)) or ends[-1][0] == 200)
+    until(lambda: ends.append(ask(url)) or ends[-1][0] == 200)
     assert ends[-1][1][-1]["answer"] == "Norwegian Krone"
     assert plain_model.most == 1 and plain_model.asked <= before + 3
 
 
-def test_a_failure_is_a_line(url, plain_model):
+def test_failure_is_one_line(url, plain_model):
     plain_model.say = lambda messages: None  # exceeds the context
-    assert "no answer: the limit of context" in asked(url)[1][-1]["error"]
+    assert "no answer: the limit of context" in ask(url)[1][-1]["error"]
 
 
 def test_next_question_is_accepted_after_the_stream(monkeypatch):
@@ -188,9 +188,9 @@ def test_token_is_required(model, capsys):
     with served(model, token="secret") as (url, process):
         page, _, token = url.partition("#")
         assert token == "secret" and httpx.get(page).status_code == 200
-        assert asked(page)[0] == 401 and asked(page, Authorization="Bearer Secret")[0] == 401
+        assert ask(page)[0] == 401 and ask(page, Authorization="Bearer Secret")[0] == 401
         assert httpx.post(f"{page}stop").status_code == 401
-        status, lines = asked(page, Authorization="Bearer secret", Origin="http://other.example")
+        status, lines = ask(page, Authorization="Bearer secret", Origin="http://other.example")
         assert status == 200 and lines[-1]["answer"] == "Norwegian Krone"
         process.send_signal(signal.SIGINT)
         assert process.wait(20) in (0, 130)
@@ -199,7 +199,7 @@ def test_token_is_required(model, capsys):
     assert f"set {TOKEN}" in err and err.count("\n") == 1
 
 
-def test_the_page_shows_the_work_and_the_answer(url, tab, tmp_path):
+def test_page_shows_the_steps_and_the_answer(url, tab, tmp_path):
     tab.open(url, "!!document.querySelector('#ask')")
     tab.js("document.querySelector('#question').focus()")
     tab.keys(*NORWAY)
@@ -232,7 +232,7 @@ def test_text_never_becomes_markup(url, plain_model, tab):
     assert not tab.errors
 
 
-def test_the_page_s_stop_button(url, plain_model, tab):
+def test_stop_button_stops_the_question(url, plain_model, tab):
     plain_model.say = lambda messages: LOOK
     plain_model.delay_s = 0.2
     tab.open(url, "!!document.querySelector('#ask')")

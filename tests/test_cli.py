@@ -31,17 +31,17 @@ def run_drlib(*arguments, code=None):
 def test_help_lists_every_command_with_an_example(arguments):
     result = run_drlib(*arguments)
     assert result.returncode == 0 and result.stderr == ""
-    for word, (_, example) in cli.COMMANDS.items():
-        assert f"\n  {word} " in result.stdout and f"{example}\n" in result.stdout
-        assert example.startswith(f"drlib {word} ")
+    for command, (_, example) in cli.COMMANDS.items():
+        assert f"\n  {command} " in result.stdout and f"{example}\n" in result.stdout
+        assert example.startswith(f"drlib {command} ")
 
 
-@pytest.mark.parametrize("word", cli.COMMANDS)
-def test_every_command_has_help(word):
-    assert find_spec(f"drlib.cli.{word}")
-    result = run_drlib(word, "--help")
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_help(command):
+    assert find_spec(f"drlib.cli.{command}")
+    result = run_drlib(command, "--help")
     assert result.returncode == 0, result.stderr
-    assert f"drlib {word}" in result.stdout
+    assert f"drlib {command}" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ main()
     assert last[0] == "kept" and int(last[1]) > least and last[2] == "True"
 
 
-def test_the_version_is_the_package_s():
+def test_version_is_that_of_the_package():
     assert run_drlib("--version").stdout == f"drlib {drlib.__version__}\n"
 
 
@@ -75,13 +75,13 @@ def test_help_and_misspelled_commands_import_neither_torch_nor_numpy():
     assert result.returncode == 0, result.stderr
 
 
-def test_an_unknown_command_is_named_with_the_nearest_one():
+def test_unknown_command_suggests_the_nearest():
     result = run_drlib("repotr", "x")
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.startswith("drlib: unknown command 'repotr': did you mean 'report'?")
 
 
-def test_run_names_a_notebook_that_does_not_exist():
+def test_run_rejects_a_missing_notebook():
     result = run_drlib("run", "99")
     assert result.returncode == 1 and "no notebook '99'" in result.stderr
 
@@ -94,7 +94,7 @@ def test_report_writes_a_page(tmp_path):
     assert result.stdout.strip() == str(page) and page.read_text().startswith("<!")
 
 
-def test_the_module_is_the_console_script():
+def test_module_and_console_script_are_equal():
     script = run_drlib("sandbox", "probe")
     module = [sys.executable, "-m", "drlib.cli", "sandbox", "probe"]
     own = subprocess.run(module, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -129,6 +129,6 @@ def test_evaluate_builds_the_evaluation_of_a_stage(arguments, passed_on, monkeyp
 
 
 @pytest.mark.parametrize("arguments", [[], ["--profile", "ci", "rl"]], ids=" ".join)
-def test_evaluate_needs_the_stage_first(arguments):
+def test_evaluate_requires_the_stage_first(arguments):
     result = run_drlib("evaluate", *arguments)
     assert result.returncode == 2 and "name a stage first" in result.stderr

@@ -32,7 +32,7 @@ def test_every_profile_loads_and_sets_only_known_settings():
 
 
 @pytest.mark.parametrize("recipe", profile_names("recipes"))
-def test_every_recipe_loads_is_short_and_has_a_citation(recipe):
+def test_every_recipe_is_valid_short_and_cited(recipe):
     from drlib.training.grpo import check_rl_settings
 
     text = (ROOT / "drlib" / "recipes" / f"{recipe}.yaml").read_text(encoding="utf-8")
@@ -58,19 +58,19 @@ def test_every_recipe_loads_is_short_and_has_a_citation(recipe):
         ({"rl.lr": "fast"}, "'rl.lr' must be float"),
     ],
 )
-def test_wrong_values_are_named(changes, message):
+def test_invalid_values_are_rejected(changes, message):
     with pytest.raises(ValueError, match=message):
         Config.load("ci", **changes)
 
 
-def test_unknown_profiles_and_recipes_name_the_nearest():
+def test_unknown_profiles_and_recipes_suggest_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'laptop'"):
         Config.load("latop")
     with pytest.raises(ValueError, match="unknown recipe 'dappo': did you mean 'dapo'"):
         Config.load("ci", "dappo")
 
 
-def test_overrides_win_over_the_recipe_and_the_recipe_over_the_profile():
+def test_precedence_of_overrides_recipe_and_profile():
     assert Config.load("ci").rl.loss.clip == "ppo"
     assert Config.load("ci", "cispo").rl.loss.clip == "cispo"
     config = Config.load("ci", "cispo", rl__loss__clip="none", **{"rl.lr": "2e-4"})
@@ -78,7 +78,7 @@ def test_overrides_win_over_the_recipe_and_the_recipe_over_the_profile():
     assert config.rl.minibatches == 2  # from the recipe
 
 
-def test_derive_changes_only_what_it_names():
+def test_derive_changes_only_the_given_settings():
     config = Config.load("ci")
     changed = config.derive(rl__lr=1, sft__steps=9)
     assert changed.rl.lr == 1.0 and type(changed.rl.lr) is float
@@ -88,7 +88,7 @@ def test_derive_changes_only_what_it_names():
     assert changed.overrides() == {"rl.lr": 1.0, "sft.steps": 9}
 
 
-def test_a_configuration_survives_the_command_line():
+def test_configuration_round_trips_through_arguments():
     """A stage gets its settings as arguments: every type must come back unchanged."""
     config = Config.load(
         "ci",
@@ -102,7 +102,7 @@ def test_a_configuration_survives_the_command_line():
     assert load_from_arguments("ci", "", overrides(config)) == config
 
 
-def test_the_command_line_parses_typed_values():
+def test_command_line_parses_typed_values():
     parsed = parse_overrides(["--rl.lr", "2e-4", "--rl.loss.clip=cispo", "--trainer.fsdp", "true"])
     assert parsed == {"rl.lr": 2e-4, "rl.loss.clip": "cispo", "trainer.fsdp": True}
     with pytest.raises(ValueError, match="did you mean 'rl.steps'"):
@@ -111,7 +111,7 @@ def test_the_command_line_parses_typed_values():
         parse_overrides(["--rl.steps", "many"])
 
 
-def test_a_restricted_view_reads_only_what_its_stages_declare():
+def test_restricted_view_reads_only_declared_settings():
     config = Config.load("ci")
     view = config.restrict(["cpt"])
     for name in FIELDS:

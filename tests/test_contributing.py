@@ -20,8 +20,8 @@ PAGE = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "do
 RECIPES = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```", PAGE, re.M | re.S))
 
 
-def fresh(folder, *arguments, path=()):
-    """A fresh Python in `folder`, which knows this checkout (and `path`)."""
+def run_python(folder, *arguments, path=()):
+    """Run a new Python process in `folder` with this checkout (and `path`) on its path."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *path)))}
     return subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True
@@ -29,14 +29,14 @@ def fresh(folder, *arguments, path=()):
 
 
 def run(folder, *arguments, path=()):
-    """Return the output of a fresh Python process that must succeed."""
-    done = fresh(folder, *arguments, path=path)
+    """Return the output of a new Python process that must succeed."""
+    done = run_python(folder, *arguments, path=path)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def written(folder, name):
-    """The recipe's module in a file of its own."""
+def write_recipe(folder, name):
+    """Write the recipe's module to its own file."""
     (folder / f"{name}.py").write_text(RECIPES[name], encoding="utf-8")
 
 
@@ -49,22 +49,24 @@ REGISTERED = ("clips", "tools", "rewards", "worlds", "agents", "callbacks")
 
 
 @pytest.fixture(scope="module")
-def checked(tmp_path_factory):
-    """The names of the recipes that do what they should, and the tracebacks of the others: each is
-    registered in a process that no other is registered in."""
+def check_results(tmp_path_factory):
+    """Return the result of the checks: names of passed recipes, and tracebacks of the others.
+
+    Each recipe is registered in its own process.
+    """
     folder = tmp_path_factory.mktemp("outside")
     for recipe in REGISTERED:
-        written(folder, f"my_{recipe}")
-    return fresh(folder, "-m", "tests.contributing_checks", *REGISTERED)
+        write_recipe(folder, f"my_{recipe}")
+    return run_python(folder, "-m", "tests.contributing_checks", *REGISTERED)
 
 
 @pytest.mark.parametrize("recipe", REGISTERED)
-def test_what_is_registered_outside_the_package_works_like_its_own(recipe, checked):
-    assert recipe in checked.stdout.split(), checked.stderr
+def test_external_extensions_work(recipe, check_results):
+    assert recipe in check_results.stdout.split(), check_results.stderr
 
 
-def test_a_registered_stage_is_built_after_what_it_needs(tmp_path):
-    written(tmp_path, "my_stages")
+def test_registered_stage_is_built_after_its_inputs(tmp_path):
+    write_recipe(tmp_path, "my_stages")
     command = ["-m", "drlib.cli", "train", "pages", "--profile=ci", f"--runs={tmp_path / 'runs'}"]
     command += ["--plugins=my_stages"]
     out = run(tmp_path, *command, path=[tmp_path])
@@ -74,9 +76,9 @@ def test_a_registered_stage_is_built_after_what_it_needs(tmp_path):
     assert "nothing was built" in run(tmp_path, *command, path=[tmp_path])
 
 
-def test_a_registered_notebook_obeys_the_rules(tmp_path):
+def test_registered_notebook_follows_the_rules(tmp_path):
     (tmp_path / "notebooks").mkdir()
-    written(tmp_path, "my_notebook")
+    write_recipe(tmp_path, "my_notebook")
     run(tmp_path, "my_notebook.py")
     path = tmp_path / "notebooks" / "40_toy.ipynb"
     assert refresh(path) and not refresh(path)
@@ -86,7 +88,7 @@ def test_a_registered_notebook_obeys_the_rules(tmp_path):
     assert check_parameters(read(path), {"profile": "laptop"})["profile"] == "laptop"
 
 
-def test_the_pages_name_existing_settings_and_the_effects_of_the_findings():
+def test_docs_name_existing_settings_and_current_effects():
     names = {name for name in re.findall(r"`((?:\w+\.)+\w+)(?:=[\w.]+)?`", PAGE) if "." in name}
     sections = {name.partition(".")[0] for name in FIELDS}
     settings = {n for n in names if n.partition(".")[0] in sections and "(" not in n}

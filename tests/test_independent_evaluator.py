@@ -1,4 +1,4 @@
-"""The evaluator of raw facts on cases computed by hand, and its verdict on the engine's questions.
+"""The raw-fact evaluator on cases by hand, and its verdict on the engine's questions.
 
 Run: python -m pytest tests/test_independent_evaluator.py
 """
@@ -18,7 +18,7 @@ from drlib.questions.queries import evaluate_query, to_text
 from drlib.questions.question_engine import synthesize_questions
 from drlib.questions.sql_engine import SqlEngine
 from tests import independent_evaluator
-from tests.independent_evaluator import RawFacts, look_ups, told_by
+from tests.independent_evaluator import RawFacts, count_hops, names_in_query
 from tests.shared_worlds import shared_world
 
 FACTS = [
@@ -70,14 +70,14 @@ def test_each_operator_by_hand(query, members):
     assert RAW.members(json.dumps(query)) == members
 
 
-def test_an_operator_that_is_not_known_is_named():
+def test_unknown_operator_is_rejected():
     with pytest.raises(ValueError, match="unknown operator 'nand'"):
         RAW.members('["nand", "Ada", "Ben"]')
 
 
-def test_a_fact_makes_neighbours_in_both_directions():
-    away = RAW.facts_away("Ada")
-    assert {name: away[name] for name in ("Ada", "Blue", "2019", "Ben", "Cas", "Oslo")} == {
+def test_facts_connect_in_both_directions():
+    distances = RAW.facts_away("Ada")
+    assert {name: distances[name] for name in ("Ada", "Blue", "2019", "Ben", "Cas", "Oslo")} == {
         "Ada": 0,
         "Blue": 1,
         "2019": 1,
@@ -85,34 +85,35 @@ def test_a_fact_makes_neighbours_in_both_directions():
         "Cas": 2,
         "Oslo": 2,
     }
-    assert away["2021"] == 3 and "Rome" not in away and "Dan" not in away
+    assert distances["2021"] == 3 and "Rome" not in distances and "Dan" not in distances
 
 
-def test_what_is_passed_by_is_reached_and_not_crossed():
-    away = RAW.facts_away("Ada", passed_by={"Blue", "Python"})
-    assert away["Blue"] == away["Python"] == 1 and not {"Ben", "Cas"} & away.keys()
-    assert RAW.facts_away("Blue", passed_by={"Blue"})["Ben"] == 1
+def test_barriers_are_reached_and_not_crossed():
+    distances = RAW.facts_away("Ada", barriers={"Blue", "Python"})
+    assert distances["Blue"] == distances["Python"] == 1 and not {"Ben", "Cas"} & distances.keys()
+    assert RAW.facts_away("Blue", barriers={"Blue"})["Ben"] == 1
 
 
-def test_a_judgement_has_all_that_is_told_with_its_distance():
+def test_judgement_has_names_with_distances():
     text = json.dumps(
         ["and", BLUE, ["range", "entry year", 2021, 2021], ["proj", "town of", "Rome"]]
     )
     found = RAW.judge(text, "Ben")
-    assert found.told == ("Blue", "2021", "Rome")
+    assert found.names == ("Blue", "2021", "Rome")
     assert found.facts_away == (1, 1, None) and found.nearest == 1
     assert found.members == set()
 
 
-def test_what_a_question_tells_and_how_deep_it_is():
-    deep = ["extreme", "age", ["diff", ["proj", "team of", ["proj", "team", "Ada"]], "Ben"], True]
-    assert told_by(deep) == ["Ada", "Ben"] and look_ups(deep) == 2
+def test_names_and_hops_of_a_query():
+    query = ["extreme", "age", ["diff", ["proj", "team of", ["proj", "team", "Ada"]], "Ben"], True]
+    assert names_in_query(query) == ["Ada", "Ben"] and count_hops(query) == 2
     assert (
-        told_by(["range", "age", 3, 9]) == [] and look_ups(["count", ["range", "age", 3, 9]]) == 1
+        names_in_query(["range", "age", 3, 9]) == []
+        and count_hops(["count", ["range", "age", 3, 9]]) == 1
     )
 
 
-def test_it_imports_nothing_of_the_library():
+def test_evaluator_does_not_import_the_library():
     tree = ast.parse(Path(independent_evaluator.__file__).read_text(encoding="utf-8"))
     imported = {
         name
@@ -125,7 +126,7 @@ def test_it_imports_nothing_of_the_library():
     assert imported and {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
 
 
-def test_it_agrees_with_both_engines_on_random_queries():
+def test_evaluator_agrees_with_both_engines():
     graph, rng = small_graph(), random.Random(8)
     raw, sql = RawFacts(graph.facts), SqlEngine(graph)
     for _ in range(500):
@@ -143,7 +144,7 @@ def world_and_facts(name):
 @pytest.mark.parametrize("wording", ["sentences", "brackets"])
 @pytest.mark.parametrize("name, n", [("cldr", 120), ("pydocs", 100), ("folder:notebooks/tern", 40)])
 @pytest.mark.parametrize("hops", [2, 3])
-def test_questions_have_the_one_answer_and_name_nothing_beside_it(name, n, hops, wording):
+def test_questions_have_one_answer_and_name_no_neighbour(name, n, hops, wording):
     world, raw = world_and_facts(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the folder is small
@@ -154,5 +155,5 @@ def test_questions_have_the_one_answer_and_name_nothing_beside_it(name, n, hops,
         found = raw.judge(task.query, task.answer)
         assert found.members == {task.answer}, task.query
         assert found.nearest is None or found.nearest > 1, task.query
-        assert look_ups(json.loads(task.query)) == task.hops in (2, 3)
-        assert len(found.told) >= task.conditions
+        assert count_hops(json.loads(task.query)) == task.hops in (2, 3)
+        assert len(found.names) >= task.conditions

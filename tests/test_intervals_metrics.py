@@ -25,7 +25,7 @@ def test_wilson_at_the_edges():
     assert wide[0] < narrow[0] < 0.5 < narrow[1] < wide[1]
 
 
-def test_wilson_covers_what_it_promises():
+def test_wilson_has_nominal_coverage():
     rng = np.random.default_rng(0)
     p = 0.08
     n = 40
@@ -41,7 +41,7 @@ def test_invalid_input_is_rejected():
         wilson_interval(5, 4)
 
 
-def test_resampled_sums_have_the_mean_and_the_spread_of_the_rows():
+def test_resampled_sums_have_the_mean_and_spread_of_rows():
     rows_MC = np.random.default_rng(2).random((50, 2))
     sums_RC = resample(rows_MC, lambda sums: sums, 0, 4000)
     assert sums_RC.shape == (4000, 2)

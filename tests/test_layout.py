@@ -1,4 +1,4 @@
-"""Rules that can be read from the files: import order, dependencies, pins, environment."""
+"""Rules checked on the files: import order, dependencies, pins and environment."""
 
 import ast
 import os
@@ -51,8 +51,8 @@ LAYERS = (
 METHODS = {"webwalker", "webwatcher"}  # published methods with questions and agents
 MODULES = sorted((ROOT / "drlib").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-# Who may import what; everything else that is not in the standard library must be a base
-# dependency, because the library must work without the lab extra.
+# Modules that may import a library. Any other third-party import must be a base dependency, because
+# the library must work without the lab extra.
 ONLY = {
     "transformers": ("models/", "chat/", "training/"),
     "vllm": ("models/", "training/"),
@@ -115,7 +115,7 @@ def relative(path):
 
 
 def imports(path):
-    """(line, dotted name) of every import in a file, those inside functions included."""
+    """Yield (line, dotted name) of every import in a file, including those inside functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -152,16 +152,16 @@ def module_name(path):
 
 
 def test_no_import_cycles_between_modules():
-    """Lazy imports inside functions count, too."""
-    known = {module_name(path) for path in MODULES}
+    """Lazy imports inside functions count as well."""
+    module_names = {module_name(path) for path in MODULES}
     edges = {}
     for path in MODULES:
-        own = module_name(path)
-        edges[own] = {
+        name_of_module = module_name(path)
+        edges[name_of_module] = {
             target
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            for target in imported_modules(node, known)
-            if target != own and not own.startswith(target + ".")
+            for target in imported_modules(node, module_names)
+            if target != name_of_module and not name_of_module.startswith(target + ".")
         }
     done, active = set(), []
 
@@ -171,7 +171,7 @@ def test_no_import_cycles_between_modules():
         if name in done:
             return
         active.append(name)
-        for target in sorted(edges[name] & known):
+        for target in sorted(edges[name] & module_names):
             visit(target)
         active.pop()
         done.add(name)
@@ -180,19 +180,19 @@ def test_no_import_cycles_between_modules():
         visit(name)
 
 
-def imported_modules(node, known):
+def imported_modules(node, module_names):
     """Return the drlib modules that an import statement loads."""
     if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names if alias.name in known]
+        return [alias.name for alias in node.names if alias.name in module_names]
     if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "drlib":
         inner = [f"{node.module}.{alias.name}" for alias in node.names]
-        found = [name for name in inner if name in known]
+        found = [name for name in inner if name in module_names]
         return found if len(found) == len(inner) else [node.module, *found]
     return []
 
 
 def test_module_names_are_unique():
-    """Methods may have a file in several packages; a command has the name of what it runs."""
+    """Methods may have a file in several packages; a command has the name of the code it runs."""
     modules = [p for p in MODULES if layer_of(p) != "cli"]
     names = Counter(p.stem for p in modules if p.stem not in ("__init__", "__main__"))
     assert {name for name, count in names.items() if count > 1} <= METHODS
@@ -200,13 +200,22 @@ def test_module_names_are_unique():
 
 @pytest.mark.parametrize("path", [p for p in MODULES if layer_of(p) == "rl"], ids=relative)
 def test_rl_is_pure(path):
-    """Tensors and records in, tensors and metrics out: no file, no process, no model library."""
+    """Tensors and records in, tensors and metrics out: no files, processes or model libraries."""
     lower = {f"drlib.{name}" for name in ("validation", "registry", "task", "trajectory")}
     allowed = {"torch", "numpy", "drlib.rl", "drlib.chat.tool_calls", "drlib.rewards", *lower}
-    touching = {"os", "sys", "io", "pathlib", "shutil", "subprocess", "socket", "tempfile"}
+    side_effect_modules = {
+        "os",
+        "sys",
+        "io",
+        "pathlib",
+        "shutil",
+        "subprocess",
+        "socket",
+        "tempfile",
+    }
     for line, name in imports(path):
         top = name.split(".")[0]
-        inside = top in sys.stdlib_module_names and top not in touching
+        inside = top in sys.stdlib_module_names and top not in side_effect_modules
         own = any(name == a or name.startswith(a + ".") for a in allowed)
         assert inside or own, f"{relative(path)}:{line} imports {name}"
     called = {
@@ -218,21 +227,23 @@ def test_rl_is_pure(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_outside_libraries_are_imported_where_they_may_be_and_are_declared(path):
+def test_third_party_imports_are_permitted_and_declared(path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {"": {Requirement(r).name for r in project["dependencies"]}}
     for extra, group in project["optional-dependencies"].items():
         names[extra] = {Requirement(r).name for r in group}
-    here = path.relative_to(ROOT / "drlib").as_posix()
+    relative_path = path.relative_to(ROOT / "drlib").as_posix()
     for line, name in imports(path):
         top = name.split(".")[0]
         if top == "drlib" or top in sys.stdlib_module_names:
             continue
         if top in ONLY:
-            assert here.startswith(ONLY[top]), f"{here}:{line}: only {ONLY[top]} import {top}"
-        wanted = DISTRIBUTIONS.get(top, top)
-        declared = wanted in names[IN_EXTRA.get(top, "")]
-        assert declared, f"{here}:{line}: {wanted} is not declared in pyproject.toml"
+            assert relative_path.startswith(ONLY[top]), (
+                f"{relative_path}:{line}: only {ONLY[top]} import {top}"
+            )
+        distribution = DISTRIBUTIONS.get(top, top)
+        declared = distribution in names[IN_EXTRA.get(top, "")]
+        assert declared, f"{relative_path}:{line}: {distribution} is not declared in pyproject.toml"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
@@ -242,14 +253,16 @@ def test_modules_have_a_docstring(path):
 
 
 def test_every_public_name_has_a_user():
-    """Another module, a notebook, a command, DESIGN's list of names that others rely on; or
-    docs/papers.md, which says of a mechanism that no run uses yet: function only."""
+    """Users are other modules, notebooks, commands, the public names, and docs/papers.md.
+
+    That page lists mechanisms that no run uses yet as "function only".
+    """
     listed = {row.code.partition(":")[2] for row in papers.mechanisms()}
     assert names.without_user(names.PROMISED | names.COMPANIONS | listed) == {}
 
 
-def test_names_that_only_tests_reach_are_found(tmp_path, monkeypatch):
-    """The finder itself, on a toy package: used, used by a user, re-exported, and not used."""
+def test_names_used_only_by_tests_are_found(tmp_path, monkeypatch):
+    """The finder on a toy package: used, used by a user, re-exported, and unused names."""
     files = {
         "drlib/__init__.py": "",
         "drlib/room/__init__.py": "from drlib.room.inner import shown\n",
@@ -267,7 +280,7 @@ def test_names_that_only_tests_reach_are_found(tmp_path, monkeypatch):
     assert names.without_user({"forgotten"}) == {}
 
 
-def test_the_formatter_is_never_switched_off_and_no_rule_without_a_reason():
+def test_lint_exceptions_state_a_reason():
     pragma = re.compile(r"#\s*fmt:|#\s*noqa(?!: [A-Z]+\d+ - \S)|#\s*ruff:")
     notebooks = sorted((ROOT / "notebooks").rglob("*.ipynb"))
     found = [
@@ -285,7 +298,7 @@ def test_every_folder_of_modules_is_a_package():
     assert found == folders
 
 
-def test_no_path_of_a_machine_and_no_unfinished_work_in_the_files():
+def test_files_have_no_local_paths_or_todo_markers():
     files = [
         p
         for pattern in (
@@ -301,7 +314,7 @@ def test_no_path_of_a_machine_and_no_unfinished_work_in_the_files():
         for p in ROOT.glob(pattern)
         if p.is_file() and p != Path(__file__)
     ]
-    # whole words: a picture in a notebook is letters, and spells anything sooner or later
+    # whole words only: the base64 of an image contains any letters sooner or later
     bad = re.compile(r"/work/|/root/|/home/\w|\bTODO\b|\bFIXME\b|raise NotImplementedError")
     found = [
         f"{relative(p)}: {m[0]}"
@@ -342,14 +355,14 @@ def test_every_pin_satisfies_its_range(project, pins):
         if requirement.name == "drlib":  # its own extras
             assert requirement.extras <= set(project["optional-dependencies"])
             continue
-        if requirement.name not in pins:  # the CUDA wheel, which no CPU environment can freeze
+        if requirement.name not in pins:  # the CUDA wheel, which a CPU environment cannot pin
             assert re.fullmatch(r"==[^,*]+", str(requirement.specifier)), f"{requirement}: no pin"
             continue
         version = pins[requirement.name]
         assert requirement.specifier.contains(version), f"{requirement} excludes {version}"
 
 
-def test_the_pins_serve_vllm_on_a_cpu(pins):
+def test_pins_are_compatible_with_vllm_on_a_cpu(pins):
     text = (ROOT / "requirements" / "vllm-cpu.txt").read_text()
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -358,7 +371,7 @@ def test_the_pins_serve_vllm_on_a_cpu(pins):
             assert requirement.specifier.contains(pins[name]), f"{line} excludes {pins[name]}"
 
 
-def test_the_build_needs_what_is_pinned(pins):
+def test_build_requirements_match_the_pins(pins):
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     assert all(Requirement(r).specifier.contains(pins[Requirement(r).name]) for r in build)
 
@@ -374,7 +387,7 @@ def test_environment_yml_installs_the_same_pins_and_extras(project):
     assert SpecifierSet(project["requires-python"]).contains("3.11.5")
 
 
-def test_ci_does_what_a_person_types():
+def test_ci_runs_the_make_targets():
     script = (ROOT / ".ci" / "run").read_text()
     assert re.findall(r"^exec (.+)$", script, re.M) == [
         "make test test-alone test-vllm --keep-going"
@@ -386,7 +399,7 @@ def test_ci_does_what_a_person_types():
     assert python == "3.11" and job["runs-on"].startswith("ubuntu")
 
 
-def test_the_tests_run_on_one_thread_offline_and_with_inline_figures():
+def test_test_environment_is_offline_on_one_thread():
     import torch
 
     assert torch.get_num_threads() == 1
@@ -394,5 +407,5 @@ def test_the_tests_run_on_one_thread_offline_and_with_inline_figures():
     assert "MPLBACKEND" not in os.environ or os.environ["MPLBACKEND"].startswith("module://")
 
 
-def test_files_that_want_to_be_alone_exist():
+def test_files_listed_as_alone_exist():
     assert {p.name for p in TESTS if p.name in ALONE} == set(ALONE)

@@ -23,8 +23,8 @@ esac
 
 
 @pytest.fixture
-def clone(tmp_path):
-    """A folder with a space in its name that make can set up, and `make(*arguments)` in it."""
+def make_clone(tmp_path):
+    """Return a folder with a space in its name, and `make(*arguments)` in it."""
     folder = tmp_path / "a clone"
     folder.mkdir()
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
@@ -33,12 +33,14 @@ def clone(tmp_path):
     python.write_text(INTERPRETER.replace("REAL", shlex.quote(sys.executable)))
     (folder / "release").write_text("3, 11, 5")
     python.chmod(0o755)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    environment_without_make = {
+        k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))
+    }
     leaks = {"VIRTUAL_ENV": "/other", "PYTHONPATH": "/other", "MPLBACKEND": "Agg"}
 
     def make(*arguments):
         command = ["make", *arguments, f"PYTHON={python}"]
-        environment = clean | leaks
+        environment = environment_without_make | leaks
         return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
     return folder, make
@@ -53,12 +55,14 @@ def stamps(folder):
     return list((folder / ".venv").glob(".drlib-*"))
 
 
-def test_make_sets_up_once_and_again_when_the_pins_change(clone):
-    folder, make = clone
+def test_setup_runs_once_and_after_pin_changes(make_clone):
+    folder, make = make_clone
     first = make("setup")
     assert first.returncode == 0 and "installing the pinned packages" in first.stdout
-    quiet = "--quiet --quiet --disable-pip-version-check"  # errors only: no warnings of folders
-    install = f"-m pip install {quiet} -c constraints.txt -e .[lab]"
+    pip_options = (
+        "--quiet --quiet --disable-pip-version-check"  # errors only, no warnings about folders
+    )
+    install = f"-m pip install {pip_options} -c constraints.txt -e .[lab]"
     assert calls(folder) == ["-m venv --clear .venv", install]
     assert len(stamps(folder)) == 1
     make("setup")
@@ -69,14 +73,14 @@ def test_make_sets_up_once_and_again_when_the_pins_change(clone):
     assert len(stamps(folder)) == 1
 
 
-def test_nothing_of_an_unrelated_environment_leaks_in(clone):
-    folder, make = clone
+def test_unrelated_environments_are_ignored(make_clone):
+    folder, make = make_clone
     make("test")
     assert {line.rpartition("|")[2] for line in (folder / "calls").read_text().splitlines()} == {""}
 
 
-def test_a_failed_install_leaves_no_stamp_and_the_next_call_tries_again(clone):
-    folder, make = clone
+def test_failed_install_is_retried(make_clone):
+    folder, make = make_clone
     (folder / "offline").touch()
     assert make("run").returncode != 0
     assert stamps(folder) == [] and not any("drlib.cli" in call for call in calls(folder))
@@ -85,10 +89,10 @@ def test_a_failed_install_leaves_no_stamp_and_the_next_call_tries_again(clone):
     assert calls(folder)[-1] == "-m drlib.cli run 00 --profile laptop"
 
 
-@pytest.mark.parametrize("release", ["3, 10, 14", "3, 11, 2", "3, 11, 4", "3, 12, 5", "4, 11, 5"])
-def test_a_wrong_python_is_named_with_the_remedy(release, clone):
-    folder, make = clone
-    (folder / "release").write_text(release)
+@pytest.mark.parametrize("version", ["3, 10, 14", "3, 11, 2", "3, 11, 4", "3, 12, 5", "4, 11, 5"])
+def test_unsupported_python_is_rejected_with_a_remedy(version, make_clone):
+    folder, make = make_clone
+    (folder / "release").write_text(version)
     result = make("run")
     assert result.returncode != 0
     assert "drlib needs Python 3.11, 3.11.5 or newer" in result.stderr
@@ -96,15 +100,15 @@ def test_a_wrong_python_is_named_with_the_remedy(release, clone):
     assert not (folder / ".venv").exists()
 
 
-@pytest.mark.parametrize("release", ["3, 11, 5", "3, 11, 14"])
-def test_a_right_python_makes_the_environment(release, clone):
-    folder, make = clone
-    (folder / "release").write_text(release)
+@pytest.mark.parametrize("version", ["3, 11, 5", "3, 11, 14"])
+def test_supported_python_creates_the_environment(version, make_clone):
+    folder, make = make_clone
+    (folder / "release").write_text(version)
     assert make("setup").returncode == 0 and len(stamps(folder)) == 1
 
 
-def test_an_environment_of_an_older_python_is_made_again(clone):
-    folder, make = clone
+def test_environment_of_an_older_python_is_recreated(make_clone):
+    folder, make = make_clone
     make("setup")
     (folder / "release").write_text("3, 11, 2")
     (folder / "constraints.txt").write_text("torch==2.12.0\n")
@@ -118,7 +122,7 @@ def test_an_environment_of_an_older_python_is_made_again(clone):
 
 
 BOTH_CORES = "-n 3 --dist loadfile --no-loadscope-reorder"
-STEPS = {  # what fails when this command fails: the words in the summary lines
+STEPS = {  # failing command: the words in the summary lines
     "ruff format --check .": ("format", "checks"),
     "ruff check .": ("lint", "checks"),
     "mypy": ("types", "checks"),
@@ -127,44 +131,44 @@ STEPS = {  # what fails when this command fails: the words in the summary lines
 }
 
 
-@pytest.mark.parametrize("broken", STEPS)
-def test_make_test_takes_every_step_even_when_one_fails(broken, clone):
-    folder, make = clone
-    (folder / "broken").write_text(broken)
+@pytest.mark.parametrize("failing_step", STEPS)
+def test_make_test_runs_every_step_after_a_failure(failing_step, make_clone):
+    folder, make = make_clone
+    (folder / "broken").write_text(failing_step)
     result = make("test")
     assert result.returncode != 0
-    for word in STEPS[broken]:
+    for word in STEPS[failing_step]:
         assert f"== failed: {word}\n" in result.stdout
     tools = ("pytest", "ruff", "mypy")
     steps = [call for call in calls(folder) if any(tool in call for tool in tools)]
     steps = [call for call in steps if "pip" not in call]
     assert len(steps) == len(STEPS)
-    for step, wanted in zip(steps, STEPS):
-        assert step.startswith(f"-m {wanted}")
+    for step, expected in zip(steps, STEPS):
+        assert step.startswith(f"-m {expected}")
 
 
-def test_make_test_passes_when_every_step_does(clone):
-    folder, make = clone
+def test_make_test_passes_if_all_steps_pass(make_clone):
+    folder, make = make_clone
     result = make("test")
     assert result.returncode == 0 and result.stdout.endswith("== all passed\n")
 
 
-def test_what_wants_the_machine_to_itself_is_a_target_of_its_own(clone):
-    folder, make = clone
+def test_test_alone_is_a_separate_target(make_clone):
+    folder, make = make_clone
     assert make("test-alone").returncode == 0
     assert calls(folder)[-1] == "-m pytest -m alone --durations=10 tests"
     (folder / "broken").write_text("pytest -m alone")
     assert make("test-alone").returncode != 0
 
 
-def test_make_lab_opens_the_notebooks_in_the_environment_of_the_project(clone):
-    folder, make = clone
+def test_make_lab_opens_the_notebooks(make_clone):
+    folder, make = make_clone
     assert make("lab").returncode == 0
     assert calls(folder)[-1] == f"-m jupyterlab --ServerApp.root_dir={folder}/notebooks"
 
 
-def test_make_help_names_every_target(clone):
-    _, make = clone
+def test_make_help_lists_every_target(make_clone):
+    _, make = make_clone
     targets = [line.split()[1] for line in make("help").stdout.splitlines()]
     assert targets == [
         "run",

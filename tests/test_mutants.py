@@ -1,4 +1,4 @@
-"""The list of mutants fits the present code, and an undetected mutant is reported.
+"""The mutants match the current code, and an undetected mutant is reported.
 
 `make mutants` runs the mutants themselves.
 
@@ -14,7 +14,7 @@ from tests.mutants import ROOT, Mutant, all_mutants, judge
 
 
 @pytest.mark.parametrize("mutant", all_mutants(), ids=lambda mutant: mutant.name)
-def test_its_text_occurs_once_in_its_file_and_its_tests_exist(mutant):
+def test_mutant_text_occurs_once_and_its_tests_exist(mutant):
     assert (ROOT / mutant.path).read_text(encoding="utf-8").count(mutant.old) == 1
     assert mutant.old != mutant.new
     for test in mutant.tests:
@@ -30,7 +30,7 @@ def test_names_are_unique_and_the_core_packages_have_mutants():
     assert {"rl", "training", "agents", "models", "sandbox", "tools"} <= packages
 
 
-def test_an_undetected_mutant_is_reported_and_undone(tmp_path):
+def test_undetected_mutant_is_reported_and_undone(tmp_path):
     """A toy checkout: a detected mutant, an undetected one, and one whose text is missing."""
     (tmp_path / "code.py").write_text("def double(x):\n    return 2 * x\n\n\nUNUSED = 1\n")
     tests = tmp_path / "tests"

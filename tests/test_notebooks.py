@@ -1,6 +1,6 @@
-"""The committed notebooks obey the rules, and run through papermill with parameters passed.
+"""The committed notebooks follow the rules, and run through papermill with parameters.
 
-That every stored output is still what the code gives is nbval's part (`make test` runs it).
+nbval checks that every stored output is still reproduced (`make test` runs it).
 """
 
 import nbformat
@@ -20,19 +20,19 @@ def name(path):
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=name)
-def test_committed_notebooks_obey_the_rules(path):
+def test_committed_notebooks_follow_the_rules(path):
     assert find_problems(path) == []
 
 
 @pytest.mark.parametrize("path", find(None), ids=name)
-def test_every_notebook_takes_a_profile_and_a_seed(path):
+def test_every_notebook_accepts_a_profile_and_a_seed(path):
     for profile in profile_names():
         values = check_parameters(read(path), {"profile": profile, "seed": 3})
         assert (values["profile"], values["seed"]) == (profile, 3)
     assert check_parameters(read(path), {})["profile"] == "ci"  # nbval cannot inject parameters
 
 
-# Parameters passed in addition to the profile. The tour gets its profile's own number of steps, so
+# Parameters passed in addition to the profile. The tour gets the profile's own number of steps, so
 # that nbval, which runs it too, finds every stage built.
 PASSED = {"00": {"rl_steps": Config.load("ci").rl.steps}, "05": {"seed": 1}}
 
@@ -51,11 +51,11 @@ def test_notebook_runs_through_papermill_with_parameters(number, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------
-# the rules themselves: a good notebook breaks none, and each fault is found
+# rules: a valid notebook has no problem, and each problem is found
 
 
-def good():
-    """A notebook that breaks no rule: every heading, 26 cells, executed and normalised."""
+def valid_notebook():
+    """Return a valid notebook: every heading, 26 cells, executed and normalised."""
     cells = [new_markdown_cell("# 07 · Small\n\n## Goal\n\n## Parameters")]
     cells += [new_code_cell('profile = "ci"', metadata={"tags": ["parameters"]})]
     cells += [new_markdown_cell(f"## {heading}") for heading in HEADINGS[2:]]
@@ -68,8 +68,8 @@ def good():
     return normalise(notebook)
 
 
-def faults(notebook, tmp_path, again=True):
-    """The problems of a notebook whose picture exists; `again`: normalised after the change."""
+def problems_of(notebook, tmp_path, again=True):
+    """Return the problems of a notebook whose figure exists; `again`: normalise it first."""
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "07_small.png").touch()
     path = tmp_path / "07_small.ipynb"
@@ -77,8 +77,8 @@ def faults(notebook, tmp_path, again=True):
     return find_problems(path, figures=tmp_path / "figures")
 
 
-def test_a_good_notebook_has_no_problem(tmp_path):
-    assert faults(good(), tmp_path) == []
+def test_valid_notebook_has_no_problem(tmp_path):
+    assert problems_of(valid_notebook(), tmp_path) == []
 
 
 def source(cell, text):
@@ -119,22 +119,22 @@ def tag(cell, *tags):
     ],
     ids=lambda value: value.replace(" ", "_")[:30] if isinstance(value, str) else "",
 )
-def test_each_fault_is_found(change, message, tmp_path):
-    notebook = good()
+def test_each_problem_is_found(change, message, tmp_path):
+    notebook = valid_notebook()
     change(notebook)
-    found = faults(notebook, tmp_path)
+    found = problems_of(notebook, tmp_path)
     assert any(message in text for text in found), found
 
 
 @pytest.mark.parametrize("name", ["widgets", "papermill"])
-def test_metadata_that_changes_on_every_run_is_found(name, tmp_path):
-    notebook = good()
+def test_volatile_metadata_is_found(name, tmp_path):
+    notebook = valid_notebook()
     notebook.metadata[name] = {"version": 1}
-    found = faults(notebook, tmp_path, again=False)
+    found = problems_of(notebook, tmp_path, again=False)
     assert any("not normalised" in text for text in found)
 
 
-def test_a_broken_file_is_a_problem_not_a_crash(tmp_path):
+def test_unreadable_notebook_is_a_problem(tmp_path):
     path = tmp_path / "07_small.ipynb"
     path.write_text("{")
     assert "is not a valid notebook" in find_problems(path)[0]

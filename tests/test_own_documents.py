@@ -1,6 +1,6 @@
-"""Ten folders as people have them: each gives questions, or a sentence that says what is missing.
+"""Ten realistic folders: each gives questions, or a message that states what is missing.
 
-Never another exception, and never a file that is left out without a reason.
+No other exception is raised, and no file is skipped without a reason.
 """
 
 import random
@@ -126,7 +126,7 @@ def scans(folder):
     write(folder, {"scan1.pdf": pdf(""), "scan2.pdf": pdf("", ""), "photo.png": picture})
 
 
-# folder -> how many of 5 questions it gives, and what the sentence says where there are fewer
+# folder -> (minimum of 5 questions, pattern of the message if there are fewer)
 FOLDERS = {
     repository: (0, "link more pages"),
     one_file: (0, "has not one fact.*write the pages as Markdown"),
@@ -142,26 +142,26 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("make", FOLDERS, ids=lambda make: make.__name__)
-def test_a_folder_gives_questions_or_says_what_is_missing(make, tmp_path):
+def test_folder_gives_questions_or_a_stated_reason(make, tmp_path):
     make(tmp_path)
     least, sentence = FOLDERS[make]
-    tasks, said = [], ""
+    tasks, message = [], ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             world = load_world(f"folder:{tmp_path}")
             tasks = synthesize_questions(world, 5, 0)
         except ValueError as error:
-            said = str(error)
-    said += "".join(str(one.message) for one in caught)
-    assert len(tasks) >= least and (len(tasks) == 5 or said)
+            message = str(error)
+    message += "".join(str(one.message) for one in caught)
+    assert len(tasks) >= least and (len(tasks) == 5 or message)
     if sentence:
-        assert re.search(f"(?s){sentence}", said), said
+        assert re.search(f"(?s){sentence}", message), message
     assert all(find_faults(from_text(task.query), world.graph) == [] for task in tasks)
 
 
 @pytest.mark.parametrize("make", [docusaurus, zettelkasten], ids=lambda make: make.__name__)
-def test_pages_that_only_links_join_are_asked_about_where_that_is_wanted(make, tmp_path):
+def test_structure_option_asks_about_links(make, tmp_path):
     make(tmp_path)
     world = load_world(f"folder:{tmp_path}")
     tasks = synthesize_questions(world, 5, 0, structure=True)
@@ -169,7 +169,7 @@ def test_pages_that_only_links_join_are_asked_about_where_that_is_wanted(make, t
     assert all(find_faults(from_text(task.query), world.graph) == [] for task in tasks)
 
 
-def test_what_a_site_a_zettelkasten_and_a_workbook_are_joined_by(tmp_path):
+def test_links_and_tables_connect_the_pages(tmp_path):
     for make in (docusaurus, zettelkasten, spreadsheets):
         (tmp_path / make.__name__).mkdir()
         make(tmp_path / make.__name__)
@@ -179,8 +179,8 @@ def test_what_a_site_a_zettelkasten_and_a_workbook_are_joined_by(tmp_path):
     )
     for graph, pages, links in ((site, 36, 3), (zettel, 60, 3)):
         found = [fact for fact in graph.facts if fact[1] == "link"]
-        own = sum(subject == value for subject, _, value in found)
-        assert own == 0 and pages * (links - 1) < len(found) <= pages * links
+        self_links = sum(subject == value for subject, _, value in found)
+        assert self_links == 0 and pages * (links - 1) < len(found) <= pages * links
         assert not any(graph.is_value(value) for *_, value in found)
     towns = {value for _, relation, value in sheets.facts if relation == "town"}
     assert towns == {f"towns.csv: {town}" for town in TOWNS}

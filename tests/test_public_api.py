@@ -1,4 +1,4 @@
-"""The public names of `drlib`: imported on first use, documented, and extension by one line."""
+"""Public names of `drlib`: lazy import, documentation, and registration of extensions."""
 
 import doctest
 import subprocess
@@ -31,25 +31,25 @@ def test_importing_drlib_loads_no_model_library():
     code = (
         "import sys, drlib; sys.exit(' '.join({'torch', 'numpy', 'yaml'} & set(sys.modules)) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
 
 
 @pytest.mark.parametrize("module", [drlib, extensions], ids=lambda module: module.__name__)
-def test_the_examples_run(module):
+def test_docstring_examples_run(module):
     result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0
 
 
 @pytest.mark.parametrize("kind", dir(drlib.register))
-def test_every_kind_of_extension_is_added_in_one_line(kind):
-    """A name is taken once, can be replaced, and is found under it."""
+def test_every_kind_of_extension_can_be_registered(kind):
+    """A name can be registered once, replaced explicitly, and looked up."""
     module, _, name = extensions.REGISTRIES[kind].partition(":")
     registry = getattr(import_module(module), name)
     before = dict(registry)
     try:
-        thing = object()
-        assert registry.register("toy", thing) is thing and registry["toy"] is thing
+        extension = object()
+        assert registry.register("toy", extension) is extension and registry["toy"] is extension
         with pytest.raises(ValueError, match=f"{kind} 'toy' is already registered"):
             registry.register("toy", object())
         registry.register("toy", other := object(), replace=True)
@@ -60,6 +60,6 @@ def test_every_kind_of_extension_is_added_in_one_line(kind):
         registry.update(before)
 
 
-def test_an_unknown_kind_of_extension_names_the_known_ones():
+def test_unknown_kind_of_extension_lists_the_known_ones():
     with pytest.raises(AttributeError, match="no registry of 'rewards'; available: reward"):
         _ = drlib.register.rewards

@@ -1,7 +1,7 @@
-"""The questions that were read against the rubric: what the file holds, and that it still holds.
+"""The questions that were read against the rubric: file contents, and validity today.
 
-The folders are made anew from their seed, so that an answer is looked up in the world that the
-question was asked about.
+The folders are generated again from their seed, so that each answer is checked in the world of its
+question.
 """
 
 import json
@@ -33,19 +33,19 @@ from tests.shared_worlds import shared_world
 ROWS = read_json_lines(FOLDER / "readings.jsonl")
 
 
-def test_there_are_sixty_different_questions_of_each_world():
+def test_sixty_distinct_questions_per_world():
     assert Counter(row["world"] for row in ROWS) == dict.fromkeys(WORLDS, 60)
     assert len({row["question"] for row in ROWS}) == len({row["id"] for row in ROWS}) == 300
 
 
-def test_each_has_all_labels_and_a_note_where_one_is_no():
+def test_rows_have_all_labels_and_notes_for_failures():
     for row in ROWS:
         assert all(type(row[label]) is bool for label in LABELS), row["id"]
         assert bool(row["note"]) != passes(row), row["id"]
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_each_still_says_its_query_whose_answer_it_has(name):
+def test_questions_still_match_their_queries_and_answers(name):
     with world_of(name) if name in MAKERS else nullcontext(shared_world(name)) as world:
         grammar = load_grammar(world.graph, world.scheme)
         for row in (row for row in ROWS if row["world"] == name):
@@ -57,23 +57,23 @@ def test_each_still_says_its_query_whose_answer_it_has(name):
             ]
 
 
-def test_the_second_reader_gets_questions_and_answers_and_no_labels():
+def test_second_reader_sample_has_no_labels():
     kept = read_json_lines(FOLDER / "sample_for_second.jsonl")
     assert kept == sample(ROWS) and len(kept) == SECOND * len(WORLDS)
     assert all(set(row) == {"id", "question", "answer"} for row in kept)
 
 
-def test_the_rubric_says_how_two_engines_were_read():
+def test_rubric_reports_the_two_engines():
     rows = read_json_lines(FOLDER / "two_engines.jsonl")
     assert Counter((row["world"], row["engine"]) for row in rows) == {
         (world, engine): 25 for world in MAKERS for engine in ("1cbacdd", "exact first")
     }
     passed = Counter(row["engine"] for row in rows if passes(row))
-    told = f"{passed['1cbacdd']} of 75 and {passed['exact first']} of 75 pass"
-    assert told in (FOLDER / "rubric.md").read_text(encoding="utf-8")
+    sentence = f"{passed['1cbacdd']} of 75 and {passed['exact first']} of 75 pass"
+    assert sentence in (FOLDER / "rubric.md").read_text(encoding="utf-8")
 
 
-def test_the_summary_counts_what_passes():
+def test_summary_counts_accepted_questions():
     rows = [{"id": "a", "world": "cldr", **dict.fromkeys(LABELS, True)}]
     rows += [{**rows[0], "id": "b", "natural": False}]
     found = summary(rows, [{**rows[1], "natural": True}])
@@ -82,20 +82,20 @@ def test_the_summary_counts_what_passes():
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_maker_s_folder_depends_on_its_seed_alone(name):
+def test_generated_folder_depends_only_on_its_seed(name):
     assert MAKERS[name](SEED) == MAKERS[name](SEED) != MAKERS[name]("another")
     documents = [path for path in MAKERS[name](SEED) if path.endswith(".md")]
     assert 55 <= len(documents) <= 70
 
 
-def test_the_page_says_what_the_files_say():
+def test_docs_page_matches_the_files():
     page = Path("docs/questions.md").read_text(encoding="utf-8")
     again = read_json_lines(FOLDER / "second.jsonl")
     first = {row["id"]: passes(row) for row in ROWS}
     assert f"| {sum(first.values())} of {len(ROWS)} |" in page
     for world in WORLDS:
-        some = [passes(row) for row in ROWS if row["world"] == world]
-        assert f"{100 * sum(some) / len(some):.0f}%" in page, world
+        passed_rows = [passes(row) for row in ROWS if row["world"] == world]
+        assert f"{100 * sum(passed_rows) / len(passed_rows):.0f}%" in page, world
     both = sum(row_of_first := [first[row["id"]] for row in again]), sum(map(passes, again))
     agreed = sum(one and passes(row) for one, row in zip(row_of_first, again))
     assert f"same {len(again)} | {both[0]} and {both[1]} accepted, {agreed} by both" in page

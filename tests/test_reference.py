@@ -1,4 +1,4 @@
-"""The committed reference run: its files agree with each other, and its policies still work.
+"""The committed reference run: its files are consistent, and its policies still work.
 
 Run: python -m pytest tests/test_reference.py
 """
@@ -36,7 +36,7 @@ from drlib.training.packing import PackedBatch, score
 from drlib.worlds import load_world
 
 TOUR = Path(__file__).resolve().parents[1] / "figures" / "reference" / "tour"
-RULES = ("keep", "exclude")  # for over-long attempts
+RULES = ("keep", "exclude")  # for overlong rollouts
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +46,14 @@ def results():
 
 @pytest.fixture(scope="module")
 def agents():
-    """The policies after SFT and after RL, with real tools."""
+    """Yield the world, and the policies after SFT and after RL with real tools."""
     world = load_world("tour")
     config = Config.load("laptop")
     with (
         Sandbox() as sandbox,
         Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
     ):
-        made = {}
+        policies = {}
         for name in ("sft", "rl"):
             model, tokenizer = load_policy(TOUR / f"policy_{name}")
             engine = LocalEngine(model.eval(), max_context=config.rollout.max_context_tokens)
@@ -62,30 +62,32 @@ def agents():
                 config.rollout.max_turn_tokens,
                 config.rollout.max_context_tokens,
             )
-            made[name] = model, ReAct(engine, toolbox, ChatIds(tokenizer), limits)
-        yield world, made
+            policies[name] = model, ReAct(engine, toolbox, ChatIds(tokenizer), limits)
+        yield world, policies
 
 
 def overlong_at_the_end(rows):
-    """The share of over-long rollouts in the last 20 steps."""
+    """Return the share of overlong rollouts in the last 20 steps."""
     return statistics.mean(row["overlong"] for row in rows[-20:])
 
 
-def test_the_tour_leaves_the_published_over_length_rule_only_for_a_gain():
-    """The rule that was written down before the ablation was run: three seeds of each arm."""
+def test_overlong_rule_of_the_tour_follows_the_ablation():
+    """The decision rule was fixed before the ablation ran: three seeds of each arm."""
     arms = {rule: tour.TourRun.load(TOUR.parent / f"overlong_{rule}") for rule in RULES}
     assert all(arm.results.seeds == [0, 1, 2] for arm in arms.values())
     keep, exclude = (arms[rule].results for rule in RULES)
     _, low, _ = keep.gain("rl", "rl", "search", "sample", of=exclude)
     assert Config.load("laptop").rl.filter.overlong == ("keep" if low > 0 else "exclude")
-    # what the rule is about does happen: nothing is left that pushes such attempts down
+    # the expected mechanism occurs: without a penalty, overlong rollouts become more frequent
     for seed in (0, 1, 2):
-        kept, left_out = (overlong_at_the_end(arms[rule].curves["rl"][seed]) for rule in RULES)
-        assert 2 * kept < left_out, seed
+        kept_share, excluded_share = (
+            overlong_at_the_end(arms[rule].curves["rl"][seed]) for rule in RULES
+        )
+        assert 2 * kept_share < excluded_share, seed
 
 
 @pytest.mark.parametrize("folder", ["tour", "again"])
-def test_sums_are_those_of_the_outcomes(folder):
+def test_rows_match_the_outcomes(folder):
     results = Results.load(TOUR.parent / folder)
     for (stage, seed), outcomes in results.outcomes.items():
         rows = [r for r in results.rows if (r["stage"], r["seed"]) == (stage, seed)]
@@ -101,8 +103,8 @@ def test_every_seed_has_every_curve(folder):
             assert steps == sorted(set(steps)) and len(steps) > 10
 
 
-def test_what_the_run_is_said_to_show(results):
-    """The claims of README and notebooks, as floors; the run itself says how far above it is."""
+def test_reference_run_supports_the_stated_results(results):
+    """The claims of README and notebooks, as lower bounds."""
     for stage in ("untrained", "closed_book", "rl_random_reward"):
         for kind in ("python", "search"):
             correct, n = results.count(stage, kind, "sample")
@@ -126,23 +128,23 @@ def test_what_the_run_is_said_to_show(results):
     ratio, _, high = tour.error_ratio(results, "rl", "sft_continued")
     assert ratio <= 0.5 and high < 1, (ratio, high)
     assert results.accuracy("rl", "search", "greedy", hops=3)[0] >= 0.50
-    alone = results.scores("sft_continued", "search", "greedy", hops=3)
-    shares = [statistics.mean(scores.values()) for scores in alone.values()]
+    sft_scores = results.scores("sft_continued", "search", "greedy", hops=3)
+    shares = [statistics.mean(scores.values()) for scores in sft_scores.values()]
     assert statistics.mean(shares) <= 0.05, "fine-tuning alone stays near zero there"
     assert max(shares) < 0.10, "with every seed"
     assert results.gain("rl", "sft_continued", "search", "greedy", hops=3)[1] > 0
     assert results.gain("rl", "sft", "search", "pass@8")[1] > 0
 
 
-def test_what_the_run_that_was_made_again_is_said_to_show(results):
-    """README and notebook 00 say: search as before, by the same questions; python not told."""
+def test_repeated_run_supports_the_stated_results(results):
+    """README and notebook 00: search accuracy is reproduced; python accuracy is not compared."""
     again = tour.TourRun.load(TOUR.parent / "again").results
     assert again.seeds == results.seeds and again.made["recipe"] != results.made["recipe"]
     for name in ("evaluation_seed", "seed_written_down"):
         assert again.made[name] == results.made[name]
     for decoding in ("sample", "greedy"):
-        apart, low, high = again.gain("rl", "rl", "search", decoding, of=results)
-        assert abs(apart) < 0.02 and low < 0 < high, decoding
+        difference, low, high = again.gain("rl", "rl", "search", decoding, of=results)
+        assert abs(difference) < 0.02 and low < 0 < high, decoding
         assert again.gain("rl", "sft_continued", "search", decoding)[1] > 0
     assert again.gain("rl", "sft_continued", "search", "greedy", hops=3)[1] > 0
     low_seeds = []
@@ -159,9 +161,12 @@ def test_what_the_run_that_was_made_again_is_said_to_show(results):
             assert n and correct / n <= 0.03, (stage, kind)
 
 
-def test_resample_on_correct_cleans_what_is_trained_and_what_is_done_in_training():
-    """In every seed. Of held-out questions notebook 07 says that three seeds disagree: where this
-    interval no longer holds one, its prose must say so."""
+def test_resampling_reduces_tool_errors_in_training():
+    """In every seed.
+
+    Notebook 07 says that three seeds disagree on held-out questions. If this interval no longer
+    contains 1, its text must say so.
+    """
     roc = tour.TourRun.load(TOUR.parent / "resampling")
     plain = tour.TourRun.load(TOUR).only(roc.results.seeds)
     command = roc.results.command
@@ -170,7 +175,8 @@ def test_resample_on_correct_cleans_what_is_trained_and_what_is_done_in_training
     for key in ("positive_tool_errors", "tool_errors"):
         for seed, rows in roc.curves["rl"].items():
             ours, theirs = (
-                sum(row[key] for row in some[-50:]) for some in (rows, plain.curves["rl"][seed])
+                sum(row[key] for row in last_rows[-50:])
+                for last_rows in (rows, plain.curves["rl"][seed])
             )
             assert ours < theirs, (key, seed)
     ratio, low, high = relative_rate_interval(*roc.results.calls("rl"), *plain.results.calls("rl"))
@@ -184,8 +190,8 @@ def test_resample_on_correct_cleans_what_is_trained_and_what_is_done_in_training
         ("cpu_bfloat16", {"naive": 1.0}),
     ],
 )
-def test_the_head_s_committed_measurements_meet_the_bars(file, bars):
-    """Medians of interleaved runs (tests/benchmarks/bench_head.py); read, not timed here."""
+def test_committed_head_benchmarks_meet_their_limits(file, bars):
+    """Medians of interleaved runs (committed results of tests/benchmarks/bench_head.py)."""
     rows = json.loads((TOUR.parent / "head" / f"{file}.json").read_text())["rows"]
     for arm, bar in bars.items():
         pairs = zip(rows["own_fused"], rows[arm], strict=True)
@@ -196,22 +202,22 @@ def test_the_head_s_committed_measurements_meet_the_bars(file, bars):
         assert peaks[0] <= 0.1 * peaks[1]
 
 
-def test_the_trained_policy_answers_new_questions_and_the_cold_start_does_worse(agents):
-    """Other held-out questions than the reference run's; greedy, so that this is one number."""
-    world, made = agents
+def test_trained_policy_beats_the_cold_start(agents):
+    """Held-out questions that the reference run did not use; greedy, so the result is exact."""
+    world, policies = agents
     side = split_answers(world)
     tasks = chain_questions(world, 24, 7, "test", hops={3: 1.0})
     assert all(side[t.answer] == "test" and t.hops == 3 for t in tasks)
     solved = {
         name: sum(is_correct(t.answer, q) for t, q in zip(agent.run(tasks, temperature=0.0), tasks))
-        for name, (_, agent) in made.items()
+        for name, (_, agent) in policies.items()
     }
     assert solved["rl"] >= 8 and solved["rl"] > solved["sft"], solved
 
 
 def test_engine_and_trainer_agree_on_the_trained_policy(agents):
-    world, made = agents
-    model, agent = made["rl"]
+    world, policies = agents
+    model, agent = policies["rl"]
     tasks = chain_questions(world, 6, 8, "test")
     trajectories = agent.run(tasks, samples=2, seed=3)
     batch = PackedBatch.pack([t.token_ids for t in trajectories])
@@ -222,9 +228,9 @@ def test_engine_and_trainer_agree_on_the_trained_policy(agents):
 
 
 @pytest.mark.parametrize("name", ["sft", "rl"])
-def test_entropies_of_a_rollout_are_those_recomputed_from_the_checkpoint(agents, name):
-    world, made = agents
-    model, agent = made[name]
+def test_rollout_entropies_match_recomputed_ones(agents, name):
+    world, policies = agents
+    model, agent = policies[name]
     tasks = chain_questions(world, 10, 9, "test")
     tasks += chain_questions(world, 10, 9, "test", "python")
     trajectories = agent.run(tasks, seed=4)
@@ -233,7 +239,7 @@ def test_entropies_of_a_rollout_are_those_recomputed_from_the_checkpoint(agents,
         assert np.abs(before.logprobs - after.logprobs).max() <= 1e-3
 
 
-def test_the_committed_lifts_are_those_of_the_committed_trajectories():
+def test_committed_lifts_match_the_trajectories():
     rows = json.loads((TOUR.parent / "entropy" / "lifts.json").read_text())["rows"]
     assert [(r["seed"], r["stage"]) for r in rows] == [
         (seed, stage)
@@ -242,7 +248,7 @@ def test_the_committed_lifts_are_those_of_the_committed_trajectories():
     ]
     for row in rows:
         if row["stage"] in ("sft", "rl"):
-            # a near tie of the router falls otherwise in another order of the same sums
+            # another summation order can flip a near tie of the router
             assert 5000 * row["tokens_beyond_1e-4"] < row["summary"]["tokens"]
             path = TOUR.parent / "entropy" / f"seed{row['seed']}_{row['stage']}.parquet"
             table = token_statistics(path)
@@ -253,7 +259,7 @@ def test_the_committed_lifts_are_those_of_the_committed_trajectories():
                     assert value == kept[name] or value == pytest.approx(kept[name]), name
 
 
-def test_rl_s_tokens_under_both_policies_are_the_same_tokens():
+def test_rescored_files_have_the_same_tokens():
     for seed in (0, 1, 2):
         rl, by_sft = (
             token_statistics(TOUR.parent / "entropy" / f"seed{seed}_{name}.parquet")
@@ -277,7 +283,7 @@ def test_plain_transformers_loads_the_policy_without_drlib():
     assert text.startswith("<think>") and '"search"' in text and "Oslo" in text
 
 
-def test_the_sandbox_was_as_fast_as_issue_4_asks_and_lost_nothing():
+def test_committed_sandbox_benchmark_meets_its_limits():
     bench = json.loads((TOUR.parent / "sandbox" / "bench.json").read_text())
     assert bench["level"] == "strong"
     times = {
@@ -293,9 +299,8 @@ def test_the_sandbox_was_as_fast_as_issue_4_asks_and_lost_nothing():
     assert memory["growth"]["parent_mb"] < 10 and memory["growth"]["children_mb"] < 10
 
 
-def test_no_call_held_more_than_its_limits():
-    """Read, not measured here: tests/test_sandbox_bounds.py wrote it as a script, and measures
-    again as a test."""
+def test_committed_sandbox_memory_is_within_limits():
+    """Committed results of tests/test_sandbox_bounds.py, which also measures them as a test."""
     rows = json.loads((TOUR.parent / "sandbox" / "bounds.json").read_text())
     assert len(rows) >= 40
     for name, row in rows.items():
@@ -303,8 +308,8 @@ def test_no_call_held_more_than_its_limits():
         assert row["standard"]["held_mb"] <= row["limit_mb"], name
 
 
-def test_the_laboratory_was_as_fast_and_small_as_issue_5_asks():
-    """Read, not timed here: tests/benchmarks/bench_analysis.py and bench_viewer.py wrote these."""
+def test_committed_analysis_benchmark_meets_its_limits():
+    """Committed results of tests/benchmarks/bench_analysis.py and bench_viewer.py."""
     rows = json.loads((TOUR.parent / "analysis" / "bench.json").read_text())["rows"]
     bench = {row["tokens"]: row for row in rows}
     assert bench[10**6]["wall_s"] < 60 and bench[10**6]["peak_mb"] < 1000
@@ -314,8 +319,8 @@ def test_the_laboratory_was_as_fast_and_small_as_issue_5_asks():
 
 
 @pytest.mark.parametrize("world", ["cldr", "pydocs"])
-def test_the_question_engine_did_what_issue_6_asks(world):
-    """Read, not run here: tests/benchmarks/bench_questions.py and bench_solver.py wrote these."""
+def test_committed_question_benchmark_meets_its_limits(world):
+    """Committed results of tests/benchmarks/bench_questions.py and bench_solver.py."""
     rows = json.loads((TOUR.parent / "data" / "questions.json").read_text())
     (row,) = (row for row in rows if row["world"] == world)
     if world == "cldr":
@@ -332,8 +337,8 @@ def test_the_question_engine_did_what_issue_6_asks(world):
     assert all(r["solved"] >= 0.85 and r["wrong"] == 0 for r in solver["rows"].values())
 
 
-def test_a_folder_of_2000_documents_was_built_in_under_a_minute():
-    """Read, not run here: tests/benchmarks/bench_folder.py wrote it."""
+def test_committed_folder_benchmark_meets_its_limits():
+    """Committed results of tests/benchmarks/bench_folder.py."""
     folder = json.loads((TOUR.parent / "data" / "folder.json").read_text())
     assert folder["total"] == 2000 and folder["first_load"]["wall_s"] < 60
     assert folder["second_load"]["read"] == 0 and len(folder["one_changed"]["read"]) == 1
@@ -342,8 +347,8 @@ def test_a_folder_of_2000_documents_was_built_in_under_a_minute():
 
 
 @pytest.mark.parametrize("steps", [75, 150])
-def test_agentic_pre_training_helped_the_cold_start_and_forgot_nothing(steps):
-    """Read, not run here: tests/benchmarks/make_cpt.py wrote it."""
+def test_committed_pretraining_lowers_the_sft_loss(steps):
+    """Committed results of tests/benchmarks/make_cpt.py."""
     found = json.loads((TOUR.parent / "cpt" / "results.json").read_text())
     lower = 0
     for row in found["rows"]:
@@ -358,21 +363,23 @@ def test_agentic_pre_training_helped_the_cold_start_and_forgot_nothing(steps):
     assert "incomplete" not in found
 
 
-def test_a_bias_balances_the_experts_better_than_the_loss_does():
-    """Read, not run here: tests/benchmarks/make_balance.py wrote it."""
+def test_committed_bias_balances_better_than_the_loss():
+    """Committed results of tests/benchmarks/make_balance.py."""
     found = json.loads((TOUR.parent / "balance" / "results.json").read_text())
-    uneven = {(row["arm"], row["seed"]): row["max_violation"] for row in found["rows"]}
-    assert len(uneven) == 3 * len(found["settings"]["arms"])
+    violations = {(row["arm"], row["seed"]): row["max_violation"] for row in found["rows"]}
+    assert len(violations) == 3 * len(found["settings"]["arms"])
     for seed in (0, 1, 2):
-        assert uneven["bias 0.001", seed] < 0.1 < 0.6 < uneven["loss", seed] < 0.7
-        assert uneven["nothing", seed] > 0.9
+        assert violations["bias 0.001", seed] < 0.1 < 0.6 < violations["loss", seed] < 0.7
+        assert violations["nothing", seed] > 0.9
 
 
-def test_no_run_came_back_after_it_had_collapsed():
-    """The ground for `grpo.COLLAPSED_STEPS`: once the mean of five steps is over the limit, it is
-    so to the end, in every run of reinforcement learning whose metrics are kept."""
+def test_no_committed_run_recovered_after_collapse():
+    """Justification of `grpo.COLLAPSED_STEPS`.
+
+    In all committed RL metrics, once the mean of five steps exceeds the limit, it stays above.
+    """
     _, collapsed = COLLAPSE["unanswered"]
-    runs = came_back = ended = 0
+    runs = recovered = stopped_high = 0
     curves = [read_json_lines(path) for path in sorted(TOUR.parent.rglob("*.jsonl"))]
     for path in sorted(EXPERIMENTS.glob("*.parquet")):
         if path.stem == "strategies":
@@ -384,10 +391,12 @@ def test_no_run_came_back_after_it_had_collapsed():
         if not rows or not {"rollouts", "overlong", "out_of_turns"} <= rows[0].keys():
             continue
         shares = [row["overlong"] + row["out_of_turns"] for row in rows]
-        over = [
+        above_limit = [
             statistics.mean(shares[max(0, i - 4) : i + 1]) > collapsed for i in range(len(shares))
         ]
         runs += 1
-        ended += over[-1]
-        came_back += any(before and not after for before, after in zip(over, over[1:]))
-    assert runs >= 235 and ended >= 10 and came_back == 0
+        stopped_high += above_limit[-1]
+        recovered += any(
+            before and not after for before, after in zip(above_limit, above_limit[1:])
+        )
+    assert runs >= 235 and stopped_high >= 10 and recovered == 0

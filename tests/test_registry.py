@@ -60,7 +60,7 @@ def test_suggest_name():
 
 @pytest.fixture
 def plugins(tmp_path, monkeypatch):
-    """Create a folder of modules on the path; imported modules are forgotten afterwards."""
+    """Create a folder of modules on the path; forget imported modules afterwards."""
     sources = {
         "plug_good": "from plug_log import seen\nseen.append('good')",
         "plug_more": "from plug_log import seen\nseen.append('more')",

@@ -75,8 +75,12 @@ def test_cache_depends_on_the_world(toolbox):
     toolbox.call("search", arguments)
     assert toolbox.call("search", arguments).cache_hit
     other = SmallWorld([Entity("Gabon", "city", {"territory": "Nowhere"})], "other")
-    fresh = toolbox.call("search", arguments, world=other)
-    assert not fresh.cache_hit and "territory Nowhere" in fresh.text and fresh.source == "other"
+    uncached = toolbox.call("search", arguments, world=other)
+    assert (
+        not uncached.cache_hit
+        and "territory Nowhere" in uncached.text
+        and uncached.source == "other"
+    )
 
 
 def test_closed_book_finds_nothing_anywhere(cldr):

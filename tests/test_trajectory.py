@@ -89,13 +89,13 @@ def trajectories(draw):
     def integers(dtype):
         return draw(hnp.arrays(dtype, tokens))
 
-    def places(dtype, values):  # K = 2 per generated token
+    def top_k(dtype, values):  # K = 2 per generated token
         return np.where(generated[:, None], values, -1 if dtype is np.int32 else 0).astype(dtype)
 
     top = (
         {}
         if draw(st.booleans())
-        else {"top_ids": places(np.int32, [7, 8]), "top_logprobs": places(np.float32, [-0.1, -2.5])}
+        else {"top_ids": top_k(np.int32, [7, 8]), "top_logprobs": top_k(np.float32, [-0.1, -2.5])}
     )
     return record(
         tokens,
@@ -138,10 +138,10 @@ def test_rows_keep_their_order(tmp_path):
 
 def test_streaming_and_older_files(tmp_path):
     path = tmp_path / "t.parquet"
-    made = []
-    save_trajectories(path, (made.append(i) or record(id=f"t{i}") for i in range(150)))
+    written = []
+    save_trajectories(path, (written.append(i) or record(id=f"t{i}") for i in range(150)))
     stream = iter_trajectories(path)
-    assert len(made) == 150 and next(stream).id == "t0" and sum(1 for _ in stream) == 149
+    assert len(written) == 150 and next(stream).id == "t0" and sum(1 for _ in stream) == 149
     old = pq.read_table(path).drop_columns(["top_ids", "top_logprobs", "top_shape"])
     pq.write_table(old, path)
     assert load_trajectories(path)[149] == record(id="t149")
@@ -149,13 +149,13 @@ def test_streaming_and_older_files(tmp_path):
 
 def test_row_groups_are_small_and_columns_can_be_skipped(tmp_path):
     path, big = tmp_path / "t.parquet", np.zeros((100, 48, 3000), np.uint16)  # 29 MB
-    made = [record(100, id=f"t{i}", routed_experts=big) for i in range(5)]
-    save_trajectories(path, made)
+    records = [record(100, id=f"t{i}", routed_experts=big) for i in range(5)]
+    save_trajectories(path, records)
     with pq.ParquetFile(path) as file:
         assert [file.metadata.row_group(i).num_rows for i in range(2)] == [3, 2]
-    assert load_trajectories(path) == made
-    for t, slim in zip(made, iter_trajectories(path, without=["routed_experts"]), strict=True):
-        assert slim == dataclasses.replace(t, routed_experts=None)
+    assert load_trajectories(path) == records
+    for t, loaded in zip(records, iter_trajectories(path, without=["routed_experts"]), strict=True):
+        assert loaded == dataclasses.replace(t, routed_experts=None)
 
 
 def test_missing_input_is_not_reported_as_a_full_disk(tmp_path):
@@ -212,7 +212,7 @@ def test_equality_compares_every_field():
         ({"termination": "answered"}, TypeError, "termination must be a Termination"),
     ],
 )
-def test_inconsistent_record_is_refused(changes, error, message):
+def test_inconsistent_record_is_rejected(changes, error, message):
     with pytest.raises(error, match="trajectory t: .*" + message):
         record(**changes)
 
@@ -224,13 +224,13 @@ def test_inconsistent_record_is_refused(changes, error, message):
         ({"answer": "\ud800"}, "answer cannot be written .*surrogates not allowed.*Unicode"),
     ],
 )
-def test_unwritable_field_is_named_and_no_file_remains(changes, message, tmp_path):
+def test_unwritable_field_raises_and_leaves_no_file(changes, message, tmp_path):
     with pytest.raises(ValueError, match=f"trajectory 't': {message}"):
         save_trajectories(tmp_path / "t.parquet", [record(**changes)])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_truncated_damaged_missing_or_foreign_file_is_refused(tmp_path):
+def test_missing_damaged_and_foreign_files_are_rejected(tmp_path):
     path = tmp_path / "t.parquet"
     with pytest.raises(FileNotFoundError, match="no trajectory file .*t.parquet"):
         load_trajectories(path)

@@ -60,10 +60,10 @@ def test_core_modules_import_no_model_library(name):
         f"import sys, {name}\n"
         "print([m for m in ('torch', 'transformers', 'datasets', 'openai') if m in sys.modules])"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "[]\n"
+    assert completed.stdout == "[]\n"
 
 
 EXAMPLES = (
@@ -136,7 +136,7 @@ def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [b'{"a": 1', b"\xff", b"no", b"[" * 100_000])
-def test_invalid_json_line_is_named_when_reached(tmp_path, bad):
+def test_invalid_json_line_raises_when_reached(tmp_path, bad):
     path = write_atomic(tmp_path / "rows.jsonl", json.dumps({}).encode() + b"\n" + bad)
     rows = iter_json_lines(path)
     assert next(rows) == (1, {})
@@ -164,13 +164,21 @@ except ValueError:
     pass
 print(inside, gc.isenabled(), gc.get_freeze_count() - before > 1000)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == f"False {collects} True\n", done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT
+    )
+    assert completed.stdout == f"False {collects} True\n", completed.stderr
 
 
 def test_none_is_incorrect_and_aliases_are_correct():
     task = Task("t", "?", "Oslo", "search", "w", aliases=("Christiania",))
-    given = {None: False, "": False, "oslo.": True, " CHRISTIANIA ": True, "Bergen": False}
-    assert {answer: is_correct(answer, task) for answer in given} == given
+    expected_by_answer = {
+        None: False,
+        "": False,
+        "oslo.": True,
+        " CHRISTIANIA ": True,
+        "Bergen": False,
+    }
+    assert {answer: is_correct(answer, task) for answer in expected_by_answer} == expected_by_answer
     assert not is_accepted("Oslo", []) and not is_accepted(None, ["Oslo"])
     assert is_accepted("12.0", ["x", "12"])

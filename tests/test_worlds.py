@@ -47,7 +47,7 @@ def test_title_is_first_hit_of_its_own_search(cldr):
         assert cldr.search(title, 2)[0].title == title
 
 
-def test_words_of_a_page_find_it(cldr):
+def test_search_finds_pages_by_their_words(cldr):
     assert cldr.search("currency of Norway", 1)[0].title == "Norway"
     assert cldr.search("Krone Norwegian", 1)[0].title == "Norwegian Krone"
     assert cldr.search("?!", 2) == []
@@ -74,17 +74,17 @@ def test_fictional_worlds_are_reproducible_and_different(cldr):
     facts = {(t, r, v) for t, e in cldr.entities.items() for r, v in e.facts.items()}
     for seed in range(50):
         world = fictional_world(seed, names)
-        told = {(t, r, v) for t, e in world.entities.items() for r, v in e.facts.items()}
-        assert not told & facts
+        fictional_facts = {(t, r, v) for t, e in world.entities.items() for r, v in e.facts.items()}
+        assert not fictional_facts & facts
 
 
 def test_index_on_disk_is_reused_and_updated(tmp_path):
     entities = [Entity("Gabon", "territory", {"language": "French"})]
     path = tmp_path / "a folder" / "index.sqlite"
     assert SmallWorld(entities, index_path=path).search("language French", 1)[0].title == "Gabon"
-    made = path.stat().st_mtime_ns
+    modified_ns = path.stat().st_mtime_ns
     assert SmallWorld(entities, index_path=path).search("French", 1)
-    assert path.stat().st_mtime_ns == made
+    assert path.stat().st_mtime_ns == modified_ns
     more = SmallWorld(
         [*entities, Entity("Chad", "territory", {"language": "Arabic"})], index_path=path
     )

@@ -9,8 +9,10 @@ PLAIN = ReliabilityPolicy(breaker_failures=0)
 
 
 class FakeClock:
-    """Clock that advances only while threads sleep. It jumps to the next sleeper's end when all
-    threads have been idle for a moment; a slow thread can cause an early jump.
+    """Clock that advances only while threads sleep.
+
+    It jumps to the end of the next sleep when all threads were idle for a moment; a slow thread can
+    cause an early jump.
     """
 
     QUIET_S = 0.004

@@ -9,8 +9,9 @@ from drlib.worlds import triples
 
 
 class Model(BaseHTTPRequestHandler):
-    """Server that answers with `server.replies(text)`: rows, bytes (whole body), a number (status),
-    or None (no answer).
+    """Server that answers with `server.replies(text)`.
+
+    The reply is a list of rows, bytes (whole body), an integer (status) or None (no answer).
     """
 
     def do_POST(self):

@@ -93,7 +93,7 @@ def reporting(engine, sparse):
         patch.setattr(runner, "sample_tokens", step.sample_tokens)
         patch.setattr(engine, "routes", True)
         patch.setattr(engine, "_sparse", sparse)
-        engine._engine.reset_prefix_cache()  # of what was read before there are no routes
+        engine._engine.reset_prefix_cache()  # cached prefixes have no routes
         yield
         for hook in hooks:
             hook.remove()
@@ -111,30 +111,30 @@ class _Step:
     def watch(self):
         gates = [m for name, m in self.runner.model.named_modules() if name.endswith("mlp.gate")]
         return [
-            gate.register_forward_hook(lambda _, args, out, i=i: self.chose(i, out[0]))
+            gate.register_forward_hook(lambda _, args, out, i=i: self.record_choice(i, out[0]))
             for i, gate in enumerate(gates)
         ]
 
-    def chose(self, layer, logits_NE):
+    def record_choice(self, layer, logits_NE):
         buffer_NLK = self.connector._capturer.device_buffer
         chosen_NK = logits_NE.float().softmax(-1).topk(buffer_NLK.shape[2]).indices
         buffer_NLK[: len(chosen_NK), layer] = chosen_NK.to(buffer_NLK.dtype)
 
-    def execute_model(self, scheduled, *more, **how):
+    def execute_model(self, scheduled, *more, **options):
         self.connector.begin_step(scheduled.aux_output_connector_metadata)
         self.scheduled = scheduled.num_scheduled_tokens
-        return self.execute(scheduled, *more, **how)
+        return self.execute(scheduled, *more, **options)
 
-    def sample_tokens(self, *more, **how):
+    def sample_tokens(self, *more, **options):
         batch = self.runner.input_batch
         sizes = [self.scheduled[name] for name in batch.req_ids]
-        read = SimpleNamespace(
+        read_batch = SimpleNamespace(
             req_ids=[*batch.req_ids],
             num_computed_tokens_np=batch.num_computed_tokens_cpu[: len(sizes)].copy(),
             query_start_loc_np=np.cumsum([0, *sizes]),
         )
-        pending = self.connector.prepare_output(read)
-        done = self.sample(*more, **how)
+        pending = self.connector.prepare_output(read_batch)
+        done = self.sample(*more, **options)
         done = done.get_output() if hasattr(done, "get_output") else done
         sampled = np.array([len(ids) for ids in done.sampled_token_ids])
         pending.enqueue_cpu_copy(sampled, np.zeros_like(sampled))

@@ -26,7 +26,7 @@ SECONDS = 300.0  # for all rounds of one attack
 
 @dataclass(frozen=True)
 class Weakening:
-    """In `file` of drlib/sandbox, `new` in place of `old` lets `attack` succeed at `level`."""
+    """Replace `old` by `new` in `file` of drlib/sandbox, so that `attack` succeeds at `level`."""
 
     file: str
     old: str
@@ -106,7 +106,7 @@ def run_attack(weakening: Weakening, rounds: int = ROUNDS) -> dict:
     """Attack the weakened copy; return the number of successes, stopping at the first."""
     with tempfile.TemporaryDirectory() as folder:
         copy_weakened(weakening, Path(folder))
-        # Whoever loses root's rights must still be able to read the copy.
+        # A process without root's rights must be able to read the copy.
         subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
         command = [sys.executable, __file__, folder, weakening.attack, weakening.level, str(rounds)]
         done = subprocess.run(
@@ -117,7 +117,7 @@ def run_attack(weakening: Weakening, rounds: int = ROUNDS) -> dict:
         return json.loads(done.stdout.splitlines()[-1])
 
 
-# --- in the process of the attack ---------------------------------------------------------------
+# --- attack process -----------------------------------------------------------------------------
 
 
 def call_rounds(name: str, level: str, rounds: int):
@@ -126,10 +126,10 @@ def call_rounds(name: str, level: str, rounds: int):
 
     with ExitStack() as stack:
         places = Places(stack)
-        made = stack.enter_context(sandbox_at(level, timeout_s=8.0, memory_mb=256))
+        sandbox = stack.enter_context(sandbox_at(level, timeout_s=8.0, memory_mb=256))
         for _ in range(rounds):
             case = CASES[name]
-            result = made.run(places.fill(case.code), case.stdin, case.history)
+            result = sandbox.run(places.fill(case.code), case.stdin, case.history)
             yield [word for word in (CANARY, BREACH) if word in shown(result)]
 
 
@@ -137,12 +137,12 @@ def hoard_rounds(name: str, level: str, rounds: int):
     """Yield, for each round, a message if the memory exceeds the limit."""
     from tests import test_sandbox_bounds as bounds
 
-    bounds.SECONDS = 6.0  # some hoard slowly, on a slow machine
-    bounds.CAP_MB = 384  # a call may hold 224: enough to have won
-    with bounds.sandbox_for(level) as made:
-        made.run("print(1)")
+    bounds.SECONDS = 6.0  # some programs allocate slowly on a slow machine
+    bounds.CAP_MB = 384  # the limit of a call is 224, so this exceeds it
+    with bounds.sandbox_for(level) as sandbox:
+        sandbox.run("print(1)")
         for _ in range(rounds):
-            found = bounds.held(made, name)
+            found = bounds.held(sandbox, name)
             yield [f"held {found}"] if found["held_mb"] > bounds.limit(name) else []
 
 
@@ -157,13 +157,13 @@ def main(folder: str, attack: str, level: str, rounds: str) -> None:
     if not Path(drlib.sandbox.__file__).is_relative_to(folder):
         raise RuntimeError(f"attacked would be {drlib.sandbox.__file__}")
     kind, name = attack.split(": ", 1)
-    tried = 0
+    attempted_rounds = 0
     for found in KINDS[kind](name, level, int(rounds)):
-        tried += 1
+        attempted_rounds += 1
         if found:
-            print(json.dumps({"won": 1, "rounds": tried, "how": str(found[0])[:300]}))
+            print(json.dumps({"won": 1, "rounds": attempted_rounds, "how": str(found[0])[:300]}))
             return
-    print(json.dumps({"won": 0, "rounds": tried, "how": ""}))
+    print(json.dumps({"won": 0, "rounds": attempted_rounds, "how": ""}))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from drlib.tools import fetch
 from drlib.tools.backends import ANSWERS, PAGE_FAULTS, ToolFault
 
-OPEN, CLOSED = "127.0.0.2", "127.0.0.1"  # the first stands for a public address
+OPEN, CLOSED = "127.0.0.2", "127.0.0.1"  # the first represents a public address
 
 
 class Site:

@@ -31,7 +31,7 @@ from drlib.questions.queries import from_text
 from drlib.questions.question_engine import synthesize_questions
 from drlib.worlds import load_world
 from tests.benchmarks.bench_questions import fixed_loop
-from tests.independent_evaluator import RawFacts, look_ups, told_by
+from tests.independent_evaluator import RawFacts, count_hops, names_in_query
 
 OUT = ROOT / "figures" / "reference" / "data" / "evaluations.json"
 COMMAND = "OMP_NUM_THREADS=1 PYTHONPATH=. python tests/benchmarks/make_evaluations.py"
@@ -71,7 +71,7 @@ def judged(tasks, raw: RawFacts, distances: Distances) -> dict:
     depths, names_close = Counter(), 0
     for task in tasks:
         query = json.loads(task.query)
-        told, depth = told_by(query), look_ups(query)
+        told, depth = names_in_query(query), count_hops(query)
         away = distances.plain(task.answer)
         depths[depth] += 1
         plain[str(nearest(told, away))] += 1
@@ -99,9 +99,9 @@ def nearness(world, distances: Distances, n: int) -> dict:
     seen, differ = Counter(), []
     for task in synthesize_questions(world, n, "nearness", strict=False, max_share=1):
         query = json.loads(task.query)
-        away, told = distances.plain(task.answer), told_by(query)
+        away, told = distances.plain(task.answer), names_in_query(query)
         steps = [away.get(name, 9) for name in told]
-        ours = min(steps, default=9) <= 1 or (look_ups(query) > 2 and max(steps, default=9) <= 2)
+        ours = min(steps, default=9) <= 1 or (count_hops(query) > 2 and max(steps, default=9) <= 2)
         theirs = is_near(from_text(task.query), task.answer, world.graph)
         seen[f"engine {'near' if theirs else 'far'}, facts {'near' if ours else 'far'}"] += 1
         differ += [task.query] if ours != theirs else []
