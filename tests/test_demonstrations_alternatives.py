@@ -18,7 +18,7 @@ from drlib.trajectory import ToolResult
 from drlib.worlds import Names, fictional_world, load_world
 from drlib.worlds.small import snippet
 from tests.agent_examples import tour_chat
-from tests.test_training_sft import documents_of
+from tests.test_training_sft import first_documents
 
 chat = tour_chat
 WORLD = fictional_world("alternatives", Names.from_world(load_world("tour")), 24)
@@ -126,14 +126,14 @@ def test_alternative_programs_use_the_same_numbers():
 def test_alternatives_setting_changes_only_higher_order_rows(chat):
     assert isinstance(chat, ChatIds)
     names = Names.from_world(load_world("tour"))
-    far = documents_of(chat, names, pretrain__higher_order_share=1.0)
-    close = documents_of(
+    far = first_documents(chat, names, pretrain__higher_order_share=1.0)
+    close = first_documents(
         chat, names, pretrain__higher_order_share=1.0, pretrain__higher_order_alternatives="read"
     )
     assert far != close
-    default_rows = documents_of(chat, names, pretrain__first_order_share=1.0)
+    default_rows = first_documents(chat, names, pretrain__first_order_share=1.0)
     assert (
-        documents_of(
+        first_documents(
             chat, names, pretrain__first_order_share=1.0, pretrain__higher_order_alternatives="read"
         )
         == default_rows
