@@ -1,4 +1,4 @@
-"""The faults of a crawl: drlib/tools/crawl.py (see `tests.mutants`)."""
+"""Mutants of drlib/tools/crawl.py (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
@@ -9,12 +9,12 @@ WORLD = f"{TESTS}::test_site_becomes_a_world_and_nothing_else_is_requested"
 
 MUTANTS = [
     Mutant(
-        "crawl: robots.txt is read and not kept to",
+        "crawl: robots.txt is ignored",
         CRAWL,
         "        return within and self._robots.can_fetch(AGENT, url)\n",
         "        return within\n",
         (WORLD,),
-        "a closed page is asked for",
+        "a disallowed page is requested",
     ),
     Mutant(
         "crawl: the whole host is the site",
@@ -22,10 +22,10 @@ MUTANTS = [
         '        self._within = self.start[: self.start.rindex("/") + 1]\n',
         '        self._within = urljoin(self.start, "/")\n',
         (WORLD,),
-        "a page beside the start's folder is asked for",
+        "a page outside the start folder is requested",
     ),
     Mutant(
-        "crawl: the site's own delay is not taken",
+        "crawl: the crawl delay is ignored",
         CRAWL,
         "        self.delay_s = max(self.delay_s, float(self._robots.crawl_delay(AGENT) or 0))\n",
         "        self.delay_s = self.delay_s\n",
@@ -33,20 +33,20 @@ MUTANTS = [
         "two requests within a second",
     ),
     Mutant(
-        "crawl: a second run knows nothing of the first",
+        "crawl: a second run ignores the first",
         CRAWL,
         '                self._rows[row["url"]] = row\n\n',
         "                continue\n\n",
         (f"{TESTS}::test_crawl_resumes_and_writes_only_new_files",),
-        "pages are asked for twice",
+        "pages are requested twice",
     ),
     Mutant(
-        "live: what was kept is forgotten",
+        "live: stored pages are ignored",
         "drlib/tools/live_site.py",
         "        if not _holds_pages(place):\n            raise\n",
         "        raise\n",
         (f"{LIVE}::test_unreachable_site_uses_the_kept_pages",),
-        "a site that is down takes its questions along",
+        "questions of an unavailable site are lost",
     ),
     Mutant(
         "live: all sites in one folder",

@@ -158,7 +158,7 @@ MUTANTS = [
         "        blocks = -(-length // LANES)\n        self.keys[:, target",
         "        blocks = length // LANES\n        self.keys[:, target",
         BOTH,
-        "siblings would have read only the beginning of their prompt",
+        "other rollouts of the group would read only part of their prompt",
     ),
     Mutant(
         "compiled: a response stands where the prompt began",

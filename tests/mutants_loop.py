@@ -21,7 +21,7 @@ MUTANTS = [
         "share_over_segments(advantages_N[mine], owners),",
         "share_over_segments(-advantages_N[mine], owners),",
         (f"{LOOP}::test_update_raises_better_rollouts_of_a_group",),
-        "what was right is unlearned",
+        "correct rollouts are unlearned",
     ),
     Mutant(
         "advantage: of the other shard",

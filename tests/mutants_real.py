@@ -1,4 +1,4 @@
-"""The faults of a real model's stages on TRL, and of the planner (see `tests.mutants`)."""
+"""Mutants of the stages of real models on TRL, and of the planner (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
@@ -13,7 +13,7 @@ KILLED = f"{PROCESSES}::test_killed_stage_resumes_to_the_same_weights"
 
 MUTANTS = [
     Mutant(
-        "real: what tools said is trained on",
+        "real: tool responses carry loss",
         "drlib/training/grpo_trl.py",
         '"env_mask": sample.generated[first:end].astype(int).tolist(),',
         '"env_mask": [1] * (end - first),',
@@ -26,7 +26,7 @@ MUTANTS = [
         '"advantage": [0.0 if row is None else row.advantage for row in rows],',
         '"advantage": [0.0 if row is None else -row.advantage for row in rows],',
         (FIRST,),
-        "what was right is unlearned",
+        "correct rollouts are unlearned",
     ),
     Mutant(
         "real: the engine keeps its first weights",
@@ -34,7 +34,7 @@ MUTANTS = [
         "        if is_own or ranks.first:\n            engine.update_weights(model)",
         "        if is_own or ranks.first:\n            engine.version += 1",
         (SECOND,),
-        "rollouts are of a policy of long ago",
+        "rollouts come from an outdated policy",
     ),
     Mutant(
         "real: the curriculum learns nothing",
@@ -42,7 +42,7 @@ MUTANTS = [
         "        self.curriculum.update(state.outcomes)\n",
         "",
         (SECOND,),
-        "what is solved already is asked for ever",
+        "solved questions are sampled for ever",
     ),
     Mutant(
         "real: a step of dead groups is taken",
@@ -61,7 +61,7 @@ MUTANTS = [
         "another schedule than the one that is declared",
     ),
     Mutant(
-        "real: wrong attempts are taught",
+        "real: wrong rollouts are used for SFT",
         "drlib/training/sft_trl.py",
         "episodes = read_episodes(folder, config.sft.filter)",
         'episodes = read_episodes(folder, "none")',

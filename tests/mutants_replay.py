@@ -1,4 +1,4 @@
-"""Faults in what is done with samples of older policies. See tests/mutants.py."""
+"""Mutants of the handling of samples from older policies (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
@@ -24,7 +24,7 @@ MUTANTS = [
         "only what is too old would train",
     ),
     Mutant(
-        "max age: stale siblings stay in the baseline",
+        "max age: stale rollouts of the group stay in the baseline",
         "drlib/training/batch.py",
         "        in_baseline_N = in_baseline_N & young_N\n",
         "",

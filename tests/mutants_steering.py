@@ -1,4 +1,4 @@
-"""Faults in what watches a run and acts: KL, reference, resets, drift. See tests/mutants.py."""
+"""Mutants of the training callbacks: KL, reference, resets, drift (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 

@@ -1,4 +1,4 @@
-"""Faults of drlib.experiments and its figures, and of how programs begin."""
+"""Mutants of drlib.experiments, its figures, and program start (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
@@ -18,10 +18,10 @@ MUTANTS = [
         "    effect = results.gain(stage, stage, kind, decoding, of=control)",
         "    effect = control.gain(stage, stage, kind, decoding, of=results)",
         (f"{SWEEP}::test_accuracies_and_paired_difference_by_hand",),
-        "what is better is said to be worse",
+        "an improvement is reported as a decline",
     ),
     Mutant(
-        "sweep: an arm compared with itself",
+        "sweep: an arm is compared with itself",
         TABLE,
         "    effect = results.gain(stage, stage, kind, decoding, of=control)",
         "    effect = results.gain(stage, stage, kind, decoding, of=results)",
@@ -50,7 +50,7 @@ MUTANTS = [
         "{**self.common, **own,",
         "{**own, **self.common,",
         (f"{SWEEP}::test_arm_settings_override_common_settings",),
-        "an arm is not what its line says",
+        "an arm differs from its specification",
     ),
     Mutant(
         "sweep: equal arms pass",
@@ -74,7 +74,7 @@ MUTANTS = [
         "        return _reason(str(fault))\n",
         "        raise\n",
         (f"{RUNS}::test_failed_arm_is_reported_with_its_reason",),
-        "one broken arm loses all that come after it",
+        "one failed arm skips all later arms",
     ),
     Mutant(
         "sweep: a failed run counts as finished",
@@ -90,7 +90,7 @@ MUTANTS = [
         "    return 1 if failed else 0\n",
         "    return 0\n",
         (f"{RUNS}::test_failed_arm_is_reported_with_its_reason",),
-        "a script goes on as if all had been well",
+        "a script continues after a failure",
     ),
     Mutant(
         "sweep: tokens of one rollout for those of all",
@@ -106,7 +106,7 @@ MUTANTS = [
         "sum(run[name] for run in runs) / len(runs), 1)",
         "sum(run[name] for run in runs), 1)",
         (f"{SWEEP}::test_costs_are_sums_over_steps_and_means_over_seeds",),
-        "arms with more finished seeds seem dearer",
+        "arms with more finished seeds appear more expensive",
     ),
     Mutant(
         "sweep: drawn from results of other settings",
@@ -114,7 +114,7 @@ MUTANTS = [
         "        not changed,\n",
         "        True,\n",
         (f"{SWEEP}::test_records_round_trip",),
-        "old rows stand under a new name",
+        "old rows are shown under a new name",
     ),
     Mutant(
         "sweep: the claim judged by the accuracy",
@@ -130,7 +130,7 @@ MUTANTS = [
         'judge(effect, difference["by_seed"], registered)',
         'judge(effect, [*difference["by_seed"]] * 20, registered)',
         (f"{SWEEP}::test_claim_is_judged_on_the_first_question_kind",),
-        "one training's luck is a finding",
+        "the result of a single seed is a finding",
     ),
     Mutant(
         "sweep figure: differences where accuracies belong",
@@ -149,12 +149,12 @@ MUTANTS = [
         "the x axis goes nowhere",
     ),
     Mutant(
-        "sweep on Ray: what a task says is dropped",
+        "sweep on Ray: the result of a task is dropped",
         "drlib/experiments/ray_runner.py",
         "        return ray.get(task)\n",
         '        return ray.get(task) and ""\n',
         ("tests/test_experiments_ray.py::test_runs_are_complete_and_failures_are_reported",),
-        "a run that failed on the cluster passes for finished",
+        "a failed run on the cluster counts as finished",
     ),
     Mutant(
         "effects: an interval around zero is in colour",
@@ -162,7 +162,7 @@ MUTANTS = [
         "            color = CONTROL if low <= 0 <= high else COLORS[1]\n",
         "            color = CONTROL if low >= 0 >= high else COLORS[1]\n",
         ("tests/test_experiments_figures.py::test_effects_figure_shows_every_sweep",),
-        "chance looks like an effect",
+        "noise looks like an effect",
     ),
     Mutant(
         "notebooks: a kernel whose port was taken is not started again",
@@ -170,7 +170,7 @@ MUTANTS = [
         "KERNEL_STARTS = 3",
         "KERNEL_STARTS = 1",
         ("tests/test_notebook_kernels.py",),
-        "one run of all notebooks in some hundreds fails for nothing",
+        "a full notebook run fails occasionally without cause",
     ),
     Mutant(
         "build: imports are garbage-collected",
@@ -202,6 +202,6 @@ MUTANTS = [
         'again.gain("rl", "rl", *asked, of=first)',
         'first.gain("rl", "rl", *asked, of=again)',
         ("tests/test_experiments_reference.py::test_again_block_compares_repeated_runs",),
-        "a line that got worse would be said to have got better",
+        "a worse pipeline would be reported as better",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Faults in the switches of RL: rewards, groups, tokens, bounds. See tests/mutants.py."""
+"""Mutants of the RL settings: rewards, groups, tokens, bounds (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
@@ -42,7 +42,7 @@ MUTANTS = [
         "the control would be the recipe itself",
     ),
     Mutant(
-        "over-long: the penalty is a bonus",
+        "overlong: the penalty is a bonus",
         "drlib/training/rollouts.py",
         "r if r is None else r + p",
         "r if r is None else r - p",
@@ -66,7 +66,7 @@ MUTANTS = [
         "a group would hold each rollout twice",
     ),
     Mutant(
-        "dynamic sampling: dead groups are kept",
+        "dynamic sampling: groups of zero variance are kept",
         "drlib/training/rollouts.py",
         "live = [name for name, different in rewards.items() if len(different) > 1]",
         "live = list(rewards)",
@@ -80,7 +80,7 @@ MUTANTS = [
         "draw * config.rl.questions)",
         "return sample_groups(agent, tasks, mine, worlds, config, step)",
         (REWARDS,),
-        "groups of two draws would have one name and one baseline",
+        "groups of two draws would share one name and baseline",
     ),
     Mutant(
         "dynamic sampling: what is dead is trained on",

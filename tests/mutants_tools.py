@@ -1,4 +1,4 @@
-"""Small faults of the tools and of the sandbox, and the tests that see them."""
+"""Mutants of the tools and the sandbox (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
@@ -274,7 +274,7 @@ SANDBOX = [
         "yield index, SandboxResult(**answer)",
         "yield len(calls) - 1 - index, SandboxResult(**answer)",
         ("tests/test_sandbox_service.py::test_client_results_equal_those_of_a_sandbox",),
-        "a rollout would get the output of another one's program",
+        "a rollout would get the output of another program",
     ),
     Mutant(
         "any token that begins with the right one",
@@ -282,7 +282,7 @@ SANDBOX = [
         'hmac.compare_digest(header, f"Bearer {self.token}".encode())',
         'f"Bearer {self.token}".encode().startswith(header)',
         ("tests/test_sandbox_service.py::test_every_route_needs_the_token",),
-        "the service would answer whoever sends no token at all",
+        "the service would accept requests without a token",
     ),
     Mutant(
         "a template that dies is the code's own fault",
