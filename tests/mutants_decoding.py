@@ -1,4 +1,4 @@
-"""The faults of the engine's forward pass and draw: the compiled loops, the decoders, the draw in
+"""Mutants of the engine's forward pass and draw: the compiled loops, the decoders, the draw in
 torch's operators (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
@@ -14,15 +14,15 @@ MUTANTS = [
         "length.hypot_(self.floor[x.shape[-1]])",
         "length",
         (ENGINE,),
-        "a hidden state of zeros becomes no number",
+        "a hidden state of zeros becomes NaN",
     ),
     Mutant(
-        "decoding: keys lack the root of their width",
+        "decoding: keys are not scaled",
         "drlib/models/decoder.py",
         "order] * self.dim**0.5] * self.n_kv",
         "order]] * self.n_kv",
         (ENGINE,),
-        "attention is flatter than the trainer's",
+        "attention differs from the trainer's",
     ),
     Mutant(
         "decoding: torch's draw at the wrong temperature",
@@ -38,23 +38,23 @@ MUTANTS = [
         "    total = floor\n    for i in range(len(x_H)):",
         "    total = _ZERO\n    for i in range(len(x_H)):",
         BOTH,
-        "a hidden state of zeros becomes no number",
+        "a hidden state of zeros becomes NaN",
     ),
     Mutant(
-        "loops: what is no number becomes nothing",
+        "loops: NaN becomes zero",
         "drlib/models/kernels.py",
         "    if x < _SMALLEST:\n",
         "    if not x >= _SMALLEST:\n",
         BOTH,
-        "attention would pass over a lost policy's scores",
+        "attention would ignore NaN scores of a broken policy",
     ),
     Mutant(
-        "loops: keys are turned the other way",
+        "loops: keys are rotated in the opposite direction",
         "drlib/models/kernels.py",
         "x[2 * p] = a * cos[p] - b * sin[p]",
         "x[2 * p] = a * cos[p] + b * sin[p]",
         BOTH,
-        "positions would not be the trainer's",
+        "positions would differ from the trainer's",
     ),
     Mutant(
         "loops: a key in the next lane",
@@ -73,36 +73,36 @@ MUTANTS = [
         "the last token would not be read",
     ),
     Mutant(
-        "loops: the last of an odd number is not read",
+        "loops: the last of an odd number is skipped",
         "drlib/models/kernels.py",
         "if length % 2:",
         "if False:",
         BOTH,
-        "attention would add up to less than one",
+        "attention weights would sum to less than one",
     ),
     Mutant(
-        "loops: another head's keys",
+        "loops: keys of another head",
         "drlib/models/kernels.py",
         "row * n_kv + head // group",
         "row * n_kv + head % n_kv",
         BOTH,
-        "queries would read what other heads keep",
+        "queries would attend to keys of other heads",
     ),
     Mutant(
-        "loops: a bias weighs, too",
+        "loops: the bias affects the gates",
         "drlib/models/kernels.py",
         "weights_Tk[t, i] = probs_E[expert]",
         "weights_Tk[t, i] = probs_E[expert] + bias_E[expert]",
         (LOOPS,),
-        "the balance of experts would change what they say",
+        "load balancing would change the outputs of experts",
     ),
     Mutant(
-        "loops: shares do not add up to one",
+        "loops: gates are not normalised",
         "drlib/models/kernels.py",
         "weights_Tk[t] /= taken",
         "weights_Tk[t] /= _ONE",
         BOTH,
-        "experts would say less than the trainer's",
+        "expert outputs would be smaller than the trainer's",
     ),
     Mutant(
         "loops: silu of the absolute value",
@@ -134,7 +134,7 @@ MUTANTS = [
         "np.log(total) - moment / total",
         "np.log(total) + moment / total",
         BOTH,
-        "sure policies would seem unsure",
+        "low entropies would appear high",
     ),
     Mutant(
         "loops: the token before the one drawn",
@@ -150,7 +150,7 @@ MUTANTS = [
         "self.keys[:, [a, b], :, :blocks] = self.keys[:, [b, a], :, :blocks]",
         "self.keys[:, a, :, :blocks] = self.keys[:, b, :, :blocks]",
         BOTH,
-        "a parked request would go on from another one's keys",
+        "a suspended request would continue from keys of another",
     ),
     Mutant(
         "compiled: a copy lacks its last block",
@@ -166,6 +166,6 @@ MUTANTS = [
         "shifts_M = starts - (ends_M - lengths_M)",
         "shifts_M = lengths_M - ends_M",
         BOTH,
-        "what a tool says would be read in place of the question",
+        "a tool response would overwrite the question",
     ),
 ]

@@ -1,4 +1,4 @@
-"""The faults of questions made harder round by round: drlib/questions/escalation.py (see
+"""Mutants of questions made harder round by round: drlib/questions/escalation.py (see
 `tests.mutants`)."""
 
 from tests.mutants import Mutant
@@ -9,23 +9,23 @@ HARDER = f"{TESTS}::test_easy_questions_are_upgraded_with_the_same_answer"
 
 MUTANTS = [
     Mutant(
-        "escalation: what is too easy is not made harder",
+        "escalation: easy questions are not made harder",
         ESCALATION,
         "                waiting += [harder] if harder else []\n",
         "                waiting += [task] if harder else []\n",
         (HARDER,),
-        "the same question is tried again",
+        "the same question is rated again",
     ),
     Mutant(
-        "escalation: the rate that is hard enough is not asked for",
+        "escalation: the target rate is ignored",
         ESCALATION,
         "            why = check_gates(task, easy)\n",
         "            why = check_gates(task)\n",
         (f"{TESTS}::test_questions_below_the_easy_rate_are_kept",),
-        "questions that are hard enough are thrown away",
+        "questions of the target difficulty are dropped",
     ),
     Mutant(
-        "escalation: a query may be asked twice",
+        "escalation: duplicate queries are kept",
         ESCALATION,
         "        asked.add(text)\n",
         "        asked.discard(text)\n",
@@ -33,11 +33,11 @@ MUTANTS = [
         "duplicates in the set",
     ),
     Mutant(
-        "escalation: the upgrades on the way are forgotten",
+        "escalation: earlier upgrades are forgotten",
         ESCALATION,
         "            done.stages[harder.id] = (*done.stages[task.id], stage)\n",
         "            done.stages[harder.id] = (stage,)\n",
         (HARDER,),
-        "a question of three upgrades says that it had one",
+        "a question of three upgrades records only one",
     ),
 ]

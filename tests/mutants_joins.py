@@ -1,4 +1,4 @@
-"""The faults of variables: drlib/questions/joins.py, queries.py, sql_engine.py, the released
+"""Mutants of variables: drlib/questions/joins.py, queries.py, sql_engine.py, the released
 triples, and what checks, evidence and sentences make of a choice (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
@@ -18,12 +18,12 @@ WEBSHAPER = "drlib/questions/webshaper.py"
 
 MUTANTS = [
     Mutant(
-        "joins: a variable may be another thing wherever it is met",
+        "joins: a variable may differ at each occurrence",
         QUERIES,
         "            found = _evaluate_each(of, name, evaluate_query(among, graph), graph)\n",
         "            found = {name: evaluate_query(bind(of, name, among), graph)}\n",
         (ONE_THING,),
-        "a cycle is answered as a tree",
+        "a cycle is evaluated as a tree",
     ),
     Mutant(
         "joins: what an exception says of one thing is taken off all",
@@ -39,7 +39,7 @@ MUTANTS = [
         "found = {title: found[title] & some for title, some in beside.items()}",
         "found = {title: some & beside.get(title, some) for title, some in found.items()}",
         (ALL_CHOICES,),
-        "things that fulfil half of the conditions are answers",
+        "entities that match half of the conditions are answers",
     ),
     Mutant(
         "joins: an inner Exists does not hide the outer one",
@@ -56,15 +56,15 @@ MUTANTS = [
         "            found |= self.answers(bind(query.of, query.name, title))\n",
         "            return self.answers(bind(query.of, query.name, title))\n",
         (ALL_CHOICES,),
-        "the second engine checks nothing",
+        "the second engine verifies nothing",
     ),
     Mutant(
-        "joins: a loose variable is read from text",
+        "joins: a free variable is accepted in text",
         QUERIES,
         "    if unbound:\n",
         "    if unbound is None:\n",
         (f"{TESTS}::test_unbound_variable_is_an_error",),
-        "a file's fault is met in the middle of a run",
+        "an invalid file fails in the middle of a run",
     ),
     Mutant(
         "joins: a cycle is not cut",
@@ -72,32 +72,32 @@ MUTANTS = [
         "        while ends := [node for node, degree in graph.degree() if degree < 2]:\n",
         "        while ends := [node for node, degree in graph.degree() if degree < 3]:\n",
         (ALL_CHOICES,),
-        "what is shared is left open",
+        "the shared entity is left open",
     ),
     Mutant(
-        "joins: what hangs on nothing is dropped",
+        "joins: unconnected conditions are dropped",
         JOINS,
         "        for piece in [*guards, *more]:\n",
         "        for piece in more:\n",
         (ALL_CHOICES,),
-        "a condition need not hold",
+        "a condition is ignored",
     ),
     Mutant(
-        "joins: what describes a constant is dropped",
+        "joins: conditions on constants are dropped",
         JOINS,
         "        return And((end, *parts)) if parts else end\n",
         "        return end\n",
         (f"{TESTS}::test_conditions_on_a_constant_describe_it", ALL_CHOICES),
-        "a condition need not hold",
+        "a condition is ignored",
     ),
     Mutant(
-        "joins: a relation is read the other way",
+        "joins: a relation is inverted",
         JOINS,
         "            return Proj(inverse(condition.relation), "
         "self.build_operand(condition.tail))\n",
         "            return Proj(condition.relation, self.build_operand(condition.tail))\n",
         (ALL_CHOICES,),
-        "head and tail change places",
+        "head and tail are swapped",
     ),
     Mutant(
         "joins: two mentions of a variable are one",
@@ -132,12 +132,12 @@ MUTANTS = [
         "a sale has no buyer",
     ),
     Mutant(
-        "checks: a choice that need not be shared passes",
+        "checks: an unshared choice is accepted",
         CHECKS,
         "    is_idle = _has_idle_branch(query, ask) or _has_idle_choice(query, ask)\n",
         "    is_idle = _has_idle_branch(query, ask)\n",
         (SEVERAL,),
-        "a cycle that is none",
+        "a tree counts as a cycle",
     ),
     Mutant(
         "checks: what an Exists chooses among may be idle",
@@ -145,7 +145,7 @@ MUTANTS = [
         "        yield Exists(query.name, Anything(), query.of)\n",
         "        yield from ()\n",
         (f"{TESTS}::test_exists_range_must_be_needed",),
-        "a sentence that says nothing",
+        "a sentence without information",
     ),
     Mutant(
         "evidence: every choice is shown, not those that answer",
@@ -153,7 +153,7 @@ MUTANTS = [
         "                if found & evaluate_query(way, graph)\n",
         "                if evaluate_query(among, graph)\n",
         (SEVERAL,),
-        "facts that lead nowhere",
+        "irrelevant facts are shown",
     ),
     Mutant(
         "sentences: what is chosen is said as if it were found",
@@ -169,6 +169,6 @@ MUTANTS = [
         "for title in sorted(self.answers(among))]",
         "for title in sorted(self.answers(among))[:1]]",
         (f"{TESTS}::test_solver_answers_cyclic_questions",),
-        "a question of a cycle is given up",
+        "a question with a cycle is not solved",
     ),
 ]

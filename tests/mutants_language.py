@@ -1,4 +1,4 @@
-"""The faults of questions in sentences, of fog and of cycles: drlib/questions/sentences.py,
+"""Mutants of questions in sentences, of fog and of cycles: drlib/questions/sentences.py,
 clauses.py, phrases.py, read_back.py, families/websailor.py and websailor_v2.py (see
 `tests.mutants`)."""
 
@@ -15,12 +15,12 @@ FOGGY = "tests/test_questions_websailor.py"
 
 MUTANTS = [
     Mutant(
-        "sentences: what is excepted is not said",
+        "sentences: the exception is omitted",
         SENTENCES,
         "        if excluded is None:\n            return text\n",
         "        if text:\n            return text\n",
         (WORDS,),
-        "the question has other answers than its query",
+        "the question has different answers than its query",
     ),
     Mutant(
         "sentences: every look-up back and forth is a likeness",
@@ -52,7 +52,7 @@ MUTANTS = [
         "key=lambda part: (count_clauses(part), self.ends_in_a_clause(part)))",
         "key=lambda part: (-count_clauses(part), self.ends_in_a_clause(part)))",
         (WORDS,),
-        "a clause hangs on the wrong noun",
+        "a clause modifies the wrong noun",
     ),
     Mutant(
         "sentences: the latest for the earliest",
@@ -60,10 +60,10 @@ MUTANTS = [
         "        rank = choose_rank_words(label)[query.most]\n",
         "        rank = choose_rank_words(label)[not query.most]\n",
         (WORDS,),
-        "the opposite is asked for",
+        "the question asks for the opposite",
     ),
     Mutant(
-        "phrases: two things are called alike",
+        "phrases: two entities have one name",
         "drlib/questions/phrases.py",
         """            found[f'"{title}"' if name in found else name] = title\n""",
         "            found[name] = title\n",
@@ -151,7 +151,7 @@ MUTANTS = [
         "questions are about what everybody knows",
     ),
     Mutant(
-        "plainness: a name may hold what is shared",
+        "plainness: a name may contain the shared value",
         PLAINNESS,
         "    if any(_names_what_is_shared(part, answers, book) for part in parts):\n"
         "        return True\n",
@@ -173,7 +173,7 @@ MUTANTS = [
         "    return is_any or _are_mostly_several(part.relation, book)\n",
         "    return is_any\n",
         (f"{PLAIN}::test_definite_phrase_for_multi_valued_relation",),
-        "which function, asks the reader",
+        "the function is ambiguous",
     ),
     Mutant(
         "plainness: two methods are compared by a parameter",
@@ -189,7 +189,7 @@ MUTANTS = [
         'title.replace(" & ", " and ")',
         "title",
         (f"{PLAIN}::test_compound_names_are_written_with_and",),
-        "no editor would print it",
+        "the phrase is not idiomatic",
     ),
     Mutant(
         "fog: initials that nothing of this relation has",

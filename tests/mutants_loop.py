@@ -1,4 +1,4 @@
-"""The faults of the loop: rl/, training/, agents/, policy/ (see `tests.mutants`)."""
+"""Mutants of the loop: rl/, training/, agents/, policy/ (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 

@@ -1,4 +1,4 @@
-"""The faults of what is registered by name (see `tests.mutants`)."""
+"""Mutants of what is registered by name (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 

@@ -1,4 +1,4 @@
-"""The faults of samples end to end: the pass, the head (see `tests.mutants`)."""
+"""Mutants of samples end to end: the pass, the head (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 

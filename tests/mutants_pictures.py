@@ -1,4 +1,4 @@
-"""The faults of questions about pictures (see `tests.mutants`)."""
+"""Mutants of questions about pictures (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 

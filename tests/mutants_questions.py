@@ -1,4 +1,4 @@
-"""Faults in training questions: question_scheduler.py and others (see `tests.mutants`)."""
+"""Mutants of training questions: question_scheduler.py and others (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
