@@ -24,12 +24,12 @@ MUTANTS = [
         "correct rollouts are unlearned",
     ),
     Mutant(
-        "advantage: of the other shard",
+        "advantage: of another shard",
         "drlib/training/batch.py",
         "        before += len(shard)\n        samples, owners",
         "        samples, owners",
         (f"{LOOP}::test_shards_have_their_own_advantages",),
-        "rollouts are pushed by other rollouts' rewards",
+        "rollouts are trained on the rewards of others",
     ),
     Mutant(
         "advantage: wrong group",
@@ -37,7 +37,7 @@ MUTANTS = [
         "groups_N = torch.tensor([numbers[name] for name in names])",
         "groups_N = torch.tensor([number % 2 for number, _ in enumerate(names)])",
         (f"{LOOP}::test_rewards_are_assigned_to_their_rollouts",),
-        "a rollout's baseline is of another question",
+        "the baseline comes from another question",
     ),
     Mutant(
         "advantage: rewards of one rank",
@@ -48,12 +48,12 @@ MUTANTS = [
         "batch statistics differ from rank to rank",
     ),
     Mutant(
-        "leave-one-out: itself among the others",
+        "leave-one-out: the rollout is included",
         "drlib/rl/advantages.py",
         "others_N = (groups.count_N - 1).clamp(min=1)",
         "others_N = groups.count_N.clamp(min=1)",
         (ADVANTAGES,),
-        "the baseline holds the rollout itself: a biased gradient",
+        "the baseline includes the rollout: a biased gradient",
     ),
     Mutant(
         "group_normalized: divided by G",
@@ -78,12 +78,12 @@ MUTANTS = [
         "the policy is punished for a broken search engine",
     ),
     Mutant(
-        "reward: the coin repeats",
+        "reward: the random reward repeats",
         "drlib/rewards/functions.py",
         'key = f"random_reward|{seed}|{trajectory.id}"',
         'key = f"random_reward|{seed}|{trajectory.task_id}"',
         (f"{SWITCHES}::test_rollout_options_change_rollouts_and_train",),
-        "the control has no groups that live",
+        "the control has no group with reward variance",
     ),
     # ------------------------------------------------------------ the filter and the choice
     Mutant(
@@ -92,7 +92,7 @@ MUTANTS = [
         "filter_rollouts(trajectories, build_filter(config))",
         'filter_rollouts(trajectories, build_filter(config.derive(rl.filter.overlong="keep")))',
         (f"{SWITCHES}::test_option_changes_the_weights",),
-        "over-long failures are trained on whatever the settings say",
+        "overlong failures are trained on despite the settings",
     ),
     Mutant(
         "filter: out of the baseline too",
@@ -100,7 +100,7 @@ MUTANTS = [
         'in_baseline = config.baseline == "all"\n\n    # an unanswered',
         'in_baseline = config.baseline != "all"\n\n    # an unanswered',
         (FILTERING,),
-        "a group forgets its failures",
+        "failures are missing from the baseline",
     ),
     Mutant(
         "resampling: the dirtiest successes",
@@ -116,7 +116,7 @@ MUTANTS = [
         "        selected += [group[i] for i in kept]",
         "        selected += [group[-1 - i] for i in kept]",
         (f"{SWITCHES}::test_resampling_keeps_the_cleanest_successes",),
-        "the kept rollouts are others than those chosen",
+        "the kept rollouts differ from the selected ones",
     ),
     Mutant(
         "resampling: chosen and rejected swapped",
@@ -129,12 +129,12 @@ MUTANTS = [
         "failures are chosen by cleanliness, successes at random",
     ),
     Mutant(
-        "live groups: a missing reward counts",
+        "group variance: a missing reward counts",
         "drlib/training/rollouts.py",
         'set() if f["reward"] is None else {f["reward"]}',
         '{f["reward"]}',
         (f"{LOOP}::test_unjudged_groups_are_not_counted_as_live",),
-        "dead groups are reported as live",
+        "groups of zero variance are reported as non-zero",
     ),
     # ------------------------------------------------------------ the update
     Mutant(
@@ -151,7 +151,7 @@ MUTANTS = [
         'if row["trained_share"] == 0:',
         "if False:",
         (f"{LOOP}::test_step_without_reward_variance_changes_nothing",),
-        "momentum moves the weights though no rollout asked for it",
+        "momentum moves the weights without a gradient",
     ),
     Mutant(
         "update: every mini-batch has all groups",
@@ -175,7 +175,7 @@ MUTANTS = [
         "    dist.all_reduce(flat)\n",
         "",
         (f"{STAGES}::test_two_processes_are_bit_identical_to_one",),
-        "ranks learn apart",
+        "ranks diverge",
     ),
     Mutant(
         "gradient: divided by the live tokens",
@@ -183,7 +183,7 @@ MUTANTS = [
         'per = "tokens" if',
         'per = "live" if',
         (f"{GRADIENT}::test_packed_gradient_matches_the_padded_batch",),
-        "the step grows as groups die",
+        "the step grows with the share of zero-variance groups",
     ),
     Mutant(
         "gradient: filtered tokens are counted",
@@ -191,7 +191,7 @@ MUTANTS = [
         '"tokens": float(sum(weights[i] * counted[i] for i in weighed)),',
         '"tokens": float(sum(counted)),',
         (f"{GRADIENT}::test_drop_equal_removes_tokens_from_the_count",),
-        "what is out of the loss still divides it",
+        "excluded tokens are counted in the denominator",
     ),
     Mutant(
         "gradient: balance by the share of live tokens",
@@ -226,12 +226,12 @@ MUTANTS = [
         "the ratio is of two different distributions",
     ),
     Mutant(
-        "loss: pessimism turned",
+        "loss: the minimum becomes a maximum",
         "drlib/rl/clips.py",
         "torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)",
         "torch.maximum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)",
         (LOSSES,),
-        "the clip lets through what it should hold",
+        "the clip has no effect where it should apply",
     ),
     Mutant(
         "loss: sequence means by the padded length",
@@ -267,12 +267,12 @@ MUTANTS = [
     ),
     # ------------------------------------------------------------ the engine and the agent
     Mutant(
-        "engine: never given new weights",
+        "engine: weights are never synchronised",
         "drlib/training/grpo.py",
         "            self._update_engine()\n",
         "            pass\n",
         (f"{LOOP}::test_engine_has_the_latest_weights",),
-        "rollouts of the first policy for ever",
+        "all rollouts come from the first policy",
     ),
     Mutant(
         "engine: weights not re-read",
@@ -280,23 +280,23 @@ MUTANTS = [
         "        self._decoder.load(model)\n        self.version += 1",
         "        self.version += 1",
         (f"{LOOP}::test_engine_has_the_latest_weights",),
-        "rollouts of the first policy, with later versions on them",
+        "rollouts of the first policy have later versions",
     ),
     Mutant(
-        "engine: the version begins again",
+        "engine: the version restarts",
         "drlib/training/grpo.py",
         'version=extra.get("version", 0),',
         "version=0,",
         (f"{LOOP}::test_resumed_run_is_bit_identical",),
-        "after a resume rollouts claim to be of other policies",
+        "after a resume, rollouts have wrong versions",
     ),
     Mutant(
-        "engine: fresh weights at a resume",
+        "engine: new weights after a resume",
         "drlib/training/grpo.py",
         'self.sampler.load_state_dict(extra["sampler"])',
         "pass",
         (f"{LOOP}::test_resumed_run_is_bit_identical",),
-        "a run with a stale engine resumes to other bits",
+        "a run with a stale engine does not resume bit-identically",
     ),
     Mutant(
         "engine: one random stream for all",
@@ -304,7 +304,7 @@ MUTANTS = [
         "key=np.array([seed, key], np.uint64)",
         "key=np.array([seed, 0], np.uint64)",
         (ENGINE, f"{LOOP}::test_ci_profile_steps_have_gradients"),
-        "siblings are copies and no group lives",
+        "rollouts of a group are equal, without reward variance",
     ),
     Mutant(
         "engine: one token too many",
@@ -320,7 +320,7 @@ MUTANTS = [
         "self.decoder.copy_row(source, row, int(self.length[row]))",
         "self.decoder.copy_row(row, source, int(self.length[row]))",
         (ENGINE,),
-        "siblings go on from an empty cache",
+        "other rollouts of the group start with an empty cache",
     ),
     Mutant(
         "rollouts: a seed used again",
@@ -344,7 +344,7 @@ MUTANTS = [
         "sampled = np.array([completion is not None for completion in completions], bool)",
         "sampled = np.array([True for _ in completions], bool)",
         (REACT,),
-        "the loss mask covers what the tools said",
+        "the loss mask covers tool responses",
     ),
     # ------------------------------------------------------------ supervised stages, schedule
     Mutant(
@@ -356,20 +356,20 @@ MUTANTS = [
         "the last steps are as large as the first",
     ),
     Mutant(
-        "resume: the optimizer begins anew",
+        "resume: the optimizer state is lost",
         "drlib/training/run_folder.py",
         '            optimizers.load_state_dict(state["optimizers"])\n',
         "",
         (f"{LOOP}::test_resumed_run_is_bit_identical",),
-        "a resumed run goes on without its momentum",
+        "a resumed run continues without momentum",
     ),
     Mutant(
-        "TRL: turns that end at the answer are cut off",
+        "TRL: turns that end at the answer count as truncated",
         "drlib/training/trl.py",
         "return tail.rstrip().endswith(self.ends)",
         "return False",
         ("tests/test_training_trl.py",),
-        "the filter takes every rollout for over-long",
+        "the filter treats every rollout as overlong",
     ),
     Mutant(
         "loop: a gradient of NaN is taken",
@@ -377,7 +377,7 @@ MUTANTS = [
         'if self.watch.usable(math.isfinite(row["grad_norm"])):',
         "if self.watch.usable(True):",
         ("tests/test_training_finite.py::test_local_loop_skips_non_finite_steps",),
-        "one broken batch, and every weight is NaN for good",
+        "one broken batch makes every weight NaN",
     ),
     Mutant(
         "supervised: a gradient of NaN is taken",
@@ -385,6 +385,6 @@ MUTANTS = [
         "if watch.usable(math.isfinite(norm)):",
         "if watch.usable(True):",
         ("tests/test_training_finite.py::test_supervised_training_skips_non_finite_steps",),
-        "one broken batch, and every weight is NaN for good",
+        "one broken batch makes every weight NaN",
     ),
 ]

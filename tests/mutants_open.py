@@ -4,15 +4,15 @@ from tests.mutants import Mutant
 
 MUTANTS = [
     Mutant(
-        "registry: a name is replaced in silence",
+        "registry: a name is replaced silently",
         "drlib/registry.py",
         "        if name in self:",
         "        if False:",
         ("tests/test_registry.py",),
-        "a run is made with another clip than the one it names",
+        "a run uses another clip than the configured one",
     ),
     Mutant(
-        "registry: a plugin's fault is swallowed",
+        "registry: a plugin's error is ignored",
         "drlib/registry.py",
         "            raise _broken(name, error) from error\n\n",
         "            pass\n\n",
@@ -20,11 +20,11 @@ MUTANTS = [
         "a stage runs without what the plugin registers",
     ),
     Mutant(
-        "tools: a policy's invented argument is handed on",
+        "tools: unknown arguments are passed on",
         "drlib/tools/definitions.py",
         "return [{p.name: arguments[p.name] for p in self.parameters}]",
         "return [dict(arguments)]",
         ("tests/test_tools_registered.py",),
-        "one wrong word of the policy ends the run with a TypeError",
+        "an invalid argument ends the run with a TypeError",
     ),
 ]

@@ -4,12 +4,12 @@ from tests.mutants import Mutant
 
 MUTANTS = [
     Mutant(
-        "selector: an alias is no name",
+        "selector: aliases are ignored",
         "drlib/questions/webwatcher.py",
         "return (entity, *(node.aliases if node else ()))",
         "return (entity,)",
         ("tests/test_questions_webwatcher.py",),
-        "a question says what its picture shows, by another name",
+        "a question names the pictured entity by an alias",
     ),
     Mutant(
         "selector: accents hide a name",
@@ -20,12 +20,12 @@ MUTANTS = [
         "a name without its accents counts as no leak",
     ),
     Mutant(
-        "examiner: whatever it sees is good",
+        "examiner: every picture is accepted",
         "drlib/questions/webwatcher.py",
         'return "" if found == visual.entity else f"shows {found!r}"',
         'return ""',
         ("tests/test_questions_webwatcher.py",),
-        "a question's picture is of another thing",
+        "a question has the picture of another entity",
     ),
     Mutant(
         "pictures: the nearest emblem, however far",
@@ -33,30 +33,30 @@ MUTANTS = [
         "if not len(near) or worst.min() >= NEAR:",
         "if not len(near):",
         ("tests/test_tools_pictures.py",),
-        "a picture with foreign digits is taken for a thing of the world",
+        "a foreign picture is matched to an entity",
     ),
     Mutant(
-        "webwatcher: the part that was cut out is not shown",
+        "webwatcher: the cropped picture is not shown",
         "drlib/agents/webwatcher.py",
         'if result.tool == "crop" and part in self.toolbox.pictures:',
         "if False:",
         ("tests/test_agents_webwatcher.py",),
-        "a policy that looks closer sees nothing",
+        "cropping has no effect",
     ),
     Mutant(
-        "wire: a picture's address in the place of the picture",
+        "request: a name is sent in place of the picture",
         "drlib/agents/context.py",
         "        return [self._with_urls(message) for message in new]",
         "        return new",
         ("tests/test_agents_webwatcher.py",),
-        "the model is asked about a picture that it never gets",
+        "the model never receives the picture",
     ),
     Mutant(
-        "reward: format weighs what the answer should",
+        "reward: the weights of format and answer are swapped",
         "drlib/rewards/functions.py",
         "weight * formed + (1 - weight) * right",
         "(1 - weight) * formed + weight * right",
         ("tests/test_rewards_functions.py",),
-        "a policy learns to be neat, and wrong",
+        "a policy learns the format instead of the answer",
     ),
 ]

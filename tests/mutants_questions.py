@@ -20,12 +20,12 @@ MUTANTS = [
         "the control of the curriculum is the curriculum",
     ),
     Mutant(
-        "questions: a mixture by chance",
+        "questions: a random mixture",
         "drlib/training/question_scheduler.py",
         "        if self.mixture is None:\n            return [None] * n\n",
         "        if n:\n            return [None] * n\n",
         (f"{QUESTIONS}::test_exact_mixture_meets_its_shares_in_every_step",),
-        "the shares are met in the mean only",
+        "the shares hold only on average",
     ),
     Mutant(
         "questions: sources in a fixed order",
@@ -33,7 +33,7 @@ MUTANTS = [
         "        rng.shuffle(sources)\n",
         "        sources.sort()\n",
         (f"{QUESTIONS}::test_exact_mixture_meets_its_shares_in_every_step",),
-        "one agent of two gets all the sums",
+        "one of two agents gets all sums",
     ),
     Mutant(
         "questions: trails beside the other shares",
@@ -49,7 +49,7 @@ MUTANTS = [
         "return FICTIONAL if task.world in worlds else REAL",
         "return REAL if task.world in worlds else FICTIONAL",
         (f"{ASKING}::test_loop_with_exact_mixture_logs_accuracy_by_source",),
-        "the accuracy of invented worlds is told as the real one's",
+        "the accuracy of fictional worlds is reported as the real one",
     ),
     Mutant(
         "questions: a second draw repeats the first",
@@ -57,7 +57,7 @@ MUTANTS = [
         '(f"-{again}" if again else "")',
         '""',
         (f"{QUESTIONS}::test_second_draw_of_a_step_has_new_questions",),
-        "dynamic sampling asks the same questions until they are live",
+        "dynamic sampling repeats the same questions",
     ),
     # ------------------------------------------------------------ a fixed set
     Mutant(
@@ -66,7 +66,7 @@ MUTANTS = [
         "                if task.id not in found:\n",
         "                if task:\n",
         (f"{QUESTIONS}::test_pool_has_even_kinds_and_unique_questions",),
-        "a pool is smaller than it says",
+        "a pool is smaller than stated",
     ),
     Mutant(
         "epochs: twice in a step",
@@ -85,16 +85,16 @@ MUTANTS = [
         "batches are made of the same questions in every epoch",
     ),
     Mutant(
-        "epochs: begun anew after a kill",
+        "epochs: restarted after a kill",
         "drlib/training/grpo.py",
         '"questions": self.scheduler.state_dict(),',
         '"questions": {},',
         (f"{LOOP}::test_resumed_run_is_bit_identical[curation and stages]",),
-        "a resumed run asks other questions than it would have",
+        "a resumed run draws other questions",
     ),
     # ------------------------------------------------------------ curation
     Mutant(
-        "curation: what is left is asked on",
+        "curation: removed questions are still drawn",
         "drlib/training/question_selection.py",
         '        self.questions.epochs.keep(self.curation.state["active"])\n        return {',
         "        return {",
@@ -107,10 +107,10 @@ MUTANTS = [
         "        self.curation.observe((name, solved) for name, _, solved in outcomes)\n",
         "",
         (EXCHANGE,),
-        "mastered and hopeless questions stay for ever",
+        "mastered and unsolvable questions stay for ever",
     ),
     Mutant(
-        "curation: tries what is asked anyway",
+        "curation: active questions are probed",
         "drlib/training/question_selection.py",
         "[name for name in in_turn if name not in active][:few]",
         "[name for name in in_turn if name in active][:few]",
@@ -118,20 +118,20 @@ MUTANTS = [
         "nothing ever enters the active set",
     ),
     Mutant(
-        "curation: the tries behind the steps start anew",
+        "curation: the probing order restarts",
         "drlib/training/question_selection.py",
         "            self._next = known.index(some[-1]) + 1\n",
         "            self._next = 0\n",
         (EXCHANGE,),
-        "one question of the rest is tried again and again",
+        "one remaining question is probed repeatedly",
     ),
     Mutant(
-        "curation: tries with the step's own random numbers",
+        "curation: probes use the random numbers of the step",
         "drlib/training/question_selection.py",
         '            seed=step_seed(f"{config.seed}-probe-{why}", step),\n',
         "",
         (EXCHANGE,),
-        "a try is the copy of a rollout that is trained on",
+        "a probe equals a rollout that is trained on",
     ),
     Mutant(
         "curation: a fault counts as an answer",
@@ -139,7 +139,7 @@ MUTANTS = [
         "return trajectory.reward is not None",
         "return True",
         (f"{ASKING}::test_unjudged_rollouts_are_no_outcome",),
-        "a broken search engine makes questions hopeless",
+        "a broken search engine makes questions look unsolvable",
     ),
     Mutant(
         "curation: outcomes of one process",
@@ -150,7 +150,7 @@ MUTANTS = [
         "two processes ask different questions",
     ),
     Mutant(
-        "curation: tries of one process",
+        "curation: probes of one process",
         "drlib/training/question_selection.py",
         "for name, right in ranks.gather(\n            [",
         "for name, right in list(\n            [",
@@ -166,7 +166,7 @@ MUTANTS = [
         "a comparison at equal rollouts is not one",
     ),
     Mutant(
-        "curation: begun anew after a kill",
+        "curation: restarted after a kill",
         "drlib/training/grpo.py",
         '            self.callbacks.load_state_dict(extra["callbacks"])\n',
         "",
@@ -180,10 +180,10 @@ MUTANTS = [
         "            self.agent = self.build_agent(state.config)\n",
         "            pass\n",
         (STAGES,),
-        "the first stage's contexts are as long as the last one's",
+        "the first stage has the limits of the last one",
     ),
     Mutant(
-        "stages: no fresh start",
+        "stages: the state is not reset",
         "drlib/training/question_selection.py",
         "            trainer.learner.restart()\n",
         "            pass\n",
@@ -199,12 +199,12 @@ MUTANTS = [
         "the last stage is one of its limits alone",
     ),
     Mutant(
-        "stages: tried under the limits before",
+        "stages: probed under the previous limits",
         "drlib/training/question_selection.py",
         'self._keep_hard(self._probe(list(self.questions.pool), config, step, "stage"))',
         "self._keep_hard(self._probe(list(self.questions.pool), self.config.derive("
         'rollout.max_calls=1), step, "stage"))',
         (f"{ASKING}::test_third_stage_drops_solved_questions_and_resets",),
-        "what more calls would solve counts as hard",
+        "questions that need more calls count as hard",
     ),
 ]

@@ -146,7 +146,7 @@ MUTANTS = [
         "if not wanted or not is_finite:",
         "if not wanted:",
         ("tests/test_training_finite.py::test_trl_loop_skips_non_finite_steps",),
-        "one broken batch, and every weight is NaN for good",
+        "one broken batch makes every weight NaN",
     ),
     Mutant(
         "real: cuDNN's attention is used",
