@@ -60,7 +60,7 @@ MUTANTS = [
         "drlib/models/moe.py",
         "architecture = RouterBiasForCausalLM if is_biased else Qwen3MoeForCausalLM",
         "architecture = Qwen3MoeForCausalLM",
-        (f"{BIAS}::test_checkpoint_keeps_biases_and_others_refuse_it",),
+        (f"{BIAS}::test_checkpoint_keeps_biases_and_needs_drlib",),
         "a stage would send tokens elsewhere than the one before it",
     ),
     Mutant(
@@ -76,7 +76,7 @@ MUTANTS = [
         "drlib/training/learner.py",
         "                row |= balance_experts(self.model, config.trainer.router_bias_rate)\n",
         "",
-        (f"{BIAS}::test_rl_updates_biases_and_the_engine",),
+        (f"{BIAS}::test_rl_step_updates_biases_and_the_engine",),
         "the setting would do nothing in RL",
     ),
 ]
