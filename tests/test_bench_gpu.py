@@ -216,7 +216,7 @@ def test_half_precision_trains_without_cudnn_attention():
     curves = ExperimentRecords.load(EXPERIMENTS / "precision.parquet").curves
     with_r3 = bench_gpu.OUT / "r3"
     for seed in range(3):
-        for arm in ("control", "setting"):
+        for arm in ("float32", "bfloat16"):
             rows = curves[arm][seed]
             assert len(rows) == 25 and not [row for row in rows if "skipped" in row]
             assert all(0 < row["grad_norm"] < 2 for row in rows)

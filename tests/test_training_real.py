@@ -405,13 +405,13 @@ class TestInvalidModelFolder:
         return str(error.value)
 
     def test_missing_folder(self, workspace, tmp_path):
-        assert "no tokenizer at" in self.refused(workspace, tmp_path, tmp_path / "nothing")
+        assert "no tokenizer at" in self.error(workspace, tmp_path, tmp_path / "nothing")
 
     def test_missing_tokenizer(self, workspace, tmp_path):
         miniature_config(workspace, "qwen3")
         keep = shutil.ignore_patterns("tokenizer*", "chat_template*", "vocab*", "special*")
         shutil.copytree(workspace / "qwen3", tmp_path / "bare", ignore=keep)
-        assert "no tokenizer at" in self.refused(workspace, tmp_path, tmp_path / "bare")
+        assert "no tokenizer at" in self.error(workspace, tmp_path, tmp_path / "bare")
 
     def test_missing_chat_template(self, workspace, tmp_path):
         miniature_config(workspace, "qwen3")
@@ -420,15 +420,13 @@ class TestInvalidModelFolder:
         plan = json.loads((tmp_path / "mute" / "tokenizer_config.json").read_text())
         plan.pop("chat_template", None)
         (tmp_path / "mute" / "tokenizer_config.json").write_text(json.dumps(plan))
-        assert "no chat template" in self.refused(workspace, tmp_path, tmp_path / "mute")
+        assert "no chat template" in self.error(workspace, tmp_path, tmp_path / "mute")
 
     def test_missing_weights(self, workspace, tmp_path):
         miniature_config(workspace, "qwen3")
         keep = shutil.ignore_patterns("*.safetensors")
         shutil.copytree(workspace / "qwen3", tmp_path / "empty", ignore=keep)
-        assert "no causal language model at" in self.refused(
-            workspace, tmp_path, tmp_path / "empty"
-        )
+        assert "no causal language model at" in self.error(workspace, tmp_path, tmp_path / "empty")
 
     def test_changed_weights_give_another_run_folder(self, workspace, tmp_path):
         config = miniature_config(tmp_path, "llama")

@@ -76,7 +76,7 @@ WEAKENINGS = {
         "hoard: pages of shortened files in sockets",
     ),
     "files without a name are counted": Weakening(
-        "bounds.py",
+        "file_usage.py",
         "budget = WORK_BYTES - nameless_bytes(pid, folder)",
         "budget = WORK_BYTES",
         "hoard: deleted files, mapped",

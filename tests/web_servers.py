@@ -13,6 +13,18 @@ from drlib.tools.backends import ANSWERS, PAGE_FAULTS, ToolFault
 OPEN, CLOSED = "127.0.0.2", "127.0.0.1"  # the first represents a public address
 
 
+def servers_on_one_port(handler, attempts=20):
+    """Return servers on OPEN and CLOSED that share a port free on both addresses."""
+    for attempt in range(attempts):
+        public = http.server.ThreadingHTTPServer((OPEN, 0), handler)
+        try:
+            return [public, http.server.ThreadingHTTPServer((CLOSED, public.server_port), handler)]
+        except OSError:  # another process listens on this port of CLOSED
+            public.server_close()
+            if attempt == attempts - 1:
+                raise
+
+
 class Site:
     """Web site on 127.0.0.2 and, at the same port, on the private 127.0.0.1."""
 
@@ -40,9 +52,8 @@ class Site:
             def log_message(self, *_):
                 pass
 
-        self.servers = [http.server.ThreadingHTTPServer((OPEN, 0), Handler)]
+        self.servers = servers_on_one_port(Handler)
         self.port = self.servers[0].server_address[1]
-        self.servers.append(http.server.ThreadingHTTPServer((CLOSED, self.port), Handler))
         for server in self.servers:
             threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 
