@@ -3,7 +3,7 @@
 The same probes run in both versions on this machine: all stages of the tour, RL and SFT options,
 questions, the parser, the sandbox. Values must be equal to the last bit; numbers differ between CPU
 types, so nothing is compared with stored values. Times, folder names, manifests and the wording of
-errors are not compared.
+errors are not compared; values that only the new version has are counted.
 
 Command: PYTHONPATH=. python -m tests.golden.compare BASE [--new PATH] [--only GROUP ...]
 """
@@ -65,9 +65,9 @@ def main() -> int:
 
 def _report(group: str, old: dict, new: dict) -> bool:
     """Print the differences of a group; return True if there are any."""
-    names = sorted(old.keys() | new.keys())
-    differing = [name for name in names if old.get(name) != new.get(name)]
-    print(f"{group}: {len(names)} values, {len(differing)} differ", flush=True)
+    differing = [name for name in sorted(old) if old[name] != new.get(name)]
+    added = len(new.keys() - old.keys())
+    print(f"{group}: {len(old)} values, {len(differing)} differ, {added} added", flush=True)
     for name in differing[:50]:
         print(f"  {name}: {old.get(name)} -> {new.get(name)}")
     return bool(differing)

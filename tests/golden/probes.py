@@ -89,7 +89,7 @@ SFT_OPTIONS = [
     {"cpt_fas_share": 0.2, "cpt_has_share": 0.2, "questions": "engine"},
 ]
 TRL_OPTIONS = [{}, {"rl_clip": "cispo"}, {"rl_advantage": "group_normalized"}]
-TIMES = ("seconds", "rollout_seconds")  # columns of metrics that depend on the clock
+TIMES = ("seconds", "rollout_seconds", "step_time")  # columns of metrics that depend on the clock
 
 
 def probe_parser(adapter, data):
