@@ -1,12 +1,9 @@
 """Rewards and filtering: a decision table of synthetic trajectories, and its effects."""
 
 import dataclasses
-import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rl_examples import a_format_error, a_tool_result, a_trajectory, changed
 
 from drlib.chat.tool_calls import FORMAT_REASONS
@@ -22,7 +19,7 @@ from drlib.rl.filtering import (
 )
 from drlib.rl.losses import policy_loss
 from drlib.rl.resampling import drop_zero_variance_groups
-from drlib.task import Task, answers_match, normalise_answer
+from drlib.task import Task
 from drlib.trajectory import Segment, Termination
 
 TASK = Task("t-1", "What is the capital?", "Côte d’Or", "search", "w", aliases=("Cote d'Or", "12"))
@@ -211,51 +208,6 @@ def test_drop_zero_variance_groups():
     expected[6:] = [False, False]
     assert drop_zero_variance_groups(rewards_N, groups_N, valid_N).tolist() == expected
     assert drop_zero_variance_groups([], []).tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected", "same"),
-    [
-        ("Paris", "paris", True),
-        ("  New\u00a0\n York. ", "new york", True),
-        ("Straße", "STRASSE", True),
-        ("cote d'or", "Côte d’Or", False),
-        ("ﬁle", "file", True),
-        ("Paris, France", "Paris", False),
-        ("", "", False),
-        ("12", "12.0", True),
-        ("+12.", "12", True),
-        ("1,234.50", "1234.5", True),
-        ("1,23", "123", False),
-        ("\N{MINUS SIGN}3", "-3", True),
-        ("2/6", "1/3", True),
-        ("1/0", "1/0", True),
-        ("1/0", "2/0", False),
-        ("1e3", "1000", True),
-        ("12 apples", "12", False),
-        ("0.30000000000000004", "0.3", False),
-        ("nan", "nan", True),
-        ("inf", "1e999", False),
-        ("1e999999999", "1e999999998", False),
-        ("9" * 5000, "9" * 5001, False),
-    ],
-)
-def test_answers_match(answer, expected, same):
-    assert answers_match(answer, expected) is same
-    assert answers_match(expected, answer) is same
-
-
-@given(st.text(), st.text())
-@settings(max_examples=300, deadline=None)
-def test_matching_is_symmetric_and_normalising_idempotent(left, right):
-    assert answers_match(left, right) == answers_match(right, left)
-    assert normalise_answer(normalise_answer(left)) == normalise_answer(left)
-
-
-def test_normalising_is_idempotent_on_every_character():
-    for point in range(sys.maxunicode + 1):
-        once = normalise_answer(chr(point))
-        assert normalise_answer(once) == once, hex(point)
 
 
 def test_exact_match_accepts_aliases_and_skips_faults():

@@ -103,6 +103,7 @@ def make_search_task(chain: Chain, world: SmallWorld, wording: int) -> Task:
         chain.hops,
         chain.start,
         chain.relations,
+        answer_type=world.answer_types[chain.relations[-1]],
     )
 
 
@@ -220,7 +221,7 @@ def make_python_task(rng: random.Random, kind: str | None = None) -> Task:
     drawn = [rng.randint(*bounds) for bounds in ranges]
     question, code, answer = make(*drawn)
     name = f"python-{kind}-{digest_text(question)}"
-    return Task(name, question, str(answer), "python", "python", code=code)
+    return Task(name, question, str(answer), "python", "python", code=code, answer_type="number")
 
 
 def has_shortcut(task: Task, world: SmallWorld, results: int) -> bool:
@@ -328,7 +329,8 @@ def make_trail(seed: int | str, names: Names, pages: int) -> tuple[Task, SmallWo
     wording = rng.choice(TRAIL_WORDINGS)
     name = f"trail-{pages}-{digest_text(f'{world.version}|{wording}')}"
     question = wording.format(start=start)
-    return Task(name, question, answer, "trail", world.version, pages, start), world
+    task = Task(name, question, answer, "trail", world.version, pages, start, answer_type="text")
+    return task, world
 
 
 def _make_trail_pages(

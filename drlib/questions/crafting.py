@@ -20,7 +20,7 @@ from drlib.questions.chains import digest_text
 from drlib.questions.entity_memory import EntityMemory
 from drlib.questions.replies import Replies, make_prompt, parse_json
 from drlib.questions.wording import mentions
-from drlib.task import Task, answers_match, is_accepted
+from drlib.task import AnswerType, Task, answers_match, is_accepted
 
 CRAFT = """\
 You write questions for a quiz from numbered statements. Use the statements alone, not what you
@@ -109,7 +109,21 @@ class CraftedQuestion(NamedTuple):
         digest = digest_text(f"{world}|{self.question}|{self.answer}")
         hops = len(self.known) if self.style == "multi-hop" else 1
         name = f"crafted-{self.style}-{digest}"
-        return Task(name, self.question, self.answer, "search", world, hops, start=self.entity)
+        return Task(
+            name,
+            self.question,
+            self.answer,
+            "search",
+            world,
+            hops,
+            start=self.entity,
+            answer_type=self.answer_type,
+        )
+
+    @property
+    def answer_type(self) -> AnswerType:
+        """Numeric questions are answered by a number, the others by what the answer looks like."""
+        return "number" if self.style == "numeric" else "auto"
 
 
 class _ParsedQuestion(NamedTuple):
@@ -264,7 +278,7 @@ def _find_numeric_fault(parsed: _ParsedQuestion, shown: list[ShownStatement]) ->
         return "its expression cannot be computed"
     if len(taken) < 2 or not {*taken} <= there:
         return "its numbers are not in its statements"
-    if not answers_match(parsed.answer, str(value)):
+    if not answers_match(parsed.answer, str(value), "number"):
         return "its answer is not what it computes"
     if any(mentions(one.text, parsed.answer) for one in shown):
         return "a statement says its answer"
@@ -353,7 +367,7 @@ def _verify_answer(
         return made._replace(reason=reply.failed)
     if made.style != "report":
         answer = reply.text.rpartition("</think>")[2].strip()
-        right = is_accepted(answer, [made.answer])
+        right = is_accepted(answer, [made.answer], made.answer_type)
         reason = "" if right else "a reader comes to another answer"
         return made._replace(reason=reason, detail=answer)
     try:

@@ -544,6 +544,7 @@ def make_question_task(world, answer: str, query: Query, question: str) -> Task:
         aliases=world.graph.nodes[answer].aliases,
         query=text,
         conditions=len(list_constants(query)),
+        answer_type="text",
     )
 
 

@@ -541,6 +541,7 @@ def row_to_task(row: dict) -> Task:
         aliases=tuple(row["aliases"]),
         query=row["query"],
         conditions=difficulty["conditions"],
+        answer_type="text",  # the answer is a page
     )
     return replace(task, closed_book=row.get("closed_book"))
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from drlib.files import write_atomic
+from drlib.task import AnswerType, infer_answer_type
 from drlib.worlds.graph import Graph, Node
 from drlib.worlds.store import Document, Part, Store
 from drlib.worlds.world import Hit, Page
@@ -90,6 +91,18 @@ class SmallWorld:
             for relation, value in entity.facts.items()
         ]
         return Graph(nodes, facts)
+
+    @cached_property
+    def answer_types(self) -> dict[str, AnswerType]:
+        """Type of the values of each relation; titles of pages are text."""
+        values: dict[str, set[str]] = {}
+        for entity in self.entities.values():
+            for relation, value in entity.facts.items():
+                values.setdefault(relation, set()).add(value)
+        return {
+            relation: "text" if found & self.entities.keys() else infer_answer_type(found)
+            for relation, found in values.items()
+        }
 
     @cached_property
     def store(self) -> Store:

@@ -52,7 +52,7 @@ def load(adapter, part: str):
 
 
 def as_text(value) -> str:
-    """Return a value as text that both versions share: names of classes are left out."""
+    """Return a value as text that both versions share: without class names and new fields."""
     if hasattr(value, "__dict__"):
-        value = vars(value)
+        value = {name: part for name, part in vars(value).items() if name != "answer_type"}
     return json.dumps(value, sort_keys=True, default=str)
