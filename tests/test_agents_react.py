@@ -100,6 +100,21 @@ def test_call_limit_ends_the_rollout(chat, toolbox):
     assert len(t.tool_results) == 3 and t.generated[-1]
 
 
+def test_consecutive_format_errors_end_the_rollout(chat, toolbox):
+    unreadable, limits = "I say nothing useful", Limits(calls=9, format_errors=3)
+    t = play(chat, toolbox, *[unreadable] * 9, limits=limits)
+    assert t.termination is Termination.FORMAT and t.answer is None
+    assert [r.tool for r in t.tool_results] == ["format"] * 2 and t.generated[-1]
+    # a call in between starts the count again
+    turns = [unreadable, unreadable, SEARCH, unreadable, unreadable, ANSWER]
+    t = play(chat, toolbox, *turns, limits=limits)
+    assert t.termination is Termination.ANSWERED and t.answer == "Norwegian Krone"
+    t = play(chat, toolbox, *[unreadable] * 10, limits=Limits(calls=9))
+    assert t.termination is Termination.TURNS and len(t.tool_results) == 9
+    t = play(chat, toolbox, unreadable, limits=Limits(format_errors=1))
+    assert t.termination is Termination.FORMAT and not t.tool_results
+
+
 def test_overlong_turn_ends_the_rollout(chat, toolbox):
     t = play(chat, toolbox, SEARCH, None)
     assert t.termination is Termination.LENGTH and t.answer is None

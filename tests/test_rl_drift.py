@@ -221,7 +221,7 @@ def test_rollout_signals_by_hand():
         make_rollout(
             [make_tool_result(cached=True), make_tool_result(ok=False, latency=1.5)], reward=1.0
         ),
-        make_rollout([make_tool_result("format", ok=False, text="no")], Termination.FORMAT, None),
+        make_rollout([make_tool_result("format", ok=False, text="no")], answer=None),
         make_rollout(
             [make_tool_result(ok=False, fault=True, latency=4.0)], answer=None, reward=None
         ),

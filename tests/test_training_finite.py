@@ -7,19 +7,22 @@ Run: python -m pytest tests/test_training_finite.py
 """
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import TrainerState
 
 from drlib.config import ROOT
 from drlib.demonstrations.actions import Sample
+from drlib.files import append_json_line
 from drlib.training import build, grpo_trl, pretrain
 from drlib.training.distributed import Ranks
 from drlib.training.optim import MOST_SKIPPED, SKIPPED, GradientWatch
-from drlib.training.run_folder import NotFinite, RunFolder, read_metrics
+from drlib.training.run_folder import METRICS, NotFinite, RunFolder, read_metrics
 from drlib.training.sft_trl import IGNORED, create_sft_trainer, sft_dataset
-from drlib.training.trl import disable_cudnn_attention, gradient_is_finite
+from drlib.training.trl import RunCallback, disable_cudnn_attention, gradient_is_finite
 from tests.loop_examples import cold_start, flat, rollout_shards, settings, train_on
 from tests.real_examples import built, max_difference, weights
 from tests.test_training_real import TOUR_SFT
@@ -136,6 +139,49 @@ def test_five_consecutive_skips_end_the_stage():
         watch.usable(False)
     with pytest.raises(NotFinite, match="5 consecutive steps .* set model.dtype=float32"):
         watch.usable(False)
+
+
+def test_skipped_steps_are_counted_over_an_interruption_of_supervised_training(start, tmp_path):
+    """Three steps are skipped before the interruption and two after it."""
+    config, model = settings(), start.step(settings(), tmp_path / "made").model
+    corrupt_gradient(model, math.nan)
+    samples = [
+        Sample(tuple(row["input_ids"]), tuple(label != IGNORED for label in row["labels"]))
+        for row in sft_dataset(ROWS, start.chat)
+    ]
+    options = dict(batch_tokens=400, lrs=(1e-3, 1e-3), warmup=0, decay_share=0.5)
+
+    def draw(step, shard):
+        while True:
+            yield from samples
+
+    for steps, error in ((3, None), (9, NotFinite)):
+        run = RunFolder(tmp_path / "runs" / "cpt-1", {}, Ranks())
+        with pytest.raises(error) if error else nullcontext():
+            pretrain.train_supervised(run, model, config, draw, steps=steps, **options)
+    assert len(read_metrics(run.path)) == 4  # the fifth skipped step raises
+
+
+def test_skipped_steps_are_in_the_learner_s_state(start, tmp_path):
+    learner = start.step(settings(), tmp_path).learner
+    learner.watch.usable(False)
+    learner.watch.usable(False)
+    other = start.step(settings(), tmp_path).learner
+    other.load_state_dict(learner.state_dict())
+    assert other.watch.skipped == 2
+
+
+def test_skipped_steps_are_counted_over_an_interruption_of_trl(tmp_path, monkeypatch):
+    run = RunFolder(tmp_path / "runs" / "rl-1", {}, Ranks())
+    rows = [{"step": 1, "skipped": SKIPPED}, {"step": 2}] + [
+        {"step": step, "skipped": SKIPPED} for step in (3, 4, 5)
+    ]
+    for row in rows:
+        append_json_line(run.path / METRICS, row)
+    callback = RunCallback(run, lambda: False)
+    callback.on_train_begin(None, TrainerState(global_step=4), None)  # the checkpoint's step
+    callback.on_train_end(None, None, None)
+    assert callback._watch.skipped == 2
 
 
 def test_non_finite_error_is_one_line(monkeypatch, tmp_path):

@@ -38,6 +38,7 @@ class Limits:
         cost: in the currency of the engine's prices; then LENGTH.
         seconds: from the first turn on; then WALL_CLOCK.
         repeats: consecutive repetitions of one call; then LOOP.
+        format_errors: consecutive turns that could not be parsed; then FORMAT.
         force_answer: request a last turn with the answer when a limit is reached, unless a context
             is full.
     """
@@ -50,6 +51,7 @@ class Limits:
     cost: float | None = None
     seconds: float | None = None
     repeats: int | None = None
+    format_errors: int | None = None
     force_answer: bool = False
 
 
@@ -142,16 +144,25 @@ class RolloutState:
         A format error is a failed call.
 
         Raises:
-            RolloutStopped: the limit of calls or repetitions is reached.
+            RolloutStopped: the limit of calls, repetitions or format errors is reached.
         """
         if len(self.results) >= self.limits.calls:
             raise RolloutStopped(Termination.TURNS)
         if isinstance(action, ToolCall):
             self._require_progress(action)
             return self.toolbox.submit(action.name, action.arguments, world=self.world)
+        self._require_format()
         rejected: Future = Future()
         rejected.set_result(ToolResult("format", {}, f"Error: {action.reason}", False, "format"))
         return rejected
+
+    def _require_format(self) -> None:
+        """Stop with FORMAT if the last turns, with this one, could not be parsed."""
+        most = self.limits.format_errors
+        if most is None or len(self.results) < most - 1:
+            return
+        if all(result.tool == "format" for result in self.results[len(self.results) - most + 1 :]):
+            raise RolloutStopped(Termination.FORMAT)
 
     def _require_progress(self, action: ToolCall) -> None:
         """Stop with LOOP if the last `repeats` calls equal this one."""

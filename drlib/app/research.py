@@ -47,7 +47,8 @@ FAILURE_REASONS = {
     Termination.TURNS: "the limit of calls or turns was reached; raise --calls",
     Termination.WALL_CLOCK: "the time limit was reached; raise --seconds",
     Termination.LOOP: "the agent repeated the same tool call",
-    Termination.FORMAT: "the model's turns could not be parsed",
+    Termination.FORMAT: "three turns in a row could not be parsed as a tool call or an answer; try "
+    "--native-tools or another model",
 }
 
 
@@ -338,6 +339,7 @@ def _create_limits(options: AskOptions, max_context: int | None = None) -> Limit
         context_tokens=context if max_context is None else min(context, max_context),
         seconds=options.seconds,
         repeats=3,
+        format_errors=3,
         force_answer=True,
     )
 

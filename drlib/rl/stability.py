@@ -21,7 +21,7 @@ import torch
 
 from drlib.rewards.functions import has_env_fault
 from drlib.rl.state_machine import StateMachine, initial_state
-from drlib.trajectory import Termination, Trajectory
+from drlib.trajectory import Trajectory
 from drlib.validation import (
     AtLeastOne,
     Coefficient,
@@ -145,15 +145,18 @@ def rollout_signals(
     """Compute a step's signals of environment and policy; None if nothing was measured.
 
     Over rollouts without environment fault: mean reward, shares of unanswered ones and of those
-    ended by format_errors. faults: share with one. observation_chars: one value per call. For each
-    of `tools`: shares errors/NAME and cache_hits/NAME, mean latency_s/NAME in seconds.
+    with a turn that could not be parsed (format_errors). faults: share with one.
+    observation_chars: one value per call. For each of `tools`: shares errors/NAME and
+    cache_hits/NAME, mean latency_s/NAME in seconds.
     """
     sound = [t for t in trajectories if not has_env_fault(t)]
     calls = [result for t in trajectories for result in t.tool_results]
     signals: dict[str, float | list[float] | None] = {
         "reward": _mean(t.reward for t in sound if t.reward is not None),
         "unanswered": _mean(t.answer is None for t in sound),
-        "format_errors": _mean(t.termination == Termination.FORMAT for t in sound),
+        "format_errors": _mean(
+            any(result.tool == "format" for result in t.tool_results) for t in sound
+        ),
         "faults": _mean(has_env_fault(t) for t in trajectories),
         "observation_chars": [float(len(r.text)) for r in calls if r.tool != "format"],
     }

@@ -143,12 +143,14 @@ class LocalLearner:
         """Return the state besides policy and optimizer; the reference only if it has moved."""
         return {
             "reference_age": self.reference_age,
+            "skipped": self.watch.skipped,
             "reference": self.reference.state_dict() if self.is_reference_moved else None,
         }
 
     def load_state_dict(self, state: dict) -> None:
         """Restore the state saved by state_dict()."""
         self.reference_age = state["reference_age"]
+        self.watch.skipped = state["skipped"]
         if state["reference"] is not None:
             self.reference.load_state_dict(state["reference"])
             self.is_reference_moved = True

@@ -54,9 +54,10 @@ def train_supervised(
     processes changes nothing but the time. lrs: of Muon and of AdamW. warmup (steps),
     decay_share: see `schedule`. Returns the last step's metrics; raises as `RunFolder.loop`."""
     ranks, optimizers = run.ranks, Optimizers.muon_adam(model, *lrs)
-    run.resume(model, optimizers)
+    extra = run.resume(model, optimizers)
     model.train()
     watch = GradientWatch()
+    watch.skipped = extra.get("skipped", 0)
     parts = SHARDS * ranks.parts
 
     def take(step: int) -> dict:
@@ -88,7 +89,8 @@ def train_supervised(
             }
         )
 
-    return run.loop(take, steps, config.trainer.checkpoint_every)
+    every = config.trainer.checkpoint_every
+    return run.loop(take, steps, every, lambda: {"skipped": watch.skipped})
 
 
 def _accumulate(

@@ -22,6 +22,7 @@ Not supported: images (scored by TRL's head), an entropy bonus, routers without 
 routes of the reference policy, moving rows between micro-batches.
 """
 
+import itertools
 import shutil
 import signal
 import time
@@ -43,7 +44,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
 from drlib.config import Config
-from drlib.files import append_json_line, write_atomic
+from drlib.files import append_json_line, read_json_lines, write_atomic
 from drlib.models.routing_replay import (
     agreement,
     expert_load,
@@ -820,6 +821,10 @@ class RunCallback(TrainerCallback):
         if self.run.ranks.first and log.exists():
             lines = log.read_bytes().splitlines(keepends=True)
             write_atomic(log, b"".join(lines[: state.global_step]))
+        self.run.ranks.barrier()
+        # every rank counts the skipped steps before this one
+        rows = read_json_lines(log) if log.exists() else []
+        self._watch.skipped = len(list(itertools.takewhile(lambda r: "skipped" in r, rows[::-1])))
         self._reporter = self.run.reporter(state.global_step)
         self._handlers = {
             each: signal.signal(each, self._request_stop) for each in polite_signals()
