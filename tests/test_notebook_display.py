@@ -55,8 +55,10 @@ def test_launch_runs_a_module_and_returns_its_log(program, tmp_path):
 
 def test_launch_runs_several_ranks(program, tmp_path):
     module, out = program
-    log = notebook.launch(module, [str(out), "end"], 2).read_text()
+    log = notebook.launch(module, [str(out), "end"], 2, threads=3).read_text()
     assert "fine from rank 0" in log and "fine from rank 1" in log
+    for rank in ("0", "1"):
+        assert json.loads((tmp_path / f"out.{rank}").read_text())[2] == "3"  # OMP_NUM_THREADS
 
 
 def test_launch_error_contains_the_end_of_the_log(program):

@@ -18,6 +18,7 @@ from drlib.cli.examples import add_examples
 from drlib.config import FIELDS, ROLLOUT_STAGES, ROOT, Config, load_from_arguments, settings_table
 from drlib.training import build, stages
 from drlib.training.build import MODULE, TORCHRUN, stage_arguments
+from drlib.training.launch import count_threads
 from drlib.training.run_folder import RunFolderError
 from drlib.validation import require
 
@@ -122,7 +123,8 @@ def run_stage(name: str, config: Config, runs: Path) -> int:
     print(f"== {name}: {steps}{processes} process{'es' * (processes > 1)}", flush=True)
     launcher = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
     command = [sys.executable, *launcher, "-m", MODULE, *stages.arguments(name, config, runs)]
-    defaults = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    threads = str(count_threads(config, processes))
+    defaults = {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo"}
     environment = defaults | os.environ | {"PYTHONPATH": build.search_path()}
     child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     try:

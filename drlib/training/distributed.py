@@ -87,7 +87,8 @@ class Ranks:
         if self.has_blocks:  # TRL batches a process's questions together
             self.shards = range(1)
         self.part = self.rank % self.parts
-        torch.set_num_threads(1)
+        # set by launch.count_threads; OpenMP also accepts a list, one value per nesting level
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1").split(",")[0]))
         backend = "gloo"
         if trainer == "trl" and torch.cuda.is_available():
             local = int(os.environ.get("LOCAL_RANK", 0))

@@ -76,6 +76,18 @@ def count_steps(path: Path, default: int = 0) -> int:
         return default
 
 
+def count_threads(config: Config, processes: int) -> int:
+    """Return the threads of each process of a stage: its share of the cores for a real model.
+
+    The tour's policy has one thread: its matrices are so small that threads only wait.
+    """
+    if not config.model.path:
+        return 1
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, cores // processes)
+
+
 def stop_with_parent() -> None:
     """Make this child receive SIGTERM when its parent dies (Linux), and restore SIGINT.
 
@@ -91,16 +103,18 @@ def launch(
     arguments: Sequence[str] = (),
     processes: int = 1,
     *,
+    threads: int = 1,
     follow: Path | None = None,
     total: int | None = None,
     desc: str = "",
 ) -> Path:
     """Run `python -m module arguments`, wait, and return the path of its log in runs/logs/.
 
-    The program runs in the repository root, in its own process group, with one thread per process.
+    The program runs in the repository root, in its own process group.
 
     Args:
         processes: if above 1, torchrun starts this many on this machine (loopback only).
+        threads: of each process.
         follow: a file to which the program appends one line per step; it drives the bar.
         total: the number of steps; None shows only the elapsed time.
         desc: the label of the bar; default: `module`.
@@ -120,7 +134,7 @@ def launch(
         child = _Program(
             [sys.executable, *how, "-m", module, *map(str, arguments)],
             cwd=ROOT,
-            env=_environment(),
+            env=_environment() | {"OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -174,10 +188,12 @@ def build_stage(
     for name in stages.missing_stages(stage, config, runs):
         spec = stages.STAGES[name]
         final = stages.folder(name, config, runs)
+        count = (processes or config.processes) if spec.parallel else 1
         launch(
             build.MODULE,
             stages.arguments(name, config, runs),
-            (processes or config.processes) if spec.parallel else 1,
+            count,
+            threads=count_threads(config, count),
             follow=final.with_name(final.name + ".partial") / "metrics.jsonl",
             total=config.get(spec.steps) if spec.steps else None,
             desc=name,
@@ -186,7 +202,7 @@ def build_stage(
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of a stage: one thread, loopback only, plugins importable.
+    """Return the environment of a stage: loopback only, plugins importable.
 
     The malloc thresholds make glibc keep freed memory: page faults of large tensors cost 4 to 6% of
     a training stage. 32 MiB is the largest threshold that every glibc accepts.
@@ -197,7 +213,6 @@ def _environment() -> dict[str, str]:
     return os.environ | {
         "MALLOC_MMAP_THRESHOLD_": str(2**25),
         "MALLOC_TRIM_THRESHOLD_": str(2**31),
-        "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
         "MASTER_ADDR": "127.0.0.1",
