@@ -197,6 +197,7 @@ def _soup(data: bytes, charset: str, is_ours: bool):
     import bs4
 
     from drlib.worlds.charsets import codec
+    from drlib.worlds.outlines import named
 
     declared = codec(charset) or codec(
         bs4.dammit.EncodingDetector.find_declared_encoding(data, is_html=True) or ""
@@ -209,7 +210,7 @@ def _soup(data: bytes, charset: str, is_ours: bool):
         html = bs4.UnicodeDammit(data, is_html=True).unicode_markup or data.decode("latin-1")
     soup = bs4.BeautifulSoup(html, "lxml")
     title = soup.title.get_text() if soup.title else ""
-    for hidden in soup(["script", "style", "noscript", "template", "title"]):
+    for hidden in named(soup, {"script", "style", "noscript", "template", "title"}):
         hidden.decompose()
     return title, html, soup
 
@@ -218,8 +219,14 @@ def _html(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
     """Extract the article with trafilatura, or all visible text if there is none."""
     import trafilatura
 
+    from drlib.worlds.outlines import separate_blocks
+
     title, html, soup = _soup(data, charset, is_ours=False)
-    return title, (html and trafilatura.extract(html)) or soup.get_text("\n", strip=True)
+    tree = trafilatura.load_html(html) if html else None
+    if tree is not None:
+        separate_blocks(tree)
+    article = trafilatura.extract(tree) if tree is not None else None
+    return title, article or soup.get_text("\n", strip=True)
 
 
 def _outline(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
