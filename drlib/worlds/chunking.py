@@ -35,7 +35,7 @@ from drlib.worlds.linking import (
     wiki_target,
 )
 from drlib.worlds.outlines import fenced
-from drlib.worlds.reading import TABLES, clean
+from drlib.worlds.reading import TABLES, clean, drop_data
 from drlib.worlds.sheets import BETWEEN_VALUES, HAS_LETTER
 from drlib.worlds.store import Document, Part, one_line
 from drlib.worlds.triples import relation_name
@@ -68,7 +68,7 @@ def chunk_file(source: str, text: str) -> Part:
         source: path of the file relative to the folder.
         text: its Markdown, rst or plain text.
     """
-    text = re.sub("\r\n?", "\n", text).replace(FENCED, "")
+    text = drop_data(re.sub("\r\n?", "\n", text).replace(FENCED, ""))
     file = _FileChunks(source, find_definitions(text))
     if file.is_flat:
         file.add_section(Section(0, "", "", [text]))

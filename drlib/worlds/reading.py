@@ -35,6 +35,15 @@ LARGE_MEMBER = 1_000_000  # unpacked bytes above which MAX_RATIO applies
 MAX_RATIO = 200  # unpacked to packed bytes
 PARSER_CPU_S = 20  # CPU seconds per file
 PARSER_BYTES = 1 << 30  # address space
+# "data:image/png;base64,iVBO...", wrapped or not; in JSON with escapes; with a picture as markup.
+DATA_URL = re.compile(
+    r"""(?isx)\b(data:(?:[\w.+-]+\\?/[\w.+-]+)?)
+    (?:;[\w.+-]+(?:=(?:"[^"]*"|[^\s;,"'<>()]*))?)*,
+    ((?<=base64,)\s*[\w+/=%\\-]+(?:\s+[a-z\d+/]{60,}={0,2})*(?:\s+[a-z\d+/]+={0,2}(?=\s*["')>]))?
+    |(?:<|%3C)svg\b(?:(?!\bdata:).)*?(?:<|%3C)(?:\\?/|%2F)svg(?:>|%3E)
+    |(?:[^\s"'`<>()|]|\([^\s"'`<>()|]*\))+)"""
+)
+SHORT_DATA = 80  # characters of a data: URL that are kept, as in a text about such URLs
 # Exit status of a parser process -> kind of fault; SIGALRM is its timeout.
 EXIT_FAULTS = {
     -signal.SIGALRM: "timeout",
@@ -147,6 +156,13 @@ def shorten(text: str, chars: int = 0) -> str:
     return f"{text[:half]}\n[... {len(text) - half * 2} characters left out ...]\n{text[-half:]}"
 
 
+def drop_data(text: str) -> str:
+    """Reduce data: URLs, such as embedded pictures, to "data:" and their media type."""
+    if "data:" not in text.lower():
+        return text
+    return DATA_URL.sub(lambda m: m[0] if len(m[2]) <= SHORT_DATA else m[1], text)
+
+
 def clean(text: str) -> str:
     """Replace lone surrogates, which occur in JSON and PDF and cannot be encoded."""
     return text.encode("utf-8", "replace").decode()
@@ -171,7 +187,7 @@ def reply_to(order: list, data: bytes, allowed: dict | None = None) -> dict:
     except Exception as broken:  # noqa: BLE001 - on broken bytes parsers raise anything
         why = clean(f"{type(broken).__name__}: {broken!s:.200}")
         return {"fault": ("malformed", f"not a readable {suffix} ({why})")}
-    text = clean(shorten(text.strip(), chars))
+    text = clean(shorten(drop_data(text.strip()), chars))
     return {"title": clean(" ".join(title.split())[:300]), "text": text}
 
 
@@ -364,7 +380,7 @@ def _as_markdown(kind: str) -> Callable[[bytes, str, dict], tuple[str, str]]:
         if kind == ".pptx":
             with _archive(data, allowed, office=True) as archive:
                 return "", sheets.from_slides(archive)
-        text = _decode(data, charset)
+        text = drop_data(_decode(data, charset))
         if kind in (".json", ".jsonl"):
             return "", sheets.from_json(text, is_lines=kind == ".jsonl")
         return "", sheets.from_delimited(text, "\t" if kind == ".tsv" else "")
