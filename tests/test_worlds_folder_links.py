@@ -30,6 +30,16 @@ def links_of(world, title):
         ("[x](<../d.md#e> 'title')", "d.md#e"),
         ("<../d.md>", "d.md"),
         ("[[#Life now]]", "x/a.md#life-now"),
+        ("[x](Rome_(city).md)", "x/Rome_(city).md"),
+        ("[x](../Rome_(a_(b))_(c).md#past)", "Rome_(a_(b))_(c).md#past"),
+        (r"[x](Rome_\(city.md)", "x/Rome_(city.md"),
+        (r"[x](Rome_\(city\).md)", "x/Rome_(city).md"),
+        ("[x](Rome_%28city%29.md)", "x/Rome_(city).md"),
+        ("[x](<Rome (city).md> 'a (b)')", "x/Rome (city).md"),
+        ('[x](../d.md "a title (long)")', "d.md"),
+        ("[x](../d.md (a title))", "d.md"),
+        ("([x](d(1).md))", "x/d(1).md"),
+        ("[y][z]\n\n[z]: Rome_(city).md 'title'", "x/Rome_(city).md"),
     ],
 )
 def test_links_by_path(link, target):
@@ -37,6 +47,17 @@ def test_links_by_path(link, target):
     part = chunk_file("x/a.md", text)
     assert [value for _, relation, value in part.facts if relation == "link"] == [target]
     assert f"](folder:{target})" in part.documents[0].text
+
+
+def test_time_for_links_is_linear():
+    for start in ("[x](", "[x](" + "(" * 3_000, "[x](" + "\\(" * 3_000, "[x](a (", "[x](a(b"):
+        chunk_file("a.md", start * (100_000 // len(start)))
+
+
+def test_cell_with_parentheses_in_its_link(tmp_path):
+    table = "|City|Country|\n|--|--|\n|[Oslo](Oslo_(city).md)|[Norway](no.md)|\n"
+    world = load(write(tmp_path, {"a.md": table, "Oslo_(city).md": "# Oslo", "no.md": "# Norway"}))
+    assert ("Oslo_(city).md", "Country", "no.md") in world.graph.facts
 
 
 @pytest.mark.parametrize(
@@ -47,6 +68,8 @@ def test_links_by_path(link, target):
         "\0[[Note]] [b](b.md)",
         "![[picture.png]] [code](a.py)",
         "[[]] [up](../../out.md)",
+        "[x](Rome_(city.md and more",
+        "[x](a (b.md) c)",
     ],
 )
 def test_text_that_is_no_link_is_unchanged(text):

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-import yaml
-
+from drlib.worlds.front_matter import read_front_matter
 from drlib.worlds.graph import VALUE, Fact, Node
 from drlib.worlds.linking import (
     FENCED,
@@ -58,7 +57,6 @@ RST_LABEL = re.compile(r"\.\. _`?([^`:\n]{1,200})`?:\s*")
 RST_LINK = re.compile(r"`([^`<>\n]{1,200}) <([^`<>\s]{1,500})>`_")
 TABLE_RULE = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?)?\s*")
 PIECE = re.compile(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{{CHUNK}}}")  # cut at line ends if possible
-FRONT = re.compile(r"---[ \t]*\n(.{0,20000}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 
 
 def chunk_file(source: str, text: str) -> Part:
@@ -314,16 +312,9 @@ def _front_matter(source: str, text: str) -> tuple[list[tuple[str, str]], list[s
 
     Returns:
         (relation, value) of each short top-level value; the lines as a code block if some of it is
-            no
-        fact; and the text after it.
+        no fact; and the text after it.
     """
-    front = FRONT.match(text)
-    try:
-        found = yaml.load(front[1], yaml.BaseLoader) if front else None  # keeps all values as text
-    except (yaml.YAMLError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        return [], [], text
+    found, block, text = read_front_matter(text, file_suffix(source))
     rows = []
     kept: list[str] = []
     for key, values in found.items():
@@ -334,5 +325,5 @@ def _front_matter(source: str, text: str) -> tuple[list[tuple[str, str]], list[s
             if relation and words and len(words) <= CELL:
                 rows.append((relation, words))
             elif value:
-                kept = fenced(front[1]).split("\n")
-    return rows, kept, text[front.end() :]
+                kept = fenced(block).split("\n")
+    return rows, kept, text

@@ -19,8 +19,15 @@ from drlib.worlds.reading import OUTLINES
 
 FENCED = "\0"  # marks fenced lines while a file is cut; they contain no structure
 WORDS = r"([^\[\]\n]{0,300})"
-LINK_TARGET = r"(?:<([^<>\n]{1,500})>|([^()\s<>]{1,500}))"
-MARKDOWN_LINK = re.compile(rf"\[{WORDS}\]\([ \t]*{LINK_TARGET}(?:[ \t][^()\n]{{0,300}})?\)")
+# A target may contain parentheses in pairs, as in "Rome_(city).md", or escaped.
+UNPAIRED = r"[^()\s<>\\]|\\[()]|\\(?![()])"
+PAIRED = rf"\((?:{UNPAIRED}|\((?:{UNPAIRED})*\))*\)"
+LINK_TARGET = rf"(?:<([^<>\n]{{1,500}})>|((?:{UNPAIRED}|{PAIRED}){{1,500}}))"
+LINK_TITLE = (
+    r"(?:[ \t]+(?:\"[^\"\n]{0,300}\"|'[^'\n]{0,300}'|\([^()\n]{0,300}\))[ \t]*"
+    r"|[ \t][^()\n]{0,300})?"
+)
+MARKDOWN_LINK = re.compile(rf"\[{WORDS}\]\([ \t]*{LINK_TARGET}{LINK_TITLE}\)")
 REFERENCE = re.compile(rf"(?<!\[)\[{WORDS}\](?:\[([^\[\]\n]{{0,200}})\])?(?![\[(:\]])")
 DEFINITION = re.compile(
     rf" {{0,3}}\[([^\[\]^\n][^\[\]\n]{{0,200}})\]:[ \t]+{LINK_TARGET}"
@@ -97,7 +104,7 @@ def resolve_links(
 
 def link_target(source: str, link: str) -> Address | None:
     """Resolve a link in `source`; None for other file types and outside the folder."""
-    path, _, anchor = unquote(link).partition("#")
+    path, _, anchor = unquote(re.sub(r"\\([()])", r"\1", link)).partition("#")
     if re.match(r"[a-zA-Z][\w+.-]*:|//", path):
         return None
     is_name = False
