@@ -57,7 +57,9 @@ class WorldConfig:
         "", "OpenAI-compatible server that extracts facts from a folder's sentences", "world"
     )
     reader: str = setting("", "model name at world.endpoint", "world")
-    vocabulary: int = setting(2048, "tokens of the tokenizer", "world", "untrained")
+    vocabulary: int = setting(
+        2048, "tokens of the tokenizer; 0: none, model.path has its own", "world", "untrained"
+    )
 
 
 @dataclass(frozen=True)

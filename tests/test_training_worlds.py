@@ -270,3 +270,19 @@ def test_endpoint_extracts_a_world_from_prose(tmp_path, monkeypatch):
         data.load_training_world(
             Config.load("ci", world__name="cldr", world__endpoint="http://localhost:1/v1")
         )
+
+
+@pytest.mark.parametrize("profile", ["gpu1", "gpu8"])
+@pytest.mark.parametrize("world", ["cldr", "tour", TERN])
+def test_worlds_of_a_real_model_need_no_tokenizer(profile, world, tmp_path):
+    """The world has few words, and the model brings a tokenizer."""
+    config = Config.load(profile, world__name=world, model__path="a/model")
+    (path,) = build_stages(["world"], config, tmp_path).values()
+    assert (path / data.WORLD_FILE).exists() and not (path / "tokenizer").exists()
+    assert len(SmallWorld.load(path / data.WORLD_FILE)) > 10
+
+
+def test_the_tiny_policy_needs_a_vocabulary(tmp_path):
+    config = Config.load("ci", **SMALL, world__vocabulary=0)
+    with pytest.raises(ValueError, match=r"world\.vocabulary=0 .* model\.path"):
+        build_stages(["world", "untrained"], config, tmp_path)

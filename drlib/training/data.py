@@ -7,6 +7,7 @@ one token per word. Demonstrations are a fixed pool of rollouts of an imperfect 
 questions with real tools. They are not filtered here, so that the success rate can be reported.
 """
 
+import math
 import os
 import random
 from pathlib import Path
@@ -130,7 +131,8 @@ def load_training_world(
     world: Any = load_world(config.world_name, **options)
     if isinstance(world, SmallWorld):
         return world, {"pages": len(world)}
-    pieces = config.world.vocabulary - PIECES_NOT_OF_NAMES
+    limit = config.world.vocabulary
+    pieces = limit - PIECES_NOT_OF_NAMES if limit else math.inf
     small, candidates, left_out = select(world, config.world.pages, pieces, config.world.relations)
     counts = {"pages": len(small), "pages_with_facts": candidates, **left_out}
     if config.world.endpoint:
@@ -213,8 +215,10 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
         )
         texts += memory_texts()
         phrases += MEMORY_PHRASES
-    tokenizer = train_tokenizer(texts, config.world.vocabulary, names=titles, phrases=phrases)
-    tokenizer.save_pretrained(run.path / "tokenizer")
+    if config.world.vocabulary:
+        size = config.world.vocabulary
+        tokenizer = train_tokenizer(texts, size, names=titles, phrases=phrases)
+        tokenizer.save_pretrained(run.path / "tokenizer")
     world.save(run.path / WORLD_FILE)
     return run.finish({"version": world.version, **counts})
 

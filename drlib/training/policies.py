@@ -10,12 +10,18 @@ from drlib.training.balance import prepare_router_biases
 from drlib.training.data import WORLD_FILE
 from drlib.training.distributed import Ranks
 from drlib.training.run_folder import RunFolder
+from drlib.validation import require
 from drlib.worlds import Names, SmallWorld
 
 
 def load_stage_tools(config: Config, runs: Path):
     """Return (tokenizer, chat ids, world, names) of a training stage."""
     folder = stages.require_input("a policy", "world", config, runs)
+    require(
+        config.unrestricted().world.vocabulary > 0,
+        "world.vocabulary=0 trains no tokenizer, which the tiny policy needs: set model.path to a "
+        "model or world.vocabulary=2048",
+    )
     tokenizer = load_tokenizer(folder / "tokenizer")
     world = SmallWorld.load(folder / WORLD_FILE)
     return tokenizer, ChatIds(tokenizer), world, Names.from_world(world)

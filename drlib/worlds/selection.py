@@ -61,7 +61,7 @@ class Selection(NamedTuple):
 
 
 def select(
-    world: World, pages: int, pieces: int, relations: int | None = None, seed: int = 0
+    world: World, pages: int, pieces: float, relations: int | None = None, seed: int = 0
 ) -> Selection:
     """Select a small world.
 
