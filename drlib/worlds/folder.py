@@ -23,7 +23,7 @@ from drlib.worlds.reading import MAX_FILE, OUTLINES, Parser, Unreadable, require
 from drlib.worlds.store import Changes, Part, Skip, Store
 from drlib.worlds.triples import TripleExtractor
 
-VERSION = "4"  # version of `chunk_file`, part of every stamp
+VERSION = "5"  # version of `chunk_file`, part of every stamp
 NOT_ENTERED = f"{VERSION} None"  # the stamp of a folder that is not entered
 TIMEOUT_S = 60.0  # for one file
 # Suffix of the file of model replies (JSON lines); not a file type that is read.

@@ -44,6 +44,7 @@ DATA_URL = re.compile(
     |(?:[^\s"'`<>()|]|\([^\s"'`<>()|]*\))+)"""
 )
 SHORT_DATA = 80  # characters of a data: URL that are kept, as in a text about such URLs
+XML_START = b"\xef\xbb\xbf\xfe\xff \t\r\n"  # byte order marks and white space
 # Exit status of a parser process -> kind of fault; SIGALRM is its timeout.
 EXIT_FAULTS = {
     -signal.SIGALRM: "timeout",
@@ -262,10 +263,20 @@ def _notebook(data: bytes, charset: str, _allowed: dict) -> tuple[str, str]:
 
 def _pdf(data: bytes, _charset: str, _allowed: dict) -> tuple[str, str]:
     import pypdf
+    from pypdf.errors import DependencyError, FileNotDecryptedError
 
-    reader = pypdf.PdfReader(io.BytesIO(data))
-    title = (reader.metadata and reader.metadata.title) or ""
-    return title, "\n\n".join(page.extract_text() for page in reader.pages)
+    from drlib.worlds.hyphens import join_hyphenated
+
+    try:
+        reader = pypdf.PdfReader(io.BytesIO(data))  # tries an empty password
+        title = (reader.metadata and reader.metadata.title) or ""
+        text = "\n\n".join(page.extract_text() for page in reader.pages)
+    except FileNotDecryptedError:
+        why = "it cannot be decrypted without its password: save it without one"
+        raise Unreadable("malformed", why) from None
+    except DependencyError as error:
+        raise Unreadable("refused", f'{error}: pip install "drlib[docs]"') from None
+    return title, join_hyphenated(text)
 
 
 def _pdf_with_text(data: bytes, charset: str, allowed: dict) -> tuple[str, str]:
@@ -289,8 +300,10 @@ def _archive(data: bytes, allowed: dict, *, office: bool = False) -> zipfile.Zip
         is_bomb = is_large and info.file_size > MAX_RATIO * info.compress_size
         if is_bomb or min(allowed.values()) < 0:
             raise Unreadable("too_large", f"at member {name!r:.200} the archive is above {ALLOWED}")
-        # no document type means no entities; without zero bytes UTF-16 reads like ASCII
-        if office and b"<!DOCTYPE" in archive.read(info).replace(b"\0", b""):
+        # no document type means no entities; without zero bytes UTF-16 reads like ASCII; XML starts
+        # with "<", and a printer's settings, which may contain a document type, do not
+        part = archive.read(info).replace(b"\0", b"").lstrip(XML_START) if office else b""
+        if part.startswith(b"<") and b"<!DOCTYPE" in part:
             raise Unreadable("refused", f"{name!r:.200} declares a document type (entities)")
     return archive
 
@@ -317,12 +330,17 @@ def _zip(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
 
 def _docx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
     """Return one line per paragraph and per table row, with tabs between cells."""
+    from drlib.worlds.office import hide, main_part, relations
+
     with _archive(data, allowed, office=True) as archive:
-        root = ElementTree.fromstring(archive.read("word/document.xml"))
-    # a second copy of a drawing's text; positions of tab stops
-    for unwanted in ("Fallback", "tabs"):
-        for node in root.iterfind(f".//{{*}}{unwanted}"):
-            node.clear()
+        place = main_part(archive, "word/document.xml")
+        root = ElementTree.fromstring(archive.read(place))
+        styles = [
+            ElementTree.fromstring(archive.read(target))
+            for kind, target in relations(archive, place).values()
+            if kind == "styles" and target in archive.NameToInfo
+        ]
+    hide(root, styles[0] if styles else ElementTree.Element("styles"))
     for cell in root.iterfind(".//{*}tc"):
         for i, paragraph in enumerate(cell.findall(".//{*}p")):
             paragraph.tag = "another in its cell" if i else "in its cell"
@@ -333,12 +351,15 @@ def _docx(data: bytes, _charset: str, allowed: dict) -> tuple[str, str]:
         "tr": "\n",
         "tc": "\t",
         "tab": "\t",
+        "ptab": "\t",
+        "noBreakHyphen": "-",
         "another in its cell": " ",
     }
-    parts = []
-    for node in root.iter():
-        tag = node.tag.rpartition("}")[2]
-        parts.append((node.text or "") if tag == "t" else marks.get(tag, ""))
+    names = {tag: tag.rpartition("}")[2] for tag in {node.tag for node in root.iter()}}
+    parts = [
+        (node.text or "") if names[node.tag] == "t" else marks.get(names[node.tag], "")
+        for node in root.iter()
+    ]
     return "", "".join(parts).replace("\n\t", "\n")
 
 

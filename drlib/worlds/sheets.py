@@ -19,9 +19,11 @@ from datetime import datetime
 from itertools import zip_longest
 from xml.etree import ElementTree
 
+from drlib.worlds.office import main_part, relations
 from drlib.worlds.outlines import fenced
 
 DELIMITERS = ",;\t|"
+SEPARATOR = re.compile(r"\s*\"?sep=(.)\"?[ \t]*(?:\r\n?|\n)", re.IGNORECASE)  # as Excel writes it
 SAMPLE = 20_000  # characters used to detect the delimiter
 HAS_LETTER = re.compile(r"[^\W\d_]")
 BETWEEN_VALUES = "<br>"  # separator of several values in a cell
@@ -29,6 +31,9 @@ BETWEEN_VALUES = "<br>"  # separator of several values in a cell
 
 def from_delimited(text: str, delimiter: str = "") -> str:
     """Convert a csv text to a table; without `delimiter` it is detected."""
+    hint = SEPARATOR.match(text)
+    if hint:
+        delimiter, text = delimiter or hint[1], text[hint.end() :]
     # the limit is global to the process and never lowered
     limit = max(csv.field_size_limit(), len(text) + 1)
     csv.field_size_limit(limit)
@@ -37,14 +42,15 @@ def from_delimited(text: str, delimiter: str = "") -> str:
         try:
             delimiter = csv.Sniffer().sniff(text[:SAMPLE], DELIMITERS).delimiter
         except csv.Error:  # one column, or rows of unequal length
-            counts = {mark: text[:SAMPLE].split("\n")[0].count(mark) for mark in DELIMITERS}
+            line = re.split("[\r\n]", text[:SAMPLE], maxsplit=1)[0]
+            counts = {mark: line.count(mark) for mark in DELIMITERS}
             delimiter = max(DELIMITERS, key=lambda mark: counts[mark])
-    return table(csv.reader(io.StringIO(text), delimiter=delimiter))
+    return table(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
 
 
 def from_json(text: str, *, is_lines: bool = False) -> str:
     """Convert JSON or JSON lines to tables, or to indented text if it is no table."""
-    lines = [line for line in text.split("\n") if line.strip()] if is_lines else []
+    lines = [line for line in re.split("[\r\n]", text) if line.strip()] if is_lines else []
     found = [json.loads(line) for line in lines] if is_lines else json.loads(text)
     if _is_table(found):
         return _table_from_objects(found)
@@ -68,10 +74,11 @@ def from_sheets(sheets: Iterable[tuple[str, Iterable[Sequence[object]]]]) -> str
 
 def from_slides(archive: zipfile.ZipFile) -> str:
     """Convert a pptx to sections with title, paragraphs and tables, one per slide."""
-    names = [name for name in archive.namelist() if re.fullmatch(r"ppt/slides/slide\d+\.xml", name)]
     parts = []
-    for number, name in enumerate(sorted(names, key=lambda n: int(re.search(r"\d+", n)[0])), 1):
+    for number, name in enumerate(_slide_names(archive), 1):
         root = ElementTree.fromstring(archive.read(name))
+        for copy in root.iterfind(".//{*}Fallback"):
+            copy.clear()
         tables = []
         for found in root.iterfind(".//{*}tbl"):
             rows = [
@@ -85,6 +92,26 @@ def from_slides(archive: zipfile.ZipFile) -> str:
         head = f"## Slide {number}: {first}" if first else f"## Slide {number}"
         parts.append("\n\n".join([head, *others, *tables]))
     return "\n\n".join(parts)
+
+
+def _slide_names(archive: zipfile.ZipFile) -> list[str]:
+    """Return the parts of the slides in the order of the presentation, else by number.
+
+    A deleted slide may still be in the file.
+    """
+    place = main_part(archive, "ppt/presentation.xml")
+    targets = relations(archive, place)
+    if targets and place in archive.NameToInfo:
+        show = ElementTree.fromstring(archive.read(place))
+        slides = [
+            targets.get(value, ("", ""))[1]
+            for slide in show.iterfind("{*}sldIdLst/{*}sldId")
+            for name, value in slide.attrib.items()
+            if name.endswith("}id")
+        ]
+        return [name for name in slides if name in archive.NameToInfo]
+    names = [name for name in archive.namelist() if re.fullmatch(r"ppt/slides/slide\d+\.xml", name)]
+    return sorted(names, key=lambda name: int(re.search(r"\d+", name)[0]))
 
 
 def table(rows: Iterable[Sequence[object]]) -> str:
@@ -162,4 +189,9 @@ def _flatten(text: str) -> str:
 
 
 def _node_text(node: ElementTree.Element) -> str:
-    return _flatten("".join(part.text or "" for part in node.iterfind(".//{*}t")))
+    """Return the text of a paragraph or cell; its paragraphs and lines separate words."""
+    parts = []
+    for part in node.iter():
+        tag = part.tag.rpartition("}")[2]
+        parts.append((part.text or "") if tag == "t" else " " if tag in ("p", "br") else "")
+    return _flatten("".join(parts))
