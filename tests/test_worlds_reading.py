@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -12,7 +14,7 @@ pytest.importorskip("openpyxl")
 
 import pypdf
 
-from drlib.worlds.reading import KEPT_CHARS, drop_data, reply_to
+from drlib.worlds.reading import KEPT_CHARS, OUTLINES, drop_data, reply_to
 from tests.file_examples import W, pdf, zipped
 from tests.folder_examples import load
 
@@ -238,3 +240,9 @@ def test_missing_library_of_encrypted_pdfs_is_named(monkeypatch):
     monkeypatch.setattr(pypdf, "PdfReader", read)
     kind, detail = reply_to([".pdf", "", 0, True], data)["fault"]
     assert kind == "refused" and "cryptography" in detail and "pip install" in detail
+
+
+def test_documented_types_are_the_types_that_are_read():
+    page = Path(__file__).parents[1] / "docs" / "own_documents.md"
+    table = page.read_text().partition("## What is kept of a file")[2].partition("\n\nIn all")[0]
+    assert {*re.findall(r"`(\.\w+)`", table)} == {*OUTLINES}

@@ -52,7 +52,7 @@ def load(rest: str, index_path: Path | None = None, *, limit: int = 20_000) -> L
         raise ValueError(f"zim:{rest}: not a ZIM file ({error}): pass zim:PATH of one") from None
     store = Store(index_path, f"zim:{Path(rest).expanduser().resolve()}")
     with closing(Parser()) as parser:
-        stamp = f"1 {archive.uuid} {archive.filesize} {limit}"
+        stamp = f"2 {archive.uuid} {archive.filesize} {limit}"
         store.update({Path(rest).name: stamp}, lambda _: _read(archive, parser, limit))
     return Library(f"zim:{rest}", store, "zim")
 
