@@ -81,6 +81,9 @@ def test_lines_of_preformatted_text_are_kept(code):
         "<p>fn next</p>where<p>",
         "<h4><b>fn next</b><div>where</div></h4>",
         "<h4><code>next<span><div>where</div></span></code></h4>",
+        "<div><code>next</code></div><div><code>where</code></div>",
+        "<dl><dt><code>next</code></dt><dd><code>where</code></dd></dl>",
+        "<blockquote><code>next</code></blockquote><div><code>where</code></div>",
     ],
 )
 def test_blocks_of_an_article_separate_words(html):

@@ -72,6 +72,8 @@ def separate_blocks(tree) -> None:
     """Put a line break at each edge of a block where an lxml tree has text without whitespace."""
     for block in tree.iter(*(BLOCKS - SEPARATE)):
         parent, before, after = block.getparent(), block.getprevious(), block.getnext()
+        if len(block) and block[-1].tag == "code" and not block[-1].tail:
+            block[-1].tail = "\n"  # trafilatura drops the block around code alone
         if parent is None:
             continue
         if before is None:
