@@ -1,18 +1,22 @@
 """Read rollouts of other programs as trajectories.
 
-`read_rollouts(path, tokenizer)` detects the format of a file (JSON lines or Parquet) from its
-fields, see `FORMATS`, and streams it. Missing values are filled in as follows:
+`read_rollouts(path, tokenizer)` detects the format of a file (JSON lines, a JSON document or
+Parquet, see `row_files`) from its fields, see `FORMATS`, and streams it. Missing values are filled
+in as follows:
 
 - Token ids: the text is tokenised turn by turn. Messages are rendered with the chat template
   (ChatML without one); assistant texts are unchanged. Tags in tool texts count as tags.
 - Log-probabilities are NaN and entropies None; `rescoring.rescore` computes both. Alternatives are
   sorted and padded with -1 and -inf; an alternative without a unique id has id -1. The last
   alternative is dropped if it is the sampled token, because servers append that token.
-- Tool results: one per turn, from messages with role "tool" and <tool_response> tags, see
+- Tool results: one per turn, from messages with role "tool" and tags such as <tool_response>, see
   `chat_messages.extract_tool_results`.
 - Answer: `prediction`, else the <answer> tag. Termination: `TERMINATION_WORDS` (the original word
   is kept in the metadata); for other words ANSWERED with an answer and FORMAT without.
 - Reward: `reward` or `score`; null is "not judged", NaN is an error.
+
+A rollout without tokens and a failed request are skipped. One warning at the end of the file counts
+them, and the fields that were not understood (`ReadingNotes`).
 
 `rollout_formats` converts rows to messages and tokens. Not supported: joining server logs into
 conversations, images, streamed chunks, log-probabilities of prompts.
@@ -25,17 +29,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jinja2 import TemplateError
 
-from drlib.analysis.chat_messages import extract_tool_results
-from drlib.analysis.rollout_formats import Rollout, TokenRun, iter_rollouts
-from drlib.chat.segments import mark_user_turns, segment_texts, token_texts
+from drlib.analysis.chat_messages import extract_tool_results, is_observation, is_sampled
+from drlib.analysis.reading_notes import EmptyRolloutError, ReadingNotes
+from drlib.analysis.rollout_formats import (
+    Rollout,
+    TokenRun,
+    decode_ids,
+    find_failure,
+    find_suspect_tags,
+    iter_rollouts,
+    read_logprob,
+    to_number,
+)
+from drlib.analysis.row_files import iter_rows, repair_text
+from drlib.chat.segments import find_gaps, mark_user_turns, segment_texts
 from drlib.chat.template import load_any_tokenizer
 from drlib.chat.tool_calls import Answer, parse
-from drlib.files import iter_json_lines
-from drlib.trajectory import Termination, Trajectory, iter_trajectories
+from drlib.trajectory import Segment, Termination, Trajectory, iter_trajectories
 from drlib.validation import require
 
 FORMATS = {  # required fields of a row, and the source; the first match is used
@@ -47,6 +59,10 @@ FORMATS = {  # required fields of a row, and the source; the first match is used
     "openai": ("choices", "/v1/chat/completions and /v1/completions, with or without the request"),
     "tongyi": ("question messages prediction", "iterN.jsonl of Tongyi DeepResearch"),
     "messages": ("messages", "chats; also question, answer (reference), prediction, reward"),
+    "sharegpt": ("conversations", "ShareGPT: from and value; also system, tools"),
+    "atif": ("schema_version steps", "trajectory.json of Harbor (ATIF v1.0 to v1.8)"),
+    "verifiers": ("prompt completion", "results.jsonl of verifiers; also answer, reward, info"),
+    "verifiers traces": ("traces", "traces.jsonl of verifiers 0.4"),
 }
 TERMINATION_WORDS = {
     **{str(end): end for end in Termination},
@@ -55,6 +71,26 @@ TERMINATION_WORDS = {
     "format error: generate an answer as token limit reached": Termination.LENGTH,
     "no answer found after 2h30mins": Termination.WALL_CLOCK,
     "exceed available llm calls": Termination.TURNS,
+    "max_turns_reached": Termination.TURNS,  # from here on: verifiers
+    "max_turns": Termination.TURNS,
+    "prompt_too_long": Termination.LENGTH,
+    "max_total_completion_tokens_reached": Termination.LENGTH,
+    "context_length": Termination.LENGTH,
+    "timeout_reached": Termination.WALL_CLOCK,
+    "timeout": Termination.WALL_CLOCK,
+    "has_error": Termination.ENV_FAULT,
+}
+# fields of rows that are read, or that hold no text of the policy
+_ROW_FIELDS = {
+    *(field for fields, _ in FORMATS.values() for field in fields.split()),
+    *("question", "answer", "right_answer", "ground_truth", "gts", "prediction", "reward", "score"),
+    *("reward_parts", "termination", "finish_reason", "stop_condition", "is_truncated", "error"),
+    *("tools", "tool_defs", "oai_tools", "request", "response", "object", "model", "usage"),
+    *("response_mask", "response_logprobs", "prompt", "created", "system_fingerprint", "finished"),
+    *("service_tier", "metrics", "timing", "info", "task", "system", "trajectory", "token_usage"),
+    *("agent", "final_metrics", "rollout", "env", "group", "run", "ok", "top_logprobs", "errors"),
+    *("temperature", "max_tokens", "stop", "index", "text", "message", "logprobs", "token_ids"),
+    *("notes", "timestamp", "version"),
 }
 
 _QUESTION = re.compile(
@@ -62,33 +98,28 @@ _QUESTION = re.compile(
 )
 
 
-def read_rollouts(path: str | Path, tokenizer=None, *, format=None) -> Iterator[Trajectory]:
+def read_rollouts(
+    path: str | Path, tokenizer=None, *, format=None, notes: ReadingNotes | None = None
+) -> Iterator[Trajectory]:
     """Read the trajectories of a file in any of `FORMATS`, a few rows at a time.
 
     Args:
-        path: JSON lines or Parquet file.
+        path: JSON lines, JSON or Parquet file.
         tokenizer: tokenizer of the model, or its folder; not needed for drlib files.
         format: key of `FORMATS`; default: detected from the first row.
+        notes: receives what was skipped and not understood; default: one warning at the end.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: no rows, unknown format, no tokenizer; or an invalid row (the message has its
-            number): truncated, no messages, another tokenizer, mismatched lengths, NaN.
+        ValueError: no rows, no rollouts, unknown format, no tokenizer; or an invalid row (the
+            message has its number): truncated, an image, another tokenizer, mismatched lengths, a
+            reward that is NaN.
 
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}; pass a file of rollouts")
-    _, first = next(_iter_rows(path, 1), (0, {}))
-    require(bool(first), f"{path} has no rows; pass a file of rollouts")
-    fits = [name for name, (fields, _) in FORMATS.items() if first.keys() >= {*fields.split()}]
-    name = format or next(iter(fits), None)
-    if name not in fits:
-        known = "\n".join(f"  {name}: {about[0]} ({about[1]})" for name, about in FORMATS.items())
-        raise ValueError(
-            f"the format of {path} is unknown or differs from format={format}: "
-            f"its rows have {', '.join(first)}. Known formats:\n{known}"
-        )
+    name = _detect_format(path, format)
     if name == "drlib":
         return iter_trajectories(path)
     require(
@@ -97,45 +128,81 @@ def read_rollouts(path: str | Path, tokenizer=None, *, format=None) -> Iterator[
         "(a tokenizer or its folder)",
     )
     loaded = load_any_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
-    return _iter_trajectories(path, name, loaded)
+    return _iter_trajectories(path, name, loaded, notes)
 
 
-def _iter_rows(path: Path, size: int = 16) -> Iterator[tuple[int, dict]]:
-    """Yield rows numbered from 1; reads Parquet files `size` rows at a time."""
-    if path.suffix == ".parquet":
-        try:
-            with pq.ParquetFile(path) as file:
-                rows = (row for batch in file.iter_batches(size) for row in batch.to_pylist())
-                yield from enumerate(rows, 1)
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{path} is truncated or not a Parquet file ({error})") from error
-        return
-    for n, row in iter_json_lines(path):
-        try:
-            response = row.get("response")
-            if isinstance(response, dict):  # server response, with or without its request
-                request = row.get("request") or {}
-                row = request | (response.get("body") or response)
-        except AttributeError as error:
-            raise ValueError(f"{path}, line {n} is not a JSON object ({error})") from error
+def _detect_format(path: Path, format: str | None) -> str:
+    """Return the key of `FORMATS` that fits the first row which is not a failed request."""
+    first = None
+    for _, row in _iter_rows(path, ReadingNotes(), 1):
+        first = row
+        fits = [name for name, (fields, _) in FORMATS.items() if row.keys() >= {*fields.split()}]
+        name = format or next(iter(fits), None)
+        if name in fits:
+            return name
+        if not find_failure(row):
+            break
+    require(first is not None, f"{path} has no rows; pass a file of rollouts")
+    failure = find_failure(first)
+    require(not failure, f"{path} has failed requests only, the last: {failure}")
+    known = "\n".join(f"  {name}: {about[0]} ({about[1]})" for name, about in FORMATS.items())
+    raise ValueError(
+        f"the format of {path} is unknown or differs from format={format}: "
+        f"its rows have {', '.join(first)}. Known formats:\n{known}"
+    )
+
+
+def _iter_rows(path: Path, notes: ReadingNotes, size: int = 16) -> Iterator[tuple[int, dict]]:
+    """Yield rows numbered from 1; a server response is merged with its request."""
+    for n, row in iter_rows(path, notes, size):
+        response = row.get("response")
+        if isinstance(response, dict):  # server response, with or without its request
+            body = response.get("body") or response
+            if not isinstance(body, dict):
+                body = {"error": f"the body is {str(body)[:80]!r}"}
+            request = row.get("request")
+            given = request if isinstance(request, dict) else {}
+            row = given | {"error": row.get("error")} | body
         yield n, row
 
 
-def _iter_trajectories(path: Path, name: str, tokenizer) -> Iterator[Trajectory]:
+def _iter_trajectories(
+    path: Path, name: str, tokenizer, notes: ReadingNotes | None
+) -> Iterator[Trajectory]:
     """Yield the rollouts of all rows; raise ValueError with the number of an invalid row."""
-    for n, row in _iter_rows(path):
+    is_noted = notes is not None
+    notes = notes or ReadingNotes()
+    stem = repair_text(path.stem)
+    for n, row in _iter_rows(path, notes):
         try:
-            for k, rollout in enumerate(iter_rollouts(name, row, tokenizer)):
-                own_id = f"{path.stem}-{n}" if k == 0 else f"{path.stem}-{n}-{k}"
-                yield _build_trajectory(own_id, rollout, tokenizer)
+            _count_row_fields(row, notes)
+            for k, rollout in enumerate(iter_rollouts(name, row, tokenizer, notes)):
+                own_id = f"{stem}-{n}" if k == 0 else f"{stem}-{n}-{k}"
+                try:
+                    trajectory = _build_trajectory(own_id, rollout, tokenizer, notes)
+                except EmptyRolloutError as error:
+                    notes.skip("no sampled tokens or a failed request", f"first: row {n}: {error}")
+                else:
+                    yield trajectory
+        except EmptyRolloutError as error:
+            notes.skip("no sampled tokens or a failed request", f"first: row {n}: {error}")
         except KeyError as error:
             missing = f"no field {error}; the row has {', '.join(row)}"
             raise ValueError(f"{path}, row {n} ({name}): {missing}") from error
         except (LookupError, TypeError, AttributeError, ValueError, TemplateError) as error:
             raise ValueError(f"{path}, row {n} ({name}): {error}") from error
+    notes.require_rollouts(path)
+    if not is_noted:
+        notes.warn(path)
 
 
-def _build_trajectory(own_id: str, rollout: Rollout, tokenizer) -> Trajectory:
+def _count_row_fields(row: dict, notes: ReadingNotes) -> None:
+    """Count the fields of a row that are not read; numbers and ids are kept as metadata."""
+    kept = {k for k, v in row.items() if isinstance(v, int | float) or k.endswith("id")}
+    notes.count_unknown("", row, _ROW_FIELDS | kept)
+
+
+def _build_trajectory(own_id: str, rollout: Rollout, tokenizer, notes: ReadingNotes) -> Trajectory:
     """Build a trajectory from the messages and token runs of a rollout."""
     row, messages = rollout.fields, rollout.messages
     parts = _drop_unanswered_parts(rollout.parts)
@@ -144,11 +211,13 @@ def _build_trajectory(own_id: str, rollout: Rollout, tokenizer) -> Trajectory:
     sampled = np.array([part.sampled for part in parts])
     generated_T = np.repeat(sampled, lengths)
     turn_of_part = np.cumsum(sampled) - sampled  # observations belong to the following turn
-    segments_T = segment_texts(token_texts(tokenizer, ids_T), generated_T)
-    mark_user_turns(segments_T, generated_T, messages)
+    segments_T = segment_texts(decode_ids(tokenizer, ids_T), generated_T)
+    results = extract_tool_results(messages)
+    _mark_turns(segments_T, generated_T, messages, len(results))
+    _note_rollout(parts, messages, notes)
     question = _find_question(row, messages)
     task = hashlib.sha256(question.encode()).hexdigest()[:12]
-    step = row.get("step") or 0
+    step = int(to_number(row.get("step") or 0))
     answer, termination = _find_answer(row, messages)
     numbers = {k: v for k, v in row.items() if isinstance(v, int | float) or k.endswith("id")}
     about = {
@@ -156,6 +225,8 @@ def _build_trajectory(own_id: str, rollout: Rollout, tokenizer) -> Trajectory:
         "right_answer": _find_right_answer(row),
         "termination": _get_termination_word(row),
     }
+    if isinstance(row.get("info"), dict):
+        about["info"] = row["info"]
     return Trajectory(
         id=own_id,
         task_id=task,
@@ -169,15 +240,47 @@ def _build_trajectory(own_id: str, rollout: Rollout, tokenizer) -> Trajectory:
         routed_experts=None,
         turns=np.repeat(turn_of_part, lengths).astype(np.uint16),
         versions=np.where(generated_T, step, 0).astype(np.int32),
-        tool_results=extract_tool_results(messages),
+        tool_results=results,
         termination=termination,
         answer=answer,
         reward=_get_reward(row),
         reward_parts=row.get("reward_parts") or {},
         messages=messages,
         metadata=numbers | about,
-        **_collect_logprobs(parts, generated_T),
+        **_collect_logprobs(parts, generated_T, notes),
     )
+
+
+def _mark_turns(
+    segments: np.ndarray, generated: np.ndarray, messages: Sequence[dict], results: int
+) -> None:
+    """Mark the turns of users and tools between sampled turns, for any template and tags."""
+    turns = []
+    for message in messages:
+        role = "tool" if is_observation(message) else message["role"]
+        if message["role"] == "assistant" and not is_sampled(message):
+            role = "user"
+        if role != "assistant" or message["content"]:  # an empty turn has no tokens
+            turns.append(message | {"role": role})
+    mark_user_turns(segments, generated, turns)
+    gaps = [segments[start:end] for start, end in find_gaps(generated)]  # views
+    for gap in gaps:
+        if not np.isin(gap, (Segment.TOOL_RESPONSE, Segment.PROMPT)).any():
+            gap[gap != Segment.TEMPLATE] = Segment.TOOL_RESPONSE  # in tags of other programs
+    # a gap of template tokens is an empty response only if the chat has a result for it
+    responses = [gap for gap in gaps if Segment.TOOL_RESPONSE in gap or Segment.PROMPT not in gap]
+    if len(responses) > results:
+        for gap in responses:
+            if Segment.TOOL_RESPONSE not in gap:
+                gap[:] = Segment.PROMPT
+
+
+def _note_rollout(parts: Sequence[TokenRun], messages: Sequence[dict], notes: ReadingNotes) -> None:
+    """Count the rollout, and tags of observations in its text if it has no observation."""
+    first = [part.sampled for part in parts].index(True)
+    observed = any(not part.sampled for part in parts[first:])
+    texts = [] if observed else [m["content"] for m in messages if is_sampled(m)]
+    notes.add_rollout(observed, {tag for text in texts for tag in find_suspect_tags(text)})
 
 
 def _drop_unanswered_parts(parts: Sequence[TokenRun]) -> list[TokenRun]:
@@ -185,14 +288,15 @@ def _drop_unanswered_parts(parts: Sequence[TokenRun]) -> list[TokenRun]:
     kept = [part for part in parts if len(part.ids)]
     while kept and not kept[-1].sampled:
         kept.pop()
-    require(bool(kept), "no sampled tokens: the row needs a non-empty assistant message")
+    if not kept:
+        raise EmptyRolloutError("no sampled tokens: the row needs a non-empty assistant message")
     return kept
 
 
 def _find_question(row: dict, messages: Sequence[dict]) -> str:
     """Return the field `question`, else the first user message without template markers."""
     if row.get("question"):
-        return row["question"]
+        return str(row["question"])
     content = next((m["content"] for m in messages if m["role"] == "user"), "")
     found = _QUESTION.search(content)
     return found[1] if found else content
@@ -208,7 +312,10 @@ def _find_right_answer(row: dict) -> str | None:
 
 def _get_termination_word(row: dict) -> str:
     """Return the termination word of a row, or ""."""
-    return row.get("termination") or row.get("finish_reason") or ""
+    word = row.get("termination") or row.get("finish_reason") or row.get("stop_condition")
+    if not word and row.get("is_truncated") is True:
+        word = Termination.LENGTH
+    return str(word or "")
 
 
 def _find_answer(row: dict, messages: Sequence[dict]) -> tuple[str | None, Termination]:
@@ -219,7 +326,7 @@ def _find_answer(row: dict, messages: Sequence[dict]) -> tuple[str | None, Termi
         answer = str(answer)
     # Tongyi writes "No answer found", and the whole turn after a format error
     if not answer or answer.startswith("No answer found") or word.startswith("format error"):
-        replies = [message["content"] for message in messages if message["role"] == "assistant"]
+        replies = [message["content"] for message in messages if is_sampled(message)]
         action = parse(replies[-1])
         answer = action.text if isinstance(action, Answer) else None
     termination = TERMINATION_WORDS.get(word.lower(), Termination.ANSWERED)
@@ -230,13 +337,15 @@ def _find_answer(row: dict, messages: Sequence[dict]) -> tuple[str | None, Termi
 
 def _get_reward(row: dict) -> float | None:
     """Return the reward of a row, or None; raise ValueError if it is not a finite number."""
-    reward = row.get("reward", row.get("score"))
+    reward = to_number(row.get("reward", row.get("score")))
     usable = reward is None or isinstance(reward, int | float) and math.isfinite(reward)
     require(usable, f"its reward is {reward!r}; use a finite number, or null if not judged")
     return None if reward is None else float(reward)
 
 
-def _collect_logprobs(parts: Sequence[TokenRun], generated_T: np.ndarray) -> dict[str, np.ndarray]:
+def _collect_logprobs(
+    parts: Sequence[TokenRun], generated_T: np.ndarray, notes: ReadingNotes
+) -> dict[str, np.ndarray]:
     """Return `logprobs` and, if there are alternatives, `top_ids` and `top_logprobs`."""
     values, tops = [], []
     for part in parts:
@@ -246,9 +355,9 @@ def _collect_logprobs(parts: Sequence[TokenRun], generated_T: np.ndarray) -> dic
         fits = len(scores) == len(part.ids)
         require(fits, f"{len(scores)} log-probabilities for {len(part.ids)} sampled tokens")
         for i, (value, alternatives) in zip(part.ids, scores):
-            given = [value, *(v for _, v in alternatives)]
-            if part.scores and (value in (None, -math.inf) or not all(v <= 1e-4 for v in given)):
-                raise ValueError(f"the log-probabilities at token {len(values)} are {given}")
+            if part.scores is not None:
+                value = read_logprob(value, f"token {len(values)}")
+                notes.repaired["log-probabilities without a value"] += math.isnan(value)
             best = sorted(alternatives, key=lambda one: -one[1])
             if best and best[-1][0] == i:  # servers append the sampled token
                 best.pop()

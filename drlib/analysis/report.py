@@ -21,10 +21,12 @@ from drlib.analysis import reflection, viewer
 from drlib.analysis.entropy import entropy_bounds, summarize_entropy
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.plots import STYLE, png_bytes
+from drlib.analysis.reading_notes import ReadingNotes
 from drlib.analysis.rendering import escape_unseen, to_html
 from drlib.analysis.report_options import check_report
+from drlib.analysis.rollout_formats import decode_ids
+from drlib.analysis.row_files import repair_text
 from drlib.analysis.token_table import TokenTable, token_statistics
-from drlib.chat.segments import token_texts
 from drlib.chat.template import load_any_tokenizer
 from drlib.trajectory import Trajectory
 
@@ -94,9 +96,13 @@ def write_report(
 
 def _render_file(path: Path, options: _ReportOptions) -> Iterator[str]:
     """Yield the HTML sections about one file."""
-    table = token_statistics(_load_trajectories(path, options))
-    yield f"<h1>{to_html(path.name)}</h1>"
+    notes = ReadingNotes()
+    table = token_statistics(_load_trajectories(path, options, notes))
+    notes.warn(path)
+    yield f"<h1>{to_html(repair_text(path.name))}</h1>"
     yield _render_sizes(table)
+    for line in notes.describe():
+        yield f'<p class="note">{to_html(line)}</p>'
 
     yield "<h2>Entropy</h2>"
     yield from _catch_errors(_render_entropy(table))
@@ -109,7 +115,7 @@ def _render_file(path: Path, options: _ReportOptions) -> Iterator[str]:
 
     if options.tokenizer is not None:
         yield "<h2>Words</h2>"
-        yield from _render_words(table, token_texts(options.tokenizer, table.token_id))
+        yield from _render_words(table, decode_ids(options.tokenizer, table.token_id))
 
     if options.viewed:
         first = islice(_load_trajectories(path, options), options.viewed)
@@ -118,9 +124,11 @@ def _render_file(path: Path, options: _ReportOptions) -> Iterator[str]:
         yield f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(page)}"></iframe>'
 
 
-def _load_trajectories(path: Path, options: _ReportOptions) -> Iterable[Trajectory]:
-    """Stream the trajectories of a file, rescored if there is a model."""
-    found = read_rollouts(path, options.tokenizer)
+def _load_trajectories(
+    path: Path, options: _ReportOptions, notes: ReadingNotes | None = None
+) -> Iterable[Trajectory]:
+    """Stream the trajectories of a file, rescored if there is a model; warnings go to `notes`."""
+    found = read_rollouts(path, options.tokenizer, notes=notes or ReadingNotes())
     if options.model is None:
         return found
     from drlib.analysis.rescoring import rescore  # lazy: imports torch

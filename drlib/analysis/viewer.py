@@ -25,8 +25,9 @@ import numpy as np
 
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.rendering import TINTS, UNSEEN, escape_unseen
+from drlib.analysis.rollout_formats import decode_ids
+from drlib.analysis.row_files import repair_text
 from drlib.analysis.token_table import TrajectorySource, find_responses, get_status, judge_outcome
-from drlib.chat.segments import token_texts
 from drlib.chat.template import load_any_tokenizer
 from drlib.files import write_atomic
 from drlib.trajectory import Termination, Trajectory
@@ -71,7 +72,7 @@ def viewer_page(
     if compare is not None:
         _check_same(*sets)
     ids = _find_used_ids(sets)
-    texts = [f"#{i}" for i in ids] if tokenizer is None else [*token_texts(tokenizer, ids)]
+    texts = [f"#{i}" for i in ids] if tokenizer is None else [*decode_ids(tokenizer, ids)]
     rows = [_build_row(t) for t in sets[0]]
     trajectories = [*zip(*sets)]
     measures = [_choose_measure(sides) for sides in trajectories]
@@ -291,7 +292,7 @@ def _fill_template(title: str, head: dict, parts: list[dict]) -> str:
     """Fill the page template."""
     script = SCRIPT.read_text(encoding="utf-8")
     values = {
-        "TITLE": html.escape(escape_unseen(title)),
+        "TITLE": html.escape(escape_unseen(repair_text(title))),
         "SET": _to_script_json(head),
         "SCRIPT": script,
         "PARTS": "\n".join(
