@@ -20,7 +20,7 @@ from drlib.worlds.reading import OUTLINES
 FENCED = "\0"  # marks fenced lines while a file is cut; they contain no structure
 WORDS = r"([^\[\]\n]{0,300})"
 # A target may contain parentheses in pairs, as in "Rome_(city).md", or escaped.
-UNPAIRED = r"[^()\s<>\\]|\\[()]|\\(?![()])"
+UNPAIRED = r"[^()\s<>\\]{1,500}+|\\[()]|\\(?![()])"
 PAIRED = rf"\((?:{UNPAIRED}|\((?:{UNPAIRED})*\))*\)"
 LINK_TARGET = rf"(?:<([^<>\n]{{1,500}})>|((?:{UNPAIRED}|{PAIRED}){{1,500}}))"
 LINK_TITLE = (
@@ -104,7 +104,8 @@ def resolve_links(
 
 def link_target(source: str, link: str) -> Address | None:
     """Resolve a link in `source`; None for other file types and outside the folder."""
-    path, _, anchor = unquote(re.sub(r"\\([()])", r"\1", link)).partition("#")
+    link = link.replace("\\(", "(").replace("\\)", ")")
+    path, _, anchor = unquote(link).partition("#")
     if re.match(r"[a-zA-Z][\w+.-]*:|//", path):
         return None
     is_name = False
