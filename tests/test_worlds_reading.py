@@ -20,6 +20,7 @@ from tests.folder_examples import load
 
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAA/+AB" * 4_000
 WRAPPED = "\n    ".join(PICTURE[at : at + 76] for at in range(0, len(PICTURE), 76))
+NARROW = "\r\n".join(PICTURE[at : at + 40] for at in range(0, 4_010, 40))
 SVG = f"<svg xmlns='http://www.w3.org/2000/svg'><path d='M0 0 (1)'/>{'<g/>' * 50}</svg>"
 
 
@@ -37,6 +38,7 @@ EMBEDDED = {
     "angle.md": f"before ![alt](<data:image/jpeg;base64,{PICTURE}>) behind",
     "label.md": f"before ![alt][x] behind\n\n[x]: data:image/gif;base64,{PICTURE}=\n",
     "element.md": f'before <img alt="alt" src="data:image/png;base64,\n    {WRAPPED}="> behind',
+    "narrow.md": f'before <img alt="alt" src="data:image/png;base64,{NARROW}"> behind',
     "markup.md": f'before <img alt="alt" src="data:image/svg+xml;utf8,{SVG}"> behind',
     "front.md": f"---\nlogo: data:image/png;base64,{PICTURE}\n---\nbefore alt behind",
     "style.md": f"before alt\n<style>a {{background: url('data:font/woff2;base64,{PICTURE}')}}"

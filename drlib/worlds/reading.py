@@ -20,6 +20,7 @@ import stat
 import subprocess
 import sys
 import time
+import unicodedata
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -39,7 +40,9 @@ PARSER_BYTES = 1 << 30  # address space
 DATA_URL = re.compile(
     r"""(?isx)\b(data:(?:[\w.+-]+\\?/[\w.+-]+)?)
     (?:;[\w.+-]+(?:=(?:"[^"]*"|[^\s;,"'<>()]*))?)*,
-    ((?<=base64,)\s*[\w+/=%\\-]+(?:\s+[a-z\d+/]{60,}={0,2})*(?:\s+[a-z\d+/]+={0,2}(?=\s*["')>]))?
+    ((?<=base64,)\s*[\w+/=%\\-]+
+        (?:(?:\s++[a-z\d+/]{16,}+={0,2})+(?:\s+[a-z\d+/]{1,15}={0,2})?(?=\s*["')>])
+        |(?:\s++[a-z\d+/]{60,}+={0,2})*(?:\s+[a-z\d+/]+={0,2}(?=\s*["')>]))?)
     |(?:<|%3C)svg\b(?:(?!\bdata:).)*?(?:<|%3C)(?:\\?/|%2F)svg(?:>|%3E)
     |(?:[^\s"'`<>()|]|\([^\s"'`<>()|]*\))+)"""
 )
@@ -165,8 +168,8 @@ def drop_data(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Replace lone surrogates, which occur in JSON and PDF and cannot be encoded."""
-    return text.encode("utf-8", "replace").decode()
+    """Return the composed Unicode form (NFC), without lone surrogates of JSON and PDF."""
+    return unicodedata.normalize("NFC", text.encode("utf-8", "replace").decode())
 
 
 def reply_to(order: list, data: bytes, allowed: dict | None = None) -> dict:
