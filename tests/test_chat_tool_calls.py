@@ -14,6 +14,7 @@ from drlib.chat.tool_calls import (
     ToolCall,
     parse,
     render_call,
+    truncate_after_action,
 )
 
 SEARCH = ToolCall("search", {"query": ["Gabon"]})
@@ -205,3 +206,69 @@ JSON = st.recursive(
 def test_render_and_parse_are_inverse(name, arguments, thought):
     text = f"<think>{thought}</think>{render_call(name, arguments)}"
     assert parse(text) == ToolCall(name, arguments)
+
+
+TAGGED = [
+    {"code": "print('</tool_call>')"},
+    {"query": ["<tool_call>", "what does <|im_end|> mean?"]},
+    {"code": "s = '</think>'\nt = '<think>' + \"<tool_response>\""},
+    {"url": ["https://example.org/<answer>Rome</answer>"], "goal": "</tool_response>"},
+    {"</tool_call>": {"<|im_start|>": ["<|endoftext|>", "\\<think>", "\\\\</think>"]}},
+]
+
+
+@pytest.mark.parametrize("arguments", TAGGED)
+def test_tags_in_arguments_survive(arguments):
+    for thought in ("", "<think>Look.</think>", "Look.</think>"):
+        text = thought + render_call("python", arguments)
+        assert parse(text) == ToolCall("python", arguments)
+        assert truncate_after_action(text + "<answer>x</answer>") == text
+    inside = render_call("python", arguments)[len("<tool_call>") : -len("</tool_call>")]
+    assert not any(tag in inside for tag in TAGS)  # no tag becomes a token
+
+
+@pytest.mark.parametrize("arguments", TAGGED)
+def test_unescaped_tags_in_strings_are_text(arguments):
+    """Models of servers write tags inside strings as they are."""
+    body = json.dumps({"name": "python", "arguments": arguments}, ensure_ascii=False)
+    text = f"<think>a</think><tool_call>\n{body}\n</tool_call>"
+    assert parse(text) == ToolCall("python", arguments)
+    assert truncate_after_action(text + CALL) == text
+    assert parse(text + "<tool_response>x") == FormatError("policy wrote a tool response.")
+
+
+def test_tags_in_a_program_after_its_call_are_text():
+    program = "print('</tool_call>')\nprint('<tool_response> </code>')"
+    text = call(f'{{"name": "python", "arguments": {{}}}}\n<code>{program}</code>\n')
+    assert parse(text) == ToolCall("python", {"code": program})
+    assert truncate_after_action(text + CALL) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f'<tool_call>{{"name": "search</tool_call>{CALL}', "tool call is not valid JSON."),
+        (f'<tool_call>{{"q": "x</tool_call>"{CALL}', "tool call is not valid JSON."),
+        (
+            '<tool_call>{"name": "a", "arguments": {"x": "</tool_call>"}}',
+            "tool call is not closed.",
+        ),
+    ],
+)
+def test_first_tag_closes_a_call_without_readable_json(text, reason):
+    assert parse(text) == FormatError(reason)
+
+
+ANY_TEXT = st.lists(st.sampled_from(TAGS) | st.text(max_size=3), max_size=5).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ANY_TEXT.filter(str.strip), st.dictionaries(ANY_TEXT, ANY_TEXT | st.lists(ANY_TEXT)))
+def test_render_and_parse_are_inverse_with_tags(name, arguments):
+    assert parse(render_call(name, arguments)) == ToolCall(name, arguments)
+
+
+@pytest.mark.parametrize("text", ["a <b> c", "x < 3", "é\\u003c", "<html>", "a</toolcall>"])
+def test_calls_without_tags_are_rendered_as_json(text):
+    body = json.dumps({"name": "python", "arguments": {"code": text}}, ensure_ascii=False)
+    assert render_call("python", {"code": text}) == f"<tool_call>{body}</tool_call>"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from drlib.chat.template import ChatIds
-from drlib.chat.tool_calls import TAGS
+from drlib.chat.tool_calls import escape_tags
 from drlib.models.engine import Completion
 from drlib.validation import require
 
@@ -216,10 +216,3 @@ def _folded(messages: list[dict], keep: int, note: str) -> list[dict]:
     shown = [i for i, message in enumerate(messages) if message["role"] == "tool"]
     old = shown[: max(len(shown) - keep, 0)]
     return [{"role": "tool", "content": note} if i in old else m for i, m in enumerate(messages)]
-
-
-def escape_tags(text: str) -> str:
-    """Break every tag of the chat format in the text with a space."""
-    for tag in TAGS:
-        text = text.replace(tag, f"{tag[0]} {tag[1:]}")
-    return text

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from drlib.chat.tool_calls import END, PAD, ROLES, START, TAGS
+from drlib.chat.tool_calls import END, PAD, ROLES, START, TAGS, mask_call_strings
 from drlib.trajectory import Segment
 from drlib.validation import require
 
@@ -79,7 +79,7 @@ def segment_texts(texts: Sequence[str] | np.ndarray, generated: np.ndarray) -> n
         generated: bool[T]. In a text without ChatML's markers it gives the roles: sampled tokens
             are the assistant's, those before them the user's, those in between a tool's.
     """
-    text = "".join(texts)
+    text = mask_call_strings("".join(texts))
     starts = np.cumsum([0, *map(len, texts)])  # character offset of each token, and the end
     marks = [(*m.span(), m[1] or m[0], m[2]) for m in _MARK.finditer(text)]
     if START not in text:

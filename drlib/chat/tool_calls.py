@@ -89,6 +89,15 @@ class FormatError:
 
 
 _TAG = re.compile(r"<think>|<tool_call>|<answer>")
+# tags that agents read in a turn, besides those of the format
+AGENT_TAGS = (
+    *("report", "summary", "query", "important_info", "search_complete"),
+    *("write_outline", "write", "citation", "terminate"),
+)
+_FORMAT_TAG = re.compile("|".join(map(re.escape, TAGS)))
+_THOUGHT_TAG = re.compile(rf"{_FORMAT_TAG.pattern}|</?(?:{'|'.join(AGENT_TAGS)})>")
+_CALL_START = re.compile(r"<tool_call>\s*(?={)")
+_CODE = re.compile(r"\s*<code>(.*?)</code>\s*</tool_call>", re.DOTALL)
 _REPORT = re.compile("<report>(.*?)</report>", re.DOTALL)
 _OPEN = {"<think>": _OPEN_THINK, "<tool_call>": _OPEN_CALL, "<answer>": _OPEN_ANSWER}
 
@@ -98,7 +107,8 @@ def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
 
     Thoughts are skipped with their tags; a turn that closes an unopened thought started inside one
     (templates may open it in the prompt). Text after the first action is ignored, but a tool
-    response or chat marker anywhere rejects the turn, because the policy invented an observation.
+    response or chat marker rejects the turn, because the policy invented an observation. Tags in
+    the strings of a call's JSON are text.
 
     Args:
         text: the turn; bytes are UTF-8.
@@ -112,11 +122,12 @@ def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
     except UnicodeError:
         return FormatError(_NOT_UNICODE)
     text = text.rstrip().removesuffix(END)
-    if "<tool_response>" in text or "</tool_response>" in text:
+    visible = mask_call_strings(text)
+    if "<tool_response>" in visible or "</tool_response>" in visible:
         return FormatError(_TOOL_RESPONSE)
-    if any(marker in text for marker in (PAD, START, END)):
+    if any(marker in visible for marker in (PAD, START, END)):
         return FormatError(_MARKER)
-    tag, closes = _action_in(text)
+    tag, closes = _action_in(visible)
     if tag is None:
         return FormatError(_NO_ACTION)
     if closes < 0:
@@ -149,8 +160,31 @@ def extract_report(text: str) -> str:
 
 def truncate_after_action(text: str) -> str:
     """Return the turn up to the end of its first action; all of it without one."""
-    tag, closes = _action_in(text)
+    tag, closes = _action_in(mask_call_strings(text))
     return text[: closes + len(f"</{tag[0][1:]}")] if tag and closes >= 0 else text
+
+
+def mask_call_strings(text: str) -> str:
+    """Replace every "<" in the JSON or code of a call by NUL, so that only real tags are found.
+
+    JSON has "<" in strings only. Positions are unchanged. A call whose JSON cannot be read is not
+    masked: its first closing tag ends it.
+    """
+    parts, done, at = [], 0, 0
+    while call := _CALL_START.search(text, at):
+        start = at = call.end()
+        try:
+            _, end = _ANY_JSON.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue
+        code = _CODE.match(text, end)
+        spans = [(start, end)]
+        if code and "<tool_call>" not in code[1]:  # else the code of this call is not closed
+            spans.append(code.span(1))
+        for first, last in spans:
+            parts += [text[done:first], text[first:last].replace("<", "\0")]
+            done = at = last
+    return "".join([*parts, text[done:]])
 
 
 def _action_in(text: str) -> tuple[re.Match | None, int]:
@@ -208,12 +242,27 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_unique)
+_ANY_JSON = json.JSONDecoder()
 
 
 def render_call(name: str, arguments: dict[str, Any]) -> str:
-    """Render `<tool_call>{"name": .., "arguments": ..}</tool_call>`, the inverse of `parse`."""
+    """Render `<tool_call>{"name": .., "arguments": ..}</tool_call>`, the inverse of `parse`.
+
+    A tag inside the JSON is written with an escaped "<", because its token would end the call.
+    """
     body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
+    body = _FORMAT_TAG.sub(lambda tag: "\\u003c" + tag[0][1:], body)
     return f"<tool_call>{body}</tool_call>"
+
+
+def escape_tags(text: str) -> str:
+    """Break every tag of the chat format in the text with a space."""
+    return _FORMAT_TAG.sub(lambda tag: f"< {tag[0][1:]}", text)
+
+
+def escape_thought(text: str) -> str:
+    """Break every tag in a thought with a space: also those that agents read in a turn."""
+    return _THOUGHT_TAG.sub(lambda tag: f"< {tag[0][1:]}", text)
 
 
 def render_answer(text: str) -> str:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drlib.chat.tool_calls import FOREIGN_REASONS, FOREIGN_TAGS
+from drlib.chat.tool_calls import FOREIGN_REASONS, FOREIGN_TAGS, mask_call_strings
 from drlib.rewards.functions import has_env_fault
 from drlib.rl.resampling import assistant_texts
 from drlib.trajectory import Segment, Termination, Trajectory
@@ -238,7 +238,8 @@ def has_hallucination(trajectory: Trajectory) -> bool:
     sampled_inside = trajectory.generated & (trajectory.segments == Segment.TOOL_RESPONSE)
     if sampled_inside.any():
         return True
-    if any(tag in text for text in assistant_texts(trajectory) for tag in FOREIGN_TAGS):
+    texts = map(mask_call_strings, assistant_texts(trajectory))
+    if any(tag in text for text in texts for tag in FOREIGN_TAGS):
         return True
     refused = [result.text for result in trajectory.tool_results if result.tool == "format"]
     return any(reason in text for text in refused for reason in FOREIGN_REASONS)
