@@ -9,7 +9,6 @@ critic; there, too, a click is the only action, at most 15 (`Limits.calls`).
 `Task.start` is the first page, a title or a URL.
 """
 
-import json
 import re
 from concurrent.futures import Future
 from typing import Protocol
@@ -17,6 +16,7 @@ from typing import Protocol
 from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.context import Context
 from drlib.agents.rollout_state import RolloutState, Steps, Turn
+from drlib.chat.json_replies import extract_json
 from drlib.chat.tool_calls import FormatError, ToolCall
 from drlib.trajectory import ToolResult
 from drlib.validation import require
@@ -130,15 +130,11 @@ class WebWalker(Agent):
         """Return the JSON object in the policy's reply, {} if there is none."""
         context: Context = state.begin(question)
         turn = yield context
-        start, end = turn.text.find("{"), turn.text.rfind("}")
         try:
-            reply = json.loads(turn.text[start : end + 1])
-        except (ValueError, RecursionError):
-            reply = None
-        if not isinstance(reply, dict):
+            return extract_json(turn.text, dict)
+        except ValueError:
             state.notes["critic_errors"] += 1
             return {}
-        return reply
 
 
 def _with_links(state: RolloutState, result: ToolResult) -> tuple[str, list[str]]:

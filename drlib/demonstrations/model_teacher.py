@@ -22,10 +22,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from drlib.chat.json_replies import extract_json
 from drlib.chat.tool_calls import END, Answer, ToolCall, parse, render_answer, render_call
 from drlib.demonstrations.agentfounder import KEPT, CptRow
 from drlib.questions.escalation import CLOSED_BOOK_PROMPT
-from drlib.questions.replies import Replies, make_prompt, parse_json
+from drlib.questions.replies import Replies, make_prompt
 from drlib.task import Task, is_correct
 
 TOOLS = """\
@@ -141,7 +142,7 @@ class ModelTeacher:
         reply = self.writer.ask(asked, seed=rng.getrandbits(31))
         if reply.failed:
             raise ValueError(f"no alternatives: {reply.failed}")
-        read = [_turn(one) for one in parse_json(reply.text, list)]
+        read = [_turn(one) for one in extract_json(reply.text, list)]
         found = [turn for turn in dict.fromkeys(filter(None, read)) if turn != step]
         if len(found) < n:
             raise ValueError(f"found {len(found)} alternatives of {n} to {step!r}")
@@ -151,7 +152,7 @@ class ModelTeacher:
 def _step(said: str) -> tuple[str, str]:
     """Parse a model's JSON to a turn; return (turn, reason if there is none)."""
     try:
-        turn = _turn(parse_json(said, dict))
+        turn = _turn(extract_json(said, dict))
     except ValueError:
         turn = ""
     return turn, "" if turn else UNREADABLE
@@ -174,7 +175,7 @@ def _turn(made: Any) -> str:
 def _refined(said: str, task: Task, statements: int) -> tuple[str, str]:
     """Return (the refined answer as a turn, reason for its rejection)."""
     try:
-        made = parse_json(said, dict)
+        made = extract_json(said, dict)
         reasoning, answer = str(made["reasoning"]).strip(), str(made["answer"]).strip()
     except (ValueError, KeyError):
         return "", UNREADABLE

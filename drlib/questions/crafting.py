@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from drlib.chat.json_replies import extract_json
 from drlib.questions.chains import digest_text
 from drlib.questions.entity_memory import EntityMemory
-from drlib.questions.replies import Replies, make_prompt, parse_json
+from drlib.questions.replies import Replies, make_prompt
 from drlib.questions.wording import mentions
 from drlib.task import AnswerType, Task, answers_match, is_accepted
 
@@ -234,7 +235,7 @@ def _parse_question(text: str, shown: list[ShownStatement]) -> _ParsedQuestion:
     Raises:
         ValueError: a field is missing or has the wrong type.
     """
-    found = parse_json(text, dict)
+    found = extract_json(text, dict)
     question, answer = found.get("question"), found.get("answer", "")
     numbers, expression = found.get("statements"), found.get("expression", "")
     if not (isinstance(question, str) and question.strip()):
@@ -371,7 +372,7 @@ def _verify_answer(
         reason = "" if right else "a reader comes to another answer"
         return made._replace(reason=reason, detail=answer)
     try:
-        needed = parse_json(reply.text, list)
+        needed = extract_json(reply.text, list)
     except ValueError as error:
         return made._replace(reason="the reader's list cannot be read", detail=str(error))
     brought = {shown[n - 1] for n in needed if type(n) is int and 1 <= n <= len(shown)}

@@ -226,22 +226,3 @@ def _parse_completion(reply: dict | None, most: int) -> tuple[str, int]:
 def make_prompt(system: str, user: str) -> list[dict[str, str]]:
     """Return a system and a user message."""
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
-
-
-def parse_json(text: str, kind: type[Result]) -> Result:
-    """Return the JSON object of this type (dict or list) in a reply; reasoning and code fences are
-    skipped.
-
-    Raises:
-        ValueError: the reply has none.
-    """
-    reply = text.rpartition("</think>")[2]
-    opening, closing = "{}" if kind is dict else "[]"
-    start, end = reply.find(opening), reply.rfind(closing)
-    try:
-        found = json.loads(reply[start : end + 1]) if 0 <= start < end else None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, kind):
-        raise ValueError(f"no JSON {kind.__name__} in the reply {reply.strip()[:80]!r}")
-    return found

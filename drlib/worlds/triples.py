@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from drlib.chat.json_replies import extract_json
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.files import append_json_line, resume_json_lines
 from drlib.worlds.graph import Fact, Node
@@ -159,12 +160,8 @@ class TripleExtractor:
             if words is not None:
                 self._replies.keep(digest, words)
         try:
-            return (
-                None
-                if words is None
-                else json.loads(words[words.index("[") : words.rindex("]") + 1])
-            )
-        except (ValueError, RecursionError):
+            return None if words is None else extract_json(words, list)
+        except ValueError:
             return None
 
     def _quoted(self, text: str, rows: object) -> list[Fact]:
