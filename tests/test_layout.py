@@ -91,6 +91,7 @@ IN_EXTRA = {
     "trafilatura": "docs",
     "bs4": "docs",
     "charset_normalizer": "docs",
+    "webencodings": "docs",
     "libzim": "zim",
     "bm25s": "search",
     "ray": "cluster",

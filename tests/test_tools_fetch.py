@@ -110,4 +110,4 @@ def test_quadratic_codecs_are_never_used(site, reader, name):
     url = site.page("/a", body, f"text/plain; charset={name}")
     assert reader({"url": url}, 5.0)["text"].startswith("aaa")
     assert charsets.decode(b"abc-", name) == "abc-" and not charsets.codec(name)
-    assert charsets.codec("GBK") == "gbk" and charsets.codec("a\0b") == ""
+    assert charsets.codec("GBK") == "gb18030" and charsets.codec("a\0b") == ""

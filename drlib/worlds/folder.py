@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import stat
+import unicodedata
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from drlib.worlds.reading import MAX_FILE, OUTLINES, Parser, Unreadable, require
 from drlib.worlds.store import Changes, Part, Skip, Store
 from drlib.worlds.triples import TripleExtractor
 
-VERSION = "5"  # version of `chunk_file`, part of every stamp
+VERSION = "6"  # version of `chunk_file`, part of every stamp
 NOT_ENTERED = f"{VERSION} None"  # the stamp of a folder that is not entered
 TIMEOUT_S = 60.0  # for one file
 # Suffix of the file of model replies (JSON lines); not a file type that is read.
@@ -144,8 +145,13 @@ def _files(folder: Path) -> dict[str, tuple[str, Path]]:
 
 
 def _source(folder: Path, path: Path) -> str:
-    name = path.relative_to(folder).as_posix()
-    return name.encode("utf-8", "backslashreplace").decode()
+    """Return the name of a file in the composed Unicode form, which links use.
+
+    Of two files whose names differ only in their form, the other one keeps its own form.
+    """
+    name = path.relative_to(folder).as_posix().encode("utf-8", "backslashreplace").decode()
+    composed = unicodedata.normalize("NFC", name)
+    return composed if composed == name or not os.path.lexists(folder / composed) else name
 
 
 def _text(path: Path, suffix: str, parser: Parser) -> str:

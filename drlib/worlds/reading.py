@@ -62,7 +62,8 @@ class Unreadable(Exception):
 
 def require_libraries() -> None:
     """Raise ImportError with the remedy if a parsing library is missing."""
-    wanted = ("trafilatura", "bs4", "lxml", "pypdf", "openpyxl", "charset_normalizer")
+    wanted = ("trafilatura", "bs4", "lxml", "pypdf", "openpyxl")
+    wanted += ("charset_normalizer", "webencodings")
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f'{", ".join(missing)} missing: pip install "drlib[docs]"')
@@ -219,9 +220,12 @@ def _soup(data: bytes, charset: str, is_ours: bool):
     from drlib.worlds.charsets import codec
     from drlib.worlds.outlines import named
 
-    declared = codec(charset) or codec(
-        bs4.dammit.EncodingDetector.find_declared_encoding(data, is_html=True) or ""
-    )
+    declared = codec(charset)
+    if not declared:
+        label = bs4.dammit.EncodingDetector.find_declared_encoding(data, is_html=True) or ""
+        declared = codec(label)
+        if declared.startswith("utf-16"):  # a tag readable as ASCII cannot be in UTF-16
+            declared = "utf-8"
     try:
         html = _decode(data, declared)
     except Unreadable:
