@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_analysis_rollout_formats.py
 """
 
 import math
+import time
 import warnings
 
 import numpy as np
@@ -362,6 +363,28 @@ def test_turns_of_users_in_an_output_are_not_sampled(foreign, tmp_path):
         (t,) = read_rollouts(path, foreign)
         assert foreign.decode(t.token_ids[t.generated]) == "AB"
         assert not t.tool_results and not find_responses(t)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        f"{CALL}\n<information>Doc 1",
+        "<tool_call>{}</tool_call>\nuser\n<tool_response>\nDoc 1",
+        "<code>1</code><interpreter>Doc 1",
+        "A<|im_end|>\n<|im_start|>tool\nDoc 1",
+    ],
+)
+def test_observations_that_a_limit_has_cut_are_not_sampled(foreign, tmp_path, cut):
+    path = write_lines(tmp_path / "a.jsonl", [{"input": "Q", "output": f"a{cut}", "score": 0}])
+    (t,) = read_rollouts(path, foreign)
+    assert "Doc 1" not in foreign.decode(t.token_ids[t.generated])
+
+
+def test_long_outputs_are_split_fast():
+    for text in (" \n" * 20_000, "<|im_end|>\n" * 5_000, "</code>" + " " * 20_000):
+        start = time.perf_counter()
+        split_observations(f"a{text}<information>x</information>b")
+        assert time.perf_counter() - start < 2
 
 
 @pytest.mark.parametrize(

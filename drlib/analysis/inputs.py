@@ -263,15 +263,18 @@ def _mark_turns(
         if role != "assistant" or message["content"]:  # an empty turn has no tokens
             turns.append(message | {"role": role})
     mark_user_turns(segments, generated, turns)
-    gaps = [segments[start:end] for start, end in find_gaps(generated)]  # views
-    for gap in gaps:
-        if not np.isin(gap, (Segment.TOOL_RESPONSE, Segment.PROMPT)).any():
+    responses = []  # gaps by tools, and whether they have a text
+    for start, end in find_gaps(generated):
+        gap = segments[start:end]  # a view
+        seen = {*gap.tolist()}
+        if seen != {Segment.TEMPLATE} and seen.isdisjoint((Segment.TOOL_RESPONSE, Segment.PROMPT)):
             gap[gap != Segment.TEMPLATE] = Segment.TOOL_RESPONSE  # in tags of other programs
-    # a gap of template tokens is an empty response only if the chat has a result for it
-    responses = [gap for gap in gaps if Segment.TOOL_RESPONSE in gap or Segment.PROMPT not in gap]
-    if len(responses) > results:
-        for gap in responses:
-            if Segment.TOOL_RESPONSE not in gap:
+            seen.add(Segment.TOOL_RESPONSE)
+        if Segment.TOOL_RESPONSE in seen or Segment.PROMPT not in seen:
+            responses.append((gap, Segment.TOOL_RESPONSE in seen))
+    if len(responses) > results:  # template tokens without a result are no response
+        for gap, has_text in responses:
+            if not has_text:
                 gap[:] = Segment.PROMPT
 
 
@@ -355,7 +358,7 @@ def _collect_logprobs(
         fits = len(scores) == len(part.ids)
         require(fits, f"{len(scores)} log-probabilities for {len(part.ids)} sampled tokens")
         for i, (value, alternatives) in zip(part.ids, scores):
-            if part.scores is not None:
+            if part.scores is not None and not (type(value) is float and -100 < value <= 0):
                 value = read_logprob(value, f"token {len(values)}")
                 notes.repaired["log-probabilities without a value"] += math.isnan(value)
             best = sorted(alternatives, key=lambda one: -one[1])

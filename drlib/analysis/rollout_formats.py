@@ -38,11 +38,11 @@ from drlib.chat.tool_calls import END
 from drlib.validation import require
 
 # Text of the environment inside an output: tagged, or a turn between two of the assistant.
-_TURNS = (  # the header of another role up to the next header of the assistant
-    r"(?:<\|im_end\|>)?\s*<\|im_start\|>(?!assistant).*?(?:<\|im_start\|>assistant\n|\Z)",
-    r"(?:<\|eo[tm]_id\|>)?\s*<\|start_header_id\|>(?!assistant).*?"
+_TURNS = [  # the header of another role up to the next header of the assistant
+    r"<\|im_start\|>(?!assistant).*?(?:<\|im_start\|>assistant\n|\Z)",
+    r"<\|start_header_id\|>(?!assistant).*?"
     r"(?:<\|start_header_id\|>assistant<\|end_header_id\|>\s*|\Z)",
-    r"(?:<end_of_turn>)?\s*<start_of_turn>(?!model).*?(?:<start_of_turn>model\n|\Z)",
+    r"<start_of_turn>(?!model).*?(?:<start_of_turn>model\n|\Z)",
     r"<\|(?:observation|user|tool)\|>.*?(?:<\|assistant\|>\n?|\Z)",
     r"(?:<\|(?:call|end)\|>)?<\|start\|>(?!assistant).*?(?:<\|start\|>assistant|\Z)",
     r"\[TOOL_RESULTS\].*?\[/TOOL_RESULTS\]",
@@ -50,19 +50,32 @@ _TURNS = (  # the header of another role up to the next header of the assistant
     r"<\|begin_search_result\|>.*?<\|end_search_result\|>",
     r"<\|begin_of_documents\|>.*?<\|end_of_documents\|>",
     r"ipython\n\n.*?(?:assistant\n\n|\Z)",  # Llama's roles without special tokens
-    # ambiguous tags are the environment's after a call only, as in ReSearch
-    r"(?<=</code>|</tool>|</call>)\s*<(?P<o4>result|output|documents?)>.*?</(?P=o4)>\s*",
-    r"(?<=</search>|</python>)\s*<(?P<o6>result|output|documents?)>.*?</(?P=o6)>\s*",
-    r"(?<=</tool_call>)\s*<(?P<o9>result|output|documents?)>.*?</(?P=o9)>\s*",
     r"(?<=```)\s*```(?:tool_)?output\n.*?```",
+]
+# Ambiguous tags (ReSearch) and tags without an end (a truncated output) are the environment's only
+# after a call or a role. A lookbehind needs texts of one length.
+_AFTER = (
+    r"(?<=</code>|</tool>|</call>)\s*",
+    r"(?<=</search>|</python>)\s*",
+    r"(?<=</tool_call>)\s*",
+    r"\b(?:user|tool)\n",
 )
+for _n, _after in enumerate(_AFTER):
+    _TURNS += [
+        rf"{_after}<(?P<other{_n}>result|output|documents?)>.*?(?:</(?P=other{_n})>\s*|\Z)",
+        rf"{_after}<(?P<open{_n}>{OBSERVATION_TAGS})>(?!.*?</(?P=open{_n})>).*\Z",
+    ]
 _OBSERVED = re.compile(
     "|".join(_TURNS)
-    + r"|(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:\b(?:user|tool)\n)?"
+    + r"|(?:\b(?:user|tool)\n)?"
     + rf"(?:<(?P<tag>{OBSERVATION_TAGS})>.*?</(?P=tag)>\s*)+"
     + r"(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\n)?",
     re.S,
 )
+_MAY_BE_OBSERVED = re.compile(
+    rf"<\||_of_turn>|TOOL_RESULTS|<｜|ipython\n|```|<(?:{OBSERVATION_TAGS}|result|output|document)"
+)
+_TURN_END = re.compile(r"(?:<\|im_end\|>|<\|eo[tm]_id\|>|<end_of_turn>)\Z")
 _TAGGED = re.compile(rf"<({OBSERVATION_TAGS})>")
 _USER_TURN = re.compile(r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\|)user\b")
 _MARKERS = re.compile(  # around an observation without tags
@@ -262,12 +275,17 @@ def _clean_observations(messages: list[dict]) -> None:
 def split_observations(text: str) -> list[str]:
     """Split an output into sampled and observed texts in turn, the first one sampled."""
     pieces, at = [""], 0
+    if not _MAY_BE_OBSERVED.search(text):
+        return [text]
     for found in _OBSERVED.finditer(text):
-        sampled = text[at : found.start()]
-        if len(pieces) > 1 and not sampled.strip():  # two observations of one turn
-            pieces[-2] += sampled + found[0]
+        # the end of the turn before belongs to the observation
+        sampled = text[at : found.start()].rstrip()
+        sampled = _TURN_END.sub("", sampled)
+        observed = text[at + len(sampled) : found.end()]
+        if len(pieces) > 1 and not sampled:  # two observations of one turn
+            pieces[-2] += observed
         else:
-            pieces[-1:] = [sampled, found[0], ""]
+            pieces[-1:] = [sampled, observed, ""]
         at = found.end()
     pieces[-1] = text[at:]
     return pieces

@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
         "files",
         nargs="+",
         metavar="ROLLOUTS",
-        help="Parquet or JSON-lines files; formats: drlib/analysis/inputs.py",
+        help="Parquet or JSON files; formats: docs/rollouts.md",
     )
     parser.add_argument("--tokenizer", help="folder of the tokenizer of the rollouts")
     parser.add_argument("--model", help="folder of a model to rescore every token with")
