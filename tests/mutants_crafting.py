@@ -31,7 +31,7 @@ MUTANTS = [
     Mutant(
         "craft: a sum is not computed",
         CRAFT,
-        "    if not answers_match(parsed.answer, str(value)):\n",
+        '    if not answers_match(parsed.answer, str(value), "number"):\n',
         "    if False:\n",
         (f"{CRAFTING}::test_invalid_replies_are_rejected",),
         "wrong numbers would be right answers",

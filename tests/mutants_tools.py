@@ -2,6 +2,8 @@
 
 from tests.mutants import Mutant
 
+CHILD = "tests/test_sandbox_child.py"
+
 TOOLS = [
     Mutant(
         "the memory of calls is never read",
@@ -199,10 +201,26 @@ SANDBOX = [
     Mutant(
         "earlier cells are not run",
         "drlib/sandbox/child.py",
-        "        for cell, number in zip(history, seeds):\n",
-        "        for cell, number in zip(history[:-1], seeds):\n",
+        "enumerate(zip(history, seeds), start=1):\n",
+        "enumerate(zip(history[:-1], seeds), start=1):\n",
         ("tests/test_sandbox_pool.py::test_stdin_and_history",),
         "a cell would not find what the one before it has made",
+    ),
+    Mutant(
+        "code that never ran is reported as finished",
+        "drlib/sandbox/worker_process.py",
+        "                if exited and not _has_started_code(channel.fileno()):\n",
+        "                if False:\n",
+        (f"{CHILD}::test_code_after_an_ended_process_is_not_reported_as_run",),
+        "an earlier cell that ends the process would make every later call look successful",
+    ),
+    Mutant(
+        "failures of several lines keep their last line",
+        "drlib/sandbox/child.py",
+        "            text += _summarise(error)\n",
+        "            pass\n",
+        (f"{CHILD}::test_observation_names_type_and_message",),
+        "the policy would read a link or a note instead of the exception",
     ),
     Mutant(
         "the input goes to the earlier cells",

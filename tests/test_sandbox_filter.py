@@ -36,7 +36,7 @@ NUMBERS = {  # x86-64, aarch64
     "fadvise64": (221, 223),
     "preadv2": (327, 286),
 }
-ALLOW, EPERM, ENOSYS, DONE = 0x7FFF0000, 0x50001, 0x50026, 0x50000
+ALLOW, EPERM, EAGAIN, ENOSYS, DONE = 0x7FFF0000, 0x50001, 0x5000B, 0x50026, 0x50000
 KILL = 0x80000000
 THREAD, FORK = 0x3D0F00, 0x1200011
 FILES, NEW_USER = 0x400, 0x10000000
@@ -139,8 +139,10 @@ def test_channels_between_calls_are_denied(machine):
     assert judge(machine, "getpgid", 0) == ALLOW and judge(machine, "getpgid", 1) == EPERM
     for operation in (0x80, 0x81, 0x89 | 0x100):
         assert judge(machine, "futex", 0, operation) == ALLOW
-    for operation in (0, 1, 9, 0x109, 0x86, 0x87):  # shared, owned
+    for operation in (1, 3, 4, 5, 0xA, 0x10A, 0x86, 0x87):  # shared, owned
         assert judge(machine, "futex", 0, operation) == EPERM
+    for operation in (0, 9, 0x109):  # a shared wait returns at once and never meets a wake-up
+        assert judge(machine, "futex", 0, operation) == EAGAIN
     for advice, allowed in ((4, True), (8, True), (10, False), (14, False), (21, False)):
         assert judge(machine, "madvise", 0, 0, advice) == (ALLOW if allowed else EPERM)
     assert judge(machine, "fadvise64", 3, 0, 0, 4) == DONE

@@ -8,6 +8,8 @@ uncaught MemoryError exits with `EXIT_MEMORY`.
 
 from __future__ import annotations
 
+import _multiprocessing
+import _sitebuiltins
 import _socket
 import ast
 import atexit
@@ -26,7 +28,7 @@ import types
 from contextlib import suppress
 from typing import Any
 
-from drlib.sandbox import layers
+from drlib.sandbox import layers, thread_locks
 
 # Exit codes: a layer failed; an uncaught MemoryError; the call needs the heavy template.
 EXIT_SETUP = 97
@@ -35,14 +37,23 @@ EXIT_HEAVY = 99
 MOST_DESCRIPTORS = 256  # the template's own RLIMIT_NOFILE
 HIGH = 64  # above all descriptor numbers of a child
 CODE_NAME = "<python>"
+SUMMARY_CHARS = 300  # of the line that names an exception with several lines
+LONGEST_LINE = 1000  # characters of a message that needs no summary
+STARTS_CODE = b"2"  # sent when the earlier cells have ended and the code starts
 DEPTH = 24  # call depth at which code runs, above that of every caller of `_execute`
 _shutdown = threading._shutdown  # type: ignore[attr-defined]  # skipped if unchanged and there are no other threads
 _main = types.ModuleType("__main__")  # namespace of the code
 
 
-def prepare() -> None:
-    """In the template: create objects that children would otherwise build in copied pages."""
+def prepare(single_process: bool) -> None:
+    """In the template: create objects that children would otherwise build in copied pages.
+
+    `single_process`: the code cannot create processes.
+    """
     _main.__dict__["__builtins__"] = builtins
+    _add_site_builtins()
+    if single_process:
+        _multiprocessing.SemLock = thread_locks.ThreadLock  # type: ignore[misc, attr-defined]
     sys.modules["__main__"] = _main
     sys.argv[:] = [CODE_NAME]
     open_streams()
@@ -51,6 +62,21 @@ def prepare() -> None:
         _execute("print()")
         _flush()
     linecache.clearcache()
+
+
+def _add_site_builtins() -> None:
+    """Add the builtins that the module `site` defines; it is not imported in the sandbox."""
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _Quitter(name, "Ctrl-D (i.e. EOF)"))
+    builtins.help = _sitebuiltins._Helper()
+    terms = "See https://www.python.org/psf/license/"
+    for name, text in (("copyright", sys.copyright), ("credits", terms), ("license", terms)):
+        setattr(builtins, name, _sitebuiltins._Printer(name, text))
+
+
+class _Quitter(_sitebuiltins.Quitter):
+    def __call__(self, code: object = None) -> None:  # type: ignore[override]
+        raise SystemExit(code)  # stdin stays open for the next cell
 
 
 def open_streams() -> None:
@@ -122,15 +148,14 @@ def _run(channel: int, request: int) -> int:
     """Run the earlier cells without their output, then the code; return the exit code."""
     # Generated code may replace any of these in their modules.
     execute, finish, flush, seed_all = _execute, _finish_threads, _flush, seed
-    truncate, seek, quiet = os.ftruncate, os.lseek, suppress
-    os.close(channel)
+    truncate, seek, write, close, quiet = os.ftruncate, os.lseek, os.write, os.close, suppress
     code, history, echo, seeds = marshal.loads(os.pread(request, os.fstat(request).st_size, 0))
     os.close(request)
     if history:
         seek(0, 0, os.SEEK_END)  # the input belongs to the code, not to the earlier cells
-        for cell, number in zip(history, seeds):
+        for index, (cell, number) in enumerate(zip(history, seeds), start=1):
             seed_all(number)
-            execute(cell)
+            execute(cell, name=f"<cell {index}>")
             flush()
             for fd in (1, 2):  # each cell has the full output limit, as when it first ran
                 with quiet(OSError):  # closed or replaced by the code
@@ -138,14 +163,19 @@ def _run(channel: int, request: int) -> int:
                     seek(fd, 0, os.SEEK_SET)
         with quiet(OSError):
             seek(0, 0, os.SEEK_SET)
+    with quiet(OSError):  # closed by an earlier cell
+        write(channel, STARTS_CODE)
+        close(channel)
     seed_all(seeds[-1])
     status = execute(code, echo)
     status = finish() or status
     return status if flush() else status or 1
 
 
-def _execute(source: str, echo: bool = False) -> int:
+def _execute(source: str, echo: bool = False, name: str = CODE_NAME) -> int:
     """Run one cell and return the exit code that a Python process would have.
+
+    `name` is the file name in tracebacks; each cell has its own, so that its lines are shown.
 
     With `echo`, print the value of an expression at its end. The code always runs at call depth
     DEPTH, so that a recursion fails at the same depth in every cell.
@@ -155,24 +185,24 @@ def _execute(source: str, echo: bool = False) -> int:
     while frame:
         depth += 1
         frame = frame.f_back
-    return _execute_deeper(DEPTH - depth, source, echo)
+    return _execute_deeper(DEPTH - depth, source, echo, name)
 
 
-def _execute_deeper(calls: int, source: str, echo: bool) -> int:
+def _execute_deeper(calls: int, source: str, echo: bool, name: str) -> int:
     """Add `calls` stack frames, then compile and run the cell."""
     if calls > 0:
-        return _execute_deeper(calls - 1, source, echo)
-    linecache.cache[CODE_NAME] = (len(source), None, source.splitlines(True), CODE_NAME)
+        return _execute_deeper(calls - 1, source, echo, name)
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     try:
         tree: Any = source
         last = None  # expression at the end of the cell
         if echo:
-            tree = compile(source, CODE_NAME, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+            tree = compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
             if tree.body and isinstance(tree.body[-1], ast.Expr):
                 last = ast.Expression(tree.body.pop().value)
-        exec(compile(tree, CODE_NAME, "exec", dont_inherit=True), _main.__dict__)
+        exec(compile(tree, name, "exec", dont_inherit=True), _main.__dict__)
         if last:
-            value = eval(compile(last, CODE_NAME, "eval", dont_inherit=True), _main.__dict__)
+            value = eval(compile(last, name, "eval", dont_inherit=True), _main.__dict__)
             if value is not None:
                 print(repr(value))
     except SystemExit as error:
@@ -194,9 +224,43 @@ def _format(error: BaseException) -> str:
     """Format the traceback of an exception raised by the code."""
     try:
         below = error.__traceback__ and error.__traceback__.tb_next  # skip the frame of this file
-        return "".join(traceback.format_exception(type(error), error, below))
+        text = "".join(traceback.format_exception(type(error), error, below))
+        with suppress(BaseException):  # of a hostile __str__, which the traceback has named
+            text += _summarise(error)
+        return text
     except BaseException:  # noqa: BLE001 - a hostile __str__ must not take the exit code along
         return "Exception: unprintable\n"
+
+
+def _summarise(error: BaseException) -> str:
+    """Return a line with type and message if the traceback's last line does not have them.
+
+    The observation of a failed call is the last line of its errors. A message of several lines, an
+    exception group and notes end in other lines, and a long line would be cut.
+    """
+    message = str(error.msg) if isinstance(error, SyntaxError) else str(error)
+    notes = [str(note) for note in getattr(error, "__notes__", ())]
+    has_parts = isinstance(error, BaseExceptionGroup)
+    if not (has_parts or notes or len(message.split("\n")) > 1 or len(message) > LONGEST_LINE):
+        return ""
+    line = _name_error(error)
+    for note in notes:
+        line += f" ({note})"
+    line = " ".join(line[: 10 * SUMMARY_CHARS].split())
+    return (line if len(line) <= SUMMARY_CHARS else line[:SUMMARY_CHARS] + " ...") + "\n"
+
+
+def _name_error(error: BaseException) -> str:
+    """Return type and message; for a group, also those of its exceptions."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    message = str(error.msg) if isinstance(error, SyntaxError) else str(error)
+    text = f"{name}: {message}" if message else name
+    if isinstance(error, BaseExceptionGroup):
+        text += ": " + "; ".join(_name_error(part) for part in error.exceptions[:5])
+    return text
 
 
 def _print_error(text: str) -> None:

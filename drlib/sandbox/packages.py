@@ -67,6 +67,7 @@ def _others() -> list[str]:
     machine = f"{os.uname().machine}-linux-gnu"
     found = [f"/lib/{machine}", f"/usr/lib/{machine}", "/etc/ld.so.cache", "/dev/urandom"]
     found.append("/usr/share/zoneinfo")
+    found.append("/usr/lib/locale/C.utf8")  # the locale of `selftest.clean_environment`
     for folder in ("/lib64", "/usr/lib64", os.path.join(sys.base_prefix, "lib")):
         if os.path.isdir(folder):
             entries = os.scandir(folder)

@@ -30,7 +30,7 @@ import psutil
 
 from drlib.sandbox import selftest
 from drlib.sandbox.packages import PACKAGES
-from drlib.sandbox.result import SandboxResult, stream_text
+from drlib.sandbox.result import SandboxResult, hide_paths, stream_text
 from drlib.sandbox.selftest import (
     HEAVY,
     LEVELS,
@@ -453,10 +453,11 @@ class Workers:
     def _build_result(self, reply: dict, files: list[int]) -> SandboxResult:
         _, _, stdout, stderr = files
         limit = self.config["output_chars"]
+        hide = functools.partial(hide_paths, roots=self.config["roots"])
         return SandboxResult(
             reply["status"],
-            stream_text(stdout, limit),
-            reply["reason"] or stream_text(stderr, limit),
+            hide(stream_text(stdout, limit)),
+            hide(reply["reason"] or stream_text(stderr, limit)),
             reply["exit_code"],
             reply["duration_s"],
             self.isolation,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 _NOT_RUN = "SandboxError: the code could not be run."
 _FIXED_TEXTS = {
@@ -12,6 +16,7 @@ _FIXED_TEXTS = {
     "cpu_limit": "TimeoutError: execution timed out.",
     "memory_limit": "MemoryError: memory limit exceeded.",
     "output_limit": "OutputError: output limit exceeded.",
+    "history_ended": "Error: an earlier cell ended the process, so this code did not run.",
 }
 # Environment faults. A call cannot cause them for itself, but a queue full of slow calls can cause
 # `queue_timeout` for later ones.
@@ -24,7 +29,8 @@ class SandboxResult:
 
     Attributes:
         status: ok, error (exception or exit code), timeout (wall clock), cpu_limit, memory_limit,
-            output_limit (printed or wrote too much), killed (a signal); or an environment fault:
+            output_limit (printed or wrote too much), killed (a signal), history_ended (an earlier
+            cell ended the process before the code ran); or an environment fault:
             setup_failed, worker_died, queue_timeout, service_unavailable.
         stdout, stderr: printed text, at most `output_chars` characters each, the middle omitted.
         exit_code: exit code of the process, negative signal number if killed, None if unknown.
@@ -84,3 +90,33 @@ def stream_text(fd: int, limit: int) -> str:
     tail = tail[-half:]
     left_out = size - len(head.encode()) - len(tail.encode())
     return f"{head}\n... [{max(left_out, 1)} bytes omitted] ...\n{tail}"
+
+
+def hide_paths(text: str, roots: Sequence[str]) -> str:
+    """Replace paths of this machine, so that equal code has equal results on every machine.
+
+    "ROOT/sympy/core.py" becomes "sympy/core.py", and likewise modules of the standard library;
+    other files of Python's installation begin with "/usr", and the work folder is "/box/work".
+
+    Args:
+        text: printed text.
+        roots: folders of the installed packages.
+    """
+    if "/" not in text:
+        return text
+    pattern, names = _host_paths(tuple(roots))
+    return _WORK_FOLDER.sub("/box/work", pattern.sub(lambda found: names[found[0]], text))
+
+
+_WORK_FOLDER = re.compile(r"/[^\s'\"]*/drlib-sandbox-\w+/box/work\b")
+
+
+@cache
+def _host_paths(roots: tuple[str, ...]) -> tuple[re.Pattern, dict[str, str]]:
+    """Return a pattern of this machine's paths, the longest first, and what replaces them."""
+    stdlib = os.path.dirname(os.path.abspath(os.__file__))
+    names = {f"{root}/": "" for root in (*roots, f"{stdlib}/lib-dynload", stdlib)}
+    for prefix in (sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)):
+        names.setdefault(prefix, "/usr")
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))), names

@@ -33,6 +33,7 @@ _CLONE3 = (435, 435)
 _FLOCK = (73, 32)
 _FCNTL = (72, 25)
 _FADVISE = (221, 223)
+_FUTEX = (202, 98)
 _KILL = (62, 129)
 _TGKILL = (234, 131)
 
@@ -41,6 +42,7 @@ _TGKILL = (234, 131)
 _THREAD = 0x3D0F00
 _DETACHED = 0x400000  # ignored by the kernel, set by some C libraries
 _SET_LOCK = (6, 7, 37, 38)  # F_SETLK, F_SETLKW and their F_OFD variants
+_SHARED_WAIT = (0x0, 0x9, 0x100, 0x109)  # FUTEX_WAIT and FUTEX_WAIT_BITSET, either clock
 
 
 class Condition(NamedTuple):
@@ -76,7 +78,7 @@ _CONDITIONS: dict[Call, list[Condition]] = {
     (28, 233): [_when(2, 0, 1, 2, 3, 4, 8)],
     # futex: private only; shared ones on a library page are a channel between calls. No PI futex,
     # because it names an arbitrary thread. 0x100: clock flag
-    (202, 98): [_when(1, 0x80, 0x81, 0x83, 0x84, 0x85, 0x89, 0x8A, mask=_ALL ^ 0x100)],
+    _FUTEX: [_when(1, 0x80, 0x81, 0x83, 0x84, 0x85, 0x89, 0x8A, mask=_ALL ^ 0x100)],
     # preadv2, pwritev2: no flags; RWF_NOWAIT reveals which file pages are cached
     (327, 286): [_when(5, 0)],
     (328, 287): [_when(5, 0)],
@@ -109,6 +111,7 @@ _RET_ALLOW = 0x7FFF0000
 _RET_KILL = 0x80000000
 _RET_DENY = 0x00050000 | errno.EPERM
 _RET_ABSENT = 0x00050000 | errno.ENOSYS
+_RET_AGAIN = 0x00050000 | errno.EAGAIN
 _RET_DONE = 0x00050000  # the call returns 0 without any effect
 # Offsets of number, architecture and arguments in the data of a call.
 _NUMBER_AT = 0
@@ -209,6 +212,9 @@ def _bodies() -> Iterable[tuple[Call, list[bytes]]]:
     yield _FLOCK, [_op(_RET, _RET_DONE)]
     yield _FADVISE, [_op(_RET, _RET_DONE)]
     yield _FCNTL, _if_argument(1, _SET_LOCK, _RET_DONE)
+    # pthread_join, which Python 3.13 calls, waits with a shared futex until the thread has ended.
+    # EAGAIN makes it look again, and nothing waits for a wake-up by another call.
+    yield _FUTEX, _if_argument(1, _SHARED_WAIT, _RET_AGAIN)
     for call, conditions in _CONDITIONS.items():
         yield call, _allow_if(conditions)
 

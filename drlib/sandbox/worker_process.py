@@ -200,6 +200,12 @@ class Confinement:
         return "killed"
 
 
+def _has_started_code(channel: int) -> bool:
+    """Return True if a terminated child has sent that the earlier cells ended."""
+    is_readable = select.select([channel], [], [], 0)[0]
+    return bool(is_readable) and os.read(channel, 1) == child.STARTS_CODE
+
+
 def _address_space() -> int:
     """Return the mapped bytes of this process, or 0 without /proc."""
     if not os.path.exists("/proc/self/statm"):
@@ -231,7 +237,7 @@ class ForkServer:
         sys.meta_path.append(self.confinement.packages)
         exec(self.config["warm_up"], {})
         self.confinement.prepare()
-        child.prepare()
+        child.prepare(single_process=self.confinement.has("seccomp"))
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -291,10 +297,17 @@ class ForkServer:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it failed set-up
                 channel.sendmsg((b".",), ((socket.SOL_SOCKET, socket.SCM_RIGHTS, rights),))
             answered = self.sleep(channel.fileno(), SETUP_SECONDS)
-            message = os.read(channel.fileno(), 4096) if answered else b""
+            # one byte: STARTS_CODE may already follow
+            message = os.read(channel.fileno(), 1) if answered else b""
             if message == b"1":
-                return self.watch_child(*fds[2:])
-            if message:  # it reported its error and exits
+                outcome = self.watch_child(*fds[2:])
+                exited = outcome["status"] in ("ok", "error")
+                if exited and not _has_started_code(channel.fileno()):
+                    outcome["status"] = "history_ended"
+                return outcome
+            reason = b""
+            if message:  # it reports its error and exits
+                reason = os.read(channel.fileno(), 4096)
                 _, status, _ = os.wait4(self.child, 0)
             else:  # it hangs
                 status, _ = self._kill()
@@ -303,7 +316,7 @@ class ForkServer:
                 "status": "setup_failed",
                 "exit_code": os.waitstatus_to_exitcode(status),
                 "duration_s": 0.0,
-                "reason": message[1:].decode("utf-8", "replace"),
+                "reason": reason.decode("utf-8", "replace"),
             }
         finally:
             channel.close()
