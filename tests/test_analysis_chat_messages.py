@@ -139,7 +139,7 @@ def test_refusals_and_odd_contents_are_read(fields, content):
 
 
 @pytest.mark.parametrize(
-    "role", ["tool", "function", "ipython", "observation", "environment", "tool_response"]
+    "role", ["Tool", "tool", "function", "ipython", "observation", "environment", "tool_response"]
 )
 def test_roles_of_tools_give_tool_results(tokenizer, tmp_path, role):
     call = {"role": "assistant", "content": None, "function_call": build_call('{"q": "x"}')}

@@ -30,7 +30,7 @@ BAD = {
         {"messages": [{"role": "user", "content": [{"type": "image"}]}, TURNS[1]]},
         r"messages\[0\].content\[0\].*image",
     ),
-    "not a list": ({"messages": 3}, "int"),
+    "not a list": ({"messages": 3}, "the field messages is .3."),
     "NaN reward": ({"messages": TURNS, "reward": math.nan}, "reward is nan"),
     "infinite score": ({"messages": TURNS, "score": math.inf}, "reward is inf"),
     "a word for a reward": ({"messages": TURNS, "score": "right"}, "reward is 'right'; use"),

@@ -122,6 +122,14 @@ def test_empty_choice_keeps_the_others_of_its_row(tokenizer, tmp_path):
     assert [t.id for t in found] == ["a-1", "a-1-2"]
 
 
+def test_null_choices_and_messages_are_counted(tokenizer, tmp_path):
+    for choice in (None, {"message": None}, {"text": None}, {"message": {"content": None}}):
+        row = GOOD | {"choices": [choice, *GOOD["choices"]]}
+        with pytest.warns(UserWarning, match="1 rollouts skipped"):
+            (t,) = read_rollouts(write_lines(tmp_path / "a.jsonl", [row]), tokenizer)
+        assert t.messages[-1]["content"] == "I "
+
+
 def test_report_lists_what_was_left_out(tokenizer, tmp_path):
     rows = [BATCH, BATCH, {"custom_id": "f"} | FAILED["an error in the body"]]
     rows[0] = BATCH | {"response": {"body": GOOD | {"mystery": "x"}}}

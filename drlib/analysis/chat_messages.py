@@ -42,6 +42,7 @@ ROLES = {  # roles of other programs
     "environment": "tool",
     "developer": "system",
 }
+_ROLES = ("system", "user", "assistant", "tool")
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thoughts", "reasoning_details")
 _CALLS = ("tool_calls", "function_call")
 _CALL_PARTS = ("tool_use", "tool_call", "toolCall", "function_call")  # types of content parts
@@ -86,7 +87,8 @@ def flatten_message(message: dict, notes: ReadingNotes | None = None, at: str = 
     notes.count_unknown("message.", message, _KNOWN_FIELDS)
     role = message.get("role")
     if isinstance(role, str):
-        role = message["role"] = ROLES.get(role.lower(), role)
+        lowered = role.lower()
+        role = message["role"] = lowered if lowered in _ROLES else ROLES.get(lowered, role)
     parts = _list_parts(message.get("content", ""), f"{at}.content")
     content = "".join(_flatten_part(part, notes, where) for where, part in parts)
     if role == "user" and parts and all(part.get("type") == "tool_result" for _, part in parts):

@@ -327,6 +327,10 @@ def _find_answer(row: dict, messages: Sequence[dict]) -> tuple[str | None, Termi
     answer = row.get("prediction")
     if isinstance(answer, int | float):
         answer = str(answer)
+    require(
+        answer is None or isinstance(answer, str),
+        f"the field prediction is {str(answer)[:60]!r}; use a text",
+    )
     # Tongyi writes "No answer found", and the whole turn after a format error
     if not answer or answer.startswith("No answer found") or word.startswith("format error"):
         replies = [message["content"] for message in messages if is_sampled(message)]

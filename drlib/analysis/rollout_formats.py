@@ -164,6 +164,7 @@ def iter_rollouts(name: str, row: dict, tokenizer, notes: ReadingNotes) -> Itera
             raise EmptyRolloutError(find_failure(row) or f"the field {field} is empty")
         for one in choices:
             if not one:
+                notes.skip("no sampled tokens or a failed request", "a choice is null")
                 continue
             notes.count_unknown("choice.", one, _CHOICE_FIELDS)
             parts = _parse_choice(one, row, tokenizer, notes)
@@ -229,8 +230,12 @@ def _build_chat(
     return Rollout(fields, messages, parts)
 
 
-def _flatten_messages(chat: Sequence[Any], notes: ReadingNotes) -> list[dict]:
+def _flatten_messages(chat: Sequence[Any], notes: ReadingNotes | None) -> list[dict]:
     """Return plain-text messages; null entries are left out."""
+    require(
+        isinstance(chat, list | tuple),
+        f"the field messages is {str(chat)[:60]!r}; use a list of messages",
+    )
     return [
         flatten_message(message, notes, f"messages[{i}]")
         for i, message in enumerate(chat)
@@ -647,7 +652,7 @@ def _find_prompt_ids(one: dict, row: dict, tokenizer) -> Sequence[int]:
     """Return the prompt ids from the response, or from the text or messages of the request."""
     prompt = one.get("prompt_token_ids") or row.get("prompt_token_ids") or row.get("prompt")
     if not prompt and "messages" in row:
-        messages = [flatten_message(message) for message in row["messages"] if message]
+        messages = _flatten_messages(row["messages"], None)
         reply = {"role": "assistant", "content": ""}
         prompt = "".join(render_turns([*messages, reply], tokenizer, row.get("tools")))
     require(
