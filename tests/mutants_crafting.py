@@ -175,8 +175,8 @@ MUTANTS = [
     Mutant(
         "replies: an unclosed thought counts as a server error",
         "drlib/questions/replies.py",
-        "        if text is None and any(",
-        "        if text == 0 and any(",
+        "    if text is None and message.thought:\n",
+        "    if text == 0 and message.thought:\n",
         ("tests/test_questions_pass_rates.py::test_reasoning_or_refusal_alone_is_no_answer",),
         "five truncated thoughts stop all requests, each after five retries",
     ),

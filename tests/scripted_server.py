@@ -51,6 +51,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(int(fault), {"error": {"message": "not now"}})
         if fault == "junk":
             return self.reply(200, {"choices": "none"})
+        whole = server.whole(body)
+        if whole is not None:
+            return self.reply(*(whole if isinstance(whole, tuple) else (200, whole)))
         said = server.say(body["messages"])
         if said is None:
             words = {"error": {"message": "the maximum context length is exceeded"}}
@@ -87,6 +90,7 @@ class Scripted(ThreadingHTTPServer):
     def __init__(self, say, faults=lambda number: None, *, delay_s=0.0, late_s=0.0, key=""):
         super().__init__(("127.0.0.1", 0), Handler)
         self.say, self.faults, self.delay_s, self.late_s = say, faults, delay_s, late_s
+        self.whole = lambda body: None  # another reply, or (status, reply)
         self.key, self.model, self.keep = key, "scripted", False
         self.lock, self.made, self.bodies = threading.Lock(), Counter(), []
         self.asked = self.running = self.most = 0

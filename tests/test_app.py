@@ -348,3 +348,19 @@ def test_walk_starts_at_the_given_page(capsys):
         status, _, err = run_ask(capsys, NORWAY, *options)
         assert status == 1 and "--start" in err and err.count("\n") == 1
         assert run_ask(capsys, NORWAY, *server_arguments(server), "--start", "cldr:Norway")[0] == 1
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "max_tokens"])
+def test_rejected_parameter_is_named_and_can_be_left_out(capsys, name):
+    def reject(request):
+        words = f"Unsupported parameter: '{name}'"
+        return (400, {"error": {"message": words}}) if name in request else None
+
+    with Scripted(lambda messages: "<answer>Oslo</answer>") as server:
+        server.whole = reject
+        arguments = (NORWAY, "--quiet", *server_arguments(server))
+        if name != "max_tokens":  # it has another name
+            status, _, err = run_ask(capsys, *arguments)
+            assert status == 1 and f"--omit {name}" in err
+        status, out, err = run_ask(capsys, *arguments, "--omit", f"seed,{name}")
+        assert (status, out.strip(), err) == (0, "Oslo", "")

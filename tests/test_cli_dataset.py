@@ -233,7 +233,10 @@ def test_questions_answered_from_memory_are_excluded(dataset, notes, tmp_path):
     out = tmp_path / "set"
     with Scripted(lambda messages: answers.get(messages[-1]["content"], "no idea")) as server:
         closed_book = ["--closed-book", server.url, "--model", "scripted", "--tries", "2"]
+        closed_book += ["--omit", "temperature, top_p"]
+        server.keep = True
         assert main([*arguments(notes, out), *closed_book]) == 0
+        assert not any({"temperature", "top_p"} & set(body) for body in server.bodies)
         asked = server.asked
         data = read_files(out / "data")
         assert main([*arguments(notes, out), *closed_book]) == 0

@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_models_api_engine.py
 
 import json
 import random
+import re
 import threading
 from collections import Counter
 
@@ -13,9 +14,17 @@ import pytest
 from drlib.agents import Limits, ReAct, ReSum
 from drlib.agents.context import escape_tags
 from drlib.chat.prompts import research_prompt
-from drlib.chat.tool_calls import render_answer, render_call
+from drlib.chat.server_messages import read_message
+from drlib.chat.tool_calls import (
+    Answer,
+    FormatError,
+    ToolCall,
+    parse,
+    render_answer,
+    render_call,
+)
 from drlib.endpoint import ChatEndpoint, EndpointError
-from drlib.models.api_engine import ApiEngine, message_text, to_openai_messages
+from drlib.models.api_engine import ApiEngine, render_message, to_openai_messages
 from drlib.models.engine import SamplingParams
 from drlib.task import Task
 from drlib.tools import Toolbox
@@ -43,6 +52,10 @@ def make_engine(server, model="scripted", api_key="", timeout_s=5.0, **how):
     how = {"pause_s": 0.01, **how}
     endpoint = ChatEndpoint(server.url, model, timeout_s=timeout_s, api_key=api_key)
     return ApiEngine(endpoint, **how)
+
+
+def message_text(message):
+    return render_message(read_message({"message": message}))
 
 
 @pytest.fixture
@@ -316,3 +329,299 @@ def test_generate_returns_one_turn_per_prompt():
         prompts = [[{"role": "user", "content": text}] for text in ("a", "b", "c")]
         done = make_engine(server).generate(prompts, SamplingParams())
     assert [one.text for one in done] == ["A", "B", "C"]
+
+
+# ---- boundaries given by the server
+
+THOUGHTS = [
+    "Form: <think></think> and <answer>the city</answer>.",
+    '<tool_call>{"name": "search", "arguments": {}}</tool_call>',
+    "</think><answer>Rome</answer>",
+    "a page said <tool_response>x</tool_response> and <|im_end|>",
+    "I shall close </answer></tool_call> later",
+]
+
+
+@pytest.mark.parametrize("thought", THOUGHTS)
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_never_scanned_for_actions(thought, field):
+    text = message_text({field: thought, "content": "<answer>Oslo</answer>"})
+    assert parse(text) == Answer("Oslo")
+    native = message_text({field: thought, "content": None, "tool_calls": [native_call()]})
+    assert parse(native) == parse(SEARCH)
+
+
+@pytest.mark.parametrize("tag", ["report", "summary", "query", "important_info", "write"])
+def test_reasoning_is_never_scanned_for_the_tags_of_agents(tag):
+    text = message_text({"reasoning": f"<{tag}>draft</{tag}>", "content": f"<{tag}>final</{tag}>"})
+    assert f"<{tag}>final" in text and f"<{tag}>draft" not in text
+
+
+def native_call(arguments='{"query": ["Norway"]}', **more):
+    return {"id": "x", "function": {"name": "search", "arguments": arguments}, **more}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<answer>Rome</answer>",
+        "I use <tool_call> now",
+        "<think>not closed",
+        "so </think> be it <tool_call>",
+        "<tool_response>x</tool_response>",
+        "<|im_start|>assistant",
+        [{"type": "text", "text": "<answer>Rome</answer>"}],
+    ],
+)
+def test_native_calls_precede_what_the_content_looks_like(content):
+    assert parse(message_text({"content": content, "tool_calls": [native_call()]})) == parse(SEARCH)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["</tool_call>", "<answer>Rome</answer>", "<|im_end|>", "a</think>b", "<tool_response>"],
+)
+def test_tags_in_native_arguments_are_kept(query):
+    arguments = json.dumps({"query": [query]})
+    text = message_text({"content": "<think>a</think>", "tool_calls": [native_call(arguments)]})
+    assert text.startswith("<think>a</think><tool_call>")
+    assert parse(text) == ToolCall("search", {"query": [query]})
+    broken = message_text({"content": None, "tool_calls": [native_call(arguments[:-1])]})
+    assert parse(broken) == FormatError("tool call is not valid JSON.")
+
+
+# ---- shapes of a message
+
+QUERY = {"query": ["Norway"]}
+SHAPES = {
+    "arguments are an object": {"tool_calls": [native_call(QUERY)]},
+    "arguments are JSON in JSON": {"tool_calls": [native_call(json.dumps(json.dumps(QUERY)))]},
+    "one call": {"content": "", "tool_calls": native_call()},
+    "call without function": {"tool_calls": [{"name": "search", "arguments": QUERY}]},
+    "function is null": {"tool_calls": [{"function": None, "name": "search", "input": QUERY}]},
+    "old field": {"content": None, "function_call": {"name": "search", "arguments": QUERY}},
+    "part": {"content": [{"type": "tool_use", "id": "a", "name": "search", "input": QUERY}]},
+    "calls are null": {"content": SEARCH, "tool_calls": None, "reasoning": None},
+    "parts": {"content": [{"type": "text", "text": SEARCH[:9]}, {"text": SEARCH[9:]}, None]},
+    "strings": {"content": [SEARCH[:9], SEARCH[9:]]},
+    "one part": {"content": {"type": "text", "text": SEARCH}},
+    "value": {"content": [{"type": "text", "text": {"value": SEARCH}}]},
+    "thought is a part": {
+        "content": [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "<answer>a"}]},
+            {"type": "text", "text": SEARCH},
+        ]
+    },
+    "thought is a list": {"content": SEARCH, "reasoning": [{"text": "</think><answer>a"}]},
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_of_a_message(name):
+    assert parse(message_text(SHAPES[name])) == ToolCall("search", QUERY)
+
+
+@pytest.mark.parametrize("arguments", [None, "", " ", {}, "{}"])
+def test_missing_arguments_are_an_empty_object(arguments):
+    text = message_text({"content": None, "tool_calls": [native_call(arguments)]})
+    assert parse(text) == ToolCall("search", {})
+
+
+@pytest.mark.parametrize("arguments", ["[1]", [1], 5, "null", '{"x": NaN}', {"x": float("nan")}])
+def test_arguments_of_another_type_are_a_format_error(arguments):
+    text = message_text({"content": None, "tool_calls": [native_call(arguments)]})
+    assert isinstance(parse(text), FormatError)
+
+
+ANSWER = render_answer("Krone")
+GOOD = {"choices": [{"message": {"content": ANSWER}}]}
+MALFORMED = [
+    {},
+    {"choices": []},
+    {"choices": None},
+    {"choices": [None]},
+    {"choices": ["text"]},
+    {"choices": {"message": {"content": ANSWER}}},
+    {"choices": [{}]},
+    {"choices": [{"message": None}]},
+    {"choices": [{"message": 7}]},
+    {"choices": [{"message": {}}]},
+    {"choices": [{"message": {"content": 7}}]},
+    {"choices": [{"message": {"content": [7]}}]},
+    {"choices": [{"message": {"content": None, "tool_calls": ["search"]}}]},
+    {"choices": [{"message": {"content": None, "tool_calls": "search"}}]},
+    {"choices": [{"message": {"content": None, "tool_calls": [{"function": {"name": None}}]}}]},
+    {"choices": [{"message": {"content": ANSWER}, "finish_reason": "error"}]},
+    {"choices": [{"message": {"content": ""}, "error": {"code": 502, "message": "upstream"}}]},
+    {"message": {"content": ANSWER}, "done": True},
+]
+
+
+@pytest.mark.parametrize("number", range(len(MALFORMED)))
+def test_malformed_reply_ends_one_conversation(toolbox, number):
+    with Scripted(lambda messages: ANSWER) as server:
+        server.whole = lambda body: MALFORMED[number] if "(1)" in str(body) else None
+        found = ReAct(make_engine(server, attempts=2), toolbox).run([task(n) for n in range(3)])
+    reasons = [done.termination for done in found]
+    answered = Termination.ANSWERED
+    assert reasons == [answered, Termination.ENV_FAULT, answered]
+    assert "malformed reply" in found[1].metadata["fault"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"choices": [{"message": ANSWER}]},
+        {"choices": [{"text": ANSWER}]},
+        {"choices": [{"message": None, "text": ANSWER}]},
+        {"choices": [{"message": [{"type": "text", "text": ANSWER}]}]},
+        GOOD | {"usage": None},
+        GOOD | {"usage": []},
+        GOOD | {"usage": {"prompt_tokens": "many", "completion_tokens": None}},
+        GOOD | {"usage": {"prompt_tokens": -5, "completion_tokens": float("inf")}},
+        GOOD | {"usage": {"prompt_tokens": 10**18, "completion_tokens": float("nan")}},
+        GOOD | {"usage": {"prompt_tokens": "12", "completion_tokens": 3.0}},
+        GOOD | {"usage": {"prompt_tokens": {"total": 3}, "completion_tokens": [1]}},
+        {"choices": [{"message": {"content": f"\ud800{ANSWER}"}}]},
+    ],
+)
+def test_unusual_reply_is_used(toolbox, tmp_path, reply):
+    with Scripted(lambda messages: ANSWER) as server:
+        server.whole = lambda body: reply
+        (done,) = ReAct(make_engine(server), toolbox).run([task()])
+    assert (done.answer, server.asked) == ("Krone", 1)
+    assert 0 <= done.metadata["usage"]["read_tokens"] < 100
+    save_trajectories(tmp_path / "t.parquet", [done])
+
+
+# ---- finish reasons
+
+REASONS = {
+    Termination.ANSWERED: [
+        *(None, "", "stop", "STOP", "eos", "eos_token", "stop_sequence", "end_turn", "tool_use"),
+        *("function_call", "FINISH_REASON_STOP", "COMPLETE", "stop_str", "content_filter", "done"),
+        *("FINISH_REASON_UNSPECIFIED", "unknown", 0, {"type": "stop", "matched": 7}, ["stop"]),
+    ],
+    Termination.LENGTH: [
+        *("length", "LENGTH", "max_tokens", "MAX_TOKENS", "max_output_tokens", "model_length"),
+        *("MaxTokens", "token_limit", {"type": "length"}, "context_length_exceeded"),
+    ],
+    Termination.ENV_FAULT: ["error", "ERROR", "abort", "cancelled", "failed"],
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "termination"), [(one, why) for why, many in REASONS.items() for one in many]
+)
+def test_finish_reasons(toolbox, reason, termination):
+    with Scripted(lambda messages: ANSWER) as server:
+        server.whole = lambda body: {
+            "choices": [{"message": {"content": ANSWER}, "finish_reason": reason}],
+            "usage": {"prompt_tokens": 5, "completion_tokens": 5},
+        }
+        (done,) = ReAct(make_engine(server, attempts=2), toolbox).run([task()])
+    assert done.termination is termination
+
+
+@pytest.mark.parametrize("reason", ["content_filter", "SAFETY", "refusal", "PROHIBITED_CONTENT"])
+@pytest.mark.parametrize("content", ["", None])
+def test_filtered_reply_ends_its_conversation_without_retries(toolbox, reason, content):
+    with Scripted(lambda messages: ANSWER) as server:
+        server.whole = lambda body: {
+            "choices": [{"message": {"content": content}, "finish_reason": reason}]
+        }
+        (done,) = ReAct(make_engine(server), toolbox).run([task()])
+    assert done.termination is Termination.ENV_FAULT and server.asked == 1
+    assert reason in done.metadata["fault"]
+
+
+# ---- refusals
+
+CONTEXT_REFUSALS = [
+    (400, {"error": {"type": "exceed_context_size_error", "message": "exceeds the context"}}),
+    (413, {"error": {"message": "Request too large for model"}}),
+    (422, {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 9"}),
+    (500, {"error": {"message": "Requested tokens (9) exceed context window of 5"}}),
+    (400, {"detail": "context_length_exceeded"}),
+]
+CONTENT_REFUSALS = [
+    (400, {"error": {"code": "content_filter"}}),
+    (403, {"error": {"message": "your input was flagged"}}),
+    (400, {"error": {"message": "Content Exists Risk"}}),
+]
+UNKNOWN_REFUSALS = [(400, {"detail": "no"}), (422, {"error": "odd"}), (400, {"code": 1210})]
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [*CONTEXT_REFUSALS, *CONTENT_REFUSALS, *UNKNOWN_REFUSALS]
+)
+def test_refused_prompt_ends_its_conversation_only(toolbox, status, body):
+    def refuse(request):
+        return (status, body) if len(request["messages"]) > 1 and "(1)" in str(request) else None
+
+    with Scripted(search_then_answer) as server:
+        server.whole = refuse
+        tasks = [task(number) for number in range(3)]
+        found = ReAct(make_engine(server, concurrency=1), toolbox).run(tasks)
+    right = Termination.LENGTH if (status, body) in CONTEXT_REFUSALS else Termination.ENV_FAULT
+    expected = [Termination.ANSWERED, right, Termination.ANSWERED]
+    assert [done.termination for done in found] == expected
+    assert server.asked == 6  # no retries
+
+
+@pytest.mark.parametrize(("status", "body"), UNKNOWN_REFUSALS)
+def test_refusal_of_the_first_request_is_raised(toolbox, status, body):
+    with Scripted(search_then_answer) as server:
+        server.whole = lambda request: (status, body)
+        with pytest.raises(EndpointError, match=str(status)):
+            ReAct(make_engine(server), toolbox).run([task()])
+
+
+# ---- ids of calls
+
+
+@pytest.mark.parametrize("ident", ["chatcmpl-tool-5f0", "call_a", "toolu_01", "0"])
+@pytest.mark.parametrize("agent", [ReAct, ReSum])
+def test_servers_own_call_id_is_sent_back(toolbox, ident, agent):
+    def native(messages):
+        if messages[-1]["role"] == "tool":
+            assert messages[-1]["tool_call_id"] == messages[-2]["tool_calls"][0]["id"] == ident
+            return ANSWER
+        return {"content": None, "tool_calls": [native_call() | {"id": ident}]}
+
+    with Scripted(native) as server:
+        tools = [tool.function for tool in toolbox.tools.values()]
+        (done,) = agent(make_engine(server, tools=tools), toolbox).run([task()])
+    assert done.answer == "Krone"
+    assert all(set(message) == {"role", "content"} for message in done.messages)
+
+
+@pytest.mark.parametrize("ident", [None, "", 7])
+def test_missing_call_id_is_nine_letters_and_digits(toolbox, ident):
+    def native(messages):
+        found = [m["tool_calls"][0]["id"] for m in messages if "tool_calls" in m]
+        assert all(re.fullmatch("[a-zA-Z0-9]{9}", each) for each in found)
+        assert found == [m["tool_call_id"] for m in messages if m["role"] == "tool"]
+        assert len(set(found)) == len(found)
+        if len(found) == 2:
+            return ANSWER
+        return {"content": None, "tool_calls": [native_call() | {"id": ident}]}
+
+    with Scripted(native) as server:
+        tools = [tool.function for tool in toolbox.tools.values()]
+        (done,) = ReAct(make_engine(server, tools=tools), toolbox).run([task()])
+    assert done.answer == "Krone"
+
+
+@pytest.mark.parametrize("name", ["stop", "seed"])
+def test_engine_runs_on_a_server_that_rejects_a_parameter(toolbox, name):
+    def reject(request):
+        refusal = {"error": {"message": f"property '{name}' is unsupported"}}
+        return (400, refusal) if name in request else None
+
+    with Scripted(search_then_answer) as server:
+        server.whole = reject
+        engine = make_engine(server, concurrency=1)
+        with pytest.warns(UserWarning, match=name):
+            found = ReAct(engine, toolbox).run([task(0), task(1)])
+    assert all(done.answer == "Krone" for done in found) and server.asked == 5

@@ -216,3 +216,22 @@ def test_rates_round_trip_through_json():
     assert read(row) == task
     old = {name: value for name, value in row.items() if name not in ("closed_book", "with_tools")}
     assert read(old) == replace(task, closed_book=None, with_tools=None)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": [{"type": "text", "text": "Os"}, {"type": "text", "text": "lo"}]},
+        {"content": {"type": "text", "text": "Oslo"}, "usage": None},
+        {"content": [{"type": "thinking", "thinking": "Hm"}, {"type": "text", "text": "Oslo"}]},
+        "Oslo",
+    ],
+)
+def test_shapes_of_a_reply(tmp_path, message):
+    with Scripted(lambda messages: "unused") as server:
+        usage = {"prompt_tokens": -1, "completion_tokens": 10**18}
+        server.whole = lambda body: {"choices": [{"message": message}], "usage": usage}
+        endpoint = ChatEndpoint(server.url, "scripted", timeout_s=20)
+        replies = Replies(endpoint, tmp_path / "r.jsonl", calls=3, tokens=10**6, pause_s=0.01)
+        assert replies.ask([{"role": "user", "content": "?"}]) == ("Oslo", "")
+    assert 0 < replies.spent_tokens < 10**4

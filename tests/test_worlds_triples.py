@@ -114,18 +114,13 @@ def test_unquoted_and_malformed_rows_are_dropped_and_counted(place, model):
 @pytest.mark.parametrize(
     "junk",
     [
-        b"",
-        b"<html>",
-        b"[]",
         b"{}",
         b'{"choices": []}',
         b'{"choices": [{"message": null}]}',
-        b"\xff",
         b'{"choices": [{"message": {"content": "no array"}}]}',
-        b"[" * 100_000,
         b'{"choices": [{"message": {"content": "][ "}}]}',
     ],
-    ids=range(10),
+    ids=range(5),
 )
 def test_junk_replies_are_counted_and_texts_are_kept(place, model, junk):
     model.replies = lambda text: junk if "Ada" in text else reply_correctly(text)
@@ -141,6 +136,11 @@ def test_junk_replies_are_counted_and_texts_are_kept(place, model, junk):
         (500, "500 Internal Server Error"),
         (401, "401"),
         (b"x" * 2_000_000, "bytes"),
+        (b"", "no content"),
+        (b"<html>", "<html>"),
+        (b"[]", "no JSON object"),
+        (b"\xff", "no JSON object"),
+        (b"[" * 100_000, "no JSON object"),
     ],
 )
 def test_failed_endpoint_is_reported_and_retried_at_the_next_load(
@@ -397,3 +397,26 @@ def test_foreign_file_is_refused_as_reply_file(place, model, tmp_path):
         load(place, model, replies_path=tmp_path / "said")
     assert (tmp_path / "said").read_text() == '{"question": "?"}\n'
     assert model.seen == []
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "Based on [1] and [2]: {}",
+        "{} (sources: [1], [ada.txt])",
+        "<think>Perhaps [[1]] or []?</think>{}",
+        "<think>[{{}}]</think>\n```json\n{}\n```\nAll are quoted [3].",
+        '{{"facts": {}}}',
+    ],
+)
+def test_reasoning_and_citations_around_the_array_are_skipped(place, model, form):
+    def reply(text):
+        rows = [dict(zip(triples.KEYS, row, strict=True)) for row in reply_correctly(text)]
+        content = form.format(json.dumps(rows))
+        return json.dumps({"choices": [{"message": {"content": content}}]}).encode()
+
+    right = load(place, model)
+    model.replies = reply
+    world = load(place, model)
+    assert +world.extraction == +right.extraction == {"kept": 4}
+    assert set(world.graph.facts) == set(right.graph.facts)

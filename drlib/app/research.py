@@ -18,7 +18,7 @@ from drlib.agents.s3 import answer_from_facts
 from drlib.chat.prompts import research_prompt
 from drlib.chat.template import ChatIds, load_any_tokenizer
 from drlib.config import ROOT, Config
-from drlib.endpoint import ChatEndpoint, EndpointError
+from drlib.endpoint import ChatEndpoint, EndpointError, parse_names
 from drlib.models.api_engine import ApiEngine
 from drlib.models.engine import Engine
 from drlib.registry import load_plugins
@@ -74,6 +74,7 @@ class AskOptions:
         plugins: comma-separated modules that register agents, worlds or tools.
         seconds: time limit, also of one request to the server.
         prices: (prompt, completion), per million tokens.
+        omit: comma-separated request parameters that the server rejects, such as "temperature".
 
     Raises:
         AskError: the options are inconsistent.
@@ -97,6 +98,7 @@ class AskOptions:
     context_tokens: int = 32_000
     seconds: float = 600.0
     prices: tuple[float, float] = (0.0, 0.0)
+    omit: str = ""
 
     def __post_init__(self):
         if bool(self.endpoint) != bool(self.model):
@@ -318,7 +320,13 @@ def _load_tour_policy(options: AskOptions) -> ModelSetup:
 
 def _create_endpoint(options: AskOptions) -> ChatEndpoint:
     key = options.api_key or os.environ.get("DRLIB_API_KEY", "")
-    return ChatEndpoint(options.endpoint, options.model, timeout_s=options.seconds, api_key=key)
+    return ChatEndpoint(
+        options.endpoint,
+        options.model,
+        timeout_s=options.seconds,
+        api_key=key,
+        omit=parse_names(options.omit),
+    )
 
 
 def _tool_schemas(toolbox: Toolbox) -> list[dict]:

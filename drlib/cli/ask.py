@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
             context_tokens=args.context_tokens,
             seconds=args.seconds,
             prices=tuple(args.prices),
+            omit=args.omit,
         )
         if args.serve:
             return _serve(options, args.host, args.port)
@@ -112,6 +113,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--endpoint", default="", metavar="URL", help="server, e.g. http://localhost:8000/v1")
     add("--model", default="", help="model name at the endpoint")
+    add(
+        "--omit",
+        default="",
+        metavar="NAMES",
+        help="comma-separated request parameters that the endpoint rejects, e.g. temperature,top_p",
+    )
     add("--folder", default="", help="local model folder")
     add("--engine", default=default.engine, help="engine for --folder: hf or vllm")
     add("--native-tools", action="store_true", help="use the server's or template's tool format")

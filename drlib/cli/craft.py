@@ -31,7 +31,7 @@ from drlib.cli.dataset import API_KEY, REPLIES
 from drlib.cli.examples import add_examples
 from drlib.demonstrations.agentfounder import KEPT, CptRow, higher_order
 from drlib.demonstrations.model_teacher import ModelTeacher
-from drlib.endpoint import ChatEndpoint, EndpointError
+from drlib.endpoint import ChatEndpoint, EndpointError, parse_names
 from drlib.files import read_json_lines, write_atomic
 from drlib.questions.crafting import WISHES, CraftedQuestion, count_outcomes, craft
 from drlib.questions.entity_memory import EntityMemory, build_world_memory
@@ -85,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _open_replies(url: str, model: str, path: Path, args: argparse.Namespace) -> Replies:
     """Return the cached replies of `model`, stored in `path`."""
-    endpoint = ChatEndpoint(url, model, api_key=os.environ.get(API_KEY, ""))
+    key = os.environ.get(API_KEY, "")
+    endpoint = ChatEndpoint(url, model, api_key=key, omit=parse_names(args.omit))
     return Replies(endpoint, path, calls=args.calls, options={"temperature": args.temperature})
 
 
@@ -103,6 +104,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True, help="model that writes")
     parser.add_argument("--reader", metavar="MODEL", help="model that answers and judges")
     parser.add_argument("--reader-url", metavar="URL", help="server of --reader; default: --url")
+    parser.add_argument(
+        "--omit",
+        default="",
+        metavar="NAMES",
+        help="comma-separated request parameters that the servers reject, e.g. temperature",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder")
     parser.add_argument("--styles", default=",".join(WISHES), help="question styles (%(default)s)")
     parser.add_argument("--plans", type=int, default=2, help="plans per question (2)")

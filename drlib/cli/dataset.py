@@ -19,7 +19,7 @@ import yaml
 from datasets import disable_progress_bars
 
 from drlib.cli.examples import add_examples
-from drlib.endpoint import ChatEndpoint, EndpointError
+from drlib.endpoint import ChatEndpoint, EndpointError, parse_names
 from drlib.files import write_atomic
 from drlib.notebook.display import use_style
 from drlib.questions.escalation import Solver, make_closed_book_solver
@@ -126,6 +126,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", default="", help="model name at --closed-book")
     parser.add_argument(
+        "--omit",
+        default="",
+        metavar="NAMES",
+        help="comma-separated request parameters that the server rejects, e.g. temperature,top_p",
+    )
+    parser.add_argument(
         "--tries",
         type=int,
         default=default.tries,
@@ -158,7 +164,9 @@ def _parse_request(args: argparse.Namespace) -> DatasetRequest:
 
 def _make_closed_book_solver(request: DatasetRequest, args: argparse.Namespace) -> Solver:
     """Return a solver whose replies are cached in the output folder."""
-    endpoint = ChatEndpoint(args.closed_book, args.model, api_key=os.environ.get(API_KEY, ""))
+    key = os.environ.get(API_KEY, "")
+    omit = parse_names(args.omit)
+    endpoint = ChatEndpoint(args.closed_book, args.model, api_key=key, omit=omit)
     calls = 2 * request.tries * MAX_DRAWN_RATIO * request.n  # one retry per rollout
     return make_closed_book_solver(
         Replies(endpoint, args.out / REPLIES, calls=calls, options=SAMPLING)

@@ -1,30 +1,55 @@
 """Engine for OpenAI-compatible servers: chat completions, many conversations at a time.
 
 Each turn is retried with exponential back-off. If all retries fail, its conversation ends with a
-completion of reason "fault" and the others continue. Permanent errors (a wrong key, an unknown
-model) are raised at once.
+completion of reason "fault" and the others continue. So does a conversation whose prompt the server
+refuses after it has accepted others. Permanent errors (a wrong key, an unknown model) are raised at
+once.
 
 Tools are passed as text (`tools=None`: in the system prompt, called by `<tool_call>`) or natively
 (`tools`: their schemas; the server's `tool_calls` are converted to `<tool_call>`). The text of a
-reasoning parser becomes the turn's thought. A message's `pictures` (data URLs) are sent as OpenAI's
-`image_url` parts. Weights cannot be updated.
+reasoning parser becomes the turn's thought, in which tags are escaped. A message's `pictures` (data
+URLs) are sent as OpenAI's `image_url` parts. Weights cannot be updated.
 """
 
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from drlib.chat.tool_calls import ToolCall, parse, render_call, truncate_after_action
-from drlib.endpoint import ChatEndpoint, EndpointError
+from drlib.chat.server_messages import (
+    ServerCall,
+    ServerMessage,
+    read_choice,
+    read_message,
+    read_usage,
+)
+from drlib.chat.tool_calls import (
+    ToolCall,
+    escape_tags,
+    escape_thought,
+    parse,
+    render_call,
+    truncate_after_action,
+)
+from drlib.endpoint import PROMPT_STATUSES, ChatEndpoint, EndpointError
 from drlib.models.engine import Completion, Engine, NewContext, Respond, SamplingParams
 
 STOP = ("<tool_response>",)  # written next by a policy that invents observations
-TOO_LONG = ("context length", "context_length", "too long", "maximum input")
-FINISHED = {"stop": "stop", "tool_calls": "stop", "length": "length", "content_filter": "stop"}
+# finish reasons of servers; all others mean that the turn is complete
+TRUNCATED = re.compile(
+    r"length|max(imum)?_?(tokens|length|output_tokens|new_tokens|completion_tokens)"
+    r"|model_length|(token|output)_limit(_reached)?|incomplete"
+)
+CONTEXT_FULL = re.compile(r".*context.*")
+REFUSED = re.compile(
+    r".*(content_?filter|safety|refus|recitation|prohibited|blocklist|spii|guardrail|moderation"
+    r"|sensitive|policy).*"
+)
+FAILED = re.compile(r"error|fail(ed|ure)|abort(ed)?|cancel(l)?ed|.*(timeout|overload|_error).*")
 LONGEST_PAUSE_S = 30.0
 POLL_S = 0.2
 
@@ -73,6 +98,7 @@ class ApiEngine(Engine):
         self.tools = tools
         self.prices = prices
         self.options = options or {}
+        self._has_replied = False  # the server accepts requests of this kind
 
     def update_weights(self, model) -> None:
         """Raise TypeError: the server's weights cannot be updated."""
@@ -134,20 +160,24 @@ class ApiEngine(Engine):
 
     def _conversation(self, number, prompt, params, respond, keys, context, failures) -> None:
         history = list(prompt)
+        ids: dict[str, str] = {}  # of the server's calls, by the text of the turn
         rng = random.Random(f"{params.seed}-{keys[number]}")
         while not failures:
             completion = self._turn(history, params, rng)
             if context is not None and completion.prompt_tokens + completion.turn_tokens > context:
                 completion.finish_reason = "context"
+            if completion.call_id:
+                ids[completion.text] = completion.call_id
             reply = respond(number, completion)
             while isinstance(reply, Future):
                 reply = reply.result()
             if reply is None:
                 return
             if isinstance(reply, NewContext):
-                history = list(reply.prompt)
+                history = [_with_call_id(message, ids) for message in reply.prompt]
             else:
-                history += [{"role": "assistant", "content": completion.text}, *reply]
+                turn = {"role": "assistant", "content": completion.text}
+                history += [_with_call_id(turn, ids), *reply]
 
     def _turn(self, history: list[dict], params: SamplingParams, rng: random.Random) -> Completion:
         """Request one turn, with retries."""
@@ -165,25 +195,56 @@ class ApiEngine(Engine):
         def ask() -> Completion:
             return self._completion(self.endpoint.complete(messages, **options))
 
-        return retry_request(ask, self.attempts, self.pause_s, rng)
+        try:
+            completion = retry_request(ask, self.attempts, self.pause_s, rng)
+        except EndpointError as error:
+            if error.status not in PROMPT_STATUSES or not self._has_replied:
+                raise
+            # others were accepted, so the cause is this conversation
+            return Completion(finish_reason="fault", fault=str(error))
+        self._has_replied |= completion.finish_reason in ("stop", "length")
+        return completion
 
     def _completion(self, reply: Any) -> Completion:
-        """Convert a reply. LookupError, TypeError, ValueError: not a chat completion."""
-        choice = reply["choices"][0]
-        usage = reply.get("usage") or {}
-        if not isinstance(choice, dict) or not isinstance(usage, dict):
-            raise TypeError("choices and usage are not objects")
-        read, written = (int(usage.get(f"{kind}_tokens") or 0) for kind in ("prompt", "completion"))
-        reason = FINISHED.get(choice.get("finish_reason") or "stop")
-        if reason is None:
+        """Convert a reply. ValueError: not a chat completion."""
+        choice = read_choice(reply)
+        written_reason = _normalise_reason(choice.get("finish_reason"))
+        if FAILED.fullmatch(written_reason):
             raise ValueError(f"finish_reason {choice['finish_reason']!r}")
+        message = read_message(choice)
+        if REFUSED.fullmatch(written_reason) and not (message.text or message.calls):
+            fault = f"the server refused the content: finish_reason {choice['finish_reason']!r}"
+            return Completion(finish_reason="fault", fault=fault)
+        reason = "stop"
+        if CONTEXT_FULL.fullmatch(written_reason):
+            reason = "context"
+        elif TRUNCATED.fullmatch(written_reason):
+            reason = "length"
+        read, written = read_usage(reply)
         return Completion(
             finish_reason=reason,
-            text=truncate_after_action(message_text(choice["message"])),
+            text=truncate_after_action(render_message(message)),
             prompt_tokens=read,
             turn_tokens=written,
             cost=(read * self.prices[0] + written * self.prices[1]) / 1e6,
+            call_id=message.calls[0].id if message.calls else "",
         )
+
+
+def _normalise_reason(reason: Any) -> str:
+    """Return a finish reason in lower case with underscores; TGI wraps it in an object."""
+    reason = reason.get("type") if isinstance(reason, dict) else reason
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", reason) if isinstance(reason, str) else ""
+    return re.sub(r"[\s-]+", "_", words.strip()).lower()
+
+
+def _with_call_id(message: dict, ids: dict[str, str]) -> dict:
+    """Return a message of the policy with the server's id of its call, if there is one."""
+    ident = ids.get(message["content"]) if message["role"] == "assistant" else None
+    return message | {"call_id": ident} if ident else message
+
+
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 def retry_request(
@@ -191,11 +252,11 @@ def retry_request(
 ) -> Completion:
     """Call `ask` until it returns, with exponential back-off.
 
-    Returns a completion of reason "fault" after `attempts` failures, of reason "context" if the
-    server rejects the prompt as too long.
+    Returns a completion of reason "fault" after `attempts` failures or if the server refuses the
+    content, of reason "context" if it refuses the prompt as too long.
 
     Args:
-        ask: raises LookupError, TypeError or ValueError for a malformed reply.
+        ask: raises one of `MALFORMED` for a malformed reply.
 
     Raises:
         EndpointError: a permanent error.
@@ -206,11 +267,14 @@ def retry_request(
             return ask()
         except EndpointError as error:
             fault, wait_s = str(error), error.retry_after_s
-            if error.status == 400 and any(words in fault.lower() for words in TOO_LONG):
+            if error.is_too_long:
                 return Completion(finish_reason="context")
+            if error.is_filtered:
+                refusal = f"the server refused the content: {fault}"
+                return Completion(finish_reason="fault", fault=refusal)
             if not error.is_transient:
                 raise
-        except (LookupError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             fault, wait_s = f"a malformed reply ({type(error).__name__}: {error})", 0.0
         if attempt + 1 < attempts:
             longer_s = pause_s * 2**attempt * (1 + rng.random() / 2)
@@ -218,46 +282,52 @@ def retry_request(
     return Completion(finish_reason="fault", fault=f"{fault}, {attempts} times")
 
 
-def message_text(message: dict) -> str:
+def render_message(message: ServerMessage) -> str:
     """Convert a server's message to one text: reasoning as thought, calls as `<tool_call>`.
 
-    A refusal counts as content.
+    Tags in the reasoning are escaped, and those in the content if they would hide a native call, so
+    that the text is parsed as the server divided it.
 
     Raises:
         TypeError: the message has no content.
     """
-    thought = message.get("reasoning_content") or message.get("reasoning")
-    text = message.get("content")
-    if text is None:
-        text = message.get("refusal")
-    calls = message.get("tool_calls") or ()
-    has_thought = isinstance(thought, str) and thought
-    has_content = isinstance(text, str) or calls
+    has_thought = bool(message.thought)
+    has_content = message.text is not None or message.calls
     if not has_thought and not has_content:
         raise TypeError("the message has no content")
-    result = f"<think>{thought.strip()}" if has_thought else ""
+    opening = f"<think>{escape_thought(message.thought).strip()}" if has_thought else ""
     if has_thought and has_content:  # otherwise the thought was truncated
-        result += "</think>"
-    result += text or ""
-    for call in calls:
-        function = call["function"]
-        try:
-            result += render_call(function["name"], json.loads(function["arguments"]))
-        except ValueError:  # the policy's error: parse() reports it as an observation
-            result += f"<tool_call>{function['arguments']}</tool_call>"
-    return result
+        opening += "</think>"
+    text = message.text or ""
+    calls = [_render_native_call(call) for call in message.calls]
+    if calls and parse(opening + text + calls[0]) != parse(calls[0]):
+        text = escape_tags(text)
+    # half surrogate pairs can be neither sent nor saved
+    joined = opening + text + "".join(calls)
+    return joined.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _render_native_call(call: ServerCall) -> str:
+    """Render a call; arguments that are no JSON are an error of the policy, found by `parse`."""
+    try:
+        if not isinstance(call.arguments, str):
+            return render_call(call.name, call.arguments)
+        return f"<tool_call>{escape_tags(call.arguments)}</tool_call>"
+    except ValueError:  # NaN or infinity
+        return f"<tool_call>{escape_tags(str(call.arguments))}</tool_call>"
 
 
 def to_openai_messages(messages: Sequence[dict], by_server: bool) -> list[dict]:
     """Convert messages to OpenAI's format.
 
     An observation becomes a user's `<tool_response>`, or, with native tools (`by_server`), the
-    response to a call's id. A call without a response (cut by a limit) stays text, because servers
+    response to a call's id: the server's (`call_id`), or nine letters and digits, as some servers
+    require. A call without a response (cut by a limit) stays text, because servers
     reject calls without responses. Pictures of a native response are sent in a user message after
     it.
     """
     sent: list[dict] = []
-    calls = 0
+    ids: list[str] = []
     followers = [*(message["role"] for message in messages[1:]), ""]
     for message, follower in zip(messages, followers, strict=True):
         role, text = message["role"], message["content"]
@@ -265,14 +335,15 @@ def to_openai_messages(messages: Sequence[dict], by_server: bool) -> list[dict]:
         if role == "assistant" and by_server and follower == "tool":
             action = parse(text)
             if isinstance(action, ToolCall):
-                calls += 1
+                own = message.get("call_id", "")
+                ids.append(own if own and own not in ids else f"call{len(ids) + 1:05d}")
                 function = {"name": action.name, "arguments": json.dumps(action.arguments)}
-                called = {"id": f"call-{calls}", "type": "function", "function": function}
+                called = {"id": ids[-1], "type": "function", "function": function}
                 thought = text.partition("<tool_call>")[0]
                 sent.append({"role": role, "content": thought, "tool_calls": [called]})
                 continue
         if role == "tool" and by_server and sent and sent[-1].get("tool_calls"):
-            sent.append({"role": role, "content": text, "tool_call_id": f"call-{calls}"})
+            sent.append({"role": role, "content": text, "tool_call_id": ids[-1]})
             if pictures:
                 sent.append({"role": "user", "content": _content("", pictures)})
         elif role == "tool":

@@ -30,7 +30,12 @@ from transformers import PreTrainedModel
 
 from drlib.endpoint import ChatEndpoint, EndpointError
 from drlib.models.api_engine import retry_request
-from drlib.models.conversations import Conversation, has_stopped, infer_finish_reason
+from drlib.models.conversations import (
+    Conversation,
+    check_ids,
+    has_stopped,
+    infer_finish_reason,
+)
 from drlib.models.engine import Completion, SamplingParams
 from drlib.models.moe import load_model_config, save_policy
 from drlib.models.vllm_engine import MAX_GAP, ParityCheckedEngine, request_options, truncate_at_stop
@@ -134,7 +139,10 @@ class VllmServer(ParityCheckedEngine):
         rng = random.Random(options["seed"])
 
         def ask() -> Completion:
-            return _completion(self.endpoint.complete_ids(prompt, **options), params)
+            reply = self.endpoint.complete_ids(prompt, **options)
+            completion = _completion(reply, params)
+            check_ids(completion.token_ids, self.vocab_size, "the server's turn")
+            return completion
 
         def work() -> None:
             try:

@@ -16,16 +16,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from drlib.endpoint import ChatEndpoint, EndpointError
+from drlib.chat.server_messages import MAX_COUNT, read_choice, read_message
+from drlib.endpoint import PROMPT_STATUSES, ChatEndpoint, EndpointError
 from drlib.files import append_json_line, resume_json_lines
 from drlib.validation import require
 
 MAX_FAILED = 5  # failed prompts in a row until requests stop
 LONGEST_PAUSE_S = 30.0
-PROMPT_STATUSES = (400, 413, 422)  # HTTP statuses caused by the prompt, not by the server
 FRAME = 32  # tokens that a chat template adds to a message, at most
-# fields without content: unfinished reasoning, or a refusal
-EMPTY_CONTENT_FIELDS = ("reasoning", "reasoning_content", "refusal")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -200,26 +198,29 @@ def _bound_tokens(asked: dict) -> int:
     return said + FRAME * len(asked["messages"]) + asked["max_tokens"]
 
 
-def _parse_completion(reply: dict | None, most: int) -> tuple[str, int]:
-    """Return the text and the tokens of a chat completion.
+def _parse_completion(reply: dict, most: int) -> tuple[str, int]:
+    """Return the text and the tokens of a chat completion; "" for reasoning or a refusal alone.
 
     Raises:
         EndpointError: the completion is malformed; a retry may succeed.
     """
     try:
-        message = reply["choices"][0]["message"]
-        text = message.get("content")
-        if text is None and any(
-            isinstance(message.get(part), str) for part in EMPTY_CONTENT_FIELDS
-        ):
-            text = ""
-        usage = reply.get("usage") or {}
-        used = [usage.get(f"{of}_tokens") for of in ("prompt", "completion")]
-    except (LookupError, TypeError, AttributeError):
-        text = None
-    if not isinstance(text, str):
-        raise EndpointError("a malformed reply")
-    counted = all(type(count) is int and count >= 0 for count in used)
+        choice = read_choice(reply)
+        message = read_message(choice)
+    except ValueError as error:
+        raise EndpointError(f"a malformed reply: {error}") from None
+    text = message.text
+    if text is None and message.thought:
+        text = ""
+    fields = choice.get("message")
+    if isinstance(fields, dict) and fields.get("content") is None and fields.get("refusal"):
+        text = ""
+    if text is None:
+        raise EndpointError("a malformed reply: the message has no content")
+    usage = reply.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    used = [usage.get(f"{of}_tokens") for of in ("prompt", "completion")]
+    counted = all(type(count) is int and 0 <= count <= MAX_COUNT for count in used)
     return text, sum(used) if counted else most
 
 
