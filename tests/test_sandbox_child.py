@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from drlib.config import ROOT
 from drlib.sandbox import Sandbox, probe
 from drlib.sandbox.result import hide_paths
+from drlib.sandbox.selftest import scratch
 
 LEVELS = {"strong": probe(), "standard": probe().without("namespaces")}
 LEVELS = {level: found for level, found in LEVELS.items() if found.level == level}
@@ -76,6 +78,10 @@ def test_exit_of_an_earlier_cell_leaves_input_and_names(sandbox):
             "import textwrap\nraise RuntimeError(textwrap.dedent('''\n  a\n  b\n'''))",
             "RuntimeError: a b",
         ),
+        ("raise ValueError('first\\rsecond')", "ValueError: first second"),
+        ("raise KeyError(type('Odd', (), {'__repr__': lambda s: 'a\\x0cb'})())", "KeyError: a b"),
+        ("raise OSError('first\\u2028second')", "OSError: first second"),
+        ("import sys\nsys.exit('usage: x\\n  -h help')", "SystemExit: usage: x -h help"),
         # groups
         (
             "raise ExceptionGroup('two', [KeyError('k'), OSError(5, 'bad')])",
@@ -153,9 +159,20 @@ def test_hide_paths_keeps_other_text():
     stdlib = os.path.dirname(os.path.abspath(os.__file__))
     assert hide_paths(f"({root}/sympy/core.py)", [root]) == "(sympy/core.py)"
     assert hide_paths(f"{stdlib}/json/decoder.py", [root]) == "json/decoder.py"
-    assert hide_paths("/dev/shm/drlib-sandbox-a1b_2/box/work/x.csv", []) == "/box/work/x.csv"
+    work = f"{scratch()}/drlib-sandbox-a1b_2cd3/box/work"
+    assert hide_paths(f"{work}/x.csv {work}", []) == "/box/work/x.csv /box/work"
     for text in ("1/2", "/etc/passwd", "http://a.b/site-packages/x", "no path"):
         assert hide_paths(text, [root]) == text
+
+
+@pytest.mark.parametrize(
+    "piece", ["/", "/a", "/drlib-sandbox-", f"{scratch()}/drlib-sandbox-a", "/box/work", "/usr/lib"]
+)
+def test_hide_paths_takes_linear_time(piece):
+    text = piece * (400_000 // len(piece))
+    start = time.process_time()
+    hide_paths(text, ["/somewhere/site-packages"])
+    assert time.process_time() - start < 2.0  # quadratic: more than an hour for "/"
 
 
 @needs_sandbox

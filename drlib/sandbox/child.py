@@ -208,7 +208,7 @@ def _execute_deeper(calls: int, source: str, echo: bool, name: str) -> int:
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF
-        _print_error(str(error.code) + "\n")
+        _print_error(str(error.code) + "\n" + _summarise(error))
         return 1
     except MemoryError as error:
         error.__traceback__ = None  # its frames hold the memory
@@ -241,7 +241,7 @@ def _summarise(error: BaseException) -> str:
     message = str(error.msg) if isinstance(error, SyntaxError) else str(error)
     notes = [str(note) for note in getattr(error, "__notes__", ())]
     has_parts = isinstance(error, BaseExceptionGroup)
-    if not (has_parts or notes or len(message.split("\n")) > 1 or len(message) > LONGEST_LINE):
+    if not (has_parts or notes or len(message.splitlines()) > 1 or len(message) > LONGEST_LINE):
         return ""
     line = _name_error(error)
     for note in notes:

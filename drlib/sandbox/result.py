@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from drlib.sandbox.selftest import FOLDER_PREFIX, scratch
+
 _NOT_RUN = "SandboxError: the code could not be run."
 _FIXED_TEXTS = {
     "timeout": "TimeoutError: execution timed out.",
@@ -105,10 +107,14 @@ def hide_paths(text: str, roots: Sequence[str]) -> str:
     if "/" not in text:
         return text
     pattern, names = _host_paths(tuple(roots))
-    return _WORK_FOLDER.sub("/box/work", pattern.sub(lambda found: names[found[0]], text))
+    # Generated code chooses the text: both patterns begin with fixed words, so a search is linear.
+    text = pattern.sub(lambda found: names[found[0]], text)
+    return _work_folder(scratch()).sub("/box/work", text)
 
 
-_WORK_FOLDER = re.compile(r"/[^\s'\"]*/drlib-sandbox-\w+/box/work\b")
+@cache
+def _work_folder(parent: str) -> re.Pattern:
+    return re.compile(re.escape(f"{parent}/{FOLDER_PREFIX}") + r"\w{1,20}/box/work\b")
 
 
 @cache

@@ -42,7 +42,7 @@ _TGKILL = (234, 131)
 _THREAD = 0x3D0F00
 _DETACHED = 0x400000  # ignored by the kernel, set by some C libraries
 _SET_LOCK = (6, 7, 37, 38)  # F_SETLK, F_SETLKW and their F_OFD variants
-_SHARED_WAIT = (0x0, 0x9, 0x100, 0x109)  # FUTEX_WAIT and FUTEX_WAIT_BITSET, either clock
+_JOIN_WAIT = (0x109,)  # shared FUTEX_WAIT_BITSET on the real-time clock, as in pthread_join
 
 
 class Condition(NamedTuple):
@@ -214,7 +214,7 @@ def _bodies() -> Iterable[tuple[Call, list[bytes]]]:
     yield _FCNTL, _if_argument(1, _SET_LOCK, _RET_DONE)
     # pthread_join, which Python 3.13 calls, waits with a shared futex until the thread has ended.
     # EAGAIN makes it look again, and nothing waits for a wake-up by another call.
-    yield _FUTEX, _if_argument(1, _SHARED_WAIT, _RET_AGAIN)
+    yield _FUTEX, _if_argument(1, _JOIN_WAIT, _RET_AGAIN)
     for call, conditions in _CONDITIONS.items():
         yield call, _allow_if(conditions)
 

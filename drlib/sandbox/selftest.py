@@ -48,6 +48,7 @@ sympy.sympify("x + 1"), sympy.Matrix([[1, 2], [3, 4]]).det(), numpy.linalg.det(n
 # .pth files (an editable install of this library).
 PYTHON = (sys.executable, "-P", "-s", "-S", "-B")
 START_SECONDS = 180.0  # importing sympy on a busy machine
+FOLDER_PREFIX = "drlib-sandbox-"  # of the names of work folders
 REMEDY = (
     "Run on Linux 6.2 or newer with Landlock enabled and a container profile that passes the "
     "landlock_*, seccomp and (as root) unshare calls; on macOS or Windows use Docker or Lima. "

@@ -15,7 +15,13 @@ from contextlib import contextmanager
 from typing import IO
 
 from drlib.sandbox import cleanup
-from drlib.sandbox.selftest import START_SECONDS, clean_environment, launch_command, scratch
+from drlib.sandbox.selftest import (
+    FOLDER_PREFIX,
+    START_SECONDS,
+    clean_environment,
+    launch_command,
+    scratch,
+)
 
 
 class TemplateDied(Exception):
@@ -61,7 +67,7 @@ class Template:
     """One template process with its folder and its socket; serves one call at a time."""
 
     def __init__(self, config: dict) -> None:
-        self._folder = tempfile.mkdtemp(prefix="drlib-sandbox-", dir=scratch())
+        self._folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=scratch())
         # The template's own limits apply first; this one detects a stopped template.
         self._reply_seconds = config["timeout_s"] + 60.0
         try:
