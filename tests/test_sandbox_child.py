@@ -160,7 +160,8 @@ def test_hide_paths_keeps_other_text():
     assert hide_paths(f"({root}/sympy/core.py)", [root]) == "(sympy/core.py)"
     assert hide_paths(f"{stdlib}/json/decoder.py", [root]) == "json/decoder.py"
     work = f"{scratch()}/drlib-sandbox-a1b_2cd3/box/work"
-    assert hide_paths(f"{work}/x.csv {work}", []) == "/box/work/x.csv /box/work"
+    shown = "/box/work"
+    assert hide_paths(f"{work}/x.csv {work}", []) == f"{shown}/x.csv {shown}"
     for text in ("1/2", "/etc/passwd", "http://a.b/site-packages/x", "no path"):
         assert hide_paths(text, [root]) == text
 
