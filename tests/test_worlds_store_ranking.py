@@ -10,7 +10,8 @@ import pytest
 
 from drlib.worlds import load_world
 from drlib.worlds import store as store_module
-from drlib.worlds.store import Document, Part, Store, search_terms
+from drlib.worlds.store import Document, Part, Store
+from drlib.worlds.terms import search_terms
 from tests.store_examples import library, place
 
 WORDS = "the of moon river json.dumps stone Émile red_bird 7 harbour salt".split()

@@ -26,6 +26,7 @@ from drlib.worlds.linking import WIKI_LINK, decode_names, file_suffix
 from drlib.worlds.reading import TABLES
 from drlib.worlds.sheets import HAS_LETTER
 from drlib.worlds.store import Part, Store
+from drlib.worlds.terms import fold_name
 from drlib.worlds.triples import RESERVED_RELATIONS
 
 JOINS = "~~joins//"  # cannot be a path
@@ -114,7 +115,7 @@ class _Names:
         self._rows: dict[str, list[str]] = defaultdict(list)  # folded first cell -> rows
         self._entities: list[str] = []
         pages = "SELECT title FROM documents ORDER BY title"
-        self._titles = {title.casefold(): title for (title,) in store.rows(pages)}
+        self._titles = {fold_name(title): title for (title,) in store.rows(pages)}
         rows = store.rows("SELECT title, kind, aliases FROM nodes WHERE source != ?", JOINS)
         for title, kind, aliases in sorted(rows):
             names = [_fold(name) for name in json.loads(aliases)]
@@ -135,7 +136,7 @@ class _Names:
     def _add_page(self, title: str, names: Iterable[str]) -> None:
         for name in names:
             self._called[name].add(title)
-        path = posixpath.splitext(title)[0].casefold()
+        path = fold_name(posixpath.splitext(title)[0])
         stem = posixpath.basename(path)
         ways = {path, NUMBER.sub("", path)}
         if stem in INDEXES:
@@ -153,7 +154,7 @@ class _Names:
         page = self._page(path)
         if page is None:
             return None if anchor else _unique(self._sections.get(_fold(path)))
-        return self._titles.get(f"{page}#{anchor}".casefold(), page) if anchor else page
+        return self._titles.get(fold_name(f"{page}#{anchor}"), page) if anchor else page
 
     def _page(self, name: str) -> str | None:
         folded = _fold(name).strip("/")
@@ -225,7 +226,7 @@ class _Names:
 
 
 def _fold(name: str) -> str:
-    return " ".join(name.split()).casefold()
+    return fold_name(" ".join(name.split()))
 
 
 def _is_name(folded: str) -> bool:
@@ -239,4 +240,4 @@ def _unique(found: Iterable[str] | None) -> str | None:
 
 
 def _has_path_suffix(title: str, path: str) -> bool:
-    return f"/{posixpath.splitext(title)[0].casefold()}".endswith(f"/{path}")
+    return f"/{fold_name(posixpath.splitext(title)[0])}".endswith(f"/{path}")

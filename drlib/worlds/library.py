@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from drlib.worlds.graph import VALUE, Graph, Node
-from drlib.worlds.store import FACTS_PER_PAGE, MORE_FACTS, Store, one_line, search_terms
+from drlib.worlds.store import FACTS_PER_PAGE, MORE_FACTS, Store, one_line
+from drlib.worlds.terms import fold_name, search_terms
 from drlib.worlds.world import Hit, Page
 
 SNIPPET = 160  # characters
@@ -93,7 +94,7 @@ class Library:
         number = int(part[1]) if part else 1
         for name, meant in ((url, 1), (PART_OF_URL.sub("", url), number), (text, 1)):
             found = self.store.names(name)[:1]
-            if found and found[0].casefold() == name.casefold():
+            if found and fold_name(found[0]) == fold_name(name):
                 return found[0], meant
         others = self.store.names(url) if text.startswith(f"{self.scheme}:") else ()
         return (others[0], 1) if len(others) == 1 else (None, 1)  # a link by alias

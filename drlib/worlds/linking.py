@@ -12,6 +12,7 @@ Supported forms: [so](a.md), [so](<a b.md>), [so][label] with "[label]: a.md" an
 import json
 import posixpath
 import re
+import unicodedata
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -105,7 +106,7 @@ def resolve_links(
 def link_target(source: str, link: str) -> Address | None:
     """Resolve a link in `source`; None for other file types and outside the folder."""
     link = link.replace("\\(", "(").replace("\\)", ")")
-    path, _, anchor = unquote(link).partition("#")
+    path, _, anchor = unicodedata.normalize("NFC", unquote(link)).partition("#")
     if re.match(r"[a-zA-Z][\w+.-]*:|//", path):
         return None
     is_name = False

@@ -17,10 +17,12 @@ truncating the log while a reader uses it.
 
 import hashlib
 import json
+import math
 import re
 import sqlite3
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,21 +32,21 @@ import numpy as np
 
 from drlib.worlds.graph import Fact, Node
 from drlib.worlds.reading import clean
+from drlib.worlds.terms import derived_terms, fold_name, search_terms
 
 FACTS_PER_PAGE = 60
 MORE_FACTS = "more facts"  # reserved: begins the line with the next part of a page
 MAX_TERMS = 64  # largest number of terms of a query
 WAIT_S = 600.0  # seconds to wait for another writer
-FILE_FORMAT = 0x64726C02  # SQLite application id: "drl" and the format version
-STOP = frozenset("a an and are by for in is of on the to was what which who".split())
-DOTTED_NAME = re.compile(r"\w\w+(?:[._]\w+)+")
-WORD = re.compile(r"[^\W_]+")
+FILE_FORMAT = 0x64726C03  # SQLite application id: "drl" and the format version
 LINKED_TITLE = re.compile(r"\[(.+?)\]\([^\s:]+:\1\)")
 TITLE_WEIGHT = 4.0  # weight of title words relative to text
 MAX_RANKED = 4_000_000  # pages over all cached terms, 12 bytes each
-TERM_SCORES = "SELECT rowid, bm25(pages, ?, 1.0, 1.0) FROM pages WHERE pages MATCH ?"
+TERM_SCORES = "SELECT rowid, bm25({0}, ?, 1.0, 1.0) FROM {0} WHERE {0} MATCH ?"
 ROW = np.dtype([("page", np.int64), ("score", np.float64)])
-# A row of `documents` has the rowid of its row in `pages`, which contains text and index.
+# A row of `documents` has the rowid of its row in `pages`, which contains text and index, and in
+# `derived`, which contains the terms that the tokenizer of `pages` does not find. It is a separate
+# table, since more terms in `pages` would change the length of a page and with it all scores.
 TABLES = {
     "documents": "title, links",
     "nodes": "title, kind, aliases",
@@ -58,7 +60,11 @@ INDEXED = {"names": 2, "facts": 2}  # number of leading columns with an index; d
 def _schema() -> str:
     """Return the SQL that creates missing tables and indexes."""
     new = "IF NOT EXISTS"
-    statements = [f"CREATE VIRTUAL TABLE {new} pages USING fts5 (title, text, facts)"]
+    statements = [
+        f"CREATE VIRTUAL TABLE {new} pages USING fts5 (title, text, facts)",
+        f"CREATE VIRTUAL TABLE {new} derived USING fts5 (title, text, facts,"
+        " tokenize = \"unicode61 categories 'L* N* Co M*'\")",
+    ]
     for table, columns in TABLES.items():
         statements.append(f"CREATE TABLE {new} {table} ({columns}, source)")
         indexed = columns.split(", ")[: INDEXED.get(table, 1)]
@@ -146,6 +152,7 @@ class Ranking:
         self._pages = np.fromiter((page for (page,) in rows), np.int64)  # sorted by title
         self._places = np.argsort(self._pages).astype(np.int32)  # positions sorted by row id
         self._numbers = self._pages[self._places]
+        ((self._derived_pages,),) = db.execute("SELECT COUNT(*) FROM derived_docsize")
         # most recently used last
         self._scores_by_term: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._cached_pages = 0
@@ -171,16 +178,44 @@ class Ranking:
         """Return (positions of the pages with `term`, its contribution to their scores)."""
         known = self._scores_by_term.pop(term, None)
         if known is None:
-            rows = self._db.execute(TERM_SCORES, (TITLE_WEIGHT, f'"{term}"'))
-            made = np.fromiter(rows, ROW)
-            places = self._places[np.searchsorted(self._numbers, made["page"])]
-            known = places, made["score"].copy()
+            known = self._table_scores("pages", term)
+            if self._derived_pages:
+                known = self._add_derived(term, *known)
+            places = known[0]
             self._cached_pages += len(places)
         self._scores_by_term[term] = known
         while self._cached_pages > MAX_RANKED and len(self._scores_by_term) > 1:
             oldest = next(iter(self._scores_by_term))
             self._cached_pages -= len(self._scores_by_term.pop(oldest)[0])
         return known
+
+    def _table_scores(self, table: str, term: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return (positions of the pages with `term`, its scores) by one full-text table."""
+        phrase = f'"{term[:-1]}"*' if term.endswith("*") else f'"{term}"'
+        rows = self._db.execute(TERM_SCORES.format(table), (TITLE_WEIGHT, phrase))
+        made = np.fromiter(rows, ROW)
+        return self._places[np.searchsorted(self._numbers, made["page"])], made["score"].copy()
+
+    def _add_derived(
+        self, term: str, places: np.ndarray, scores: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Add the scores by derived terms, with the rarity of `term` among all pages."""
+        derived, added = self._table_scores("derived", term)
+        if not len(derived):
+            return places, scores
+        added *= _rarity(len(self._pages), len(derived)) / _rarity(
+            self._derived_pages, len(derived)
+        )
+        both = np.union1d(places, derived)
+        total = np.zeros(len(both))
+        total[np.searchsorted(both, places)] += scores
+        total[np.searchsorted(both, derived)] += added
+        return both, total
+
+
+def _rarity(pages: int, with_term: int) -> float:
+    """Return the inverse document frequency of a term as in SQLite's bm25()."""
+    return max(math.log((pages - with_term + 0.5) / (with_term + 0.5)), 1e-6)
 
 
 class Store:
@@ -311,7 +346,8 @@ class Store:
     def _remove(self, source: str) -> None:
         """Delete all rows of a source."""
         pages = "rowid IN (SELECT rowid FROM documents WHERE source = ?)"
-        self._db.execute(f"DELETE FROM pages WHERE {pages}", (source,))
+        for table in ("pages", "derived"):
+            self._db.execute(f"DELETE FROM {table} WHERE {pages}", (source,))
         for table in TABLES:
             self._db.execute(f"DELETE FROM {table} WHERE source = ?", (source,))
 
@@ -330,13 +366,23 @@ class Store:
 
     def _index_facts(self, title: str) -> None:
         """Make the aliases and facts of a page searchable."""
-        sql = "SELECT DISTINCT folded FROM names WHERE title = ? AND folded != ? ORDER BY 1"
-        names = [name for (name,) in self.rows(sql, title, title.casefold())]
+        nodes = self.rows("SELECT aliases FROM nodes WHERE title = ?", title)
+        aliases = {name.casefold() for (some,) in nodes for name in json.loads(some)}
+        names = sorted(aliases - {title.casefold()})
         facts = [f"{relation} {value}" for relation, value, _ in self.facts(title)]
         text = "; ".join([*names, *facts[:FACTS_PER_PAGE]]) or None
         row = "rowid = (SELECT rowid FROM documents WHERE title = ?)"
         update = f"UPDATE pages SET facts = ? WHERE {row} AND facts IS NOT ?"
-        self._db.execute(update, (text, title, text))
+        if self._db.execute(update, (text, title, text)).rowcount:
+            terms = derived_terms(text or "", title)
+            self._db.execute(f"UPDATE derived SET facts = ? WHERE {row}", (terms, title))
+            if terms:
+                missing = "rowid NOT IN (SELECT rowid FROM derived)"
+                self._db.execute(
+                    f"INSERT INTO derived (rowid, facts) SELECT rowid, ? FROM documents"
+                    f" WHERE title = ? AND {missing}",
+                    (terms, title),
+                )
 
     def _add(self, source: str, part: Part) -> None:
         """Write the rows of a source."""
@@ -349,12 +395,15 @@ class Store:
             document = (title, json.dumps([one_line(link) for link in links]), source)
             row = run("INSERT INTO documents VALUES (?, ?, ?)", document).lastrowid
             run("INSERT INTO pages (rowid, title, text) VALUES (?, ?, ?)", (row, title, text))
-            run(name, (title.casefold(), title, source))
+            terms = derived_terms(title), derived_terms(text, title)
+            if any(terms):
+                run("INSERT INTO derived (rowid, title, text) VALUES (?, ?, ?)", (row, *terms))
+            run(name, (fold_name(title), title, source))
         for title, kind, aliases in part.nodes:
             title = one_line(title)
             run("INSERT INTO nodes VALUES (?, ?, ?, ?)", (title, kind, json.dumps(aliases), source))
             for alias in aliases:
-                run(name, (alias.casefold(), title, source))
+                run(name, (fold_name(alias), title, source))
         for fact in part.facts:
             cleaned = [one_line(text) for text in fact]
             subject, relation, value = cleaned
@@ -393,9 +442,18 @@ class Store:
     def names(self, name: str) -> list[str]:
         """Return the pages with this title (first) or alias, in any case."""
         sql = "SELECT DISTINCT title FROM names JOIN documents USING (title) WHERE folded = ?"
-        folded = clean(name).casefold()
+        name = clean(name)
+        folded, lower = fold_name(name), name.casefold()
         found = [title for (title,) in self.rows(sql, folded)]
-        return sorted(found, key=lambda title: (title.casefold() != folded, title != name, title))
+        return sorted(
+            found,
+            key=lambda title: (
+                fold_name(title) != folded,
+                title.casefold() != lower,
+                title != name,
+                title,
+            ),
+        )
 
     def search(self, query: str, k: int) -> list[str]:
         """Return the titles of the `k` best pages for `query`, best first."""
@@ -446,17 +504,10 @@ def _enable_wal(db: sqlite3.Connection) -> None:
 
 
 def one_line(text: str) -> str:
-    """Normalise a title, relation or value to one line.
+    """Normalise a title, relation or value to one line in the composed Unicode form (NFC).
 
     The separator "; " and link syntax are escaped, because they have a meaning on pages.
     """
-    text = " ".join(text.split()).replace("; ", ", ")
+    text = unicodedata.normalize("NFC", " ".join(text.split())).replace("; ", ", ")
     holds_link = "](" in text and LINKED_TITLE.search(text)
     return text.replace("](", "] (") if holds_link else text
-
-
-def search_terms(text: str) -> list[str]:
-    """Return dotted names such as `json.dumps` and all words except stop words."""
-    found = WORD.findall(text)
-    rare = [word for word in found if word.casefold() not in STOP]
-    return DOTTED_NAME.findall(text) + (rare or found)

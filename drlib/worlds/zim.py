@@ -11,6 +11,7 @@ Xapian index.
 
 import posixpath
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
@@ -87,7 +88,7 @@ def _articles(archive, limit: int) -> tuple[dict, dict[str, str]]:
         name = one_line(entry.title) or entry.path
         if name in articles:
             name = f"{name} ({entry.path})"
-        titles[entry.path] = name
+        titles[_nfc(entry.path)] = name
         articles[name] = entry
     return articles, titles
 
@@ -103,11 +104,16 @@ def _aliases(archive, titles: dict[str, str]) -> dict[str, set[str]]:
             if not goal.is_redirect:
                 break
             goal = goal.get_redirect_entry()
-        name = titles.get(goal.path)
+        name = titles.get(_nfc(goal.path))
         if name:
-            titles[entry.path] = name
+            titles[_nfc(entry.path)] = name
             aliases[name] |= {entry.title} - {name}
     return aliases
+
+
+def _nfc(path: str) -> str:
+    """Return the composed Unicode form: paths and links may use different forms."""
+    return unicodedata.normalize("NFC", path)
 
 
 def _text(entry, parser: Parser) -> str:
@@ -128,7 +134,7 @@ def _resolve_links(text: str, folder: str, titles: dict[str, str]) -> tuple[str,
 
     def address(match: re.Match) -> str:
         path = posixpath.join(folder, unquote(match[2]).partition("#")[0])
-        title = titles.get(posixpath.normpath(path).lstrip("/"))
+        title = titles.get(_nfc(posixpath.normpath(path).lstrip("/")))
         if not title:
             return match[1]
         found[title] = None

@@ -24,7 +24,7 @@ from statistics import mean, quantiles
 from drlib.worlds import load_world
 from drlib.worlds.library import Library
 from drlib.worlds.reading import clean
-from drlib.worlds.store import search_terms
+from drlib.worlds.terms import search_terms
 from tests.benchmarks.bench_questions import fixed_loop
 
 WORDS = (3, 8)  # of a phrase, at least and at most
