@@ -52,7 +52,8 @@ $(STAMP):
 	PYTHON=/path/to/python$(VERSION)" >&2; \
 	  exit 1; \
 	fi; \
-	if ! $(PY) $(IS_RIGHT) >/dev/null 2>&1; then \
+	: "without a stamp, an earlier set-up was interrupted and may have left half a package"; \
+	if ! $(PY) $(IS_RIGHT) >/dev/null 2>&1 || ! ls .venv/.drlib-* >/dev/null 2>&1; then \
 	  echo "== setting up .venv with $$python"; \
 	  "$$python" -m venv --clear .venv; \
 	fi; \

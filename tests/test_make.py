@@ -85,7 +85,9 @@ def test_failed_install_is_retried(make_clone):
     assert make("run").returncode != 0
     assert stamps(folder) == [] and not any("drlib.cli" in call for call in calls(folder))
     (folder / "offline").unlink()
+    (folder / "calls").unlink()
     assert make("run").returncode == 0
+    assert calls(folder)[0] == "-m venv --clear .venv"  # pip may have left half a package
     assert calls(folder)[-1] == "-m drlib.cli run 00 --profile laptop"
 
 
