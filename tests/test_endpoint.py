@@ -328,9 +328,9 @@ def test_both_names_of_the_token_limit_may_be_rejected(server):
     ("headers", "least", "most"),
     [
         ({"Retry-After": "7"}, 7, 7),
-        ({"Retry-After": formatdate(time.time() + 3600, usegmt=True)}, 3500, 3600),
-        ({"Retry-After": formatdate(time.time() + 3600, localtime=True)}, 3500, 3600),
-        ({"Retry-After": formatdate(0, usegmt=True)}, 0, 0),
+        ({"Retry-After": lambda: formatdate(time.time() + 3600, usegmt=True)}, 3500, 3600),
+        ({"Retry-After": lambda: formatdate(time.time() + 3600, localtime=True)}, 3500, 3600),
+        ({"Retry-After": lambda: formatdate(0, usegmt=True)}, 0, 0),
         ({"retry-after-ms": "1500"}, 1.5, 1.5),
         ({"Retry-After": "nan"}, 0, 0),
         ({"Retry-After": "-3"}, 0, 0),
@@ -339,6 +339,8 @@ def test_both_names_of_the_token_limit_may_be_rejected(server):
     ],
 )
 def test_retry_after_is_read_as_seconds_or_date(server, headers, least, most):
+    # a date is made now: tests are collected long before they run
+    headers = {name: value() if callable(value) else value for name, value in headers.items()}
     server.refusals = [(429, {"error": {"message": "busy"}}, headers)]
     with pytest.raises(EndpointError) as caught:
         endpoint(server, "refuse").ask(MESSAGES)

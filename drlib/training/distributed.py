@@ -98,7 +98,7 @@ class Ranks:
             torch.cuda.set_device(local)
             backend = "cpu:gloo,cuda:nccl"
         if self.size > 1 and not dist.is_initialized():
-            # torchrun's ranks meet at a port, forks of a warm process (training.warm) in a file
+            # torchrun sets a port, training.fork_server a file
             meeting = os.environ.get("DRLIB_RENDEZVOUS", "env://")
             dist.init_process_group(
                 backend, init_method=meeting, rank=self.rank, world_size=self.size

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -21,7 +22,9 @@ from pathlib import Path
 import psutil
 
 from drlib.config import ROOT, Config
+from drlib.files import write_atomic
 
+PACKAGE = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "runs" / "logs"
 GRACE_S = 10.0  # from SIGINT to SIGKILL
 POLL_S = 0.2
@@ -130,24 +133,129 @@ def launch(
     name = desc or module
     how = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
     log = _new_log(name)
-    with open(log, "wb") as output:
-        child = _Program(
-            [sys.executable, *how, "-m", module, *map(str, arguments)],
-            cwd=ROOT,
-            env=_environment() | {"OMP_NUM_THREADS": str(threads)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-            preexec_fn=stop_with_parent,
-        )
+    command = [sys.executable, *how, "-m", module, *map(str, arguments)]
+    environment = _environment() | {"OMP_NUM_THREADS": str(threads)}
+    child = _Program(command, environment, log, preexec_fn=stop_with_parent)
     return _wait(child, name, log, follow, total)
 
 
 class _Program(psutil.Popen):
+    """A program in its own process group, with its output in a log."""
+
+    def __init__(self, command: Sequence[str], environment: dict, log: Path, **options):
+        with open(log, "ab") as output:
+            super().__init__(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                **options,
+            )
+
     def interrupt(self) -> None:
         """Send SIGINT to the process group, like Ctrl-C."""
         os.killpg(self.pid, signal.SIGINT)
+
+
+class _ForkServer(_Program):
+    """A process that forks the processes of stages (`drlib.training.fork_server`)."""
+
+    def __init__(self, environment: dict, log: Path):
+        self.owner, self.requests = os.getpid(), 0
+        self._folder = tempfile.TemporaryDirectory(prefix="drlib-stages-")
+        command = [sys.executable, "-m", "drlib.training.fork_server", self._folder.name]
+        # no preexec_fn: the signal would come at the end of the thread that started the server
+        super().__init__(command, environment, log)
+
+    def start(self, arguments: Sequence[str], processes: int, log: Path) -> "_ForkedStage":
+        """Request the processes of a stage."""
+        folder = Path(self._folder.name)
+        request = {"arguments": list(arguments), "processes": processes, "log": str(log)}
+        write_atomic(folder / f"{self.requests}.json", json.dumps(request))
+        stage = _ForkedStage(self, folder / f"{self.requests}.done")
+        self.requests += 1
+        return stage
+
+    def stop(self) -> None:
+        """Kill the server; in a fork of its program, leave it."""
+        if self.owner == os.getpid():
+            with suppress(psutil.NoSuchProcess):
+                self.kill()
+            self.wait()
+
+
+class _ForkedStage:
+    """The processes of one stage, used like the `Popen` of one process.
+
+    The server ends with a stage that fails.
+    """
+
+    def __init__(self, server: _ForkServer, done: Path):
+        self.returncode: int | None = None
+        self._server, self._done = server, done
+        self.interrupt, self.children = server.interrupt, server.children
+
+    def poll(self) -> int | None:
+        ended = self._server.poll()  # before the file is looked for, which may be its last action
+        self.returncode = 0 if self._done.exists() else ended
+        return self.returncode
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Raise psutil.TimeoutExpired if the stage runs longer."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while self.poll() is None:
+            if end is not None and time.monotonic() > end:
+                raise psutil.TimeoutExpired(timeout_s)
+            time.sleep(POLL_S)
+
+    def kill(self) -> None:
+        """Kill the server, unless the stage has succeeded."""
+        if self.returncode != 0:
+            self._server.kill()
+
+
+_fork_servers: dict[str, _ForkServer] = {}  # at most one: key of its code and environment
+_fork_lock = threading.Lock()
+
+
+def _launch_stage(
+    config: Config, arguments: Sequence[str], processes: int, name: str, follow: Path, total
+) -> None:
+    """Build one stage in forks; in new processes with TRL, or if the server is in use."""
+    threads = count_threads(config, processes)
+    if config.trainer.backend != "local" or not _fork_lock.acquire(blocking=False):
+        from drlib.training.build import MODULE
+
+        options = {"threads": threads, "follow": follow, "total": total, "desc": name}
+        launch(MODULE, arguments, processes, **options)
+        return
+    try:
+        log = _new_log(name)
+        server = _fork_server(_environment() | {"OMP_NUM_THREADS": str(threads)}, log)
+        _wait(server.start(arguments, processes, log), name, log, follow, total)
+    finally:
+        _fork_lock.release()
+
+
+def _fork_server(environment: dict, log: Path) -> _ForkServer:
+    """Return the server of this process; replace it if its code or environment has changed.
+
+    Args:
+        log: of the stage that needs it; shows why a new server cannot start.
+    """
+    sources = sorted((str(path), path.stat().st_mtime_ns) for path in PACKAGE.rglob("*.py"))
+    settings = sorted(item for item in environment.items() if item[0] != "PYTEST_CURRENT_TEST")
+    key = repr((os.getpid(), settings, sources))
+    server = _fork_servers.get(key)
+    if server is None or server.poll() is not None:
+        while _fork_servers:
+            _, old = _fork_servers.popitem()
+            old.stop()
+        server = _fork_servers[key] = _ForkServer(environment, log)
+    return server
 
 
 def _new_log(name: str) -> Path:
@@ -181,7 +289,7 @@ def build_stage(
         runs: the folder of run folders; default: runs/ of the repository.
         processes: for stages that support several; default: `config.processes`.
     """
-    from drlib.training import build, stages  # lazy: most kernels build nothing
+    from drlib.training import stages  # lazy: most kernels build nothing
 
     config = Config.load(config) if isinstance(config, str) else config
     runs = ROOT / "runs" if runs is None else Path(runs).resolve()
@@ -189,15 +297,9 @@ def build_stage(
         spec = stages.STAGES[name]
         final = stages.folder(name, config, runs)
         count = (processes or config.processes) if spec.parallel else 1
-        launch(
-            build.MODULE,
-            stages.arguments(name, config, runs),
-            count,
-            threads=count_threads(config, count),
-            follow=final.with_name(final.name + ".partial") / "metrics.jsonl",
-            total=config.get(spec.steps) if spec.steps else None,
-            desc=name,
-        )
+        follow = final.with_name(final.name + ".partial") / "metrics.jsonl"
+        total = config.get(spec.steps) if spec.steps else None
+        _launch_stage(config, stages.arguments(name, config, runs), count, name, follow, total)
     return stages.folder(stage, config, runs)
 
 
