@@ -266,7 +266,9 @@ def _new_log(name: str) -> Path:
     return Path(log)
 
 
-def _wait(child: _Program, name: str, log: Path, follow: Path | None, total: int | None) -> Path:
+def _wait(
+    child: _Program | _ForkedStage, name: str, log: Path, follow: Path | None, total: int | None
+) -> Path:
     """Wait for the program and return its log; on any exit, kill it and its descendants."""
     family: set[psutil.Process] = set()
     try:
