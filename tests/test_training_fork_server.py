@@ -129,6 +129,25 @@ def test_failure_is_reported_and_the_next_stage_works(place, how, processes, sta
     assert (build_stage("one", config(), runs=place) / "done.json").parent.exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "devices", "expected"),
+    [
+        ({}, ["nvidia0"], True),
+        ({"trainer.backend": "trl"}, [], True),
+        ({"trainer.backend": "trl"}, ["null", "nvidia-uvm-tools"], True),
+        ({"trainer.backend": "trl"}, ["nvidia0", "nvidiactl"], False),
+        ({"trainer.backend": "trl"}, ["kfd"], False),
+        ({"trainer.backend": "trl", "engine.name": "vllm"}, [], False),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="devices are searched in /dev")
+def test_trl_forks_only_without_an_accelerator(tmp_path, monkeypatch, changes, devices, expected):
+    for name in devices:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(launch, "DEVICES", tmp_path)
+    assert launch._can_fork(Config.load("ci", **changes)) == expected
+
+
 def test_failed_start_of_the_server_is_in_the_log(place, monkeypatch):
     (place / "sitecustomize.py").write_text("raise SystemExit('a broken installation')")
     monkeypatch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)

@@ -1,14 +1,16 @@
-"""Fork the processes of local stages from one that has imported torch and transformers.
+"""Fork the processes of stages from one that has imported torch, transformers and TRL.
 
-These imports take four seconds per process, longer than the short stages of the tour. The first
-stage that a program builds starts `python -m drlib.training.fork_server FOLDER`, which imports them
-once. Each stage still has its own processes, so nothing of one stage is left for the next.
+These imports take four to eight seconds per process, longer than the short stages of the tour. The
+first stage that a program builds starts `python -m drlib.training.fork_server FOLDER BACKEND`,
+which imports them once. Each stage still has its own processes, so nothing of one stage is left for
+the next.
 
 Requests are files of the folder, written by `launch.ForkServer`: the server forks the processes of
 `0.json`, creates `0.done` when all of them have succeeded, and waits for `1.json`. It exits with
 the status of the first process that fails, and when its parent has ended.
 
-Not used for TRL: its imports may initialise a GPU, which a fork cannot use.
+Not used for TRL on a machine with an accelerator: its imports may initialise the device, which a
+fork cannot use.
 """
 
 import importlib
@@ -107,12 +109,14 @@ def _end(ranks: set[int]) -> None:
 
 
 def main() -> None:
-    """Import what local stages import, then serve."""
+    """Import what the stages import, then serve."""
+    folder, backend = sys.argv[1:]
     with freeze_imports():
-        for name in sorted({stage.build.partition(":")[0] for stage in stages.STAGES.values()}):
-            importlib.import_module(name)
+        for stage in stages.STAGES.values():
+            builder = (stage.trl if backend == "trl" else "") or stage.build
+            importlib.import_module(builder.partition(":")[0])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the stage
-    arguments = serve(Path(sys.argv[1]))
+    arguments = serve(Path(folder))
     if arguments is not None:
         sys.argv = [build.MODULE, *arguments]
         build.main()

@@ -25,6 +25,8 @@ from drlib.config import ROOT, Config
 from drlib.files import write_atomic
 
 PACKAGE = Path(__file__).resolve().parents[1]
+DEVICES = Path("/dev")
+ACCELERATORS = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd", "accel*", "davinci*", "xpu*")
 LOGS = ROOT / "runs" / "logs"
 GRACE_S = 10.0  # from SIGINT to SIGKILL
 POLL_S = 0.2
@@ -163,10 +165,10 @@ class _Program(psutil.Popen):
 class _ForkServer(_Program):
     """A process that forks the processes of stages (`drlib.training.fork_server`)."""
 
-    def __init__(self, environment: dict, log: Path):
+    def __init__(self, environment: dict, backend: str, log: Path):
         self.owner, self.requests = os.getpid(), 0
         self._folder = tempfile.TemporaryDirectory(prefix="drlib-stages-")
-        command = [sys.executable, "-m", "drlib.training.fork_server", self._folder.name]
+        command = [sys.executable, "-m", "drlib.training.fork_server", self._folder.name, backend]
         # no preexec_fn: the signal would come at the end of the thread that started the server
         super().__init__(command, environment, log)
 
@@ -224,9 +226,9 @@ _fork_lock = threading.Lock()
 def _launch_stage(
     config: Config, arguments: Sequence[str], processes: int, name: str, follow: Path, total
 ) -> None:
-    """Build one stage in forks; in new processes with TRL, or if the server is in use."""
+    """Build one stage in forks; in new processes if they cannot be forked or the server is busy."""
     threads = count_threads(config, processes)
-    if config.trainer.backend != "local" or not _fork_lock.acquire(blocking=False):
+    if not _can_fork(config) or not _fork_lock.acquire(blocking=False):
         from drlib.training.build import MODULE
 
         options = {"threads": threads, "follow": follow, "total": total, "desc": name}
@@ -234,13 +236,23 @@ def _launch_stage(
         return
     try:
         log = _new_log(name)
-        server = _fork_server(_environment() | {"OMP_NUM_THREADS": str(threads)}, log)
+        environment = _environment() | {"OMP_NUM_THREADS": str(threads)}
+        server = _fork_server(environment, config.trainer.backend, log)
         _wait(server.start(arguments, processes, log), name, log, follow, total)
     finally:
         _fork_lock.release()
 
 
-def _fork_server(environment: dict, log: Path) -> _ForkServer:
+def _can_fork(config: Config) -> bool:
+    """Return False for TRL on a machine with an accelerator: its imports may initialise it."""
+    if config.trainer.backend == "local":
+        return True
+    if config.engine.name == "vllm" or sys.platform != "linux":
+        return False
+    return not any(device for pattern in ACCELERATORS for device in DEVICES.glob(pattern))
+
+
+def _fork_server(environment: dict, backend: str, log: Path) -> _ForkServer:
     """Return the server of this process; replace it if its code or environment has changed.
 
     Args:
@@ -248,13 +260,13 @@ def _fork_server(environment: dict, log: Path) -> _ForkServer:
     """
     sources = sorted((str(path), path.stat().st_mtime_ns) for path in PACKAGE.rglob("*.py"))
     settings = sorted(item for item in environment.items() if item[0] != "PYTEST_CURRENT_TEST")
-    key = repr((os.getpid(), settings, sources))
+    key = repr((os.getpid(), backend, settings, sources))
     server = _fork_servers.get(key)
     if server is None or server.poll() is not None:
         while _fork_servers:
             _, old = _fork_servers.popitem()
             old.stop()
-        server = _fork_servers[key] = _ForkServer(environment, log)
+        server = _fork_servers[key] = _ForkServer(environment, backend, log)
     return server
 
 
