@@ -59,7 +59,7 @@ def test_tour_policy_answers_with_source_and_cost(capsys, tmp_path):
     assert status == 0 and err == ""
     answer = next(line for line in out.splitlines() if line.startswith("Answer"))
     assert answer.split("  ")[1] == "Norwegian Krone"
-    assert "search  ['Norway']" in out and "* Norway  cldr:Norway" in out
+    assert "search  ['Norway']" in out and "*- Norway  cldr:Norway" in out
     (kept,) = load_trajectories(saved)
     assert kept.answer == "Norwegian Krone" and kept.metadata["question"] == NORWAY
     assert f"{int(kept.generated.sum())} completion tokens" in out
@@ -207,7 +207,7 @@ def test_printed_text_is_not_interpreted():
     trace = Trace(Console(file=output, highlight=False, soft_wrap=True, force_terminal=True))
 
     class At:
-        name = "0-0-0"
+        name, has_native_tools = "0-0-0", False
 
     trace("turn", At, "<think>[red]x[/red] \x1b[2J</think><answer>y</answer>")
     trace("result", At, ToolResult("search", {}, "[link=file:///x]a\x07", True, ""))

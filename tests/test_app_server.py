@@ -103,7 +103,8 @@ def test_question_streams_line_by_line(url):
     assert [line.get("head") for line in lines[:-1]] == ["thinks", "search", "reads", "thinks"]
     assert "currency Norwegian Krone" in lines[2]["text"]
     assert lines[-1]["answer"] == "Norwegian Krone" and lines[-1]["usage"]["calls"] == 1
-    assert {"title": "Norway", "url": "cldr:Norway", "supports": True} in lines[-1]["sources"]
+    norway = {"title": "Norway", "url": "cldr:Norway", "supports": True, "opened": False}
+    assert norway in lines[-1]["sources"]
     assert ask(url)[1][-1]["answer"] == "Norwegian Krone", "and the next one"
 
 

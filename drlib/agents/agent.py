@@ -67,6 +67,12 @@ class Agent(ABC):
         self.limits = limits or Limits()
         self.system = system
 
+    @property
+    def has_native_tools(self) -> bool:
+        """True if tools are called in the server's or the template's own format."""
+        sides = (self.engine, self.chat)
+        return any(getattr(side, "has_native_tools", False) for side in sides)
+
     @abstractmethod
     def run_task(self, state: RolloutState) -> Steps:
         """Work on `state.task`.
@@ -169,6 +175,7 @@ class Agent(ABC):
             (worlds or {}).get(task.world),
             self.chat,
             self.system,
+            self.has_native_tools,
             rollout_id(seed, key, number),
             key * samples + number,
         )

@@ -31,7 +31,7 @@ class Context(Protocol):
 
     def __len__(self) -> int: ...
 
-    def observe(self, text: str) -> None: ...
+    def observe(self, text: str, *, is_trusted: bool = False) -> None: ...
 
     def add_user(self, text: str) -> None: ...
 
@@ -63,27 +63,28 @@ class IdContext:
         """Return the number of tokens."""
         return sum(len(ids) for ids, _ in self.parts)
 
-    def observe(self, text: str) -> None:
-        """Append the environment's reply to the last turn."""
+    def observe(self, text: str, *, is_trusted: bool = False) -> None:
+        """Append the environment's reply to the last turn; tags in it never become tokens."""
         self.messages.append({"role": "tool", "content": text})
         self._append(self._chat.tool_turn(text))
 
     def add_user(self, text: str) -> None:
-        """Append a user message, also after an observation without a reply."""
+        """Append a user message."""
         self.messages.append({"role": "user", "content": text})
-        ids, completion = self.parts[-1]
-        opening = self._chat.assistant_start
-        if completion is None and self._sent < len(self.parts) and ids[-len(opening) :] == opening:
-            self.parts[-1] = (ids[: -len(opening)], None)
-            self.parts.append((self._chat.user_turn(text), None))
-        else:
-            self._append(self._chat.user_turn(text))
+        self._append(self._chat.user_turn(text))
 
     def add_pictures(self, pictures: Mapping[str, str]) -> None:
         """Raise ValueError: token ids have no pictures."""
         raise ValueError(NO_PICTURES)
 
     def _append(self, ids: list[int]) -> None:
+        """Append a message, also after an observation that the policy has not read."""
+        last, completion = self.parts[-1]
+        opening = self._chat.assistant_start
+        if completion is None and self._sent < len(self.parts) and last[-len(opening) :] == opening:
+            self.parts[-1] = (last[: -len(opening)], None)
+            self.parts.append((ids, None))
+            return
         end = self._chat.end_id
         is_closed = self.parts[-1][0][-1:] == [end]
         self.parts.append(([*([] if is_closed else [end]), *ids], None))
@@ -154,9 +155,10 @@ class MessageContext:
         new = sum(len(message["content"]) for message in self.messages[self._counted :])
         return self._tokens + new // CHARACTERS_PER_TOKEN
 
-    def observe(self, text: str) -> None:
-        """Append the environment's reply to the last turn."""
-        self.messages.append({"role": "tool", "content": escape_tags(text)})
+    def observe(self, text: str, *, is_trusted: bool = False) -> None:
+        """Append the environment's reply to the last turn; a trusted one keeps its tags."""
+        content = text if is_trusted else escape_tags(text)
+        self.messages.append({"role": "tool", "content": content})
 
     def add_user(self, text: str) -> None:
         """Append a user message."""

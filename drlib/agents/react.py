@@ -1,6 +1,8 @@
 """ReAct: think, call a tool, read, repeat, answer. The agent of every rollout and evaluation.
 
-A turn is sampled up to the close of its first action; the environment writes the end of turn.
+A turn is sampled up to the close of its first action; the environment writes the end of turn. In
+the tool format of a server or template, a turn may have several calls, which are executed in order,
+and a turn without a call is the answer.
 No reward judges tokens after an answer, so a policy gradient would let them grow (observed: rows of
 `</answer>`, which then broke the actions themselves). A format error is an observation (Tongyi
 DeepResearch answers invalid JSON with a text) and counts as a failed call.
@@ -26,8 +28,9 @@ class ReAct(Agent):
             turn = yield context
             if isinstance(turn.action, Answer):
                 return turn.action.text
-            result = yield state.act(turn.action)
-            context.observe(result.text)
+            for action in (turn.action, *turn.others):
+                result = yield state.act(action)
+                context.observe(result.text, is_trusted=result.tool == "format")
             context = yield from self.next_context(state, context)
 
     def begin(self, state: RolloutState) -> Context:

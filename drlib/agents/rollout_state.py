@@ -17,7 +17,7 @@ import numpy as np
 
 from drlib.agents.context import Context, IdContext, MessageContext
 from drlib.chat.template import ChatIds
-from drlib.chat.tool_calls import Answer, FormatError, ToolCall, parse
+from drlib.chat.tool_calls import Answer, FormatError, ToolCall, parse, parse_native
 from drlib.models.engine import Completion, NewContext
 from drlib.task import Task
 from drlib.tools import Toolbox
@@ -39,8 +39,9 @@ class Limits:
         seconds: from the first turn on; then WALL_CLOCK.
         repeats: consecutive repetitions of one call; then LOOP.
         format_errors: consecutive turns that could not be parsed; then FORMAT.
+        format_help: text that follows the first format error in a row, with the expected form.
         force_answer: request a last turn with the answer when a limit is reached, unless a context
-            is full.
+            is full or the turns were unreadable.
     """
 
     calls: int = 6
@@ -52,15 +53,17 @@ class Limits:
     seconds: float | None = None
     repeats: int | None = None
     format_errors: int | None = None
+    format_help: str = ""
     force_answer: bool = False
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The policy's turn: its text and the first action in it."""
+    """The policy's turn: its text and the first action in it; `others`: parallel native calls."""
 
     text: str
     action: ToolCall | Answer | FormatError
+    others: tuple[ToolCall | Answer | FormatError, ...] = ()
 
 
 _BACKGROUND = ThreadPoolExecutor(8, thread_name_prefix="drlib-agent")
@@ -84,6 +87,7 @@ class RolloutState:
     world: World | None
     chat: ChatIds | None
     system: str | None
+    has_native_tools: bool
     name: str
     key: int
     contexts: list[Context] = field(default_factory=list)
@@ -152,8 +156,12 @@ class RolloutState:
             self._require_progress(action)
             return self.toolbox.submit(action.name, action.arguments, world=self.world)
         self._require_format()
+        text = f"Error: {action.reason}"
+        is_first = not self.results or self.results[-1].tool != "format"
+        if is_first and self.limits.format_help:
+            text += f"\n{self.limits.format_help}"
         rejected: Future = Future()
-        rejected.set_result(ToolResult("format", {}, f"Error: {action.reason}", False, "format"))
+        rejected.set_result(ToolResult("format", {}, text, False, "format"))
         return rejected
 
     def _require_format(self) -> None:
@@ -234,7 +242,8 @@ class RolloutRunner:
         text = self.context.add_turn(completion)
         self.state.count(completion)
         self._notify("turn", text)
-        turn = Turn(text, parse(text))
+        actions = parse_native(text) if self.state.has_native_tools else [parse(text)]
+        turn = Turn(text, actions[0], tuple(actions[1:]))
         if self.forced is not None:
             answered = completion.finish_reason == "stop" and isinstance(turn.action, Answer)
             self.state.answer = turn.action.text if answered else None
@@ -279,7 +288,8 @@ class RolloutRunner:
     def _stop(self, reason: Termination) -> list | NewContext | None:
         """Stop at a limit, or request one last turn with the answer."""
         self.steps.close()
-        if self.context is None or not self.state.limits.force_answer:
+        is_unreadable = reason is Termination.FORMAT  # the last turn would be, too
+        if self.context is None or is_unreadable or not self.state.limits.force_answer:
             return self._end(reason)
         self.forced = reason
         self.state.notes["forced"] = str(reason)

@@ -8,14 +8,14 @@ Every expected failure raises `AskError`; the trajectory so far is saved first.
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from drlib.agents import AGENTS, Agent, Limits
 from drlib.agents.rollout_state import Watch
 from drlib.agents.s3 import answer_from_facts
-from drlib.chat.prompts import research_prompt
+from drlib.chat.prompts import FORMAT_HELP, FORMAT_HELP_NATIVE, research_prompt
 from drlib.chat.template import ChatIds, load_any_tokenizer
 from drlib.config import ROOT, Config
 from drlib.endpoint import ChatEndpoint, EndpointError, parse_names
@@ -40,6 +40,7 @@ HEAVY_CONTEXT_TOKENS = 640  # context of the tour's Heavy agent, which reads sev
 MEMORY_CALLS = 16  # tool calls of MEMORY_AGENTS with the tour's policy
 SEARCH_RESULTS = 5  # results per search, for models other than the tour's policy
 MAX_SOURCES = 8
+FORMAT_ERRORS = 3  # unreadable turns in a row that end a run
 SUPPORT_NOTE = ": its text contains the answer"
 FAILURE_REASONS = {
     Termination.LENGTH: "the limit of context or generated tokens was reached; raise "
@@ -47,9 +48,14 @@ FAILURE_REASONS = {
     Termination.TURNS: "the limit of calls or turns was reached; raise --calls",
     Termination.WALL_CLOCK: "the time limit was reached; raise --seconds",
     Termination.LOOP: "the agent repeated the same tool call",
-    Termination.FORMAT: "three turns in a row could not be parsed as a tool call or an answer; try "
-    "--native-tools or another model",
 }
+# remedies for a model that does not write the expected format
+NOT_NATIVE = "pass --native-tools if the model was trained to call tools"
+UNREADABLE = (
+    "{} turns in a row could not be parsed as a tool call or an answer (shown above): check the "
+    "server's chat template and tool parser, {}, use a larger model, or train it on demonstrations "
+    "(drlib train sft --profile gpu1 -p model NAME)"
+)
 
 
 class AskError(Exception):
@@ -120,11 +126,17 @@ class AskOptions:
 
 @dataclass(frozen=True)
 class Source:
-    """A page shown to the agent; `supports`: its text contains the answer."""
+    """A page shown to the agent.
+
+    Attributes:
+        supports: its text contains the answer.
+        opened: the agent visited it; otherwise a search only listed it.
+    """
 
     title: str
     url: str
     supports: bool
+    opened: bool
 
 
 @dataclass(frozen=True)
@@ -211,7 +223,9 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
     sandbox = stack.enter_context(Sandbox(workers=1))
     has_model = options.endpoint or options.folder
     results = SEARCH_RESULTS if has_model else Config.load("laptop").rollout.search_results
-    toolbox = stack.enter_context(Toolbox(world, sandbox, results=results, backends=backends))
+    toolbox = stack.enter_context(
+        Toolbox(world, sandbox, results=results, backends=backends, coerce=bool(has_model))
+    )
     setup = _load_model(options, toolbox, stack)
     by_agent: dict[str, dict[str, Any]] = {
         "heavy": {"n": options.runs},
@@ -277,7 +291,8 @@ def _load_folder(options: AskOptions, toolbox: Toolbox, stack: ExitStack) -> Mod
     engine = _create_token_engine(options, stack)
     limits = _create_limits(options, engine.max_context)
     if is_drlib_tokenizer(tokenizer):
-        return ModelSetup(engine, ChatIds(tokenizer), limits, None)
+        # drlib's policies know the form, and no other text about it
+        return ModelSetup(engine, ChatIds(tokenizer), replace(limits, format_help=""), None)
     if options.native:
         chat = TemplateIds(tokenizer, _tool_schemas(toolbox))
     else:
@@ -347,7 +362,8 @@ def _create_limits(options: AskOptions, max_context: int | None = None) -> Limit
         context_tokens=context if max_context is None else min(context, max_context),
         seconds=options.seconds,
         repeats=3,
-        format_errors=3,
+        format_errors=FORMAT_ERRORS,
+        format_help=FORMAT_HELP_NATIVE if options.native else FORMAT_HELP,
         force_answer=True,
     )
 
@@ -361,18 +377,29 @@ def _explain_failure(trajectory: Trajectory, options: AskOptions) -> str:
         if failed is not None:
             return f"the tool {failed.tool} failed: {failed.text}"
         return f"{options.endpoint}: {trajectory.metadata['fault']}"
+    if trajectory.termination is Termination.FORMAT:
+        remedy = "turn --native-tools off" if options.native else NOT_NATIVE
+        return f"no answer: {UNREADABLE.format(FORMAT_ERRORS, remedy)}"
     return f"no answer: {FAILURE_REASONS.get(trajectory.termination, trajectory.termination)}"
 
 
 def find_sources(trajectory: Trajectory) -> list[Source]:
-    """Return at most 8 pages from tool results; pages that contain the answer come first."""
+    """Return at most 8 pages: those that contain the answer first, and of these the opened ones."""
     answer = normalise_answer(trajectory.answer or "")
     sources: dict[str, Source] = {}
-    for page in (page for result in trajectory.tool_results for page in extract_pages(result)):
-        supports = bool(answer) and answer in normalise_answer(page.text)
-        if page.url not in sources or supports:
-            sources[page.url] = Source(page.title, page.url, supports)
-    return sorted(sources.values(), key=lambda source: not source.supports)[:MAX_SOURCES]
+    for result in trajectory.tool_results:
+        opened = result.tool == "visit"
+        for page in extract_pages(result):
+            supports = bool(answer) and answer in normalise_answer(page.text)
+            # a page may be visited by the title under which a search listed it
+            named = (url for url, source in sources.items() if source.title == page.url)
+            url = page.url if page.url in sources else next(named, page.url)
+            known = sources.get(url, Source(page.title, url, False, False))
+            sources[url] = Source(
+                known.title, url, known.supports or supports, known.opened or opened
+            )
+    ranked = sorted(sources.values(), key=lambda source: (not source.supports, not source.opened))
+    return ranked[:MAX_SOURCES]
 
 
 def count_usage(trajectory: Trajectory) -> dict[str, Any]:
@@ -395,7 +422,10 @@ def render_report(question: str, result: AskResult) -> str:
     """Render question, answer and sources as Markdown; WebWeaver's answer is a report itself."""
     if result.answer.startswith(f"# {question}\n"):
         return result.answer
-    lines = [
-        f"- [{page.title}]({page.url}){SUPPORT_NOTE * page.supports}" for page in result.sources
-    ]
-    return f"# {question}\n\n{result.answer}\n\n## Sources\n\n" + "\n".join(lines) + "\n"
+    report = f"# {question}\n\n{result.answer}\n"
+    for heading, opened in (("Sources", True), ("Listed by searches, not opened", False)):
+        pages = [page for page in result.sources if page.opened is opened]
+        lines = [f"- [{page.title}]({page.url}){SUPPORT_NOTE * page.supports}" for page in pages]
+        if pages:
+            report += f"\n## {heading}\n\n" + "\n".join(lines) + "\n"
+    return report

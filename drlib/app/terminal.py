@@ -11,10 +11,16 @@ from rich.console import Console
 from rich.text import Text
 
 from drlib.app.research import AskResult
-from drlib.chat.tool_calls import Answer, ToolCall, parse
+from drlib.chat.tool_calls import Answer, ToolCall, parse, parse_native
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-STYLES = {"thinks": "dim", "unreadable": "yellow", "reads": "green", "fails": "red"}
+STYLES = {
+    "thinks": "dim",
+    "writes": "dim",
+    "unreadable": "yellow",
+    "reads": "green",
+    "fails": "red",
+}
 MAX_TEXT_CHARS = 300  # of a thought or response
 
 
@@ -23,8 +29,8 @@ class Line(NamedTuple):
 
     Attributes:
         run: number of the researcher in Heavy mode, else 0.
-        head: thinks, reads, fails, unreadable, or the name of the called tool.
-        text: thought, arguments or response.
+        head: thinks, writes, reads, fails, unreadable, or the name of the called tool.
+        text: thought, text beside a call, arguments, response, or the unreadable turn.
     """
 
     run: int
@@ -40,14 +46,19 @@ def format_event(event: str, state, value) -> list[Line]:
         return [Line(run, "reads" if value.ok else "fails", value.text)]
     if event != "turn":
         return []
-    action = parse(value)
-    thought, closed, _ = value.partition("</think>")
+    has_native_tools = state is not None and state.has_native_tools
+    actions = parse_native(value) if has_native_tools else [parse(value)]
+    thought, closed, rest = value.partition("</think>")
     lines = [Line(run, "thinks", thought.removeprefix("<think>"))] if closed else []
-    if isinstance(action, ToolCall):
-        arguments = "; ".join(f"{value}" for value in action.arguments.values())
-        lines.append(Line(run, action.name, arguments))
-    elif not isinstance(action, Answer):
-        lines.append(Line(run, "unreadable", action.reason))
+    beside = (rest if closed else value).partition("<tool_call>")[0].strip()
+    if beside and isinstance(actions[0], ToolCall):
+        lines.append(Line(run, "writes", beside))
+    for action in actions:
+        if isinstance(action, ToolCall):
+            arguments = "; ".join(f"{value}" for value in action.arguments.values())
+            lines.append(Line(run, action.name, arguments))
+        elif not isinstance(action, Answer):
+            lines.append(Line(run, "unreadable", f"{action.reason} The model wrote: {value}"))
     return lines
 
 
@@ -79,13 +90,11 @@ def show(console: Console, result: AskResult) -> None:
         Text("Answer  ", style="bold") + Text(strip_controls(result.answer), style="bold green")
     )
     for source in result.sources:
-        mark = "*" if source.supports else " "
-        console.print(
-            Text(
-                f"  {mark} {strip_controls(source.title)}  {strip_controls(source.url)}",
-                style="dim",
-            )
-        )
+        marks = ("*" if source.supports else " ") + (" " if source.opened else "-")
+        page = f"  {marks} {strip_controls(source.title)}  {strip_controls(source.url)}"
+        console.print(Text(page, style="dim"))
+    if not all(source.opened for source in result.sources):
+        console.print(Text("  - listed by a search, not opened", style="dim"))
     if any(source.supports for source in result.sources):
         console.print(Text("  * its text contains the answer", style="dim"))
     counts = {name.replace("_", " "): value for name, value in result.usage.items() if value}

@@ -68,6 +68,7 @@ class TemplateIds:
         self._tool_role = tool_role
         self._options = options
         self._tools = list(tools)
+        self.has_native_tools = bool(tools)
         self._plain = _without_added_tokens(tokenizer)
         self._require_tools()
         turns = {role: self._encode_turn(role) for role in {"user", tool_role}}

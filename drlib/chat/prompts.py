@@ -90,6 +90,21 @@ In each turn, think first inside <think></think>. Then do exactly one thing: cal
 when you know enough, give the final answer inside <answer></answer>. The answer is short: a name, \
 a number, a date, or what the question asks for."""
 
+HEAD_NATIVE = """You answer questions by research. Look things up before you answer, check what \
+you find against a second source where you can, and say only what your sources support.
+
+In each turn, call one or more tools, or, when you know enough, give the final answer without any \
+call. The answer is short: a name, a number, a date, or what the question asks for."""
+
+# After a turn that cannot be parsed.
+FORMAT_HELP = """Write either one tool call:
+<tool_call>
+{"name": "search", "arguments": {"query": ["what to search for"]}}
+</tool_call>
+or the final answer:
+<answer>the answer</answer>"""
+FORMAT_HELP_NATIVE = "Call a tool by its name with a JSON object of arguments, or write the answer."
+
 TOOLS = """You may call these tools, one JSON schema a line:
 <tools>
 {tools}
@@ -105,6 +120,6 @@ Wait for the response, which comes inside <tool_response></tool_response>; never
 def research_prompt(tools: Iterable[dict] = (), today: datetime.date | None = None) -> str:
     """Build the system prompt; `tools`: schemas listed as text, none if passed natively."""
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    parts = [HEAD, *([TOOLS.format(tools=lines)] if lines else [])]
+    parts = [HEAD, TOOLS.format(tools=lines)] if lines else [HEAD_NATIVE]
     today = today or datetime.date.today()
     return "\n\n".join([*parts, f"Current date: {today.isoformat()}"])

@@ -141,6 +141,26 @@ def parse(text: str | bytes) -> ToolCall | Answer | FormatError:
         return FormatError(_NOT_JSON)
 
 
+def parse_native(text: str) -> list[ToolCall | Answer | FormatError]:
+    """Return the actions of a turn whose calls use the model's own tool format.
+
+    Such a turn may have several calls. One without a call is the answer. Never empty, never raises.
+
+    >>> parse_native("Oslo")
+    [Answer(text='Oslo')]
+    """
+    first = parse(text)
+    if first == FormatError(_NO_ACTION):
+        answer = text.rpartition("</think>")[2].rstrip().removesuffix(END).strip()
+        return [Answer(answer) if answer else first]
+    actions = [first]
+    rest = text[len(truncate_after_action(text)) :]
+    while not isinstance(first, Answer) and "<tool_call>" in mask_call_strings(rest):
+        actions.append(parse(rest))
+        rest = rest[len(truncate_after_action(rest)) :]
+    return actions
+
+
 def render_workspace(question: str, report: str, action: str, observation: str) -> str:
     """Render the prompt of a context-managed round: question, report, last action and observation.
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import takewhile
 from typing import Any
 
 from drlib.chat.server_messages import (
@@ -31,7 +32,9 @@ from drlib.chat.tool_calls import (
     ToolCall,
     escape_tags,
     escape_thought,
+    mask_call_strings,
     parse,
+    parse_native,
     render_call,
     truncate_after_action,
 )
@@ -98,6 +101,7 @@ class ApiEngine(Engine):
         self.tools = tools
         self.prices = prices
         self.options = options or {}
+        self.has_native_tools = bool(tools)
         self._has_replied = False  # the server accepts requests of this kind
 
     def update_weights(self, model) -> None:
@@ -160,24 +164,24 @@ class ApiEngine(Engine):
 
     def _conversation(self, number, prompt, params, respond, keys, context, failures) -> None:
         history = list(prompt)
-        ids: dict[str, str] = {}  # of the server's calls, by the text of the turn
+        ids: dict[str, tuple[str, ...]] = {}  # of the server's calls, by the text of the turn
         rng = random.Random(f"{params.seed}-{keys[number]}")
         while not failures:
             completion = self._turn(history, params, rng)
             if context is not None and completion.prompt_tokens + completion.turn_tokens > context:
                 completion.finish_reason = "context"
-            if completion.call_id:
-                ids[completion.text] = completion.call_id
+            if any(completion.call_ids):
+                ids[completion.text] = completion.call_ids
             reply = respond(number, completion)
             while isinstance(reply, Future):
                 reply = reply.result()
             if reply is None:
                 return
             if isinstance(reply, NewContext):
-                history = [_with_call_id(message, ids) for message in reply.prompt]
+                history = [_with_call_ids(message, ids) for message in reply.prompt]
             else:
                 turn = {"role": "assistant", "content": completion.text}
-                history += [_with_call_id(turn, ids), *reply]
+                history += [_with_call_ids(turn, ids), *reply]
 
     def _turn(self, history: list[dict], params: SamplingParams, rng: random.Random) -> Completion:
         """Request one turn, with retries."""
@@ -221,13 +225,14 @@ class ApiEngine(Engine):
         elif TRUNCATED.fullmatch(written_reason):
             reason = "length"
         read, written = read_usage(reply)
+        text = render_message(message)
         return Completion(
             finish_reason=reason,
-            text=truncate_after_action(render_message(message)),
+            text=text if message.calls else truncate_after_action(text),
             prompt_tokens=read,
             turn_tokens=written,
             cost=(read * self.prices[0] + written * self.prices[1]) / 1e6,
-            call_id=message.calls[0].id if message.calls else "",
+            call_ids=tuple(call.id for call in message.calls),
         )
 
 
@@ -238,10 +243,10 @@ def _normalise_reason(reason: Any) -> str:
     return re.sub(r"[\s-]+", "_", words.strip()).lower()
 
 
-def _with_call_id(message: dict, ids: dict[str, str]) -> dict:
-    """Return a message of the policy with the server's id of its call, if there is one."""
-    ident = ids.get(message["content"]) if message["role"] == "assistant" else None
-    return message | {"call_id": ident} if ident else message
+def _with_call_ids(message: dict, ids: dict[str, tuple[str, ...]]) -> dict:
+    """Return a message of the policy with the server's ids of its calls, if there are any."""
+    known = ids.get(message["content"]) if message["role"] == "assistant" else None
+    return message | {"call_ids": known} if known else message
 
 
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
@@ -321,37 +326,49 @@ def to_openai_messages(messages: Sequence[dict], by_server: bool) -> list[dict]:
     """Convert messages to OpenAI's format.
 
     An observation becomes a user's `<tool_response>`, or, with native tools (`by_server`), the
-    response to a call's id: the server's (`call_id`), or nine letters and digits, as some servers
-    require. A call without a response (cut by a limit) stays text, because servers
-    reject calls without responses. Pictures of a native response are sent in a user message after
-    it.
+    response to a call's id: the server's (`call_ids`), or nine letters and digits, as some servers
+    require. The calls of a turn are answered in order. Calls without a response (cut by a limit)
+    are left out or stay text, because servers reject them. Pictures of native responses are sent in
+    a user message after the turn's last response.
     """
     sent: list[dict] = []
-    ids: list[str] = []
-    followers = [*(message["role"] for message in messages[1:]), ""]
-    for message, follower in zip(messages, followers, strict=True):
+    ids: set[str] = set()
+    shown: list[str] = []  # pictures of the last turn's responses
+    waiting: list[str] = []  # ids of the last turn's calls without a response
+    for at, message in enumerate(messages):
         role, text = message["role"], message["content"]
         pictures = message.get("pictures", ())
-        if role == "assistant" and by_server and follower == "tool":
-            action = parse(text)
-            if isinstance(action, ToolCall):
-                own = message.get("call_id", "")
-                ids.append(own if own and own not in ids else f"call{len(ids) + 1:05d}")
-                function = {"name": action.name, "arguments": json.dumps(action.arguments)}
-                called = {"id": ids[-1], "type": "function", "function": function}
-                thought = text.partition("<tool_call>")[0]
-                sent.append({"role": role, "content": thought, "tool_calls": [called]})
+        if role == "assistant" and by_server:
+            replies = takewhile(lambda later: later["role"] == "tool", messages[at + 1 :])
+            actions = parse_native(text)[: sum(1 for _ in replies)]
+            called = [action for action in actions if isinstance(action, ToolCall)]
+            waiting = []
+            if called and called == actions:
+                known = (*message.get("call_ids", ()), *[""] * len(called))
+                for own, _ in zip(known, called):
+                    waiting.append(own if own and own not in ids else f"call{len(ids) + 1:05d}")
+                    ids.add(waiting[-1])
+                calls = [_native_call(*pair) for pair in zip(waiting, called)]
+                content = mask_call_strings(text).find("<tool_call>")
+                sent.append({"role": role, "content": text[:content], "tool_calls": calls})
                 continue
-        if role == "tool" and by_server and sent and sent[-1].get("tool_calls"):
-            sent.append({"role": role, "content": text, "tool_call_id": ids[-1]})
-            if pictures:
-                sent.append({"role": "user", "content": _content("", pictures)})
+        if role == "tool" and waiting:
+            sent.append({"role": role, "content": text, "tool_call_id": waiting.pop(0)})
+            shown += pictures
+            if shown and not waiting:
+                sent.append({"role": "user", "content": _content("", shown)})
+                shown = []
         elif role == "tool":
             wrapped = f"<tool_response>\n{text}\n</tool_response>"
             sent.append({"role": "user", "content": _content(wrapped, pictures)})
         else:
             sent.append({"role": role, "content": _content(text, pictures)})
     return sent
+
+
+def _native_call(ident: str, call: ToolCall) -> dict:
+    function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+    return {"id": ident, "type": "function", "function": function}
 
 
 def _content(text: str, urls: Sequence[str]) -> str | list[dict]:

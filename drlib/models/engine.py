@@ -58,7 +58,7 @@ class Completion:
             (the engine failed, see `fault`; nothing was sampled).
         text, prompt_tokens, turn_tokens, cost: set by engines that read messages, as counted by
             their server; token ids are then empty.
-        call_id: the server's id of the native call in `text`.
+        call_ids: the server's ids of the native calls in `text`.
         routed_experts: with `routes=True`, uint16[n, L, k]: the k experts in each of L sparse
             layers of the n tokens read since the last turn in this context (all of them for the
             first turn). The turn's last token has not been read yet; it is the first of the next
@@ -74,7 +74,7 @@ class Completion:
     turn_tokens: int = 0
     cost: float = 0.0
     fault: str = ""
-    call_id: str = ""
+    call_ids: tuple[str, ...] = ()
     routed_experts: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @property

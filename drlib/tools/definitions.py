@@ -18,6 +18,7 @@ from typing import Any
 
 from drlib.registry import Registry
 
+ANY_GOAL = "the question"  # goal of a visit that gives none
 MAX_OPERATIONS = 10  # queries, pages or files per call; not part of the schemas
 
 
@@ -111,6 +112,27 @@ class Tool:
             )
         return {"text": text}
 
+    def coerce(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments with unambiguous values converted to the declared types.
+
+        Numbers become text, and text and lists of one each other. A missing goal is added.
+        """
+        converted = dict(arguments)
+        for parameter in self.parameters:
+            name = parameter.name
+            if name == "goal":
+                converted.setdefault(name, ANY_GOAL)
+            value = converted.get(name)
+            if not parameter.many and isinstance(value, list) and len(value) == 1:
+                value = value[0]
+            if parameter.many and isinstance(value, str | int | float):
+                value = [value]
+            if isinstance(value, list):
+                converted[name] = [_as_text(entry) for entry in value]
+            elif value is not None:
+                converted[name] = _as_text(value)
+        return converted
+
     def argument_error(self, arguments: Mapping[str, Any]) -> str:
         """Return the first error in a call's arguments; "" if they are valid."""
         for parameter in reversed(self.parameters):
@@ -123,6 +145,11 @@ class Tool:
             if parameter.many and len(value) > MAX_OPERATIONS:
                 return f"{name} may have {MAX_OPERATIONS} entries at most."
         return ""
+
+
+def _as_text(value: Any) -> Any:
+    """Return a number as text; other values unchanged."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _is_list_of_texts(value: Any) -> bool:

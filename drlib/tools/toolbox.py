@@ -76,6 +76,8 @@ class Toolbox(AbstractContextManager):
         results: hits per query, 1 to 100 (Tongyi: 10; the tour's small policy: 2).
         closed_book: every tool returns "No results.", to measure what a policy knows by itself.
         calculator: include that tool.
+        coerce: convert unambiguous arguments of a wrong type (`Tool.coerce`), for models that were
+            not trained on these tools. Otherwise they are errors that a policy learns to avoid.
         pictures: album of `image_search`, `crop` and `read`; None omits them.
         backends: ordered sources by tool (see `backends.py`), called before world or sandbox.
         policies: limits by tool.
@@ -102,6 +104,7 @@ class Toolbox(AbstractContextManager):
         results: int = 10,
         closed_book: bool = False,
         calculator: bool = False,
+        coerce: bool = False,
         pictures: Album | None = None,
         backends: Mapping[str, Sequence[Backend]] | None = None,
         policies: Mapping[str, ReliabilityPolicy] | None = None,
@@ -114,6 +117,7 @@ class Toolbox(AbstractContextManager):
         self.pictures = pictures
         self.results = results
         self.closed_book = closed_book
+        self.coerce = coerce
         self._clock = clock
         backends = backends or {}
         policies = policies or {}
@@ -190,6 +194,8 @@ class Toolbox(AbstractContextManager):
         if tool is None:
             known = ", ".join(self.tools)
             return _reject(name, arguments, f"no tool {name!r}; tools: {known}.", "unknown")
+        if self.coerce:
+            arguments = tool.coerce(arguments)
         wrong = tool.argument_error(arguments)
         if wrong:
             return _reject(name, arguments, wrong, "arguments")
