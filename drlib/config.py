@@ -379,6 +379,7 @@ class RLRewardConfig:
         "rl",
         choices="drlib.rewards.functions:REWARDS",
     )
+    arguments: str = setting("", 'arguments of the reward as JSON, such as {"price": 0.2}', "rl")
     labels: Literal["right", "shuffled", "wrong"] = setting(
         "right",
         "controls: rewards permuted within the group, or a frequent wrong answer as the label",

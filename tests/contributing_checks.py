@@ -64,22 +64,24 @@ def tools():
     """The agent calls the tool; wrong and unknown arguments are observations."""
     february = {"first": "2024-02-01", "last": "2024-03-01"}
     trajectory = play(
-        call("days", **february, colour="red"),
-        call("days", first="2024-02-30", last="2024-03-01"),
-        call("days", first="2024-02-01"),
+        call("days_between", **february, colour="red"),
+        call("days_between", first="2024-02-30", last="2024-03-01"),
+        call("days_between", first="2024-02-01"),
+        call("days_between", **february, unit="years"),
         ANSWER,
     )
-    days, wrong, incomplete = trajectory.tool_results
-    assert (days.text, days.ok, days.source) == ("29", True, "days")
+    days, wrong, incomplete, years = trajectory.tool_results
+    assert (days.text, days.ok, days.source) == ("29", True, "days_between")
     assert wrong.text.startswith("Error: ") and not wrong.env_fault
-    assert incomplete.text == "Error: days needs last, a string." and not incomplete.ok
+    assert "last" in incomplete.text and not incomplete.ok
+    assert "unit" in years.text and years.error == "arguments"
     assert [m["content"] for m in trajectory.messages if m["role"] == "tool"][0] == "29"
     assert trajectory.termination == Termination.ANSWERED
     with Toolbox(None) as toolbox:
-        assert [schema["name"] for schema in toolbox.schemas] == ["days"]
-        assert trl_environment(toolbox)().days(**february) == "29"
+        assert [schema["name"] for schema in toolbox.schemas] == ["days_between"]
+        assert trl_environment(toolbox)().days_between(**february) == "29"
     with Toolbox(None, closed_book=True) as closed:
-        assert closed.call("days", february).text == "No results."
+        assert closed.call("days_between", february).text == "No results."
 
 
 def rewards():
@@ -89,9 +91,11 @@ def rewards():
     wrong = play("<think>x</think><answer>28</answer>")
     judge = make_reward("frugal", price=0.25)
     assert [judge(trajectory, TASK).value for trajectory in (once, never, wrong)] == [0.75, 1, 0]
-    assert judge(once, TASK).parts == {"right": 1.0, "paid": 0.25}
+    assert judge(once, TASK).parts == {"frugal": 0.75}
+    terms = make_reward("frugal_terms", price=0.25)
+    assert terms(once, TASK).parts == {"right": 1.0, "paid": 0.25}
     once.tool_results[0].env_fault = True
-    assert judge(once, TASK).value is None
+    assert judge(once, TASK).value is None and terms(once, TASK).value is None
     assert Config.load("ci", rl__reward__name="frugal").rl.reward.name == "frugal"
 
 

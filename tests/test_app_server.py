@@ -129,7 +129,7 @@ def test_foreign_requests_are_rejected(url, model, body, headers, status, words)
     assert words in reply.json()["detail"]
 
 
-def test_one_question_at_a_time_and_stop_ends_it(url, plain_model):
+def test_second_question_waits_and_stop_ends_the_first(url, plain_model):
     plain_model.delay_s = 0.3
     plain_model.say = lambda messages: LOOK
     found = []
@@ -137,12 +137,16 @@ def test_one_question_at_a_time_and_stop_ends_it(url, plain_model):
     first.start()
     before = plain_model.asked
     until(lambda: plain_model.asked > before)
-    status, (refused,) = ask(url)
-    assert status == 409 and "is running" in refused["detail"]
+    second = threading.Thread(target=lambda: found.append(ask(url)))
+    second.start()
+    time.sleep(0.5)  # it waits for the first one
     assert httpx.post(f"{url}stop").json() == {"stopping": True}
     first.join()
     assert found[0][1][-1] == {"error": "stopped"}
     plain_model.say, plain_model.delay_s = researcher, 0.0
+    second.join()
+    assert found[1][1][0]["head"] == "waits"
+    assert found[1][1][-1]["answer"] == "Norwegian Krone" and plain_model.most == 1
     until(lambda: ask(url)[0] == 200)
     until(lambda: httpx.post(f"{url}stop").json() == {"stopping": False})
 

@@ -76,6 +76,7 @@ ONLY = {
     "psutil": ("sandbox/", "training/", "models/"),
 }
 IN_EXTRA = {
+    "mcp": "mcp",
     "trl": "lab",
     "peft": "lab",
     "ipywidgets": "lab",

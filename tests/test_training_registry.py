@@ -74,6 +74,7 @@ OTHERS = {
     "rl.off_policy.routing_replay": "r2",
     "rl.callbacks.emergency_stop": False,
     "rl.reward.labels": "wrong",
+    "rl.reward.arguments": '{"seed": 1}',
     "rl.curriculum.weighting": "none",
     "rl.curriculum.mixture": "exact",
     "rl.curriculum.stages": "three",

@@ -279,7 +279,7 @@ def test_pipeline_affects_the_update(start, batch, tmp_path):
 
 def test_judged_rollouts_record_correctness(default_step):
     right, tasks = default_step
-    coin = build_reward("random", settings().seed)
+    coin = build_reward(settings(rl__reward__name="random"))
     found = [judge_rollout(t, tasks[i // 6], coin) for i, t in enumerate(right)]
     assert [t.reward_parts["correct"] for t in found] == [t.reward for t in right]
     assert [t.reward for t in found] != [t.reward for t in right]

@@ -1,8 +1,9 @@
-"""Web page of `drlib ask --serve`.
+"""Web page and OpenAI-compatible API of `drlib ask --serve`.
 
 GET / returns the page. POST /ask takes {"question": ...} and streams one JSON line per event:
-{"head", "run", "text"}, then {"answer", "sources", "usage"} or {"error"}. POST /stop, or closing
-the page, cancels the question. One question at a time; a second one gets status 409.
+{"head", "run", "text"}, then {"answer", "sources", "usage"} or {"error"}. POST /v1/chat/completions
+and GET /v1/models speak OpenAI's protocol. Closing the connection cancels a question, POST /stop
+all of them. Questions beyond `parallel` wait in a queue. GET /history returns earlier questions.
 
 Loopback only unless DRLIB_ASK_TOKEN is set. Requests then need `Authorization: Bearer <token>`,
 which the page reads from its URL fragment (`/#<token>`; browsers do not send it). Without a token,
@@ -18,10 +19,13 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 
+from drlib.app import chat_api
+from drlib.app.history import History
 from drlib.app.research import AskError, AskSession
 from drlib.app.terminal import format_event, strip_controls
 from drlib.sandbox.remote import import_extra
@@ -31,11 +35,15 @@ from drlib.validation import require
 fastapi = import_extra("fastapi")
 uvicorn = import_extra("uvicorn")
 StreamingResponse = import_extra("fastapi.responses").StreamingResponse
+JSONResponse = import_extra("fastapi.responses").JSONResponse
 HTTPError = fastapi.HTTPException
 PAGE = Path(__file__).with_name("page.html")
 TOKEN = "DRLIB_ASK_TOKEN"
 MAX_QUESTION_CHARS = 10_000
 MAX_LINE_CHARS = 4_000  # per event
+MAX_BODY = 1_000_000  # bytes of a request
+MAX_WAITING = 16  # questions in the queue
+MAX_HISTORY = 1_000  # questions returned at once
 POLICY = (
     "default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -49,9 +57,11 @@ class Cancelled(Exception):
 class RunningQuestion:
     """A question that is being researched in its own thread."""
 
-    def __init__(self, session: AskSession, text: str):
+    def __init__(self, session: AskSession, text: str, history: History | None = None):
         self._session = session
         self._text = text
+        self._history = history
+        self._started = time.monotonic()
         self._stopped = threading.Event()
         self._loop = asyncio.get_running_loop()
         self.lines: asyncio.Queue[dict | None] = asyncio.Queue()
@@ -73,7 +83,7 @@ class RunningQuestion:
     def _work(self) -> None:
         try:
             result = self._session.ask(self._text, self._watch)
-            self._send(
+            self._end(
                 {
                     "answer": strip_controls(result.answer),
                     "sources": [asdict(source) for source in result.sources],
@@ -81,28 +91,56 @@ class RunningQuestion:
                 }
             )
         except Cancelled:
-            self._send({"error": "stopped"})
+            self._end({"error": "stopped"})
         except (AskError, ValueError) as error:
-            self._send({"error": strip_controls(str(error))})
+            self._end({"error": strip_controls(str(error))})
         except BaseException as error:
-            self._send({"error": f"{type(error).__name__}: {strip_controls(str(error))}"})
+            self._end({"error": f"{type(error).__name__}: {strip_controls(str(error))}"})
             raise
         finally:
             self._send(None)
 
+    def _end(self, line: dict) -> None:
+        """Send the last line, and keep it."""
+        if self._history is not None:
+            self._history.add(self._text, time.monotonic() - self._started, line)
+        self._send(line)
+
 
 class AskServer:
-    """Routes of the web page; `app` is the FastAPI application."""
+    """Routes of the page and the API; `app` is the FastAPI application.
 
-    def __init__(self, session: AskSession, token: str):
+    Args:
+        parallel: questions that are researched at the same time; others wait in a queue.
+        history: where questions and answers are kept.
+    """
+
+    def __init__(
+        self,
+        session: AskSession,
+        token: str,
+        *,
+        parallel: int = 1,
+        history: History | None = None,
+    ):
         self.session = session
         self.token = token
-        self.current: RunningQuestion | None = None
+        self.history = history
+        self.running: set[RunningQuestion] = set()
+        self.waiting = 0
+        self._slots = asyncio.Semaphore(parallel)
+        self._ends: set[asyncio.Task] = set()
         self.app = fastapi.FastAPI(openapi_url=None)
         protected = [fastapi.Depends(self.check)]
         self.app.get("/")(self.page)
-        self.app.post("/ask", dependencies=protected)(self.ask)
-        self.app.post("/stop", dependencies=protected)(self.stop)
+        for method, path, function in (
+            ("POST", "/ask", self.ask),
+            ("POST", "/stop", self.stop),
+            ("GET", "/history", self.list_history),
+            ("GET", "/v1/models", self.list_models),
+            ("POST", "/v1/chat/completions", self.complete),
+        ):
+            self.app.add_api_route(path, function, methods=[method], dependencies=protected)
 
     async def check(self, request: fastapi.Request) -> None:  # type: ignore[name-defined]
         """Check the token of a request; without one, check that the request is local."""
@@ -130,40 +168,123 @@ class AskServer:
 
     async def ask(self, request: fastapi.Request):  # type: ignore[name-defined]
         """Research a question and stream its events (POST /ask)."""
-        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-            raise HTTPError(415, "send the question as application/json")
-        text = _parse_question(await request.body())
-        if self.current is not None:
-            raise HTTPError(409, "another question is running: stop it or wait")
-        self.current = RunningQuestion(self.session, text)
-        self.current.thread.start()
-        return StreamingResponse(self._lines(self.current), media_type="application/x-ndjson")
+        text = _parse_question(await _read_body(request))
+        self._require_room()
 
-    async def _lines(self, question: RunningQuestion) -> AsyncIterator[str]:
-        """Yield one JSON line per event; a disconnected client cancels its question.
+        async def lines() -> AsyncIterator[str]:
+            async for line in self._research(text):
+                yield json.dumps(line) + "\n"
 
-        The stream ends when the server accepts the next question.
-        """
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    async def complete(self, request: fastapi.Request):  # type: ignore[name-defined]
+        """Answer a request of an OpenAI client (POST /v1/chat/completions)."""
+        try:
+            body = json.loads(await _read_body(request))
+            text, stream, wants_usage = chat_api.read_question(body)
+            _require_length(text)
+        except (ValueError, RecursionError) as error:
+            return JSONResponse(chat_api.error(str(error), "invalid_request_error"), 400)
+        self._require_room()
+        if stream:
+            chunks = self._chunks(text, wants_usage)
+            return StreamingResponse(chunks, media_type="text/event-stream")
+        reasoning = ""
+        async for line in self._research(text):
+            if "error" in line:
+                return JSONResponse(chat_api.error(line["error"], "server_error"), 502)
+            if "answer" in line:
+                return chat_api.Reply().whole(reasoning, line)
+            reasoning += chat_api.render_trace(line)
+        raise AssertionError("research without an end")
+
+    async def _chunks(self, text: str, wants_usage: bool) -> AsyncIterator[str]:
+        """Yield server-sent events: the trace as reasoning, then the answer."""
+        reply = chat_api.Reply()
+        chunks = [reply.chunk({"role": "assistant", "content": ""})]
+        async for line in self._research(text):
+            if "error" in line:
+                chunks.append(chat_api.error(line["error"], "server_error"))
+            elif "answer" in line:
+                chunks.append(reply.chunk({"content": chat_api.render_answer(line)}))
+                chunks.append(reply.chunk({}, "stop"))
+                chunks += [reply.usage_chunk(line)] if wants_usage else []
+            else:
+                chunks.append(reply.chunk({"reasoning_content": chat_api.render_trace(line)}))
+            for chunk in chunks:
+                yield f"data: {json.dumps(chunk)}\n\n"
+            chunks = []
+        yield "data: [DONE]\n\n"
+
+    def _require_room(self) -> None:
+        if self.waiting >= MAX_WAITING:
+            raise HTTPError(429, f"{self.waiting} questions are waiting: try again later")
+
+    async def _research(self, text: str) -> AsyncIterator[dict]:
+        """Yield the events of a question in its turn; closing the iterator cancels it."""
+        if self._slots.locked():
+            waits = f"for the questions before this one ({self.waiting + len(self.running)})"
+            yield {"head": "waits", "run": 0, "text": waits}
+        self.waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.waiting -= 1
+        question = RunningQuestion(self.session, text, self.history)
+        self.running.add(question)
+        question.thread.start()
         try:
             while (line := await question.lines.get()) is not None:
-                yield json.dumps(line) + "\n"
-            await self._free(question)
+                yield line
         finally:
-            if self.current is question:  # the client disconnected
-                question.stop()
-                asyncio.get_running_loop().create_task(self._free(question))
+            question.stop()
+            # a task: the client may be gone, and this iterator cancelled
+            end = asyncio.get_running_loop().create_task(self._free(question))
+            self._ends.add(end)
+            end.add_done_callback(self._ends.discard)
 
     async def _free(self, question: RunningQuestion) -> None:
-        """Wait until the worker thread ends, because an engine runs one rollout at a time."""
+        """Give the slot to the next question when the thread has ended."""
         while question.thread.is_alive():
             await asyncio.sleep(0.01)
-        self.current = None
+        self.running.discard(question)
+        self._slots.release()
 
     async def stop(self):
-        """Cancel the current question (POST /stop)."""
-        if self.current is not None:
-            self.current.stop()
-        return {"stopping": self.current is not None}
+        """Cancel all running questions (POST /stop)."""
+        for question in self.running:
+            question.stop()
+        return {"stopping": bool(self.running)}
+
+    async def list_models(self):
+        """Return the only model (GET /v1/models)."""
+        model = {"id": chat_api.MODEL, "object": "model", "created": 0, "owned_by": "drlib"}
+        return {"object": "list", "data": [model]}
+
+    async def list_history(self, limit: int = 50):
+        """Return earlier questions, newest first (GET /history)."""
+        if self.history is None:
+            raise HTTPError(404, "no history is kept: start with --history FILE")
+        return self.history.list(min(max(limit, 1), MAX_HISTORY))
+
+
+async def _read_body(request: fastapi.Request) -> bytes:  # type: ignore[name-defined]
+    """Return the body of a JSON request; status 413 or 415 if it is too large or not JSON."""
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise HTTPError(415, "send the question as application/json")
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY:
+            raise HTTPError(413, f"the request exceeds {MAX_BODY} bytes")
+    return body
+
+
+def _require_length(question: str) -> None:
+    require(
+        len(question) <= MAX_QUESTION_CHARS,
+        f"the question exceeds {MAX_QUESTION_CHARS} characters",
+    )
 
 
 def _parse_question(body: bytes) -> str:
@@ -171,17 +292,21 @@ def _parse_question(body: bytes) -> str:
     try:
         question = json.loads(body)["question"]
         require(isinstance(question, str) and len(question.strip()) > 0, "the question is empty")
-        require(
-            len(question) <= MAX_QUESTION_CHARS,
-            f"the question exceeds {MAX_QUESTION_CHARS} characters",
-        )
+        _require_length(question)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise HTTPError(422, f'give {{"question": "..."}} ({error})') from None
     return question
 
 
-def serve(session: AskSession, host: str, port: int) -> None:
-    """Print the address and serve until Ctrl-C.
+def serve(
+    session: AskSession,
+    host: str,
+    port: int,
+    *,
+    parallel: int = 1,
+    history: History | None = None,
+) -> None:
+    """Print the address and serve until Ctrl-C; see `AskServer`.
 
     Raises:
         ValueError: the host is public and there is no token, or the token is not ASCII.
@@ -196,7 +321,6 @@ def serve(session: AskSession, host: str, port: int) -> None:
     with socket.create_server(address[:2]) as listener:
         url = f"http://{host}:{listener.getsockname()[1]}/"
         print(f"drlib ask: {url}{f'#{token}' * bool(token)} (Ctrl-C stops)", flush=True)
-        settings = uvicorn.Config(
-            AskServer(session, token).app, log_level="warning", timeout_graceful_shutdown=2
-        )
+        server = AskServer(session, token, parallel=parallel, history=history)
+        settings = uvicorn.Config(server.app, log_level="warning", timeout_graceful_shutdown=2)
         asyncio.run(uvicorn.Server(settings).serve(sockets=[listener]))

@@ -26,6 +26,7 @@ COMMANDS = {
     ),
     "crawl": ("save a web site as a folder of Markdown", "drlib crawl https://example.org out"),
     "report": ("analyse rollouts of any model", "drlib report report.html rollouts.parquet"),
+    "mcp": ("serve a world's tools to MCP clients", "drlib mcp folder:notes"),
     "sandbox": ("show or serve the Python sandbox", "drlib sandbox probe"),
     "notebooks": ("refresh or check committed notebooks", "drlib notebooks check 05"),
 }

@@ -6,6 +6,7 @@ OpenAI-compatible server (API key: DRLIB_API_KEY). `--folder DIR` selects a loca
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from drlib.app.research import AskError, AskOptions, AskSession, ask, render_rep
 from drlib.app.terminal import Trace, show
 from drlib.cli.examples import add_examples
 from drlib.files import write_atomic
+from drlib.validation import require
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
             omit=args.omit,
         )
         if args.serve:
-            return _serve(options, args.host, args.port)
+            return _serve(options, args)
         result = ask(args.question, options, None if args.quiet else Trace(console), args.save)
     except (AskError, ValueError) as error:
         print(f"drlib ask: {error}{_saved_note(args.save, before)}", file=sys.stderr)
@@ -64,11 +66,21 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _serve(options: AskOptions, host: str, port: int) -> int:
+def _serve(options: AskOptions, args: argparse.Namespace) -> int:
+    from drlib.app.history import History
     from drlib.app.server import serve  # FastAPI is not a base dependency
 
-    with AskSession(options) as session:
-        serve(session, host, port)
+    is_remote = bool(options.endpoint) and not options.folder
+    require(
+        args.parallel == 1 or (args.parallel > 1 and is_remote),
+        f"--parallel={args.parallel} needs --endpoint: a local model answers one at a time",
+    )
+    with AskSession(options) as session, ExitStack() as stack:
+        history = None
+        if args.history:
+            history = History(args.history)
+            stack.callback(history.close)
+        serve(session, args.host, args.port, parallel=args.parallel, history=history)
     return 0
 
 
@@ -101,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         help="--serve: address; a public one requires DRLIB_ASK_TOKEN",
     )
     add("--port", type=int, default=8765, help="--serve: port; 0: any free port")
+    add("--parallel", type=int, default=1, help="--serve: questions at the same time (1)")
+    add("--history", type=Path, help="--serve: keep questions and answers in this SQLite file")
     add("--agent", default=default.agent, help=f"research agent: {', '.join(AGENTS)}")
     add("--plugins", default="", help="comma-separated modules that register agents or tools")
     add("--world", default=default.world, help="document collection, e.g. cldr or folder:notes")

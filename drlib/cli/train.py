@@ -8,17 +8,14 @@ resume.
 """
 
 import argparse
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 from drlib.cli.examples import add_examples
-from drlib.config import FIELDS, ROLLOUT_STAGES, ROOT, Config, load_from_arguments, settings_table
-from drlib.training import build, stages
-from drlib.training.build import MODULE, TORCHRUN, stage_arguments
-from drlib.training.launch import count_threads
+from drlib.config import FIELDS, ROLLOUT_STAGES, Config, load_from_arguments, settings_table
+from drlib.training import stages
+from drlib.training.build import stage_arguments
+from drlib.training.launch import LaunchError, check_stages, launch_stage
 from drlib.training.run_folder import RunFolderError
 from drlib.validation import require
 
@@ -59,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
             return train_on_hosts(args, config, runs)
         missing = stages.missing_stages(args.stage, config, runs)
         check_machine(missing, config)
+        check_stages(missing, config)
         for name in missing:
             status = run_stage(name, config, runs)
             if status:
@@ -121,20 +119,15 @@ def run_stage(name: str, config: Config, runs: Path) -> int:
     processes = config.processes if stage.parallel else 1
     steps = f"{config.get(stage.steps)} steps, " if stage.steps else ""
     print(f"== {name}: {steps}{processes} process{'es' * (processes > 1)}", flush=True)
-    launcher = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
-    command = [sys.executable, *launcher, "-m", MODULE, *stages.arguments(name, config, runs)]
-    threads = str(count_threads(config, processes))
-    defaults = {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo"}
-    environment = defaults | os.environ | {"PYTHONPATH": build.search_path()}
-    child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     try:
-        return child.wait()
-    except (
-        KeyboardInterrupt
-    ):  # the terminal sent SIGINT to the child, too, which saves a checkpoint
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        child.wait()
+        launch_stage(name, config, runs)
+    except LaunchError as error:
+        print(error, file=sys.stderr)
+        return abs(error.returncode)
+    except KeyboardInterrupt:
+        print("interrupted: run the same command again to resume", file=sys.stderr)
         return 130
+    return 0
 
 
 def list_stages() -> str:

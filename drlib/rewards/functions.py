@@ -1,10 +1,12 @@
 """Rewards: functions from a finished trajectory and its task to a number.
 
-A reward is a function `(trajectory, task) -> RewardResult`. The default is `exact_match`: 1 if the
+A reward is a function of a finished trajectory and its task that returns a number. A factory is
+called with the settings of the reward and returns a function `(trajectory, task) -> RewardResult`,
+which can also report the terms. The default is `exact_match`: 1 if the
 answer is right, else 0, without a format term (Tongyi DeepResearch section 3.4). `random_reward` is
 its control: any gain from training with it is not due to the reward (Spurious Rewards, arXiv
 2506.10947). `format_and_answer` is the reward of related papers with a format term. `REWARDS` maps
-setting names to factories; register your own there.
+setting names to functions and factories; register your own there.
 
 A trajectory with an environment fault cannot be judged. Its value is None, never 0, which would
 punish the policy for a broken search engine. That also holds for right answers: judging only the
@@ -12,15 +14,22 @@ successful part of the faulty trajectories would raise the mean.
 """
 
 import hashlib
+import inspect
+import math
+import numbers
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from drlib.registry import Registry
 from drlib.task import Task, is_correct, normalise_answer
-from drlib.trajectory import Termination, Trajectory
+from drlib.trajectory import Termination, ToolResult, Trajectory
 from drlib.validation import require
 
 
@@ -33,7 +42,7 @@ class RewardResult:
 
 
 Reward = Callable[[Trajectory, Task], RewardResult]
-REWARDS = Registry("reward")  # name -> factory(**settings) -> Reward
+REWARDS = Registry("reward")  # name -> function(trajectory, task) or factory(**settings)
 
 
 @REWARDS.register("exact_match")
@@ -126,8 +135,117 @@ def random_reward(seed: int = 0) -> Reward:
 
 
 def make_reward(name: str, **settings) -> Reward:
-    """Create the reward registered as `name`. ValueError: unknown name, with the nearest one."""
-    return REWARDS[name](**settings)
+    """Create the reward registered as `name`.
+
+    Args:
+        settings: of the factory, or further arguments of the function.
+
+    Raises:
+        ValueError: unknown name, with the nearest one, or settings that the reward does not have.
+    """
+    entry = REWARDS[name]
+    required = [p for p in inspect.signature(entry).parameters.values() if p.default is p.empty]
+    plain = [p for p in required if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    is_function = len(plain) == 2
+    try:
+        if is_function:
+            inspect.signature(entry).bind(None, None, **settings)
+            return partial(_judge, name, partial(entry, **settings))
+        made = entry(**settings)
+    except TypeError as error:
+        known = [p for p in inspect.signature(entry).parameters if p not in {q.name for q in plain}]
+        raise ValueError(
+            f"reward {name!r} cannot be made with {settings}: {error}; "
+            f"its arguments: {', '.join(known) or 'none'}"
+        ) from error
+    if not callable(made):
+        raise ValueError(
+            f"reward {name!r} returned {made!r} instead of a function: register a function of "
+            "(trajectory, task), or a factory that returns one"
+        )
+    return partial(_check, name, made)
+
+
+def _judge(name: str, function: Callable, trajectory: Trajectory, task: Task) -> RewardResult:
+    """Call a reward function; environment faults are not judged."""
+    if has_env_fault(trajectory):
+        return RewardResult(None)
+    return _check(name, function, trajectory, task)
+
+
+def _check(name: str, function: Callable, trajectory: Trajectory, task: Task) -> RewardResult:
+    """Return the result of a reward; a number is its only term.
+
+    Raises:
+        TypeError: not a number, None or `RewardResult`.
+        ValueError: NaN or infinity.
+    """
+    result = function(trajectory, task)
+    if isinstance(result, numbers.Real | np.number | np.bool_ | Tensor):
+        result = RewardResult(float(result), {name: float(result)})
+    elif result is None:
+        result = RewardResult(None)
+    if not isinstance(result, RewardResult):
+        raise TypeError(
+            f"reward {name!r} returned {type(result).__name__} for {trajectory.id}: return a "
+            "number, None if the rollout cannot be judged, or a RewardResult"
+        )
+    for term, value in ((name, result.value), *result.parts.items()):
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"reward {name!r}: {term} is {value} for {trajectory.id}")
+    return result
+
+
+def check_reward(name: str, **settings) -> None:
+    """Call a reward with a right, a wrong and a missing answer, before a run starts.
+
+    Raises:
+        ValueError: the reward raised an error, or its arguments are wrong.
+    """
+    reward = make_reward(name, **settings)
+    task = Task("check", "What is the capital of Norway?", "Oslo", "search", "check")
+    for answer in ("Oslo", "Bergen", None):
+        try:
+            reward(_example(answer), task)
+        except Exception as error:  # of any type: it is the user's code
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise ValueError(
+                f"reward {name!r} fails for an example rollout ({Path(frame.filename).name}, line "
+                f"{frame.lineno}): {type(error).__name__}: {error}"
+            ) from error
+
+
+def _example(answer: str | None) -> Trajectory:
+    """Return a rollout of one search and one answer."""
+    n = 4
+    text = f"<think>I know.</think><answer>{answer}</answer>"
+    return Trajectory(
+        id="0-0-0",
+        task_id="check",
+        group_id="0-0",
+        world_version="check",
+        policy_version=0,
+        token_ids=np.arange(n, dtype=np.int32),
+        generated=np.array([False, True, False, True]),
+        logprobs=np.zeros(n, np.float32),
+        entropies=np.zeros(n, np.float32),
+        segments=np.zeros(n, np.uint8),
+        turns=np.array([0, 0, 1, 1], np.uint16),
+        versions=np.zeros(n, np.int32),
+        routed_experts=None,
+        tool_results=[ToolResult("search", {"query": ["Norway"]}, "1. [Norway](x)", True, "")],
+        termination=Termination.TURNS if answer is None else Termination.ANSWERED,
+        answer=answer,
+        reward=None,
+        reward_parts={},
+        messages=[
+            {"role": "user", "content": "What is the capital of Norway?"},
+            {"role": "assistant", "content": "<think>Look.</think>"},
+            {"role": "tool", "content": "1. [Norway](x)"},
+            {"role": "assistant", "content": text},
+        ],
+        metadata={"rag_answer": answer, "question": "What is the capital of Norway?"},
+    )
 
 
 def has_env_fault(trajectory: Trajectory) -> bool:

@@ -1,9 +1,11 @@
 """Tools of an agent, with caching, limits, retries and fail-over."""
 
 from drlib.tools.backends import ToolFault
-from drlib.tools.definitions import TOOLS, trl_environment
+from drlib.tools.definitions import trl_environment
 from drlib.tools.fault_injection import FaultInjector
 from drlib.tools.fetch import PageReader
+from drlib.tools.function_tool import TOOLS
+from drlib.tools.mcp import from_mcp
 from drlib.tools.parse_file import ParseFile
 from drlib.tools.providers import Provider
 from drlib.tools.reliability import DiskCache, ReliabilityPolicy, ReliableOperation
@@ -21,6 +23,7 @@ __all__ = [
     "ReliableOperation",
     "ToolFault",
     "Toolbox",
+    "from_mcp",
     "summarize_calls",
     "trl_environment",
 ]

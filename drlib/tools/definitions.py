@@ -5,10 +5,8 @@ definition yields the schema in prompts (short: parameters have no description),
 of OpenAI's API, and the methods of a class for TRL's `environment_factory`. TRL reads signature and
 docstring of a method and derives `Tool.function`, which therefore omits `minItems`.
 
-`TOOLS` contains them by name. A custom tool provides its code (`run`); once registered, every
-toolbox created later offers it:
-
-    TOOLS.register("double", Tool("double", "Double a text.", (Parameter("x", "Text."),), run=...))
+`TOOLS` (drlib.tools) contains them by name. A function with type hints and a docstring becomes a
+tool when it is registered (`drlib.tools.function_tool`); every toolbox created later offers it.
 """
 
 import inspect
@@ -16,28 +14,42 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drlib.registry import Registry
-
 ANY_GOAL = "the question"  # goal of a visit that gives none
 MAX_OPERATIONS = 10  # queries, pages or files per call; not part of the schemas
 
 
+REQUIRED = inspect.Parameter.empty
+
+
 @dataclass(frozen=True)
 class Parameter:
-    """A required argument: a string, or a non-empty list of strings (`many`)."""
+    """An argument: a string, a non-empty list of strings (`many`), or of type `kind`.
+
+    Args:
+        kind: JSON schema without the description.
+        hint: type hint that belongs to `kind`.
+        default: value of an optional argument.
+    """
 
     name: str
     description: str
     many: bool = False
+    kind: dict | None = None
+    hint: Any = None
+    default: Any = REQUIRED
 
     @property
-    def type(self) -> type:
+    def type(self) -> Any:
         """The Python type."""
+        if self.hint is not None:
+            return self.hint
         return list[str] if self.many else str
 
     @property
     def json_type(self) -> dict:
         """The JSON schema type."""
+        if self.kind is not None:
+            return self.kind
         text = {"type": "string"}
         return {"type": "array", "items": text} if self.many else text
 
@@ -86,7 +98,8 @@ class Tool:
         return {"type": "function", "function": self._with(properties)}
 
     def _with(self, properties: dict[str, dict]) -> dict:
-        parameters = {"type": "object", "properties": properties, "required": list(properties)}
+        required = [each.name for each in self.parameters if each.default is REQUIRED]
+        parameters = {"type": "object", "properties": properties, "required": required}
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
     def operands(self, arguments: Mapping[str, Any]) -> list:
@@ -160,7 +173,7 @@ def _is_list_of_texts(value: Any) -> bool:
 
 
 _QUERY = Parameter("query", "What to search for, one query an entry.", many=True)
-_BUILT_IN = (
+BUILT_IN = (
     Tool("search", "Search the world's pages. Give one or more queries.", (_QUERY,)),
     Tool(
         "visit",
@@ -193,9 +206,6 @@ _BUILT_IN = (
         ),
     ),
 )
-TOOLS = Registry("tool")
-for _tool in _BUILT_IN:
-    TOOLS.register(_tool.name, _tool)
 
 
 def trl_environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> type:
@@ -239,7 +249,9 @@ def _method(tool: Tool, toolbox: Any):
 
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
     parameters += [
-        inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY, annotation=p.type)
+        inspect.Parameter(
+            p.name, inspect.Parameter.KEYWORD_ONLY, annotation=p.type, default=p.default
+        )
         for p in tool.parameters
     ]
     lines = [f"    {p.name}: {p.description}" for p in tool.parameters]

@@ -27,7 +27,8 @@ from typing import Any
 from drlib.sandbox import Sandbox
 from drlib.tools.backends import Backend, FunctionBackend, ToolFault
 from drlib.tools.calculator import calculate
-from drlib.tools.definitions import TOOLS, Tool
+from drlib.tools.definitions import Tool
+from drlib.tools.function_tool import TOOLS
 from drlib.tools.pictures import Album
 from drlib.tools.reliability import (
     DiskCache,

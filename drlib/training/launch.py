@@ -28,7 +28,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 DEVICES = Path("/dev")
 ACCELERATORS = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd", "accel*", "davinci*", "xpu*")
 LOGS = ROOT / "runs" / "logs"
-GRACE_S = 10.0  # from SIGINT to SIGKILL
+GRACE_S = 60.0  # from SIGINT to SIGKILL; a large model is saved in between
 POLL_S = 0.2
 REDRAW_S = 1.0
 LOG_LINES = 30
@@ -223,7 +223,7 @@ _fork_servers: dict[str, _ForkServer] = {}  # at most one: key of its code and e
 _fork_lock = threading.Lock()
 
 
-def _launch_stage(
+def _start_stage(
     config: Config, arguments: Sequence[str], processes: int, name: str, follow: Path, total
 ) -> None:
     """Build one stage in forks; in new processes if they cannot be forked or the server is busy."""
@@ -307,14 +307,46 @@ def build_stage(
 
     config = Config.load(config) if isinstance(config, str) else config
     runs = ROOT / "runs" if runs is None else Path(runs).resolve()
-    for name in stages.missing_stages(stage, config, runs):
-        spec = stages.STAGES[name]
-        final = stages.folder(name, config, runs)
-        count = (processes or config.processes) if spec.parallel else 1
-        follow = final.with_name(final.name + ".partial") / "metrics.jsonl"
-        total = config.get(spec.steps) if spec.steps else None
-        _launch_stage(config, stages.arguments(name, config, runs), count, name, follow, total)
+    missing = stages.missing_stages(stage, config, runs)
+    check_stages(missing, config)
+    for name in missing:
+        launch_stage(name, config, runs, processes)
     return stages.folder(stage, config, runs)
+
+
+def check_stages(names: Sequence[str], config: Config) -> None:
+    """Call a reward with an example before any process starts, unless it is the default one.
+
+    Raises:
+        ValueError: the reward fails.
+    """
+    from drlib.training import stages
+
+    for name in names:
+        reward = stages.stage_config(name, config).rl.reward
+        is_default = reward.name == "exact_match" and not reward.arguments
+        if (stages.STAGES[name].reads or name) == "rl" and not is_default:
+            from drlib.rewards.functions import check_reward
+            from drlib.training.rollouts import reward_arguments
+
+            check_reward(reward.name, **reward_arguments(stages.stage_config(name, config)))
+
+
+def launch_stage(name: str, config: Config, runs: Path, processes: int | None = None) -> None:
+    """Build one stage, whose inputs are complete, in processes of its own.
+
+    Raises:
+        LaunchError: the stage failed.
+        KeyboardInterrupt: after Ctrl-C, when nothing is left running.
+    """
+    from drlib.training import stages
+
+    spec = stages.STAGES[name]
+    final = stages.folder(name, config, runs)
+    count = (processes or config.processes) if spec.parallel else 1
+    follow = final.with_name(final.name + ".partial") / "metrics.jsonl"
+    total = config.get(spec.steps) if spec.steps else None
+    _start_stage(config, stages.arguments(name, config, runs), count, name, follow, total)
 
 
 def _environment() -> dict[str, str]:

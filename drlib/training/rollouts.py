@@ -9,6 +9,7 @@ train on each context as a separate sample.
 """
 
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
@@ -138,7 +139,7 @@ def sample_groups(
         tasks, worlds = perturb_worlds(tasks, worlds, cast(SmallWorld, agent.toolbox.world))
     tries = config.rl.group * config.rl.sampling.oversample
     half = tries // 2 if config.rl.sampling.adaptive_group else tries
-    judge = build_reward(config.rl.reward.name, config.seed)
+    judge = build_reward(config)
 
     def run(some: list[int], numbers: range) -> dict[int, list[Trajectory]]:
         """Sample the rollouts with these numbers for some tasks; return them by task."""
@@ -209,10 +210,24 @@ def step_seed(seed: int | str, step: int) -> int:
 # ---------------------------------------------------------------- rewards
 
 
-def build_reward(name: str, seed: int) -> Reward:
-    """Build a reward function; only "random" takes the seed."""
-    settings = {"seed": seed} if name == "random" else {}
-    return make_reward(name, **settings)
+def build_reward(config: Config) -> Reward:
+    """Build the reward of a run; "random" also takes the seed."""
+    settings = {"seed": config.seed} if config.rl.reward.name == "random" else {}
+    return make_reward(config.rl.reward.name, **settings, **reward_arguments(config))
+
+
+def reward_arguments(config: Config) -> dict[str, Any]:
+    """Return the arguments of rl.reward.arguments; raise ValueError unless it is a JSON object."""
+    text = config.rl.reward.arguments
+    try:
+        arguments = json.loads(text or "{}")
+    except ValueError as error:
+        raise ValueError(f"rl.reward.arguments={text!r} is not JSON: {error}") from None
+    require(
+        isinstance(arguments, dict),
+        f'rl.reward.arguments={text!r} must be a JSON object, such as {{"price": 0.2}}',
+    )
+    return arguments
 
 
 def judge_rollout(trajectory: Trajectory, task: Task, reward: Reward) -> Trajectory:
@@ -319,7 +334,9 @@ def summarise_rollouts(
     Returns:
         The metrics known before the update, and (skill, 1.0 if correct else 0.0) of each rollout of
         all processes. Correctness does not depend on the reward, which may be random.
-        `live_groups` is the share of groups with reward variance. `positive_tool_errors` is the
+        `live_groups` is the share of groups with reward variance, `zero_variance` of the others;
+        `reward` and `rewards/NAME/mean` are means of the reward and its terms over judged rollouts,
+        `reward_std` is the mean standard deviation within a group. `positive_tool_errors` is the
         share of failed calls in selected successful rollouts (rStar2-Agent, fig. 4).
     """
     positive = {t.id for t in selected if (t.reward or 0.0) > 0.5}
@@ -335,6 +352,8 @@ def summarise_rollouts(
         "positive_tool_errors": _ratio("errors", "calls", [f for f in facts if f["positive"]]),
         "entropy": _ratio("entropy", "generated", facts),
         "live_groups": _live_share(facts),
+        "zero_variance": 1 - _live_share(facts),
+        **_reward_terms(facts),
         "no_call": _mean("no_call", facts),
         "overlong": _mean("overlong", facts),
         "out_of_turns": _mean("out_of_turns", facts),
@@ -349,6 +368,7 @@ def _rollout_facts(trajectory: Trajectory, positive: bool) -> dict:
         "source": trajectory.metadata["source"],
         "accuracy": trajectory.reward_parts["correct"],
         "reward": trajectory.reward,
+        "terms": trajectory.reward_parts,
         "group": trajectory.group_id,
         "positive": positive,
         "ended": trajectory.termination,
@@ -378,6 +398,26 @@ def _accuracies(facts: list[dict]) -> dict[str, float]:
     by_kind = {kind: [f for f in facts if f["skill"] in skills] for kind, skills in kinds.items()}
     by_kind |= {name: [f for f in facts if f["source"] == name] for name in (REAL, FICTIONAL)}
     return {f"accuracy_{kind}": _mean("accuracy", some) for kind, some in by_kind.items() if some}
+
+
+def _reward_terms(facts: list[dict]) -> dict[str, float]:
+    """Return the means of reward and terms, and the mean standard deviation within a group."""
+    judged = [f for f in facts if f["reward"] is not None]
+    if not judged:
+        return {}
+    groups = defaultdict(list)
+    for f in judged:
+        groups[f["group"]].append(f["reward"])
+    row = {
+        "reward": _mean("reward", judged),
+        "reward_std": float(np.mean([np.std(rewards) for rewards in groups.values()])),
+    }
+    names = sorted({name for f in judged for name in f["terms"]} - {"correct"})
+    for name in names:
+        row[f"rewards/{name}/mean"] = float(
+            np.mean([f["terms"][name] for f in judged if name in f["terms"]])
+        )
+    return row
 
 
 def _live_share(facts: list[dict]) -> float:

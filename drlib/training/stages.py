@@ -155,7 +155,7 @@ register(
         trl="drlib.training.grpo_trl:grpo",
         inputs=("sft",),
         reads="rl",
-        fixed={"rl.reward.name": "random"},
+        fixed={"rl.reward.name": "random", "rl.reward.arguments": ""},
         start="rl.start",
         steps="rl.steps",
         title="RL, random reward",
