@@ -51,7 +51,7 @@ _KNOWN_FIELDS = {
     *("role", "content", "refusal", *_THOUGHTS, *_CALLS),
     *("name", "tool_call_id", "tool_name", "id", "type", "index", "object", "created", "model"),
     *("timestamp", "weight", "loss", "sampled", "format_error", "stop_reason", "usage"),
-    *("ok", "is_error", "isError", "status", "error"),
+    *("ok", "is_error", "isError", "status", "error", "logprobs"),
 }
 # prefixes of error messages
 _ERROR_TEXT = re.compile(

@@ -34,6 +34,7 @@ from jinja2 import TemplateError
 from drlib.analysis.chat_messages import extract_tool_results, is_observation, is_sampled
 from drlib.analysis.reading_notes import EmptyRolloutError, ReadingNotes
 from drlib.analysis.rollout_formats import (
+    NOT_GIVEN,
     Rollout,
     TokenRun,
     decode_ids,
@@ -153,7 +154,7 @@ def _detect_format(path: Path, format: str | None) -> str:
 
 
 def _iter_rows(path: Path, notes: ReadingNotes, size: int = 16) -> Iterator[tuple[int, dict]]:
-    """Yield rows numbered from 1; a server response is merged with its request."""
+    """Yield rows numbered from 1; a server response is merged with its request and reward."""
     for n, row in iter_rows(path, notes, size):
         response = row.get("response")
         if isinstance(response, dict):  # server response, with or without its request
@@ -162,7 +163,8 @@ def _iter_rows(path: Path, notes: ReadingNotes, size: int = 16) -> Iterator[tupl
                 body = {"error": f"the body is {str(body)[:80]!r}"}
             request = row.get("request")
             given = request if isinstance(request, dict) else {}
-            row = given | {"error": row.get("error")} | body
+            beside = {k: v for k, v in row.items() if k not in ("request", "response")}
+            row = given | {"error": None} | beside | body
         yield n, row
 
 
@@ -362,7 +364,8 @@ def _collect_logprobs(
         fits = len(scores) == len(part.ids)
         require(fits, f"{len(scores)} log-probabilities for {len(part.ids)} sampled tokens")
         for i, (value, alternatives) in zip(part.ids, scores):
-            if part.scores is not None and not (type(value) is float and -100 < value <= 0):
+            is_given = part.scores is not None and value is not NOT_GIVEN
+            if is_given and not (type(value) is float and -100 < value <= 0):
                 value = read_logprob(value, f"token {len(values)}")
                 notes.repaired["log-probabilities without a value"] += math.isnan(value)
             best = sorted(alternatives, key=lambda one: -one[1])

@@ -101,6 +101,7 @@ _JSON_FIELDS = {
     *("traces", "trajectory", "prompt_ids", "response_ids", "response_mask", "response_logprobs"),
     *("prompt_token_ids", "agent", "task", "prompt", "completion"),
 }
+NOT_GIVEN = math.nan  # this object: a token that the file gives no log-probability for
 # for each token its log-probability, and the ids and log-probabilities of its alternatives
 TokenScores = Sequence[tuple[float | None, Sequence[tuple[int, float]]]]
 
@@ -227,7 +228,57 @@ def _build_chat(
                     parts[2 * i + 1] = _build_turn(turn, tokenizer)
     if len(said) > 1:
         messages = [*messages[:-1], *_label_pieces(messages[-1], said)]
+    else:
+        _score_turns(parts, messages, tokenizer, notes)
     return Rollout(fields, messages, parts)
+
+
+def _score_turns(
+    parts: list[TokenRun], messages: Sequence[dict], tokenizer, notes: ReadingNotes
+) -> None:
+    """Add the log-probabilities of messages (field `logprobs`) to their turns, in place.
+
+    A server's log-probabilities may cover the content only; other tokens of the turn get NaN.
+    """
+    turns = [message for message in messages if is_sampled(message)]
+    sampled = [at for at, part in enumerate(parts) if part.sampled]
+    if len(turns) != len(sampled):
+        return
+    for message, at in zip(turns, sampled):
+        logs = message.get("logprobs")
+        if logs and parts[at].scores is None:
+            scored = _score_turn(parts[at], logs, tokenizer)
+            if scored is None:
+                notes.repaired["turns without log-probabilities, as their tokens are unclear"] += 1
+            else:
+                parts[at] = scored
+
+
+def _score_turn(part: TokenRun, logs: Any, tokenizer) -> TokenRun | None:
+    """Return the turn with log-probabilities; None if their tokens are not those of the turn."""
+    logs = {"content": logs} if isinstance(logs, list) else logs
+    if not isinstance(logs, dict) or not all(
+        isinstance(e, dict) for e in logs.get("content") or ()
+    ):
+        return None
+    entries = _parse_logprobs(logs, None, True)
+    whole = tokenizer.decode(part.ids)
+    for _ in range(2):  # the end token is in the log-probabilities, but not in the message
+        text = "".join(str(entry.text) for entry in entries)
+        at = whole.rfind(text) if text else -1
+        if at >= 0 or not entries:
+            break
+        entries.pop()
+    ids = _find_ids(entries, text, tokenizer) if at >= 0 else None
+    if ids is None:
+        return None
+    before, after = encode(tokenizer, whole[:at]), encode(tokenizer, whole[at + len(text) :])
+    unknown = (NOT_GIVEN, ())
+    scores = [
+        (entry.value, _list_alternatives(entry, i, tokenizer)) for i, entry in zip(ids, entries)
+    ]
+    ids = [*before, *ids, *after]
+    return TokenRun(ids, True, [*[unknown] * len(before), *scores, *[unknown] * len(after)])
 
 
 def _flatten_messages(chat: Sequence[Any], notes: ReadingNotes | None) -> list[dict]:
