@@ -132,3 +132,12 @@ def test_evaluate_builds_the_evaluation_of_a_stage(arguments, passed_on, monkeyp
 def test_evaluate_requires_the_stage_first(arguments):
     result = run_drlib("evaluate", *arguments)
     assert result.returncode == 2 and "name a stage first" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "ask", "mcp"])
+def test_windows_is_one_line_with_the_remedy(command, monkeypatch, capsys):
+    monkeypatch.setattr(cli.sys, "platform", "win32")
+    assert cli.main([command, "x"]) == 1
+    error = capsys.readouterr().err
+    assert "WSL 2" in error and error.count("\n") == 1
+    assert cli.main(["--help"]) == 0

@@ -32,6 +32,12 @@ COMMANDS = {
 }
 
 
+WINDOWS = (
+    "Windows lacks file locks and signals that stages need: run drlib in WSL 2 (wsl --install), "
+    "where it is Linux"
+)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status; 2 for an unknown one."""
     word, *arguments = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
@@ -44,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if word not in COMMANDS:
         print(f"drlib: unknown command {word!r}: {suggest_name(word, COMMANDS)}", file=sys.stderr)
         return 2
+    if sys.platform == "win32":
+        print(f"drlib: {WINDOWS}", file=sys.stderr)
+        return 1
     with freeze_imports():
         command = import_module(f"drlib.cli.{word}")
     return command.main(arguments) or 0
