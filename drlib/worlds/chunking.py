@@ -14,6 +14,7 @@ resolved when all files are known (`drlib.worlds.joining`).
 Not implemented: rst tables.
 """
 
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -56,6 +57,19 @@ RST_REF = re.compile(r":ref:`(?:([^`<>\n]{1,200}) <)?([^`<>\n]{1,200})>?`")
 RST_LABEL = re.compile(r"\.\. _`?([^`:\n]{1,200})`?:\s*")
 RST_LINK = re.compile(r"`([^`<>\n]{1,200}) <([^`<>\s]{1,500})>`_")
 TABLE_RULE = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?)?\s*")
+LIST_ITEM = re.compile(r" {0,3}[-*+] +\S")
+# "- Key: value", the key of one to four words and perhaps bold, with or without the colon
+KEY_VALUE = re.compile(
+    r" {0,3}[-*+] +(\*\*|__)?([^\W\d_][^\s:*_|]*(?: [^\s:*_|]+){0,3})"
+    r"(?:(?:\*\*|__)?:|:(?:\*\*|__)) +(\S.*)"
+)
+LONGEST_VALUE = 8  # words of a list's value; longer ones are sentences
+GENERIC_HEADERS = {
+    *(VALUE, "page", "section", "", "name", "title", "item", "entry", "key", "id", "identifier"),
+    *("no", "no.", "number", "nr", "#", "row", "label", "code", "full name", "designation"),
+}
+PLURAL = re.compile(r"(?:(?<=[^aeiou])(ie)s|(?<=ss|ch|sh)es|(?<=x)es|(?<=[^su'])s)$")
+DETERMINERS = ("our", "the", "all", "my", "list", "of")
 PIECE = re.compile(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{{CHUNK}}}")  # cut at line ends if possible
 
 
@@ -133,7 +147,8 @@ class _FileChunks:
         names = [name for name in names if HAS_LETTER.search(name) and len(name) <= CELL]
         self._add_pieces(title, heading, body, tuple(dict.fromkeys(map(one_line, names))))
         if not self.is_flat:
-            self._add_tables(title, body)
+            self._add_tables(title, heading, body)
+            self.facts += [(title, *pair) for pair in _list_facts(self.source, body)]
 
     def _add_pieces(self, title: str, heading: str, body: str, names: tuple[str, ...]) -> None:
         pieces = PIECE.findall(body) or [""]
@@ -154,8 +169,11 @@ class _FileChunks:
             kind = "page" if name == self.source else "section"
             self.nodes.append(Node(name, kind, names if number == 1 else ()))
 
-    def _add_tables(self, title: str, body: str) -> None:
-        for kind, first, cells in _table_rows(self.source, body):
+    def _add_tables(self, title: str, heading: str, body: str) -> None:
+        for header, first, cells in _table_rows(self.source, body):
+            kind = _row_kind(
+                header, heading, posixpath.splitext(posixpath.basename(self.source))[0]
+            )
             name = self._unique_title(f"{title}: {first}")
             text = f"{first}, in a table of [{title}](folder:{title})."
             long = [f"{column}: {cell}" for column, cell in cells if len(cell) > CELL]
@@ -245,9 +263,9 @@ class _Cutter:
 
 
 def _table_rows(source: str, body: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
-    """Yield (kind, first cell, [(column, cell), ...]) for each row of the clean tables.
+    """Yield (header of the first column, first cell, [(column, cell), ...]) of each row.
 
-    The kind is the header of the first column.
+    Only clean tables are read.
     """
     for is_piped, lines in groupby(body.split("\n"), _is_piped):
         lines = [line.strip().removeprefix("|").removesuffix("|") for line in lines]
@@ -259,12 +277,43 @@ def _table_rows(source: str, body: str) -> Iterator[tuple[str, str, list[tuple[s
         ]
         columns = [relation_name(column) for column in head]
         if _is_clean(columns, rows, CELL if file_suffix(source) not in TABLES else LONGEST_CELL):
-            kind = columns[0].casefold()
-            if kind in (VALUE, "page", "section"):  # reserved kinds
-                kind = "table row"
             for first, *cells in rows:
                 pairs = zip(columns[1:], cells, strict=True)
-                yield kind, first, [(name, v) for name, cell in pairs for v in _values(cell)]
+                yield columns[0], first, [(name, v) for name, cell in pairs for v in _values(cell)]
+
+
+def _row_kind(header: str, *titles: str) -> str:
+    """Return the kind of a table's rows: its first header, or the noun of a plural title.
+
+    "Name" is no kind, but a table "Offices" has offices. The kinds of pages are reserved.
+    """
+    kind = header.casefold()
+    if kind not in GENERIC_HEADERS:
+        return kind
+    for title in titles:
+        words = re.findall(r"[^\W\d_]+", title.casefold())
+        words = [word for word in words if word not in DETERMINERS]
+        noun = PLURAL.sub(lambda m: "y" if m[1] else "", words[-1]) if words else ""
+        if len(words) <= 3 and noun != (words or [""])[-1] and noun not in GENERIC_HEADERS:
+            return " ".join([*words[:-1], noun])
+    return "table row"
+
+
+def _list_facts(source: str, body: str) -> Iterator[tuple[str, str]]:
+    """Yield (relation, value) of lists whose items are all "Key: value" with different keys.
+
+    A list with a sentence is prose, and so is one of a single item, unless its key is bold.
+    """
+    for is_item, lines in groupby(body.split("\n"), lambda line: bool(LIST_ITEM.match(line))):
+        if not is_item:
+            continue
+        items = [KEY_VALUE.fullmatch(line.rstrip(" \\")) for line in lines]
+        pairs = [(relation_name(m[2]), _cell(source, m[3])) for m in items if m]
+        keys = {relation for relation, _ in pairs}
+        is_marked = any(m and m[1] for m in items)
+        is_prose = any(len(value.split()) > LONGEST_VALUE for _, value in pairs)
+        if len(keys) == len(items) >= 2 - is_marked and not is_prose:
+            yield from (pair for pair in pairs if pair[0] and 0 < len(pair[1]) <= CELL)
 
 
 def _values(cell: str) -> list[str]:
