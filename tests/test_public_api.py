@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 
 import drlib
+from drlib.tools.definitions import Tool
 from drlib.training import extensions
 
 
@@ -41,6 +42,11 @@ def test_docstring_examples_run(module):
     assert result.attempted > 0 and result.failed == 0
 
 
+def make_extension(kind):
+    """Return anything that may be registered; a tool must be one."""
+    return Tool("toy", "A toy.", (), run=str) if kind == "tool" else object()
+
+
 @pytest.mark.parametrize("kind", dir(drlib.register))
 def test_every_kind_of_extension_can_be_registered(kind):
     """A name can be registered once, replaced explicitly, and looked up."""
@@ -48,11 +54,11 @@ def test_every_kind_of_extension_can_be_registered(kind):
     registry = getattr(import_module(module), name)
     before = dict(registry)
     try:
-        extension = object()
+        extension, other, third = (make_extension(kind) for _ in range(3))
         assert registry.register("toy", extension) is extension and registry["toy"] is extension
         with pytest.raises(ValueError, match=f"{kind} 'toy' is already registered"):
-            registry.register("toy", object())
-        registry.register("toy", other := object(), replace=True)
+            registry.register("toy", third)
+        registry.register("toy", other, replace=True)
         assert registry["toy"] is other
         assert getattr(drlib.register, kind) == registry.register
     finally:

@@ -199,7 +199,13 @@ def start_program(place):
         "input()\n"
     )
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # not in background jobs
+    )
 
 
 def processes_of(place):

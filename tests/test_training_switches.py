@@ -72,6 +72,8 @@ ELSEWHERE = {  # options tested elsewhere
     "rl.loss.chunked_logprobs",
     # tests/test_training_packed_routes.py; with trainer.backend=trl tests/test_training_real.py
     "rl.off_policy.routing_replay",
+    # tests/test_rewards_registered.py
+    "rl.reward.arguments",
     # tests/test_training_rewards.py
     "rl.reward.labels",
     "rl.reward.overlong_buffer",
