@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from itertools import count
 
 import httpx
 import pytest
@@ -130,23 +131,30 @@ def test_foreign_requests_are_rejected(url, model, body, headers, status, words)
 
 
 def test_second_question_waits_and_stop_ends_the_first(url, plain_model):
-    plain_model.delay_s = 0.3
-    plain_model.say = lambda messages: LOOK
-    found = []
+    plain_model.delay_s, plain_model.most = 0.3, 0
+    pages = count()
+    plain_model.say = lambda messages: render_call("search", {"query": [f"page {next(pages)}"]})
+    found, lines = [], []
     first = threading.Thread(target=lambda: found.append(ask(url)))
     first.start()
     before = plain_model.asked
     until(lambda: plain_model.asked > before)
-    second = threading.Thread(target=lambda: found.append(ask(url)))
+
+    def read_lines():
+        with httpx.stream("POST", f"{url}ask", json={"question": NORWAY}, timeout=60) as reply:
+            lines.extend(map(json.loads, reply.iter_lines()))  # one by one
+
+    second = threading.Thread(target=read_lines)
     second.start()
-    time.sleep(0.5)  # it waits for the first one
+    until(lambda: lines)
     assert httpx.post(f"{url}stop").json() == {"stopping": True}
+    plain_model.say = researcher
     first.join()
     assert found[0][1][-1] == {"error": "stopped"}
-    plain_model.say, plain_model.delay_s = researcher, 0.0
     second.join()
-    assert found[1][1][0]["head"] == "waits"
-    assert found[1][1][-1]["answer"] == "Norwegian Krone" and plain_model.most == 1
+    assert lines[0]["head"] == "waits"
+    assert lines[-1]["answer"] == "Norwegian Krone" and plain_model.most == 1
+    plain_model.delay_s = 0.0
     until(lambda: ask(url)[0] == 200)
     until(lambda: httpx.post(f"{url}stop").json() == {"stopping": False})
 
