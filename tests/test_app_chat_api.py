@@ -19,6 +19,7 @@ from drlib.chat.tool_calls import render_answer, render_call
 from drlib.cli.ask import main
 from tests.scripted_server import Scripted
 from tests.test_app_server import LOOK, NORWAY, served
+from tests.waiting import until
 
 
 def visitor(messages):
@@ -150,22 +151,35 @@ def test_large_bodies_are_refused(url, path):
 
 
 def test_questions_run_in_parallel_and_others_wait(url, plain_model):
-    plain_model.delay_s, plain_model.most = 0.3, 0
-    replies = []
+    gate = threading.Event()
 
-    def ask():
+    def gated(messages):
+        assert gate.wait(100)
+        return visitor(messages)
+
+    plain_model.say, plain_model.most = gated, 0
+    replies = [[] for _ in range(5)]
+
+    def ask(number):
         with client(url) as api:
-            reply = api.chat.completions.create(model="drlib", messages=user(NORWAY))
-            replies.append(reply.choices[0].message)
+            chunks = api.chat.completions.create(model="drlib", messages=user(NORWAY), stream=True)
+            replies[number].extend(chunk.choices[0].delta for chunk in chunks)  # one by one
 
-    threads = [threading.Thread(target=ask) for _ in range(5)]
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(5)]
     for thread in threads:
         thread.start()
+
+    def count_waits():
+        deltas = [delta for some in replies for delta in some]
+        return sum(getattr(d, "reasoning_content", "").startswith("waits: ") for d in deltas)
+
+    until(lambda: count_waits() == 3 and plain_model.running == 2)
+    gate.set()
     for thread in threads:
         thread.join()
-    assert len(replies) == 5 and all("Norwegian Krone" in each.content for each in replies)
-    waited = [each for each in replies if each.reasoning_content.startswith("waits: ")]
-    assert len(waited) == 3 and plain_model.most == 2
+    contents = ["".join(delta.content or "" for delta in deltas) for deltas in replies]
+    assert all(content.startswith("Norwegian Krone") for content in contents)
+    assert count_waits() == 3 and plain_model.most == 2
 
 
 def test_full_queue_is_refused(url, plain_model):
