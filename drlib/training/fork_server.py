@@ -27,7 +27,7 @@ from drlib.training import build, stages
 from drlib.training.launch import stop_with_parent
 
 POLL_S = 0.05
-GRACE_S = 10.0  # for the processes beside a failed one, which may wait for it
+GRACE_S = 60.0  # from SIGTERM to SIGKILL; a large model is saved in between
 
 
 def serve(folder: Path) -> list[str] | None:
