@@ -101,7 +101,7 @@ _JSON_FIELDS = {
     *("traces", "trajectory", "prompt_ids", "response_ids", "response_mask", "response_logprobs"),
     *("prompt_token_ids", "agent", "task", "prompt", "completion"),
 }
-NOT_GIVEN = math.nan  # this object: a token that the file gives no log-probability for
+NOT_GIVEN = float("nan")  # this object, not math.nan: a token that the file gives no log-probability for
 # for each token its log-probability, and the ids and log-probabilities of its alternatives
 TokenScores = Sequence[tuple[float | None, Sequence[tuple[int, float]]]]
 

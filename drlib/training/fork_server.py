@@ -27,7 +27,10 @@ from drlib.training import build, stages
 from drlib.training.launch import stop_with_parent
 
 POLL_S = 0.05
-GRACE_S = 60.0  # from SIGTERM to SIGKILL; a large model is saved in between
+# from SIGTERM to SIGKILL: a process that waits for a failed one cannot save; one whose program has
+# ended saves a large model
+FAILED_GRACE_S = 10.0
+ENDED_GRACE_S = 60.0
 
 
 def serve(folder: Path) -> list[str] | None:
@@ -82,9 +85,11 @@ def _wait(ranks: set[int], parent: int) -> None:
         if process:
             ranks.discard(process)
             status = status or os.waitstatus_to_exitcode(code)
-        elif status or os.getppid() != parent:
-            status = status or 1
-            _end(ranks)
+        elif status:
+            _end(ranks, FAILED_GRACE_S)
+        elif os.getppid() != parent:
+            status = 1
+            _end(ranks, ENDED_GRACE_S)
         else:
             time.sleep(POLL_S)
     if status < 0:  # killed by a signal: end in the same way
@@ -95,11 +100,11 @@ def _wait(ranks: set[int], parent: int) -> None:
         sys.exit(status)
 
 
-def _end(ranks: set[int]) -> None:
-    """Send SIGTERM to the processes, and SIGKILL to those that run after GRACE_S."""
+def _end(ranks: set[int], grace_s: float) -> None:
+    """Send SIGTERM to the processes, and SIGKILL to those that run after `grace_s`."""
     for process in ranks:
         os.kill(process, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline:
         if all(os.waitid(os.P_PID, each, os.WEXITED | os.WNOHANG | os.WNOWAIT) for each in ranks):
             return
