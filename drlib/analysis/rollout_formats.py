@@ -101,7 +101,8 @@ _JSON_FIELDS = {
     *("traces", "trajectory", "prompt_ids", "response_ids", "response_mask", "response_logprobs"),
     *("prompt_token_ids", "agent", "task", "prompt", "completion"),
 }
-NOT_GIVEN = float("nan")  # this object, not math.nan: a token that the file gives no log-probability for
+# no log-probability in the file; known by identity, as placeholders are read as math.nan
+NOT_GIVEN = float("nan")
 # for each token its log-probability, and the ids and log-probabilities of its alternatives
 TokenScores = Sequence[tuple[float | None, Sequence[tuple[int, float]]]]
 
