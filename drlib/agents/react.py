@@ -20,7 +20,7 @@ from drlib.chat.tool_calls import Answer
 
 @AGENTS.register("react")
 class ReAct(Agent):
-    """One context until the answer; variants override `begin` and `next_context`."""
+    """Agent with a single context; variants override `begin` and `next_context`."""
 
     def run_task(self, state: RolloutState) -> Steps:
         context = self.begin(state)

@@ -79,7 +79,7 @@ class RolloutStopped(Exception):
 
 @dataclass
 class RolloutState:
-    """One running rollout: resources the agent may use, and their usage so far."""
+    """State of a running rollout: resources the agent may use, and their usage so far."""
 
     task: Task
     limits: Limits

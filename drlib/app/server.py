@@ -2,7 +2,7 @@
 
 GET / returns the page. POST /ask takes {"question": ...} and streams one JSON line per event:
 {"head", "run", "text"}, then {"answer", "sources", "usage"} or {"error"}. POST /v1/chat/completions
-and GET /v1/models speak OpenAI's protocol. Closing the connection cancels a question, POST /stop
+and GET /v1/models speak OpenAI's protocol. Closing a stream cancels its question, POST /stop
 all of them. Questions beyond `parallel` wait in a queue. GET /history returns earlier questions.
 
 Loopback only unless DRLIB_ASK_TOKEN is set. Requests then need `Authorization: Bearer <token>`,

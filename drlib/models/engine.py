@@ -48,7 +48,7 @@ class SamplingParams:
 
 @dataclass
 class Completion:
-    """One sampled turn: token ids with log-probabilities and entropies (nats).
+    """Sampled turn: token ids with log-probabilities and entropies (nats).
 
     Log-probabilities and entropies are those of the sampling distribution; greedy turns report the
     temperature-1 distribution.

@@ -2,11 +2,13 @@
 
 A reward is a function of a finished trajectory and its task that returns a number. A factory is
 called with the settings of the reward and returns a function `(trajectory, task) -> RewardResult`,
-which can also report the terms. The default is `exact_match`: 1 if the
-answer is right, else 0, without a format term (Tongyi DeepResearch section 3.4). `random_reward` is
-its control: any gain from training with it is not due to the reward (Spurious Rewards, arXiv
-2506.10947). `format_and_answer` is the reward of related papers with a format term. `REWARDS` maps
-setting names to functions and factories; register your own there.
+which can also report the terms.
+
+The default is `exact_match`: 1 if the answer is right, else 0, without a format term (Tongyi
+DeepResearch section 3.4). `random_reward` is its control: any gain from training with it is not due
+to the reward (Spurious Rewards, arXiv 2506.10947). `format_and_answer` is the reward of related
+papers with a format term. `REWARDS` maps setting names to functions and factories; register your
+own there.
 
 A trajectory with an environment fault cannot be judged. Its value is None, never 0, which would
 punish the policy for a broken search engine. That also holds for right answers: judging only the

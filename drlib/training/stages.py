@@ -26,7 +26,7 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the graph.
+    """Stage of the graph.
 
     Attributes:
         build: "module:function", called as build(config, run_dir, ranks, **arguments).
