@@ -10,6 +10,8 @@ listed as plugins (`load_plugins`), which register their entries again.
 
 import difflib
 import importlib
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -83,12 +85,14 @@ def plugin_names(names: str) -> list[str]:
 def load_plugins(names: str) -> None:
     """Import modules such as "mypackage.rewards,mytools" for the entries that they register.
 
-    They are found like any import: in the folder of the program, on PYTHONPATH, or installed.
-    Repeated calls have no effect.
+    They are found in the working directory, on PYTHONPATH, or installed. Repeated calls have no
+    effect.
 
     Raises:
         ValueError: a module is missing, or fails at the reported line.
     """
+    if plugin_names(names) and not {"", os.getcwd()} & {*sys.path}:
+        sys.path.insert(0, os.getcwd())  # a console script has the folder of the script instead
     for name in plugin_names(names):
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(
