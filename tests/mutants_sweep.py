@@ -71,7 +71,7 @@ MUTANTS = [
     Mutant(
         "sweep: a failed run ends it",
         BUILT,
-        "        return _reason(str(fault))\n",
+        "        return fault.reason\n",
         "        raise\n",
         (f"{RUNS}::test_failed_arm_is_reported_with_its_reason",),
         "one failed arm skips all later arms",

@@ -14,9 +14,10 @@ from drlib import cli
 from drlib.config import ROOT, Config
 from drlib.experiments.plan import PLANS, load_plan
 from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
-from drlib.experiments.runner import _reason, costs
+from drlib.experiments.runner import costs
 from drlib.experiments.tables import curves, summary, table, write_summary
 from drlib.intervals import difference_interval, share_interval
+from drlib.training.launch import find_error
 from tests.experiment_examples import (
     CLIPS,
     HALF,
@@ -320,14 +321,43 @@ def test_table_notes_runs_that_stopped_early(tmp_path):
     assert "- `cispo`, seed 1: stopped at step 1: it collapsed" in table(summary_of(tmp_path, runs))
 
 
-def test_failure_reason_comes_from_the_stage_log():
-    head = "rl failed (exit status 1); the end of x.log:\n"
+def test_reward_metrics_are_means_over_the_last_steps_and_the_seeds(tmp_path):
+    """By hand: 12 steps, of which the last 10 count; step 3 judged nothing."""
+    outcomes = make_outcomes(HALF, HALF, WRONG)
+    first = [row(s, reward=float(s), zero_variance=0.5) for s in range(1, 13)]
+    del first[2]["reward"]
+    second = [row(s, reward=1.0, zero_variance=0.25) for s in range(1, 13)]
+    own = [row(1, reward=0.25, reward_std=0.5, zero_variance=0.0) | {"rewards/right/mean": 0.75}]
+    runs = {("ppo", 0): (outcomes, first), ("ppo", 1): (outcomes, second)}
+    runs |= {("cispo", 0): (outcomes, own), ("cispo", 1): (outcomes, [own[0] | {"reward": 0.75}])}
+    found = summary_of(tmp_path, runs)
+    arms = by_name(found)
+    expected = (sum(range(4, 13)) / 9 + 1) / 2
+    assert arms["ppo"]["rewards"] == {"reward": expected, "zero_variance": 0.375}
+    assert arms["cispo"]["rewards"]["reward"] == 0.5
+    heads, _, ppo, cispo = [
+        [cell.strip() for cell in line.split(" | ")]
+        for line in table(found).splitlines()
+        if line.startswith("|")
+    ]
+    at = heads.index("reward")
+    names = ["reward", "rewards/right/mean", "reward_std", "zero_variance"]
+    assert heads[at : at + 4] == names
+    assert ppo[at : at + 4] == ["4.500", "–", "–", "0.375"]
+    assert cispo[at : at + 4] == ["0.500", "0.750", "0.500", "0.000"]
+    # a seed without the metric: its mean is unknown
+    runs["cispo", 1] = (outcomes, rows())
+    assert by_name(summary_of(tmp_path, runs))["cispo"]["rewards"] == {}
+    assert "reward" not in table(summary_of(tmp_path, RUNS))
+
+
+def test_failure_reason_comes_from_the_log():
     log = "error: give rl_x=1\nE1234 Traceback\ntorch.distributed.ChildFailedError: \n ====\n"
-    assert _reason(head + log) == "rl (exit status 1): error: give rl_x=1"
+    assert find_error(log) == "error: give rl_x=1"
     log = '  File "x.py"\n[rank1]: ZeroDivisionError: division by zero\nRuntimeError: closed\n=='
-    assert _reason(head + log) == "rl (exit status 1): ZeroDivisionError: division by zero"
-    assert _reason(head + "a\nlast words") == "rl (exit status 1): last words"
-    assert _reason("rl failed (killed by SIGKILL); the end of x:\n") == "rl (killed by SIGKILL): "
+    assert find_error(log) == "ZeroDivisionError: division by zero"
+    assert find_error("a\nlast words") == "last words"
+    assert find_error("") == "it printed nothing"
 
 
 # ---------------------------------------------------------------------------------------------

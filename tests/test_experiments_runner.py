@@ -171,6 +171,8 @@ def test_failed_arm_is_reported_with_its_reason(sweep):
         f"broken, seed 1: {reason}",
         str(sweep.out / "toy.parquet"),
     ]
+    last = sweep.completed.stderr.splitlines()[-1]
+    assert last == "error: broken, seed 1: rl (exit status 1): OSError: the judge is away"
     page = table(load_summary(sweep.file, sweep.out))
     assert "| `broken` | `rl.reward.name=away` | failed |" in page
     assert f"- `broken`, seed 1: {reason}" in page

@@ -114,7 +114,9 @@ def _run(args, settings) -> int:
 
         built = built_on_ray(plan, runs, args.ray or None)
     failed = runner.measure(plan, runs, out, command, built)
-    print(out / f"{plan.name}.parquet")
+    print(out / f"{plan.name}.parquet", flush=True)
+    for (arm, seed), reason in failed.items():
+        print(f"error: {arm}, seed {seed}: {reason}", file=sys.stderr)
     return 1 if failed else 0
 
 

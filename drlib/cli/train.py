@@ -122,7 +122,7 @@ def run_stage(name: str, config: Config, runs: Path) -> int:
     try:
         launch_stage(name, config, runs)
     except LaunchError as error:
-        print(error, file=sys.stderr)
+        print(f"{error}\nerror: {error.reason}", file=sys.stderr)
         return abs(error.returncode)
     except KeyboardInterrupt:
         print("interrupted: run the same command again to resume", file=sys.stderr)

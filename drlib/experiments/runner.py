@@ -10,7 +10,6 @@ Records are rewritten after every run. Table and figure are made from them alone
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from drlib.training import stages
 from drlib.training.launch import LaunchError, build_stage
 from drlib.training.run_folder import METRICS, RunFolder, RunFolderError, read_metrics
 
-# the last line of a traceback, or what a stage says of settings that it cannot use
-FAULT = re.compile(r"^(?:\[rank\d+\]: )?((?:error|[\w.]+(?:Error|Exception|Interrupt)): .+)$", re.M)
 Failed = dict[tuple[str, int], str]  # (arm, seed) -> why
 
 
@@ -38,20 +35,10 @@ def build_or_say(stage: str, config: Config, runs: Path) -> str:
     try:
         build_stage(stage, config, runs=runs)
     except LaunchError as fault:
-        return _reason(str(fault))
+        return fault.reason
     except (ValueError, RunFolderError, OSError) as fault:
         return " ".join(str(fault).split())
     return ""
-
-
-def _reason(told: str) -> str:
-    """Return the error at the end of a log, whose first line names the stage, on one line."""
-    head, _, log = told.partition("\n")
-    faults = FAULT.findall(log)
-    said = [fault for fault in faults if fault.startswith("error: ")]
-    last = log.strip().splitlines()[-1:]
-    stage = head.partition("; the end of ")[0].replace(" failed (", " (")
-    return f"{stage}: {' '.join((said or faults or last or [''])[0].split())}"
 
 
 def measure(

@@ -18,6 +18,8 @@ from drlib.files import write_atomic
 from drlib.validation import require
 
 COSTS = ("seconds", "rollout_seconds", "rollouts", "generated_tokens", "trained_tokens")
+REWARDS = ("reward", "reward_std", "zero_variance")  # and rewards/NAME/mean of each term
+LAST_STEPS = 10  # steps over which reward metrics are averaged
 NONE = "–"
 
 
@@ -108,6 +110,7 @@ def summary(plan: ExperimentPlan, records: ExperimentRecords) -> dict:
             control,
             ran["seeds"],
             ran["registered"],
+            records.curves.get(name, {}),
         )
         for name, arm in plan.arms.items()
     ]
@@ -152,6 +155,7 @@ def _arm(
     control: Results | None,
     seeds: Sequence[int],
     registered: str,
+    curves: Mapping[int, Sequence[Mapping]],
 ) -> dict:
     """Return an arm's part of the summary."""
     done = _done(runs)
@@ -172,6 +176,7 @@ def _arm(
         "failed": failed,
         "asked": asked,
         "cost": _mean_cost([runs[str(seed)] for seed in done]),
+        "rewards": _mean_rewards([curves.get(seed, []) for seed in done]),
         "stopped": {
             seed: f"step {run['steps']}: {run['stopped']}"
             for seed, run in runs.items()
@@ -227,6 +232,33 @@ def _mean_cost(runs: Sequence[Mapping]) -> dict:
     return {name: round(sum(run[name] for run in runs) / len(runs), 1) for name in shared}
 
 
+def _mean_rewards(runs: Sequence[Sequence[Mapping]]) -> dict[str, float]:
+    """Return the mean over runs of each reward metric at the end of training.
+
+    A run's value is the mean over those of its last `LAST_STEPS` steps that have the metric. A
+    metric that a run lacks is left out.
+    """
+    found: dict[str, list[float]] = {}
+    for rows in runs:
+        last = rows[-LAST_STEPS:]
+        for name in dict.fromkeys(name for row in last for name in row):
+            if name in REWARDS or name.startswith("rewards/"):
+                values = [row[name] for row in last if name in row]
+                found.setdefault(name, []).append(sum(values) / len(values))
+    return {
+        name: round(sum(values) / len(runs), 4)
+        for name, values in found.items()
+        if len(values) == len(runs)
+    }
+
+
+def _reward_columns(found: Mapping) -> list[str]:
+    """Return the reward metrics that some arm has: the reward, its terms, then its variance."""
+    names = {name for arm in found["arms"] for name in arm["rewards"]}
+    terms = sorted(names - {*REWARDS})
+    return [name for name in ("reward", *terms, "reward_std", "zero_variance") if name in names]
+
+
 def curves(found: Mapping, records: ExperimentRecords) -> dict[str, list[list[dict]]]:
     """Return the metrics of every finished seed by arm; arms without any are left out."""
     kept = {
@@ -251,7 +283,7 @@ def table(found: Mapping) -> str:
     for asked in found["asked"]:
         what = f"{asked['kind']}, {asked['decoding']}"
         heads += [f"{what}, % right [95%]", f"less {found['control']}, points [95%]"]
-    heads += ["each seed", "seconds a run", "in rollouts", "rollouts"]
+    heads += ["each seed", *_reward_columns(found), "seconds a run", "in rollouts", "rollouts"]
     heads += ["generated tokens", "trained tokens", "claim"]
     lines = [f"# {found['name']}", "", found["about"], "", _describe(found), ""]
     lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
@@ -272,8 +304,13 @@ def _describe(found: Mapping) -> str:
         + (f", all with {common}" if common else "")
         + (f"; asked {asked}" if asked else "")
         + f". Intervals over {tour.describe_sampling(len(found['seeds']))}; "
-        "differences are paired. "
-        f"Costs are those of the stage itself. Made by `{found['command']}`."
+        + "differences are paired. "
+        + (
+            f"Reward metrics are means over the last {LAST_STEPS} steps and the seeds. "
+            if _reward_columns(found)
+            else ""
+        )
+        + f"Costs are those of the stage itself. Made by `{found['command']}`."
     )
 
 
@@ -291,6 +328,8 @@ def _cells(arm: Mapping, found: Mapping) -> list[str]:
         cells += _asked_cells(arm, number, found["control"])
     shares = arm["asked"][0]["by_seed"] if arm["asked"] else []
     cells.append(", ".join(f"{100 * share:.1f}" for share in shares) or NONE)
+    rewards = (arm["rewards"].get(name) for name in _reward_columns(found))
+    cells += [NONE if value is None else f"{value:.3f}" for value in rewards]
     costs = (arm["cost"].get(name) for name in COSTS)
     cells += [NONE if value is None else f"{value:,.0f}" for value in costs]
     claim = arm.get("claim")

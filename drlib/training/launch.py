@@ -9,6 +9,7 @@ import ctypes
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,15 +33,24 @@ GRACE_S = 60.0  # from SIGINT to SIGKILL; a large model is saved in between
 POLL_S = 0.2
 REDRAW_S = 1.0
 LOG_LINES = 30
+# the last line of a traceback, or the error of a stage about its settings
+FAULT = re.compile(r"^(?:\[rank\d+\]: )?((?:error|[\w.]+(?:Error|Exception|Interrupt)): .+)$", re.M)
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1
 
 
 class LaunchError(RuntimeError):
-    """A launched program failed. Attributes: `returncode`, `log` (path of the complete log)."""
+    """A launched program failed.
+
+    Attributes:
+        returncode: its exit status.
+        log: path of the complete log.
+        reason: the program's own error on one line, with its name and exit status.
+    """
 
     def __init__(self, name: str, returncode: int, log: Path):
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+        text = log.read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines()[-LOG_LINES:]
         how = (
             f"exit status {returncode}"
             if returncode >= 0
@@ -50,6 +60,15 @@ class LaunchError(RuntimeError):
         super().__init__(f"{name} failed ({how}); the end of {log}:\n{tail}")
         self.returncode = returncode
         self.log = log
+        self.reason = f"{name} ({how}): {find_error(text)}"
+
+
+def find_error(log: str) -> str:
+    """Return the error of a program on one line, without what torchrun prints after it."""
+    faults = FAULT.findall(log)
+    settings = [fault for fault in faults if fault.startswith("error: ")]
+    last = log.strip().splitlines()[-1:]
+    return " ".join((settings or faults or last or ["it printed nothing"])[0].split())
 
 
 def progress(iterable: Iterable | None = None, total: float | None = None, desc: str = ""):
