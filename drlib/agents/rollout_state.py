@@ -33,6 +33,8 @@ class Limits:
         calls: tool calls, format errors included; then TURNS.
         turn_tokens: tokens per turn; then LENGTH.
         context_tokens: tokens per context; then LENGTH.
+        answer_at_tokens: tokens of a context from which no further turn is requested; then LENGTH.
+            Below `context_tokens`, it leaves room for the last turn of `force_answer`.
         turns: policy turns in all contexts; then TURNS.
         tokens: sampled tokens in all turns; then LENGTH.
         cost: in the currency of the engine's prices; then LENGTH.
@@ -55,6 +57,7 @@ class Limits:
     format_errors: int | None = None
     format_help: str = ""
     force_answer: bool = False
+    answer_at_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -183,13 +186,15 @@ class RolloutState:
         if before == {(action.name, json.dumps(action.arguments, sort_keys=True))}:
             raise RolloutStopped(Termination.LOOP)
 
-    def require_budget(self) -> None:
-        """Raise RolloutStopped if no further turn is allowed."""
+    def require_budget(self, context: Context) -> None:
+        """Raise RolloutStopped if no further turn in the context is allowed."""
         limits = self.limits
+        longest = limits.answer_at_tokens
         over = {
             Termination.TURNS: limits.turns is not None and self.turns >= limits.turns,
             Termination.LENGTH: (limits.tokens is not None and self.tokens >= limits.tokens)
-            or (limits.cost is not None and self.cost >= limits.cost),
+            or (limits.cost is not None and self.cost >= limits.cost)
+            or (longest is not None and len(context) >= longest),
             Termination.WALL_CLOCK: limits.seconds is not None
             and time.monotonic() - self.started >= limits.seconds,
         }
@@ -258,7 +263,7 @@ class RolloutRunner:
             request = self.steps.send(value)
             if isinstance(request, Future):
                 return _then(request, self._accept_result)
-            self.state.require_budget()
+            self.state.require_budget(request)
             return self._request_turn(request)
         except StopIteration as finished:
             self.state.answer = finished.value

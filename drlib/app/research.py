@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drlib.agents import AGENTS, Agent, Limits
+from drlib.agents.preset import Preset, load_preset, read_prompt
 from drlib.agents.rollout_state import Watch
 from drlib.agents.s3 import answer_from_facts
 from drlib.chat.prompts import FORMAT_HELP, FORMAT_HELP_NATIVE, research_prompt
@@ -25,6 +26,8 @@ from drlib.registry import load_plugins
 from drlib.sandbox import Sandbox
 from drlib.task import Task, normalise_answer
 from drlib.tools import PageReader, Provider, Toolbox
+from drlib.tools.standard_io import NAME as STANDARD_IO
+from drlib.tools.standard_io import StandardIOTool
 from drlib.tools.toolbox import extract_pages
 from drlib.trajectory import Termination, Trajectory, save_trajectories
 from drlib.validation import require
@@ -81,6 +84,11 @@ class AskOptions:
         seconds: time limit, also of one request to the server.
         prices: (prompt, completion), per million tokens.
         omit: comma-separated request parameters that the server rejects, such as "temperature".
+        preset: published agent whose tools, prompt and message form are used; see `preset_options`
+            for its sampling and limits.
+        system_prompt: with `preset`: file with the system prompt, see `read_prompt`.
+        question_prompt: with `preset`: file with the text of the first user message, which contains
+            {question}.
 
     Raises:
         AskError: the options are inconsistent.
@@ -105,8 +113,12 @@ class AskOptions:
     seconds: float = 600.0
     prices: tuple[float, float] = (0.0, 0.0)
     omit: str = ""
+    preset: str = ""
+    system_prompt: str = ""
+    question_prompt: str = ""
 
     def __post_init__(self):
+        self._check_preset()
         if bool(self.endpoint) != bool(self.model):
             raise AskError("--endpoint and --model must be given together")
         if self.engine not in ENGINES:
@@ -122,6 +134,52 @@ class AskOptions:
             raise AskError(
                 "the webwatcher needs a picture, which this command cannot pass: see notebook 13"
             )
+
+    def _check_preset(self) -> None:
+        if not self.preset:
+            if self.system_prompt or self.question_prompt:
+                raise AskError("--system-prompt and --question-prompt need --preset")
+            return
+        try:
+            preset = load_preset(self.preset)
+        except ValueError as error:
+            raise AskError(str(error)) from None
+        if self.folder or not self.endpoint:
+            raise AskError("--preset needs --endpoint and --model, without --folder")
+        if self.native and not preset.native:
+            raise AskError(f"--native-tools: the preset {self.preset} was trained on tools as text")
+        object.__setattr__(self, "native", preset.native)
+
+
+def preset_options(name: str) -> dict[str, Any]:
+    """Return the arguments of `AskOptions` that a preset sets, itself included.
+
+    Raises:
+        AskError: there is no such preset.
+    """
+    try:
+        return {**load_preset(name).options, "preset": name}
+    except ValueError as error:
+        raise AskError(str(error)) from None
+
+
+def describe_prompt(options: AskOptions) -> str:
+    """Return the line about prompts that the preset's model was not trained with, or "".
+
+    Raises:
+        AskError: a file of a prompt cannot be read.
+    """
+    if not options.preset:
+        return ""
+    texts = (_read_prompt(options.system_prompt), _read_prompt(options.question_prompt))
+    return load_preset(options.preset).describe_prompt(*texts)
+
+
+def _read_prompt(source: str) -> str:
+    try:
+        return read_prompt(source) if source else ""
+    except ValueError as error:
+        raise AskError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -213,18 +271,30 @@ def ask(
 
 def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
     """Build the agent and its toolbox; resources to close are registered in `stack`."""
+    preset = load_preset(options.preset) if options.preset else None
+    has_world = preset is None or "search" in (tool["name"] for tool in preset.tools)
     try:
         load_plugins(options.plugins)
         make = AGENTS[options.agent]
-        world = None if options.search else load_world(options.world)
-        backends = _live_backends(options.search) if options.search else None
+        world = load_world(options.world) if has_world and not options.search else None
+        backends = _live_backends(options.search, preset) if options.search else None
     except (ValueError, OSError) as error:
         raise AskError(str(error)) from None
     sandbox = stack.enter_context(Sandbox(workers=1))
     has_model = options.endpoint or options.folder
     results = SEARCH_RESULTS if has_model else Config.load("laptop").rollout.search_results
+    if preset is not None and preset.results:
+        results = preset.results
+    runs_standard_io = preset is not None and STANDARD_IO in (t["name"] for t in preset.tools)
     toolbox = stack.enter_context(
-        Toolbox(world, sandbox, results=results, backends=backends, coerce=bool(has_model))
+        Toolbox(
+            world,
+            None if runs_standard_io else sandbox,
+            results=results,
+            tools=[StandardIOTool.from_sandbox(sandbox)] if runs_standard_io else (),
+            backends=backends,
+            coerce=bool(has_model),
+        )
     )
     setup = _load_model(options, toolbox, stack)
     by_agent: dict[str, dict[str, Any]] = {
@@ -236,14 +306,17 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
     return make(setup.engine, toolbox, setup.chat, setup.limits, setup.system, **extra)
 
 
-def _live_backends(search: str) -> dict[str, list]:
-    """Return the backends of live search.
+def _live_backends(search: str, preset: Preset | None) -> dict[str, list]:
+    """Return the backends of live search; with a preset, serper also searches articles.
 
     Raises:
         ValueError: unknown provider, or missing key or server address.
     """
     name, _, url = search.partition("=")
-    return {"search": [Provider(name, url)], "visit": [PageReader()]}
+    backends: dict[str, list] = {"search": [Provider(name, url)], "visit": [PageReader()]}
+    if preset is not None and name == "serper":
+        backends["google_scholar"] = [Provider("serper_scholar", url)]
+    return backends
 
 
 # ---- model
@@ -275,6 +348,8 @@ def _load_model(options: AskOptions, toolbox: Toolbox, stack: ExitStack) -> Mode
 
 
 def _connect_server(options: AskOptions, toolbox: Toolbox) -> ModelSetup:
+    if options.preset:
+        return _connect_preset(options, load_preset(options.preset), toolbox)
     engine = ApiEngine(
         _create_endpoint(options),
         tools=_tool_schemas(toolbox) if options.native else None,
@@ -282,6 +357,25 @@ def _connect_server(options: AskOptions, toolbox: Toolbox) -> ModelSetup:
         attempts=3,
     )
     return ModelSetup(engine, None, _create_limits(options), _system_prompt(options, toolbox))
+
+
+def _connect_preset(options: AskOptions, preset: Preset, toolbox: Toolbox) -> ModelSetup:
+    question = _read_prompt(options.question_prompt) or preset.messages.question
+    require(
+        "{question}" in question,
+        f"{options.question_prompt} has no {{question}}: add it where the question belongs",
+    )
+    engine = ApiEngine(
+        _create_endpoint(options),
+        tools=preset.list_functions(toolbox.tools) if preset.native else None,
+        prices=options.prices,
+        attempts=3,
+        options=dict(preset.request),
+        message_format=replace(preset.messages, question=question),
+    )
+    system = preset.build_prompt(_read_prompt(options.system_prompt), toolbox.tools)
+    limits = replace(_create_limits(options), **preset.limits)
+    return ModelSetup(engine, None, limits, system)
 
 
 def _load_folder(options: AskOptions, toolbox: Toolbox, stack: ExitStack) -> ModelSetup:

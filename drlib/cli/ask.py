@@ -12,7 +12,16 @@ from pathlib import Path
 from rich.console import Console
 
 from drlib.agents import AGENTS
-from drlib.app.research import AskError, AskOptions, AskSession, ask, render_report
+from drlib.agents.preset import list_presets
+from drlib.app.research import (
+    AskError,
+    AskOptions,
+    AskSession,
+    ask,
+    describe_prompt,
+    preset_options,
+    render_report,
+)
 from drlib.app.terminal import Trace, show
 from drlib.cli.examples import add_examples
 from drlib.files import write_atomic
@@ -25,6 +34,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if (args.question is None) != args.serve:
         parser.error("give either a question or --serve")
+    if args.preset:  # its values are the defaults of the other options
+        try:
+            parser.set_defaults(**preset_options(args.preset))
+        except AskError as error:
+            parser.error(str(error))
+        args = parser.parse_args(argv)
     console = Console(highlight=False, soft_wrap=True)
     before = _modified_ns(args.save)
     try:
@@ -47,7 +62,12 @@ def main(argv: list[str] | None = None) -> int:
             seconds=args.seconds,
             prices=tuple(args.prices),
             omit=args.omit,
+            preset=args.preset,
+            system_prompt=args.system_prompt,
+            question_prompt=args.question_prompt,
         )
+        if note := describe_prompt(options):
+            print(f"drlib ask: {note}", file=sys.stderr)
         if args.serve:
             return _serve(options, args)
         result = ask(args.question, options, None if args.quiet else Trace(console), args.save)
@@ -102,6 +122,8 @@ def _parser() -> argparse.ArgumentParser:
         'drlib ask "What is the currency of Norway?"',
         'drlib ask "Who maintains it?" --world folder:notes --endpoint http://localhost:8000/v1 '
         "--model NAME",
+        'drlib ask "Who maintains it?" --preset tongyi --endpoint http://localhost:8000/v1 '
+        "--model NAME --system-prompt prompt.py:SYSTEM_PROMPT",
         "drlib ask --serve --port 8765",
     )
     add = parser.add_argument
@@ -116,6 +138,24 @@ def _parser() -> argparse.ArgumentParser:
     add("--parallel", type=int, default=1, help="--serve: questions at the same time (1)")
     add("--history", type=Path, help="--serve: keep questions and answers in this SQLite file")
     add("--agent", default=default.agent, help=f"research agent: {', '.join(AGENTS)}")
+    add(
+        "--preset",
+        default="",
+        metavar="NAME",
+        help=f"published agent (tools, prompt, sampling, limits): {', '.join(list_presets())}",
+    )
+    add(
+        "--system-prompt",
+        default="",
+        metavar="FILE[.py:CONSTANT]",
+        help="--preset: the published system prompt, in a text file or a constant of a Python file",
+    )
+    add(
+        "--question-prompt",
+        default="",
+        metavar="FILE",
+        help="--preset: the published text of the first user message, with {question}",
+    )
     add("--plugins", default="", help="comma-separated modules that register agents or tools")
     add("--world", default=default.world, help="document collection, e.g. cldr or folder:notes")
     add("--start", default="", help="title or URL of the first page, for the webwalker")

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -57,6 +58,60 @@ LONGEST_PAUSE_S = 30.0
 POLL_S = 0.2
 
 
+@dataclass(frozen=True)
+class MessageFormat:
+    """Form of messages that a model was trained on, where it differs from drlib's.
+
+    Args:
+        opening, closing: text around a thought, which may end or start with a line break. Inside
+            drlib, thoughts are always in `<think></think>`.
+        is_open: the chat template writes `opening`, so that a turn starts behind it.
+        question: text of the first user message, with {question}.
+    """
+
+    opening: str = "<think>"
+    closing: str = "</think>"
+    is_open: bool = False
+    question: str = "{question}"
+
+    def read(self, message: ServerMessage) -> ServerMessage:
+        """Return a server's message with drlib's tags."""
+        text = message.text
+        if text is not None:
+            text = text.replace(self.opening.strip(), "<think>")
+            text = text.replace(self.closing.strip(), "</think>")
+        return message._replace(text=text)
+
+    @property
+    def margins(self) -> tuple[str, str]:
+        """Text between the tags and a thought that the server sent separately."""
+        return (
+            self.opening.removeprefix(self.opening.strip()),
+            self.closing.removesuffix(self.closing.strip()),
+        )
+
+    def write(self, messages: Sequence[dict]) -> list[dict]:
+        """Return OpenAI's messages in the model's form."""
+        written = []
+        is_first = True
+        for message in messages:
+            content = message["content"]
+            if message["role"] == "user" and is_first and isinstance(content, str):
+                content = self.question.replace("{question}", content)
+            is_first &= message["role"] != "user"
+            if message["role"] == "assistant":
+                content = self._write_turn(content)
+            written.append(message | {"content": content})
+        return written
+
+    def _write_turn(self, text: str) -> str:
+        text = text.replace("<think>", self.opening.strip())
+        text = text.replace("</think>", self.closing.strip())
+        if not self.is_open:
+            return text.strip()
+        return text if text.startswith(self.opening) else self.opening + text
+
+
 class ApiEngine(Engine):
     """Turns of the model behind `endpoint`.
 
@@ -71,6 +126,7 @@ class ApiEngine(Engine):
         options: added to every request, such as `{"extra_body": {"top_k": 20}}`. vLLM omits special
             tokens from its text: if the model's tags are special tokens, as those of the tour's
             policy, pass `{"extra_body": {"skip_special_tokens": False}}`.
+        message_format: the form of messages that the model was trained on; None: as in drlib.
 
     Raises:
         ValueError: concurrency or attempts below 1.
@@ -89,6 +145,7 @@ class ApiEngine(Engine):
         tools: Sequence[dict] | None = None,
         prices: tuple[float, float] = (0.0, 0.0),
         options: dict[str, Any] | None = None,
+        message_format: MessageFormat | None = None,
     ):
         if concurrency < 1 or attempts < 1:
             raise ValueError(
@@ -101,6 +158,7 @@ class ApiEngine(Engine):
         self.tools = tools
         self.prices = prices
         self.options = options or {}
+        self.message_format = message_format
         self.has_native_tools = bool(tools)
         self._has_replied = False  # the server accepts requests of this kind
 
@@ -195,6 +253,8 @@ class ApiEngine(Engine):
             **self.options,
         }
         messages = to_openai_messages(history, by_server=bool(self.tools))
+        if self.message_format is not None:
+            messages = self.message_format.write(messages)
 
         def ask() -> Completion:
             return self._completion(self.endpoint.complete(messages, **options))
@@ -216,6 +276,8 @@ class ApiEngine(Engine):
         if FAILED.fullmatch(written_reason):
             raise ValueError(f"finish_reason {choice['finish_reason']!r}")
         message = read_message(choice)
+        if self.message_format is not None:
+            message = self.message_format.read(message)
         if REFUSED.fullmatch(written_reason) and not (message.text or message.calls):
             fault = f"the server refused the content: finish_reason {choice['finish_reason']!r}"
             return Completion(finish_reason="fault", fault=fault)
@@ -225,7 +287,7 @@ class ApiEngine(Engine):
         elif TRUNCATED.fullmatch(written_reason):
             reason = "length"
         read, written = read_usage(reply)
-        text = render_message(message)
+        text = render_message(message, self.message_format)
         return Completion(
             finish_reason=reason,
             text=text if message.calls else truncate_after_action(text),
@@ -287,7 +349,7 @@ def retry_request(
     return Completion(finish_reason="fault", fault=f"{fault}, {attempts} times")
 
 
-def render_message(message: ServerMessage) -> str:
+def render_message(message: ServerMessage, form: MessageFormat | None = None) -> str:
     """Convert a server's message to one text: reasoning as thought, calls as `<tool_call>`.
 
     Tags in the reasoning are escaped, and those in the content if they would hide a native call, so
@@ -300,9 +362,11 @@ def render_message(message: ServerMessage) -> str:
     has_content = message.text is not None or message.calls
     if not has_thought and not has_content:
         raise TypeError("the message has no content")
-    opening = f"<think>{escape_thought(message.thought).strip()}" if has_thought else ""
+    before, after = form.margins if form else ("", "")
+    thought = escape_thought(message.thought).strip()
+    opening = f"<think>{before}{thought}" if has_thought else ""
     if has_thought and has_content:  # otherwise the thought was truncated
-        opening += "</think>"
+        opening += f"{after}</think>"
     text = message.text or ""
     calls = [_render_native_call(call) for call in message.calls]
     if calls and parse(opening + text + calls[0]) != parse(calls[0]):

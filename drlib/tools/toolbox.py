@@ -80,6 +80,7 @@ class Toolbox(AbstractContextManager):
         coerce: convert unambiguous arguments of a wrong type (`Tool.coerce`), for models that were
             not trained on these tools. Otherwise they are errors that a policy learns to avoid.
         pictures: album of `image_search`, `crop` and `read`; None omits them.
+        tools: tools of this toolbox alone, with their own code.
         backends: ordered sources by tool (see `backends.py`), called before world or sandbox.
         policies: limits by tool.
         cache: file for answers of backends. Files that came with a question are not cached, because
@@ -107,6 +108,7 @@ class Toolbox(AbstractContextManager):
         calculator: bool = False,
         coerce: bool = False,
         pictures: Album | None = None,
+        tools: Sequence[Tool] = (),
         backends: Mapping[str, Sequence[Backend]] | None = None,
         policies: Mapping[str, ReliabilityPolicy] | None = None,
         cache: str | Path | None = None,
@@ -123,7 +125,7 @@ class Toolbox(AbstractContextManager):
         backends = backends or {}
         policies = policies or {}
         self._local = _local_sources(world, sandbox, calculator)
-        known = _with_pictures(pictures)
+        known = _with_own([*(pictures.tools if pictures else ()), *tools])
         self._local |= {name: tool.answer for name, tool in known.items() if tool.run is not None}
         available = {*self._local, *backends}
         self.tools = {name: tool for name, tool in known.items() if name in available}
@@ -302,15 +304,14 @@ def _local_sources(
     return local
 
 
-def _with_pictures(pictures: Album | None) -> dict[str, Tool]:
-    """Return the registered tools and those of the pictures by name."""
-    own = {} if pictures is None else {tool.name: tool for tool in pictures.tools}
-    taken = own.keys() & TOOLS.keys()
+def _with_own(tools: Sequence[Tool]) -> dict[str, Tool]:
+    """Return the registered tools and a toolbox's own by name."""
+    taken = {tool.name for tool in tools} & TOOLS.keys()
     if taken:
         raise ValueError(
-            f"tool names {sorted(taken)} of the pictures are already registered: rename yours"
+            f"tool names {sorted(taken)} of this toolbox are already registered: rename yours"
         )
-    return {**TOOLS, **own}
+    return {**TOOLS, **{tool.name: tool for tool in tools}}
 
 
 def _is_json_object(arguments: Any) -> bool:
