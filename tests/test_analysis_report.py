@@ -3,11 +3,16 @@
 Run: python -m pytest tests/test_analysis_report.py
 """
 
+import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,8 +20,10 @@ import pytest
 
 from drlib.analysis import entropy_plots, reflection
 from drlib.analysis.entropy import high_entropy_overlap, summarize_entropy
+from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.report import write_report
 from drlib.analysis.token_table import token_statistics
+from drlib.chat.words import WordTokenizer
 from drlib.cli.report import main
 from drlib.trajectory import load_trajectories, save_trajectories
 
@@ -30,9 +37,9 @@ def visible_text(path):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 
 
-def run_report(*arguments):
+def run_report(*arguments, **environment):
     command = [sys.executable, "-m", "drlib.cli", "report", *map(str, arguments)]
-    clean = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
+    clean = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"} | environment
     return subprocess.run(command, capture_output=True, text=True, env=clean)
 
 
@@ -62,7 +69,8 @@ def test_model_option_adds_missing_entropies(tmp_path):
     done = run_report(tmp_path / "r.html", tmp_path / "bare.parquet", "--viewed", 2)
     assert done.returncode == 0, done.stderr
     text = visible_text(tmp_path / "r.html")
-    assert "have no entropy" in text and "rescoring.rescore" in text and "Words" not in text
+    assert "have no entropy" in text and "--model" in text and "rescore(" not in text
+    assert "--tokenizer" in text and "Words" not in text
     done = run_report(tmp_path / "r.html", tmp_path / "bare.parquet", "--model", POLICY)
     assert done.returncode == 0, done.stderr
     found = float(re.search(r"mean entropy ([\d.]+)", visible_text(tmp_path / "r.html"))[1])
@@ -88,6 +96,135 @@ def test_single_trajectory_has_no_interval(tmp_path):
     text = visible_text(write_report(tmp_path / "r.html", [tmp_path / "t.parquet"], POLICY))
     assert "an interval needs at least two trajectories, got 1" in text
     assert "mean entropy" in text
+
+
+def chat(number, *assistant, answer="Oslo"):
+    """Return a chat with a tool response after each assistant turn but the last."""
+    messages = [{"role": "user", "content": f"What is the capital, question {number}?"}]
+    for text in assistant:
+        messages += [
+            {"role": "assistant", "content": text},
+            {"role": "tool", "content": "wait wait"},
+        ]
+    return {"messages": messages[:-1], "answer": answer}
+
+
+CHATS = [
+    chat(1, "<think>Wait, I look again.</think>", "<think>Wait.</think><answer>Oslo</answer>"),
+    chat(2, "<think>However awaiting it</think><answer>Wait</answer>"),
+]
+
+
+def test_report_without_a_tokenizer_counts_words(tmp_path):
+    """By hand, a tag being a word: 6 + 6 in the first chat, 8 in the second.
+
+    Mentions count in thoughts only, as whole words.
+    """
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in CHATS))
+    done = run_report(tmp_path / "r.html", path)
+    assert done.returncode == 0, done.stderr
+    text = visible_text(tmp_path / "r.html")
+    assert "2 trajectories, 20 sampled words, 2 judged, 50.0% of them right" in text
+    assert "Counted in words, not in tokens" in text and "--tokenizer" in text
+    assert "raml 3 wait 2, retry 0, recheck 0, however 1, alternatively 0" in text
+    assert "tour 1 try again 0, that failed 0, an error 0, fix it 0, look again 1" in text
+    assert "mentions per 1,000 words" in text and "raml 150.00 [" in text  # 3 of 20
+    assert "Entropy" not in text and "After tool responses" not in text
+    page = (tmp_path / "r.html").read_text()
+    assert "awaiting" in page[page.index("<iframe") :]
+    # with a tokenizer the same mentions, per token
+    write_report(tmp_path / "t.html", [path], POLICY)
+    text = visible_text(tmp_path / "t.html")
+    assert "raml 3 wait 2, retry 0" in text and "sampled words" not in text
+    assert "mentions per 1,000 tokens" in text
+
+
+def test_files_of_token_ids_need_a_tokenizer(tmp_path):
+    path = tmp_path / "ids.jsonl"
+    path.write_text(json.dumps({"prompt_ids": [1, 2], "response_ids": [3, 4]}) + "\n")
+    done = run_report(tmp_path / "r.html", path)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "ids.jsonl, row 1" in done.stderr and "--tokenizer" in done.stderr
+    assert not (tmp_path / "r.html").exists()
+    # a server's texts are read, its ids and log-probabilities are not
+    served = {"prompt": "Q?", "prompt_token_ids": [7, 8], "outputs": [{"text": " Oslo it is."}]}
+    served["outputs"][0]["token_ids"] = [5, 6, 9]
+    path.write_text(json.dumps(served) + "\n")
+    (found,) = read_rollouts(path, WordTokenizer())
+    assert found.generated.tolist() == [False, True, True, True]
+
+
+def test_words_join_to_the_text():
+    text = "<think>Wait,  what?\n\n東京は a<b </think> <answer>Ōsaka</answer>\t"
+    words = WordTokenizer()
+    ids = words.encode(text)
+    assert words.decode(ids) == text
+    assert [words.decode([i]) for i in ids] == [
+        *("<think>", "Wait,", "  what?", "\n\n東", "京", "は", " a", "<", "b", " </think>"),
+        *(" <answer>", "Ōsaka", "</answer>", "\t"),
+    ]
+    assert words.encode("a b") != words.encode("c d") and words.encode(" a") == [ids[6]]
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A server on loopback with one model, acme/tiny, in the layout of the hub."""
+    files = {path.name: path.read_bytes() for path in Path(POLICY).glob("*.json*")}
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self):
+            model, _, name = self.path.partition("/resolve/main/")
+            body = b"{}" if self.path == "/api/models/acme/tiny" else None
+            if model == "/acme/tiny":
+                body = files.get(name)
+            self.send_response(200 if body is not None else 404)
+            if body is None:
+                kind = "EntryNotFound" if "/acme/tiny/" in self.path else "RepoNotFound"
+                self.send_header("X-Error-Code", kind)
+            self.send_header("ETag", f'"{hashlib.sha256(body or b"").hexdigest()}"')
+            self.send_header("X-Repo-Commit", "0" * 40)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body or b"")
+
+        do_HEAD = do_GET
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_tokenizer_is_loaded_by_hub_id(tmp_path, hub):
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in CHATS))
+    online = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+
+    def report(name, **environment):
+        typed = (tmp_path / "r.html", path, "--viewed", 0, "--tokenizer", name)
+        return run_report(*typed, **environment)
+
+    done = report("acme/tiny", **online)
+    assert done.returncode == 0, done.stderr
+    write_report(tmp_path / "t.html", [path], POLICY, viewed=0)
+    assert (tmp_path / "r.html").read_bytes() == (tmp_path / "t.html").read_bytes()
+    # from the cache without a network
+    closed = online | {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert report("acme/tiny", **closed).returncode == 0
+    for name, environment, words in (
+        ("acme/other", closed, ("cannot be reached", "download", "pass its path")),
+        ("acme/other", closed | {"HF_HUB_OFFLINE": "1"}, ("HF_HUB_OFFLINE", "pass its path")),
+        ("acme/other", online, ("no such model on the hub",)),
+        ("./other", online, ("does not exist", "hub id")),
+    ):
+        done = report(name, **environment)
+        assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+        assert all(word in done.stderr for word in (name, *words)), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,8 @@ def read_rollouts(
 
     Args:
         path: JSON lines, JSON or Parquet file.
-        tokenizer: tokenizer of the model, or its folder; not needed for drlib files.
+        tokenizer: tokenizer of the model, its folder or hub id, or a `WordTokenizer` for words in
+            place of tokens; not needed for drlib files.
         format: key of `FORMATS`; default: detected from the first row.
         notes: receives what was skipped and not understood; default: one warning at the end.
 
@@ -120,19 +121,19 @@ def read_rollouts(
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}; pass a file of rollouts")
-    name = _detect_format(path, format)
+    name = detect_format(path, format)
     if name == "drlib":
         return iter_trajectories(path)
     require(
         tokenizer is not None,
         f"{path} ({name}) must be read with the tokenizer of its model: pass tokenizer= "
-        "(a tokenizer or its folder)",
+        "(a tokenizer, its folder or its hub id)",
     )
     loaded = load_any_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     return _iter_trajectories(path, name, loaded, notes)
 
 
-def _detect_format(path: Path, format: str | None) -> str:
+def detect_format(path: Path, format: str | None = None) -> str:
     """Return the key of `FORMATS` that fits the first row which is not a failed request."""
     first = None
     for _, row in _iter_rows(path, ReadingNotes(), 1):

@@ -360,18 +360,33 @@ def find_mentions(table: TokenTable, texts: np.ndarray, words: Sequence[str]) ->
         texts: text of each token [N], from `segments.token_texts`; a match may span several.
         words: words or phrases; case is ignored.
     """
+    found = np.zeros(len(table), bool)
+    found[[at for at, _ in _iter_mentions(table, texts, words)]] = True
+    return found
+
+
+def count_mentions(table: TokenTable, texts: np.ndarray, words: Sequence[str]) -> dict[str, int]:
+    """Count each word or phrase in the thoughts; arguments are those of `find_mentions`."""
+    counts = Counter(word for _, word in _iter_mentions(table, texts, words))
+    return {word: counts[word] for word in words}
+
+
+def _iter_mentions(
+    table: TokenTable, texts: np.ndarray, words: Sequence[str]
+) -> Iterator[tuple[int, str]]:
+    """Yield (index of the token in which it begins, word or phrase) of every mention."""
     spaced = (r"\s+".join(map(re.escape, word.split())) for word in words)
-    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(spaced)})(?!\w)", re.I)
+    pattern = re.compile(rf"(?<!\w)(?:({')|('.join(spaced)}))(?!\w)", re.I)
     # a separator prevents matches across tool calls and responses
     shown = np.where(table.inside(Segment.THINK), texts, "\1")
     shown = np.where(table.offset == 0, "\1" + shown, shown)
-    found = np.zeros(len(table), bool)
     starts = table.starts()
     for begin, end in zip(starts, starts[1:]):
         ends = np.cumsum([len(text) for text in shown[begin:end]])
         for match in pattern.finditer("".join(shown[begin:end])):
-            found[begin + np.searchsorted(ends, match.start(), side="right")] = True
-    return found
+            assert match.lastindex is not None  # a match is one of the groups
+            at = begin + np.searchsorted(ends, match.start(), side="right")
+            yield int(at), words[match.lastindex - 1]
 
 
 def lexicon_table(table: TokenTable, texts: np.ndarray, strata: int = 5) -> dict[str, dict]:

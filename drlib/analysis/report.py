@@ -3,7 +3,8 @@
 A report is one self-contained page with the tables and figures of `entropy` and `reflection` for
 each file, and the viewer for its first trajectories. Files are streamed, so only their token tables
 must fit in memory. A section without the required data has a note instead. Without entropies, the
-report has bounds from top-k log-probabilities. Routing and pseudo-gradients are in notebook 16.
+report has bounds from top-k log-probabilities. Without a tokenizer, texts are counted in words and
+log-probabilities are not read. Routing and pseudo-gradients are in notebook 16.
 """
 
 import base64
@@ -19,7 +20,7 @@ import numpy as np
 from drlib.analysis import entropy_plots as plots
 from drlib.analysis import reflection, viewer
 from drlib.analysis.entropy import entropy_bounds, summarize_entropy
-from drlib.analysis.inputs import read_rollouts
+from drlib.analysis.inputs import detect_format, read_rollouts
 from drlib.analysis.plots import STYLE, png_bytes
 from drlib.analysis.reading_notes import ReadingNotes
 from drlib.analysis.rendering import escape_unseen, to_html
@@ -28,9 +29,11 @@ from drlib.analysis.rollout_formats import decode_ids
 from drlib.analysis.row_files import repair_text
 from drlib.analysis.token_table import TokenTable, token_statistics
 from drlib.chat.template import load_any_tokenizer
+from drlib.chat.words import WordTokenizer
 from drlib.trajectory import Trajectory
 
 _RANGE = "{:.2f} [{:.2f}, {:.2f}]"
+TOKENIZER_REMEDY = "Pass --tokenizer with the folder or the hub id of the model's tokenizer"
 REPORT_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Rollouts</title><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em }}
 table {{ border-collapse: collapse; margin: 1em 0 }}
@@ -68,8 +71,8 @@ def write_report(
     Args:
         out: .html file to write.
         files: files in any format of `inputs`.
-        tokenizer: tokenizer of the model, or its folder. Without one, the report has no words and
-            shows ids instead of texts.
+        tokenizer: tokenizer of the model, its folder or its hub id. Without one, texts are counted
+            in words; a drlib file has ids instead of texts, and so no words.
         model: causal language model that rescores every file.
         temperature: sampling temperature of the rollouts, used with `model`.
         window: tokens per window of `reflection_lift`.
@@ -96,32 +99,53 @@ def write_report(
 
 def _render_file(path: Path, options: _ReportOptions) -> Iterator[str]:
     """Yield the HTML sections about one file."""
+    if options.tokenizer is None and detect_format(path) != "drlib":
+        options = options._replace(tokenizer=WordTokenizer())
+    unit = "words" if isinstance(options.tokenizer, WordTokenizer) else "tokens"
     notes = ReadingNotes()
     table = token_statistics(_load_trajectories(path, options, notes))
     notes.warn(path)
     yield f"<h1>{to_html(repair_text(path.name))}</h1>"
-    yield _render_sizes(table)
+    yield _render_sizes(table, unit)
+    if unit == "words":
+        yield _render_note(
+            "Counted in words, not in tokens: there is no tokenizer. Log-probabilities were not "
+            f"read. {TOKENIZER_REMEDY}."
+        )
+    elif options.tokenizer is None:
+        yield _render_note(f"The file has token ids without texts. {TOKENIZER_REMEDY}.")
     for line in notes.describe():
-        yield f'<p class="note">{to_html(line)}</p>'
+        yield _render_note(line)
 
-    yield "<h2>Entropy</h2>"
-    yield from _catch_errors(_render_entropy(table))
-    exact = np.isfinite(table.entropy).all()
-    if not exact and options.model is None and options.tokenizer is not None:
-        yield _render_bounds(_load_trajectories(path, options), len(options.tokenizer))
-
-    yield "<h2>After tool responses</h2>"
-    yield from _catch_errors(_render_lifts(table, options.window, options.share))
+    if unit == "tokens":
+        yield from _render_uncertainty(path, table, options)
 
     if options.tokenizer is not None:
         yield "<h2>Words</h2>"
-        yield from _render_words(table, decode_ids(options.tokenizer, table.token_id))
+        yield from _render_words(table, decode_ids(options.tokenizer, table.token_id), unit)
 
     if options.viewed:
         first = islice(_load_trajectories(path, options), options.viewed)
         page = viewer.viewer_page(first, options.tokenizer, title=path.name)
         yield f"<h2>The first {min(options.viewed, len(table.names))} trajectories</h2>"
         yield f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(page)}"></iframe>'
+
+
+def _render_uncertainty(path: Path, table: TokenTable, options: _ReportOptions) -> Iterator[str]:
+    """Yield the sections about entropies, or a note on the tokens without one."""
+    yield "<h2>Entropy</h2>"
+    unknown = int((~np.isfinite(table.entropy)).sum())
+    if unknown:
+        yield _render_note(
+            f"{unknown:,} of {len(table):,} tokens have no entropy. Pass --model with the folder "
+            "of the model that sampled the rollouts: it rescores every token."
+        )
+        if options.model is None and options.tokenizer is not None:
+            yield _render_bounds(_load_trajectories(path, options), len(options.tokenizer))
+        return
+    yield from _render_entropy(table)
+    yield "<h2>After tool responses</h2>"
+    yield from _catch_errors(_render_lifts(table, options.window, options.share))
 
 
 def _load_trajectories(
@@ -141,15 +165,19 @@ def _catch_errors(parts: Iterator[str]) -> Iterator[str]:
     try:
         yield from parts
     except ValueError as fault:
-        yield f'<p class="note">{to_html(str(fault))}</p>'
+        yield _render_note(str(fault))
 
 
-def _render_sizes(table: TokenTable) -> str:
-    """Render the numbers of trajectories and tokens, and the accuracy."""
+def _render_note(text: str) -> str:
+    return f'<p class="note">{to_html(text)}</p>'
+
+
+def _render_sizes(table: TokenTable, unit: str) -> str:
+    """Render the numbers of trajectories and tokens or words, and the accuracy."""
     judged = ~np.isnan(table.right_M)
     right = f", {table.right_M[judged].mean():.1%} of them right" if judged.any() else ""
     return (
-        f"<p>{len(table.names)} trajectories, {len(table):,} sampled tokens, {judged.sum()} "
+        f"<p>{len(table.names)} trajectories, {len(table):,} sampled {unit}, {judged.sum()} "
         f"judged{right}.</p>"
     )
 
@@ -212,12 +240,24 @@ def _render_lifts(table: TokenTable, window: int, share: float) -> Iterator[str]
     yield _render_figure(lambda ax: plots.plot_event_curves(ax, curves, ("ok", "error", "empty")))
 
 
-def _render_words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
-    """Yield the lexicon table and the words with the highest entropies."""
+def _render_words(table: TokenTable, texts: np.ndarray, unit: str) -> Iterator[str]:
+    """Yield the counted words, the lexicon table and the words with the highest entropies."""
+    yield "<p>Reflection words in the thoughts, as whole words in either case:</p>"
+    counts = {
+        name: reflection.count_mentions(table, texts, words)
+        for name, words in reflection.load_lexicons().items()
+    }
+    yield _render_table(
+        ["lexicon", "mentions", "words and their mentions"],
+        [
+            (name, sum(found.values()), ", ".join(f"{word} {n}" for word, n in found.items()))
+            for name, found in counts.items()
+        ],
+    )
     if len(table.names) > 1:
         heads = [
             "lexicon",
-            "words per 1,000 tokens",
+            f"mentions per 1,000 {unit}",
             "in trajectories",
             "right with",
             "right without",
@@ -230,7 +270,7 @@ def _render_words(table: TokenTable, texts: np.ndarray) -> Iterator[str]:
             rate = _RANGE.format(*row["rate"])
             rows.append((name, rate, f"{row['holds']:.1%}", *shares, difference))
         yield _render_table(heads, rows)
-    if np.isfinite(table.entropy).all():
+    if unit == "tokens" and np.isfinite(table.entropy).all():
         found = reflection.word_entropies(table, texts, top=60)
         words = [(escape_unseen(word), count, nats) for word, count, nats in found]
         yield _render_figure(lambda ax: plots.plot_word_grid(ax, words), height=4)

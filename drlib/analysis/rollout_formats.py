@@ -35,6 +35,7 @@ from drlib.analysis.record_formats import (
 )
 from drlib.chat.segments import token_texts
 from drlib.chat.tool_calls import END
+from drlib.chat.words import WordTokenizer
 from drlib.validation import require
 
 # Text of the environment inside an output: tagged, or a turn between two of the assistant.
@@ -157,6 +158,10 @@ def iter_rollouts(name: str, row: dict, tokenizer, notes: ReadingNotes) -> Itera
         _clean_observations(messages)
         yield Rollout(row, messages, parts)
     elif name == "agent loop":
+        require(
+            not isinstance(tokenizer, WordTokenizer),
+            "the row has token ids instead of texts: pass the tokenizer of the model (--tokenizer)",
+        )
         parts = _split_by_mask(row)
         yield Rollout(row, _decode_messages(parts, tokenizer, notes), parts)
     elif name in ("vllm", "openai"):
@@ -214,6 +219,8 @@ def _build_chat(
     failure = find_failure(row)
     if failure and not any(map(is_sampled, messages)):
         raise EmptyRolloutError(failure)
+    has_tokens = not isinstance(tokenizer, WordTokenizer)
+    turns = turns if has_tokens else ()
     said = _split_message(messages)
     parts = None
     if len(turns) == sum(map(is_sampled, messages)):
@@ -229,7 +236,7 @@ def _build_chat(
                     parts[2 * i + 1] = _build_turn(turn, tokenizer)
     if len(said) > 1:
         messages = [*messages[:-1], *_label_pieces(messages[-1], said)]
-    else:
+    elif has_tokens:
         _score_turns(parts, messages, tokenizer, notes)
     return Rollout(fields, messages, parts)
 
@@ -405,7 +412,8 @@ def _build_trace(fields: dict, nodes: list[dict], tokenizer, notes: ReadingNotes
         raise EmptyRolloutError(find_failure(fields) or "a trace has no messages")
     chat = [node["message"] | ({} if node.get("sampled") else {"sampled": False}) for node in nodes]
     messages = _flatten_messages(chat, notes)
-    if not all(node.get("token_ids") for node in nodes):
+    has_ids = all(node.get("token_ids") for node in nodes)
+    if not has_ids or isinstance(tokenizer, WordTokenizer):
         pieces = render_turns(messages, tokenizer, fields.get("tools"))
         return Rollout(fields, messages, _tokenize_turns(pieces, tokenizer))
     parts = []
@@ -540,13 +548,21 @@ def _decode_messages(parts: list[TokenRun], tokenizer, notes: ReadingNotes) -> l
 
 def _parse_choice(one: dict, row: dict, tokenizer, notes: ReadingNotes) -> list[TokenRun]:
     """Return the prompt and the sampled tokens of a `vllm` output or an `openai` choice."""
-    ids = one.get("token_ids")
-    if ids is not None:
-        ids = _read_ids(ids, "token_ids", tokenizer)
     message = one.get("message")
     if isinstance(message, str):
         message = {"role": "assistant", "content": message}
     text = flatten_message(message, notes)["content"] if message else one.get("text") or ""
+    if isinstance(tokenizer, WordTokenizer):
+        prompt = _find_prompt(one, row, tokenizer)
+        if not isinstance(prompt, str):
+            raise ValueError(
+                "the prompt has token ids instead of texts: pass the tokenizer of the model "
+                "(--tokenizer)"
+            )
+        return _tokenize_turns([prompt, text], tokenizer)
+    ids = one.get("token_ids")
+    if ids is not None:
+        ids = _read_ids(ids, "token_ids", tokenizer)
     logprobs = _parse_logprobs(one.get("logprobs") or {}, ids, bool(message))
     while ids is None and logprobs and not logprobs[-1].text:
         logprobs.pop()  # an end token, whose text the server removed
@@ -563,8 +579,9 @@ def _parse_choice(one: dict, row: dict, tokenizer, notes: ReadingNotes) -> list[
         (entry.value, _list_alternatives(entry, i, tokenizer))
         for i, entry in zip(chain(ids, repeat(-1)), logprobs)
     ]
+    prompt = _find_prompt(one, row, tokenizer)
     return [
-        TokenRun(_find_prompt_ids(one, row, tokenizer), False),
+        TokenRun(prompt if not isinstance(prompt, str) else encode(tokenizer, prompt), False),
         TokenRun(ids, True, scores or None),
     ]
 
@@ -700,9 +717,11 @@ def _get_bytes(entry: dict) -> bytes | None:
     return bytes(data) if data else None
 
 
-def _find_prompt_ids(one: dict, row: dict, tokenizer) -> Sequence[int]:
-    """Return the prompt ids from the response, or from the text or messages of the request."""
+def _find_prompt(one: dict, row: dict, tokenizer) -> str | Sequence[int]:
+    """Return the prompt: ids of the response, or the text or messages of the request."""
     prompt = one.get("prompt_token_ids") or row.get("prompt_token_ids") or row.get("prompt")
+    if isinstance(tokenizer, WordTokenizer):
+        prompt = row.get("prompt") or prompt
     if not prompt and "messages" in row:
         messages = _flatten_messages(row["messages"], None)
         reply = {"role": "assistant", "content": ""}
@@ -712,7 +731,7 @@ def _find_prompt_ids(one: dict, row: dict, tokenizer) -> Sequence[int]:
         'no prompt: save {"request": .., "response": ..} per line, or request '
         "return_token_ids from the server",
     )
-    return encode(tokenizer, prompt) if isinstance(prompt, str) else prompt
+    return prompt
 
 
 def _check_text(one: dict, messages: list[dict], parts: Sequence[TokenRun], tokenizer) -> None:

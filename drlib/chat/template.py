@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -26,6 +28,8 @@ from drlib.chat.tool_calls import END, PAD, ROLES, START, TAGS
 if TYPE_CHECKING:  # imported lazily, because it imports torch, which is slow
     from transformers import PreTrainedTokenizerFast
 
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+HUB_TIMEOUT_S = 10.0
 SUBWORDS = 260  # pieces for words that are not in the vocabulary
 _REMEDY = "create one with drlib.chat.template.train_tokenizer(...).save_pretrained(folder)"
 # A backslash joins a line with the next; other line breaks would be part of the rendered text.
@@ -144,16 +148,55 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
 
 
 def load_any_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
-    """Load any model's tokenizer from its folder, without checking tags."""
+    """Load any model's tokenizer from its folder or hub id, without checking tags.
+
+    Raises:
+        ValueError: neither a folder nor a hub id, no tokenizer there, or the hub is not reachable.
+    """
     from transformers import AutoTokenizer
 
-    remedy = f"no tokenizer at {path}: give the folder of the model"
-    if not Path(path).is_dir():  # transformers would search the hub for that name
-        raise ValueError(f"{remedy} (the folder does not exist)")
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        return _load_hub_tokenizer(str(path))
     try:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{remedy} ({error})") from error
+        raise ValueError(
+            f"no tokenizer at {path}: give the folder of the model, or its hub id ({error})"
+        ) from error
+
+
+def _load_hub_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """Load a tokenizer from the local cache of the hub, or from the hub."""
+    from huggingface_hub import constants
+    from transformers import AutoTokenizer
+
+    if not HUB_ID.fullmatch(name):
+        raise ValueError(
+            f"no tokenizer at {name}: give the folder of the model (this one does not exist), or "
+            "its hub id"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError):
+        pass  # not in the cache
+    remedy = "download the model's folder and pass its path"
+    where = f"no tokenizer {name!r}: there is no such folder"
+    if constants.HF_HUB_OFFLINE:
+        raise ValueError(f"{where}, and HF_HUB_OFFLINE forbids the hub: unset it, or {remedy}")
+    try:
+        # one short request, because a download retries for a minute
+        urlopen(f"{constants.ENDPOINT}/api/models/{name}", timeout=HUB_TIMEOUT_S).close()
+    except HTTPError as error:
+        if error.code == 404:
+            raise ValueError(f"{where}, and no such model on the hub: correct the name") from error
+    except OSError as error:
+        raise ValueError(f"{where}, and the hub cannot be reached: {remedy}") from error
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the hub gives no tokenizer of {name!r}: {remedy} ({reason})") from error
 
 
 def _require_tags(tokenizer: PreTrainedTokenizerFast, where: str) -> None:

@@ -15,7 +15,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="drlib report", description=__doc__)
     add_examples(
         parser,
-        "drlib report report.html rollouts.parquet",
+        "drlib report report.html rollouts.jsonl",
         "drlib report report.html rollouts.jsonl --tokenizer DIR --viewed 10",
     )
     parser.add_argument("report", metavar="REPORT.html", help="output file")
@@ -25,7 +25,10 @@ def main(argv: list[str] | None = None) -> int:
         metavar="ROLLOUTS",
         help="Parquet or JSON files; formats: docs/rollouts.md",
     )
-    parser.add_argument("--tokenizer", help="folder of the tokenizer of the rollouts")
+    parser.add_argument(
+        "--tokenizer",
+        help="folder or hub id of the tokenizer of the rollouts; default: count words",
+    )
     parser.add_argument("--model", help="folder of a model to rescore every token with")
     parser.add_argument(
         "--temperature",
