@@ -101,6 +101,7 @@ IN_EXTRA = {
     "prometheus_client": "cluster",
 }
 DISTRIBUTIONS = {
+    "huggingface_hub": "huggingface-hub",
     "yaml": "pyyaml",
     "PIL": "pillow",
     "IPython": "ipython",
