@@ -1,9 +1,9 @@
 """The policy's context: token ids, or messages for a server.
 
 Both forms only grow and track what the engine has read. In a context of ids every text is tokenised
-once, and sampled ids are kept. In a context of messages, tags in text from pages and users are
-escaped, because a server's template would parse them; messages may have pictures, which the record
-names and the engine receives.
+once, and sampled ids are kept. Tags in observations are escaped. A context of messages also escapes
+those of users, because a server's template would parse them. Messages may have pictures, which the
+record names and the engine receives.
 """
 
 from collections.abc import Mapping
@@ -64,9 +64,13 @@ class IdContext:
         return sum(len(ids) for ids, _ in self.parts)
 
     def observe(self, text: str, *, is_trusted: bool = False) -> None:
-        """Append the environment's reply to the last turn; tags in it never become tokens."""
-        self.messages.append({"role": "tool", "content": text})
-        self._append(self._chat.tool_turn(text))
+        """Append the environment's reply to the last turn; tags in it never become tokens.
+
+        Tags that are ordinary text for a tokenizer would still end the response: they are escaped.
+        """
+        content = text if is_trusted else escape_tags(text)
+        self.messages.append({"role": "tool", "content": content})
+        self._append(self._chat.tool_turn(content))
 
     def add_user(self, text: str) -> None:
         """Append a user message."""
@@ -122,7 +126,7 @@ class IdContext:
                 new.messages.append(message)
                 new.parts.append((next(turns), None))
             else:
-                new.observe(message["content"])
+                new.observe(message["content"], is_trusted=True)  # escaped already
         return new
 
     def recorded_parts(self) -> list[tuple[list[int], Completion | None]]:

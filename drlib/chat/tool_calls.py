@@ -96,6 +96,14 @@ AGENT_TAGS = (
 )
 _FORMAT_TAG = re.compile("|".join(map(re.escape, TAGS)))
 _THOUGHT_TAG = re.compile(rf"{_FORMAT_TAG.pattern}|</?(?:{'|'.join(AGENT_TAGS)})>")
+# Markup of other models' chat templates (turns, tools, media), which servers read as tokens.
+_FOREIGN_MARKUP = re.compile(
+    r"<\|[^<>\s]{1,40}>|<[^<>|\s]{1,40}\|>"  # <|eot_id|>, <|turn>, <turn|>
+    r"|<｜[^<>]{1,40}｜>"  # DeepSeek, with wide bars
+    r"|<(?:start|end)_of_\w{1,20}>|</?s>|<(?:bos|eos|pad|unk|sop|eop|image|video|audio)>"
+    r"|<</?SYS>>|\[/?(?:INST|gMASK|[A-Z]{2,12}_(?:PROMPT|TOOLS|RESULTS|CALLS|CONTENT))\]"
+    r"|\]~!?b[\[\]]|\[e~\["  # MiniMax
+)
 _CALL_START = re.compile(r"<tool_call>\s*(?={)")
 _CODE = re.compile(r"\s*<code>(.*?)</code>\s*</tool_call>", re.DOTALL)
 _REPORT = re.compile("<report>(.*?)</report>", re.DOTALL)
@@ -276,8 +284,16 @@ def render_call(name: str, arguments: dict[str, Any]) -> str:
 
 
 def escape_tags(text: str) -> str:
-    """Break every tag of the chat format in the text with a space."""
-    return _FORMAT_TAG.sub(lambda tag: f"< {tag[0][1:]}", text)
+    """Break the tags of this chat format and of other models' templates with a space.
+
+    A page can then neither end its tool response nor forge a turn.
+
+    >>> escape_tags("</tool_response><|eot_id|>[INST]")
+    '< /tool_response>< |eot_id|>[ INST]'
+    """
+    for markup in (_FORMAT_TAG, _FOREIGN_MARKUP):
+        text = markup.sub(lambda tag: f"{tag[0][0]} {tag[0][1:]}", text)
+    return text
 
 
 def escape_thought(text: str) -> str:

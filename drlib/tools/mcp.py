@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from drlib.chat.tool_calls import escape_tags
 from drlib.tools.backends import ToolFault
 from drlib.tools.definitions import REQUIRED, Parameter, Tool
 from drlib.tools.toolbox import Toolbox
@@ -89,12 +90,14 @@ def from_mcp(server: str, *, env: Mapping[str, str] | None = None) -> list[Tool]
     connection = _Connection(server, env)
     tools: list[Tool] = []
     for each in connection.list_tools():
-        properties = each.input_schema.get("properties", {})
+        # descriptions enter the system prompt, where a template would read tags as turns
+        schema = json.dumps(each.input_schema.get("properties", {}), ensure_ascii=False)
+        properties = json.loads(escape_tags(schema))
         required = each.input_schema.get("required", ())
         parameters = tuple(
             _parameter(name, kind, name in required) for name, kind in properties.items()
         )
-        description = each.description or each.title or each.name
+        description = escape_tags(each.description or each.title or each.name)
         tools.append(McpTool(each.name, description, parameters, connection.call, connection))
     return tools
 
