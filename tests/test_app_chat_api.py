@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_app_chat_api.py
 
 import sqlite3
 import threading
+import time
 from contextlib import ExitStack
 from itertools import count
 
@@ -13,7 +14,7 @@ import openai
 import pytest
 
 from drlib.app import chat_api
-from drlib.app.history import History
+from drlib.app.history import MEMORY_ROWS, STOPPED, History
 from drlib.app.server import MAX_BODY, MAX_WAITING
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.cli.ask import main
@@ -169,17 +170,23 @@ def test_questions_run_in_parallel_and_others_wait(url, plain_model):
     for thread in threads:
         thread.start()
 
-    def count_waits():
-        deltas = [delta for some in replies for delta in some]
-        return sum(getattr(d, "reasoning_content", "").startswith("waits: ") for d in deltas)
+    def list_positions(deltas):
+        lines = [getattr(delta, "reasoning_content", None) or "" for delta in list(deltas)]
+        return [int(line.split()[2]) for line in lines if line.startswith("waits: number ")]
 
-    until(lambda: count_waits() == 3 and plain_model.running == 2)
+    until(lambda: sorted(map(list_positions, replies)) == [[], [], [1], [2], [3]])
+    until(lambda: plain_model.running == 2)
+    live = httpx.get(f"{url}history").json()[:5]
+    assert [row["status"] for row in live] == ["waiting"] * 3 + ["running"] * 2
+    assert [row["position"] for row in live] == [3, 2, 1, 0, 0]
     gate.set()
     for thread in threads:
         thread.join()
     contents = ["".join(delta.content or "" for delta in deltas) for deltas in replies]
     assert all(content.startswith("Norwegian Krone") for content in contents)
-    assert count_waits() == 3 and plain_model.most == 2
+    moves = sorted(map(list_positions, replies))
+    assert moves[:3] == [[], [], [1]] and plain_model.most == 2
+    assert moves[3:] == [[2, 1], [3, 2, 1]]
 
 
 def test_full_queue_is_refused(url, plain_model):
@@ -211,6 +218,11 @@ def test_history_keeps_answers_and_failures(url, plain_model, history):
     assert first["sources"][0]["url"] == "cldr:Norway" and first["usage"]["calls"] == 2
     assert second["question"] == "Second?" and second["answer"] is None
     assert "limit of context" in second["error"] and second["seconds"] >= 0
+    assert [first["status"], second["status"]] == ["answered", "failed"]
+    assert "events" not in first
+    stored = httpx.get(f"{url}history/{first['id']}").json()
+    assert stored.pop("events")[1] == {"head": "search", "run": 0, "text": "['Norway']"}
+    assert stored == first
     assert len(httpx.get(f"{url}history", params={"limit": 1000}).json()) == before + 2
     with sqlite3.connect(history) as db:
         assert db.execute("SELECT COUNT(*) FROM questions").fetchone() == (before + 2,)
@@ -231,6 +243,63 @@ def test_history_is_kept_between_starts(tmp_path):
         History(tmp_path / "text")
 
 
+def test_history_in_memory_keeps_the_last_questions():
+    history = History()
+    for number in range(MEMORY_ROWS + 2):
+        history.add(str(number), 0.0, {"error": STOPPED}, [{"text": str(number)}])
+    rows = history.list(1000)
+    assert [rows[0]["question"], rows[-1]["question"]] == [str(MEMORY_ROWS + 1), "2"]
+    assert rows[0]["status"] == "stopped" and history.find(2) is None
+    assert history.find(rows[0]["id"])["events"] == [{"text": str(MEMORY_ROWS + 1)}]
+    history.close()
+
+
+def test_history_of_an_earlier_version_is_extended(tmp_path):
+    path = tmp_path / "asked.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute(
+            "CREATE TABLE questions (id INTEGER PRIMARY KEY, asked_at, seconds, question, answer, "
+            "error, sources, usage)"
+        )
+        db.execute(
+            "INSERT INTO questions VALUES (7, '2026-01-01', 1, 'old', 'yes', NULL, '[]', '{}')"
+        )
+    history = History(path)
+    assert history.find(7)["answer"] == "yes" and history.find(7)["events"] == []
+    history.add("new", 1.0, {"answer": "a", "sources": [], "usage": {}}, [{"text": "t"}])
+    assert history.find(8)["events"] == [{"text": "t"}]
+    history.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_disconnected_client_without_stream_stops_its_question(url, plain_model, waits):
+    steps = count()
+    plain_model.say = lambda messages: render_call("search", {"query": [f"page {next(steps)}"]})
+    plain_model.delay_s = 0.2
+    gone = f"Gone, {waits}?"
+
+    def find_statuses():
+        rows = httpx.get(f"{url}history").json()
+        return [row["status"] for row in rows if row["question"] == gone]
+
+    with ExitStack() as stack:
+        lines = []
+        for _ in range(2 if waits else 0):  # all slots are taken
+            ask = httpx.stream("POST", f"{url}ask", json={"question": "Slow?"}, timeout=60)
+            lines.append(stack.enter_context(ask).iter_lines())  # kept: see above
+            next(lines[-1])
+        with pytest.raises(httpx.ReadTimeout):
+            body = {"messages": user(gone)}
+            httpx.post(f"{url}v1/chat/completions", json=body, timeout=1.0)
+        if waits:  # the two others still run
+            until(lambda: find_statuses() == [])
+        else:
+            until(lambda: find_statuses() == ["stopped"])
+            before = plain_model.asked
+            time.sleep(1.0)
+            assert plain_model.asked == before
+
+
 def test_local_model_answers_one_at_a_time(capsys):
     assert main(["--serve", "--port", "0", "--parallel", "2"]) == 1
     assert "--parallel=2 needs --endpoint" in capsys.readouterr().err
@@ -245,7 +314,9 @@ def test_token_is_the_key_of_the_api(model):
             assert [each.id for each in api.models.list()] == ["drlib"]
         assert httpx.get(f"{page}history").status_code == 401
         headers = {"Authorization": "Bearer secret"}
-        assert httpx.get(f"{page}history", headers=headers).status_code == 404
+        assert httpx.get(f"{page}history", headers=headers).json() == []
+        assert httpx.get(f"{page}history/1").status_code == 401
+        assert httpx.get(f"{page}history/1", headers=headers).status_code == 404
 
 
 def test_answer_without_opened_pages_has_no_sources():

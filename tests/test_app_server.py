@@ -152,7 +152,12 @@ def test_second_question_waits_and_stop_ends_the_first(url, plain_model):
     first.join()
     assert found[0][1][-1] == {"error": "stopped"}
     second.join()
-    assert lines[0]["head"] == "waits"
+    assert lines[0] == {
+        "head": "waits",
+        "run": 0,
+        "text": "number 1 in the queue",
+        "position": 1,
+    }
     assert lines[-1]["answer"] == "Norwegian Krone" and plain_model.most == 1
     plain_model.delay_s = 0.0
     until(lambda: ask(url)[0] == 200)
@@ -186,7 +191,7 @@ def test_next_question_is_accepted_after_the_stream(monkeypatch):
         question._send(None)
         time.sleep(0.3)
 
-    monkeypatch.setattr(server.RunningQuestion, "_work", ends_late)
+    monkeypatch.setattr(server.AskedQuestion, "_work", ends_late)
     app = server.AskServer(session=None, token="").app
 
     async def ask_twice():
@@ -255,3 +260,73 @@ def test_stop_button_stops_the_question(url, plain_model, tab):
     tab.point("document.querySelector('#stop')", click=True)
     until(lambda: tab.js("document.querySelector('#error').textContent") == "stopped")
     until(lambda: not tab.js("document.querySelector('#ask').disabled"))
+    row = "document.querySelector('#history tr').textContent"
+    until(lambda: tab.js(row).endswith("stoppedAnd?"))  # only this question
+
+
+def test_page_lists_questions_and_reopens_an_answer(model, plain_model, tab, tmp_path):
+    gate = threading.Event()
+
+    def gated(messages):
+        if messages[1]["content"] != NORWAY:
+            assert gate.wait(100)
+        return researcher(messages)
+
+    rows = "[...document.querySelectorAll('#history tr')]"
+    statuses = f"{rows}.map((row) => row.cells[1].textContent)"
+    text = "document.querySelector('{}').textContent"
+
+    def submit(question):
+        tab.js(f"document.querySelector('#question').value = {json.dumps(question)}")
+        tab.point("document.querySelector('#ask')", click=True)
+
+    def keep_screenshots(name):
+        for dark in (False, True):
+            tab.look(1280, 800, dark)
+            tab.screenshot(tmp_path / f"{name}_{'dark' if dark else 'light'}.png")
+        tab.look(1280, 800)
+
+    with served(model) as (url, _):
+        tab.open(url, "!!document.querySelector('#ask')")
+        assert tab.js("document.querySelector('#asked').hidden")
+        submit(NORWAY)
+        until(lambda: tab.js(statuses) == ["answered"])
+        plain_model.say = gated
+        other = threading.Thread(target=ask, args=(url, "First in the queue?"))
+        other.start()
+        until(lambda: plain_model.running == 1)
+        submit("And <b>second</b>?")
+        until(lambda: tab.js(statuses) == ["waiting (1)", "running", "answered"])
+        assert tab.js(text.format("#queue")) == "Waiting: number 1 in the queue"
+        keep_screenshots("waiting")
+
+        # the stored answer, while the current question waits
+        tab.point(f"{rows}[2].querySelector('button')", click=True)
+        until(lambda: tab.js(text.format("#answer")) == "Norwegian Krone")
+        heads = "[...document.querySelectorAll('#trace b')].map((b) => b.textContent)"
+        assert tab.js(heads) == ["thinks", "search", "reads", "thinks"]
+        assert tab.js(text.format("#shown")).startswith(f"{NORWAY} (")
+        assert "Norway" in tab.js(text.format("#sources"))
+        assert tab.js(text.format("#queue")) == ""
+        keep_screenshots("stored")
+
+        gate.set()
+        other.join()
+        until(lambda: tab.js(statuses) == ["answered"] * 3)
+        tab.point("document.querySelector('#back')", click=True)
+        assert tab.js(heads) == ["thinks", "search", "reads", "thinks"]
+        assert tab.js(text.format("#shown")) == "" and tab.js(
+            "document.querySelector('#back').hidden"
+        )
+        questions = tab.js(f"{rows}.map((row) => row.cells[2].textContent)")
+        assert questions == ["And <b>second</b>?", "First in the queue?", NORWAY]
+        assert tab.js("document.querySelectorAll('#history b').length") == 0
+        plain_model.say = lambda messages: None  # exceeds the context
+        submit("Third?")
+        until(lambda: tab.js(statuses)[0] == "failed")
+        tab.point(f"{rows}[0].querySelector('button')", click=True)
+        until(lambda: tab.js(text.format("#shown")).startswith("Third?"))
+        assert "the limit of context" in tab.js(text.format("#error"))
+        assert tab.js(text.format("#answer")) == ""
+        keep_screenshots("failed")
+    assert not tab.errors

@@ -2,8 +2,9 @@
 
 GET / returns the page. POST /ask takes {"question": ...} and streams one JSON line per event:
 {"head", "run", "text"}, then {"answer", "sources", "usage"} or {"error"}. POST /v1/chat/completions
-and GET /v1/models speak OpenAI's protocol. Closing a stream cancels its question, POST /stop
-all of them. Questions beyond `parallel` wait in a queue. GET /history returns earlier questions.
+and GET /v1/models speak OpenAI's protocol. A client that disconnects cancels its question, POST
+/stop all of them. Questions beyond `parallel` wait in a queue. GET /history returns waiting,
+running and earlier questions, GET /history/ID an earlier one with its events.
 
 Loopback only unless DRLIB_ASK_TOKEN is set. Requests then need `Authorization: Bearer <token>`,
 which the page reads from its URL fragment (`/#<token>`; browsers do not send it). Without a token,
@@ -22,10 +23,11 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 from drlib.app import chat_api
-from drlib.app.history import History
+from drlib.app.history import STOPPED, History
 from drlib.app.research import AskError, AskSession
 from drlib.app.terminal import format_event, strip_controls
 from drlib.sandbox.remote import import_extra
@@ -44,6 +46,8 @@ MAX_LINE_CHARS = 4_000  # per event
 MAX_BODY = 1_000_000  # bytes of a request
 MAX_WAITING = 16  # questions in the queue
 MAX_HISTORY = 1_000  # questions returned at once
+POLL_S = 0.2  # between two checks of the client's connection
+CLIENT_CLOSED = 499  # status of a request without a client, as in nginx
 POLICY = (
     "default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -54,18 +58,50 @@ class Cancelled(Exception):
     """The question was stopped by the user."""
 
 
-class RunningQuestion:
-    """A question that is being researched in its own thread."""
+class AskedQuestion:
+    """A question that waits in the queue or is researched in its own thread.
 
-    def __init__(self, session: AskSession, text: str, history: History | None = None):
+    Attributes:
+        lines: its events; None is the end.
+    """
+
+    def __init__(self, session: AskSession, text: str, history: History):
         self._session = session
         self._text = text
         self._history = history
+        self._asked_at = datetime.now(UTC)
         self._started = time.monotonic()
         self._stopped = threading.Event()
+        self._events: list[dict] = []
+        self._has_ended = False
         self._loop = asyncio.get_running_loop()
         self.lines: asyncio.Queue[dict | None] = asyncio.Queue()
         self.thread = threading.Thread(target=self._work, daemon=True)
+
+    @property
+    def is_active(self) -> bool:
+        """True until the last line is in the history."""
+        return not self._has_ended
+
+    def describe(self, position: int = 0) -> dict:
+        """Return the question as a row of the history.
+
+        Args:
+            position: in the queue; 0: it is being researched.
+        """
+        return {
+            "id": None,
+            "asked_at": self._asked_at.isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - self._started, 1),
+            "question": self._text,
+            "status": "waiting" if position else "running",
+            "position": position,
+        }
+
+    def show_position(self, position: int) -> None:
+        """Send the position in the queue as an event."""
+        text = f"number {position} in the queue"
+        self.lines.put_nowait({"head": "waits", "run": 0, "text": text, "position": position})
 
     def stop(self) -> None:
         """Cancel at the next event of the rollout."""
@@ -78,7 +114,9 @@ class RunningQuestion:
         if self._stopped.is_set() and event != "end":
             raise Cancelled
         for line in format_event(event, state, value):
-            self._send(line._asdict() | {"text": strip_controls(line.text)[:MAX_LINE_CHARS]})
+            shown = line._asdict() | {"text": strip_controls(line.text)[:MAX_LINE_CHARS]}
+            self._events.append(shown)
+            self._send(shown)
 
     def _work(self) -> None:
         try:
@@ -91,7 +129,7 @@ class RunningQuestion:
                 }
             )
         except Cancelled:
-            self._end({"error": "stopped"})
+            self._end({"error": STOPPED})
         except (AskError, ValueError) as error:
             self._end({"error": strip_controls(str(error))})
         except BaseException as error:
@@ -101,9 +139,10 @@ class RunningQuestion:
             self._send(None)
 
     def _end(self, line: dict) -> None:
-        """Send the last line, and keep it."""
-        if self._history is not None:
-            self._history.add(self._text, time.monotonic() - self._started, line)
+        """Send the last line, and keep it with the events."""
+        seconds = time.monotonic() - self._started
+        self._history.add(self._text, seconds, line, self._events)
+        self._has_ended = True
         self._send(line)
 
 
@@ -112,7 +151,7 @@ class AskServer:
 
     Args:
         parallel: questions that are researched at the same time; others wait in a queue.
-        history: where questions and answers are kept.
+        history: where questions and answers are kept; None: in memory.
     """
 
     def __init__(
@@ -125,10 +164,10 @@ class AskServer:
     ):
         self.session = session
         self.token = token
-        self.history = history
-        self.running: set[RunningQuestion] = set()
-        self.waiting = 0
-        self._slots = asyncio.Semaphore(parallel)
+        self.history = history or History()
+        self.parallel = parallel
+        self.running: list[AskedQuestion] = []
+        self.waiting: list[AskedQuestion] = []  # the first one starts next
         self._ends: set[asyncio.Task] = set()
         self.app = fastapi.FastAPI(openapi_url=None)
         protected = [fastapi.Depends(self.check)]
@@ -137,6 +176,7 @@ class AskServer:
             ("POST", "/ask", self.ask),
             ("POST", "/stop", self.stop),
             ("GET", "/history", self.list_history),
+            ("GET", "/history/{number}", self.find_history),
             ("GET", "/v1/models", self.list_models),
             ("POST", "/v1/chat/completions", self.complete),
         ):
@@ -189,6 +229,20 @@ class AskServer:
         if stream:
             chunks = self._chunks(text, wants_usage)
             return StreamingResponse(chunks, media_type="text/event-stream")
+        reply = asyncio.create_task(self._complete_whole(text))
+        gone = asyncio.create_task(_wait_for_disconnect(request))
+        try:
+            await asyncio.wait({reply, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not reply.done():
+                error = chat_api.error("the client disconnected", "request_cancelled")
+                return JSONResponse(error, CLIENT_CLOSED)
+            return reply.result()
+        finally:  # a cancelled reply stops its question
+            reply.cancel()
+            gone.cancel()
+
+    async def _complete_whole(self, text: str):
+        """Return the reply without streaming."""
         reasoning = ""
         async for line in self._research(text):
             if "error" in line:
@@ -217,38 +271,50 @@ class AskServer:
         yield "data: [DONE]\n\n"
 
     def _require_room(self) -> None:
-        if self.waiting >= MAX_WAITING:
-            raise HTTPError(429, f"{self.waiting} questions are waiting: try again later")
+        if len(self.waiting) >= MAX_WAITING:
+            raise HTTPError(429, f"{len(self.waiting)} questions are waiting: try again later")
 
     async def _research(self, text: str) -> AsyncIterator[dict]:
         """Yield the events of a question in its turn; closing the iterator cancels it."""
-        if self._slots.locked():
-            waits = f"for the questions before this one ({self.waiting + len(self.running)})"
-            yield {"head": "waits", "run": 0, "text": waits}
-        self.waiting += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self.waiting -= 1
-        question = RunningQuestion(self.session, text, self.history)
-        self.running.add(question)
-        question.thread.start()
+        question = AskedQuestion(self.session, text, self.history)
+        self.waiting.append(question)
+        self._start_next()
+        if question in self.waiting:
+            question.show_position(len(self.waiting))
         try:
             while (line := await question.lines.get()) is not None:
                 yield line
         finally:
             question.stop()
-            # a task: the client may be gone, and this iterator cancelled
-            end = asyncio.get_running_loop().create_task(self._free(question))
-            self._ends.add(end)
-            end.add_done_callback(self._ends.discard)
+            if question in self.waiting:
+                self._leave_queue(question)
+            else:
+                # a task: the client may be gone, and this iterator cancelled
+                end = asyncio.get_running_loop().create_task(self._free(question))
+                self._ends.add(end)
+                end.add_done_callback(self._ends.discard)
 
-    async def _free(self, question: RunningQuestion) -> None:
-        """Give the slot to the next question when the thread has ended."""
+    def _start_next(self) -> None:
+        """Start waiting questions while there are free slots."""
+        while self.waiting and len(self.running) < self.parallel:
+            question = self.waiting[0]
+            self.running.append(question)
+            question.thread.start()
+            self._leave_queue(question)
+
+    def _leave_queue(self, question: AskedQuestion) -> None:
+        """Remove a question from the queue; those behind it get their new positions."""
+        place = self.waiting.index(question)
+        del self.waiting[place]
+        for position, behind in enumerate(self.waiting[place:], place + 1):
+            behind.show_position(position)
+
+    async def _free(self, question: AskedQuestion) -> None:
+        """Start the next question when the thread has ended."""
         while question.thread.is_alive():
             await asyncio.sleep(0.01)
-        self.running.discard(question)
-        self._slots.release()
+        self.running.remove(question)
+        self._start_next()
 
     async def stop(self):
         """Cancel all running questions (POST /stop)."""
@@ -262,10 +328,24 @@ class AskServer:
         return {"object": "list", "data": [model]}
 
     async def list_history(self, limit: int = 50):
-        """Return earlier questions, newest first (GET /history)."""
-        if self.history is None:
-            raise HTTPError(404, "no history is kept: start with --history FILE")
-        return self.history.list(min(max(limit, 1), MAX_HISTORY))
+        """Return waiting, running and earlier questions, newest first (GET /history)."""
+        queue = [each.describe(place) for place, each in enumerate(self.waiting, 1)]
+        active = [each.describe() for each in self.running if each.is_active]
+        earlier = self.history.list(min(max(limit, 1), MAX_HISTORY))
+        return [*reversed(queue), *reversed(active), *earlier]
+
+    async def find_history(self, number: int):
+        """Return an earlier question with its events (GET /history/ID)."""
+        found = self.history.find(number)
+        if found is None:
+            raise HTTPError(404, f"no question {number} in the history")
+        return found
+
+
+async def _wait_for_disconnect(request: fastapi.Request) -> None:  # type: ignore[name-defined]
+    """Return when the client has closed its connection."""
+    while not await request.is_disconnected():
+        await asyncio.sleep(POLL_S)
 
 
 async def _read_body(request: fastapi.Request) -> bytes:  # type: ignore[name-defined]

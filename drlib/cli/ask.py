@@ -96,10 +96,8 @@ def _serve(options: AskOptions, args: argparse.Namespace) -> int:
         f"--parallel={args.parallel} needs --endpoint: a local model answers one at a time",
     )
     with AskSession(options) as session, ExitStack() as stack:
-        history = None
-        if args.history:
-            history = History(args.history)
-            stack.callback(history.close)
+        history = History(args.history)
+        stack.callback(history.close)
         serve(session, args.host, args.port, parallel=args.parallel, history=history)
     return 0
 
@@ -136,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--port", type=int, default=8765, help="--serve: port; 0: any free port")
     add("--parallel", type=int, default=1, help="--serve: questions at the same time (1)")
-    add("--history", type=Path, help="--serve: keep questions and answers in this SQLite file")
+    add("--history", type=Path, help="--serve: keep questions in this SQLite file, else in memory")
     add("--agent", default=default.agent, help=f"research agent: {', '.join(AGENTS)}")
     add(
         "--preset",
