@@ -31,6 +31,7 @@ from drlib.evaluation.injections import (
     load_injections,
 )
 from drlib.models.api_engine import to_openai_messages
+from drlib.models.engine import Completion
 from drlib.models.scripted_engine import ScriptedEngine
 from drlib.sandbox import Sandbox
 from drlib.tools import TOOLS, from_mcp
@@ -303,6 +304,16 @@ def test_observation_of_ids_cannot_close_its_response():
     trusted = IdContext(chat, "Who?")
     trusted.observe("Form: <answer>x</answer>", is_trusted=True)
     assert "<answer>x</answer>" in chat.tokenizer.decode(trusted.take_unread(whole=True))
+
+
+def test_folded_context_keeps_trusted_observations():
+    chat = TemplateIds(tokenizer_of("phi3"), tool_role="user")
+    context = IdContext(chat, "Who?")
+    for text in ("An old page.", "Form: <answer>x</answer>"):
+        context.add_turn(Completion([*chat.encode("Look."), chat.end_id], [0.0] * 9, [0.0] * 9))
+        context.observe(text, is_trusted=True)
+    text = chat.tokenizer.decode(context.fold(1, "Omitted.").take_unread(whole=True))
+    assert "Omitted." in text and "old" not in text and "<answer>x</answer>" in text
 
 
 SERVER = """
