@@ -136,7 +136,7 @@ mutants: $(STAMP)
 
 reference: $(STAMP)
 	@$(ALONE) echo "== the reference run: five seeds of all stages with controls (an hour)"; \
-	exec $(PY) -m drlib.cli experiment reference
+	exec $(PY) -m drlib.cli experiment reference --out figures/reference/again
 
 clean:
 	@echo "== removing .venv, .venv-vllm, runs and caches"; \

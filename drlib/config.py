@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import difflib
 import importlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,10 +25,11 @@ import yaml
 
 from drlib.registry import load_plugins, suggest_name
 
-ROOT = Path(__file__).resolve().parents[1]  # the checkout: figures/, notebooks/, runs/
+ROOT = Path(__file__).resolve().parents[1]  # the checkout: figures/, notebooks/
 TOUR = ROOT / "figures" / "reference" / "tour"  # the committed reference run
 AGAIN = TOUR.with_name("again")  # the same recipe, trained by a later commit
 PATH_WORLDS = ("folder", "zim")  # kinds of world whose name contains a path
+PATH_SETTINGS = ("world.name", "model.path", "rl.start")
 TRAINING_STAGES = ("cpt", "sft", "rl")
 ROLLOUT_STAGES = ("demonstrations", "rl", "evaluate")  # stages that use the tools
 MODEL_STAGES = ("untrained", "cpt", "sft", "rl", "demonstrations", "evaluate")
@@ -540,11 +542,13 @@ class Config:
 
     @property
     def world_name(self) -> str:
-        """`world.name` with its path, if any, resolved against the repository."""
-        kind, _, rest = self.world.name.partition(":")
-        return (
-            f"{kind}:{ROOT / Path(rest).expanduser()}" if kind in PATH_WORLDS else self.world.name
-        )
+        """`world.name` with an absolute path, if it has one."""
+        return _absolute_path("world.name", self.world.name, Path.cwd())
+
+    @property
+    def model_path(self) -> str:
+        """`model.path` as an absolute path, if it is a folder."""
+        return _absolute_path("model.path", self.model.path, Path.cwd())
 
     def unrestricted(self) -> "Config":
         """Return all settings; undoes `restrict`."""
@@ -557,6 +561,51 @@ class Config:
         not depend on it. The view has the same sections and methods.
         """
         return _build_view(self.unrestricted(), frozenset(stages))
+
+
+def runs_folder() -> Path:
+    """Return the default folder of runs: runs/ of the working directory.
+
+    Inside the checkout it is always the same folder, which commands and notebooks share.
+    """
+    here = Path.cwd()
+    in_checkout = (ROOT / "pyproject.toml").exists() and here.is_relative_to(ROOT)
+    return (ROOT if in_checkout else here) / "runs"
+
+
+def absolute_paths(settings: Mapping[str, Any], base: Path | None = None) -> dict[str, Any]:
+    """Return settings whose paths do not depend on the working directory.
+
+    Args:
+        settings: values by dotted name.
+        base: start of relative paths; None: the working directory.
+    """
+    start = Path.cwd() if base is None else base
+    return {
+        name: _absolute_path(name, value, start) if name in PATH_SETTINGS else value
+        for name, value in settings.items()
+    }
+
+
+def _absolute_path(name: str, value: Any, base: Path) -> Any:
+    """Return the value of a setting in `PATH_SETTINGS` with an absolute path.
+
+    Unchanged are hub ids, worlds without a path, and policies that do not exist. A policy that
+    `base` lacks may be a committed one, relative to the checkout.
+    """
+    if not isinstance(value, str) or not value:
+        return value
+    if name == "world.name":
+        kind, _, rest = value.partition(":")
+        return f"{kind}:{_join(base, rest)}" if kind in PATH_WORLDS and rest else value
+    for start in (base, ROOT) if name == "rl.start" else (base,):
+        if _join(start, value).is_dir():
+            return str(_join(start, value))
+    return value
+
+
+def _join(base: Path, path: str) -> Path:
+    return Path(os.path.abspath(base / Path(path).expanduser()))
 
 
 def _collect_fields(kind: type, prefix: str = "") -> dict[str, dataclasses.Field]:
@@ -613,12 +662,12 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def load_from_arguments(profile: str, recipe: str, arguments: Sequence[str]) -> Config:
-    """Load a configuration from a command line and import its plugins.
+    """Load a configuration from a command line, with absolute paths, and import its plugins.
 
     Raises:
         ValueError: as in `Config.load` and `parse_overrides`, or a plugin cannot be imported.
     """
-    overrides = parse_overrides(arguments)
+    overrides = absolute_paths(parse_overrides(arguments))
     load_plugins(overrides.get("plugins", ""))  # plugins register allowed values
     return Config.load(profile, recipe, **overrides)
 

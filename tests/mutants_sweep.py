@@ -39,8 +39,8 @@ MUTANTS = [
     Mutant(
         "sweep: the seed is ignored",
         FILE,
-        '**own, "seed": seed})',
-        '**own, "seed": self.seeds[0]})',
+        '**own, "seed": seed}',
+        '**own, "seed": self.seeds[0]}',
         (f"{SWEEP}::test_run_has_the_settings_of_its_arm_and_seed",),
         "one training counts as several",
     ),

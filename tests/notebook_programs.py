@@ -13,7 +13,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from drlib import notebook
 from drlib.notebook import execution
-from drlib.training import launch as launching
 
 # The launched program writes its own and its child's process id, then acts by its mode.
 PROGRAM = """
@@ -45,10 +44,10 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Return module name and output prefix of the program; its logs go to a temporary folder."""
+    """Return module name and output prefix of the program; the folder is the working directory."""
     (tmp_path / "launched_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(launching, "LOGS", tmp_path / "logs")
+    monkeypatch.chdir(tmp_path)
     return "launched_program", tmp_path / "out"
 
 

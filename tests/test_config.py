@@ -18,7 +18,9 @@ from drlib.config import (
     parse_overrides,
     profile_names,
     read_settings,
+    runs_folder,
 )
+from drlib.training import stages
 from drlib.training.stages import overrides
 
 
@@ -95,11 +97,40 @@ def test_configuration_round_trips_through_arguments():
         "rstar2",
         rl__lr=2e-7,
         trainer__fsdp=True,
-        world__name="folder:my notes",
+        world__name="folder:/my notes",
         plugins="a.b",
     )
     config = config.derive(plugins="")
     assert load_from_arguments("ci", "", overrides(config)) == config
+
+
+def test_paths_of_the_command_line_start_at_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    given = ["--world.name", "folder:notes/../a", "--model.path=model", "--rl.start", "model"]
+    config = load_from_arguments("ci", "", given)
+    assert config.world.name == config.world_name == f"folder:{tmp_path}/a"
+    assert config.model.path == config.rl.start == str(tmp_path / "model")
+    # a hub id, a world without a path, and the committed policy of the profile
+    config = load_from_arguments("ci", "", ["--model.path", "acme/model", "--world.name=cldr"])
+    assert (config.model.path, config.model_path) == ("acme/model", "acme/model")
+    assert config.world.name == "cldr" and config.rl.start == Config.load("ci").rl.start
+    assert stages.start_folder("rl", config) == ROOT / config.rl.start
+    # in Python, settings keep their text and the stage depends on the folder
+    here = Config.load("ci", world__name="zim:a.zim")
+    assert here.world.name == "zim:a.zim" and here.world_name == f"zim:{tmp_path}/a.zim"
+    absolute = here.derive(world__name=here.world_name)
+    assert stages.folder("world", here, tmp_path) == stages.folder("world", absolute, tmp_path)
+    monkeypatch.chdir(tmp_path / "model")
+    assert stages.folder("world", here, tmp_path) != stages.folder("world", absolute, tmp_path)
+
+
+def test_runs_are_kept_in_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert runs_folder() == tmp_path / "runs"
+    for inside in (ROOT, ROOT / "notebooks"):  # notebooks and commands share one folder
+        monkeypatch.chdir(inside)
+        assert runs_folder() == ROOT / "runs"
 
 
 def test_command_line_parses_typed_values():

@@ -30,10 +30,10 @@ def interrupt_launch(tmp_path, mode, processes):
     """Launch a program from another process, interrupt it, and return the ids of its processes."""
     out = tmp_path / "out"
     code = (
-        "import pathlib; from drlib import notebook\n"
+        "import os; from drlib import notebook\n"
         "from drlib.training import launch as launching\n"
         f"launching.GRACE_S = {1.0 if mode == 'deaf' else 60.0}\n"
-        f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
+        f"os.chdir({str(tmp_path)!r})\n"
         f"notebook.launch('launched_program', [{str(out)!r}, {mode!r}], {processes})\n"
     )
     notebook = start(code)
@@ -90,9 +90,9 @@ def test_ctrl_c_leaves_no_orphan(program, tmp_path, mode, processes):
 def test_killed_kernel_stops_its_program(program, tmp_path):
     out = tmp_path / "out"
     code = (
-        "import pathlib; from drlib import notebook\n"
+        "import os; from drlib import notebook\n"
         "from drlib.training import launch as launching\n"
-        f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
+        f"os.chdir({str(tmp_path)!r})\n"
         f"notebook.launch('launched_program', [{str(out)!r}, 'polite'])\n"
     )
     kernel = subprocess.Popen([sys.executable, "-c", code], cwd=notebook.ROOT)

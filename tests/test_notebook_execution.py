@@ -30,13 +30,15 @@ from tests.notebook_programs import (
 )
 
 
-def test_run_passes_parameters_and_starts_in_the_notebooks_folder(
+def test_run_passes_parameters_and_starts_in_the_working_directory(
     folder, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.delenv("DRLIB_HEADLESS")
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
     output = tmp_path / "runs" / "07.ipynb"
     execution.run("7", {"steps": 8, "rate": 2}, output)
-    assert printed(output) == ["ci 16\n", "notebooks\n"]
+    assert printed(output) == ["ci 16\n", "mine\n"]
     shown, bars = capsys.readouterr()
     assert shown.index("== Goal") < shown.index("== Run") < shown.index("ci 16")
     assert "bar: 100%" in bars
@@ -193,8 +195,8 @@ def test_ctrl_c_stops_the_notebook_and_its_program(folder, program, tmp_path):
     path, out = folder / "07_small.ipynb", tmp_path / "out"
     notebook = nbformat.read(path, 4)
     notebook.cells[-1].source = (
-        "import pathlib\nfrom drlib.training import launch as launching\n"
-        f"launching.LOGS = pathlib.Path({str(tmp_path / 'logs')!r})\n"
+        "import os\nfrom drlib.training import launch as launching\n"
+        f"os.chdir({str(tmp_path)!r})\n"
         f"launching.launch('launched_program', [{str(out)!r}, 'polite'])"
     )
     nbformat.write(notebook, path)

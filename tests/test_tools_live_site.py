@@ -73,7 +73,7 @@ def test_each_site_has_its_own_folder():
 
 def test_dataset_command_accepts_a_site(site, tmp_path, monkeypatch, capsys):
     """`drlib dataset --world live:URL` refuses the local network in one line."""
-    monkeypatch.setattr(live_site, "SITES_FOLDER", tmp_path / "sites")
+    monkeypatch.chdir(tmp_path)
     out = ["--out", str(tmp_path / "out"), "-n", "5"]
     assert dataset.main(["--world", f"live:{small_site(site)}", *out]) == 1
     assert "drlib dataset: " in capsys.readouterr().err

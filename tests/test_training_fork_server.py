@@ -73,9 +73,8 @@ def plugin(tmp_path_factory):
 
 
 @pytest.fixture
-def place(tmp_path, plugin, monkeypatch):
+def place(tmp_path, plugin):
     """Return the folder of runs and logs; a stage behaves as its file `how` says."""
-    monkeypatch.setattr(launch, "LOGS", tmp_path / "logs")
     return tmp_path
 
 
@@ -192,7 +191,6 @@ def start_program(place):
         "from drlib.config import Config\n"
         "from drlib.registry import load_plugins\n"
         "from drlib.training import launch\n"
-        f"launch.LOGS = Path({str(place / 'logs')!r})\n"
         "load_plugins('fork_plugin')\n"
         f"launch.build_stage('one', Config.load('ci', plugins='fork_plugin'), "
         f"runs=Path({str(place)!r}), processes=2)\n"

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from drlib.cli.examples import add_examples
-from drlib.config import AGAIN, ROOT, TOUR, Config, parse_overrides
+from drlib.config import AGAIN, ROOT, TOUR, Config, parse_overrides, runs_folder
 from drlib.files import WriteError, write_atomic
 
 
@@ -53,16 +53,18 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--profile", help="default: the plan's, or laptop")
     command.add_argument("--seeds", type=int, nargs="+", help="default: the plan's, or 0 1 2")
     command.add_argument(
-        "--runs", type=Path, default=ROOT / "runs", help="run folder; shared on a cluster"
+        "--runs", type=Path, default=runs_folder(), help="run folder; shared on a cluster"
     )
-    command.add_argument("--out", type=Path, help="default: figures/reference/experiments")
+    command.add_argument("--out", type=Path, help="default: runs/experiments")
     command.add_argument(
         "--ray", nargs="?", const="", metavar="ADDRESS", help="run in parallel on a Ray cluster"
     )
     command = add_command("show", _show, "show the runs and the results of an experiment", "clips")
     command.add_argument("name", help="a shipped experiment, or the path of a plan")
-    command.add_argument("--runs", type=Path, default=ROOT / "runs")
-    command.add_argument("--out", type=Path, help="default: figures/reference/experiments")
+    command.add_argument("--runs", type=Path, default=runs_folder())
+    command.add_argument(
+        "--out", type=Path, help="default: runs/experiments, else the committed results"
+    )
     command = add_command(
         "reference",
         _reference,
@@ -71,8 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--profile", default="laptop")
     command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    command.add_argument("--runs", type=Path, default=ROOT / "runs")
-    command.add_argument("--out", type=Path, default=AGAIN, help="default: figures/reference/again")
+    command.add_argument("--runs", type=Path, default=runs_folder())
+    command.add_argument("--out", type=Path, help="default: runs/reference")
     command.add_argument(
         "--only", nargs="+", metavar="STAGE", help="keep only these stages, such as rl"
     )
@@ -93,10 +95,9 @@ def _list(args, settings) -> None:
 
 def _run(args, settings) -> int:
     from drlib.experiments.plan import ExperimentPlan, load_plan
-    from drlib.experiments.records import EXPERIMENTS
     from drlib.experiments.verdicts import command_of
 
-    out, runs = args.out or EXPERIMENTS, args.runs.resolve()
+    out, runs = args.out or runs_folder() / "experiments", args.runs.resolve()
     plan = load_plan(args.name, args.profile, args.seeds)
     command = command_of(f"run {args.name}", plan.profile, plan.seeds)
     if not isinstance(plan, ExperimentPlan):
@@ -125,7 +126,9 @@ def _show(args, settings) -> None:
     from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 
     plan = load_plan(args.name)
-    path = (args.out or EXPERIMENTS) / f"{plan.name}.parquet"
+    path = (args.out or runs_folder() / "experiments") / f"{plan.name}.parquet"
+    if args.out is None and not path.exists():
+        path = EXPERIMENTS / path.name
     if not isinstance(plan, ExperimentPlan):
         from drlib.experiments.agent_plan import AgentRecords, agent_table
 
@@ -142,10 +145,11 @@ def _reference(args, settings) -> None:
     from drlib.experiments.reference_run import reference
 
     changes = parse_overrides(settings)
-    if (changes or args.only) and args.out.resolve() in (TOUR, AGAIN):
+    out = args.out or runs_folder() / "reference"
+    if (changes or args.only) and out.resolve() in (TOUR, AGAIN):
         raise ValueError("settings and --only need an --out other than the committed runs")
     config = Config.load(args.profile, **changes)
-    print(reference(config, args.seeds, args.runs, args.out, args.only))
+    print(reference(config, args.seeds, args.runs, out, args.only))
 
 
 def _pages(args, settings) -> None:

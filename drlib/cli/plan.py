@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drlib.cli.examples import add_examples
-from drlib.config import ROOT, load_from_arguments
+from drlib.config import load_from_arguments, runs_folder
 from drlib.files import read_json_lines
 from drlib.training.planner import Rates, check_machine, measure_rates, parse_rates, plan, render
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="also check the devices, packages and disk of this machine",
     )
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="run folder for --here")
+    parser.add_argument("--runs", type=Path, default=runs_folder(), help="run folder for --here")
     args, settings = parser.parse_known_args(argv)
     try:
         config = load_from_arguments(args.profile, args.recipe, settings)

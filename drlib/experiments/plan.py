@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from drlib.config import Config
+from drlib.config import ROOT, Config, absolute_paths
 from drlib.experiments.verdicts import Statement
 from drlib.registry import load_plugins, suggest_name
 from drlib.training import stages
@@ -75,7 +75,10 @@ class ExperimentPlan:
     def config(self, arm: str, seed: int) -> Config:
         """Return the configuration of one run."""
         own = self.arms[arm].settings
-        return Config.load(self.profile, **{**self.common, **own, "seed": seed})
+        settings = {**self.common, **own, "seed": seed}
+        if self.file.parent == PLANS and Path.cwd() != ROOT:
+            settings = absolute_paths(settings, ROOT)  # a shipped plan names committed files
+        return Config.load(self.profile, **settings)
 
     def runs(self) -> list[tuple[str, int]]:
         """Return (arm, seed) of all runs, seed by seed, so that an interrupted experiment can be

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from drlib.config import Config
+from drlib.config import Config, absolute_paths
 from drlib.experiments.plan import ExperimentPlan
 from drlib.experiments.runner import build_or_say, is_finished
 from drlib.registry import load_plugins
@@ -65,6 +65,7 @@ def _built(plan: ExperimentPlan, runs: Path, token: Path) -> Iterator[tuple[str,
             yield arm, seed, ""
             continue
         config = plan.config(arm, seed)
+        config = config.derive(**absolute_paths(config.overrides()))  # for workers elsewhere
         work = {"config": config, "runs": runs, "token": token, "text": token.read_text()}
         for name in stages.missing_stages(f"evaluate_{plan.stage}", config, runs):
             folder = stages.folder(name, config, runs)

@@ -3,8 +3,8 @@
 `figures/reference/tour/` holds sums, outcomes, learning curves, a few trajectories, and the
 policies of one seed after SFT and after RL. Every experiment starts from that policy after SFT, and
 ablations are paired with that run, so it does not change. A repetition by later code is kept in
-`figures/reference/again/` (sums, outcomes and curves). `--out figures/reference/tour` replaces the
-first.
+`figures/reference/again/` (sums, outcomes and curves; `make reference`). `--out
+figures/reference/tour` replaces the first.
 
 Each seed repeats everything, pre-training included. `--only` keeps a variation of some stages:
 `--rl.sampling.oversample=2 --rl.sampling.resample=sample --only rl --out
@@ -38,7 +38,7 @@ def reference(
     config: Config,
     seeds: list[int],
     runs: Path,
-    out: Path = AGAIN,
+    out: Path,
     only: list[str] | None = None,
 ) -> Path:
     """Build what is missing, then write the reference files; return their folder.
@@ -61,12 +61,11 @@ def reference(
 
 
 def _command(config: Config, seeds: list[int], out: Path, only: list[str] | None) -> str:
-    """Return the command that reproduces this folder, relative to the repository."""
+    """Return the command that reproduces this folder, relative to the working directory."""
     words = ["drlib experiment reference --profile", config.profile, "--seeds", *map(str, seeds)]
     words += stages.overrides(config)
     words += ["--only", *only] if only else []
-    words += ["--out", os.path.relpath(out, ROOT)] if out.resolve() != AGAIN else []
-    return " ".join(words)
+    return " ".join([*words, "--out", os.path.relpath(out)])
 
 
 def _copy_policies(config: Config, runs: Path, out: Path) -> None:

@@ -3,7 +3,7 @@
 Importing this package limits a notebook kernel to one thread.
 """
 
-from drlib.config import ROOT
+from drlib.config import ROOT, runs_folder
 from drlib.notebook.display import limit_kernel_threads, save_figure, show_source, use_style
 from drlib.training.launch import LaunchError, build_stage, launch, progress
 
@@ -13,6 +13,7 @@ __all__ = [
     "build_stage",
     "launch",
     "progress",
+    "runs_folder",
     "save_figure",
     "show_source",
     "use_style",

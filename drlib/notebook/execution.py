@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from drlib.config import Config
+from drlib.config import Config, runs_folder
 from drlib.files import write_atomic
 from drlib.notebook.display import ROOT
 from drlib.registry import suggest_name
@@ -147,7 +147,8 @@ def run(number: str, parameters: dict, output: Path | None = None) -> Path:
     Args:
         number: number or name of the notebook.
         parameters: values that replace the defaults.
-        output: path of the copy; None: runs/notebooks/NN_PROFILE.ipynb.
+        output: path of the copy; None: runs/notebooks/NN_PROFILE.ipynb. The notebook runs in the
+            working directory.
 
     Raises:
         NotebookError: unknown notebook, invalid parameter, or an error in a cell.
@@ -155,7 +156,7 @@ def run(number: str, parameters: dict, output: Path | None = None) -> Path:
     (source,) = find(number)
     profile = check_parameters(read(source), parameters).get("profile", "ci")
     Config.load(profile)  # an unknown profile fails here, before a kernel starts
-    default = ROOT / "runs" / "notebooks" / f"{source.stem[:2]}_{profile}.ipynb"
+    default = runs_folder() / "notebooks" / f"{source.stem[:2]}_{profile}.ipynb"
     output = (output or default).resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
     running = output.with_suffix(".running.ipynb")
@@ -175,6 +176,7 @@ def run(number: str, parameters: dict, output: Path | None = None) -> Path:
                 stdout_file=sys.stdout,
                 stderr_file=sys.stderr,
                 on_cell_start=_print_headings,
+                cwd=Path.cwd(),
             )
     except NotebookError:
         if running.exists():  # there is no copy if the kernel did not start
@@ -192,7 +194,8 @@ def refresh(path: Path) -> bool:
 
     with tempfile.TemporaryDirectory() as scratch, private_jupyter(DRLIB_HEADLESS="1"):
         copy = Path(scratch) / path.name
-        _execute(path, copy, {}, "nothing was written", execution_timeout=CELL_TIMEOUT_S)
+        options = {"execution_timeout": CELL_TIMEOUT_S, "cwd": path.parent}
+        _execute(path, copy, {}, "nothing was written", **options)
         text = nbformat.writes(normalise(read(copy))) + "\n"
     if text == path.read_text(encoding="utf-8"):
         return False
@@ -249,7 +252,6 @@ def _execute(source: Path, copy: Path, parameters: dict, consequence: str, **opt
             parameters,
             kernel_name="python3",
             language="python",
-            cwd=source.parent,
             progress_bar=False,
             coalesce_streams=True,
             config=Traits({"KernelManager": manager}),

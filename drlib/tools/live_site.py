@@ -17,12 +17,10 @@ import warnings
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from drlib.config import ROOT
+from drlib.config import runs_folder
 from drlib.tools.crawl import CACHE_FOLDER, Crawl
 from drlib.tools.fetch import PageReader
 from drlib.worlds import World, load_world
-
-SITES_FOLDER = ROOT / "runs" / "live"
 
 
 def load(
@@ -50,7 +48,7 @@ def load(
         ValueError: no web address, or the folder contains something else.
         ConnectionError: the site cannot be read and no page was kept before.
     """
-    place = Path(folder) if folder is not None else SITES_FOLDER / _folder_name(rest)
+    place = Path(folder) if folder is not None else runs_folder() / "live" / _folder_name(rest)
     reader = PageReader(allow_private=private)
     crawl = Crawl(rest, place, pages=pages, delay_s=delay_s, reader=reader)
     try:

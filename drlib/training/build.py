@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drlib.config import ROOT, Config, load_from_arguments
+from drlib.config import Config, load_from_arguments, runs_folder
 from drlib.endpoint import EndpointError
 from drlib.files import WriteError
 from drlib.startup import freeze_imports
@@ -72,7 +72,7 @@ def stage_arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("stage")
     parser.add_argument("--profile", default="laptop")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="default: runs/")
+    parser.add_argument("--runs", type=Path, default=runs_folder(), help="default: runs/")
     parser.add_argument("--recipe", default="", help="a published recipe in drlib/recipes")
     return parser
 

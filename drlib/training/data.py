@@ -112,7 +112,7 @@ def load_training_world(
 ) -> tuple[SmallWorld, dict[str, int]]:
     """Load the world of a run; return it with the metrics of its selection.
 
-    Relative paths in world.name start at the repository. The key of an endpoint is read from
+    Relative paths in world.name start at the working directory. The key of an endpoint is read from
     DRLIB_API_KEY. Its replies are stored at `replies_path`, so a restarted stage reuses them.
 
     Raises:

@@ -22,13 +22,12 @@ from pathlib import Path
 
 import psutil
 
-from drlib.config import ROOT, Config
+from drlib.config import Config, runs_folder
 from drlib.files import write_atomic
 
 PACKAGE = Path(__file__).resolve().parents[1]
 DEVICES = Path("/dev")
 ACCELERATORS = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd", "accel*", "davinci*", "xpu*")
-LOGS = ROOT / "runs" / "logs"
 GRACE_S = 60.0  # from SIGINT to SIGKILL; a large model is saved in between
 POLL_S = 0.2
 REDRAW_S = 1.0
@@ -131,10 +130,11 @@ def launch(
     follow: Path | None = None,
     total: int | None = None,
     desc: str = "",
+    logs: Path | None = None,
 ) -> Path:
-    """Run `python -m module arguments`, wait, and return the path of its log in runs/logs/.
+    """Run `python -m module arguments`, wait, and return the path of its log.
 
-    The program runs in the repository root, in its own process group.
+    The program runs in the working directory, in its own process group.
 
     Args:
         processes: if above 1, torchrun starts this many on this machine (loopback only).
@@ -142,6 +142,7 @@ def launch(
         follow: a file to which the program appends one line per step; it drives the bar.
         total: the number of steps; None shows only the elapsed time.
         desc: the label of the bar; default: `module`.
+        logs: folder of the log; default: logs/ in the folder of runs.
 
     Raises:
         LaunchError: the exit status is not 0.
@@ -153,7 +154,7 @@ def launch(
 
     name = desc or module
     how = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
-    log = _new_log(name)
+    log = _new_log(name, logs or runs_folder() / "logs")
     command = [sys.executable, *how, "-m", module, *map(str, arguments)]
     environment = _environment() | {"OMP_NUM_THREADS": str(threads)}
     child = _Program(command, environment, log, preexec_fn=stop_with_parent)
@@ -167,7 +168,6 @@ class _Program(psutil.Popen):
         with open(log, "ab") as output:
             super().__init__(
                 command,
-                cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -243,18 +243,32 @@ _fork_lock = threading.Lock()
 
 
 def _start_stage(
-    config: Config, arguments: Sequence[str], processes: int, name: str, follow: Path, total
+    config: Config,
+    arguments: Sequence[str],
+    processes: int,
+    name: str,
+    follow: Path,
+    total: int | None,
+    logs: Path,
 ) -> None:
     """Build one stage in forks; in new processes if they cannot be forked or the server is busy."""
     threads = count_threads(config, processes)
     if not _can_fork(config) or not _fork_lock.acquire(blocking=False):
         from drlib.training.build import MODULE
 
-        options = {"threads": threads, "follow": follow, "total": total, "desc": name}
-        launch(MODULE, arguments, processes, **options)
+        launch(
+            MODULE,
+            arguments,
+            processes,
+            threads=threads,
+            follow=follow,
+            total=total,
+            desc=name,
+            logs=logs,
+        )
         return
     try:
-        log = _new_log(name)
+        log = _new_log(name, logs)
         environment = _environment() | {"OMP_NUM_THREADS": str(threads)}
         server = _fork_server(environment, config.trainer.backend, log)
         _wait(server.start(arguments, processes, log), name, log, follow, total)
@@ -289,10 +303,10 @@ def _fork_server(environment: dict, backend: str, log: Path) -> _ForkServer:
     return server
 
 
-def _new_log(name: str) -> Path:
-    LOGS.mkdir(parents=True, exist_ok=True)
+def _new_log(name: str, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     prefix = f"{name.replace('/', '_')}-"
-    handle, log = tempfile.mkstemp(prefix=prefix, suffix=".log", dir=LOGS)
+    handle, log = tempfile.mkstemp(prefix=prefix, suffix=".log", dir=folder)
     os.close(handle)
     return Path(log)
 
@@ -319,13 +333,13 @@ def build_stage(
     Args:
         stage: a name in `drlib.training.stages.STAGES`, such as "sft".
         config: a Config or the name of a profile.
-        runs: the folder of run folders; default: runs/ of the repository.
+        runs: the folder of run folders; default: that of `config.runs_folder`.
         processes: for stages that support several; default: `config.processes`.
     """
     from drlib.training import stages  # lazy: most kernels build nothing
 
     config = Config.load(config) if isinstance(config, str) else config
-    runs = ROOT / "runs" if runs is None else Path(runs).resolve()
+    runs = runs_folder() if runs is None else Path(runs).resolve()
     missing = stages.missing_stages(stage, config, runs)
     check_stages(missing, config)
     for name in missing:
@@ -365,7 +379,8 @@ def launch_stage(name: str, config: Config, runs: Path, processes: int | None = 
     count = (processes or config.processes) if spec.parallel else 1
     follow = final.with_name(final.name + ".partial") / "metrics.jsonl"
     total = config.get(spec.steps) if spec.steps else None
-    _start_stage(config, stages.arguments(name, config, runs), count, name, follow, total)
+    arguments = stages.arguments(name, config, runs)
+    _start_stage(config, arguments, count, name, follow, total, runs / "logs")
 
 
 def _environment() -> dict[str, str]:

@@ -24,7 +24,6 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from drlib.config import ROOT
 from drlib.models.chunked_logprobs import TILES
 
 FLOAT32 = 4  # bytes
@@ -197,8 +196,8 @@ def load_configuration(model: str) -> PreTrainedConfig:
 
 
 def find_folder(model: str) -> Path | None:
-    """Return the folder that model.path names (relative to the repository), or None."""
-    path = ROOT / Path(model).expanduser()
+    """Return the folder that model.path names, or None."""
+    path = Path(model).expanduser()
     return path if path.is_dir() else None
 
 

@@ -19,7 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from drlib.config import FIELDS, ROOT, Config
+from drlib.config import FIELDS, Config
 from drlib.models.moe import policy_config
 from drlib.models.vllm_engine import INSTALL_VLLM
 from drlib.training import memory_model
@@ -402,7 +402,7 @@ def _format_setting(name: str, value: Any) -> str:
     return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
-def check_machine(config: Config, disk: dict[str, int], runs: Path = ROOT / "runs") -> list[str]:
+def check_machine(config: Config, disk: dict[str, int], runs: Path) -> list[str]:
     """Return one message per thing that this machine lacks: GPUs, vLLM, or space on a disk.
 
     Args:

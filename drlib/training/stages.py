@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drlib.config import ROOT, Config, declared_for
+from drlib.config import Config, absolute_paths, declared_for
 from drlib.registry import Registry, plugin_names
 from drlib.training.run_folder import RunFolder, RunFolderError
 from drlib.worlds import fingerprint_world
@@ -210,11 +210,12 @@ def restricted_config(name: str, config: Config) -> Config:
 def start_folder(name: str, config: Config) -> Path:
     """Return the policy folder given by the `start` setting of a stage.
 
-    Relative paths start at the repository. Raises ValueError if the folder has no policy.
+    Relative paths start at the working directory; a committed policy is also found by its path in
+    the checkout. Raises ValueError if the folder has no policy.
     """
     setting = STAGES[name].start
     given = config.unrestricted().get(setting)
-    path = ROOT / given
+    path = Path(absolute_paths({setting: given})[setting]).expanduser().absolute()
     if not (path / WEIGHTS).exists():
         raise ValueError(f"{setting}={given!r}: there is no policy in {path}")
     return path
@@ -229,8 +230,10 @@ def stage_settings(name: str, config: Config) -> dict:
     if own.get(stage.start):
         own[stage.start] = _hash((start_folder(name, config) / WEIGHTS).read_bytes())
     if own.get("model.path"):
-        own["model_files"] = _stamp(Path(own["model.path"]).expanduser())
+        own["model.path"] = whole.model_path
+        own["model_files"] = _stamp(Path(whole.model_path))
     if name == "world":
+        own["world.name"] = whole.world_name
         # A folder whose files change is another world.
         own |= fingerprint_world(config.unrestricted().world_name)
     settings = {"stage": name, "format": STAGE_FORMAT, "own": own, "inputs": inputs}

@@ -18,7 +18,8 @@ def main(folder: Path) -> None:
     assert path.name == "my_rewards.py"
 
     ended = printed.run_command(command, folder)
-    run = Path(ended.stdout.splitlines()[-1].partition(": already complete")[0])
+    run = Path(ended.stdout.splitlines()[-1])
+    assert run.parent == folder / "runs" / "ci" and run.name.startswith("rl-")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 3  # steps of the profile ci
     for row in rows:
