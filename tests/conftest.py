@@ -32,6 +32,7 @@ ALONE = {
 
 # Slow files, slowest first: a slow file started last would keep one core busy and the other idle.
 LONG = (
+    "test_first_hour.py",
     "test_training_real_processes.py",
     "test_training_real.py",
     "test_training_stages.py",
