@@ -75,6 +75,8 @@ class Task:
         closed_book: accuracy without tools (`drlib.questions.escalation`); None: not measured.
         with_tools: accuracy with tools; None: not measured.
         answer_type: how answers are compared (`answers_match`).
+        page: title of the answer's page, if a person would name the answer differently (in a folder
+            "people/ingrid.md" is "Ingrid Solheim").
 
     Raises:
         ValueError: unknown `answer_type`.
@@ -97,6 +99,7 @@ class Task:
     closed_book: float | None = None
     with_tools: float | None = None
     answer_type: AnswerType = "auto"
+    page: str = ""  # title of the answer's page if a person would name it differently
 
     def __post_init__(self):
         if self.answer_type not in get_args(AnswerType):
@@ -104,6 +107,11 @@ class Task:
                 f"task {self.id!r}: answer_type={self.answer_type!r} is unknown: choose one of "
                 f"{', '.join(get_args(AnswerType))}"
             )
+
+    @property
+    def target(self) -> str:
+        """Name of the answer in the world's graph: its page, or the answer itself."""
+        return self.page or self.answer
 
     @property
     def skill(self) -> str:

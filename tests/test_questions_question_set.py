@@ -11,7 +11,7 @@ import pytest
 
 from drlib.questions import families, question_set
 from drlib.questions.checks import find_faults, find_neighbours
-from drlib.questions.families import FAMILIES, draw_block
+from drlib.questions.families import FAMILIES, LOOKUPS, choose_families, draw_block
 from drlib.questions.plainness import measure_strangeness
 from drlib.questions.queries import And, Diff, Proj, evaluate_query, from_text, list_constants
 from drlib.questions.question_engine import synthesize_questions
@@ -32,6 +32,9 @@ from tests.folder_examples import guild_folder
 from tests.shared_worlds import shared_world
 
 
+RECIPES = tuple(family for family in FAMILIES if family not in LOOKUPS)
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     return load_world(f"folder:{guild_folder(tmp_path_factory.mktemp('guilds') / 'notes')}")
@@ -39,7 +42,7 @@ def world(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def dataset_request():
-    return DatasetRequest("folder:notes", 80, seed=3, max_share=0.05)
+    return DatasetRequest("folder:notes", 80, families=RECIPES, seed=3, max_share=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def cldr():
 # -------------------------------------------------------------------------------------- draws
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RECIPES)
 def test_family_questions_have_one_answer(family, world):
     block = draw_block(family, world, 8, 5, 2, 3)
     assert len(block.questions) == 8 and block.note == ""
@@ -58,12 +61,21 @@ def test_family_questions_have_one_answer(family, world):
     assert block.questions != draw_block(family, world, 8, 5, 3, 3).questions
     for task, wording in block.questions:
         query = from_text(task.query)
-        assert evaluate_query(query, world.graph) == {task.answer}
+        assert evaluate_query(query, world.graph) == {task.target}
+        assert (
+            task.answer
+            == task.target.rpartition("/")[2].removesuffix(".md").replace("-", " ").title()
+        )
         assert find_faults(query, world.graph) == []
         assert not any(mentions(task.question, name) for name in (task.answer, *task.aliases))
         if wording == "sentences":
             read = read_question(task.question, load_grammar(world.graph, world.scheme))
-            assert evaluate_query(read, world.graph) == {task.answer}
+            assert evaluate_query(read, world.graph) == {task.target}
+
+
+def test_default_families_depend_on_the_world():
+    assert choose_families("folder:notes") == ("chain", "prose", "engine")
+    assert DatasetRequest("cldr", 5).families == choose_families("cldr") == RECIPES
 
 
 def test_coincidences_are_rare_in_a_family(cldr):
@@ -265,10 +277,10 @@ def list_rows(dataset):
 def test_rows_match_the_graph_and_pages(dataset, world, dataset_request):
     rows = list_rows(dataset)
     assert len(rows) == dataset_request.n and len({row["id"] for row in rows}) == dataset_request.n
-    assert {row["family"] for row in rows} == {*FAMILIES}
+    assert {row["family"] for row in rows} == {*RECIPES}
     for row in rows:
         query = from_text(row["query"])
-        assert evaluate_query(query, world.graph) == {row["answer"]}
+        assert evaluate_query(query, world.graph) == {row["page"]}
         assert row["evidence"]
         for shown in row["evidence"]:
             assert shown["quote"] in world.page(shown["address"]).text
@@ -283,12 +295,12 @@ def test_test_answers_and_neighbours_are_absent_from_training(dataset, world):
     passed = set()
     used = set()
     for row in train:
-        seen |= {row["answer"], *list_constants(from_text(row["query"]))}
+        seen |= {row["page"], *list_constants(from_text(row["query"]))}
         facts = {tuple(shown["fact"]) for shown in row["evidence"]}
         passed |= {end for s, _, v in facts for end in (s, v)}
         used |= facts
     for row in test:
-        answer = row["answer"]
+        answer = row["page"]
         beside = {answer}
         for subject, relation, value in world.graph.facts:
             if answer in (subject, value) and relation != "kind":
@@ -300,13 +312,19 @@ def test_test_answers_and_neighbours_are_absent_from_training(dataset, world):
 
 def test_answer_quota_covers_all_families(dataset, dataset_request):
     counts = Counter(row["answer"] for row in list_rows(dataset))
-    assert dataset_request.quota == 4 and max(counts.values()) <= 4
+    assert dataset_request.quota(len(counts)) == 4 and max(counts.values()) <= 4
     assert dataset[0].assembly.dropped.total() > 0
+
+
+def test_default_quota_grows_if_a_world_has_few_answers():
+    request = DatasetRequest("cldr", 200)
+    assert request.quota(500) == 4 and request.quota(20) == 15  # 1.5 times 200 / 20
+    assert DatasetRequest("cldr", 200, max_share=0.0).quota(20) == 1
 
 
 def load_pieces(dataset):
     """Return the rows of the block files by family."""
-    found = {family: [] for family in FAMILIES}
+    found = {family: [] for family in RECIPES}
     for path in sorted((dataset[1] / "pieces").glob("*.jsonl")):
         head, *rows = map(json.loads, path.read_text().splitlines())
         assert [*head] == ["note"]
@@ -359,11 +377,11 @@ def test_folder_of_another_data_set_is_rejected(dataset, world, dataset_request)
     ("wrong", "said"),
     [
         ({"n": 0}, "at least 1 question"),
-        ({"hops": 1}, "at least 2 hops"),
+        ({"hops": 1}, "hops must be 2"),
+        ({"hops": 0, "families": ("chain",)}, "hops must be 1"),
         ({"test_share": 1.0}, "test_share must be"),
         ({"max_share": -0.1}, "max_share must be"),
         ({"tries": 0}, "answers at least once"),
-        ({"families": ()}, "name a family"),
         ({"families": ("engin",)}, "did you mean 'engine'"),
     ],
     ids=str,

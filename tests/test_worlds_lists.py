@@ -57,10 +57,15 @@ def test_other_lists_are_text(tmp_path, items):
 
 
 def test_values_are_links_and_sections_are_subjects(tmp_path):
-    text = "# P\n\n## Facts\n\n- Lead: [Ada](ada.md)\n- Team: [[Search]]\n- Of: x\n"
+    text = "# P\n\n## Office\n\n- Lead: [Ada](ada.md)\n- Team: [[Search]]\n- Of: x\n"
     found = facts(tmp_path, text, ada="# Ada\n", search="# Search\n")
-    assert ("page.md#facts", "Lead", "ada.md") in found
-    assert ("page.md#facts", "Team", "search.md") in found
+    assert ("page.md#office", "Lead", "ada.md") in found
+    assert ("page.md#office", "Team", "search.md") in found
+
+
+def test_sections_about_the_page_have_its_facts(tmp_path):
+    text = "# P\n\n## Key facts\n\n- Lead: Ada\n- Team: Search\n"
+    assert ("page.md", "Lead", "Ada") in facts(tmp_path, text)
 
 
 def test_long_lists_take_linear_time(tmp_path):

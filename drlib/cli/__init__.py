@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": ("estimate memory and time of a run", "drlib plan --profile gpu8"),
     "ask": ("research one question", 'drlib ask "What is the currency of Norway?"'),
     "dataset": ("synthesise questions", "drlib dataset --world folder:notes -n 200 --out DIR"),
+    "questions": ("show the words for questions", "drlib questions preview folder:notes"),
     "craft": (
         "let a language model write questions",
         "drlib craft --world cldr -n 9 --url URL --model NAME --out DIR",

@@ -24,21 +24,27 @@ from drlib.files import write_atomic
 from drlib.notebook.display import use_style
 from drlib.questions.escalation import Solver, make_closed_book_solver
 from drlib.questions.export import CONFIGS, VERL, write_folder
-from drlib.questions.families import EXCLUDED_RECIPES, FAMILIES
+from drlib.questions.families import (
+    DOCUMENT_SCHEMES,
+    EXCLUDED_RECIPES,
+    FAMILIES,
+    OF_DOCUMENTS,
+)
 from drlib.questions.quality import build_quality_report, count_split_overlap, save_report
 from drlib.questions.question_set import (
     MAX_DRAWN_RATIO,
     DatasetRequest,
     DatasetResult,
     draw_dataset,
+    find_graph,
     row_to_task,
 )
 from drlib.questions.replies import Replies
 from drlib.validation import require
 from drlib.worlds import load_world
 
-ALL = "all"
-API_KEY, REPLIES = "DRLIB_API_KEY", "replies.jsonl"
+ALL, DEFAULT = "all", "default"
+API_KEY, REPLIES, FACTS = "DRLIB_API_KEY", "replies.jsonl", "facts.jsonl"
 SAMPLING = {"temperature": 1.0}  # each rollout has its own seed
 REPORT, FIGURE, CARD = "quality_report.json", "quality.png", "README.md"
 
@@ -54,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     disable_progress_bars()  # of `datasets`; this command prints a line per block
     try:
         request = _parse_request(args)
-        world = load_world(request.world)
+        world = load_world(request.world, **_reader_options(args))
         solver = _make_closed_book_solver(request, args) if args.closed_book else None
         result = draw_dataset(request, world, args.out, _print_progress, solver)
         _save(request, result, args.out, world)
@@ -82,7 +88,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--world", required=True, help="world, such as cldr or folder:notes")
     parser.add_argument("-n", type=int, required=True, help="number of questions in both splits")
     parser.add_argument(
-        "--families", default=ALL, help=f"{ALL} (default), or some of {','.join(FAMILIES)}"
+        "--families",
+        default=DEFAULT,
+        help=f"some of {','.join(FAMILIES)}; {ALL}; or {DEFAULT}, which is "
+        f"{','.join(OF_DOCUMENTS)} for documents",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder")
     parser.add_argument("--seed", type=int, default=default.seed, help="seed (%(default)s)")
@@ -99,7 +108,8 @@ def _parser() -> argparse.ArgumentParser:
         "--max-share",
         type=float,
         default=default.max_share,
-        help="maximum share of questions with the same answer (%(default)s)",
+        help="maximum share of questions with the same answer (default: 0.02, more if a world has "
+        "few answers)",
     )
     parser.add_argument(
         "--structure",
@@ -108,9 +118,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--plain",
-        action="store_true",
-        help="only questions that a person would ask; there are fewer of them",
+        action=argparse.BooleanOptionalAction,
+        help="only questions that a person would ask; there are fewer of them (default for "
+        "documents)",
     )
+    parser.add_argument(
+        "--endpoint",
+        default="",
+        metavar="URL",
+        help="server of --reader, a model that reads facts from the prose of folder:PATH; only "
+        "quoted facts are kept (key: DRLIB_API_KEY)",
+    )
+    parser.add_argument("--reader", default="", metavar="NAME", help="model name at --endpoint")
     parser.add_argument(
         "--benchmarks",
         nargs="+",
@@ -146,20 +165,45 @@ def _parse_request(args: argparse.Namespace) -> DatasetRequest:
         "--closed-book URL and --model NAME must be given together",
     )
     names = [name.strip() for name in args.families.split(",") if name.strip()]
+    is_document = args.world.startswith(DOCUMENT_SCHEMES)
     return DatasetRequest(
         world=args.world,
         n=args.n,
-        families=tuple(FAMILIES) if names == [ALL] else tuple(dict.fromkeys(names)),
+        families=_choose_families(names),
         seed=args.seed,
         hops=args.hops,
         test_share=args.test_share,
         max_share=args.max_share,
         structure=args.structure,
-        plain=args.plain,
+        plain=is_document if args.plain is None else args.plain,
         benchmarks=tuple(args.benchmarks),
         closed_book=args.model,
         tries=args.tries,
     )
+
+
+def _reader_options(args: argparse.Namespace) -> dict:
+    """Return the arguments of `load_world` for a model that reads facts."""
+    require(
+        bool(args.endpoint) == bool(args.reader),
+        "--endpoint URL and --reader NAME must be given together",
+    )
+    if not args.endpoint:
+        return {}
+    require(args.world.startswith("folder:"), f"--endpoint reads folder:PATH, not {args.world}")
+    return {
+        "endpoint": args.endpoint,
+        "model": args.reader,
+        "api_key": os.environ.get(API_KEY, ""),
+        "replies_path": args.out / FACTS,
+    }
+
+
+def _choose_families(names: list[str]) -> tuple[str, ...]:
+    """Return the named families; empty for the default."""
+    if names == [DEFAULT]:
+        return ()
+    return tuple(FAMILIES) if names == [ALL] else tuple(dict.fromkeys(names))
 
 
 def _make_closed_book_solver(request: DatasetRequest, args: argparse.Namespace) -> Solver:
@@ -191,7 +235,9 @@ def _save(request: DatasetRequest, result: DatasetResult, folder: Path, world) -
         without_triples = write_folder(rows, folder, world)
         splits = {split: [row_to_task(row) for row in part] for split, part in rows.items()}
         tasks = [task for part in splits.values() for task in part]
-        report = build_quality_report(tasks, world, benchmarks=map(Path, request.benchmarks))
+        graph = find_graph(request, world)
+        benchmarks = map(Path, request.benchmarks)
+        report = build_quality_report(tasks, world, benchmarks=benchmarks, graph=graph)
         if len(splits) == 2:
             report["split"] = count_split_overlap(splits["test"], splits["train"])
         save_report(report, folder / REPORT)

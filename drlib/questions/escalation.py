@@ -283,7 +283,7 @@ def _upgrade_task(task: Task, world, seed: int | str, done: Escalation) -> Task 
     for stage, query in run_upgrade_rounds(from_text(task.query), world.graph, rng, 1):
         text = word_question(query, grammar, rng.choice(STYLES))
         if text:
-            harder = make_question_task(world, task.answer, canonicalise(query), text)
+            harder = make_question_task(world, task.target, canonicalise(query), text)
             done.stages[harder.id] = (*done.stages[task.id], stage)
             return harder
     return None

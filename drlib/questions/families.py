@@ -1,10 +1,11 @@
 """Question families: the synthesis recipes that a data set draws from.
 
-Each family is named after its recipe and draws blocks of questions. A block depends only on world,
-family, block number and seed, so a data set can be resumed. Every question is an executed query
-with one answer and no fault (`checks`), an effort of at most `MAX_EFFORT` pages, and natural-
-language wording that is proved to have its meaning, or structured wording where none is.
-`EXCLUDED_RECIPES` gives the recipes that are not families.
+Five families are named after their recipes. Two more are for documents: chains of facts, and
+statements of prose (`document_questions`). Each draws blocks of questions. A block depends only on
+world, family, block number and seed, so a data set can be resumed. Every question is an executed
+query with one answer and no fault (`checks`, for documents `find_lookup_fault`), an effort of at
+most `MAX_EFFORT` pages, and natural-language wording that is proved to have its meaning, or
+structured wording where none is. `EXCLUDED_RECIPES` gives the recipes that are not families.
 """
 
 import random
@@ -15,15 +16,24 @@ from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
+from drlib.questions.chain_wording import ChainWriter, load_overrides
 from drlib.questions.checks import count_coincidences, find_first_fault, measure_effort
+from drlib.questions.document_questions import (
+    draw_chains,
+    draw_statement_questions,
+    find_lookup_fault,
+)
 from drlib.questions.expansion import draft_query, is_identifiable
 from drlib.questions.plainness import measure_strangeness, select_plain_facts
 from drlib.questions.queries import (
+    Proj,
     Query,
     canonicalise,
     evaluate_query,
+    from_text,
     measure_depth,
     to_text,
+    walk,
 )
 from drlib.questions.question_engine import (
     COINCIDENCE_SHARE,
@@ -34,6 +44,7 @@ from drlib.questions.question_engine import (
 )
 from drlib.questions.read_back import load_grammar, word_question
 from drlib.questions.sentences import STYLES
+from drlib.questions.statements import load_statements
 from drlib.questions.webdancer import e2hqa
 from drlib.questions.websailor import Predicate, draw_hard_question, select_rare_seeds
 from drlib.questions.websailor_v2 import (
@@ -58,6 +69,8 @@ EXCLUDED_RECIPES = {
     "agentfounder": "makes text for pre-training, not questions",
     "webdancer's CRAWLQA": "asks about links between pages, which are no facts of the graph",
 }
+OF_DOCUMENTS = ("chain", "prose", "engine")  # default families of a user's own documents
+DOCUMENT_SCHEMES = ("folder:", "live:")
 
 Candidate = tuple[str, Query, str] | None  # answer, query, text ("": not worded yet)
 
@@ -66,11 +79,12 @@ class Family(NamedTuple):
     """A synthesis recipe.
 
     Attributes:
-        draws: function of (world, rng, hops) that yields candidates without end; None: the engine.
+        draws: function of (world, rng, hops) that yields candidates without end; None: the engine
+            and the families of documents, which draw whole blocks.
         help: description for the command line.
     """
 
-    draws: Callable[..., Iterator[Candidate]] | None  # None: the engine draws whole blocks itself
+    draws: Callable[..., Iterator[Candidate]] | None
     help: str
 
 
@@ -114,13 +128,17 @@ def draw_block(
     """
     if family not in FAMILIES:
         raise ValueError(f"unknown family {family!r}: {suggest_name(family, FAMILIES)}")
+    if family in LOOKUPS:
+        return _draw_lookups(family, world, n, random.Random(f"{family}-{seed}-{block}"), hops)
     draws = FAMILIES[family].draws
     if draws is None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             tasks = synthesize_questions(
-                world, n, f"{seed}-{block}", depth=hops, structure=structure, plain=plain
+                world, n, f"{seed}-{block}", depth=max(2, hops), structure=structure, plain=plain
             )
+        if plain and world.scheme == "folder":
+            tasks = [task for task in tasks if _is_natural(task, world)]
         note = "\n".join(str(one.message) for one in caught) if len(tasks) < n else ""
         return Block([(task, "sentences") for task in tasks], note)
     graph = select_facts(world.graph, structure)
@@ -182,6 +200,73 @@ def _collect(
     outcomes = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(4))
     note = f"a block gave {len(questions)} of {n}; draws met: {outcomes or 'nothing at all'}"
     return Block([*questions.values()], note)
+
+
+def _is_natural(task: Task, world) -> bool:
+    """Return True if a person would ask a question about documents in these words."""
+    book = load_grammar(world.graph, world.scheme).book
+    relations = ChainWriter(book, {}).relations
+    query = from_text(task.query)
+    named = [part.relation.removesuffix(" of") for part in walk(query) if isinstance(part, Proj)]
+    return (
+        all(relations[name].form and relations[name].words != "since" for name in named)
+        and "table row" not in task.question
+        and not _is_strange(query, task.question, world)
+    )
+
+
+def make_writer(world) -> ChainWriter:
+    """Return the writer of the chains of a world, with its user's words."""
+    statements = load_statements(world)
+    book = load_grammar(world.graph, world.scheme).book
+    return ChainWriter(book, statements.subjects, statements.words, load_overrides(world))
+
+
+def _draw_lookups(family: str, world, n: int, rng: random.Random, hops: int) -> Block:
+    """Draw up to `n` chains of facts or questions about statements."""
+    if world.graph is None:
+        return Block([], "the world has no facts and no links")
+    statements = load_statements(world)
+    grammar = load_grammar(world.graph, world.scheme)
+    writer = make_writer(world)
+    graph = world.graph if family == "chain" else statements.graph
+    if family == "chain":
+        draws = draw_chains(SimpleNamespace(graph=graph, grammar=grammar), rng, hops)
+    else:
+        draws = draw_statement_questions(statements, grammar.book.display, rng, hops)
+    questions: dict[str, tuple[Task, Wording]] = {}
+    reasons: Counter[str] = Counter()
+    misses = 0
+    for found in draws:
+        reason = "no draft"
+        if found is not None:
+            answer, query, text = found
+            if not text and isinstance(query, Proj):
+                text = writer.write(query)
+            reason = find_lookup_fault(answer, query, text, graph, hops)
+            if not text:
+                reason = "no wording"
+            elif to_text(query) in questions:
+                reason = "asked before"
+            if not reason:
+                task = make_question_task(world, answer, query, text, graph)
+                questions[to_text(query)] = task, "sentences"
+        reasons[reason] += bool(reason)
+        misses = misses + 1 if reason else 0
+        if len(questions) == n or misses == MISSES:
+            break
+    note = ""
+    if len(questions) < n:
+        outcomes = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(4))
+        note = f"a block gave {len(questions)} of {n}; draws met: {outcomes or 'nothing at all'}"
+    return Block([*questions.values()], note)
+
+
+def choose_families(world: str) -> tuple[str, ...]:
+    """Return the default families of a world by its name: documents, or a large graph."""
+    if world.startswith(DOCUMENT_SCHEMES):
+        return OF_DOCUMENTS
+    return tuple(family for family in FAMILIES if family not in LOOKUPS)
 
 
 def _is_strange(query: Query, text: str, world) -> bool:
@@ -286,4 +371,7 @@ FAMILIES = {
         _draw_websailor, "facts said vaguely, until a search does not find the answer"
     ),
     "websailor_v2": Family(_draw_websailor_v2, "cycles and bridges of dense subgraphs"),
+    "chain": Family(None, "chains of one to three facts, each with a single value"),
+    "prose": Family(None, "statements of sentences: subjects, dates, names, numbers, definitions"),
 }
+LOOKUPS = ("chain", "prose")

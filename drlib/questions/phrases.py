@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from drlib.worlds.graph import VALUE, Graph, Node, inverse
+from drlib.worlds.joining import SAME
 from drlib.worlds.territories import TAKE_AN_ARTICLE, WITH_ARTICLE
 
 # verb -> present and past participle
@@ -76,7 +77,14 @@ OWN_NAMES = frozenset(
 )
 TRADED = frozenset("project tool library class function".split())
 PLAIN_FOLDERS = frozenset("docs doc notes pages content src wiki about misc".split())
+SITE = re.compile(r"(?:: | - | – | \| )$")  # ends the name of a site before that of a page
 TYPES = frozenset(("type", "Type", "kind"))  # relations that only state the kind of a page
+
+
+@lru_cache(maxsize=1)
+def load_words() -> Mapping[str, str]:
+    """Return name -> words, separated by spaces, of words.yaml."""
+    return yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 
 
 def to_past(phrase: str) -> str:
@@ -556,23 +564,34 @@ class Phrasebook:
             return name_page(shown, self.kind(title))
         return NAMES.get(node.kind, "{x}").format(x=shown)
 
+    def display(self, title: str) -> str:
+        """Return what a person calls `title`: a heading or first cell, else the title itself."""
+        if not self.is_folder or title not in self.graph.nodes:
+            return title
+        return self._shorten_title(title)
+
     def _shorten_title(self, title: str) -> str:
         """Return a page's heading or a row's first cell if it is unique, else the title."""
         node = self.graph.nodes[title]
         headings = self.graph.values(title, "heading")
         short = ""
-        if len(headings) == 1:
+        if len(headings) == 1 and "" not in headings:
             (short,) = headings
-        elif node.aliases and title.endswith(f": {node.aliases[0]}"):
-            short = node.aliases[0]
+            names = [name for name in node.aliases if SITE.search(short[: -len(name)])]
+            short = next((name for name in names if short.endswith(name)), short)
+        elif node.aliases and (node.kind == "page" or title.endswith(f": {node.aliases[0]}")):
+            short = node.aliases[0]  # a title in the front matter, or a first cell
         return short if self._holders.get(short) == 1 else title
 
     @cached_property
     def _holders(self) -> dict[str, int]:
-        """Return name -> number of things with that title, alias or heading."""
+        """Return name -> number of things with that title, alias or heading.
+
+        A row that is the same thing as another one is not counted.
+        """
         found: dict[str, int] = {}
         for node in self.graph.nodes.values():
-            if node.kind != VALUE:
+            if node.kind != VALUE and not self.graph.values(node.title, SAME):
                 headings = self.graph.values(node.title, "heading")
                 for name in {node.title, *node.aliases, *headings}:
                     found[name] = found.get(name, 0) + 1

@@ -18,6 +18,7 @@ from pathlib import Path
 from drlib.files import read_json_lines, write_atomic
 from drlib.questions.checks import count_coincidences, find_faults
 from drlib.questions.queries import (
+    Proj,
     Query,
     canonicalise,
     evaluate_query,
@@ -60,6 +61,7 @@ def build_quality_report(
     against: Sequence[Task] = (),
     benchmarks: Iterable[Path] = (),
     searched: int = 200,
+    graph: Graph | None = None,
 ) -> dict:
     """Return the quality report of `tasks`; rates are in [0, 1].
 
@@ -69,6 +71,7 @@ def build_quality_report(
         against: the other side of the split; shared answers and queries are counted.
         benchmarks: local files (JSON, JSON lines, CSV or text) that must not contain a question.
         searched: number of questions used as search texts.
+        graph: the facts of the queries; None: those of the world.
 
     Raises:
         ValueError: there is no task, or a task has no query.
@@ -79,17 +82,18 @@ def build_quality_report(
             "the report needs questions with queries: make them with "
             "synthesize_questions(world, n, seed)"
         )
+    graph = graph or world.graph
     queries = [from_text(task.query) for task in tasks]
     forms = [to_text(canonicalise(query)) for query in queries]
     texts = [task.question for task in tasks]
-    by_sets = partial(evaluate_query, graph=world.graph)
+    by_sets = partial(evaluate_query, graph=graph)
     parts = [part for query in queries for part in walk(query) if not isinstance(part, str)]
     return {
         "world": world.name,
         "version": world.version,
         "questions": len(tasks),
-        "by_sets": _measure_faults(tasks, queries, world.graph, None),
-        "by_sql": _measure_faults(tasks, queries, world.graph, SqlEngine(world.graph)),
+        "by_sets": _measure_faults(tasks, queries, graph, None),
+        "by_sql": _measure_faults(tasks, queries, graph, SqlEngine(graph)),
         "depth": _count(measure_depth(query) for query in queries),
         "constants": _count(len(list_constants(query)) for query in queries),
         "coincidences": _compute_share(count_coincidences(query, by_sets) > 0 for query in queries),
@@ -108,6 +112,13 @@ def build_quality_report(
     }
 
 
+def is_chain(query: Query) -> bool:
+    """Return True if `query` follows relations from a single title."""
+    while isinstance(query, Proj):
+        query = query.of
+    return isinstance(query, str)
+
+
 def get_shape(query: Query) -> list | str:
     """Return the query without its names: nested class names, parts sorted."""
     if isinstance(query, str):
@@ -120,7 +131,7 @@ def measure_search_rates(tasks: Sequence[Task], world) -> dict[str, float]:
     places = []
     for task in tasks:
         titles = [hit.title for hit in world.search(task.question, 5)]
-        places.append(titles.index(task.answer) + 1 if task.answer in titles else math.inf)
+        places.append(titles.index(task.target) + 1 if task.target in titles else math.inf)
     return {f"@{k}": round(sum(place <= k for place in places) / len(tasks), 4) for k in (1, 5)}
 
 
@@ -221,10 +232,16 @@ def _measure_faults(
     tasks: Sequence[Task], queries: Sequence[Query], graph: Graph, engine: SqlEngine | None
 ) -> dict[str, float]:
     """Return the share of tasks with each fault; `engine` None uses set algebra."""
-    found = Counter(fault for query in queries for fault in find_faults(query, graph, engine))
+    found: Counter[str] = Counter()
+    for query in queries:
+        if is_chain(query):  # of one hop or more, so only its answer must be unique
+            answers = engine.answers(query) if engine else evaluate_query(query, graph)
+            found["not unique"] += len(answers) != 1
+        else:
+            found.update(find_faults(query, graph, engine))
     for task, query in zip(tasks, queries, strict=True):
         answers = engine.answers(query) if engine else evaluate_query(query, graph)
-        found["wrong answer"] += answers != {task.answer}
+        found["wrong answer"] += answers != {task.target}
         found["told"] += any(mentions(task.question, name) for name in (task.answer, *task.aliases))
     return {name: round(found[name] / len(tasks), 6) for name in QUESTION_FAULTS}
 

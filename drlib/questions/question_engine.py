@@ -22,7 +22,7 @@ from drlib.questions.checks import (
     measure_effort,
 )
 from drlib.questions.expansion import Bars, add_hop, draft_query, has_explanation, is_identifiable
-from drlib.questions.phrases import TYPES
+from drlib.questions.phrases import TYPES, format_date
 from drlib.questions.plainness import MAX_CONDITIONS, measure_strangeness, select_plain_facts
 from drlib.questions.queries import (
     Query,
@@ -531,9 +531,27 @@ def _word_query(query: Query, world, number: int, presentation: _Presentation) -
     return word_question(query, grammar, styles[number % len(styles)]) or ""
 
 
-def make_question_task(world, answer: str, query: Query, question: str) -> Task:
-    """Return the task of a worded query; `answer` is a page of `world`."""
+def make_question_task(
+    world, target: str, query: Query, question: str, graph: Graph | None = None
+) -> Task:
+    """Return the task of a worded query.
+
+    The answer is what a person calls `target`; its title in the graph stays an alias.
+
+    Args:
+        world: the world of the question.
+        target: node that the query finds.
+        query: the query.
+        question: its wording.
+        graph: the facts of the query; None: those of the world.
+    """
+    graph = graph or world.graph
     hops, text = measure_depth(query), to_text(query)
+    answer = target
+    if world.scheme == "folder":
+        answer = load_grammar(world.graph, world.scheme).book.display(target)
+        answer = (graph.is_value(target) and format_date(target)) or answer
+    names = dict.fromkeys([target, *graph.nodes[target].aliases])
     return Task(
         f"search-h{hops}-{digest_text(f'{world.version}|{text}')}",
         question,
@@ -541,10 +559,11 @@ def make_question_task(world, answer: str, query: Query, question: str) -> Task:
         "search",
         world.version,
         hops,
-        aliases=world.graph.nodes[answer].aliases,
+        aliases=tuple(name for name in names if name != answer),
         query=text,
         conditions=len(list_constants(query)),
-        answer_type="text",
+        answer_type="auto" if graph.is_value(target) else "text",
+        page=target if target != answer else "",
     )
 
 

@@ -8,6 +8,7 @@ question. Each row lists its facts with the page lines that show them.
 """
 
 import json
+import math
 import random
 import re
 from collections import Counter, defaultdict
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drlib.files import read_json_lines, write_atomic, write_json_lines
+from drlib.questions.chain_wording import load_overrides
 from drlib.questions.checks import find_neighbours, measure_effort
 from drlib.questions.escalation import Solver, measure_pass_rates
-from drlib.questions.families import FAMILIES, draw_block
+from drlib.questions.families import FAMILIES, LOOKUPS, choose_families, draw_block
 from drlib.questions.quality import find_contaminated, find_near_duplicates
 from drlib.questions.queries import (
     And,
@@ -38,7 +40,9 @@ from drlib.questions.queries import (
     from_text,
     list_constants,
     parse_numbers,
+    walk,
 )
+from drlib.questions.statements import is_statement, load_statements
 from drlib.questions.wording import mentions
 from drlib.registry import suggest_name
 from drlib.task import Task, normalise_answer
@@ -263,6 +267,9 @@ def _orient_fact(start: str, relation: str, value: str) -> Fact:
 def find_quote(fact: Fact, world) -> Quote | None:
     """Return the page line that shows `fact` (on the subject's page first), or None."""
     subject, relation, value = fact
+    if is_statement(relation):
+        one = load_statements(world).by_fact.get(fact)
+        return Quote(one.sentence, world.page(one.page).url, one.page) if one else None
     for title, name, other in ((subject, relation, value), (value, inverse(relation), subject)):
         if world.find(title) != title:
             continue
@@ -296,6 +303,9 @@ def _find_line(text: str, relation: str, value: str) -> str:
     return next(fitting, "")
 
 
+MAX_SHARE = 0.02  # of the questions with one answer
+OVER_AVERAGE = 1.5  # questions of one answer per average number, if there are few answers
+SAME_PATTERN = 0.06  # share of the questions with one sequence of relations that come first
 BLOCK = 100  # largest number of questions per block
 SPARE = 1.3  # questions drawn in the first round per requested question
 MIN_NEW_SHARE = 0.1  # share of a block; a family with fewer new questions is exhausted
@@ -311,9 +321,11 @@ class DatasetRequest:
 
     Attributes:
         n: number of questions on both sides.
+        families: keys of `FAMILIES`; empty: those of `choose_families`.
         hops: largest number of hops.
         test_share: share of test questions.
-        max_share: largest share of `n` with one answer (at least one question).
+        max_share: largest share of `n` with one answer, at least one question. None: `MAX_SHARE`,
+            or more if the world has too few answers for it (`OVER_AVERAGE`).
         structure: also ask about links and sections of folders.
         plain: ask as a person would (`families.draw_block`).
         benchmarks: files that must not contain a question.
@@ -327,11 +339,11 @@ class DatasetRequest:
 
     world: str
     n: int
-    families: tuple[str, ...] = tuple(FAMILIES)
+    families: tuple[str, ...] = ()
     seed: int = 0
     hops: int = 3
     test_share: float = 0.2
-    max_share: float = 0.02
+    max_share: float | None = None
     structure: bool = False
     plain: bool = False
     benchmarks: tuple[str, ...] = ()
@@ -340,14 +352,17 @@ class DatasetRequest:
 
     def __post_init__(self) -> None:
         require(self.n >= 1, f"a data set has at least 1 question, not {self.n}")
-        require(self.hops >= 2, f"questions have at least 2 hops, not {self.hops}")
+        least = 1 if {*self.families} <= {*LOOKUPS} else 2
+        require(self.hops >= least, f"hops must be {least} or more, not {self.hops}")
         for name in ("test_share", "max_share"):
             share = getattr(self, name)
-            require(0 <= share < 1, f"{name} must be at least 0 and below 1, not {share}")
+            is_valid = share is None or 0 <= share < 1
+            require(is_valid, f"{name} must be at least 0 and below 1, not {share}")
         require(
             self.tries >= 1, f"the closed-book model answers at least once, not {self.tries} times"
         )
-        require(bool(self.families), f"name a family. Known: {', '.join(FAMILIES)}")
+        if not self.families:
+            object.__setattr__(self, "families", choose_families(self.world))
         for name in self.families:
             require(name in FAMILIES, f"unknown family {name!r}: {suggest_name(name, FAMILIES)}")
         for path in self.benchmarks:
@@ -359,10 +374,12 @@ class DatasetRequest:
         """Return the number of questions per block."""
         return max(1, min(BLOCK, round(SPARE * self.n / len(self.families))))
 
-    @property
-    def quota(self) -> int:
-        """Return the largest number of questions with one answer."""
-        return max(1, int(self.max_share * self.n))
+    def quota(self, answers: int) -> int:
+        """Return the largest number of questions with one of `answers` different answers."""
+        if self.max_share is not None:
+            return max(1, int(self.max_share * self.n))
+        average = math.ceil(OVER_AVERAGE * self.n / max(1, answers))
+        return max(1, int(MAX_SHARE * self.n), average if answers < self.n else 1)
 
 
 class Assembly(NamedTuple):
@@ -434,7 +451,7 @@ def draw_dataset(
             tell(f"block {number} of {family}: {len(rows)} questions")
         # more questions may split worse: keep the largest assembly
         asked = rates if wish.closed_book else None
-        made = assemble(pieces, wish, world.graph, asked)
+        made = assemble(pieces, wish, find_graph(wish, world), asked)
         assembly = max(made, assembly, key=lambda one: one.size)
         tell(f"{assembly.size} of {wish.n} questions are in the data set")
         live = [family for family in live if _is_productive(pieces[family], number, wish)]
@@ -451,7 +468,13 @@ def _claim_folder(folder: Path, wish: DatasetRequest, world) -> None:
     for path in folder.rglob(".*.partial"):
         if path.is_file():
             path.unlink()
-    own = json.loads(json.dumps(asdict(wish) | {"world_version": world.version}))
+    words = load_overrides(world)._asdict()
+    own = (
+        asdict(wish)
+        | {"world_version": world.version}
+        | ({"words": words} if any(words.values()) else {})
+    )
+    own = json.loads(json.dumps(own))
     path = folder / SETTINGS
     if not path.exists():
         write_atomic(path, json.dumps(own, indent=1, ensure_ascii=False) + "\n")
@@ -487,10 +510,11 @@ def _load_or_draw_piece(
         block = draw_block(
             family, world, wish.block, wish.seed, number, wish.hops, wish.structure, wish.plain
         )
+        graph = find_graph(wish, world)
         rows = [
-            _make_row(task, wording, family, number, world) | {"evidence": evidence}
+            _make_row(task, wording, family, number, graph, evidence) | {"evidence": evidence}
             for task, wording in block.questions
-            if (evidence := _find_evidence(task, world))
+            if (evidence := _find_evidence(task, world, graph))
         ]
         unshown = len(block.questions) - len(rows)
         notes = [f"{unshown} questions rest on a fact that no page shows"] if unshown else []
@@ -499,30 +523,42 @@ def _load_or_draw_piece(
     return rows, head["note"]
 
 
-def _find_evidence(task: Task, world) -> list[dict]:
+def find_graph(wish: DatasetRequest, world) -> Graph:
+    """Return the graph of the questions: with the statements of prose if they are asked about."""
+    return load_statements(world).graph if "prose" in wish.families else world.graph
+
+
+def _find_evidence(task: Task, world, graph: Graph) -> list[dict]:
     """Return each used fact with its quote; empty if a fact has no quote."""
-    facts = sorted(find_used_facts(from_text(task.query), world.graph))
+    facts = sorted(find_used_facts(from_text(task.query), graph))
     quotes = [find_quote(fact, world) for fact in facts]
     if None in quotes:
         return []
     return [one._asdict() | {"fact": [*fact]} for fact, one in zip(facts, quotes, strict=True)]
 
 
-def _make_row(task: Task, wording: str, family: str, number: int, world) -> dict:
+def _make_row(
+    task: Task, wording: str, family: str, number: int, graph: Graph, evidence: list[dict]
+) -> dict:
     """Return the row of a task."""
+    pages: float = len({quote["chunk"] for quote in evidence})
+    if family not in LOOKUPS:
+        pages = measure_effort(from_text(task.query), graph)
     return {
         "id": task.id,
         "question": task.question,
         "answer": task.answer,
+        "page": task.page,
         "aliases": [*task.aliases],
         "query": task.query,
         "difficulty": {
             "look_ups": task.hops,
             "conditions": task.conditions,
-            "pages": measure_effort(from_text(task.query), world.graph),
+            "pages": pages,
         },
         "family": family,
         "wording": wording,
+        "answer_type": task.answer_type,
         "world": task.world,
         "block": number,
     }
@@ -541,7 +577,8 @@ def row_to_task(row: dict) -> Task:
         aliases=tuple(row["aliases"]),
         query=row["query"],
         conditions=difficulty["conditions"],
-        answer_type="text",  # the answer is a page
+        answer_type=row["answer_type"],
+        page=row["page"],
     )
     return replace(task, closed_book=row.get("closed_book"))
 
@@ -574,12 +611,13 @@ def assemble(
         ("in a benchmark", lambda some: _drop_benchmarks(some, wish.benchmarks)),
         (NOT_JUDGED, lambda some: _add_rates(some, rates) if rates else some),
         (FROM_MEMORY, lambda some: [row for row in some if not row.get("closed_book")]),
-        ("its answer has its share", lambda some: _apply_quota(some, wish.quota)),
+        ("its answer has its share", lambda some: _apply_quota(some, wish)),
     ):
         kept = keep(rows)
         dropped += _count(rows, reason)
         dropped -= _count(kept, reason)
         rows = kept
+    rows = _put_repetition_last(rows, wish.n)
     split = split_by_graph(
         [_find_dependencies(row, graph) for row in rows], wish.test_share, wish.seed
     )
@@ -639,8 +677,33 @@ def _add_rates(rows: Sequence[dict], rates: Callable) -> list[dict]:
     return kept
 
 
-def _apply_quota(rows: list[dict], quota: int) -> list[dict]:
+def _put_repetition_last(rows: list[dict], n: int) -> list[dict]:
+    """Return the rows with those that repeat a pattern or a fact of earlier ones at the end.
+
+    A pattern is a sequence of relations. The families that ask about shared facts are not sorted.
+    """
+    limit = max(2, math.ceil(SAME_PATTERN * n))
+    patterns: Counter[tuple[str, ...]] = Counter()
+    facts: Counter[tuple[str, ...]] = Counter()
+    first, last = [], []
+    for row in rows:
+        if row["family"] not in LOOKUPS:
+            first.append(row)
+            continue
+        query = from_text(row["query"])
+        pattern = tuple(part.relation for part in walk(query) if isinstance(part, Proj))
+        used = [(one["quote"], one["chunk"]) for one in row["evidence"]]
+        is_repeated = patterns[pattern] >= limit or all(facts[fact] for fact in used)
+        (last if is_repeated else first).append(row)
+        if not is_repeated:
+            patterns[pattern] += 1
+            facts.update(used)
+    return first + last
+
+
+def _apply_quota(rows: list[dict], wish: DatasetRequest) -> list[dict]:
     """Drop the rows whose answer has reached its quota."""
+    quota = wish.quota(len({normalise_answer(row["answer"]) for row in rows}))
     used: Counter[str] = Counter()
     kept = []
     for row in rows:
@@ -656,5 +719,6 @@ def _find_dependencies(row: dict, graph: Graph) -> Dependencies:
     named = frozenset(list_constants(from_text(row["query"])))
     facts = frozenset(tuple(one["fact"]) for one in row["evidence"])
     ends = {end for subject, _, value in facts for end in (subject, value)}
-    around = find_neighbours(row["answer"], graph)
-    return Dependencies(row["answer"], tuple(row["aliases"]), named, named | ends, facts, around)
+    target = row["page"] or row["answer"]
+    around = find_neighbours(target, graph)
+    return Dependencies(target, tuple(row["aliases"]), named, named | ends, facts, around)

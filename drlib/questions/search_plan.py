@@ -103,11 +103,11 @@ def can_solve(task: Task, world: SmallWorld, results: int, max_calls: int) -> bo
         hits = world.search(step.query(titles), results)
         pages = {hit.title: split_facts(hit.snippet) for hit in hits}
         value = step.read(pages, titles)
-        is_early = number < len(steps) and task.answer in pages
+        is_early = number < len(steps) and task.target in pages
         if value is None or is_early:
             return False
         found.append(value)
-    return found[-1] == task.answer
+    return found[-1] == task.target
 
 
 def parse_pages(observation: str) -> Pages:

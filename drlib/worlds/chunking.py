@@ -16,7 +16,7 @@ Not implemented: rst tables.
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -67,7 +67,32 @@ LONGEST_VALUE = 8  # words of a list's value; longer ones are sentences
 GENERIC_HEADERS = {
     *(VALUE, "page", "section", "", "name", "title", "item", "entry", "key", "id", "identifier"),
     *("no", "no.", "number", "nr", "#", "row", "label", "code", "full name", "designation"),
+    *("type", "kind", "class", "category", "who"),
 }
+PERSON_HEADERS = frozenset("name|full name|who|person|employee|staff|member|contact".split("|"))
+# tables of two columns whose rows are properties of the page
+PROPERTY_HEADERS = frozenset(
+    "property properties attribute field spec specification feature parameter characteristic key "
+    "detail fact what feature figure benefit fee limit charge cost metric measure setting "
+    "term".split()
+) | {""}
+VALUE_HEADERS = frozenset(
+    "value values data detail details specification content amount amounts rate limit fee".split()
+) | {""}
+# a first column that does not name the rows, and a later one that does
+OTHER_COLUMNS = frozenset(
+    "author authors date year week day no nr id sku code number # index rank position when".split()
+) | {"article no", "article number", "item no", "part no", "published"}
+NAMING_COLUMNS = frozenset("name title product item model book paper article course event".split())
+# sections that describe the page's subject
+ABOUT_PAGE = re.compile(
+    r"(?i)(?:technical |key |quick |at a )?(?:specifications?|specs?|data|facts?|details?|overview|"
+    r"properties|profile|summary|glance|about|information|info|general|dimensions)"
+)
+PERSON = re.compile(
+    r"[A-Z][\w’'-]+(?: [A-Z]\.)?(?: (?:van|de|von|der|da|del))?(?: [A-Z][\w’'-]+){1,2}"
+)
+PERSON_SHARE = 0.8  # of the rows of a table of persons
 PLURAL = re.compile(r"(?:(?<=[^aeiou])(ie)s|(?<=ss|ch|sh)es|(?<=x)es|(?<=[^su'])s)$")
 DETERMINERS = ("our", "the", "all", "my", "list", "of")
 PIECE = re.compile(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{{CHUNK}}}")  # cut at line ends if possible
@@ -83,6 +108,7 @@ def chunk_file(source: str, text: str) -> Part:
     text = drop_data(re.sub("\r\n?", "\n", text).replace(FENCED, ""))
     file = _FileChunks(source, find_definitions(text))
     if file.is_flat:
+        file.names += _first_line(text)
         file.add_section(Section(0, "", "", [text]))
     else:
         rows, kept, text = _front_matter(source, text)
@@ -95,6 +121,13 @@ def chunk_file(source: str, text: str) -> Part:
         for section in others:
             file.add_section(section)
     return file.part()
+
+
+def _first_line(text: str) -> list[str]:
+    """Return the first line of a plain text if it looks like a title."""
+    first, _, rest = text.strip().partition("\n")
+    is_title = 0 < len(first) <= CELL and first[-1] not in ".:;,!?" and first[:1].isupper()
+    return [first.strip()] if is_title and rest.startswith("\n") else []
 
 
 class Section(NamedTuple):
@@ -143,12 +176,13 @@ class _FileChunks:
         self.facts.append((title, "heading", heading))
         names = [*section.labels]
         if title == self.source:
-            names += [heading, *self.names]
+            names += [*([] if self.is_flat else [heading]), *self.names]
         names = [name for name in names if HAS_LETTER.search(name) and len(name) <= CELL]
         self._add_pieces(title, heading, body, tuple(dict.fromkeys(map(one_line, names))))
         if not self.is_flat:
-            self._add_tables(title, heading, body)
-            self.facts += [(title, *pair) for pair in _list_facts(self.source, body)]
+            about = self.source if ABOUT_PAGE.fullmatch(heading) else title
+            self._add_tables(title, heading, body, about)
+            self.facts += [(about, *pair) for pair in _list_facts(self.source, body)]
 
     def _add_pieces(self, title: str, heading: str, body: str, names: tuple[str, ...]) -> None:
         pieces = PIECE.findall(body) or [""]
@@ -169,11 +203,19 @@ class _FileChunks:
             kind = "page" if name == self.source else "section"
             self.nodes.append(Node(name, kind, names if number == 1 else ()))
 
-    def _add_tables(self, title: str, heading: str, body: str) -> None:
-        for header, first, cells in _table_rows(self.source, body):
-            kind = _row_kind(
-                header, heading, posixpath.splitext(posixpath.basename(self.source))[0]
-            )
+    def _add_tables(self, title: str, heading: str, body: str, about: str) -> None:
+        rows = [*_turn_tables(_table_rows(self.source, body))]
+        names_people = _are_persons([first for _, first, _ in rows])
+        for header, first, cells in rows:
+            if _is_property(self.source, header, first, cells):
+                relation = relation_name(first)
+                self.facts += [(about, relation, v) for _, v in cells if len(v) <= CELL]
+                continue
+            stem = posixpath.splitext(posixpath.basename(self.source))[0]
+            columns = {column.casefold() for column, _ in cells}
+            kind = _row_kind(header, columns, heading, stem)
+            if header.casefold() in PERSON_HEADERS and names_people:
+                kind = "person"
             name = self._unique_title(f"{title}: {first}")
             text = f"{first}, in a table of [{title}](folder:{title})."
             long = [f"{column}: {cell}" for column, cell in cells if len(cell) > CELL]
@@ -275,23 +317,80 @@ def _table_rows(source: str, body: str) -> Iterator[tuple[str, str, list[tuple[s
         head, _, *rows = [
             [_cell(source, cell) for cell in re.split(r"(?<!\\)\|", line)] for line in lines
         ]
+        longest = CELL if file_suffix(source) not in TABLES else LONGEST_CELL
+        named = _find_naming_column(head, rows)
+        head, *rows = [[row[named], *row[:named], *row[named + 1 :]] for row in (head, *rows)]
         columns = [relation_name(column) for column in head]
-        if _is_clean(columns, rows, CELL if file_suffix(source) not in TABLES else LONGEST_CELL):
+        if _is_clean(columns, rows, longest):
             for first, *cells in rows:
                 pairs = zip(columns[1:], cells, strict=True)
                 yield columns[0], first, [(name, v) for name, cell in pairs for v in _values(cell)]
 
 
-def _row_kind(header: str, *titles: str) -> str:
+Row = tuple[str, str, list[tuple[str, str]]]
+
+
+def _turn_tables(rows: Iterable[Row]) -> Iterator[Row]:
+    """Turn tables of properties: with the columns "Property, Lamp, Torch" the rows are lamps."""
+    for (header, columns), some in groupby(rows, lambda row: (row[0], _columns(row))):
+        is_turned = header.casefold() in PROPERTY_HEADERS - {""} and len(columns) > 1
+        if not is_turned or {column.casefold() for column in columns} & VALUE_HEADERS:
+            yield from some
+            continue
+        cells = [(relation_name(first), dict(pairs)) for _, first, pairs in some]
+        for column in columns:
+            yield "", column, [(name, row[column]) for name, row in cells if column in row and name]
+
+
+def _columns(row: Row) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(column for column, _ in row[2]))
+
+
+def _find_naming_column(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return the index of the column that names the rows: the first one, or "Product" after an id.
+
+    Rows are not named by a number, a person or a date if a later column has their name.
+    """
+    header = re.sub(r"[\W_]+", " ", head[0]).strip().casefold() if head else ""
+    is_other = header in OTHER_COLUMNS or header.split()[-1:] in (["no"], ["number"], ["id"])
+    if not is_other or any(len(row) != len(head) for row in rows):
+        return 0
+    for number, column in enumerate(head[1:], 1):
+        cells = [row[number] for row in rows]
+        is_unique = len(set(cells) - {""}) == len(rows)
+        if column.casefold() in NAMING_COLUMNS and is_unique and all(map(HAS_LETTER.search, cells)):
+            return number
+    return 0
+
+
+def _is_property(source: str, header: str, first: str, cells: list[tuple[str, str]]) -> bool:
+    """Return True if a row gives a property of the page and its value, not a thing."""
+    columns = {column.casefold() for column, _ in cells}
+    words = {*re.findall(r"[a-z]+", header.casefold())}
+    words = {PLURAL.sub(lambda m: "y" if m[1] else "", word) for word in words} or {""}
+    is_pair = bool(words & PROPERTY_HEADERS) and len(columns) == 1
+    is_named = relation_name(first) != "" and not relation_name(first).endswith(" of")
+    return is_pair and columns <= VALUE_HEADERS and is_named and file_suffix(source) not in TABLES
+
+
+def _are_persons(names: Sequence[str]) -> bool:
+    """Return True if most names of a table's rows are two or three capitalised words."""
+    found = [PERSON.fullmatch(name) is not None for name in names]
+    return len(found) > 1 and sum(found) >= PERSON_SHARE * len(found)
+
+
+def _row_kind(header: str, columns: set[str], *titles: str) -> str:
     """Return the kind of a table's rows: its first header, or the noun of a plural title.
 
     "Name" is no kind, but a table "Offices" has offices. The kinds of pages are reserved.
     """
-    kind = header.casefold()
+    kind = header.casefold().replace("_", " ")
+    if kind in ("title", "book") and columns & {"author", "authors"}:
+        return "paper" if columns & {"journal", "conference", "venue"} else "book"
     if kind not in GENERIC_HEADERS:
         return kind
     for title in titles:
-        words = re.findall(r"[^\W\d_]+", title.casefold())
+        words = re.findall(r"[^\W\d_]+", title.rpartition(":")[2].casefold())
         words = [word for word in words if word not in DETERMINERS]
         noun = PLURAL.sub(lambda m: "y" if m[1] else "", words[-1]) if words else ""
         if len(words) <= 3 and noun != (words or [""])[-1] and noun not in GENERIC_HEADERS:

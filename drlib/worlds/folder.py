@@ -24,7 +24,8 @@ from drlib.worlds.reading import MAX_FILE, OUTLINES, Parser, Unreadable, require
 from drlib.worlds.store import Changes, Part, Skip, Store
 from drlib.worlds.triples import TripleExtractor
 
-VERSION = "6"  # version of `chunk_file`, part of every stamp
+WORDS_FILE = "drlib.yaml"  # a user's words for questions (`drlib questions preview`), not a page
+VERSION = "7"  # version of `chunk_file`, part of every stamp
 NOT_ENTERED = f"{VERSION} None"  # the stamp of a folder that is not entered
 TIMEOUT_S = 60.0  # for one file
 # Suffix of the file of model replies (JSON lines); not a file type that is read.
@@ -133,6 +134,8 @@ def _files(folder: Path) -> dict[str, tuple[str, Path]]:
             if name.startswith(".") or os.path.islink(os.path.join(root, name))
         ]
         folders[:] = [name for name in folders if name not in skipped_folders]
+        if root == os.fspath(folder):
+            files = [name for name in files if name != WORDS_FILE]
         for name in files:
             with suppress(FileNotFoundError):  # deleted in the meantime
                 path = Path(root, name)

@@ -17,7 +17,7 @@ Not implemented: names inside running text, and names with another spelling.
 import json
 import posixpath
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from drlib.worlds.chunking import NAMING
@@ -35,6 +35,7 @@ SAME = "same as"
 INDEXES = ("index", "readme", "_index")  # files that represent their folder
 NUMBER = re.compile(r"(?:^|(?<=/))\d+[-_. ]+(?=[^/])")  # sorting prefix, not part of links
 LEADING_ID = re.compile(r"(\d{6,14}[a-z]?)(?![^\W_])")  # Zettelkasten id: "202101010000 Ideas"
+SITE_PAGES, SITE_SHARE = 3, 0.25  # pages that begin with the name of their site, at least
 PAGE_KINDS = ("page", "section")
 
 
@@ -85,6 +86,8 @@ def join_files(store: Store) -> Part:
         named = moved.get(named, named)
         facts.append((about, relation, value if named in (None, about) else named))
     facts += [(row, SAME, first) for row, first in names.find_duplicates()]
+    for title, short in names.short.items():
+        called[title].add(short)
     nodes = [
         Node(title, kind, tuple(dict.fromkeys([*json.loads(aliases), *sorted(called[title])])))
         for title, kind, aliases in store.rows("SELECT title, kind, aliases FROM nodes")
@@ -94,12 +97,33 @@ def join_files(store: Store) -> Part:
 
 
 def _unify_spelling(deferred: list[Fact]) -> list[Fact]:
-    """Spell a column like an equal lower-case key elsewhere: "Owner" becomes "owner"."""
-    known = {relation for _, relation, _ in deferred}
-    return [
-        (subject, small if (small := relation.casefold()) in known else relation, value)
-        for subject, relation, value in deferred
-    ]
+    """Spell a column like an equal key elsewhere: "Owner" and "owner", "item_no" and "Item number".
+
+    Of several spellings the first of these is used: in lower case, without "_" and "no", in
+    alphabetical order.
+    """
+    spellings: dict[str, set[str]] = defaultdict(set)
+    for _, relation, _ in deferred:
+        spellings[_fold_key(relation)].add(relation)
+
+    def rank(relation: str) -> tuple[bool, bool, bool, str]:
+        """Return the sort key of a spelling."""
+        is_short = relation.casefold().endswith(("no", "nr"))
+        return (
+            relation != relation.casefold() or "_" in relation,
+            "_" in relation,
+            is_short,
+            relation,
+        )
+
+    best = {key: min(some, key=rank) for key, some in spellings.items()}
+    return [(subject, best[_fold_key(relation)], value) for subject, relation, value in deferred]
+
+
+def _fold_key(relation: str) -> str:
+    """Return a relation's name in lower case, with spaces and "number"."""
+    words = relation.casefold().replace("_", " ").replace("-", " ")
+    return re.sub(r"(?<= )(?:no|nr|num)\.?$", "number", " ".join(words.split()))
 
 
 class _Names:
@@ -129,6 +153,9 @@ class _Names:
             else:
                 for name in filter(_is_name, names):
                     self._rows[name].append(title)
+        self.short = _find_short_names(store)  # page -> heading without the site's name
+        for title, short in self.short.items():
+            self._called[_fold(short)].add(title)
         sql = "SELECT subject, value FROM facts WHERE relation = 'heading' AND subject LIKE '%#%'"
         for title, heading in store.rows(sql):
             self._sections[_fold(heading)].add(title)
@@ -223,6 +250,19 @@ class _Names:
                 moved[row] = first
                 known.update(more)
         return moved
+
+
+def _find_short_names(store: Store) -> dict[str, str]:
+    """Return page -> heading without the words that most headings begin with ("Acme: Lamp")."""
+    sql = "SELECT subject, value FROM facts WHERE relation = 'heading' AND subject NOT LIKE '%#%'"
+    headings = dict(store.rows(sql))
+    for separator in (": ", " - ", " – ", " | "):
+        parts = {title: heading.split(separator, 1) for title, heading in headings.items()}
+        first = Counter(some[0] for some in parts.values() if len(some) == 2).most_common(1)
+        if first and first[0][1] >= max(SITE_PAGES, SITE_SHARE * len(headings)):
+            site = first[0][0]
+            return {t: some[1] for t, some in parts.items() if some[0] == site and len(some) == 2}
+    return {}
 
 
 def _fold(name: str) -> str:

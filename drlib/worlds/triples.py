@@ -179,7 +179,13 @@ class TripleExtractor:
             is_quote = evidence in text and subject in evidence and value in evidence
             self.counts["kept" if is_quote else "not quoted"] += 1
             if is_quote:
-                found.append((one_line(subject), relation_name(relation), one_line(value)))
+                ends = one_line(subject), one_line(value)
+                is_thing = re.search(r"[^\W\d_]", value)  # not "year of" with "1837"
+                if (
+                    one_line(relation).endswith(" of") and is_thing
+                ):  # "capital of": the object has a capital
+                    ends = ends[::-1]
+                found.append((ends[0], relation_name(relation), ends[1]))
         return found
 
 
