@@ -15,11 +15,9 @@ from typing import NamedTuple
 import yaml
 
 from drlib.questions.phrases import (
-    DONE,
     IRREGULAR,
     LASTING,
     NO_PARTICIPLE,
-    OVER,
     PERSONS,
     VERBS,
     WORKS,
@@ -34,6 +32,9 @@ from drlib.questions.phrases import (
 from drlib.questions.queries import Proj, Query, evaluate_query
 from drlib.questions.statements import (
     BASES,
+    PERSON_VERBS,
+    PRESENT,
+    Statements,
     Subject,
     find_base,
     is_person_name,
@@ -60,8 +61,8 @@ SINGLE_VERBS = frozenset(
 )
 PEOPLE = frozenset(load_words()["agents"].split())
 OF_PERSONS = frozenset(
-    "role|position|job|job title|main job|manager|supervisor|boss|reports to|hired|joined|birthday|"
-    "date of birth|pronouns".split("|")
+    "profession|occupation|role|position|job|job title|main job|manager|supervisor|boss|"
+    "reports to|hired|joined|birthday|date of birth|pronouns".split("|")
 )
 OF_DOCUMENTS = frozenset("owner author updated reviewed version status".split())
 OF_PRODUCTS = frozenset(
@@ -74,6 +75,12 @@ NO_NOUNS = frozenset(
 )
 TIMES = frozenset("date day year start end deadline due since opening closing launch".split())
 TIME_KINDS = ("week", "day", "month", "year", "date", "time", "hour", "step", "session")
+LASTING_BY = frozenset(  # "owned by" is still so; "designed by" is over
+    "owned managed headed run led governed maintained supervised covered read taught".split()
+)
+INTRANSITIVE = frozenset(
+    "graduated moved retired arrived returned emigrated resigned lived worked studied died".split()
+)
 MEMBERS = ("member", "employee", "participant", "attendee", "player", "resident", "student")
 ACRONYMS = ("sku", "id", "url", "isbn", "ean", "mpn", "vat", "cpu", "ram", "rpm", "pin", "iban")
 GROUPS = ("team", "department", "group", "unit", "division")
@@ -173,22 +180,21 @@ class ChainWriter:
 
     Args:
         book: nouns and names of the world.
-        subjects: title -> subject of pages (`statements.Statements.subjects`), for their kinds.
-        words: common words, which begin no name of a person.
+        statements: what the pages state, for kinds, articles and common words; None: unknown.
         overrides: the user's words.
     """
 
     def __init__(
         self,
         book: Phrasebook,
-        subjects: Mapping[str, Subject],
-        words: frozenset[str] = frozenset(),
+        statements: Statements | None = None,
         overrides: Overrides = Overrides(),  # noqa: B008 - immutable
     ):
         self.book = book
         self.graph = book.graph
-        self._subjects = subjects
-        self._words = words
+        self._subjects: Mapping[str, Subject] = statements.subjects if statements else {}
+        self._words = statements.words if statements else frozenset()
+        self._find_article = statements.find_article if statements else lambda name: ""
         self._overrides = overrides
 
     def write(self, query: Proj) -> str:
@@ -250,15 +256,17 @@ class ChainWriter:
         if relation.form == "noun":
             return f"the {relation.words} of {operand}"
         if relation.form == "by":
-            who = "person who" if self.is_person(found) else f"{noun or relation.words} that"
+            if not noun and not self.is_person(found):
+                return ""
+            who = "person who" if self.is_person(found) else f"{noun} that"
             return f"the {who} {self._by(relation)} {operand}"
         if relation.form == "place" and relation.preposition in WHERE:
             be = self._be(relation)
             where = "where" if relation.preposition == "at" else f"{relation.preposition} which"
             return f"the {noun or 'place'} {where} {operand} {be} {relation.verb}"
         if relation.form in ("verb", "past"):
-            noun = "person" if self.is_person(found) else noun or "thing"
-            return f"the {noun} that {operand} {relation.words}"
+            noun = "person" if self.is_person(found) else noun
+            return noun and f"the {noun} that {operand} {relation.words}"
         return ""
 
     # ------------------------------------------------------------------------------- questions
@@ -299,9 +307,7 @@ class ChainWriter:
             asked = "when" if relation.is_time else asked
             if asked == "when":
                 return f"When {be} {operand} {relation.verb}?"
-            if relation.preposition not in ("from", "by"):
-                return ""  # "To what was the bag rated?"
-            return f"{relation.preposition.capitalize()} {asked} {be} {operand} {relation.verb}?"
+            return ""  # "To what was the bag rated?"
         if relation.form == "time":
             return self._ask_when(relation, operand, query)
         if relation.form == "past":
@@ -454,13 +460,12 @@ class ChainWriter:
     def _by(self, relation: Relation) -> str:
         """Return the active verb of "designed by" or "owned by"."""
         does, _, did = to_active(relation.verb)
-        return did if relation.verb in DONE | OVER | {"designed", "painted", "composed"} else does
+        return does if relation.verb in LASTING_BY else did
 
     def _be(self, relation: Relation) -> str:
         """Return "was" for completed actions, else "is"."""
         if relation.form == "by":
-            is_past = relation.verb in DONE | OVER | {"designed", "painted", "composed"}
-            return "was" if is_past else "is"
+            return "is" if relation.verb in LASTING_BY else "was"
         return "is" if relation.verb in LASTING or relation.verb == "made" else "was"
 
     # --------------------------------------------------------------------------------- relations
@@ -483,7 +488,7 @@ class ChainWriter:
             word.upper()
             if word.casefold() in ACRONYMS
             else word
-            if word[1:2].isupper() or re.search(r"\d", word)
+            if not word[1:].islower() or re.search(r"\d", word)
             else word[:1].lower() + word[1:]
             for word in UNIT_IN_NAME.sub(r" \1", written.replace("_", " ")).split()
         )
@@ -512,9 +517,14 @@ class ChainWriter:
             return Relation("time" if is_time else "past", words, done, "", is_time)
         if done and len(parts) == 2 and last == "by":
             return Relation("by", words, done, "by", is_time)
+        if done in INTRANSITIVE and not is_time and last in PREPOSITIONS:
+            return Relation("", words)  # "was graduated from"
         if done and len(parts) == 2 and last in PREPOSITIONS:
             return Relation("place", words, done, last, is_time)
         verb = VERB_PHRASE.fullmatch(words)
+        is_verb = parts[0].endswith("s") and strip_third_person(parts[0]) in PRESENT
+        if not verb and len(parts) > 1 and is_verb:
+            return Relation("", words)  # "disappears beyond"
         if verb and not is_time:
             return Relation("verb", words, verb[1], verb[2])
         if words in BASES and not is_time and self._is_read(name):
@@ -574,7 +584,10 @@ class ChainWriter:
         if kind in TIME_KINDS:
             return f"{kind} {shown}" if shown.isdigit() else shown
         if not kind or self.book.kind(title) in NO_KIND:
-            return f'"{shown}"' if len(shown.split()) > 3 else shown
+            if self.graph.nodes[title].kind == "entity":
+                article = "the " if shown[0].islower() else self._find_article(shown)
+                return f"{article}{shown}"
+            return f'"{shown}"' if len(shown.split()) > 3 else f"{self._find_article(shown)}{shown}"
         return name_page(shown, kind)
 
     def is_plain(self, title: str) -> bool:
@@ -596,6 +609,8 @@ class ChainWriter:
             return True
         if title in self._places or kind not in (*NO_KIND, *PEOPLE, *VAGUE_KINDS):
             return False
+        if self.graph.nodes[title].kind == "entity" and self._is_named(title):
+            return False  # no evidence in `_persons`
         subject = self._subjects.get(title)
         return subject is not None and subject.is_person and subject.pronoun in ("He", "She")
 
@@ -623,9 +638,11 @@ class ChainWriter:
             words = relation.casefold().replace("_", " ").removesuffix(" of")
             if relation.endswith(" of"):
                 is_agent = words.split()[-1:] and words.split()[-1] in PEOPLE
-                is_agent = is_agent or words in ("reports to", "managed by", "led by", "owned by")
+                is_agent = is_agent or words == "reports to" or words.endswith(" by")
                 found |= {title for title in rows if is_agent and self._is_named(title)}
-            elif words in OF_PERSONS:
+            elif words in OF_PERSONS or (
+                words.split()[0] in PERSON_VERBS and not words.endswith(" by")
+            ):
                 single = {title for title in rows if " " not in self.book.display(title)}
                 found |= single | {title for title in rows if self._is_named(title)}
         return frozenset(found)

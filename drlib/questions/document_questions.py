@@ -172,6 +172,8 @@ def is_asked(relation: str, graph: Graph, book: Phrasebook) -> bool:
 def is_answer(title: str, graph: Graph, book: Phrasebook) -> bool:
     """Return True if people would accept `title` as an answer: short, and no remark or flag."""
     shown = title if graph.is_value(title) else book.display(title)
+    if graph.nodes[title].kind == "entity" and " " not in title and title[0].islower():
+        return False  # "the society"
     if shown.endswith(".") and len(shown.split()) > MAX_SENTENCE:
         return False
     if len(shown) > MAX_ANSWER or len(shown.split()) > MAX_ANSWER_WORDS or "_" in shown:

@@ -205,7 +205,7 @@ def _collect(
 def _is_natural(task: Task, world) -> bool:
     """Return True if a person would ask a question about documents in these words."""
     book = load_grammar(world.graph, world.scheme).book
-    relations = ChainWriter(book, {}).relations
+    relations = ChainWriter(book).relations
     query = from_text(task.query)
     named = [part.relation.removesuffix(" of") for part in walk(query) if isinstance(part, Proj)]
     return (
@@ -217,9 +217,8 @@ def _is_natural(task: Task, world) -> bool:
 
 def make_writer(world) -> ChainWriter:
     """Return the writer of the chains of a world, with its user's words."""
-    statements = load_statements(world)
     book = load_grammar(world.graph, world.scheme).book
-    return ChainWriter(book, statements.subjects, statements.words, load_overrides(world))
+    return ChainWriter(book, load_statements(world), load_overrides(world))
 
 
 def _draw_lookups(family: str, world, n: int, rng: random.Random, hops: int) -> Block:

@@ -352,8 +352,6 @@ class DatasetRequest:
 
     def __post_init__(self) -> None:
         require(self.n >= 1, f"a data set has at least 1 question, not {self.n}")
-        least = 1 if {*self.families} <= {*LOOKUPS} else 2
-        require(self.hops >= least, f"hops must be {least} or more, not {self.hops}")
         for name in ("test_share", "max_share"):
             share = getattr(self, name)
             is_valid = share is None or 0 <= share < 1
@@ -363,6 +361,8 @@ class DatasetRequest:
         )
         if not self.families:
             object.__setattr__(self, "families", choose_families(self.world))
+        least = 1 if {*self.families} <= {*LOOKUPS} else 2
+        require(self.hops >= least, f"hops must be {least} or more, not {self.hops}")
         for name in self.families:
             require(name in FAMILIES, f"unknown family {name!r}: {suggest_name(name, FAMILIES)}")
         for path in self.benchmarks:

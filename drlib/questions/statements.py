@@ -38,7 +38,7 @@ LINK = re.compile(r"\[([^\[\]\n]+)\]\(folder:((?:[^()\s]|\([^()\s]*\))+(?: [^()]
 WEB_LINK = re.compile(r"!?\[([^\[\]\n]*)\]\((?:[^()\s]|\([^()\s]*\))*\)")
 EMPHASIS = re.compile(r"(\*\*|__|\*|(?<!\w)_(?=\w)|(?<=\w)_(?!\w)|`)")
 NOT_PROSE = re.compile(r"\s*(?:#|\||>|```|\d+[.)]\s|Facts about |Continues at |\$\$)")
-BULLET = re.compile(r"\s{0,6}[-*+] +")
+BULLET = re.compile(r"\A\s{0,6}[-*+] +")
 ABBREVIATIONS = r"(?:\b(?:Mr|Mrs|Ms|Dr|St|No|vs|cf|approx|Prof|Sr|Jr|ca|e\.g|i\.e|[A-Z])\.)"
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’)]?\s+(?=[A-Z\"“\[(])")
 
@@ -209,6 +209,7 @@ class Statements:
         names: title or name -> name in the text.
         by_fact: fact -> statement.
         words: words of the pages in lower case.
+        find_article: function from a name to "the " or an empty string.
     """
 
     def __init__(self, world):
@@ -219,6 +220,7 @@ class Statements:
         self.statements = _drop_ambiguous(found, pages)
         self.all_subjects = {**reader.named, **self.subjects}
         self.words = reader.words
+        self.find_article = reader.find_article
         self.names = {title: one.name for title, one in self.all_subjects.items()}
         self.by_fact = {fact: one for one in self.statements for fact in one.list_facts()}
         base = world.graph
@@ -282,7 +284,7 @@ def _find_subjects(pages: dict[str, str], graph: Graph | None) -> dict[str, Subj
         elif not pronoun:
             pronoun = "He" if verbs & PERSON_VERBS else "It"
         stated = classify_page(title, graph)
-        kind = kind or _find_named_kind(name)
+        kind = kind or find_named_kind(name)
         if stated in VAGUE_KINDS[1:]:
             pronoun = "It"
         if stated in PERSONS or not kind:
@@ -324,10 +326,10 @@ def is_person_name(name: str) -> bool:
     """Return True for two or three capitalised words without a noun of places or groups."""
     if re.match(HONORIFIC, name):
         return True
-    return re.fullmatch(PERSON_NAME, name) is not None and not _find_named_kind(name)
+    return re.fullmatch(PERSON_NAME, name) is not None and not find_named_kind(name)
 
 
-def _find_named_kind(name: str) -> str:
+def find_named_kind(name: str) -> str:
     """Return the noun that ends a name ("Fenwater Rowing Club": "club"), or an empty string."""
     words = name.casefold().split()
     if words[0] in ("river", "lake", "mount", "cape", "isle"):
@@ -445,7 +447,7 @@ class _Reader:
         """Return True if a name has a common word, as few names of persons do."""
         return any(word.casefold() in self.words for word in name.split())
 
-    def _find_article(self, name: str) -> str:
+    def find_article(self, name: str) -> str:
         """Return "the " if the pages write the name with it, else an empty string."""
         if name not in self._articles:
             with_the = len(re.findall(rf"\b[Tt]he {re.escape(name)}\b", self._text))
@@ -467,7 +469,7 @@ class _Reader:
             subject, rest = self._find_subject(sentence, own, about, names)
             about = self._follow(subject, rest, sentence.text, about, hero)
             for one, said in _split_clauses(sentence.text, subject, rest):
-                one = one._replace(article=self._find_article(one.name))
+                one = one._replace(article=self.find_article(one.name))
                 self.named.setdefault(one.title, one)
                 yield from self._describe(title, sentence, one, said)
                 yield from _find_values(title, sentence.text, one, said)
@@ -496,7 +498,8 @@ class _Reader:
             return subject
         own = {*kept.name.split()}
         others = [name for name in re.findall(PERSON_NAME, text) if not own & {*name.split()}]
-        return None if any(map(is_person_name, others)) else kept
+        is_other = any(is_person_name(name) and not self.is_worded(name) for name in others)
+        return None if is_other else kept
 
     def _find_subject(
         self,
@@ -556,7 +559,7 @@ class _Reader:
         if is_other or not is_thing_name(name):
             return None, ""
         rest = text[match.end() :]
-        kind = _find_named_kind(name)
+        kind = find_named_kind(name)
         if len(words) == 1 and not kind:  # a surname whose full name is known, or nothing
             full = set(re.findall(rf"[A-Z][\w’'-]+ {re.escape(name)}\b", self._text))
             full = {one for one in full if one.split()[0] not in NO_NAMES and is_person_name(one)}
@@ -630,9 +633,9 @@ def _split_clauses(text: str, subject: Subject | None, rest: str) -> Iterator[tu
     for match in re.finditer(rf"(?<![\w’'] )({NAME}),? (who|which) ([^,.;]+)", text):
         name = match[1]
         is_who = match[2] == "who"
-        is_name = name.split()[0] not in (*NO_NAMES, "The", "A", "An")
+        is_name = name.split()[0] not in NO_NAMES
         if len(name.split()) > 1 and is_name and is_thing_name(name):
-            kind = "" if is_who else _find_named_kind(name)
+            kind = "" if is_who else find_named_kind(name)
             if is_who or kind:
                 yield Subject(name, name, kind, "" if is_who else "It"), match[3]
 
@@ -802,7 +805,7 @@ def _find_phrase_values(title: str, sentence: str, names: Counter[str]) -> Itera
     match = PHRASE.match(text)
     if (
         not match
-        or match["np"].split()[0] in NO_NAMES
+        or match["np"].split()[0] in NO_NAMES - {"The", "A", "An"}
         or " - " in match["np"]
         or POINTING.search(match["np"])
         or PRONOUN.search(match["np"])
@@ -847,7 +850,7 @@ def _define(
     parts = [part for part in SENTENCE_END.split(text) if part]
     text = CUT.sub("", parts[0]).rstrip(".;:, ") if parts else ""
     text = re.sub(r",? and (?:[a-z]+s|might|may|can|will|should) .*", "", text)
-    words = [word.casefold() for word in re.findall(r"\w{4,}", term)]
+    words = [word.casefold() for word in re.findall(r"\w{3,}", term)]
     term = term.strip().removeprefix("The ").removeprefix("the ")
     if PRONOUN.search(term) or "self" in term or term.split()[0] in NO_NAMES:
         return
