@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from drlib.worlds.graph import VALUE, Graph, Node, inverse
-from drlib.worlds.joining import SAME
+from drlib.worlds.joining import SAME, find_short_names
 from drlib.worlds.territories import TAKE_AN_ARTICLE, WITH_ARTICLE
 
 # verb -> present and past participle
@@ -77,7 +77,6 @@ OWN_NAMES = frozenset(
 )
 TRADED = frozenset("project tool library class function".split())
 PLAIN_FOLDERS = frozenset("docs doc notes pages content src wiki about misc".split())
-SITE = re.compile(r"(?:: | - | – | \| )$")  # ends the name of a site before that of a page
 TYPES = frozenset(("type", "Type", "kind"))  # relations that only state the kind of a page
 
 
@@ -577,11 +576,17 @@ class Phrasebook:
         short = ""
         if len(headings) == 1 and "" not in headings:
             (short,) = headings
-            names = [name for name in node.aliases if SITE.search(short[: -len(name)])]
-            short = next((name for name in names if short.endswith(name)), short)
+            short = self._short_names.get(title, short)
         elif node.aliases and (node.kind == "page" or title.endswith(f": {node.aliases[0]}")):
             short = node.aliases[0]  # a title in the front matter, or a first cell
         return short if self._holders.get(short) == 1 else title
+
+    @cached_property
+    def _short_names(self) -> Mapping[str, str]:
+        """Return page -> heading without the name of the site."""
+        rows = self.graph.adjacent.get("heading", {})
+        pages = {title: values for title, values in rows.items() if "#" not in title}
+        return find_short_names({title: min(values) for title, values in pages.items()})
 
     @cached_property
     def _holders(self) -> dict[str, int]:
@@ -593,7 +598,8 @@ class Phrasebook:
         for node in self.graph.nodes.values():
             if node.kind != VALUE and not self.graph.values(node.title, SAME):
                 headings = self.graph.values(node.title, "heading")
-                for name in {node.title, *node.aliases, *headings}:
+                short = self._short_names.get(node.title, node.title)
+                for name in {node.title, short, *node.aliases, *headings}:
                     found[name] = found.get(name, 0) + 1
         return found
 

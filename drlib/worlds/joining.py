@@ -18,7 +18,7 @@ import json
 import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from drlib.worlds.chunking import NAMING
 from drlib.worlds.graph import Fact, Node
@@ -153,7 +153,10 @@ class _Names:
             else:
                 for name in filter(_is_name, names):
                     self._rows[name].append(title)
-        self.short = _find_short_names(store)  # page -> heading without the site's name
+        sql = (
+            "SELECT subject, value FROM facts WHERE relation = 'heading' AND subject NOT LIKE '%#%'"
+        )
+        self.short = find_short_names(dict(store.rows(sql)))
         for title, short in self.short.items():
             self._called[_fold(short)].add(title)
         sql = "SELECT subject, value FROM facts WHERE relation = 'heading' AND subject LIKE '%#%'"
@@ -252,10 +255,8 @@ class _Names:
         return moved
 
 
-def _find_short_names(store: Store) -> dict[str, str]:
-    """Return page -> heading without the words that most headings begin with ("Acme: Lamp")."""
-    sql = "SELECT subject, value FROM facts WHERE relation = 'heading' AND subject NOT LIKE '%#%'"
-    headings = dict(store.rows(sql))
+def find_short_names(headings: Mapping[str, str]) -> dict[str, str]:
+    """Return page -> heading without the name of a site that many begin with ("Acme: Lamp")."""
     for separator in (": ", " - ", " – ", " | "):
         parts = {title: heading.split(separator, 1) for title, heading in headings.items()}
         first = Counter(some[0] for some in parts.values() if len(some) == 2).most_common(1)
