@@ -420,6 +420,10 @@ class _Reader:
         self._articles: dict[str, str] = {}
         self.named: dict[str, Subject] = {}  # subjects without a page
         self.words = _list_common_words(pages)
+        self._full_names: dict[str, set[str]] = defaultdict(set)  # surname -> full names
+        for full, last in re.findall(r"(?=\b([A-Z][\w’'-]+ ([A-Z][\w’'-]+))\b)", self._text):
+            self._full_names[last].add(full)
+        self._pronouns: dict[str, str] = {}  # of names of persons, where known
 
     def _find_pronoun(self, name: str, rest: str) -> str:
         """Return "He" or "She" for a name that the pages use for a person, else an empty string.
@@ -430,6 +434,9 @@ class _Reader:
             return ""
         if re.match(HONORIFIC, name):
             return "She" if re.match(r"(?:Mrs|Ms|Miss|Sister|Lady|Queen)\b", name) else "He"
+        found_before = self._pronouns.get(name)
+        if found_before is not None:
+            return found_before or self._guess_pronoun(name, rest)
         last = re.escape(name.split()[-1])
         near = re.findall(rf"\b{last}\b(?![’']s)[^.]{{0,200}}\.?[^.]{{0,60}}", self._text)
         found = Counter(
@@ -437,8 +444,11 @@ class _Reader:
             for text in near
             for word in re.findall(r"\b(?:he|his|him|she|her|hers)\b", text.casefold())
         )
-        if found:
-            return found.most_common(1)[0][0]
+        self._pronouns[name] = found.most_common(1)[0][0] if found else ""
+        return self._pronouns[name] or self._guess_pronoun(name, rest)
+
+    def _guess_pronoun(self, name: str, rest: str) -> str:
+        """Return "He" for a name with "who" or with a verb of persons, else an empty string."""
         verbs = {*re.findall(r"[a-z]+", rest)[:4]}
         is_who = re.search(rf"\b{re.escape(name)},? who\b", self._text)
         return "He" if is_who or verbs & PERSON_VERBS else ""
@@ -561,7 +571,7 @@ class _Reader:
         rest = text[match.end() :]
         kind = find_named_kind(name)
         if len(words) == 1 and not kind:  # a surname whose full name is known, or nothing
-            full = set(re.findall(rf"[A-Z][\w’'-]+ {re.escape(name)}\b", self._text))
+            full = self._full_names.get(name, set())
             full = {one for one in full if one.split()[0] not in NO_NAMES and is_person_name(one)}
             if len(full) != 1:
                 return None, ""
