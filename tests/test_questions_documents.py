@@ -150,11 +150,19 @@ def test_a_description_replaces_a_name(tmp_path):
         "# Hallow Light\n\nHallow Light stands on Gull Rock. It was automated in 1984.\n"
     )
     statements = load_statements(load_world(f"folder:{tmp_path}"))
-    draws = draw_statement_questions(statements, str, random.Random(0), 2)
+    names = {"light.md": "Hallow Light"}
+    draws = draw_statement_questions(statements, names.get, random.Random(0), 2)
     texts = {text: query for _, query, text in (next(draws) for _ in range(60))}
     asked = "In which year was the light that stands on Gull Rock automated?"
     assert measure_depth(texts[asked]) == 2
     assert evaluate_query(texts[asked], statements.graph) == {"1984"}
+
+
+def test_things_without_a_name_are_no_answers(tmp_path):
+    (tmp_path / "light.md").write_text("# Hallow Light\n\nHallow Light stands on Gull Rock.\n")
+    statements = load_statements(load_world(f"folder:{tmp_path}"))
+    draws = draw_statement_questions(statements, str, random.Random(0), 1)
+    assert [next(draws) for _ in range(9)] == [None] * 9  # "light.md" is the address of a page
 
 
 def test_preview_lists_words_and_samples(tmp_path, capsys, world):

@@ -31,7 +31,6 @@ from drlib.worlds.graph import Graph, Node
 from tests.folder_examples import guild_folder
 from tests.shared_worlds import shared_world
 
-
 RECIPES = tuple(family for family in FAMILIES if family not in LOOKUPS)
 
 

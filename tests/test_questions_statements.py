@@ -167,3 +167,42 @@ def test_base_forms(past, base):
 
 def test_statements_of_a_world_without_pages_are_empty():
     assert load_statements(load_world("tour")).statements == []
+
+
+OPTIONS = """# sift
+
+-n, --lines N
+
+print at most N lines of each file (default: 10).
+
+--sorted
+
+sort the lines by the first word
+
+MAX_OPEN_FILES
+
+The number of files that may be open. Default: 64
+"""
+
+
+def test_options_and_settings_of_a_manual(tmp_path):
+    statements = read(tmp_path, sift=OPTIONS)
+    assert questions(statements) == {
+        'Which option is described as "print at most N lines of each file"?': "--lines",
+        "What is the default of the option --lines?": "10",
+        'Which option is described as "sort the lines by the first word"?': "--sorted",
+        'Which setting is described as "The number of files that may be open"?': "MAX_OPEN_FILES",
+        "What is the default of the setting MAX_OPEN_FILES?": "64",
+    }
+    assert {one.scope for one in statements.statements} == {"sift.md"}
+
+
+def test_rows_of_options_are_read_like_lists(tmp_path):
+    rows = "# sift\n\n||--sorted|sort the lines by the first word|\n"
+    (one,) = read(tmp_path, sift=rows).statements
+    assert (one.subject, one.value) == ("--sorted", "sort the lines by the first word")
+
+
+@pytest.mark.parametrize("text", ["--sorted\n\nSorted Output\n", "--sorted\n\nread this first\n"])
+def test_headings_and_pointers_describe_no_option(tmp_path, text):
+    assert read(tmp_path, sift=f"# sift\n\n{text}").statements == []

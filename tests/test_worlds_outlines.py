@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("trafilatura")
 
+from drlib.worlds import load_world
 from drlib.worlds.reading import reply_to
 
 ARTICLE = "<p>" + "The moon is a satellite of the earth and of nothing else. " * 20 + "</p>"
@@ -95,3 +96,12 @@ def test_blocks_of_an_article_separate_words(html):
 def test_text_after_a_block_is_no_markup():
     text = text_of("<b>one</b><blockquote># two</blockquote>===<hr>```")
     assert text == "one\n\\# two\n\\===\n\\```"
+
+
+def test_a_menu_before_the_heading_does_not_name_the_page(tmp_path):
+    (tmp_path / "a.html").write_text(
+        "<html><body><h3>Navigation</h3><p>Home</p><h1>borg create</h1><p>Text.</p></body></html>"
+    )
+    world = load_world(f"folder:{tmp_path}")
+    assert world.graph.values("a.html", "heading") == {"borg create"}
+    assert world.search("borg create", 1)[0].title.startswith("a.html")

@@ -217,6 +217,9 @@ def draw_statement_questions(
         one = rng.choice(statements.statements)
         asks_subject = GAP not in one.relation
         answer = one.subject if asks_subject else one.value
+        if asks_subject and is_address(show(answer)):
+            yield None
+            continue
         query: Query
         query = (
             Proj(f"{one.relation} of", one.value)

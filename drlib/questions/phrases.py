@@ -599,6 +599,9 @@ class Phrasebook:
             if node.kind != VALUE and not self.graph.values(node.title, SAME):
                 headings = self.graph.values(node.title, "heading")
                 short = self._short_names.get(node.title, node.title)
+                page = node.title.partition("#")[0]
+                if page != node.title and headings & self.graph.values(page, "heading"):
+                    continue  # the section with the page's own heading
                 for name in {node.title, short, *node.aliases, *headings}:
                     found[name] = found.get(name, 0) + 1
         return found

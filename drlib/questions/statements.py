@@ -288,7 +288,7 @@ def _find_subjects(pages: dict[str, str], graph: Graph | None) -> dict[str, Subj
         if stated in VAGUE_KINDS[1:]:
             pronoun = "It"
         if stated in PERSONS or not kind:
-            kind = "" if stated in VAGUE_KINDS else stated
+            kind = "" if stated in VAGUE_KINDS or stated.endswith("ing") else stated
         pronoun = "" if kind in PERSONS and pronoun == "It" else pronoun
         found[title] = Subject(title, name, kind, pronoun)
     return found
@@ -488,6 +488,7 @@ class _Reader:
             if subject is None:
                 yield from _find_phrase_values(title, sentence.text, names)
         yield from _find_definitions(title, body, self._by_name)
+        yield from _find_entries(title, body)
 
     def _follow(
         self,
@@ -836,6 +837,43 @@ def _find_phrase_values(title: str, sentence: str, names: Counter[str]) -> Itera
             yield one._replace(scope=scope)
 
 
+def _find_entries(title: str, body: str) -> Iterator[Statement]:
+    """Yield the options and settings of a manual: a line with the name, then its description."""
+    name = noun = ""
+    rows = re.sub(r"(?m)^\|+(-[^|\n]+)\|+([^|\n]+)\|?$", r"\n\1\n\n\2\n", body)
+    for block in re.split(r"\n\s*\n", rows):
+        text = " ".join(EMPHASIS.sub("", WEB_LINK.sub(r"\1", LINK.sub(r"\1", block))).split())
+        entry = OPTION.fullmatch(text) or SETTING.fullmatch(text)
+        if entry:
+            name, noun = entry["name"], "option" if text.startswith("-") else "setting"
+            is_next = True
+            continue
+        if not name:
+            continue
+        default = DEFAULT.search(text)
+        if text.startswith("Continues at "):
+            continue
+        if default and not re.search(r"=|^(?:None|none|the|to)$", default["value"]):
+            value = default["value"].strip("'\"‘’“”")
+            relation = f"the default of a {noun} is {GAP}"
+            asked = f"What is the default of the {noun} {name}?"
+            yield Statement(name, relation, value, asked, title, text, (), title)
+        rest = DEFAULT.sub("", text).strip()
+        said = SENTENCE_END.split(rest)[0].rstrip(". ")
+        is_short = MIN_ENTRY <= len(said.split()) <= MAX_WORDS
+        is_sentence = rest[:1].islower() or rest.endswith((".", ")"))
+        if (
+            is_next
+            and is_short
+            and is_sentence
+            and not POINTING.search(said)
+            and not re.search(r'["“”|]', said)
+        ):
+            asked = f'Which {noun} is described as "{said}"?'
+            yield Statement(name, DEFINED, said, asked, title, said, (), title)
+        is_next = False
+
+
 def _find_definitions(title: str, body: str, names: dict[str, Subject]) -> Iterator[Statement]:
     """Yield the terms that a page defines: "**Term**: text" and "A term is a ..."."""
     for line in re.split(r"\n\s*\n|\n(?=\s{0,6}[-*+] )", body):
@@ -894,6 +932,14 @@ NO_DEFINITION = re.compile(
     r"\b(?:many|various|several|some|large|powerful|useful|popular|common|good|new)\b|"
     r"[()\[\]“”\"|=]|opposite|^(?:the|an?) (?:work|home|result|site|place|name|reason|way|one)\b"
 )
+# names of options and settings that stand alone on a line, and the default in their description
+OPTION = re.compile(
+    r"(?:-\w(?: [A-Z]+)?, )*(?P<name>--[a-z][\w-]+)(?:[ =][A-Z<\[][\w<>=\[\],.-]*)?"
+    r"(?:, -{1,2}[\w-]+(?:[ =][A-Z]+)?)*"
+)
+SETTING = re.compile(r"(?P<name>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|[A-Z]\w+(?:::[\w-]+)+)")
+DEFAULT = re.compile(r"\(?\b[Dd]efault(?:s to| is|:) (?P<value>[^\s()]+?)\)?(?=[.,;]? |[.,;]?$|\))")
+MIN_ENTRY = 3  # words of a description
 GENERIC = re.compile(
     r"(?i)\b(?:question|default|header|value|option|purpose|goal|aim|idea|point|problem|reason|result|example|rule|way|thing|case|"
     r"first|second|third|best|most|all|each|every|some|many|no|that|what|which|if|when|in|on|for)\b"

@@ -117,10 +117,18 @@ def chunk_file(source: str, text: str) -> Part:
         if file_suffix(source) == ".mdx":
             text = MDX_IMPORT.sub("", text)  # so that a heading comes first
         first, *others = _sections(text, is_rst=file_suffix(source) == ".rst")
+        tops = [section.heading for section in others if section.level == 1]
+        if first.level > 1 and len(tops) == 1:  # a menu comes before the page's own heading
+            file.page_heading = _clean_heading(tops[0])
         file.add_section(first._replace(lines=[*(FENCED + line for line in kept), *first.lines]))
         for section in others:
             file.add_section(section)
     return file.part()
+
+
+def _clean_heading(heading: str) -> str:
+    """Return a heading without markup."""
+    return MARKDOWN_LINK.sub(r"\1", heading).replace("`", "").strip("* ")
 
 
 def _first_line(text: str) -> list[str]:
@@ -146,6 +154,7 @@ class _FileChunks:
     def __init__(self, source: str, labels: dict[str, str]):
         self.source = source
         self.names: list[str] = []  # names that links may use
+        self.page_heading = ""  # if it is not the first one
         self._labels = labels  # link definitions
         self.is_flat = file_suffix(source) in FLAT
         self.documents: list[Document] = []
@@ -163,7 +172,7 @@ class _FileChunks:
         return Part(self.documents, self.nodes, facts)
 
     def add_section(self, section: Section) -> None:
-        heading = MARKDOWN_LINK.sub(r"\1", section.heading).replace("`", "").strip("* ")
+        heading = _clean_heading(section.heading)
         body = "\n".join(section.lines).strip()
         title = self.source
         if self._above:
@@ -173,10 +182,11 @@ class _FileChunks:
             _, parent = self._above[-1]
             self.facts.append((parent, "section", title))
         self._above.append((section.level, title))
-        self.facts.append((title, "heading", heading))
+        named = self.page_heading if title == self.source and self.page_heading else heading
+        self.facts.append((title, "heading", named))
         names = [*section.labels]
         if title == self.source:
-            names += [*([] if self.is_flat else [heading]), *self.names]
+            names += [*([] if self.is_flat else [named]), *self.names]
         names = [name for name in names if HAS_LETTER.search(name) and len(name) <= CELL]
         self._add_pieces(title, heading, body, tuple(dict.fromkeys(map(one_line, names))))
         if not self.is_flat:
