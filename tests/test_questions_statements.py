@@ -206,3 +206,14 @@ def test_rows_of_options_are_read_like_lists(tmp_path):
 @pytest.mark.parametrize("text", ["--sorted\n\nSorted Output\n", "--sorted\n\nread this first\n"])
 def test_headings_and_pointers_describe_no_option(tmp_path, text):
     assert read(tmp_path, sift=f"# sift\n\n{text}").statements == []
+
+
+def test_who_made_a_thing_and_numbers_in_words(tmp_path):
+    text = (
+        "# The organ of Saint-Oury\n\nThe case, carved in walnut by the joiner Étienne Roulet, "
+        "shows plants. The instrument has thirty-eight stops.\n"
+    )
+    assert questions(read(tmp_path, organ=text)) == {
+        "By whom was the case carved in walnut?": "Étienne Roulet",
+        "How many stops does the instrument have?": "thirty-eight",
+    }

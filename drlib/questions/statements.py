@@ -83,7 +83,13 @@ YEAR = r"(?:1[0-9]{3}|20[0-9]{2})"
 MONTHS = (
     "January February March April May June July August September October November December".split()
 )
-SMALL = "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty"
+TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+SMALL = (
+    rf"(?:{TENS})-(?:one|two|three|four|five|six|seven|eight|nine)|thirteen|fourteen|fifteen|"
+    + (
+        "sixteen|seventeen|eighteen|nineteen|sixty|seventy|eighty|ninety|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty"
+    )
+)
 DATE = rf"(?:\d{{1,2}} (?:{'|'.join(MONTHS)}) {YEAR}|(?:{'|'.join(MONTHS)}) \d{{1,2}}, {YEAR})"
 OF_THINGS = re.compile(  # predicates of things, not of persons
     rf"{BE} (?:first )?(?:launched|built|opened|sold|released|published|made|installed|constructed|"
@@ -103,8 +109,8 @@ BASES = {  # auxiliary and base form of irregular verbs
 }
 HONORIFIC = r"(?:Mr|Mrs|Ms|Miss|Dr|Captain|Professor|Father|Sister|Sir|Lady|Lord|Queen|King)\b"
 NAME = (  # one to four capitalised words
-    r"(?:(?:Mr|Mrs|Ms|Dr)\.? )?[A-Z][\w’'-]+(?: (?:of|van|de|von|der|and the|[A-Z]\.))?"
-    r"(?: [A-Z][\w’'-]+| \d+(?= [a-z])){0,3}"
+    r"(?:(?:Mr|Mrs|Ms|Dr)\.? )?[A-ZÀ-ÖØ-Þ][\w’'-]+(?: (?:of|van|de|von|der|and the|[A-ZÀ-ÖØ-Þ]\.))?"
+    r"(?: [A-ZÀ-ÖØ-Þ][\w’'-]+| \d+(?= [a-z])){0,3}"
 )
 NAMED_KINDS = frozenset(load_words()["named_kinds"].split())
 PERSON_VERBS = frozenset(load_words()["person_verbs"].split()) - {"was"}
@@ -116,16 +122,23 @@ PHRASE = re.compile(  # a subject before "was", perhaps with a relative clause
     r"(?P<np>(?:The |An? )?[A-Za-z][^,.;:()]{3,60}?)(?:, (?:which|who) [^,]{3,80},)? "
     r"(?=(?:was|were|is|are|has|had|have) )"
 )
-PERSON_NAME = r"(?:[A-Z][\w’'-]+(?: (?:van|de|von|der|of|[A-Z]\.?))?(?: [A-Z][\w’'-]+){1,2})"
+PERSON_NAME = (
+    r"(?:[A-ZÀ-ÖØ-Þ][\w’'-]+(?: (?:van|de|von|der|of|[A-ZÀ-ÖØ-Þ]\.?))?"
+    r"(?: [A-ZÀ-ÖØ-Þ][\w’'-]+){1,2})"
+)
 NOUN_END = re.compile(
     r"(?:,| (?:of|in|on|at|that|which|who|whose|where|for|from|with|and|or|near|by|to|between|"
     r"above|below|used|born|built|made|founded|known|called|named|based|located|about|as|along|over|"
     r"under|when|\w+ing|\w+ed)\b|[.;:(]|$)"
 )
 AGENTS = frozenset(load_words()["agents"].split())
+MADE_BY = re.compile(
+    r"(?P<np>The [^,.;:()]{3,50}), (?P<verb>[a-z]+(?:ed|en|t|n|ld)(?: [^,.;]{1,30})?) by "
+    rf"(?:the (?:[a-z]+ )?)?(?P<value>{PERSON_NAME}),"
+)
 ROLE = re.compile(
     rf"(?:Its|His|Her) (?:first |last )?(?P<role>[a-z]+(?: [a-z]+){{0,2}}) (?P<be>is|was) "
-    rf"(?P<value>{PERSON_NAME})(?=[.,;]|$)"
+    rf"(?:the [a-z]+ )?(?P<value>{PERSON_NAME})(?=[.,;]|$)"
 )
 DEFINITION = re.compile(
     r"(?:(An?|The) )?(?P<term>[A-Za-z][\w’' -]{2,50}?) (?:is|are|means|refers to) "
@@ -485,6 +498,7 @@ class _Reader:
                 yield from _find_values(title, sentence.text, one, said)
             if own is not None:
                 yield from _find_roles(title, sentence.text, own)
+            yield from _find_made_by(title, sentence.text)
             if subject is None:
                 yield from _find_phrase_values(title, sentence.text, names)
         yield from _find_definitions(title, body, self._by_name)
@@ -697,7 +711,7 @@ def _is_predicate(predicate: str, subject: Subject) -> bool:
 END = r"(?=[.,;]|$| and )"
 TAIL = r"(?P<tail> (?:in|by|at|for|from|near|to|under|with|over|between) [^,;.]+?)?"
 PARTICIPLE = r"[\w-]+(?:ed|t|n|ld|de|wn|ne)"
-PLACE = r"(?:the )?[A-Z][\w’'-]+(?: (?:of|on|upon|le|the))?(?: [A-Z][\w’'-]+){0,2}"
+PLACE = r"(?:the )?[A-ZÀ-ÖØ-Þ][\w’'-]+(?: (?:of|on|upon|le|the))?(?: [A-ZÀ-ÖØ-Þ][\w’'-]+){0,2}"
 PERIODS = r"seconds?|minutes?|hours?|days?|weeks?|months?|years?|points?|dollars|euros|pounds"
 MEASURES = r"feet|foot|metres|meters|m|km|miles|kilometres|acres|hectares|cm|mm|inches|tonnes|tons"
 # what is asked for after the subject: a pattern, and the question in which {x} is the subject
@@ -711,8 +725,8 @@ _VALUE_FORMS = (
         "On which date {be} {{x}} {verb}{tail}?",
     ),
     (
-        rf"(?P<be>was|were|is|are) (?P<verb>{PARTICIPLE}(?: [^,]*?)?) by (?:the )?"
-        rf"(?P<value>{PERSON_NAME})(?P<tail>)(?=[.,;]|$| in {YEAR}| and )",
+        rf"(?P<be>was|were|is|are) (?P<verb>{PARTICIPLE}(?: [^,]*?)?) by "
+        rf"(?:the (?:[a-z]+ )?)?(?P<value>{PERSON_NAME})(?P<tail>)(?=[.,;]|$| in {YEAR}| and )",
         "By whom {be} {{x}} {verb}?",
     ),
     (
@@ -810,6 +824,17 @@ def _find_roles(title: str, sentence: str, own: Subject) -> Iterator[Statement]:
         yield Statement(own.title, relation, match["value"], question, title, sentence)
 
 
+def _find_made_by(title: str, sentence: str) -> Iterator[Statement]:
+    """Yield who made a thing: "The case, carved in walnut by Ada Brant, shows ..."."""
+    match = MADE_BY.match(sentence)
+    if match and not POINTING.search(f"{match['np']} {match['verb']}"):
+        phrase = match["np"][0].lower() + match["np"][1:]
+        relation = f"{match['verb']} by {GAP}"
+        asked = f"By whom was {phrase} {match['verb']}?"
+        scope = "" if re.search(r"\b[A-Z]", phrase) else title
+        yield Statement(phrase, relation, match["value"], asked, title, sentence, (), scope)
+
+
 def _find_phrase_values(title: str, sentence: str, names: Counter[str]) -> Iterator[Statement]:
     """Yield the values of a sentence whose subject is a phrase: "The boathouse was built"."""
     text, when = _move_time(sentence)
@@ -900,7 +925,7 @@ def _define(
     text = re.sub(r",? and (?:[a-z]+s|might|may|can|will|should) .*", "", text)
     words = [word.casefold() for word in re.findall(r"\w{3,}", term)]
     term = term.strip().removeprefix("The ").removeprefix("the ")
-    if PRONOUN.search(term) or "self" in term or term.split()[0] in NO_NAMES:
+    if PRONOUN.search(term) or re.search(r"self|[’']s\b", term) or term.split()[0] in NO_NAMES:
         return
     is_short = (
         len(term.split()) <= 4
