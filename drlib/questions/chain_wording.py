@@ -85,7 +85,9 @@ MEMBERS = ("member", "employee", "participant", "attendee", "player", "resident"
 ACRONYMS = ("sku", "id", "url", "isbn", "ean", "mpn", "vat", "cpu", "ram", "rpm", "pin", "iban")
 GROUPS = ("team", "department", "group", "unit", "division")
 WHERE = ("in", "at", "on")
-TOO_VAGUE = frozenset("value property field size type kind number status state level".split())
+TOO_VAGUE = frozenset(
+    "time lecture value property field size type kind number status state level".split()
+)
 ADVERB = re.compile(r"\w+ly\b|\b(?:to|not|how|what|when|where|who|why|which|if|is|are|can|has)\b")
 UNIT_IN_NAME = re.compile(r" ?[(\[]([^()\[\]]{1,30})[)\]]$")
 UNITS = {
@@ -531,8 +533,10 @@ class ChainWriter:
             return Relation("past", words, words)
         if words in SINGLE_VERBS:
             return Relation("verb", words, words, "", is_time)
+        are_years = is_time and all(re.fullmatch(r"\d{4}", value) for value in values)
         bad = (
-            ADVERB.search(words)
+            (are_years and not {*parts} & {"year", "date", "start", "end", "since"})
+            or ADVERB.search(words)
             or (len(parts) > 1 and find_participle(last) != "")  # "fee charged"
             or last in ("used", *SINGLE_VERBS)
             or ADJECTIVE.search(words)

@@ -176,6 +176,8 @@ def is_answer(title: str, graph: Graph, book: Phrasebook) -> bool:
         return False  # "the society"
     if shown.endswith(".") and len(shown.split()) > MAX_SENTENCE:
         return False
+    if re.fullmatch(r"(?:The|the|A|Our) [a-z]+", shown):
+        return False  # "The studio"
     if len(shown) > MAX_ANSWER or len(shown.split()) > MAX_ANSWER_WORDS or "_" in shown:
         return False
     return NO_ANSWER.fullmatch(shown) is None and graph.nodes[title].kind != "section"

@@ -617,7 +617,7 @@ class _Reader:
 def _ask_for(subject: Subject, predicate: str) -> str:
     """Return the question for the subject of a predicate."""
     is_a = re.match(r"(?:is|was|are|were) (?:an?|the) (.+)", predicate)
-    if is_a and re.search(r"\band (?:is|was|has|had|are|were)\b", is_a[1]):
+    if is_a and re.search(r"\band (?:an?|is|was|has|had|are|were)\b", is_a[1]):
         is_a = None
     if is_a and not is_a[1].startswith(("first to", "last to")):
         return f"Name the {is_a[1]}."
@@ -842,7 +842,7 @@ def _find_phrase_values(title: str, sentence: str, names: Counter[str]) -> Itera
     if (
         not match
         or match["np"].split()[0] in NO_NAMES - {"The", "A", "An"}
-        or " - " in match["np"]
+        or re.search(r" - | (?:is|was|are|were|has|had) | used$", match["np"])
         or POINTING.search(match["np"])
         or PRONOUN.search(match["np"])
     ):
@@ -954,7 +954,7 @@ def _define(
 
 
 NO_DEFINITION = re.compile(
-    r"\b(?:many|various|several|some|large|powerful|useful|popular|common|good|new)\b|"
+    r"\b(?:many|various|several|some|large|powerful|useful|popular|common|good|new|only|sense)\b|"
     r"[()\[\]“”\"|=]|opposite|^(?:the|an?) (?:work|home|result|site|place|name|reason|way|one)\b"
 )
 # names of options and settings that stand alone on a line, and the default in their description
