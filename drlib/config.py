@@ -12,6 +12,7 @@ Later sources override earlier ones: defaults, `drlib/profiles/NAME.yaml`,
 import argparse
 import dataclasses
 import difflib
+import hashlib
 import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]  # the checkout: figures/, notebooks/
 TOUR = ROOT / "figures" / "reference" / "tour"  # the committed reference run
 AGAIN = TOUR.with_name("again")  # the same recipe, trained by a later commit
 PATH_WORLDS = ("folder", "zim")  # kinds of world whose name contains a path
+SMOL = "smol"  # SmolLM2-135M-Instruct, installed by `drlib convert smol`
 PATH_SETTINGS = ("world.name", "model.path", "rl.start")
 TRAINING_STAGES = ("cpt", "sft", "rl")
 ROLLOUT_STAGES = ("demonstrations", "rl", "evaluate")  # stages that use the tools
@@ -547,8 +549,8 @@ class Config:
 
     @property
     def model_path(self) -> str:
-        """`model.path` as an absolute path, if it is a folder."""
-        return _absolute_path("model.path", self.model.path, Path.cwd())
+        """`model.path` as an absolute path, if it is a folder, `smol` or a GGUF file."""
+        return _absolute_path("model.path", find_model(self.model.path), Path.cwd())
 
     def unrestricted(self) -> "Config":
         """Return all settings; undoes `restrict`."""
@@ -561,6 +563,44 @@ class Config:
         not depend on it. The view has the same sections and methods.
         """
         return _build_view(self.unrestricted(), frozenset(stages))
+
+
+def models_folder() -> Path:
+    """Return the cache of converted models: DRLIB_MODELS, or drlib/models in the user's cache."""
+    given = os.environ.get("DRLIB_MODELS", "")
+    cache = os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache"
+    return Path(given).expanduser() if given else Path(cache) / "drlib" / "models"
+
+
+def gguf_folder(file: Path) -> Path:
+    """Return the folder in the cache for a conversion of `file`, by its path, size and time.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    try:
+        state = file.expanduser().resolve().stat()
+    except OSError as error:
+        raise ValueError(f"no model file {file}: pass the path of an existing one") from error
+    text = f"{file.expanduser().resolve()} {state.st_size} {state.st_mtime_ns}"
+    return models_folder() / f"{file.stem}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def find_model(name: str) -> str:
+    """Return the folder of `smol` or of a converted GGUF file; other names are unchanged.
+
+    Raises:
+        ValueError: the model is not converted; the message names the command.
+    """
+    if name == SMOL:
+        folder = models_folder() / SMOL
+    elif name.endswith(".gguf"):
+        folder = gguf_folder(Path(name))
+    else:
+        return name
+    if not folder.is_dir():
+        raise ValueError(f"model {name} is not converted: run `drlib convert {name}` once")
+    return str(folder)
 
 
 def runs_folder() -> Path:

@@ -76,6 +76,7 @@ ONLY = {
     "psutil": ("sandbox/", "training/", "models/"),
 }
 IN_EXTRA = {
+    "gguf": "gguf",
     "mcp": "mcp",
     "trl": "lab",
     "peft": "lab",

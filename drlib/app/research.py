@@ -18,7 +18,7 @@ from drlib.agents.rollout_state import Watch
 from drlib.agents.s3 import answer_from_facts
 from drlib.chat.prompts import FORMAT_HELP, FORMAT_HELP_NATIVE, research_prompt
 from drlib.chat.template import ChatIds, load_any_tokenizer
-from drlib.config import ROOT, Config
+from drlib.config import ROOT, Config, find_model
 from drlib.endpoint import ChatEndpoint, EndpointError, parse_names
 from drlib.models.api_engine import ApiEngine
 from drlib.models.engine import Engine
@@ -399,11 +399,11 @@ def _create_token_engine(options: AskOptions, stack: ExitStack) -> Any:
     if options.endpoint:
         from drlib.models.vllm_server import VllmServer
 
-        return VllmServer(_create_endpoint(options), options.folder, attempts=3)
+        return VllmServer(_create_endpoint(options), find_model(options.folder), attempts=3)
     if options.engine == "vllm":
         from drlib.models.vllm_engine import VllmEngine
 
-        engine = VllmEngine(options.folder, dtype="auto")
+        engine = VllmEngine(find_model(options.folder), dtype="auto")
         stack.callback(engine.close)
         return engine
     from drlib.models.transformers_engine import TransformersEngine

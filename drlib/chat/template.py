@@ -24,6 +24,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from drlib.chat.segments import segment_tokens
 from drlib.chat.tool_calls import END, PAD, ROLES, START, TAGS
+from drlib.config import find_model
 
 if TYPE_CHECKING:  # imported lazily, because it imports torch, which is slow
     from transformers import PreTrainedTokenizerFast
@@ -155,6 +156,7 @@ def load_any_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     """
     from transformers import AutoTokenizer
 
+    path = find_model(str(path))
     folder = Path(path).expanduser()
     if not folder.is_dir():
         return _load_hub_tokenizer(str(path))

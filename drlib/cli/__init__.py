@@ -21,6 +21,7 @@ COMMANDS = {
     "ask": ("research one question", 'drlib ask "What is the currency of Norway?"'),
     "dataset": ("synthesise questions", "drlib dataset --world folder:notes -n 200 --out DIR"),
     "questions": ("show the words for questions", "drlib questions preview folder:notes"),
+    "convert": ("make a GGUF file a model", "drlib convert smol"),
     "craft": (
         "let a language model write questions",
         "drlib craft --world cldr -n 9 --url URL --model NAME --out DIR",

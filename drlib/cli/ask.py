@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAMES",
         help="comma-separated request parameters that the endpoint rejects, e.g. temperature,top_p",
     )
-    add("--folder", default="", help="local model folder")
+    add("--folder", default="", help="local model folder, smol, or a GGUF file (drlib convert)")
     add("--engine", default=default.engine, help="engine for --folder: hf or vllm")
     add("--native-tools", action="store_true", help="use the server's or template's tool format")
     add("--runs", type=int, default=default.runs, help="researchers in Heavy mode")

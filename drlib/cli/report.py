@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         "--tokenizer",
         help="folder or hub id of the tokenizer of the rollouts; default: count words",
     )
-    parser.add_argument("--model", help="folder of a model to rescore every token with")
+    parser.add_argument("--model", help="folder of a model, or smol, to rescore every token with")
     parser.add_argument(
         "--temperature",
         type=float,

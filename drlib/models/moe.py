@@ -33,6 +33,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
+from drlib.config import find_model
 from drlib.models.router_bias import RouterBiasConfig, RouterBiasForCausalLM
 
 # Tuned on the random-token copy task (see the tests) with token frequencies of 1/rank, by the copy
@@ -289,7 +290,7 @@ def load_model(path):
     """Load any local causal language model, in its own precision, on `default_device`.
 
     Args:
-        path: Hugging Face folder.
+        path: Hugging Face folder, `smol`, or a converted GGUF file (`drlib convert`).
 
     Returns:
         The model in evaluation mode.
@@ -297,6 +298,7 @@ def load_model(path):
     Raises:
         ValueError: no causal language model at `path`.
     """
+    path = find_model(str(path))
     try:
         with quiet_loading():
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)

@@ -70,8 +70,8 @@ OF_PRODUCTS = frozenset(
 )
 PLACES = frozenset("location place base office site town city country address based works".split())
 NO_NOUNS = frozenset(
-    "works days feels looks smells tastes sounds red green blue black white yellow brown grey gray "
-    "own".split()
+    "sleeps works days feels looks smells tastes sounds red green blue black white yellow brown "
+    "grey gray own".split()
 )
 TIMES = frozenset("date day year start end deadline due since opening closing launch".split())
 TIME_KINDS = ("week", "day", "month", "year", "date", "time", "hour", "step", "session")
@@ -81,8 +81,10 @@ LASTING_BY = frozenset(  # "owned by" is still so; "designed by" is over
 INTRANSITIVE = frozenset(
     "graduated moved retired arrived returned emigrated resigned lived worked studied died".split()
 )
+NOT_OF_MONEY = re.compile(r" in (?:days|hours|minutes|weeks|months|years|%|kg|g|mm|cm|m)$|^policy$")
 MEMBERS = ("member", "employee", "participant", "attendee", "player", "resident", "student")
 ACRONYMS = ("sku", "id", "url", "isbn", "ean", "mpn", "vat", "cpu", "ram", "rpm", "pin", "iban")
+IN_PLACES = ("town", "city", "country", "region", "county", "village")
 GROUPS = ("team", "department", "group", "unit", "division")
 WHERE = ("in", "at", "on")
 TOO_VAGUE = frozenset(
@@ -210,6 +212,8 @@ class ChainWriter:
         (answer,) = evaluate_query(query, self.graph)
         if query.relation.endswith(" of"):
             return self._ask_thing(relation, operand, answer, query)
+        if NOT_OF_MONEY.search(relation.words) and re.match(r"[£$€]", answer):
+            return ""  # a cell in the wrong column
         text = self._ask_value(relation, operand, answer, query)
         page = self._find_scope(query.of)
         if not page or not text:
@@ -377,6 +381,9 @@ class ChainWriter:
         ):
             return ""  # "Which pedals has", "Which bell has the price 37"
         subject = "Who" if self.is_person(answer) else f"Which {kind}" if kind else "What"
+        is_listed = isinstance(query.of, str) and self.is_plain(query.of) and "," in query.of
+        if is_listed and relation.form == "verb":
+            return ""  # 'goes with "Marten 2, Marten 4"'
         clause = self._predicate(relation, operand, query, self.is_person(answer))
         page = self._find_scope(answer)
         if page and subject != "Who":
@@ -386,13 +393,14 @@ class ChainWriter:
     def _describe_thing(self, relation: Relation, operand: str, found: str) -> str:
         """Return "the office with 22 desks" or "the person who reports to Ada Brant"."""
         kind = "person" if self.is_person(found) else self.kind(found)
-        if kind == "person" and self._is_shared(relation):
-            return ""
+        if kind == "person" and (self._is_shared(relation) or relation.is_time):
+            return ""  # several persons may be hired in a year
         if not kind or kind in TIME_KINDS or self.is_plural(found):
             return ""
         if relation.words == "year" and kind in WORKS:
             return f"the {kind} published in {operand}"
-        if relation.form == "noun" and relation.words not in (*GROUPS, "start", "end", "due"):
+        as_clause = (*GROUPS, *IN_PLACES, "start", "end", "due")
+        if relation.form == "noun" and relation.words not in as_clause:
             return f"the {kind} whose {relation.words} is {operand}"
         clause = self._predicate(relation, operand, None, kind == "person")
         return f"the {kind} {'who' if kind == 'person' else 'that'} {clause}" if clause else ""
@@ -409,6 +417,8 @@ class ChainWriter:
         if relation.words == "due":
             return f"is due {'' if operand[:1].islower() else 'on '}{operand}"
         if relation.form == "noun":
+            if relation.words in IN_PLACES and not is_person:
+                return f"is in {operand}"
             if relation.is_time and relation.words in ("start", "end"):
                 to = "in" if re.fullmatch(r"\d{4}|[A-Z][a-z]+ \d{4}", operand) else "on"
                 return f"{relation.words}s {to} {operand}"

@@ -352,6 +352,6 @@ def check_initial_model(config: Config, run_dir: Path, ranks: Ranks | None = Non
     if not config.model.path:
         return build_untrained(config, run_dir, ranks or Ranks("trl"))
     run = RunFolder(run_dir, stages.stage_settings("untrained", config), ranks)
-    build_chat(load_model_tokenizer(config.model.path), config.model.tool_format)
-    model = load_model(config.model.path, getattr(torch, config.model.dtype))
+    build_chat(load_model_tokenizer(config.model_path), config.model.tool_format)
+    model = load_model(config.model_path, getattr(torch, config.model.dtype))
     return finish_unchanged(run, config.model_path, {"parameters": model.num_parameters()})

@@ -231,7 +231,7 @@ def load_shape(config: Config) -> Shape:
     """
     if config.model.path == "":
         return memory_model.count_shape(policy_config(policy_shape(config)))
-    return memory_model.count_shape(memory_model.load_configuration(config.model.path))
+    return memory_model.count_shape(memory_model.load_configuration(config.model_path))
 
 
 @dataclass(frozen=True)
@@ -527,7 +527,7 @@ def plan(config: Config, device_gb: float | None = None, rates: Rates | None = N
     engines = rates.engines or config.processes
     time = step_time(work, rates, engines=engines, learners=config.processes)
 
-    steps, path = (config.pretrain.steps, config.sft.steps, config.rl.steps), config.model.path
+    steps, path = (config.pretrain.steps, config.sft.steps, config.rl.steps), config.model_path
     is_downloaded = bool(path) and memory_model.find_folder(path) is None
     disk = estimate_disk(shape, fit.load, steps, config.rl.group * context, is_downloaded)
     return Plan(config, shape, fit, rates, work, time, disk, remedy, faults, notes)
