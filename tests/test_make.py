@@ -180,6 +180,7 @@ def test_make_help_lists_every_target(make_clone):
         "test",
         "test-alone",
         "test-vllm",
+        "smol",
         "mutants",
         "reference",
         "clean",

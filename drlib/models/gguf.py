@@ -241,6 +241,7 @@ def _save(file: Path, folder: Path) -> None:
         tokenizer.eos_token = tokenizer.pad_token = END_OF_TURN
     elif tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.clean_up_tokenization_spaces = False  # wrong for byte pairs, and warns at each load
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
