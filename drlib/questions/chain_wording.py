@@ -82,6 +82,7 @@ INTRANSITIVE = frozenset(
     "graduated moved retired arrived returned emigrated resigned lived worked studied died".split()
 )
 NOT_OF_MONEY = re.compile(r" in (?:days|hours|minutes|weeks|months|years|%|kg|g|mm|cm|m)$|^policy$")
+OWN_EVENTS = ("joined", "died", "retired", "started", "ended", "arrived", "left")  # no passive
 MEMBERS = ("member", "employee", "participant", "attendee", "player", "resident", "student")
 ACRONYMS = ("sku", "id", "url", "isbn", "ean", "mpn", "vat", "cpu", "ram", "rpm", "pin", "iban")
 IN_PLACES = ("town", "city", "country", "region", "county", "village")
@@ -344,7 +345,7 @@ class ChainWriter:
         is_specific = is_code or (is_proper(name) and " " in name)
         if len(self._tables.get(node.kind, ())) < 2 and is_specific:
             return ""
-        (table,) = self.graph.values(query, "table") or ("",)
+        table = min(self.graph.values(query, "table"), default="")
         page = self.book.display(table.partition("#")[0]) if table else ""
         return "" if is_address(page) else page
 
@@ -357,12 +358,8 @@ class ChainWriter:
         """Return "When was ... opened?" or "Since when ...?"."""
         if relation.words == "since":
             return ""  # since when what is the case is not known
-        if relation.verb in ("joined", "died", "retired", "started", "ended", "arrived", "left"):
-            base = (
-                strip_third_person(to_active(relation.verb)[0])
-                if relation.verb != "left"
-                else "leave"
-            )
+        if relation.verb in OWN_EVENTS:
+            _, base = find_base(relation.verb)
             return f"When did {operand} {base}?"
         return f"When {'were' if self.is_plural(query.of) else 'was'} {operand} {relation.verb}?"
 
@@ -426,12 +423,8 @@ class ChainWriter:
             if relation.words in GROUPS:
                 return f"{'is in' if is_person else 'belongs to'} {operand}"
             if is_value:
-                is_quoted = operand[:1].islower()
-                return (
-                    f'has the {relation.words} "{operand}"'
-                    if is_quoted
-                    else f"has the {relation.words} {operand}"
-                )
+                shown = f'"{operand}"' if operand[:1].islower() else operand
+                return f"has the {relation.words} {shown}"
             return f"has {operand} as {'their' if is_person else 'its'} {relation.words}"
         if relation.form == "plural":
             if COUNT.fullmatch(operand):
@@ -449,15 +442,7 @@ class ChainWriter:
             to = "in" if re.fullmatch(r"\d{4}|[A-Z][a-z]+ \d{4}", operand) else "on"
             if relation.words == "since":
                 return ""
-            if relation.verb in (
-                "joined",
-                "died",
-                "retired",
-                "started",
-                "ended",
-                "arrived",
-                "left",
-            ):
+            if relation.verb in OWN_EVENTS:
                 return f"{relation.verb} {to} {operand}"
             return f"was {relation.verb} {to} {operand}"
         if relation.form == "past":

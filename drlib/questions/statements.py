@@ -78,18 +78,14 @@ NO_VERB = frozenset(
     "whereas unless less needed".split()
 )
 NUMBER = r"(?:[£$€]\s?)?\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?:[£$€]\s?)?\d+(?:\.\d+)?"
-UNIT = r"(?:\s?(?:%|°C|°F|km/h|km|kg|mm|cm|m|g|l|ml|kW|W|V|GB|MB|mph|ft|in|[a-z]{3,12}))?"
 YEAR = r"(?:1[0-9]{3}|20[0-9]{2})"
 MONTHS = (
     "January February March April May June July August September October November December".split()
 )
 TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
-SMALL = (
-    rf"(?:{TENS})-(?:one|two|three|four|five|six|seven|eight|nine)|thirteen|fourteen|fifteen|"
-    + (
-        "sixteen|seventeen|eighteen|nineteen|sixty|seventy|eighty|ninety|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty"
-    )
-)
+ONES = "two|three|four|five|six|seven|eight|nine"
+TEENS = "ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
+SMALL = rf"(?:{TENS})-(?:one|{ONES})|{TEENS}|{TENS}|{ONES}"
 DATE = rf"(?:\d{{1,2}} (?:{'|'.join(MONTHS)}) {YEAR}|(?:{'|'.join(MONTHS)}) \d{{1,2}}, {YEAR})"
 OF_THINGS = re.compile(  # predicates of things, not of persons
     rf"{BE} (?:first )?(?:launched|built|opened|sold|released|published|made|installed|constructed|"
@@ -204,11 +200,6 @@ class Subject(NamedTuple):
         if self.pronoun:
             return self.pronoun != "It"
         return self.kind in PERSONS or (not self.kind and is_person_name(self.name))
-
-    @property
-    def noun(self) -> str:
-        """Return the noun after "Which": "person" for all persons, or an empty string."""
-        return "person" if self.is_person else self.kind
 
 
 class Statements:
