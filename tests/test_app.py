@@ -269,7 +269,7 @@ def test_foreign_model_uses_its_own_template(capsys, tmp_path, extra_arguments):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--folder", "nowhere"], "no tokenizer at nowhere"),
+        (["--folder", "nowhere"], "no tokenizer 'nowhere'"),
         (["--folder", TOUR_POLICY, "--engine", "mlx"], "unknown engine 'mlx'"),
     ],
 )

@@ -152,8 +152,8 @@ def test_questions_have_one_answer_and_name_no_neighbour(name, n, hops, wording)
             world, n, f"judged-{wording}", hops={hops: 1}, wording=wording, at_least=n // 4
         )
     for task in tasks:
-        found = raw.judge(task.query, task.answer)
-        assert found.members == {task.answer}, task.query
+        found = raw.judge(task.query, task.target)
+        assert found.members == {task.target}, task.query
         assert found.nearest is None or found.nearest > 1, task.query
         assert count_hops(json.loads(task.query)) == task.hops in (2, 3)
         assert len(found.names) >= task.conditions

@@ -51,7 +51,7 @@ def test_every_stage_writes_its_result(pipeline):
     config, runs = pipeline
     assert find_policy(stages.folder("cpt", config, runs)) == config.model.path, "no step, no copy"
     before = weights(stages.folder("sft", config, runs) / "policy")
-    assert max_difference(before, weights(stages.ROOT / config.model.path)) > 0
+    assert max_difference(before, weights(ROOT / config.model.path)) > 0
     rl = stages.folder("rl", config, runs)
     assert max_difference(before, weights(rl / "policy")) > 0
     rows = read_metrics(rl)

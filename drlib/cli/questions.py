@@ -29,7 +29,7 @@ TRIES = 20  # facts tried for a sample question
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 1 with the cause on stderr."""
     parser = argparse.ArgumentParser(prog="drlib questions", description=__doc__)
-    add_examples(parser, f"drlib questions preview folder:notes > notes/{WORDS_FILE}")
+    add_examples(parser, "drlib questions preview folder:notes")
     parser.add_argument("action", choices=["preview"], help="print the words as YAML")
     parser.add_argument("world", help="world, such as folder:notes")
     args = parser.parse_args(argv)

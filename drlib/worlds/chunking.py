@@ -84,6 +84,10 @@ OTHER_COLUMNS = frozenset(
     "author authors date year week day no nr id sku code number # index rank position when".split()
 ) | {"article no", "article number", "item no", "part no", "published"}
 NAMING_COLUMNS = frozenset("name title product item model book paper article course event".split())
+# headers of tables whose other columns are things
+TURNED_HEADERS = frozenset(
+    "property properties attribute spec specification characteristic feature aspect".split()
+)
 # sections that describe the page's subject
 ABOUT_PAGE = re.compile(
     r"(?i)(?:technical |key |quick |at a )?(?:specifications?|specs?|data|facts?|details?|overview|"
@@ -343,7 +347,7 @@ Row = tuple[str, str, list[tuple[str, str]]]
 def _turn_tables(rows: Iterable[Row]) -> Iterator[Row]:
     """Turn tables of properties: with the columns "Property, Lamp, Torch" the rows are lamps."""
     for (header, columns), some in groupby(rows, lambda row: (row[0], _columns(row))):
-        is_turned = header.casefold() in PROPERTY_HEADERS - {""} and len(columns) > 1
+        is_turned = header.casefold() in TURNED_HEADERS and len(columns) > 1
         if not is_turned or {column.casefold() for column in columns} & VALUE_HEADERS:
             yield from some
             continue
