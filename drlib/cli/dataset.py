@@ -108,8 +108,8 @@ def _parser() -> argparse.ArgumentParser:
         "--max-share",
         type=float,
         default=default.max_share,
-        help="maximum share of questions with the same answer (default: 0.02, more if a world has "
-        "few answers)",
+        help="maximum share of questions with the same answer (default: 0.02, more if documents "
+        "have few answers)",
     )
     parser.add_argument(
         "--structure",

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from drlib.questions.phrases import Phrasebook
-from drlib.questions.question_engine import FOLDER_RELATIONS
 from drlib.questions.read_back import load_grammar
 from drlib.questions.wording import mentions
 from drlib.trajectory import ToolResult
 from drlib.validation import require
 from drlib.worlds import World
+from drlib.worlds.triples import RESERVED_RELATIONS
 
 FACT = "The {relation} of {entity} is {value}."
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -158,7 +158,7 @@ def build_world_memory(world: World) -> EntityMemory:
     names = _name_pages(world, load_grammar(graph, world.scheme).book)
     memory = EntityMemory()
     for subject, relation, value in graph.facts:
-        if relation in FOLDER_RELATIONS or subject not in names:
+        if relation in RESERVED_RELATIONS or subject not in names:
             continue
         text = value if graph.is_value(value) else names.get(value)
         if text:

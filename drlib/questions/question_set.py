@@ -22,7 +22,13 @@ from drlib.files import read_json_lines, write_atomic, write_json_lines
 from drlib.questions.chain_wording import load_overrides
 from drlib.questions.checks import find_neighbours, measure_effort
 from drlib.questions.escalation import Solver, measure_pass_rates
-from drlib.questions.families import FAMILIES, LOOKUPS, choose_families, draw_block
+from drlib.questions.families import (
+    DOCUMENT_SCHEMES,
+    FAMILIES,
+    LOOKUPS,
+    choose_families,
+    draw_block,
+)
 from drlib.questions.quality import find_contaminated, find_near_duplicates
 from drlib.questions.queries import (
     And,
@@ -325,7 +331,7 @@ class DatasetRequest:
         hops: largest number of hops.
         test_share: share of test questions.
         max_share: largest share of `n` with one answer, at least one question. None: `MAX_SHARE`,
-            or more if the world has too few answers for it (`OVER_AVERAGE`).
+            or more if documents have too few answers for it (`OVER_AVERAGE`).
         structure: also ask about links and sections of folders.
         plain: ask as a person would (`families.draw_block`).
         benchmarks: files that must not contain a question.
@@ -378,8 +384,9 @@ class DatasetRequest:
         """Return the largest number of questions with one of `answers` different answers."""
         if self.max_share is not None:
             return max(1, int(self.max_share * self.n))
+        is_scaled = self.world.startswith(DOCUMENT_SCHEMES) and answers < self.n
         average = math.ceil(OVER_AVERAGE * self.n / max(1, answers))
-        return max(1, int(MAX_SHARE * self.n), average if answers < self.n else 1)
+        return max(1, int(MAX_SHARE * self.n), average if is_scaled else 1)
 
 
 class Assembly(NamedTuple):
