@@ -173,7 +173,8 @@ def test_a_model_with_another_reply_is_not_installed(tiny, tmp_path, cache):
 def test_without_a_network_one_line_names_the_remedy(tmp_path, cache):
     environment = os.environ | {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
     environment |= {"PIP_NO_CACHE_DIR": "1", "PIP_CONFIG_FILE": os.devnull}
-    environment.pop("PIP_FIND_LINKS", None)
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        environment.pop(name, None)
     command = [sys.executable, "-m", "drlib.cli", "convert", "smol"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "pass its path" in done.stderr
