@@ -18,7 +18,7 @@ from drlib.questions.document_questions import (
 )
 from drlib.questions.families import draw_block, make_writer
 from drlib.questions.queries import Proj, evaluate_query, from_text, list_constants, measure_depth
-from drlib.questions.question_set import find_quote, find_used_facts
+from drlib.questions.question_set import find_quote, find_used_facts, put_repetition_last
 from drlib.questions.read_back import load_grammar
 from drlib.questions.statements import load_statements
 from drlib.worlds import load_world
@@ -194,3 +194,80 @@ def test_wrong_words_name_the_file(tmp_path, text):
     (tmp_path / "drlib.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"drlib\.yaml"):
         load_overrides(load_world(f"folder:{tmp_path}"))
+
+
+def make_world(folder, **pages):
+    for name, text in pages.items():
+        (folder / f"{name}.md").write_text(text)
+    return load_world(f"folder:{folder}")
+
+
+def list_questions(world, hops=3, n=60):
+    block = draw_block("chain", world, n, 0, 0, hops)
+    return {task.question: task.answer for task, _ in block.questions}
+
+
+def test_a_fact_with_two_values_is_no_step(tmp_path):
+    world = make_world(tmp_path, a="---\nmentor: [Ada Ost, Kim Lo]\ncode: K-1\n---\n# Rena Bell\n")
+    assert list_questions(world) == {"What is the code of Rena Bell?": "K-1"}
+
+
+@pytest.mark.parametrize("value", ["yes", "tbd", "n/a", "see below", "http://a.example/x"])
+def test_flags_and_remarks_are_not_asked_for(tmp_path, value):
+    world = make_world(tmp_path, a=f"---\nreview: {value}\ncode: K-1\n---\n# Rena Bell\n")
+    assert not any("review" in question for question in list_questions(world))
+
+
+def test_codes_in_the_name_are_told(world):
+    query = follow("lamp.md", "Weight")
+    graph = world.graph
+    assert find_lookup_fault("92 g", query, "What weighs 92-g?", graph, 1) == "told"
+    assert find_lookup_fault("92 g", query, "What is its weight?", graph, 1) == ""
+
+
+def test_several_hops_do_not_begin_with_an_arbitrary_value(tmp_path):
+    staff = "---\nkind: person\ndesk: left\nrole: cook\nboss: {}\n---\n# {}\n"
+    world = make_world(
+        tmp_path, a=staff.format("Kim Ost", "Ada Brant"), b="---\ncode: K-1\n---\n# Kim Ost\n"
+    )
+    writer = make_writer(world)
+    assert writer.write(follow("left", "desk of", "boss", "code")) == ""
+    role = writer.write(follow("cook", "role of", "boss", "code"))
+    assert role == "What is the code of the boss of the person whose role is cook?"
+
+
+def test_a_place_does_not_identify_a_person(world, writer):
+    assert writer.write(follow(ASKE, "office of")) == ""
+    assert writer.write(follow(ASKE, "office of", "role")) == ""
+
+
+def test_the_way_back_is_no_hop(tmp_path):
+    pages = {f"p{n}": f"---\nowner: Ada Ost {n}\nref: R-{n}\n---\n# Lamp {n}\n" for n in range(4)}
+    world = make_world(tmp_path, **pages)
+    source = SimpleNamespace(graph=world.graph, grammar=load_grammar(world.graph, "folder"))
+    draws = draw_chains(source, random.Random(0), 3)
+    for one in (next(draws) for _ in range(300)):
+        part = one[1] if one is not None else ""
+        while isinstance(part, Proj) and isinstance(part.of, Proj):
+            assert part.relation.removesuffix(" of") != part.of.relation.removesuffix(" of")
+            part = part.of
+
+
+def test_dates_are_answers_as_people_write_them(tmp_path):
+    world = make_world(tmp_path, a="---\nopened: 2019-03-04\n---\n# Aske bridge\n")
+    block = draw_block("chain", world, 9, 0, 0, 1)
+    (task,) = [task for task, _ in block.questions if task.page]
+    assert (task.answer, task.page) == ("4 March 2019", "2019-03-04")
+    assert "2019-03-04" in task.aliases
+
+
+def test_repeated_patterns_and_facts_come_last(world):
+    def row(name, relation, *quotes):
+        query = f'["proj", "{relation}", "{name}"]'
+        evidence = [{"quote": quote, "chunk": "c", "fact": []} for quote in quotes]
+        return {"family": "chain", "query": query, "evidence": evidence, "id": name}
+
+    rows = [row(f"w{n}", "weight", f"q{n}") for n in range(4)] + [row("x", "code", "q0")]
+    rows += [row("y", "code", "new")]
+    order = [one["id"] for one in put_repetition_last(rows, 20)]
+    assert order == ["w0", "w1", "y", "w2", "w3", "x"]  # two of a pattern, each quote once

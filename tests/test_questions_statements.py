@@ -217,3 +217,22 @@ def test_who_made_a_thing_and_numbers_in_words(tmp_path):
         "By whom was the case carved in walnut?": "Étienne Roulet",
         "How many stops does the instrument have?": "thirty-eight",
     }
+
+
+def test_a_named_person_takes_the_next_pronoun(tmp_path):
+    """Jo Corr is not the page's subject, so "She" after her name is not Ada Brant."""
+    text = (
+        "# Ada Brant\n\nAda Brant was born in Morrow. In spring the painter Jo Corr came to see "
+        "Aske. She died in 1930.\n"
+    )
+    assert "In which year did Ada Brant die?" not in questions(read(tmp_path, ada=text))
+
+
+def test_two_values_of_one_statement_are_not_asked_for(tmp_path):
+    first = "# Aske Hall\n\nAske Hall was built in 1850.\n\nAske Hall was built in 1851.\n"
+    assert "In which year was Aske Hall built?" not in questions(read(tmp_path, hall=first))
+
+
+def test_definitions_that_point_elsewhere_are_left_out(tmp_path):
+    text = "# Terms of the sea\n\n**Ebb**: the fall of this water after high tide.\n"
+    assert read(tmp_path, page=text).statements == []

@@ -12,6 +12,7 @@ import pytest
 from drlib.notebook import ROOT
 from drlib.worlds import load_world, read_facts, triples
 from drlib.worlds.triples import TripleExtractor, relation_name
+from tests.scripted_server import Scripted
 from tests.triples_examples import Model, model_server
 from tests.waiting import until
 
@@ -420,3 +421,18 @@ def test_reasoning_and_citations_around_the_array_are_skipped(place, model, form
     world = load(place, model)
     assert +world.extraction == +right.extraction == {"kept": 4}
     assert set(world.graph.facts) == set(right.graph.facts)
+
+
+def test_a_relation_that_ends_in_of_is_turned(tmp_path):
+    """ "Lisgard, capital of, Ossel" says that Ossel has a capital, and "year of, 1837" a value."""
+    (tmp_path / "docs").mkdir()
+    text = "Lisgard is the capital of Ossel. The year of Lisgard was 1837."
+    (tmp_path / "docs" / "a.txt").write_text(text)
+    rows = [
+        {"subject": "Lisgard", "relation": "capital of", "object": "Ossel", "evidence": text},
+        {"subject": "Lisgard", "relation": "year of", "object": "1837", "evidence": text},
+    ]
+    with Scripted(lambda messages: json.dumps(rows)) as server:
+        world = load_world(f"folder:{tmp_path / 'docs'}", endpoint=server.url, model="scripted")
+    assert world.graph.values("Ossel", "capital") == {"Lisgard"}
+    assert world.graph.values("Lisgard", "year") == {"1837"}

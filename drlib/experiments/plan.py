@@ -46,7 +46,7 @@ ASKED = "search sample"
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm: its settings, and its claim against the control, if any."""
+    """Arm of an experiment: its settings, and its claim against the control, if any."""
 
     name: str
     settings: Mapping

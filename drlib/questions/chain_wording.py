@@ -73,7 +73,6 @@ NO_NOUNS = frozenset(
     "sleeps works days feels looks smells tastes sounds red green blue black white yellow brown "
     "grey gray own".split()
 )
-TIMES = frozenset("date day year start end deadline due since opening closing launch".split())
 TIME_KINDS = ("week", "day", "month", "year", "date", "time", "hour", "step", "session")
 LASTING_BY = frozenset(  # "owned by" is still so; "designed by" is over
     "owned managed headed run led governed maintained supervised covered read taught".split()
@@ -81,7 +80,7 @@ LASTING_BY = frozenset(  # "owned by" is still so; "designed by" is over
 INTRANSITIVE = frozenset(
     "graduated moved retired arrived returned emigrated resigned lived worked studied died".split()
 )
-NOT_OF_MONEY = re.compile(r" in (?:days|hours|minutes|weeks|months|years|%|kg|g|mm|cm|m)$|^policy$")
+NOT_OF_MONEY = re.compile(r" in (?:days|hours|minutes|weeks|months|years|%|kg|g|mm|cm|m)$")
 OWN_EVENTS = ("joined", "died", "retired", "started", "ended", "arrived", "left")  # no passive
 MEMBERS = ("member", "employee", "participant", "attendee", "player", "resident", "student")
 ACRONYMS = ("sku", "id", "url", "isbn", "ean", "mpn", "vat", "cpu", "ram", "rpm", "pin", "iban")
@@ -106,7 +105,7 @@ SKIPPED_KINDS = ("topic", "question", "step", "task", "order code", "version", "
 MAX_START_WORDS = 4
 IDENTIFYING = PEOPLE | {
     *("role", "position", "title", "job", "code", "number", "sku", "id", "capital", "symbol"),
-    *("year", "stations", "lead", "chat", "abbreviation"),
+    *("year", "lead", "abbreviation"),
 }
 VAGUE_KINDS = frozenset(
     "no number code sku id ref place figure feature detail scenario benefit cost item entry "
@@ -125,10 +124,10 @@ def is_address(name: str) -> bool:
 
 
 class Relation(NamedTuple):
-    """How a relation is expressed.
+    """The form in which questions express a relation.
 
     Attributes:
-        form: "noun", "plural", "by", "place", "time", "verb" or an empty string for none.
+        form: "noun", "plural", "by", "place", "time", "past", "verb", or empty if it is not asked.
         words: the name of the relation in lower case, acronyms kept.
         verb: participle or verb, for the forms that have one.
         preposition: the preposition after it, or an empty string.
@@ -310,9 +309,7 @@ class ChainWriter:
                 be = {"is": "are", "was": "were"}[be]
             if relation.preposition in WHERE and not relation.is_time:
                 return f"Where {be} {operand} {relation.verb}?"
-            asked = "whom" if is_person else "what"
-            asked = "when" if relation.is_time else asked
-            if asked == "when":
+            if relation.is_time:
                 return f"When {be} {operand} {relation.verb}?"
             return ""  # "To what was the bag rated?"
         if relation.form == "time":

@@ -45,8 +45,8 @@ HOP_SHARES = (0.45, 0.35, 0.2)  # of the draws, by number of hops
 NOT_ASKED = frozenset(load_words()["not_asked"].split())
 NO_ANSWER = re.compile(
     r"(?i)(?:yes|no|true|false|none|n/?a|tbd|tba|tbc|unknown|various|other|see .*|ask .*|-+|–|—|"
-    r"\?+|"
-    r"x|y|n|all|any|ok|done|open|optional|.*not available.*|.*\.(?:md|html?|txt|csv)(?:#.*)?|required|default|.*https?://.*)"
+    r"\?+|x|y|n|all|any|ok|done|open|optional|required|default|.*not available.*|"
+    r".*\.(?:md|html?|txt|csv)(?:#.*)?|.*https?://.*)"
 )
 YEAR = re.compile(r"1\d{3}|20[0-3]\d")
 MEASURE = re.compile(r"[<>≤≥~±+−-]?\s?[£$€]?\s?\d[\d.,/ ×x–-]*(?:\s?\S{1,12}){0,2}")

@@ -624,7 +624,7 @@ def assemble(
         dropped += _count(rows, reason)
         dropped -= _count(kept, reason)
         rows = kept
-    rows = _put_repetition_last(rows, wish.n)
+    rows = put_repetition_last(rows, wish.n)
     split = split_by_graph(
         [_find_dependencies(row, graph) for row in rows], wish.test_share, wish.seed
     )
@@ -684,7 +684,7 @@ def _add_rates(rows: Sequence[dict], rates: Callable) -> list[dict]:
     return kept
 
 
-def _put_repetition_last(rows: list[dict], n: int) -> list[dict]:
+def put_repetition_last(rows: list[dict], n: int) -> list[dict]:
     """Return the rows with those that repeat a pattern or a fact of earlier ones at the end.
 
     A pattern is a sequence of relations. The families that ask about shared facts are not sorted.

@@ -20,7 +20,7 @@ Pages = dict[str, list[str]]  # title -> facts of the pages shown by a search
 
 
 class SearchStep(NamedTuple):
-    """One search.
+    """Search of a plan.
 
     Attributes:
         names: titles, or indices of the earlier steps that found them.

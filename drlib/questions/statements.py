@@ -480,7 +480,7 @@ class _Reader:
         for sentence in _sentences(body):
             if sentence.is_first:
                 about = hero
-            subject, rest = self._find_subject(sentence, own, about, names)
+            subject, rest = self._find_subject(sentence, own, about)
             about = self._follow(subject, rest, sentence.text, about, hero)
             for one, said in _split_clauses(sentence.text, subject, rest):
                 one = one._replace(article=self.find_article(one.name))
@@ -522,11 +522,10 @@ class _Reader:
         sentence: _Sentence,
         own: Subject | None,
         about: Subject | None,
-        names: Counter[str],
     ) -> tuple[Subject | None, str]:
         """Return the subject of a sentence and the text after it."""
         text, when = _move_time(sentence.text)
-        found, rest = self._match_subject(text, sentence.links, own, about, names)
+        found, rest = self._match_subject(text, sentence.links, own, about)
         return (found, f"{rest.rstrip('.!')}{when}.") if found is not None else (None, "")
 
     def _match_subject(
@@ -535,7 +534,6 @@ class _Reader:
         links: tuple[tuple[str, str], ...],
         own: Subject | None,
         about: Subject | None,
-        names: Counter[str],
     ) -> tuple[Subject | None, str]:
         """Return the subject at the start of `text` and the text after it."""
         for words, to in links[:1]:  # a linked page at the start
@@ -558,11 +556,9 @@ class _Reader:
         if first.capitalize() in PRONOUNS:
             fits = about is not None and about.pronoun in ("", first.capitalize())
             return (about, f" {rest}") if fits else (None, "")
-        return self._match_name(text, names, links)
+        return self._match_name(text)
 
-    def _match_name(
-        self, text: str, names: Counter[str], links: tuple[tuple[str, str], ...]
-    ) -> tuple[Subject | None, str]:
+    def _match_name(self, text: str) -> tuple[Subject | None, str]:
         """Return the name at the start of a sentence as a subject."""
         match = re.match(rf"(?:The|Its|His|Her|Their|Our) [a-z][^,]{{2,40}}, ({NAME})(?=,)", text)
         match = match or re.match(rf"[Tt]he [a-z]{{4,}}(?: [a-z]{{3,}})? ({NAME})(?= [a-z]+)", text)
