@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_questions_documents.py
 """
 
 import random
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +18,21 @@ from drlib.questions.document_questions import (
     find_lookup_fault,
 )
 from drlib.questions.families import draw_block, make_writer
-from drlib.questions.queries import Proj, evaluate_query, from_text, list_constants, measure_depth
-from drlib.questions.question_set import find_quote, find_used_facts, put_repetition_last
+from drlib.questions.queries import (
+    Proj,
+    evaluate_query,
+    from_text,
+    list_constants,
+    measure_depth,
+    walk,
+)
+from drlib.questions.question_set import (
+    DatasetRequest,
+    draw_dataset,
+    find_quote,
+    find_used_facts,
+    put_repetition_last,
+)
 from drlib.questions.read_back import load_grammar
 from drlib.questions.statements import load_statements
 from drlib.worlds import load_world
@@ -271,3 +285,24 @@ def test_repeated_patterns_and_facts_come_last(world):
     rows += [row("y", "code", "new")]
     order = [one["id"] for one in put_repetition_last(rows, 20)]
     assert order == ["w0", "w1", "y", "w2", "w3", "x"]  # two of a pattern, each quote once
+
+
+def test_a_data_set_does_not_repeat_one_pattern(tmp_path):
+    """Eight lamps with eight properties: 16 questions, two of a pattern (the limit of small n)."""
+    names = ("Arco", "Faro", "Lumo", "Nodo", "Sella", "Tarsi", "Volta", "Corvo")
+    keys = ("code", "maker", "socket", "shade", "cable", "switch", "finish", "origin")
+    pages = {
+        name: "---\n"
+        + "".join(f"{key}: {key[:2]}{name}\n" for key in keys)
+        + f"---\n# {name} lamp\n"
+        for name in names
+    }
+    (tmp_path / "notes").mkdir()
+    world = make_world(tmp_path / "notes", **pages)
+    request = DatasetRequest(world.name, 16, families=("chain",), test_share=0.0)
+    (rows,) = draw_dataset(request, world, tmp_path / "out", str).assembly.rows.values()
+    queries = [from_text(row["query"]) for row in rows]
+    patterns = Counter(
+        tuple(part.relation for part in walk(query) if isinstance(part, Proj)) for query in queries
+    )
+    assert len(rows) == 16 and max(patterns.values()) <= 2

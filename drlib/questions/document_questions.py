@@ -31,7 +31,7 @@ from drlib.questions.statements import (
     is_statement,
 )
 from drlib.questions.wording import mentions
-from drlib.worlds.graph import Graph, inverse
+from drlib.worlds.graph import Graph
 from drlib.worlds.triples import RESERVED_RELATIONS
 
 Candidate = tuple[str, Query, str]  # answer, query, text ("": not worded yet)
@@ -115,7 +115,6 @@ def _draw_chain(
     path, relations = [answer], []
     for _ in range(depth):
         known = [(start, name) for start, name in steps.get(path[-1], ()) if start not in path]
-        known = [step for step in known if not relations or step[1] != inverse(relations[-1])]
         known = [step for step in known if not _names_itself(*step, path[-1], graph)]
         if not known:
             return None
