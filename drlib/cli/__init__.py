@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": ("evaluate the policy of a stage", "drlib evaluate rl --profile ci"),
     "experiment": ("compare settings with a control over seeds", "drlib experiment list"),
     "plan": ("estimate memory and time of a run", "drlib plan --profile gpu8"),
+    "doctor": ("find out why a reward stays flat", "drlib doctor runs/laptop/rl-0123456789"),
     "ask": ("research one question", 'drlib ask "What is the currency of Norway?"'),
     "dataset": ("synthesise questions", "drlib dataset --world folder:notes -n 200 --out DIR"),
     "questions": ("show the words for questions", "drlib questions preview folder:notes"),

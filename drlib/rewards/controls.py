@@ -16,6 +16,10 @@ import torch
 
 from drlib.task import Task, is_correct, normalise_answer
 
+# Names of rewards that ignore the answer on purpose. A run with another reward is refused if it
+# pays right and wrong answers the same (drlib.training.doctor); add your own control here.
+CONTROL_REWARDS = {"random"}
+
 
 def shuffle_rewards(
     rewards: Sequence[float | None], generator: torch.Generator

@@ -35,6 +35,7 @@ from drlib.training.batch import RolloutBatch, prepare_batch, truncate_batch
 from drlib.training.callbacks import StepState, build_callbacks
 from drlib.training.data import WORLD_FILE
 from drlib.training.distributed import Ranks
+from drlib.training.doctor import require_learnable
 from drlib.training.grpo import KEPT_GROUPS, check_rl_settings
 from drlib.training.learner import FINAL_LR, loss_config
 from drlib.training.model_setup import (
@@ -107,9 +108,9 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         create_engine(whole, where, config, routes=routes) as engine,
     ):
         scheduler = QuestionScheduler(config, world, Names.from_world(world))
-        rollouts = RolloutFunction(
-            config, run, engine, toolbox, build_chat(tokenizer, config.model.tool_format), scheduler
-        )
+        setup = build_chat(tokenizer, config.model.tool_format)
+        require_learnable(config, *setup, scheduler, toolbox)
+        rollouts = RolloutFunction(config, run, engine, toolbox, setup, scheduler)
         trainer = AgenticGRPOTrainer(rollouts, model, tokenizer)
         if checkpoint:
             state = Path(checkpoint, STATE).read_text(encoding="utf-8")
