@@ -126,7 +126,7 @@ $(VSTAMP): $(STAMP)
 
 # torch.compile, which vLLM calls, fails in a folder with a space in its name: disabled.
 VLLM_TESTS := tests/test_models_vllm.py tests/test_training_real_vllm.py tests/test_docs_launch.py \
-  tests/test_demonstrations_vllm.py
+  tests/test_demonstrations_vllm.py tests/test_models_vllm_constrained.py
 test-vllm: $(VSTAMP)
 	@$(ALONE) echo "== real vLLM: pytest $(VLLM_TESTS)"; \
 	export TORCH_COMPILE_DISABLE=1; exec $(VPY) -m pytest --durations=5 $(VLLM_TESTS)

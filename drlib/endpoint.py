@@ -42,6 +42,8 @@ RENAMES = {
     "max_tokens": "max_completion_tokens",
     "max_completion_tokens": "max_tokens",
 }
+# parameters that constrain the reply: without one of them it would mean something else
+NEEDED = ("response_format", "structured_outputs")
 SHOWN = 200  # characters of an unexpected body in an error
 
 
@@ -220,7 +222,7 @@ class ChatEndpoint:
         names = {*sent, *(sent.get("extra_body") or {})} - {"extra_body"}
         is_other = error.status not in (400, 422, 500, 501) or error.is_too_long
         name = None if is_other else find_rejected(error.details, names, optional)
-        if name is None:
+        if name is None or name in NEEDED:
             raise error
         with self._lock:
             if name in RENAMES and name in sent and name not in self._renamed.values():

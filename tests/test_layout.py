@@ -77,6 +77,7 @@ ONLY = {
 }
 IN_EXTRA = {
     "gguf": "gguf",
+    "llguidance": "constrained",
     "mcp": "mcp",
     "trl": "lab",
     "peft": "lab",

@@ -21,7 +21,7 @@ from drlib.chat.tool_calls import Answer, FormatError, ToolCall, parse, parse_na
 from drlib.models.engine import Completion, NewContext
 from drlib.task import Task
 from drlib.tools import Toolbox
-from drlib.trajectory import NO_RECORD, Termination, ToolResult, Trajectory
+from drlib.trajectory import NO_RECORD, Segment, Termination, ToolResult, Trajectory
 from drlib.worlds import World
 
 
@@ -360,7 +360,11 @@ class RolloutRunner:
 def _segments(state: RolloutState, parts: list[tuple[list[int], Completion | None]]) -> np.ndarray:
     """Return the `Segment` of each token of a context."""
     columns = _columns(parts)
-    return state.chat.segments(columns["token_ids"], columns["generated"])
+    segments = state.chat.segments(columns["token_ids"], columns["generated"])
+    if getattr(state.chat, "example", ()):  # its turns are part of the prompt
+        prompt = segments[: len(parts[0][0])]
+        prompt[prompt != Segment.TEMPLATE] = Segment.PROMPT
+    return segments
 
 
 def _columns(parts: list[tuple[list[int], Completion | None]]) -> dict[str, np.ndarray]:

@@ -16,12 +16,19 @@ from drlib.agents import AGENTS, Agent, Limits
 from drlib.agents.preset import Preset, load_preset, read_prompt
 from drlib.agents.rollout_state import Watch
 from drlib.agents.s3 import answer_from_facts
-from drlib.chat.prompts import FORMAT_HELP, FORMAT_HELP_NATIVE, research_prompt
+from drlib.chat.prompts import (
+    FORMAT_HELP,
+    FORMAT_HELP_JSON,
+    FORMAT_HELP_NATIVE,
+    research_prompt,
+)
 from drlib.chat.template import ChatIds, load_any_tokenizer
+from drlib.chat.worked_example import build_worked_example, repeats_example
 from drlib.config import ROOT, Config, find_model
 from drlib.endpoint import ChatEndpoint, EndpointError, parse_names
 from drlib.models.api_engine import ApiEngine
 from drlib.models.engine import Engine
+from drlib.models.json_turns import JsonTurns
 from drlib.registry import load_plugins
 from drlib.sandbox import Sandbox
 from drlib.task import Task, normalise_answer
@@ -41,10 +48,21 @@ MEMORY_POLICY = REFERENCE / "agents" / "policy"
 MEMORY_AGENTS = ("iterresearch", "heavy", "resum", "s3")
 HEAVY_CONTEXT_TOKENS = 640  # context of the tour's Heavy agent, which reads several reports
 MEMORY_CALLS = 16  # tool calls of MEMORY_AGENTS with the tour's policy
+PLAIN_AGENTS = ("react", "managed")  # every turn is a call or an answer, without other tags
 SEARCH_RESULTS = 5  # results per search, for models other than the tour's policy
 MAX_SOURCES = 8
 FORMAT_ERRORS = 3  # unreadable turns in a row that end a run
 SUPPORT_NOTE = ": its text contains the answer"
+# words in the error of a server that rejects a constraint
+CONSTRAINT_WORDS = ("response_format", "schema", "structured", "grammar", "guided")
+REJECTED = (
+    "--constrained needs a server with structured outputs (response_format of type json_schema; "
+    "with --folder, structured_outputs of vLLM): leave it out or use such a server"
+)
+REPEATED = (
+    "no answer: the model repeated the invented fact of the worked example ({!r}): leave "
+    "--few-shot out"
+)
 FAILURE_REASONS = {
     Termination.LENGTH: "the limit of context or generated tokens was reached; raise "
     "--context-tokens or --turn-tokens",
@@ -86,6 +104,9 @@ class AskOptions:
         omit: comma-separated request parameters that the server rejects, such as "temperature".
         preset: published agent whose tools, prompt and message form are used; see `preset_options`
             for its sampling and limits.
+        few_shot: put a worked example (`drlib.chat.worked_example`) before the question.
+        constrained: constrain every turn to a call or an answer (`drlib.models.turn_constraint`,
+            `drlib.models.json_turns`).
         system_prompt: with `preset`: file with the system prompt, see `read_prompt`.
         question_prompt: with `preset`: file with the text of the first user message, which contains
             {question}.
@@ -114,6 +135,8 @@ class AskOptions:
     prices: tuple[float, float] = (0.0, 0.0)
     omit: str = ""
     preset: str = ""
+    few_shot: bool = False
+    constrained: bool = False
     system_prompt: str = ""
     question_prompt: str = ""
 
@@ -134,6 +157,31 @@ class AskOptions:
             raise AskError(
                 "the webwatcher needs a picture, which this command cannot pass: see notebook 13"
             )
+
+        self._check_help_with_format()
+
+    def _check_help_with_format(self) -> None:
+        used = [
+            name
+            for name, is_set in (("--few-shot", self.few_shot), ("--constrained", self.constrained))
+            if is_set
+        ]
+        if not used:
+            return
+        name = used[0]
+        if not (self.endpoint or self.folder):
+            raise AskError(f"{name} needs --endpoint or --folder: the tour's policy is trained")
+        if self.preset:
+            raise AskError(f"{name} cannot be combined with --preset, which sets the prompt")
+        if self.agent not in PLAIN_AGENTS:
+            raise AskError(
+                f"{name} supports the agents {' and '.join(PLAIN_AGENTS)}: {self.agent} has turns "
+                "of another form"
+            )
+        if self.constrained and self.native:
+            raise AskError("--constrained replaces --native-tools: give one of them")
+        if self.constrained and "response_format" in parse_names(self.omit):
+            raise AskError("--constrained sends response_format: remove it from --omit")
 
     def _check_preset(self) -> None:
         if not self.preset:
@@ -247,15 +295,19 @@ class AskSession(ExitStack):
         try:
             self._agent.run([task], temperature=self.options.temperature, watch=record)
         except EndpointError as error:
-            raise AskError(f"{self.options.endpoint}: {error}") from None
+            raise AskError(_explain_refusal(error, self.options)) from None
         except ValueError as error:  # the question exceeds the policy's context
             raise AskError(str(error)) from None
         finally:
+            if self.options.few_shot and finished:  # the record's messages are the task's own
+                finished[-1].metadata["example"] = _worked_example(self.options)
             if save is not None and finished:
                 save_trajectories(save, finished)
         trajectory = finished[-1]
         if trajectory.answer is None:
             raise AskError(_explain_failure(trajectory, self.options))
+        if self.options.few_shot and repeats_example(trajectory.answer):
+            raise AskError(REPEATED.format(trajectory.answer))
         sources = find_sources(trajectory)
         return AskResult(trajectory.answer, sources, count_usage(trajectory), trajectory)
 
@@ -355,6 +407,8 @@ def _connect_server(options: AskOptions, toolbox: Toolbox) -> ModelSetup:
         tools=_tool_schemas(toolbox) if options.native else None,
         prices=options.prices,
         attempts=3,
+        message_format=JsonTurns(toolbox.schemas) if options.constrained else None,
+        example=_worked_example(options),
     )
     return ModelSetup(engine, None, _create_limits(options), _system_prompt(options, toolbox))
 
@@ -382,33 +436,47 @@ def _load_folder(options: AskOptions, toolbox: Toolbox, stack: ExitStack) -> Mod
     from drlib.chat.model_template import TemplateIds, is_drlib_tokenizer
 
     tokenizer = load_any_tokenizer(options.folder)
-    engine = _create_token_engine(options, stack)
-    limits = _create_limits(options, engine.max_context)
-    if is_drlib_tokenizer(tokenizer):
-        # drlib's policies know the form, and no other text about it
-        return ModelSetup(engine, ChatIds(tokenizer), replace(limits, format_help=""), None)
-    if options.native:
-        chat = TemplateIds(tokenizer, _tool_schemas(toolbox))
+    is_policy = is_drlib_tokenizer(tokenizer)
+    example = _worked_example(options)
+    require(
+        not (is_policy and example),
+        f"--few-shot: {options.folder} is a policy of drlib, which is trained on the format",
+    )
+    if is_policy:
+        chat = ChatIds(tokenizer)
+    elif options.native:
+        chat = TemplateIds(tokenizer, _tool_schemas(toolbox), example=example)
     else:
-        chat = TemplateIds(tokenizer, tool_role="user")
+        chat = TemplateIds(tokenizer, tool_role="user", example=example)
+    engine = _create_token_engine(options, chat, toolbox, stack)
+    limits = _create_limits(options, engine.max_context)
+    if is_policy:
+        # drlib's policies know the form, and no other text about it
+        return ModelSetup(engine, chat, replace(limits, format_help=""), None)
     return ModelSetup(engine, chat, limits, _system_prompt(options, toolbox))
 
 
-def _create_token_engine(options: AskOptions, stack: ExitStack) -> Any:
+def _create_token_engine(options: AskOptions, chat: Any, toolbox: Toolbox, stack: ExitStack) -> Any:
     """Create an engine that exchanges token ids with the model in `options.folder`."""
+    constraint = None
+    if options.constrained:
+        from drlib.models.turn_constraint import TurnConstraint
+
+        constraint = TurnConstraint(chat, toolbox.schemas)
     if options.endpoint:
         from drlib.models.vllm_server import VllmServer
 
-        return VllmServer(_create_endpoint(options), find_model(options.folder), attempts=3)
+        folder = find_model(options.folder)
+        return VllmServer(_create_endpoint(options), folder, attempts=3, constraint=constraint)
     if options.engine == "vllm":
         from drlib.models.vllm_engine import VllmEngine
 
-        engine = VllmEngine(find_model(options.folder), dtype="auto")
+        engine = VllmEngine(find_model(options.folder), dtype="auto", constraint=constraint)
         stack.callback(engine.close)
         return engine
     from drlib.models.transformers_engine import TransformersEngine
 
-    return TransformersEngine(options.folder)
+    return TransformersEngine(options.folder, constraint=constraint)
 
 
 def _load_tour_policy(options: AskOptions) -> ModelSetup:
@@ -444,12 +512,27 @@ def _tool_schemas(toolbox: Toolbox) -> list[dict]:
 
 def _system_prompt(options: AskOptions, toolbox: Toolbox) -> str:
     """Return the system prompt; it lists the tools unless they are passed natively."""
-    return research_prompt(() if options.native else toolbox.schemas)
+    return research_prompt(
+        () if options.native else toolbox.schemas, is_json=_has_json_turns(options)
+    )
+
+
+def _worked_example(options: AskOptions) -> list[dict]:
+    """Return the messages of the worked example, none without `few_shot`."""
+    return build_worked_example(is_native=options.native) if options.few_shot else []
+
+
+def _has_json_turns(options: AskOptions) -> bool:
+    """Return True if a server of messages constrains turns to JSON."""
+    return options.constrained and not options.folder
 
 
 def _create_limits(options: AskOptions, max_context: int | None = None) -> Limits:
     """Create the rollout limits; `max_context` is the model's context length in tokens."""
     context = options.context_tokens
+    format_help = FORMAT_HELP_NATIVE if options.native else FORMAT_HELP
+    if _has_json_turns(options):
+        format_help = FORMAT_HELP_JSON
     return Limits(
         calls=options.calls,
         turn_tokens=options.turn_tokens,
@@ -457,12 +540,21 @@ def _create_limits(options: AskOptions, max_context: int | None = None) -> Limit
         seconds=options.seconds,
         repeats=3,
         format_errors=FORMAT_ERRORS,
-        format_help=FORMAT_HELP_NATIVE if options.native else FORMAT_HELP,
+        format_help=format_help,
         force_answer=True,
     )
 
 
 # ---- result
+
+
+def _explain_refusal(error: EndpointError, options: AskOptions) -> str:
+    text = f"{options.endpoint}: {error}"
+    found = f"{error} {error.details}".lower()
+    is_refused = error.status in (400, 422, 501)
+    if options.constrained and is_refused and any(word in found for word in CONSTRAINT_WORDS):
+        text += f"; {REJECTED}"
+    return text
 
 
 def _explain_failure(trajectory: Trajectory, options: AskOptions) -> str:

@@ -29,6 +29,7 @@ from drlib.validation import require
 MARKS = ("7f3QUESTION9c1", "7f3TURN9c1", "7f3SAID9c1")
 IN_TEXT = "list the tools in the system prompt instead (drlib.chat.prompts.research_prompt)"
 CLOSERS = ("</tool_call>", "</answer>")
+RESPONSE_TAGS = ("<tool_response>\n", "\n</tool_response>")
 
 
 def is_drlib_tokenizer(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -44,6 +45,8 @@ class TemplateIds:
         tools: schemas (`Tool.function`), listed in every prompt by the template.
         tool_role: "user" if the template has no tool role: a response is then a user message
             between `<tool_response>` tags.
+        example: turns of a worked example (`drlib.chat.worked_example`), rendered between the
+            system prompt and the question; trusted.
         options: of the template, such as `enable_thinking=False` for Qwen3's.
 
     Raises:
@@ -57,6 +60,7 @@ class TemplateIds:
         tools: Sequence[dict] = (),
         *,
         tool_role: str = "tool",
+        example: Sequence[dict] = (),
         **options: Any,
     ):
         name = tokenizer.name_or_path or "hand"
@@ -66,6 +70,7 @@ class TemplateIds:
         require(tool_role in ("tool", "user"), f"tool_role={tool_role!r} must be tool or user")
         self.tokenizer = tokenizer
         self._tool_role = tool_role
+        self.example = [self._as_rendered(message) for message in example]
         self._options = options
         self._tools = list(tools)
         self.has_native_tools = bool(tools)
@@ -85,6 +90,13 @@ class TemplateIds:
         whole = {str(token): at for at, token in added.items()}
         stops = [self.end_id, tokenizer.eos_token_id, *(whole.get(tag) for tag in CLOSERS)]
         self.stop_ids = tuple(dict.fromkeys(at for at in stops if at is not None))
+
+    def _as_rendered(self, message: dict) -> dict:
+        """Return a message of the example; a tool's response has the form of `tool_turn`."""
+        if message["role"] != "tool" or self._tool_role == "tool":
+            return message
+        opens, closes = RESPONSE_TAGS
+        return {"role": "user", "content": f"{opens}{message['content']}{closes}"}
 
     def _encode_turn(self, role: str) -> tuple[list[int], list[int]]:
         """Return the ids before and after the content of a user or tool turn.
@@ -123,7 +135,7 @@ class TemplateIds:
         """
         content = MARKS[2]
         head = [] if system is None else [{"role": "system", "content": system}]
-        text = self._render([*head, {"role": "user", "content": content}])
+        text = self._render([*head, *self.example, {"role": "user", "content": content}])
         shown = system is None or system.strip() in text
         require(shown, f"{self._name} drops the system prompt: put it in the question")
         before, behind = self._around(text, content, "a question")
@@ -132,7 +144,7 @@ class TemplateIds:
     def tool_turn(self, observation: str) -> list[int]:
         """Encode an observation, up to the next assistant turn."""
         before, behind = self._around_ids[self._tool_role]
-        opens, closes = ("<tool_response>\n", "\n</tool_response>")
+        opens, closes = RESPONSE_TAGS
         if self._tool_role == "user":
             before, behind = [*before, *self.encode(opens)], [*self.encode(closes), *behind]
         return [*before, *self.plain(observation), *behind]

@@ -96,6 +96,13 @@ you find against a second source where you can, and say only what your sources s
 In each turn, call one or more tools, or, when you know enough, give the final answer without any \
 call. The answer is short: a name, a number, a date, or what the question asks for."""
 
+HEAD_JSON = """You answer questions by research. Look things up before you answer, check what you \
+find against a second source where you can, and say only what your sources support.
+
+In each turn, write one JSON object. Its "thought" is what you think. Its "action" is exactly one \
+thing: a call of one tool, or, when you know enough, the final answer. The answer is short: a \
+name, a number, a date, or what the question asks for."""
+
 # After a turn that cannot be parsed.
 FORMAT_HELP = """Write either one tool call:
 <tool_call>
@@ -104,6 +111,14 @@ FORMAT_HELP = """Write either one tool call:
 or the final answer:
 <answer>the answer</answer>"""
 FORMAT_HELP_NATIVE = "Call a tool by its name with a JSON object of arguments, or write the answer."
+
+# For a model that learns the tools' formats in training; schemas would be most of its tokens.
+BRIEF_PROMPT = "Use the tools search and python, then answer."
+
+FORMAT_HELP_JSON = """Write either one tool call:
+{"thought": "why", "action": {"name": "search", "arguments": {"query": ["what to search for"]}}}
+or the final answer:
+{"thought": "why", "action": {"answer": "the answer"}}"""
 
 TOOLS = """You may call these tools, one JSON schema a line:
 <tools>
@@ -117,9 +132,29 @@ A call is a JSON object with the tool's name and its arguments:
 Wait for the response, which comes inside <tool_response></tool_response>; never write one."""
 
 
-def research_prompt(tools: Iterable[dict] = (), today: datetime.date | None = None) -> str:
-    """Build the system prompt; `tools`: schemas listed as text, none if passed natively."""
+TOOLS_JSON = """You may call these tools, one JSON schema a line:
+{tools}
+
+A call: {{"thought": "why", "action": {{"name": "the tool's name", "arguments": {{"the parameter": \
+"its value"}}}}}}
+The answer: {{"thought": "why", "action": {{"answer": "the answer"}}}}
+Wait for the response, which comes inside <tool_response></tool_response>; never write one."""
+
+
+def research_prompt(
+    tools: Iterable[dict] = (), today: datetime.date | None = None, *, is_json: bool = False
+) -> str:
+    """Build the system prompt.
+
+    Args:
+        tools: schemas listed as text, none if passed natively.
+        today: date at the end; None for the current one.
+        is_json: turns are JSON objects (`drlib.models.json_turns`).
+    """
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    parts = [HEAD, TOOLS.format(tools=lines)] if lines else [HEAD_NATIVE]
+    if is_json:
+        parts = [HEAD_JSON, TOOLS_JSON.format(tools=lines)]
+    else:
+        parts = [HEAD, TOOLS.format(tools=lines)] if lines else [HEAD_NATIVE]
     today = today or datetime.date.today()
     return "\n\n".join([*parts, f"Current date: {today.isoformat()}"])

@@ -63,6 +63,8 @@ def main(argv: list[str] | None = None) -> int:
             prices=tuple(args.prices),
             omit=args.omit,
             preset=args.preset,
+            few_shot=args.few_shot,
+            constrained=args.constrained,
             system_prompt=args.system_prompt,
             question_prompt=args.question_prompt,
         )
@@ -174,6 +176,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--folder", default="", help="local model folder, smol, or a GGUF file (drlib convert)")
     add("--engine", default=default.engine, help="engine for --folder: hf or vllm")
     add("--native-tools", action="store_true", help="use the server's or template's tool format")
+    add("--few-shot", action="store_true", help="put one worked example before the question")
+    add(
+        "--constrained",
+        action="store_true",
+        help="constrain every turn to a call or an answer (structured output)",
+    )
     add("--runs", type=int, default=default.runs, help="researchers in Heavy mode")
     add("--temperature", type=float, default=default.temperature, help="sampling temperature")
     add("--calls", type=int, default=default.calls, help="maximum number of tool calls")

@@ -41,6 +41,7 @@ from drlib.chat.tool_calls import (
 )
 from drlib.endpoint import PROMPT_STATUSES, ChatEndpoint, EndpointError
 from drlib.models.engine import Completion, Engine, NewContext, Respond, SamplingParams
+from drlib.models.json_turns import JsonTurns
 
 STOP = ("<tool_response>",)  # written next by a policy that invents observations
 # finish reasons of servers; all others mean that the turn is complete
@@ -74,7 +75,7 @@ class MessageFormat:
     is_open: bool = False
     question: str = "{question}"
 
-    def read(self, message: ServerMessage) -> ServerMessage:
+    def read(self, message: ServerMessage, is_complete: bool = True) -> ServerMessage:
         """Return a server's message with drlib's tags."""
         text = message.text
         if text is not None:
@@ -127,6 +128,8 @@ class ApiEngine(Engine):
             tokens from its text: if the model's tags are special tokens, as those of the tour's
             policy, pass `{"extra_body": {"skip_special_tokens": False}}`.
         message_format: the form of messages that the model was trained on; None: as in drlib.
+            `JsonTurns` (drlib.models.json_turns) constrains the turns.
+        example: turns of a worked example, sent between the system prompt and the question.
 
     Raises:
         ValueError: concurrency or attempts below 1.
@@ -145,7 +148,8 @@ class ApiEngine(Engine):
         tools: Sequence[dict] | None = None,
         prices: tuple[float, float] = (0.0, 0.0),
         options: dict[str, Any] | None = None,
-        message_format: MessageFormat | None = None,
+        message_format: MessageFormat | JsonTurns | None = None,
+        example: Sequence[dict] = (),
     ):
         if concurrency < 1 or attempts < 1:
             raise ValueError(
@@ -159,6 +163,9 @@ class ApiEngine(Engine):
         self.prices = prices
         self.options = options or {}
         self.message_format = message_format
+        if isinstance(message_format, JsonTurns):
+            self.options = self.options | message_format.options
+        self.example = list(example)
         self.has_native_tools = bool(tools)
         self._has_replied = False  # the server accepts requests of this kind
 
@@ -252,7 +259,10 @@ class ApiEngine(Engine):
             **({"tools": list(self.tools)} if self.tools else {}),
             **self.options,
         }
-        messages = to_openai_messages(history, by_server=bool(self.tools))
+        head = sum(1 for _ in takewhile(lambda message: message["role"] == "system", history))
+        messages = to_openai_messages(
+            [*history[:head], *self.example, *history[head:]], by_server=bool(self.tools)
+        )
         if self.message_format is not None:
             messages = self.message_format.write(messages)
 
@@ -276,8 +286,6 @@ class ApiEngine(Engine):
         if FAILED.fullmatch(written_reason):
             raise ValueError(f"finish_reason {choice['finish_reason']!r}")
         message = read_message(choice)
-        if self.message_format is not None:
-            message = self.message_format.read(message)
         if REFUSED.fullmatch(written_reason) and not (message.text or message.calls):
             fault = f"the server refused the content: finish_reason {choice['finish_reason']!r}"
             return Completion(finish_reason="fault", fault=fault)
@@ -286,6 +294,8 @@ class ApiEngine(Engine):
             reason = "context"
         elif TRUNCATED.fullmatch(written_reason):
             reason = "length"
+        if self.message_format is not None:
+            message = self.message_format.read(message, is_complete=reason == "stop")
         read, written = read_usage(reply)
         text = render_message(message, self.message_format)
         return Completion(
@@ -349,7 +359,7 @@ def retry_request(
     return Completion(finish_reason="fault", fault=f"{fault}, {attempts} times")
 
 
-def render_message(message: ServerMessage, form: MessageFormat | None = None) -> str:
+def render_message(message: ServerMessage, form: MessageFormat | JsonTurns | None = None) -> str:
     """Convert a server's message to one text: reasoning as thought, calls as `<tool_call>`.
 
     Tags in the reasoning are escaped, and those in the content if they would hide a native call, so

@@ -7,7 +7,8 @@ equals the local engine's for the same model.
 
 It is slower than the other engines: a batch ends with its longest turn, and every turn reads its
 whole context. Routes (`routes=True`) are those of the first pass over a token. For several devices
-or quantisation pass a model that was loaded that way.
+or quantisation pass a model that was loaded that way. With a `constraint`, log-probabilities and
+entropies are those of the constrained distribution (`drlib.models.turn_constraint`).
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,11 @@ from drlib.models.engine import Completion, SamplingParams
 from drlib.models.moe import load_model
 from drlib.models.routing_replay import record_routes
 from drlib.models.sampling import sample
+from drlib.models.turn_constraint import TokenMasks, TurnConstraint
 from drlib.validation import require
+
+# logit of a token that is not allowed; finite, because 0 * infinity in the entropy would be NaN
+MASKED = -1e30
 
 
 class TransformersEngine(TurnwiseEngine):
@@ -42,10 +47,13 @@ class TransformersEngine(TurnwiseEngine):
         batch: conversations that generate together.
         max_context: tokens; None for the model's maximum.
         routes: report expert routes (`Completion.routed_experts`).
+        constraint: of every turn; None for free text.
 
     Raises:
-        ValueError: no causal language model in that folder, a context longer than the model's, or
-            routes of a model without softmax top-k routers.
+        ValueError: no causal language model in that folder, a context longer than the model's,
+            routes of a model without softmax top-k routers, or a constraint that llguidance
+            rejects.
+        ModuleNotFoundError: a constraint without llguidance.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class TransformersEngine(TurnwiseEngine):
         batch: int = 16,
         max_context: int | None = None,
         routes: bool = False,
+        constraint: TurnConstraint | None = None,
     ):
         require(batch >= 1, f"batch={batch} must be at least 1")
         self.model = load_model(model) if isinstance(model, str | Path) else model
@@ -68,6 +77,7 @@ class TransformersEngine(TurnwiseEngine):
         self.routes = routes
         if routes:
             _require_routers(self.model)
+        self._masks = constraint.create_masks(self.vocab_size) if constraint else None
         self._waiting: list[tuple[Conversation, SamplingParams]] = []
 
     def update_weights(self, model: PreTrainedModel) -> None:
@@ -86,7 +96,7 @@ class TransformersEngine(TurnwiseEngine):
         """Generate one turn each for the next `batch` conversations."""
         batch, self._waiting = self._waiting[: self.batch], self._waiting[self.batch :]
         conversations = [conversation for conversation, _ in batch]
-        draw = _Draw(conversations, batch[0][1])
+        draw = _Draw(conversations, batch[0][1], self._masks)
         prompts = [torch.tensor(conversation.ids) for conversation in conversations]
         ids_NT, seen_NT = _left_padded(prompts, self.model.device)
         plan = GenerationConfig(
@@ -117,8 +127,14 @@ class TransformersEngine(TurnwiseEngine):
 class _Draw(LogitsProcessor):
     """Samples each conversation's next token, records it, and forces `generate` to emit it."""
 
-    def __init__(self, conversations: list[Conversation], params: SamplingParams):
+    def __init__(
+        self,
+        conversations: list[Conversation],
+        params: SamplingParams,
+        masks: TokenMasks | None = None,
+    ):
         self.params = params
+        self.masks = [masks.copy() for _ in conversations] if masks else None
         self.turn_limits = [conversation.turn_limit for conversation in conversations]
         self.turns: list[list[int]] = [[] for _ in conversations]
         self.logprobs: list[list[float]] = [[] for _ in conversations]
@@ -134,7 +150,10 @@ class _Draw(LogitsProcessor):
         step = max(map(len, self.turns))
         uniforms_N = torch.from_numpy(self.uniforms[:, step]).to(scores.device)
         sampling = self.params.temperature, self.params.top_p
-        drawn_N, logp_N, entropy_N = sample(scores.float(), uniforms_N, *sampling)
+        logits_NV = scores.float()
+        if self.masks:
+            logits_NV = self._mask(logits_NV)
+        drawn_N, logp_N, entropy_N = sample(logits_NV, uniforms_N, *sampling)
         columns = drawn_N.tolist(), logp_N.tolist(), entropy_N.tolist()
         for i, (token, logp, entropy) in enumerate(zip(*columns)):
             if self.open[i]:
@@ -143,7 +162,17 @@ class _Draw(LogitsProcessor):
                 self.entropies[i].append(entropy)
                 full = len(self.turns[i]) >= self.turn_limits[i]
                 self.open[i] = not full and not has_stopped(self.turns[i], self.params)
+                if self.masks and self.open[i]:
+                    self.masks[i].accept(token)
         return torch.full_like(scores, -torch.inf).scatter_(1, drawn_N[:, None], 0.0)
+
+    def _mask(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        """Return the logits with MASKED for the tokens that the grammar excludes."""
+        allowed_NV = np.ones(logits_NV.shape, bool)
+        for i, masks in enumerate(self.masks):
+            if self.open[i]:
+                allowed_NV[i] = masks.allowed()
+        return logits_NV.masked_fill(~torch.from_numpy(allowed_NV).to(logits_NV.device), MASKED)
 
     def completions(self) -> list[Completion]:
         reasons = [infer_finish_reason(turn, self.params) for turn in self.turns]

@@ -14,7 +14,8 @@ for a chunk there. Its CPU attention needs heads of at least 32 coordinates.
 
 Routes (`routes=True`) are vLLM's own record of the first pass over a token, stored with the prefix
 cache. This needs a GPU; vLLM 0.31 cannot record on a CPU. Entropies are NaN, because vLLM returns
-only the top log-probabilities.
+only the top log-probabilities. With a `constraint`, log-probabilities are those of the constrained
+distribution (`drlib.models.turn_constraint`).
 """
 
 import math
@@ -38,6 +39,7 @@ from drlib.models.conversations import (
 from drlib.models.engine import Completion, SamplingParams
 from drlib.models.moe import load_model_config, save_policy
 from drlib.models.router_bias import get_router_biases
+from drlib.models.turn_constraint import TurnConstraint
 from drlib.validation import require
 
 SMALLEST_HEAD = 32  # head_dim of vLLM's attention on a CPU
@@ -134,6 +136,7 @@ class VllmEngine(ParityCheckedEngine):
         max_gap: maximum difference of log-probabilities after an update, nats (`require_parity`).
             In half precision a correct engine differs by more: measure before you raise it.
         routes: report expert routes (`Completion.routed_experts`).
+        constraint: of every turn, through vLLM's structured outputs; None for free text.
         options: of `vllm.EngineArgs`, such as `tensor_parallel_size` or `dtype` (default float32).
 
     Raises:
@@ -150,6 +153,7 @@ class VllmEngine(ParityCheckedEngine):
         max_context: int | None = None,
         max_gap: float = MAX_GAP,
         routes: bool = False,
+        constraint: TurnConstraint | None = None,
         **options,
     ):
         arguments, engine, platform = _vllm()
@@ -168,6 +172,14 @@ class VllmEngine(ParityCheckedEngine):
             "logprobs_mode": "processed_logprobs",  # of the sampling distribution
             "disable_log_stats": True,
         }
+        self._grammar = constraint.grammar if constraint else ""
+        if constraint:
+            own = str(Path(self._folder.name, "tokenizer"))
+            constraint.tokenizer.save_pretrained(own)
+            load_model_config(path).save_pretrained(own)  # read by vLLM before the tokenizer
+            plan["tokenizer"] = own
+            plan["skip_tokenizer_init"] = False  # structured outputs read the tokens' text
+            plan["structured_outputs_config"] = {"backend": "guidance"}
         if platform.is_cpu():
             plan |= _on_a_cpu(path, max_context)
         self._sparse = _sparse_layers(path) if routes else []
@@ -227,6 +239,10 @@ class VllmEngine(ParityCheckedEngine):
         from vllm import SamplingParams as VllmParams
 
         options = request_options(conversation, params) | {"detokenize": False}
+        if self._grammar:
+            from vllm.sampling_params import StructuredOutputsParams
+
+            options["structured_outputs"] = StructuredOutputsParams(grammar=self._grammar)
         if self.routes:
             options["routed_experts_prompt_start"] = conversation.reported
         name = self._add(conversation.ids, VllmParams(**options))

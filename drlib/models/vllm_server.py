@@ -38,6 +38,7 @@ from drlib.models.conversations import (
 )
 from drlib.models.engine import Completion, SamplingParams
 from drlib.models.moe import load_model_config, save_policy
+from drlib.models.turn_constraint import TurnConstraint
 from drlib.models.vllm_engine import MAX_GAP, ParityCheckedEngine, request_options, truncate_at_stop
 from drlib.validation import require
 
@@ -58,6 +59,7 @@ class VllmServer(ParityCheckedEngine):
         concurrency: requests in flight.
         attempts, pause_s: as for `ApiEngine`.
         max_gap: as for `VllmEngine`.
+        constraint: of every turn, through the server's structured outputs; None for free text.
 
     Raises:
         ValueError: no model in that folder.
@@ -73,6 +75,7 @@ class VllmServer(ParityCheckedEngine):
         attempts: int = 5,
         pause_s: float = 0.5,
         max_gap: float = MAX_GAP,
+        constraint: TurnConstraint | None = None,
     ):
         require(min(concurrency, attempts) >= 1, "concurrency and attempts must be at least 1")
         self.endpoint = endpoint
@@ -83,6 +86,7 @@ class VllmServer(ParityCheckedEngine):
         self.attempts = attempts
         self.pause_s = pause_s
         self.max_gap = max_gap
+        self.constraint = constraint
         self._waiting: list[tuple[Conversation, SamplingParams]] = []
         self._in_flight: dict[Future, Conversation] = {}
 
@@ -137,11 +141,15 @@ class VllmServer(ParityCheckedEngine):
         prompt = list(conversation.ids)
         options = _options(conversation, params)
         rng = random.Random(options["seed"])
+        if self.constraint:
+            options["extra_body"]["structured_outputs"] = {"grammar": self.constraint.grammar}
 
         def ask() -> Completion:
             reply = self.endpoint.complete_ids(prompt, **options)
             completion = _completion(reply, params)
             check_ids(completion.token_ids, self.vocab_size, "the server's turn")
+            if self.constraint and completion.finish_reason == "stop":
+                self.constraint.require_applied(completion.token_ids)
             return completion
 
         def work() -> None:
