@@ -32,7 +32,7 @@ SMALL = {
 }
 ARMS = {
     "ppo": {},
-    "frozen": {"rl.lr": 0.0},
+    "frozen": {"rl.lr": 1e-30},  # too small to change a weight
     "broken": {"rl.agent": "reakt"},  # fails when the stage starts
 }
 

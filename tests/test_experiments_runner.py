@@ -51,7 +51,7 @@ SMALL = {
 }
 ARMS = {
     "ppo": {},
-    "frozen": {"rl.lr": 0.0},
+    "frozen": {"rl.lr": 1e-30},  # too small to change a weight
     "broken": {"rl.reward.name": "away"},
 }
 KILLED_RUN = ("frozen", 1)  # the run during which the plan is killed

@@ -166,6 +166,8 @@ def test_reward_that_is_always_the_same_is_a_fault(healthy):
     assert nothing.ok is False and "sft" in nothing.remedy
     everything = doctor.check_variance(judged(1.0, healthy))
     assert everything.ok is False and "harder" in everything.remedy
+    mixed = [with_reward(t, float(t.group_id[-1] > "3"), {}) for t in healthy]  # by question
+    assert "rl.sampling.draws" in doctor.check_variance(mixed).remedy
     assert doctor.check_variance([]).ok is None
 
 
@@ -259,7 +261,7 @@ def test_more_threads_than_cores_are_a_fault(monkeypatch):
     assert found.ok is False and "set processes to 1" in found.remedy
     half = config.derive(model__dtype="bfloat16")
     for has, verdict in ((True, True), (False, False)):
-        monkeypatch.setattr(diagnosis, "has_bfloat16", lambda has=has: has)
+        monkeypatch.setattr(diagnosis, "_has_bfloat16", lambda has=has: has)
         assert check_machine_load(half, cores=2).ok is verdict or torch.cuda.is_available()
 
 
@@ -481,6 +483,18 @@ def test_folder_without_manifest_is_an_error(tmp_path, run_copy):
         examine(run_copy)
     with pytest.raises(ValueError, match="no folder of a stage or a model"):
         examine(tmp_path / "nothing")
+
+
+def test_stage_without_saved_rollouts_is_sampled(run_copy):
+    """As stage sft: its policy answers questions with the settings of the stage."""
+    for path in run_copy.glob("trajectories_*.parquet"):
+        path.unlink()
+    checks = examine(run_copy)
+    assert "of 128 rollouts" in checks["truncation"].finding and checks["engine"].ok
+    assert "planned steps" in checks["learning rate"].finding
+    (world,) = run_copy.parent.glob("world-*")
+    with pytest.raises(ValueError, match="stage world has no policy"):
+        examine(world)
 
 
 def test_trl_run_is_examined(tmp_path):

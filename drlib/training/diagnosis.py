@@ -172,7 +172,7 @@ def _finished_stage(folder: Path) -> Subject:
     folder = folder.resolve()
     manifest = read_manifest(folder)
     settings, runs = manifest["settings"], folder.parents[1]
-    config = restore_config(settings, folder.parent.name)
+    config = _restore_config(settings, folder.parent.name)
     rows = read_metrics(folder) if (folder / METRICS).exists() else []
     policy = find_policy(folder)
     require(
@@ -216,7 +216,7 @@ def _with_rollouts(subject: Subject, saved: Sequence[Path]) -> Subject:
     return subject
 
 
-def restore_config(settings: Mapping, profile: str) -> Config:
+def _restore_config(settings: Mapping, profile: str) -> Config:
     """Return the settings of a finished stage, from its manifest.
 
     Settings that results do not depend on, such as `processes`, are those of the profile. The
@@ -275,7 +275,9 @@ def diagnose(
             tasks = draw_known_tasks(scheduler)
             sample = None
             if setup is not None and not subject.rollouts and questions != 0:
-                sample = sample_rollouts(subject, setup, toolbox, scheduler, questions, turn_tokens)
+                sample = _sample_rollouts(
+                    subject, setup, toolbox, scheduler, questions, turn_tokens
+                )
             rollouts = sample.rollouts if sample else subject.rollouts
             checks = [template]
             if setup is not None:
@@ -355,7 +357,7 @@ def _check_paid(chat, system, toolbox, tasks, config: Config) -> Check:
 # ---------------------------------------------------------------- samples and their scores
 
 
-def sample_rollouts(
+def _sample_rollouts(
     subject: Subject,
     setup: ChatSetup,
     toolbox: Toolbox,
@@ -486,14 +488,14 @@ def check_machine_load(config: Config, cores: int | None = None) -> Check:
     finding = f"{processes} processes x {threads} threads on {cores} cores, {dtype} on a {device}"
     if processes * threads > cores:
         return Check("machine", False, finding, f"set processes to {max(1, cores // threads)}")
-    is_slow = dtype == "bfloat16" and device == "CPU" and not has_bfloat16()
+    is_slow = dtype == "bfloat16" and device == "CPU" and not _has_bfloat16()
     if is_slow:
         finding += ", which lacks bfloat16 instructions: several times slower than float32"
         return Check("machine", False, finding, "set model.dtype=float32")
     return Check("machine", True, finding)
 
 
-def has_bfloat16() -> bool:
+def _has_bfloat16() -> bool:
     """Return True if this CPU multiplies bfloat16 matrices itself."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 

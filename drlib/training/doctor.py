@@ -39,6 +39,7 @@ PARSED_SHARE = 0.5  # of the turns that must parse
 LIVE_SHARE = 0.1  # of the groups that must have reward variance
 CUT_SHARE = 0.5  # of the rollouts that may end at a token limit
 IDENTICAL_SHARE = 0.5  # of the groups whose rollouts may all be the same
+MAJORITY = 0.9  # of the rollouts with one reward, above which questions are too hard or too easy
 EXAMPLES = 3  # turns shown
 EXAMPLE_CHARACTERS = 400  # of each of them
 WRITTEN_TASKS = 4  # questions with written answers
@@ -104,7 +105,7 @@ def _starts_with_prompt(trajectory: Trajectory, chat: Any) -> bool:
     return trajectory.token_ids[: len(ids)].tolist() == ids
 
 
-def list_turns(trajectory: Trajectory) -> list[list[int]]:
+def _list_turns(trajectory: Trajectory) -> list[list[int]]:
     """Return the sampled ids of each turn."""
     generated = trajectory.generated
     return [
@@ -134,7 +135,7 @@ def check_stop(
         others = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in sorted(declared))
         finding = f"the model declares {others} as its end, but its template ends turns with {end}"
         return Check(name, False, finding, remedy)
-    turns = [ids for t in trajectories for ids in list_turns(t)]
+    turns = [ids for t in trajectories for ids in _list_turns(t)]
     if not turns:
         return Check(name, True, f"turns end with {end!r}")
     ends = stops | {*tokenizer.all_special_ids}
@@ -164,7 +165,7 @@ def check_stop(
 def check_turns(chat: Any, trajectories: Sequence[Trajectory]) -> Check:
     """Check that most turns are a tool call or an answer, and show three of them."""
     name, native = "turns", getattr(chat, "has_native_tools", False)
-    texts = [chat.decode_turn(ids) for t in trajectories for ids in list_turns(t)]
+    texts = [chat.decode_turn(ids) for t in trajectories for ids in _list_turns(t)]
     if not texts:
         return Check(name, None, "no turn was sampled")
     actions = [parse_native(text)[0] if native else parse(text) for text in texts]
@@ -201,12 +202,13 @@ def check_sampling(temperature: float, trajectories: Sequence[Trajectory] = ()) 
     if temperature == 0:
         finding = "rl.temperature=0: the rollouts of a group are the same, so no reward differs"
         return Check(name, False, finding, remedy)
-    groups = [group for group in group_rollouts(trajectories).values() if len(group) > 1]
+    groups = [group for group in _group_rollouts(trajectories).values() if len(group) > 1]
     if not groups:
         return Check(name, True, f"rl.temperature={temperature:g}")
     same = sum(len({_conversation(t) for t in group}) == 1 for group in groups)
     finding = f"all rollouts are equal in {same} of {len(groups)} groups"
     if same > IDENTICAL_SHARE * len(groups):
+        remedy += "; if it does, the policy has collapsed: start from an earlier one"
         return Check(name, False, finding, remedy)
     return Check(name, True, f"rl.temperature={temperature:g}; {finding}")
 
@@ -215,7 +217,7 @@ def _conversation(trajectory: Trajectory) -> tuple[str, ...]:
     return tuple(message["content"] for message in trajectory.messages)
 
 
-def group_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
+def _group_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
     """Return the rollouts by group."""
     groups = defaultdict(list)
     for trajectory in trajectories:
@@ -245,7 +247,7 @@ def check_variance(trajectories: Sequence[Trajectory], rows: Sequence[Mapping] =
     name = "groups"
     judged = [t for t in trajectories if t.reward is not None]
     rewards = [float(t.reward or 0.0) for t in judged]
-    groups = group_rollouts(judged).values()
+    groups = _group_rollouts(judged).values()
     if rows and "live_groups" in rows[0]:
         live = float(np.mean([row["live_groups"] for row in rows]))
         reward = float(np.mean([row["reward"] for row in rows if "reward" in row] or [0.0]))
@@ -258,15 +260,16 @@ def check_variance(trajectories: Sequence[Trajectory], rows: Sequence[Mapping] =
     finding = f"{live:.0%} of the groups have reward variance, mean reward {reward:.2f} ({source})"
     if live >= LIVE_SHARE:
         return Check(name, True, finding)
-    if rewards and min(rewards) == max(rewards) and min(rewards) > 0:
+    value, times = Counter(rewards).most_common(1)[0] if rewards else (0.0, 0)
+    if times < MAJORITY * len(rewards):
+        remedy = "raise rl.group, or draw again with rl.sampling.draws=4"
+    elif value == max(rewards) > 0:
         remedy = "ask harder questions: rl.curriculum.conditions, or rl.curriculum.python_share=0"
-    elif rewards and min(rewards) == max(rewards):
+    else:
         remedy = (
-            "no rollout is paid: see turns, truncation and reward above; then train stage sft "
+            "almost no rollout is paid: remove the other faults first; then train stage sft "
             "longer, ask easier questions, or raise rl.group"
         )
-    else:
-        remedy = "raise rl.group, or draw again with rl.sampling.draws=4"
     return Check(name, False, finding, remedy)
 
 
@@ -280,7 +283,7 @@ def check_truncation(trajectories: Sequence[Trajectory], limits: Limits) -> Chec
     if not trajectories:
         return Check(name, None, "no rollouts")
     cut = [t for t in trajectories if t.termination == Termination.LENGTH]
-    at_turn = sum(len(list_turns(t)[-1]) >= limits.turn_tokens for t in cut if list_turns(t))
+    at_turn = sum(len(_list_turns(t)[-1]) >= limits.turn_tokens for t in cut if _list_turns(t))
     finding = (
         f"{len(cut)} of {len(trajectories)} rollouts are cut: {at_turn} turns at "
         f"{limits.turn_tokens} tokens, {len(cut) - at_turn} contexts at {limits.context_tokens}"
@@ -325,7 +328,7 @@ def check_loss_mask(trajectories: Sequence[Trajectory], config: Config) -> Check
 # ---------------------------------------------------------------- reward
 
 
-class WrittenTurns(TurnwiseEngine):
+class _WrittenTurns(TurnwiseEngine):
     """An engine that writes given turns: `turns[i]` are those of request i, in order."""
 
     def __init__(self, chat: Any, turns: Sequence[Sequence[str]]):
@@ -348,11 +351,11 @@ class WrittenTurns(TurnwiseEngine):
         return [(each, self._complete(each)) for each in started]
 
     def _complete(self, conversation) -> Completion:
-        ids = encode_turn(self.chat, self.turns[conversation.number][conversation.turns])
+        ids = _encode_turn(self.chat, self.turns[conversation.number][conversation.turns])
         return Completion(ids, [0.0] * len(ids), [0.0] * len(ids), "stop")
 
 
-def encode_turn(chat: Any, text: str) -> list[int]:
+def _encode_turn(chat: Any, text: str) -> list[int]:
     """Encode a turn up to its stop token."""
     ids = chat.encode(text)
     return ids if ids[-1] in chat.stop_ids else [*ids, chat.end_id]
@@ -369,7 +372,7 @@ def draw_known_tasks(scheduler: QuestionScheduler) -> list[Task]:
     return [source.draw(hops, random) for _ in range(WRITTEN_TASKS)]
 
 
-def find_wrong_answer(task: Task, tasks: Sequence[Task]) -> str:
+def _find_wrong_answer(task: Task, tasks: Sequence[Task]) -> str:
     """Return the answer of another question that is wrong for this one."""
     others = [other.answer for other in tasks if not is_correct(other.answer, task)]
     numbers = (str(number) for number in count())
@@ -388,16 +391,16 @@ def write_rollouts(
     turns = []
     for task in tasks:
         search = [render_call("search", {"query": [task.question]})] if calls else []
-        answers = (task.answer, find_wrong_answer(task, tasks))
+        answers = (task.answer, _find_wrong_answer(task, tasks))
         turns += [[*search, render_answer(answer)] for answer in answers]
-    engine = WrittenTurns(chat, turns)
+    engine = _WrittenTurns(chat, turns)
     limits = Limits(calls, engine.max_context, engine.max_context)
     rollouts = ReAct(engine, toolbox, chat, limits, system).run(tasks, samples=2)
     reward = build_reward(config)
     owners = [task for task in tasks for _ in range(2)]
     for trajectory, answers in zip(rollouts, owners):
         # s3's reward subtracts the answer of plain retrieval: none here
-        trajectory.metadata.setdefault("rag_answer", find_wrong_answer(answers, tasks))
+        trajectory.metadata.setdefault("rag_answer", _find_wrong_answer(answers, tasks))
     return [judge_rollout(t, task, reward) for t, task in zip(rollouts, owners)]
 
 
@@ -431,7 +434,7 @@ def check_reward(rollouts: Sequence[Trajectory], name: str) -> Check:
 def check_limits(chat: Any, system: str | None, tasks: Sequence[Task], config: Config) -> Check:
     """Check that a prompt and a right answer fit into the limits of turn and context."""
     prompt = min(len(chat.prompt(task.question, system=system)) for task in tasks)
-    turn = min(len(encode_turn(chat, render_answer(task.answer))) for task in tasks)
+    turn = min(len(_encode_turn(chat, render_answer(task.answer))) for task in tasks)
     turn_limit, context = config.rollout.max_turn_tokens, config.rollout.max_context_tokens
     finding = (
         f"the shortest prompt has {prompt} tokens and an answer {turn}; limits: context {context}, "
@@ -534,7 +537,7 @@ def require_learnable(
         ValueError: all faults with their remedies, on one line.
     """
     tasks = draw_known_tasks(scheduler)
-    checks = check_settings(config, chat, system, tasks)
+    checks = _check_settings(config, chat, system, tasks)
     if all(check.ok for check in checks if check.name == "template"):
         rollouts = write_rollouts(chat, system, toolbox, tasks, config)
         checks += [check_reward(rollouts, config.rl.reward.name), check_loss_mask(rollouts, config)]
@@ -544,7 +547,7 @@ def require_learnable(
         raise ValueError("this run cannot learn: " + " | ".join(lines))
 
 
-def check_settings(
+def _check_settings(
     config: Config, chat: Any, system: str | None, tasks: Sequence[Task]
 ) -> list[Check]:
     """Return the checks of the settings and the chat template."""
