@@ -27,6 +27,16 @@ class Decoder:
         layer a prefill computes only the last token of each chunk: [M, k].
     """
 
+    dtype = torch.float32  # of weights and cache
+    # properties in which new weights must equal the first ones
+    same: tuple[str, ...] = (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "head_dim",
+        "num_experts",
+    )
+
     def __init__(self, model, rows: int, max_context: int, routes: bool = False):
         config = model.config
         self.routes = routes
@@ -37,11 +47,10 @@ class Decoder:
                 f"embeddings={config.max_position_embeddings}: lower it or build a "
                 "longer model"
             )
-        dense = config.mlp_only_layers or config.decoder_sparse_step != 1
-        if dense or not config.norm_topk_prob:
-            raise ValueError("the local engine needs norm_topk_prob and every layer sparse")
+        self._check(config)
         self.config, self.rows, self.vocab_size = config, rows, config.vocab_size
-        self.dim, self.n_heads = config.head_dim, config.num_attention_heads
+        self.n_heads = config.num_attention_heads
+        self.dim = getattr(config, "head_dim", None) or config.hidden_size // self.n_heads
         self.n_kv = config.num_key_value_heads
         self.device = model.lm_head.weight.device
         # width -> sqrt(width * epsilon) of an RMSNorm; there are two widths
@@ -58,21 +67,27 @@ class Decoder:
         self.turn = torch.polar(torch.ones_like(angle), angle)[:, None]
         self.load(model)
 
+    def _check(self, config) -> None:
+        """Raise ValueError for a model that this decoder does not support."""
+        dense = config.mlp_only_layers or config.decoder_sparse_step != 1
+        if dense or not config.norm_topk_prob:
+            raise ValueError("the local engine needs norm_topk_prob and every layer sparse")
+
     def make_cache(self) -> None:
         """Allocate the key-value cache."""
-        rows = 2, self.config.num_hidden_layers, self.rows, self.n_kv
-        self.cache = torch.zeros(*rows, self.max_context, self.dim, device=self.device)
+        shape = 2, self.config.num_hidden_layers, self.rows, self.n_kv, self.max_context, self.dim
+        self.cache = torch.zeros(shape, device=self.device, dtype=self.dtype)
 
     @torch.no_grad()
     def load(self, model) -> None:
         """Copy the weights of `model`, of the same shape as at construction."""
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "head_dim", "num_experts"):
+        for name in self.same:
             if getattr(model.config, name) != getattr(self.config, name):
                 raise ValueError(f"the new model differs in {name}: build a new engine for it")
-        self.embedding = model.model.embed_tokens.weight.detach().float().clone()
+        self.embedding = model.model.embed_tokens.weight.detach().to(self.dtype, copy=True)
         self.root = self.config.hidden_size**0.5  # of the width, which `_norm` omits
         head_gain = self.root * model.model.norm.weight.float()
-        self.head = model.lm_head.weight.detach().float() * head_gain
+        self.head = (model.lm_head.weight.detach().float() * head_gain).to(self.dtype)
         self.layers = [self._fuse(layer) for layer in model.model.layers]
 
     def _fuse(self, layer) -> dict[str, torch.Tensor]:
@@ -120,7 +135,8 @@ class Decoder:
             positions = positions_N[first : first + _ROW_BLOCK]
             length = int(positions.max()) + 1
             hidden = self.columns[:length] > positions[:, None]
-            mask = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -torch.inf)
+            mask = torch.zeros(hidden.shape, device=self.device, dtype=self.dtype)
+            mask = mask.masked_fill_(hidden, -torch.inf)
             mask = mask.repeat_interleave(kv, 0)[:, None]
             blocks.append((first, first + len(positions), length, mask))
 

@@ -22,8 +22,10 @@ import torch
 
 from drlib.models.conversations import check_ids, random_stream, validate_requests
 from drlib.models.decoder import Decoder
+from drlib.models.dense_decoder import DenseDecoder
 from drlib.models.engine import Completion, Engine, NewContext, Respond, SamplingParams
 from drlib.trajectory import NO_RECORD
+from drlib.validation import require
 
 _PREFILL_TOKENS = 4096  # maximum tokens, with padding, of one prefill call
 _PATIENCE = 32  # row-steps of waiting that cost about as much as a prefill call
@@ -44,6 +46,7 @@ class LocalEngine(Engine):
         version: number of weight updates so far; pass the saved one when resuming.
         routes: report expert routes (`Completion.routed_experts`); NO_RECORD in the last layer for
             tokens of which only keys and values were needed there.
+        dtype: of weights and cache of a dense model (`drlib.models.dense_decoder`).
 
     Raises:
         ValueError: slots or max_context too small, or a context longer than the model's.
@@ -60,6 +63,7 @@ class LocalEngine(Engine):
         lockstep: bool = False,
         version: int = 0,
         routes: bool = False,
+        dtype: torch.dtype = torch.float32,
     ):
         if slots < 1 or max_context < 2:
             raise ValueError(
@@ -67,7 +71,7 @@ class LocalEngine(Engine):
             )
         self.max_context, self.lockstep = max_context, lockstep
         self.version = version
-        self._decoder = create_decoder(model, slots, max_context, routes)
+        self._decoder = create_decoder(model, slots, max_context, routes, dtype)
 
     def update_weights(self, model) -> None:
         """Copy the weights of `model`; later completions use them."""
@@ -330,13 +334,23 @@ class _Run:
 def _no_routes(decoder: Decoder, context: int) -> np.ndarray:
     """Allocate the routes of all rows [rows, context, L, k]; context 0 without `routes`."""
     config = decoder.config
-    width = context if decoder.routes else 0
-    shape = (decoder.rows, width, config.num_hidden_layers, config.num_experts_per_tok)
+    if not decoder.routes:
+        return np.zeros((decoder.rows, 0), np.uint16)
+    shape = (decoder.rows, context, config.num_hidden_layers, config.num_experts_per_tok)
     return np.full(shape, NO_RECORD, np.uint16)
 
 
-def create_decoder(model, rows: int, max_context: int, routes: bool = False) -> Decoder:
-    """Create the decoder for the device of the model; arguments as for `Decoder`."""
+def create_decoder(
+    model,
+    rows: int,
+    max_context: int,
+    routes: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Decoder:
+    """Create the decoder for the kind and device of the model; arguments as for `Decoder`."""
+    if not hasattr(model.config, "num_experts"):
+        require(not routes, f"a {model.config.model_type} has no experts, so no routes to report")
+        return DenseDecoder(model, rows, max_context, dtype)
     if model.lm_head.weight.device.type != "cpu":
         return Decoder(model, rows, max_context, routes)
     # Lazy import: numba takes a third of a second, and most programs do not sample.
