@@ -15,6 +15,7 @@ import difflib
 import hashlib
 import importlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,9 +30,11 @@ from drlib.registry import load_plugins, suggest_name
 ROOT = Path(__file__).resolve().parents[1]  # the checkout: figures/, notebooks/
 TOUR = ROOT / "figures" / "reference" / "tour"  # the committed reference run
 AGAIN = TOUR.with_name("again")  # the same recipe, trained by a later commit
+WORLD_JOINT = re.compile(r"\+(?=[a-z]+(?:[:+]|$))")  # between worlds: cldr+folder:notes
 PATH_WORLDS = ("folder", "zim")  # kinds of world whose name contains a path
 SMOL = "smol"  # SmolLM2-135M-Instruct, installed by `drlib convert smol`
-PATH_SETTINGS = ("world.name", "model.path", "rl.start")
+WORLD_SETTINGS = ("world.name", "evaluation.world")
+PATH_SETTINGS = (*WORLD_SETTINGS, "model.path", "rl.start")
 TRAINING_STAGES = ("cpt", "sft", "rl")
 ROLLOUT_STAGES = ("demonstrations", "rl", "evaluate")  # stages that use the tools
 MODEL_STAGES = ("untrained", "cpt", "sft", "rl", "demonstrations", "evaluate")
@@ -54,8 +57,10 @@ def setting(default: Any, help: str, *stages: str, choices: str = "") -> Any:
 class WorldConfig:
     """The document collection that the tools search."""
 
-    name: str = setting("tour", "collection, such as tour, cldr, pydocs or folder:PATH", "world")
-    pages: int = setting(800, "pages kept of a larger collection", "world")
+    name: str = setting(
+        "tour", "collection, such as tour, folder:PATH or the mixture cldr+pydocs", "world"
+    )
+    pages: int = setting(800, "pages kept of larger collections, in equal parts", "world")
     relations: int = setting(12, "relations kept, those with the most facts", "world")
     endpoint: str = setting(
         "", "OpenAI-compatible server that extracts facts from a folder's sentences", "world"
@@ -107,9 +112,9 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = setting(
         "float32", "dtype of weights and computation", *MODEL_STAGES
     )
-    tool_format: Literal["prompt", "template"] = setting(
+    tool_format: Literal["prompt", "template", "brief"] = setting(
         "prompt",
-        "describe the tools in a system prompt or through the chat template",
+        "describe the tools in a system prompt or through the chat template, or only name them",
         *MODEL_STAGES,
     )
     hidden: int = setting(128, "width of the residual stream", "untrained")
@@ -469,6 +474,9 @@ class EvaluationConfig:
 
     questions: int = setting(200, "questions per kind", "evaluate")
     samples: int = setting(8, "answers per question at temperature 1", "evaluate")
+    world: str = setting(
+        "", "another world to ask about, such as folder:PATH; empty: that of the run", "evaluate"
+    )
     seed: int = setting(
         574959,
         "seed of the held-out questions and answers; drawn before the recipe was final",
@@ -635,13 +643,21 @@ def _absolute_path(name: str, value: Any, base: Path) -> Any:
     """
     if not isinstance(value, str) or not value:
         return value
-    if name == "world.name":
-        kind, _, rest = value.partition(":")
-        return f"{kind}:{_join(base, rest)}" if kind in PATH_WORLDS and rest else value
+    if name in WORLD_SETTINGS:
+        parts = [part.partition(":") for part in split_worlds(value)]
+        return "+".join(
+            f"{kind}:{_join(base, rest)}" if kind in PATH_WORLDS and rest else kind + colon + rest
+            for kind, colon, rest in parts
+        )
     for start in (base, ROOT) if name == "rl.start" else (base,):
         if _join(start, value).is_dir():
             return str(_join(start, value))
     return value
+
+
+def split_worlds(name: str) -> list[str]:
+    """Split the name of a mixture of worlds, such as "cldr+pydocs+folder:notes"."""
+    return WORLD_JOINT.split(name)
 
 
 def _join(base: Path, path: str) -> Path:

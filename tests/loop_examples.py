@@ -21,6 +21,7 @@ from drlib.training import data, grpo, stages
 from drlib.training.batch import RolloutBatch, prepare_batch, truncate_batch
 from drlib.training.callbacks import StepState
 from drlib.training.distributed import Ranks, gradients
+from drlib.training.policies import StageStart
 from drlib.training.question_scheduler import QuestionScheduler
 from drlib.training.rollouts import collect_rollouts, sample_rollouts, summarise_rollouts
 from drlib.training.run_folder import RunFolder
@@ -62,7 +63,9 @@ class ColdStart:
         run = RunFolder(folder, {}, Ranks())
         model = copy.deepcopy(policy or self.policy)
         questions = QuestionScheduler(config, self.world, Names.from_world(self.world))
-        return grpo.GRPOTrainer(config, run, model, self.chat, self.toolbox, questions)
+        names = Names.from_world(self.world)
+        start = StageStart(run, "", model, self.chat, None, self.world, names)
+        return grpo.GRPOTrainer(config, start, self.toolbox, questions)
 
 
 def build_world(runs: Path) -> None:

@@ -228,7 +228,7 @@ def test_pretraining_updates_biases_for_the_next_stage(tmp_path):
     steps = biases / 0.01
     assert 0 < biases.abs().max() <= 0.04 + 1e-6  # four steps of at most the rate
     torch.testing.assert_close(steps, steps.round(), atol=1e-3, rtol=0)
-    _, model, *_ = policies.begin_stage("sft", "cpt", config, tmp_path / "sft" / "sft-1", Ranks())
+    model = policies.begin_stage("sft", "cpt", config, tmp_path / "sft" / "sft-1", Ranks()).model
     assert torch.equal(get_router_biases(model), biases)
 
 

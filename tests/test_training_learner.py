@@ -32,6 +32,7 @@ from drlib.training.distributed import Ranks
 from drlib.training.grpo import GRPOTrainer, check_rl_settings, engine_weights
 from drlib.training.learner import accumulate_gradients, loss_config, record, split_micro_batches
 from drlib.training.optim import Optimizers
+from drlib.training.policies import StageStart
 from drlib.training.question_scheduler import QuestionScheduler
 from drlib.training.run_folder import Interrupted, RunFolder
 from drlib.trajectory import with_reward
@@ -344,7 +345,8 @@ def test_drop_equal_removes_tokens_from_the_count(policy, rollouts):
 def test_each_minibatch_is_one_update(policy, rollouts, chat, tmp_path):
     def updates(name, **switches):
         run, model = RunFolder(tmp_path / name, {}), copy.deepcopy(policy)
-        step = GRPOTrainer(settings(**switches), run, model, chat, None, None)
+        start = StageStart(run, "", model, chat, None, None, None)
+        step = GRPOTrainer(settings(**switches), start, None, None)
         train_on(step, [rollouts], 0)
         return int(next(iter(step.learner.optimizers.parts["adam"].state.values()))["step"])
 
@@ -392,7 +394,8 @@ def test_resumed_run_stops_at_the_same_step(
 
     def resume(name, stop_after):
         run = RunFolder(tmp_path / name, {})
-        step = ScriptedTrainer(config, run, copy.deepcopy(policy), chat, None, questions)
+        start = StageStart(run, "", copy.deepcopy(policy), chat, None, world, None)
+        step = ScriptedTrainer(config, start, None, questions)
         step.rollouts, step.stop_after, step.taken = rollouts, stop_after, []
         try:
             return run.loop(step, 40, 1000, step.extra), step.taken

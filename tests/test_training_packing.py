@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from drlib.models.moe import build_policy
 from drlib.models.packed import ATTENTION, EXPERTS, Prefix, packed_forward
@@ -230,3 +231,78 @@ def test_restored_optimizers_continue_identically():
 def test_schedule_by_hand():
     assert [schedule(s, 10, 1, 0.5) for s in (0, 1, 5, 6, 9)] == [0.5, 1, 1, 0.8, 0.2]
     assert schedule(9, 10, 0, 0.5, 0.1) == pytest.approx(0.1 + 0.9 * 0.2)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    """Return a random Llama with grouped heads."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=64,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+            )
+        )
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn(weight.shape) * 0.1)
+    return model
+
+
+def dense_gradients(model, whole, prompts=None, dtype="float32", frugal=False):
+    """Return (log-probabilities of all tokens but the first ones, gradients of a weighted sum)."""
+    model.zero_grad(set_to_none=True)
+    batch = PackedBatch.pack(whole, prompts)
+    own = batch.spread([[False] * 4 + [True] * (len(s) - 4) for s in whole], torch.bool)
+    scored = score(model, batch, own, 1.0, frugal, dtype)
+    weights = torch.linspace(-1, 1, len(scored.logp_M))
+    (scored.logp_M * weights).sum().backward()
+    return scored.logp_M.detach(), [p.grad.clone() for p in model.parameters()]
+
+
+def test_dense_model_matches_transformers(dense):
+    """Packed samples with a shared prompt match transformers on each sample, with gradients."""
+    whole = [[5, 6, 7, 8] + sample for sample in samples([7, 3, 12])]
+    logp_M, grads = dense_gradients(dense, whole, [4, 4, 4])
+    expected, at = [], 0
+    dense.zero_grad(set_to_none=True)
+    weights = torch.linspace(-1, 1, len(logp_M))
+    for sample in whole:
+        ids_1T = torch.tensor([sample])
+        logp_TV = dense(ids_1T).logits[0].log_softmax(-1)
+        own_T = logp_TV[3:-1].gather(1, ids_1T[0, 4:, None])[:, 0]
+        (own_T * weights[at : at + len(own_T)]).sum().backward()
+        at += len(own_T)
+        expected.append(own_T.detach())
+    assert torch.allclose(logp_M, torch.cat(expected), atol=1e-5)
+    for got, parameter in zip(grads, dense.parameters()):
+        assert torch.allclose(got, parameter.grad, atol=1e-4)
+
+
+def test_dense_model_in_bfloat16(dense):
+    """Under autocast, attention by matrix products gives the gradients of float32, rounded."""
+    whole = [[5, 6, 7, 8] + sample for sample in samples([7, 3, 12])]
+    exact, grads = dense_gradients(dense, whole, [4, 4, 4])
+    for frugal in (False, True):
+        rounded, near = dense_gradients(dense, whole, [4, 4, 4], "bfloat16", frugal)
+        assert rounded.dtype == torch.float32 and 0 < (rounded - exact).abs().max() < 0.1
+        for a, b in zip(grads, near):
+            assert b.dtype == torch.float32
+            assert torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), 0) > 0.98
+    apart, _ = dense_gradients(dense, whole, None, "bfloat16")
+    assert torch.allclose(apart, rounded, atol=0.1), "a shared prompt changes nothing"
+
+
+def test_dense_model_has_no_balance_loss(dense):
+    batch = PackedBatch.pack(samples([5]))
+    assert score(dense, batch, full_mask(batch)).balance == 0
+
+
+def test_supervised_optimizer_without_muon(dense):
+    assert [*Optimizers.muon_adam(dense, 0.0, 1e-3).parts] == ["adam"]
+    assert [*Optimizers.muon_adam(dense, 0.1, 1e-3).parts] == ["muon", "adam"]

@@ -317,15 +317,14 @@ REJECTED = {
     "trainer.gradient_checkpointing=true needs trainer.backend=trl": {
         "trainer.gradient_checkpointing": True
     },
-    "model.dtype=bfloat16 needs trainer.backend=trl": {"model.dtype": "bfloat16"},
-    "model.path=x/y needs trainer.backend=trl": {"model.path": "x/y", "engine.name": "hf"},
+    "model.dtype=bfloat16 needs a real model": {"model.dtype": "bfloat16"},
     "trainer.fsdp=true shards over processes": {
         "trainer.backend": "trl",
         "trainer.fsdp": True,
         "processes": 1,
     },
     "rollout.max_turn_tokens=500 is larger than": {"rollout.max_turn_tokens": 500},
-    "engine.name=local runs the tiny policy only": {"trainer.backend": "trl", "model.path": "x/y"},
+    "engine.name=local cannot run a qwen3_moe": {"model.path": "Qwen/Qwen3-30B-A3B"},
     "engine.name=server needs engine.url": {"engine.name": "server"},
     "engine.memory_share=0.0": {"engine.name": "vllm", "engine.memory_share": 0.0},
 }

@@ -60,6 +60,7 @@ OTHERS = {
     "profile": "ci",
     "plugins": "this",
     "rl.start": "figures/reference/tour/policy_sft",
+    "evaluation.world": "cldr",
     "model.init": "plain",
     "rl.filter.overlong": "keep",
     "rl.advantage.estimator": "group_mean",

@@ -4,10 +4,12 @@ Run: python -m pytest tests/test_worlds.py
 """
 
 import sqlite3
+from pathlib import Path
 
 import pytest
 
-from drlib.worlds import Entity, Names, SmallWorld, fictional_world, load_world
+from drlib.config import Config, split_worlds
+from drlib.worlds import Entity, Names, SmallWorld, fictional_world, load_world, merge_worlds
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +107,35 @@ def test_graph_and_links_match_the_entities(cldr):
 
 def test_tour_version_is_unchanged(cldr):
     assert (cldr.name, cldr.version, len(cldr)) == ("cldr", "a424e5609701", 771)
+
+
+def test_merged_worlds_keep_links_and_separate_equal_titles():
+    first = SmallWorld([Entity("Norway", "territory", {"capital": "Oslo"})], "one")
+    second = SmallWorld(
+        [
+            Entity("Oslo", "novel", {"author": "Ada", "place": "norway"}),
+            Entity("Ada", "person", {"novel": "Oslo"}),
+        ],
+        "two",
+    )
+    world = merge_worlds([first, second])
+    assert world.name == "one+two" and len(world) == 3
+    assert world.follow("Norway", ["capital"]) == ["Oslo"] and "Oslo" not in world.entities
+    assert world.follow("Ada", ["novel", "author"]) == ["Oslo (two)", "Ada"]
+    assert world.entities["Oslo (two)"].facts["place"] == "norway (two)"
+    assert merge_worlds([first]) is first
+
+
+def test_names_of_mixtures():
+    assert split_worlds("cldr+pydocs+folder:my c++ notes") == [
+        "cldr",
+        "pydocs",
+        "folder:my c++ notes",
+    ]
+    assert split_worlds("folder:a+b") == ["folder:a+b"]
+    assert split_worlds("folder:a+tour") == ["folder:a", "tour"]
+    config = Config.load("ci", world__name="cldr+folder:notes")
+    assert config.world_name == f"cldr+folder:{Path.cwd() / 'notes'}"
 
 
 def test_unknown_world_or_engine_lists_the_known_ones():

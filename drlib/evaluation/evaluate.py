@@ -14,12 +14,12 @@ from pathlib import Path
 from drlib.agents.react import ReAct
 from drlib.config import Config
 from drlib.files import read_json_lines, write_atomic, write_json_lines
-from drlib.questions.chains import chain_questions
+from drlib.questions.chains import Split, chain_questions
 from drlib.sandbox import Sandbox
 from drlib.task import Task, is_correct
 from drlib.tools import Toolbox
 from drlib.training import stages
-from drlib.training.data import WORLD_FILE, build_condition_questions
+from drlib.training.data import WORLD_FILE, build_condition_questions, load_training_world
 from drlib.training.distributed import Ranks
 from drlib.training.model_setup import open_policy
 from drlib.training.rollouts import rollout_limits
@@ -47,18 +47,20 @@ class Outcome:
     no_answer: int
 
 
-def held_out(world: SmallWorld, config: Config) -> list[Task]:
+def held_out(world: SmallWorld, config: Config, split: Split | None = "test") -> list[Task]:
     """Draw `evaluation.questions` of each kind with `evaluation.seed`, fewer if the world has
     fewer.
+
+    split: None asks about all facts of a world that was not trained on.
 
     No search question has a shortcut. The question engine adds as many questions of several
     conditions, in equal parts.
     """
     count, seed = config.evaluation.questions, config.evaluation.seed
-    python = chain_questions(world, count, seed, "test", "python")
+    python = chain_questions(world, count, seed, split, "python")
     results = config.rollout.search_results
-    search = chain_questions(world, count, seed, "test", "search", results=results, at_least=1)
-    conditions = build_condition_questions(world, config, "test")
+    search = chain_questions(world, count, seed, split, "search", results=results, at_least=1)
+    conditions = build_condition_questions(world, config, split)
     if conditions is None:
         return python + search
     rng = random.Random(f"conditions-{seed}")
@@ -131,9 +133,13 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     closed = of == "closed_book"
     name, runs = f"evaluate_{of}", run_dir.parents[1]
     run = RunFolder(run_dir, stages.stage_settings(name, config), ranks)
-    world = SmallWorld.load(stages.require_input(name, "world", config, runs) / WORLD_FILE)
     asked = stages.require_input(name, "rl" if closed else of, config, runs)
-    tasks = held_out(world, config)
+    if config.evaluation.world:  # nothing of it was trained on
+        world, _ = load_training_world(config, name=config.evaluation.world)
+        tasks = held_out(world, config, split=None)
+    else:
+        world = SmallWorld.load(stages.require_input(name, "world", config, runs) / WORLD_FILE)
+        tasks = held_out(world, config)
     if config.rl.callbacks.world_change:
         # the same questions in the world that training ended with
         tasks, changed = perturb_worlds(tasks, {}, world)

@@ -14,6 +14,10 @@ The model is unmodified: transformers' registries get an entry each, for this at
 experts sorted as in `grouped_mm` without the masks for expert parallelism. Both are active during
 one pass only. Gradient checkpointing (whose second pass runs after the entries are inactive),
 dropout and sliding windows are not supported.
+
+Models without experts run the same way, in bfloat16 under autocast. torch's fused attention has a
+slow backward pass for bfloat16 on CPUs, so there the samples' attention is three matrix products
+(half the time for 250 tokens, measured: tests/benchmarks/bench_dense.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,28 +60,48 @@ def packed_forward(
     prefixes = [None] * len(lengths) if prefixes is None else prefixes
     before = [prefix.length if prefix else 0 for prefix in prefixes]
     positions_N = torch.cat([torch.arange(b, b + n) for b, n in zip(before, lengths)])
+    by_products = _is_by_products(ids_N.device.type)
+    masks = {(b, n): _causal(b, n) if b or by_products else None for b, n in zip(before, lengths)}
+    options = {"output_router_logits": True} if is_sparse(model.config) else {}
     with _in_force(model.config):
         out = model.model(
             input_ids=ids_N[None],
             position_ids=positions_N[None],
             use_cache=False,
-            output_router_logits=True,
             sample_lengths=list(lengths),
             sample_prefixes=list(prefixes),
-            sample_masks=[_causal(b, n) if b else None for b, n in zip(before, lengths)],
+            sample_masks=[masks[b, n] for b, n in zip(before, lengths)],
+            **options,
         )
-    return out.last_hidden_state[0], out.router_logits
+    return out.last_hidden_state[0], getattr(out, "router_logits", ())
+
+
+def is_sparse(config) -> bool:
+    """Return True for the configuration of a mixture of experts."""
+    return hasattr(config, "num_experts_per_tok")
+
+
+def _is_by_products(device: str) -> bool:
+    """Return True if attention is computed by matrix products instead of torch's fused kernel."""
+    if device != "cpu" or not torch.is_autocast_enabled(device):
+        return False
+    return torch.is_grad_enabled() and torch.get_autocast_dtype(device) == torch.bfloat16
 
 
 @contextmanager
 def _in_force(config) -> Iterator[None]:
     """Activate this attention and these experts for one pass."""
-    before = config._attn_implementation, config._experts_implementation
-    config._attn_implementation, config._experts_implementation = ATTENTION, EXPERTS
+    names = {"_attn_implementation": ATTENTION}
+    if is_sparse(config):
+        names["_experts_implementation"] = EXPERTS
+    before = {name: getattr(config, name) for name in names}
+    for name, value in names.items():
+        setattr(config, name, value)
     try:
         yield
     finally:
-        config._attn_implementation, config._experts_implementation = before
+        for name, value in before.items():
+            setattr(config, name, value)
 
 
 def _causal(before: int, own: int) -> Tensor:
@@ -113,19 +137,37 @@ def attention_by_sample(
             return states[sample]
         return torch.cat([states[prefix.owner][:, :, : prefix.length], states[sample]], dim=2)
 
-    attended = [
-        F.scaled_dot_product_attention(
-            queries[i],
-            readable(keys, i),
-            readable(values, i),
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        if _is_by_products(query.device.type):
+            return _attention_by_products(query, key, value, mask, scaling)
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
             attn_mask=mask,
             is_causal=mask is None,
             scale=scaling,
             enable_gqa=True,
         )
+
+    attended = [
+        attend(queries[i], readable(keys, i), readable(values, i), mask)
         for i, mask in enumerate(sample_masks)
     ]
     return torch.cat(attended, dim=2).transpose(1, 2), None
+
+
+def _attention_by_products(
+    query_1HND: Tensor, key_1KTD: Tensor, value_1KTD: Tensor, mask_NT: Tensor, scaling: float
+) -> Tensor:
+    """Attention of N queries to T keys; the query heads of a key head are rows of one matrix."""
+    _, heads, n, dim = query_1HND.shape
+    groups = key_1KTD.shape[1]
+    query_KMD = query_1HND.reshape(groups, heads // groups * n, dim)
+    mask_MT = mask_NT.to(query_KMD.dtype).repeat(heads // groups, 1)
+    scores_KMT = torch.baddbmm(mask_MT, query_KMD, key_1KTD[0].transpose(1, 2), alpha=scaling)
+    weights_KMT = torch.softmax(scores_KMT, dim=-1, dtype=torch.float32).to(value_1KTD.dtype)
+    return (weights_KMT @ value_1KTD[0]).view(1, heads, n, dim)
 
 
 def sorted_experts(module, x_NH: Tensor, experts_Nk: Tensor, gates_Nk: Tensor) -> Tensor:

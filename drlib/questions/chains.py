@@ -246,7 +246,7 @@ def chain_questions(
     world: SmallWorld,
     n: int,
     seed: int | str,
-    split: Split = "test",
+    split: Split | None = "test",
     kind: str = "search",
     hops: dict[int, float] | None = None,
     results: int = 2,
@@ -258,7 +258,7 @@ def chain_questions(
         world: the world to ask about.
         n: number of questions.
         seed: seed of all draws.
-        split: the split whose answers are used.
+        split: the split whose answers are used; None: all answers.
         kind: "search" or "python".
         hops: share of each number of hops; when one is exhausted, the others replace it.
         results: number of pages shown per search; questions with a shortcut are drawn again.

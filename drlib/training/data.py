@@ -10,12 +10,13 @@ questions with real tools. They are not filtered here, so that the success rate 
 import math
 import os
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from drlib.chat.prompts import PHRASES as MEMORY_PHRASES
 from drlib.chat.template import train_tokenizer
-from drlib.config import Config
+from drlib.config import Config, split_worlds
 from drlib.demonstrations.funnel import Funnel
 from drlib.demonstrations.oracle import (
     AGAIN,
@@ -59,7 +60,7 @@ from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.run_folder import RunFolder
 from drlib.validation import require
-from drlib.worlds import Names, SmallWorld, fictional_world, load_world, select
+from drlib.worlds import Names, SmallWorld, fictional_world, load_world, merge_worlds, select
 
 PHRASES = (
     '{"name": "search", "arguments": {"query": ["',
@@ -108,9 +109,9 @@ WORLD_FILE = "world.json"
 
 
 def load_training_world(
-    config: Config, replies_path: Path | None = None
+    config: Config, replies_path: Path | None = None, name: str = ""
 ) -> tuple[SmallWorld, dict[str, int]]:
-    """Load the world of a run; return it with the metrics of its selection.
+    """Load the world of a run, or `name` if given; return it with the metrics of its selection.
 
     Relative paths in world.name start at the working directory. The key of an endpoint is read from
     DRLIB_API_KEY. Its replies are stored at `replies_path`, so a restarted stage reuses them.
@@ -128,16 +129,23 @@ def load_training_world(
         key = os.environ.get("DRLIB_API_KEY", "")
         options = dict(endpoint=config.world.endpoint, model=config.world.reader, api_key=key)
         options |= {"replies_path": replies_path}
-    world: Any = load_world(config.world_name, **options)
-    if isinstance(world, SmallWorld):
-        return world, {"pages": len(world)}
     limit = config.world.vocabulary
     pieces = limit - PIECES_NOT_OF_NAMES if limit else math.inf
-    small, candidates, left_out = select(world, config.world.pages, pieces, config.world.relations)
-    counts = {"pages": len(small), "pages_with_facts": candidates, **left_out}
-    if config.world.endpoint:
-        counts |= {f"triples_{name}": n for name, n in world.extraction.items()}
-    return small, counts
+    names = split_worlds(name or config.world_name)
+    counts: Counter[str] = Counter()
+    worlds = []
+    for part in names:
+        world: Any = load_world(part, **options)
+        if not isinstance(world, SmallWorld):
+            large = world
+            pages, share = config.world.pages // len(names), pieces / len(names)
+            world, candidates, left_out = select(large, pages, share, config.world.relations)
+            counts.update(pages_with_facts=candidates, **left_out)
+            if config.world.endpoint:
+                counts.update({f"triples_{key}": n for key, n in large.extraction.items()})
+        counts["pages"] += len(world)
+        worlds.append(world)
+    return merge_worlds(worlds), dict(counts)
 
 
 def world_texts(world: SmallWorld, seed: int = 0) -> list[str]:

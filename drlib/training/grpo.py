@@ -8,15 +8,15 @@ default. `GRPOTrainer.step` shows the whole step.
 
 import copy
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from drlib.agents import Agent, create_agent
 from drlib.agents.agent_spec import AgentMixture
-from drlib.chat.template import ChatIds
 from drlib.config import Config
-from drlib.models.local_engine import LocalEngine
+from drlib.models.engine import Engine
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
@@ -24,8 +24,10 @@ from drlib.training import group_replay, question_selection  # noqa: F401 - regi
 from drlib.training.batch import check_batch, prepare_batch, truncate_batch
 from drlib.training.callbacks import StepState, build_callbacks, check_callbacks
 from drlib.training.distributed import Ranks
+from drlib.training.doctor import require_learnable
 from drlib.training.learner import LocalLearner, check_loss, is_off_policy
-from drlib.training.policies import begin_stage, finish_stage
+from drlib.training.model_setup import build_local_engine, create_engine
+from drlib.training.policies import StageStart, begin_stage, finish_stage
 from drlib.training.policy_age import Clock, check_policy_age
 from drlib.training.question_scheduler import SKILLS, QuestionScheduler
 from drlib.training.rollouts import (
@@ -34,7 +36,6 @@ from drlib.training.rollouts import (
     rollout_limits,
     summarise_rollouts,
 )
-from drlib.training.run_folder import RunFolder
 from drlib.trajectory import Trajectory, save_trajectories
 from drlib.validation import require
 
@@ -45,17 +46,13 @@ class GRPOTrainer:
     """The GRPO loop; a checkpoint contains everything that the next step depends on."""
 
     def __init__(
-        self,
-        config: Config,
-        run: RunFolder,
-        model,
-        chat: ChatIds,
-        toolbox: Toolbox,
-        scheduler: QuestionScheduler,
+        self, config: Config, start: StageStart, toolbox: Toolbox, scheduler: QuestionScheduler
     ):
-        self.config, self.run, self.ranks = config, run, run.ranks
-        self.model, self.chat, self.toolbox = model, chat, toolbox
-        self.scheduler = scheduler
+        self.config, self.run, self.ranks = config, start.run, start.run.ranks
+        self.model, self.chat, self.system = start.model, start.chat, start.system
+        self.toolbox, self.scheduler = toolbox, scheduler
+        self._opened = ExitStack()  # closes the engine
+        model, run = self.model, self.run
         self.learner = LocalLearner(model, config, run.ranks)
         # load the last checkpoint, if there is one, into policy and optimizer
         extra = run.resume(model, self.learner.optimizers)
@@ -64,13 +61,7 @@ class GRPOTrainer:
         self.sampler = copy.deepcopy(model) if config.rl.off_policy.staleness > 0 else model
         if extra.get("sampler"):
             self.sampler.load_state_dict(extra["sampler"])
-        self.engine = LocalEngine(
-            engine_weights(self.sampler, config.rl.off_policy.engine_dtype),
-            max_context=config.rollout.max_context_tokens,
-            lockstep=True,
-            version=extra.get("version", 0),
-            routes=config.rl.off_policy.routing_replay == "r3",
-        )
+        self.engine = self._open_engine(start.where, extra.get("version", 0))
         self.agent = self.build_agent(config)
         self.clock = Clock()
         self.callbacks = build_callbacks(config, self)
@@ -81,10 +72,26 @@ class GRPOTrainer:
             self.scheduler.load_state_dict(extra["questions"])
             self.callbacks.load_state_dict(extra["callbacks"])
 
+    def _open_engine(self, where: str, version: int) -> Engine:
+        """Open the engine: the local one for the tiny policy, or engine.name for a real model."""
+        config = self.config
+        weights = engine_weights(self.sampler, config.rl.off_policy.engine_dtype)
+        routes = config.rl.off_policy.routing_replay == "r3"
+        if not config.model.path:
+            return build_local_engine(weights, config, version=version, routes=routes)
+        engine = self._opened.enter_context(create_engine(weights, where, config, routes))
+        engine.version = version
+        return engine
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._opened.close()
+
     def build_agent(self, config: Config) -> Agent | AgentMixture:
         """Build the rollout agent with the limits in `config`."""
+        limits = rollout_limits(config)
         return create_agent(
-            self.config.rl.agent, self.engine, self.toolbox, self.chat, rollout_limits(config)
+            self.config.rl.agent, self.engine, self.toolbox, self.chat, limits, self.system
         )
 
     def step(self, step: int) -> tuple[dict, list[Trajectory]]:
@@ -191,12 +198,18 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         f'rl.off_policy.routing_replay="{replay}" has no effect on the exact local engine: '
         "set rl.minibatches, rl.off_policy.staleness or rl.off_policy.engine_dtype too",
     )
-    run, model, chat, world, names = begin_stage(name, "sft", config, run_dir, ranks)
+    start = begin_stage(name, "sft", config, run_dir, ranks)
     with (
         Sandbox() as sandbox,
-        Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
+        Toolbox(start.world, sandbox, results=config.rollout.search_results) as toolbox,
     ):
-        scheduler = QuestionScheduler(config, world, names)
-        trainer = GRPOTrainer(config, run, model, chat, toolbox, scheduler)
-        metrics = run.loop(trainer, config.rl.steps, config.trainer.checkpoint_every, trainer.extra)
-    return finish_stage(run, model, chat, metrics)
+        scheduler = QuestionScheduler(config, start.world, start.names)
+        require_learnable(config, start.chat, start.system, scheduler, toolbox)
+        trainer = GRPOTrainer(config, start, toolbox, scheduler)
+        try:
+            metrics = start.run.loop(
+                trainer, config.rl.steps, config.trainer.checkpoint_every, trainer.extra
+            )
+        finally:
+            trainer.close()
+    return finish_stage(start, config, metrics)

@@ -420,7 +420,12 @@ def _score(
     mask_N = tokens.spread([t.generated for t in chosen], torch.bool)
     with PackedReplay(model, tokens, routes) as replay:
         scored = score(
-            model, tokens, mask_N, config.rl.temperature, config.rl.loss.chunked_logprobs
+            model,
+            tokens,
+            mask_N,
+            config.rl.temperature,
+            config.rl.loss.chunked_logprobs,
+            config.model.dtype,
         )
     return tokens, scored, replay.rerouted
 

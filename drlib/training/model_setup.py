@@ -1,8 +1,8 @@
 """Models of the stages: loading, chat, engines, adapters, saving.
 
-With trainer.backend=trl a stage trains any causal language model of transformers: model.path, a
-folder or a hub id, or the tiny policy if that is empty. Every stage leaves a Hugging Face folder,
-or `policy.json` with the model's location if it changed nothing.
+A stage trains the causal language model of transformers at model.path, a folder or a hub id, or the
+tiny policy if that is empty. Every stage leaves a Hugging Face folder, or `policy.json` with the
+model's location if it changed nothing.
 
 LoRA adapters live within one stage and are merged into the weights at its end, so the next stage,
 vLLM and `drlib ask --folder` need no PEFT. Trained weights are kept in float32 and computed in
@@ -28,22 +28,22 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from drlib.chat.model_template import TemplateIds, is_drlib_tokenizer
-from drlib.chat.prompts import research_prompt
+from drlib.chat.prompts import BRIEF_PROMPT, research_prompt
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.endpoint import ChatEndpoint
 from drlib.files import write_atomic
+from drlib.models.dense_decoder import find_unsupported
 from drlib.models.engine import Engine
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import default_device, load_policy, quiet_loading, save_policy
+from drlib.models.router_bias import RouterBiasConfig
 from drlib.models.transformers_engine import TransformersEngine
 from drlib.models.vllm_engine import VllmEngine
 from drlib.models.vllm_server import VllmServer
 from drlib.registry import Registry
 from drlib.tools import TOOLS
-from drlib.training import stages
 from drlib.training.distributed import Ranks
-from drlib.training.pretrain import build_untrained
 from drlib.training.run_folder import RunFolder
 from drlib.validation import require
 
@@ -54,6 +54,8 @@ PROMPT_DATE = datetime.date(2026, 1, 1)  # date in trained prompts: must not cha
 ROUTER = re.compile(r".*\.(gate|router)")  # router of a mixture of experts, unlike `gate_proj`
 EXPERTS = {"gate_proj", "up_proj", "down_proj"}
 PROMPT_TOOLS = ("search", "visit", "python")  # described in the system prompt
+TINY_TYPES = ("qwen3_moe", RouterBiasConfig.model_type)
+DENSE_SLOTS = 128  # rows of the local engine's cache for a dense model
 REPORT_ROUTES = ("hf", "vllm")  # engines that report the experts of their tokens
 
 
@@ -75,6 +77,8 @@ def build_chat(tokenizer, tool_format: str) -> ChatSetup:
     """
     if is_drlib_tokenizer(tokenizer):
         return ChatSetup(ChatIds(tokenizer), None)
+    if tool_format == "brief":
+        return ChatSetup(TemplateIds(tokenizer, tool_role="user"), BRIEF_PROMPT)
     tools = [TOOLS[name] for name in PROMPT_TOOLS]
     if tool_format == "template":
         chat = TemplateIds(tokenizer, [tool.function for tool in tools])
@@ -273,13 +277,22 @@ def create_engine(
 
 @ENGINES.register("local")
 def _create_local_engine(model, where: str, config: Config, routes: bool) -> Engine:
-    kind = model.config.model_type
-    require(
-        kind == "qwen3_moe",
-        f"engine.name=local cannot run a {kind}: set engine.name=hf, vllm or server",
-    )
-    context = config.rollout.max_context_tokens
-    return LocalEngine(model.to(default_device()), max_context=context, lockstep=True)
+    return build_local_engine(model.to(default_device()), config)
+
+
+def build_local_engine(model, config: Config, **options) -> LocalEngine:
+    """Build the local engine for the tiny policy, or for a dense model in model.dtype.
+
+    Raises:
+        ValueError: the engine does not support this model.
+    """
+    options |= {"max_context": config.rollout.max_context_tokens, "lockstep": True}
+    if model.config.model_type in TINY_TYPES:
+        return LocalEngine(model, **options)
+    fault = find_unsupported(model.config)
+    require(not fault, f"engine.name=local cannot run {fault}: set engine.name=hf, vllm or server")
+    dtype = getattr(torch, config.model.dtype)
+    return LocalEngine(model, slots=DENSE_SLOTS, dtype=dtype, **options)
 
 
 @ENGINES.register("hf")
@@ -328,7 +341,7 @@ def _create_server_engine(model, where: str, config: Config, routes: bool) -> En
 @contextmanager
 def open_policy(folder: Path, config: Config) -> Iterator[tuple[Engine, Any, str | None]]:
     """Yield (engine, chat, system prompt) of the policy that a finished stage left in `folder`."""
-    if config.trainer.backend == "trl":
+    if config.trainer.backend == "trl" or config.model.path:
         where = find_policy(folder)
         chat, system = build_chat(load_model_tokenizer(where), config.model.tool_format)
         model = load_model(where, getattr(torch, config.model.dtype)).eval()
@@ -339,19 +352,3 @@ def open_policy(folder: Path, config: Config) -> Iterator[tuple[Engine, Any, str
     context = config.rollout.max_context_tokens
     engine = LocalEngine(model.eval(), max_context=context, lockstep=True)
     yield engine, ChatIds(tokenizer), None
-
-
-# ---------------------------------------------------------------- stage `untrained`
-
-
-def check_initial_model(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
-    """Run stage `untrained`: check model.path, or create the tiny policy if it is empty.
-
-    A missing model, tokenizer or chat template is thus reported before anything is spent.
-    """
-    if not config.model.path:
-        return build_untrained(config, run_dir, ranks or Ranks("trl"))
-    run = RunFolder(run_dir, stages.stage_settings("untrained", config), ranks)
-    build_chat(load_model_tokenizer(config.model_path), config.model.tool_format)
-    model = load_model(config.model_path, getattr(torch, config.model.dtype))
-    return finish_unchanged(run, config.model_path, {"parameters": model.num_parameters()})

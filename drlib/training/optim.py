@@ -79,13 +79,15 @@ class Optimizers:
 
     @staticmethod
     def muon_adam(model: nn.Module, muon_lr: float, adam_lr: float) -> Optimizers:
-        """Build Muon for hidden matrices and AdamW for the rest."""
+        """Build Muon for hidden matrices and AdamW for the rest; muon_lr=0: AdamW for all."""
+        if muon_lr == 0:
+            return Optimizers.adam(model, adam_lr)
         matrices, rest = split_parameters(model)
         return Optimizers({"muon": Muon(matrices, lr=muon_lr), "adam": _adamw(rest, lr=adam_lr)})
 
     @staticmethod
     def adam(model: nn.Module, lr: float) -> Optimizers:
-        """Build AdamW for all parameters, as used in RL."""
+        """Build AdamW for all parameters, as in RL."""
         return Optimizers({"adam": _adamw(model.parameters(), lr=lr)})
 
     def step(self, factor: float) -> None:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drlib.models.chunked_logprobs import token_logprobs
-from drlib.models.packed import Prefix, packed_forward
+from drlib.models.packed import Prefix, is_sparse, packed_forward
 from drlib.models.router_bias import get_router_biases, select_biased_experts
 
 
@@ -127,7 +127,12 @@ class Scored:
 
 
 def score(
-    model, batch: PackedBatch, loss_N: Tensor, temperature: float = 1.0, frugal: bool = False
+    model,
+    batch: PackedBatch,
+    loss_N: Tensor,
+    temperature: float = 1.0,
+    frugal: bool = False,
+    dtype: str = "float32",
 ) -> Scored:
     """Compute the log-probabilities of the tokens marked in `loss_N`, given their context.
 
@@ -135,7 +140,14 @@ def score(
 
     Args:
         frugal: compute them in chunks, without an [M, V] matrix (`drlib.models.chunked_logprobs`).
+        dtype: "bfloat16" computes matrix products in bfloat16 (autocast) from float32 weights.
     """
+    device = batch.ids_N.device.type
+    with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
+        return _score(model, batch, loss_N, temperature, frugal)
+
+
+def _score(model, batch: PackedBatch, loss_N: Tensor, temperature: float, frugal: bool) -> Scored:
     before_N = torch.arange(len(batch.ids_N)) - 1  # the token that each is predicted from
     scored_N = loss_N.clone()
     starts = batch.starts()
@@ -148,14 +160,22 @@ def score(
     hidden_NH, router_logits = packed_forward(model, batch.ids_N, batch.lengths, batch.prefixes)
     head, hidden_MH, ids_M = model.lm_head, hidden_NH[before_N[at_M]], batch.ids_N[at_M]
     if frugal:
-        logp_M, _ = token_logprobs(hidden_MH, head.weight, ids_M, temperature=temperature)
+        device = hidden_MH.device.type
+        products = torch.is_autocast_enabled(device)
+        kept = torch.get_autocast_dtype(device) if products else head.weight.dtype
+        with torch.autocast(device, enabled=False):
+            logp_M, _ = token_logprobs(
+                hidden_MH.to(kept), head.weight.to(kept), ids_M, temperature=temperature
+            )
     else:
         logits_MV = head(hidden_MH)
         if temperature != 1.0:
             logits_MV = logits_MV / temperature
         logp_M = -F.cross_entropy(logits_MV.float(), ids_M, reduction="none")
-    k = model.config.num_experts_per_tok
-    balance = balance_loss(router_logits, k, get_router_biases(model), batch.times())
+    balance = torch.zeros(())
+    if is_sparse(model.config):
+        k = model.config.num_experts_per_tok
+        balance = balance_loss(router_logits, k, get_router_biases(model), batch.times())
     return Scored(logp_M, at_M, balance)
 
 

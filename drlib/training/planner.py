@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from drlib.config import FIELDS, Config
+from drlib.models.dense_decoder import find_unsupported
 from drlib.models.moe import policy_config
 from drlib.models.vllm_engine import INSTALL_VLLM
 from drlib.training import memory_model
@@ -369,10 +370,15 @@ def check_settings(config: Config) -> list[str]:
         names = ["trainer.lora_rank", "trainer.fsdp", "trainer.gradient_checkpointing"]
         changed = [
             _format_setting(name, config.get(name))
-            for name in (*names, "model.dtype", "model.path")
+            for name in names
             if config.get(name) != FIELDS[name].default
         ]
         faults = [f"{setting} needs trainer.backend=trl" for setting in changed]
+        if config.model.dtype != "float32" and not config.model.path:
+            faults.append(
+                f"model.dtype={config.model.dtype} needs a real model: the tiny policy of "
+                "trainer.backend=local is float32; set model.path, or trainer.backend=trl"
+            )
     if is_trl and trainer.router_bias_rate > 0:
         faults.append("trainer.router_bias_rate needs trainer.backend=local")
     if is_trl and trainer.fsdp and config.processes < 2:
@@ -383,7 +389,9 @@ def check_settings(config: Config) -> list[str]:
             f"rollout.max_context_tokens={rollout.max_context_tokens}: lower it"
         )
     if engine.name == "local" and config.model.path:
-        faults.append("engine.name=local runs the tiny policy only: set engine.name=hf or vllm")
+        fault = find_unsupported(memory_model.load_configuration(config.model_path))
+        if fault:
+            faults.append(f"engine.name=local cannot run {fault}: set engine.name=hf or vllm")
     if engine.name == "server" and not engine.url:
         faults.append("engine.name=server needs engine.url, the address of a vLLM server")
     if engine.name == "vllm" and not 0 < engine.memory_share < 1:

@@ -1,6 +1,9 @@
 """Start and end of the local training stages: inputs, starting policy, result."""
 
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
 
 from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
@@ -9,13 +12,41 @@ from drlib.training import stages
 from drlib.training.balance import prepare_router_biases
 from drlib.training.data import WORLD_FILE
 from drlib.training.distributed import Ranks
+from drlib.training.model_setup import (
+    build_chat,
+    find_policy,
+    load_model,
+    load_model_tokenizer,
+)
 from drlib.training.run_folder import RunFolder
 from drlib.validation import require
 from drlib.worlds import Names, SmallWorld
 
 
+class StageStart(NamedTuple):
+    """What a local training stage begins with.
+
+    Attributes:
+        run: folder of the stage.
+        where: folder or hub id of the starting policy.
+        model: the starting policy, float32.
+        chat: its chat template.
+        system: system prompt of every context; None for the tiny policy.
+        world: world of the run.
+        names: vocabulary of fictional worlds.
+    """
+
+    run: RunFolder
+    where: str
+    model: Any
+    chat: Any
+    system: str | None
+    world: SmallWorld
+    names: Names
+
+
 def load_stage_tools(config: Config, runs: Path):
-    """Return (tokenizer, chat ids, world, names) of a training stage."""
+    """Return (tokenizer, chat ids, world, names) of a training stage of the tiny policy."""
     folder = stages.require_input("a policy", "world", config, runs)
     require(
         config.unrestricted().world.vocabulary > 0,
@@ -27,30 +58,39 @@ def load_stage_tools(config: Config, runs: Path):
     return tokenizer, ChatIds(tokenizer), world, Names.from_world(world)
 
 
-def begin_stage(name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None):
-    """Return (run folder, policy of stage `before`, chat ids, world, names).
+def begin_stage(
+    name: str, before: str, config: Config, run_dir: Path, ranks: Ranks | None
+) -> StageStart:
+    """Open the run folder and load the policy of stage `before`, the chat and the world.
 
     Raises:
         ValueError: the policy named by a `start` setting has another vocabulary than the world.
     """
     run = RunFolder(run_dir, stages.stage_settings(name, config), ranks, config.trainer.report_to)
     runs = run_dir.parents[1]
-    tokenizer, *others = load_stage_tools(config, runs)
     if before in stages.list_inputs(name, config):
-        model, _ = load_policy(stages.require_input(name, before, config, runs) / "policy")
-        return run, prepare_router_biases(model, config.trainer.router_bias_rate), *others
-    start = stages.start_folder(name, config)
-    model, own = load_policy(start)
+        where = find_policy(stages.require_input(name, before, config, runs))
+    else:
+        where = str(stages.start_folder(name, config))
+    if config.unrestricted().model.path:
+        chat, system = build_chat(load_model_tokenizer(where), config.model.tool_format)
+        world = SmallWorld.load(stages.require_input(name, "world", config, runs) / WORLD_FILE)
+        model = load_model(where, torch.float32)
+        return StageStart(run, where, model, chat, system, world, Names.from_world(world))
+    tokenizer, chat, world, names = load_stage_tools(config, runs)
+    model, own = load_policy(where)
     if own.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
-            f"the policy in {start} has another vocabulary than the world {config.world.name!r}: "
+            f"the policy in {where} has another vocabulary than the world {config.world.name!r}: "
             "start from one that was trained on this world"
         )
-    return run, prepare_router_biases(model, config.trainer.router_bias_rate), *others
+    model = prepare_router_biases(model, config.trainer.router_bias_rate)
+    return StageStart(run, where, model, chat, None, world, names)
 
 
-def finish_stage(run: RunFolder, model, chat: ChatIds, metrics: dict) -> dict:
-    """Save the policy and complete the run folder; return `metrics`."""
-    if run.ranks.first:
-        save_policy(model, chat.tokenizer, run.path / "policy")
-    return run.finish(metrics)
+def finish_stage(start: StageStart, config: Config, metrics: dict) -> dict:
+    """Save the policy in model.dtype and complete the run folder; return `metrics`."""
+    if start.run.ranks.first:
+        dtype = getattr(torch, config.model.dtype)
+        save_policy(start.model, start.chat.tokenizer, start.run.path / "policy", dtype)
+    return start.run.finish(metrics)

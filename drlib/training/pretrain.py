@@ -24,16 +24,23 @@ from drlib.config import Config
 from drlib.demonstrations.actions import ActionData, Sample
 from drlib.demonstrations.agentfounder import ActionRows
 from drlib.demonstrations.skills import SkillData
-from drlib.models.moe import PolicyShape, build_policy
+from drlib.models.moe import PolicyShape, build_policy, save_policy
 from drlib.training import stages
 from drlib.training.balance import balance_experts
 from drlib.training.distributed import SHARDS, Ranks
+from drlib.training.model_setup import (
+    build_chat,
+    finish_unchanged,
+    load_model,
+    load_model_tokenizer,
+)
 from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
 from drlib.training.packing import PackedBatch, mix_streams, score, split_by_size
 from drlib.training.policies import begin_stage, finish_stage, load_stage_tools
 from drlib.training.run_folder import RunFolder
 from drlib.worlds import Names
 
+SMALL_VOCABULARY = 8192  # above it, log-probabilities are computed in chunks
 SKILL_SHARE = 0.35  # of the samples, where the policy learns to keep reports and summaries
 
 
@@ -66,7 +73,7 @@ def train_supervised(
         drawn = [next(split_by_size(draw(step, shard), len, limit)) for shard in ranks.shards]
         shards = [samples[ranks.part :: ranks.parts] for samples in drawn]
         counted = ranks.sum({"n": sum(sum(s.loss[1:]) for shard in shards for s in shard)})["n"]
-        sums = _accumulate(model, shards, counted, parts, config.trainer.balance_coef)
+        sums = _accumulate(model, shards, counted, parts, config)
         norm = ranks.sum_gradients(model)
         factor = schedule(step, steps, warmup, decay_share)
         if watch.usable(math.isfinite(norm)):
@@ -94,7 +101,7 @@ def train_supervised(
 
 
 def _accumulate(
-    model, shards: list[list[Sample]], counted: float, parts: int, balance_coef: float
+    model, shards: list[list[Sample]], counted: float, parts: int, config: Config
 ) -> dict[str, float]:
     """Add the gradient of this process's samples to the model's; return sums for the metrics.
 
@@ -105,9 +112,15 @@ def _accumulate(
     sums = {"loss": 0.0, "balance": 0.0, "tokens": 0.0}
     for samples in filter(None, shards):
         batch = PackedBatch.pack([s.ids for s in samples])
-        scored = score(model, batch, batch.spread([s.loss for s in samples], torch.bool))
+        scored = score(
+            model,
+            batch,
+            batch.spread([s.loss for s in samples], torch.bool),
+            frugal=len(model.lm_head.weight) > SMALL_VOCABULARY,
+            dtype=config.model.dtype,
+        )
         nll = -scored.logp_M.sum() / counted
-        (nll + balance_coef * scored.balance / parts).backward()
+        (nll + config.trainer.balance_coef * scored.balance / parts).backward()
         sums["loss"] += nll.item()
         sums["balance"] += scored.balance.item() / parts
         sums["tokens"] += sum(map(len, samples))
@@ -130,8 +143,17 @@ def policy_shape(config: Config) -> PolicyShape:
     )
 
 
-def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
-    """Build stage `untrained`: the initial weights as a checkpoint folder."""
+def build_untrained(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
+    """Build stage `untrained`: check model.path, or write the tiny policy's initial weights.
+
+    A missing model, tokenizer or chat template is thus reported before anything is spent.
+    """
+    if config.model.path:
+        run = RunFolder(run_dir, stages.stage_settings("untrained", config), ranks)
+        build_chat(load_model_tokenizer(config.model_path), config.model.tool_format)
+        model = load_model(config.model_path, getattr(torch, config.model.dtype))
+        return finish_unchanged(run, config.model_path, {"parameters": model.num_parameters()})
+    ranks = ranks or Ranks(config.trainer.backend)
     run = RunFolder(run_dir, stages.stage_settings("untrained", config), ranks)
     tokenizer, chat, *_ = load_stage_tools(config, run_dir.parents[1])
     model = build_policy(
@@ -141,18 +163,22 @@ def build_untrained(config: Config, run_dir: Path, ranks: Ranks) -> dict:
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
     )
-    return finish_stage(
-        run, model, chat, {"parameters": sum(p.numel() for p in model.parameters())}
-    )
+    save_policy(model, tokenizer, run.path / "policy")
+    return run.finish({"parameters": sum(p.numel() for p in model.parameters())})
 
 
 def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
-    """Build stage `cpt`; return the metrics of the last step."""
-    run, model, chat, _, names = begin_stage("cpt", "untrained", config, run_dir, ranks)
-    draw = documents(config, names, chat)
+    """Build stage `cpt`; return the metrics of the last step.
+
+    A real model is kept as it is if pretrain.steps is 0.
+    """
+    start = begin_stage("cpt", "untrained", config, run_dir, ranks)
+    if config.model.path and config.pretrain.steps == 0:
+        return finish_unchanged(start.run, start.where, {})
+    draw = documents(config, start.names, start.chat)
     metrics = train_supervised(
-        run,
-        model,
+        start.run,
+        start.model,
         config,
         lambda step, shard: draw(f"{config.seed}-{step}-{shard}"),
         steps=config.pretrain.steps,
@@ -161,7 +187,7 @@ def pretrain(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         warmup=config.pretrain.warmup_steps,
         decay_share=config.pretrain.decay_share,
     )
-    return finish_stage(run, model, chat, metrics)
+    return finish_stage(start, config, metrics)
 
 
 def documents(config: Config, names: Names, chat: ChatIds) -> Callable[[str], Iterator[Sample]]:

@@ -62,16 +62,14 @@ def shuffled(samples: list[Sample], seed: str) -> Iterator[Sample]:
 
 def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "sft") -> dict:
     """Build stage `sft` (or `name`); return the metrics of the last step."""
-    run, model, chat, _, names = begin_stage(
-        name, stages.STAGES[name].inputs[0], config, run_dir, ranks
-    )
+    start = begin_stage(name, stages.STAGES[name].inputs[0], config, run_dir, ranks)
     folder = stages.require_input(name, "demonstrations", config, run_dir.parents[1])
     episodes = read_episodes(folder, config.sft.filter)
     steps = config.get(stages.STAGES[name].steps)
-    draw, held = mixture(name, episodes, names, chat, config)
+    draw, held = mixture(name, episodes, start.names, start.chat, config, start.system)
     metrics = train_supervised(
-        run,
-        model,
+        start.run,
+        start.model,
         config,
         draw,
         steps=steps,
@@ -80,7 +78,7 @@ def sft(config: Config, run_dir: Path, ranks: Ranks | None = None, name: str = "
         warmup=WARMUP_STEPS,
         decay_share=1.0,
     )
-    return finish_stage(run, model, chat, metrics | {"pool": held})
+    return finish_stage(start, config, metrics | {"pool": held})
 
 
 def mixture(

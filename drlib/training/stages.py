@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drlib.config import Config, absolute_paths, declared_for
+from drlib.config import Config, absolute_paths, declared_for, split_worlds
 from drlib.registry import Registry, plugin_names
 from drlib.training.run_folder import RunFolder, RunFolderError
 from drlib.worlds import fingerprint_world
@@ -87,7 +87,6 @@ register(
     Stage(
         "untrained",
         "drlib.training.pretrain:build_untrained",
-        trl="drlib.training.model_setup:check_initial_model",
         inputs=("world",),
         parallel=False,
         title="untrained",
@@ -235,11 +234,19 @@ def stage_settings(name: str, config: Config) -> dict:
     if name == "world":
         own["world.name"] = whole.world_name
         # A folder whose files change is another world.
-        own |= fingerprint_world(config.unrestricted().world_name)
+        own |= _fingerprint_worlds(own["world.name"])
+    if own.get("evaluation.world"):
+        own |= _fingerprint_worlds(own["evaluation.world"])
     settings = {"stage": name, "format": STAGE_FORMAT, "own": own, "inputs": inputs}
     if config.unrestricted().plugins:
         settings["plugins"] = _plugins(config.unrestricted().plugins)
     return settings
+
+
+def _fingerprint_worlds(name: str) -> dict[str, str]:
+    """Return the fingerprints of all parts of a mixture of worlds."""
+    found = {part: fingerprint_world(part) for part in split_worlds(name)}
+    return {f"{part}_{key}": value for part, some in found.items() for key, value in some.items()}
 
 
 def _plugins(names: str) -> dict[str, str]:

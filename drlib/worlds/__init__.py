@@ -17,7 +17,7 @@ from drlib.worlds.fictional import Names, fictional_world
 from drlib.worlds.graph import Graph, Node
 from drlib.worlds.library import ENGINES, Library, read_facts
 from drlib.worlds.selection import Selection, select
-from drlib.worlds.small import Entity, SmallWorld
+from drlib.worlds.small import Entity, SmallWorld, merge_worlds
 from drlib.worlds.world import Hit, Page, World
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "fictional_world",
     "fingerprint_world",
     "load_world",
+    "merge_worlds",
     "read_facts",
     "select",
 ]

@@ -11,8 +11,8 @@ Not implemented: aliases, several values per relation, pages longer than a parag
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -189,6 +189,27 @@ class SmallWorld:
         saved = json.loads(path.read_text())
         entities = [Entity(**row | {"notes": tuple(row["notes"])}) for row in saved["entities"]]
         return SmallWorld(entities, saved["name"], scheme=saved["scheme"])
+
+
+def merge_worlds(worlds: Sequence[SmallWorld]) -> SmallWorld:
+    """Return one world with the pages of all; a single world is returned unchanged.
+
+    A title that an earlier world has, as a page or as a value, gets the name of its world.
+    """
+    if len(worlds) == 1:
+        return worlds[0]
+    entities: list[Entity] = []
+    taken: set[str] = set()
+    for world in worlds:
+        titles = {t for e in world.entities.values() for t in (e.title, *e.facts.values())}
+        new = {t: f"{t} ({world.name})" if t.casefold() in taken else t for t in titles}
+        taken |= {title.casefold() for title in new.values()}
+        entities += [
+            replace(e, title=new[e.title], facts={r: new[v] for r, v in e.facts.items()})
+            for e in world.entities.values()
+        ]
+    name = "+".join(world.name for world in worlds)
+    return SmallWorld(entities, name, scheme=worlds[0].scheme)
 
 
 def snippet(entity: Entity) -> str:

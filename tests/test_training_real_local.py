@@ -1,0 +1,151 @@
+"""Dense real models through all stages of the local learner and engine.
+
+Run: python -m pytest tests/test_training_real_local.py
+"""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from drlib.chat.prompts import BRIEF_PROMPT
+from drlib.files import read_json_lines
+from drlib.training import stages
+from drlib.training.data import load_training_world
+from drlib.training.grpo import GRPOTrainer
+from drlib.training.model_setup import find_policy, load_model
+from drlib.training.run_folder import read_metrics
+from drlib.trajectory import load_trajectories
+from tests.real_examples import built, max_difference, miniature_config, weights
+
+LOCAL = {
+    "trainer.backend": "local",
+    "trainer.lora_rank": 0,
+    "engine.name": "local",
+    "model.tool_format": "brief",
+    "rollout.max_context_tokens": 900,
+    "sft.muon_lr": 0.0,
+    "sft.batch_tokens": 1024,
+    "sft.replay_share": 0.0,
+    "rl.loss.chunked_logprobs": True,
+}
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    return tmp_path_factory.mktemp("real models")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def pipeline(request, workspace):
+    """Build all stages for one architecture; return (settings, runs folder)."""
+    config = miniature_config(workspace, request.param, **LOCAL)
+    runs = workspace / "runs"
+    built("evaluate_rl", config, runs)
+    return config, runs
+
+
+def test_every_stage_writes_its_result(pipeline):
+    config, runs = pipeline
+    assert find_policy(stages.folder("cpt", config, runs)) == config.model.path, "no step, no copy"
+    sft = stages.folder("sft", config, runs)
+    before = weights(sft / "policy")
+    losses = [row["loss"] for row in read_metrics(sft)]
+    assert losses[-1] < losses[0]
+    rl = stages.folder("rl", config, runs)
+    assert max_difference(before, weights(rl / "policy")) > 0
+    rows = read_metrics(rl)
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[0]["grad_norm"] > 0 and rows[0]["logp_gap_max"] < 1e-4
+    outcomes = read_json_lines(stages.folder("evaluate_rl", config, runs) / "outcomes.jsonl")
+    assert len(outcomes) >= 2 * config.evaluation.questions
+
+
+def test_rollouts_begin_with_the_brief_prompt(pipeline):
+    """The prompt names the tools only, and recorded log-probabilities are the model's."""
+    config, runs = pipeline
+    rl = stages.folder("rl", config, runs)
+    (record, *_) = load_trajectories(rl / "trajectories_0001.parquet")
+    assert record.messages[0] == {"role": "system", "content": BRIEF_PROMPT}
+    sft = stages.folder("sft", config, runs)
+    model = load_model(find_policy(sft), torch.float32)
+    ids_T = torch.tensor(record.token_ids[None].astype(np.int64))
+    assert BRIEF_PROMPT in AutoTokenizer.from_pretrained(sft / "policy").decode(ids_T[0])
+    with torch.no_grad():
+        logp_TV = model(ids_T).logits[0].log_softmax(-1)
+    sampled = record.generated.nonzero()[0]
+    expected = logp_TV[sampled - 1, ids_T[0, sampled]].numpy()
+    assert np.abs(record.logprobs[sampled] - expected).max() < 1e-4
+
+
+def test_first_step_matches_trl(workspace):
+    """The local learner and TRL's trainer take the same step on the same rollouts."""
+    config = miniature_config(workspace, "llama", **LOCAL)
+    config = config.derive(
+        rl__start=config.model.path, rl__steps=1, rl__lr=1e-2, rl__group=4, engine__name="hf"
+    )
+    theirs = config.derive(trainer__backend="trl", rl__loss__chunked_logprobs=False)
+    ours, trl = (built("rl", one, workspace / "step") for one in (config, theirs))
+    (row,), (other,) = read_metrics(ours), read_metrics(trl)
+    assert row["generated"] == other["generated"] and row["reward"] == other["reward"]
+    assert row["live_groups"] > 0
+    assert row["loss"] == pytest.approx(other["loss"], abs=5e-6)
+    assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+    before, after = weights(workspace / "llama"), weights(ours / "policy")
+    expected = weights(trl / "policy")
+    moved = torch.cat([(after[n] - before[n]).flatten() for n in before])
+    target = torch.cat([(expected[n] - before[n]).flatten() for n in before])
+    # Adam's first step is the gradient's sign, which rounding can flip if the gradient is near 0
+    assert ((moved - target).abs() > 1e-3).float().mean() < 2e-3 and moved.abs().max() > 5e-3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"engine.name": "hf"},
+        {"model.dtype": "bfloat16"},
+        {"trainer.backend": "trl", "trainer.pack_tokens": 1024},
+    ],
+    ids=["transformers", "half precision", "TRL with the local engine"],
+)
+def test_other_settings(workspace, changes):
+    config = miniature_config(workspace, "llama", **LOCAL | changes)
+    folder = built("rl", config, workspace / "other")
+    assert read_metrics(folder)[0]["grad_norm"] > 0
+    dtypes = {tensor.dtype for tensor in weights(folder / "policy").values()}
+    assert dtypes == {getattr(torch, config.model.dtype)}
+
+
+def test_interrupted_stage_resumes_to_the_same_weights(workspace, monkeypatch):
+    config = miniature_config(workspace, "llama", **LOCAL)
+    config = config.derive(rl__start=config.model.path, seed=7)
+    whole = built("rl", config, workspace / "whole")
+    built("world", config, workspace / "resumed")
+    first = config.derive(rl__steps=2)
+
+    class Killed(Exception):
+        pass
+
+    take = GRPOTrainer.step
+
+    def kill_at_second(self, step):
+        if step == 1:
+            raise Killed
+        return take(self, step)
+
+    monkeypatch.setattr(GRPOTrainer, "step", kill_at_second)
+    with pytest.raises(Killed):
+        built("rl", first, workspace / "resumed")
+    monkeypatch.setattr(GRPOTrainer, "step", take)
+    resumed = built("rl", first, workspace / "resumed")
+    assert max_difference(weights(resumed / "policy"), weights(whole / "policy")) == 0
+
+
+def test_mixed_world(workspace):
+    config = miniature_config(
+        workspace, "llama", **LOCAL | {"world.name": "cldr+pydocs", "world.pages": 400}
+    )
+    world, counts = load_training_world(config)
+    kinds = {entity.kind for entity in world.entities.values()}
+    assert {"territory", "module"} <= kinds and counts["pages"] == len(world) <= 400
+    assert world.name == "cldr+pydocs"
