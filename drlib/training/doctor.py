@@ -362,9 +362,7 @@ def _encode_turn(chat: Any, text: str) -> list[int]:
 
 
 def draw_known_tasks(scheduler: QuestionScheduler) -> list[Task]:
-    """Return a few questions of the run without changing the scheduler."""
-    if scheduler.pool:
-        return [task for task, _ in scheduler.pool.values()][:WRITTEN_TASKS]
+    """Return a few questions of the run's world without changing the scheduler."""
     random, source = Random("doctor"), scheduler.real
     hops = next((n for n in range(1, MAX_HOPS + 1) if source.answers(n)), 0)
     if hops == 0:
