@@ -78,6 +78,46 @@ def test_every_turn_of_a_random_model_is_valid(kind):
     assert all(isinstance(parse(text), FormatError) for text in texts)
 
 
+VALID = (
+    "<think>I see.</think>\n<answer>Oslo</answer>",
+    "<think></think><answer>17,500 (2 > 1)</answer>",
+    '<think>Look.</think>\n<tool_call>\n{"name": "search", "arguments": {"query": ["a b", "c"]}}\n'
+    "</tool_call>",
+    '<tool_call>{"name": "python", "arguments": {"code": "print(1 < 2)\\nx = \\"\u00e9\\""}}'
+    "</tool_call>",
+)
+INVALID = (
+    "Oslo",
+    "<think>I see.</think>Oslo",
+    "<answer> </answer>",
+    '<tool_call>{"name": "google", "arguments": {"query": ["a"]}}</tool_call>',
+    '<tool_call>{"name": "search", "arguments": {"query": []}}</tool_call>',
+    '<tool_call>{"name": "search", "arguments": {"query": ["\\ud800"]}}</tool_call>',
+    '<tool_call>{"name": "search", "arguments": {"query": ["a"], "k": 2}}</tool_call>',
+)
+
+
+@pytest.mark.parametrize("kind", ["drlib", "qwen3", "llama3_1"])
+def test_usual_turns_are_allowed_token_by_token(kind):
+    """A thought may end at any place, not only at its maximum length."""
+    chat = chat_of(kind)
+    size = len(chat.tokenizer)
+    masks = TurnConstraint(chat, SCHEMAS).create_masks(size)
+
+    def is_allowed(text):
+        state = masks.copy()
+        for token in [*chat.encode(text), chat.end_id]:
+            if not state.allowed()[token]:
+                return False
+            if token != chat.end_id:
+                state.accept(token)
+        return True
+
+    assert [text for text in VALID if not is_allowed(text)] == []
+    assert not any(isinstance(parse(text), FormatError) for text in VALID)
+    assert [text for text in INVALID if is_allowed(text)] == []
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 def test_first_log_probability_is_renormalised_over_tokens_that_open_a_turn(temperature):
     """By hand: the turn starts with <think>, <tool_call> or <answer>."""

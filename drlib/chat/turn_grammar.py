@@ -6,8 +6,8 @@ llguidance, which vLLM's structured outputs accept too. The schema describes the
 object, for servers with `response_format`.
 
 Texts are bounded in the grammar, because a small model may repeat itself until the end of the
-context. Texts outside of JSON have no "<" before a letter or "/", and strings have no "</": they
-could spell a tag, or contain a token that ends the turn.
+context. Texts outside of JSON have no "<", and strings have no "</": they could spell a tag, or
+contain a token that ends the turn.
 """
 
 import json
@@ -48,7 +48,8 @@ def build_turn_grammar(
 
     thought = f"TEXT {tag('</think>')} NL" if is_open else f"({pair('think', 'TEXT')} NL)?"
     actions = ["call", "answer"] if tools else ["answer"]
-    rest = rf"([^<]|<[ =0-9]){{0,{text_characters - 1}}}"
+    # no "<" even before a space: the lexer reads one byte ahead, and could then not end the text
+    rest = f"[^<]{{0,{text_characters - 1}}}"
     rules = [
         "%llguidance {}",  # other Lark parsers, with other rules for JSON, reject this line
         f"start: {thought} ({' | '.join(actions)})",

@@ -27,9 +27,9 @@ QUESTIONS = (
 )
 SETTINGS = {
     "plain": {},
-    "--few-shot": {"few_shot": True},
-    "--constrained": {"constrained": True},
-    "--few-shot --constrained": {"few_shot": True, "constrained": True},
+    "few-shot": {"few_shot": True},
+    "constrained": {"constrained": True},
+    "both": {"few_shot": True, "constrained": True},
 }
 LIMITS = {"calls": 3, "turn_tokens": 256, "context_tokens": 6000}
 
