@@ -194,7 +194,8 @@ def main() -> None:
             print(
                 f"{name:9} {who:13} {row['tokens_per_s']:6.0f} tokens/s, "
                 f"{row['tokens_per_cpu_s']:6.0f} per CPU second, {ours} is "
-                f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}] times as fast"
+                f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}] times as fast",
+                flush=True,
             )
 
     if args.engines:
