@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from drlib.chat.prompts import BRIEF_PROMPT
+from drlib.cli.ask import main as ask
 from drlib.files import read_json_lines
 from drlib.training import stages
 from drlib.training.data import load_training_world
@@ -76,6 +77,20 @@ def test_rollouts_begin_with_the_brief_prompt(pipeline):
     sampled = record.generated.nonzero()[0]
     expected = logp_TV[sampled - 1, ids_T[0, sampled]].numpy()
     assert np.abs(record.logprobs[sampled] - expected).max() < 1e-4
+
+
+def test_ask_uses_the_prompt_of_the_training(pipeline, tmp_path):
+    """A policy with a brief prompt does not get the schemas that it has never seen."""
+    config, runs = pipeline
+    folder = stages.folder("rl", config, runs) / "policy"
+    question = "What is the currency of Norway?"
+    limits = ["--calls", "1", "--turn-tokens", "8", "--context-tokens", "900"]
+    for where, brief in ((folder, True), (config.model.path, False)):
+        saved = tmp_path / f"{brief}.parquet"
+        ask([question, "--folder", str(where), "--save", str(saved), *limits])
+        if brief or saved.exists():  # a longer prompt than 900 tokens is an error
+            (record,) = load_trajectories(saved)
+            assert (record.messages[0]["content"] == BRIEF_PROMPT) == brief
 
 
 def test_first_step_matches_trl(workspace):

@@ -20,6 +20,7 @@ from drlib.chat.prompts import (
     FORMAT_HELP,
     FORMAT_HELP_JSON,
     FORMAT_HELP_NATIVE,
+    load_trained_prompt,
     research_prompt,
 )
 from drlib.chat.template import ChatIds, load_any_tokenizer
@@ -453,6 +454,9 @@ def _load_folder(options: AskOptions, toolbox: Toolbox, stack: ExitStack) -> Mod
     if is_policy:
         # drlib's policies know the form, and no other text about it
         return ModelSetup(engine, chat, replace(limits, format_help=""), None)
+    trained = load_trained_prompt(Path(find_model(options.folder)))
+    if trained is not None:  # it knows the form of its training, and no other text about it
+        return ModelSetup(engine, chat, replace(limits, format_help=""), trained)
     return ModelSetup(engine, chat, limits, _system_prompt(options, toolbox))
 
 

@@ -13,6 +13,9 @@ import datetime
 import json
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from drlib.files import write_atomic
 
 RESUME = "{question}\nSummary of the work so far: {summary}"
 SUMMARISE = """The context is nearly full, and what you say now is all that you will know of it. \
@@ -114,6 +117,7 @@ FORMAT_HELP_NATIVE = "Call a tool by its name with a JSON object of arguments, o
 
 # For a model that learns the tools' formats in training; schemas would be most of its tokens.
 BRIEF_PROMPT = "Use the tools search and python, then answer."
+PROMPT_FILE = "system_prompt.txt"  # in the folder of a model that was trained with its own prompt
 
 FORMAT_HELP_JSON = """Write either one tool call:
 {"thought": "why", "action": {"name": "search", "arguments": {"query": ["what to search for"]}}}
@@ -139,6 +143,17 @@ A call: {{"thought": "why", "action": {{"name": "the tool's name", "arguments": 
 "its value"}}}}}}
 The answer: {{"thought": "why", "action": {{"answer": "the answer"}}}}
 Wait for the response, which comes inside <tool_response></tool_response>; never write one."""
+
+
+def save_trained_prompt(folder: Path, system: str) -> None:
+    """Store the system prompt that a model was trained with beside its weights."""
+    write_atomic(folder / PROMPT_FILE, system)
+
+
+def load_trained_prompt(folder: Path) -> str | None:
+    """Return the system prompt stored by `save_trained_prompt`; None if there is none."""
+    file = folder / PROMPT_FILE
+    return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def research_prompt(

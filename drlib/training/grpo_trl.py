@@ -116,7 +116,7 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
             state = Path(checkpoint, STATE).read_text(encoding="utf-8")
             rollouts.load_state_dict(json.loads(state))
         metrics = run_trainer(run, trainer, checkpoint, rollouts.is_dead)
-        return save_trained_model(run, trainer, tokenizer, config.model.dtype, metrics)
+        return save_trained_model(run, trainer, tokenizer, config, metrics)
 
 
 def check_supported(config: Config) -> None:

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from drlib.chat.model_template import TemplateIds, is_drlib_tokenizer
-from drlib.chat.prompts import BRIEF_PROMPT, research_prompt
+from drlib.chat.prompts import BRIEF_PROMPT, research_prompt, save_trained_prompt
 from drlib.chat.template import ChatIds
 from drlib.config import Config
 from drlib.endpoint import ChatEndpoint
@@ -222,11 +222,21 @@ def _has_adapters(model) -> bool:
     return isinstance(model, PeftModel)
 
 
-def save_trained_model(run: RunFolder, trainer, tokenizer, dtype: str, metrics: dict) -> dict:
-    """Finish a stage: save the whole model in `dtype`; return `metrics`."""
+def save_real_model(run: RunFolder, model, tokenizer, config: Config) -> None:
+    """Save the policy of a stage in model.dtype, with its system prompt if that is a brief one.
+
+    `drlib ask --folder` gives a model with a stored prompt no other one.
+    """
+    folder = save_policy(model, tokenizer, run.path / "policy", getattr(torch, config.model.dtype))
+    if config.model.tool_format == "brief" and not is_drlib_tokenizer(tokenizer):
+        save_trained_prompt(folder, BRIEF_PROMPT)
+
+
+def save_trained_model(run: RunFolder, trainer, tokenizer, config: Config, metrics: dict) -> dict:
+    """Finish a stage of TRL: save the whole model; return `metrics`."""
     model = gather_model(trainer)
     if run.ranks.first:
-        save_policy(model, tokenizer, run.path / "policy", getattr(torch, dtype))
+        save_real_model(run, model, tokenizer, config)
         shutil.rmtree(trainer.args.output_dir)  # its checkpoints
     return run.finish(metrics)
 

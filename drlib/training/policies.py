@@ -7,7 +7,7 @@ import torch
 
 from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import Config
-from drlib.models.moe import load_policy, save_policy
+from drlib.models.moe import load_policy
 from drlib.training import stages
 from drlib.training.balance import prepare_router_biases
 from drlib.training.data import WORLD_FILE
@@ -17,6 +17,7 @@ from drlib.training.model_setup import (
     find_policy,
     load_model,
     load_model_tokenizer,
+    save_real_model,
 )
 from drlib.training.run_folder import RunFolder
 from drlib.validation import require
@@ -91,6 +92,5 @@ def begin_stage(
 def finish_stage(start: StageStart, config: Config, metrics: dict) -> dict:
     """Save the policy in model.dtype and complete the run folder; return `metrics`."""
     if start.run.ranks.first:
-        dtype = getattr(torch, config.model.dtype)
-        save_policy(start.model, start.chat.tokenizer, start.run.path / "policy", dtype)
+        save_real_model(start.run, start.model, start.chat.tokenizer, config)
     return start.run.finish(metrics)

@@ -226,9 +226,7 @@ class _Stage:
             peft_config=build_lora_config(model, config.trainer.lora_rank),
         )
         last = run_trainer(self.run, trainer, checkpoint)
-        return save_trained_model(
-            self.run, trainer, self.tokenizer, config.model.dtype, last | (metrics or {})
-        )
+        return save_trained_model(self.run, trainer, self.tokenizer, config, last | (metrics or {}))
 
 
 def _take(samples: Iterator[Sample], tokens: int) -> Iterator[Sample]:
