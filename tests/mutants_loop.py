@@ -220,8 +220,8 @@ MUTANTS = [
     Mutant(
         "temperature: the trainer forgets it",
         "drlib/training/learner.py",
-        "model, tokens, mask_N, config.rl.temperature, config.rl.loss",
-        "model, tokens, mask_N, 1.0, config.rl.loss",
+        "            mask_N,\n            config.rl.temperature,\n",
+        "            mask_N,\n            1.0,\n",
         (f"{SWITCHES}::test_rollout_options_change_rollouts_and_train",),
         "the ratio is of two different distributions",
     ),
@@ -285,8 +285,8 @@ MUTANTS = [
     Mutant(
         "engine: the version restarts",
         "drlib/training/grpo.py",
-        'version=extra.get("version", 0),',
-        "version=0,",
+        'start.where, extra.get("version", 0)',
+        "start.where, 0",
         (f"{LOOP}::test_resumed_run_is_bit_identical",),
         "after a resume, rollouts have wrong versions",
     ),

@@ -351,6 +351,7 @@ def create_decoder(
     if not hasattr(model.config, "num_experts"):
         require(not routes, f"a {model.config.model_type} has no experts, so no routes to report")
         return DenseDecoder(model, rows, max_context, dtype)
+    require(dtype == torch.float32, f"dtype={dtype}: the tiny policy's engine is float32")
     if model.lm_head.weight.device.type != "cpu":
         return Decoder(model, rows, max_context, routes)
     # Lazy import: numba takes a third of a second, and most programs do not sample.
