@@ -30,7 +30,9 @@ from drlib.registry import load_plugins, suggest_name
 ROOT = Path(__file__).resolve().parents[1]  # the checkout: figures/, notebooks/
 TOUR = ROOT / "figures" / "reference" / "tour"  # the committed reference run
 AGAIN = TOUR.with_name("again")  # the same recipe, trained by a later commit
-WORLD_JOINT = re.compile(r"\+(?=(?:tour|cldr|pydocs)(?:\+|$)|[a-z]+:)")  # between worlds: cldr+folder:notes
+WORLD_JOINT = re.compile(
+    r"\+(?=(?:tour|cldr|pydocs)(?:\+|$)|[a-z]+:)"
+)  # between worlds: cldr+folder:notes
 PATH_WORLDS = ("folder", "zim")  # kinds of world whose name contains a path
 SMOL = "smol"  # SmolLM2-135M-Instruct, installed by `drlib convert smol`
 WORLD_SETTINGS = ("world.name", "evaluation.world")
