@@ -30,9 +30,8 @@ from drlib.registry import load_plugins, suggest_name
 ROOT = Path(__file__).resolve().parents[1]  # the checkout: figures/, notebooks/
 TOUR = ROOT / "figures" / "reference" / "tour"  # the committed reference run
 AGAIN = TOUR.with_name("again")  # the same recipe, trained by a later commit
-WORLD_JOINT = re.compile(
-    r"\+(?=(?:tour|cldr|pydocs)(?:\+|$)|[a-z]+:)"
-)  # between worlds: cldr+folder:notes
+# between worlds, as in cldr+folder:notes
+WORLD_JOINT = re.compile(r"\+(?=(?:tour|cldr|pydocs)(?:\+|$)|[a-z]+:)")
 PATH_WORLDS = ("folder", "zim")  # kinds of world whose name contains a path
 SMOL = "smol"  # SmolLM2-135M-Instruct, installed by `drlib convert smol`
 WORLD_SETTINGS = ("world.name", "evaluation.world")
@@ -728,6 +727,11 @@ def load_from_arguments(profile: str, recipe: str, arguments: Sequence[str]) -> 
     overrides = absolute_paths(parse_overrides(arguments))
     load_plugins(overrides.get("plugins", ""))  # plugins register allowed values
     return Config.load(profile, recipe, **overrides)
+
+
+def format_setting(name: str, value: Any) -> str:
+    """Format a setting as on the command line, without the dashes."""
+    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def settings_table(names: Iterable[str], config: Config) -> str:

@@ -41,8 +41,8 @@ MUTANTS = [
     Mutant(
         "chunked log-probabilities: the temperature is ignored",
         "drlib/training/packing.py",
-        "hidden_MH.to(kept), head.weight.to(kept), ids_M, temperature=temperature",
-        "hidden_MH.to(kept), head.weight.to(kept), ids_M",
+        "token_logprobs(hidden_MH, weight_VH, ids_M, temperature=temperature)",
+        "token_logprobs(hidden_MH, weight_VH, ids_M)",
         (BATCHES,),
         "both implementations would train differently",
     ),

@@ -170,8 +170,8 @@ MUTANTS = [
     Mutant(
         "real: evaluated on the CPU of a GPU's machine",
         "drlib/training/model_setup.py",
-        "return TransformersEngine(model.to(default_device()), max",
-        "return TransformersEngine(model, max",
+        'return default_device() if config.trainer.backend == "trl" else torch.device("cpu")',
+        'return torch.device("cpu")',
         ("tests/test_training_devices.py::test_engine_uses_the_default_device",),
         "a run that pays for a GPU waits for a CPU",
     ),

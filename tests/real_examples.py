@@ -5,12 +5,15 @@ Random models answer nothing correctly, so the reward is random where a gradient
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
 from drlib.config import Config
 from drlib.training import build, stages
 from drlib.training.distributed import Ranks
+from drlib.training.model_setup import load_model
+from drlib.trajectory import Trajectory
 from tests.template_examples import random_model
 
 MINIATURE = {
@@ -58,6 +61,17 @@ def built(stage: str, config: Config, runs: Path) -> Path:
     for name in stages.missing_stages(stage, config, runs):
         build.build(name, config, runs, Ranks("trl"))
     return stages.folder(stage, config, runs)
+
+
+def assert_logprobs_of(record: Trajectory, policy: str | Path) -> None:
+    """Compare the recorded log-probabilities with those of a policy in float32."""
+    model = load_model(str(policy), torch.float32)
+    ids_T = torch.tensor(record.token_ids[None].astype(np.int64))
+    with torch.no_grad():
+        logp_TV = model(ids_T).logits[0].log_softmax(-1)
+    sampled = record.generated.nonzero()[0]
+    expected = logp_TV[sampled - 1, ids_T[0, sampled]].numpy()
+    assert np.abs(record.logprobs[sampled] - expected).max() < 1e-4
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -22,9 +22,9 @@ from drlib.models.engine import SamplingParams
 from drlib.models.local_engine import LocalEngine
 from drlib.models.transformers_engine import TransformersEngine
 from tests.engine_examples import V
-from tests.test_models_local_engine import compare_with_trainer, make_prompts
+from tests.test_models_local_engine import make_prompts
 from tests.test_models_local_engine_contexts import repeat_context
-from tests.test_models_transformers_engine import HOW, run_engine
+from tests.test_models_transformers_engine import HOW, assert_same_turns, run_engine
 
 SIZES = dict(
     vocab_size=V,
@@ -60,17 +60,7 @@ def model(request):
 
 @pytest.mark.parametrize("how", HOW)
 def test_turns_match_transformers(model, how):
-    prompts = make_prompts(20)
-    params = SamplingParams(max_tokens=15, stop_ids=(1, 2, 3), seed=5, **HOW[how])
-    local = run_engine(LocalEngine(model, slots=8, max_context=200), prompts, params)
-    hf = run_engine(TransformersEngine(model, batch=7, max_context=200), prompts, params)
-    assert (hf.ids, hf.reasons) == (local.ids, local.reasons)
-    for name in ("logp", "entropy"):
-        a, b = (np.array(sum(getattr(r, name), []), float) for r in (hf, local))
-        assert np.nanmax(np.abs(a - b)) < 1e-4
-    if how == "sampled":
-        logp_error, entropy_error = compare_with_trainer(model, local)
-        assert len(logp_error) > 200 and max(logp_error.max(), entropy_error.max()) < 1e-4
+    assert_same_turns(model, how)
 
 
 def test_context_is_kept_between_turns(model):

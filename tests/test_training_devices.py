@@ -37,6 +37,15 @@ def test_engine_uses_the_default_device(meta_device, engine):
         assert device.type == "meta"
 
 
+@pytest.mark.parametrize("engine", ["hf", "local"])
+def test_engine_of_the_local_trainer_stays_on_the_cpu(meta_device, engine):
+    """The local learner packs its batches on the CPU and shares the model with the engine."""
+    model = model_setup.load_model(TOUR_SFT, torch.float32)
+    config = Config.load("laptop", engine__name=engine)
+    with model_setup.create_engine(model, TOUR_SFT, config):
+        assert model.device.type == "cpu"
+
+
 def test_model_from_a_folder_uses_the_default_device(meta_device):
     assert moe.load_model(TOUR_SFT).device.type == "meta"
     assert TransformersEngine(TOUR_SFT).model.device.type == "meta"

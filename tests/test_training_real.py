@@ -27,7 +27,14 @@ from drlib.training.question_scheduler import QuestionScheduler
 from drlib.training.run_folder import read_manifest, read_metrics
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import ColdStart, settings
-from tests.real_examples import MINIATURE, built, max_difference, miniature_config, weights
+from tests.real_examples import (
+    MINIATURE,
+    assert_logprobs_of,
+    built,
+    max_difference,
+    miniature_config,
+    weights,
+)
 from tests.template_examples import REAL
 
 TOUR_SFT = "figures/reference/tour/policy_sft"
@@ -78,13 +85,7 @@ def test_rollout_logprobs_match_the_cold_start(pipeline):
     (record, *_) = load_trajectories(
         stages.folder("rl", config, runs) / "trajectories_0001.parquet"
     )
-    model = load_model(find_policy(stages.folder("sft", config, runs)), torch.float32)
-    ids_T = torch.tensor(record.token_ids[None].astype(np.int64))
-    with torch.no_grad():
-        logp_TV = model(ids_T).logits[0].log_softmax(-1)
-    sampled = record.generated.nonzero()[0]
-    expected = logp_TV[sampled - 1, ids_T[0, sampled]].numpy()
-    assert np.abs(record.logprobs[sampled] - expected).max() < 1e-4
+    assert_logprobs_of(record, find_policy(stages.folder("sft", config, runs)))
 
 
 def test_trained_model_runs_in_drlib_ask(pipeline, capsys):

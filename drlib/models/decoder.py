@@ -28,8 +28,8 @@ class Decoder:
     """
 
     dtype = torch.float32  # of weights and cache
-    # properties in which new weights must equal the first ones
-    same: tuple[str, ...] = (
+    # configuration of the first weights that later ones must have, too
+    fixed_sizes: tuple[str, ...] = (
         "vocab_size",
         "hidden_size",
         "num_hidden_layers",
@@ -81,7 +81,7 @@ class Decoder:
     @torch.no_grad()
     def load(self, model) -> None:
         """Copy the weights of `model`, of the same shape as at construction."""
-        for name in self.same:
+        for name in self.fixed_sizes:
             if getattr(model.config, name) != getattr(self.config, name):
                 raise ValueError(f"the new model differs in {name}: build a new engine for it")
         self.embedding = model.model.embed_tokens.weight.detach().to(self.dtype, copy=True)

@@ -44,7 +44,7 @@ class DenseDecoder(Decoder):
         ValueError: the model is not supported, or `max_context` exceeds its positions.
     """
 
-    same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_key_value_heads")
+    fixed_sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_key_value_heads")
 
     def __init__(self, model, rows: int, max_context: int, dtype: torch.dtype = torch.bfloat16):
         self.dtype = dtype
@@ -85,7 +85,8 @@ class DenseDecoder(Decoder):
         torch repacks the matrix at every call, which takes as long as the product of few rows.
         """
         weight = weight.detach().to(self.dtype, copy=True)
-        if self.device.type != "cpu" or self.dtype != torch.bfloat16:
+        can_pack = self.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if self.device.type != "cpu" or not can_pack:
             return partial(F.linear, weight=weight)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, self.rows)
         product = torch.ops.mkldnn._linear_pointwise
@@ -115,6 +116,7 @@ class DenseDecoder(Decoder):
         return fused
 
     def _forward(self, ids_T, rows_T, positions_T, attend, last_M=None) -> torch.Tensor:
+        """Cache the tokens; return logits after each token, or after tokens `last_M` only."""
         x = self.embedding[ids_T].float()
         turn = self.turn[positions_T]
         n_rotated = self.n_heads + self.n_kv

@@ -115,7 +115,7 @@ class LocalEngine(Engine):
 
 
 class _Run:
-    """One `converse` call: the request in each row, and the state of each row."""
+    """State of a `converse` call: the request in each row, and the state of each row."""
 
     def __init__(self, decoder: Decoder, prompts, params, respond, keys, context, lockstep):
         self.decoder, self.params, self.respond, self.lockstep = decoder, params, respond, lockstep

@@ -31,6 +31,7 @@ from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE, load_training_world
 from drlib.training.doctor import (
+    TEMPLATE_REMEDY,
     Check,
     check_engine,
     check_group_size,
@@ -47,7 +48,7 @@ from drlib.training.doctor import (
     draw_known_tasks,
     write_rollouts,
 )
-from drlib.training.launch import count_threads
+from drlib.training.launch import count_cores, count_threads
 from drlib.training.learner import record
 from drlib.training.model_setup import (
     ChatSetup,
@@ -79,7 +80,7 @@ ROUNDED_GAP = 0.05  # mean difference of log-probabilities that bfloat16 explain
 
 @dataclass
 class Subject:
-    """What is examined.
+    """Run or model under examination, with its records.
 
     Attributes:
         title: one line about the run or model.
@@ -113,7 +114,7 @@ class Sample:
     model: Any
 
 
-# ---------------------------------------------------------------- what is examined
+# ---------------------------------------------------------------- runs and models
 
 
 def find_subject(
@@ -314,10 +315,7 @@ def _open_chat(subject: Subject) -> tuple[ChatSetup | None, Check]:
     try:
         setup = build_chat(load_model_tokenizer(subject.policy), subject.config.model.tool_format)
     except ValueError as error:
-        remedy = (
-            "use an instruction-tuned model, or copy chat_template.jinja of its family into its "
-            "folder; model.tool_format=prompt needs least of a template"
-        )
+        remedy = f"{TEMPLATE_REMEDY}; model.tool_format=prompt needs least of a template"
         return None, Check("template", False, str(error), remedy)
     return setup, Check("template", True, "")
 
@@ -480,7 +478,7 @@ def check_machine_load(config: Config, cores: int | None = None) -> Check:
     Args:
         cores: of this machine; None: those of this process.
     """
-    cores = cores or _count_cores()
+    cores = cores or count_cores()
     processes = config.processes
     threads = count_threads(config, processes)
     device = "GPU" if torch.cuda.is_available() else "CPU"
@@ -498,11 +496,6 @@ def check_machine_load(config: Config, cores: int | None = None) -> Check:
 def _has_bfloat16() -> bool:
     """Return True if this CPU multiplies bfloat16 matrices itself."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
-def _count_cores() -> int:
-    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
-    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def check_budget(

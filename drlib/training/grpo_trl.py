@@ -157,7 +157,7 @@ def _find_start(name: str, config: Config, runs: Path) -> str:
 
 
 class Row(NamedTuple):
-    """One row of TRL's batch: a context with its advantage and loss weight."""
+    """Row of TRL's batch: a context with its advantage and loss weight."""
 
     sample: Trajectory
     advantage: float

@@ -99,6 +99,12 @@ def count_steps(path: Path, default: int = 0) -> int:
         return default
 
 
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+
+
 def count_threads(config: Config, processes: int) -> int:
     """Return the threads of each process of a stage: its share of the cores for a real model.
 
@@ -106,9 +112,7 @@ def count_threads(config: Config, processes: int) -> int:
     """
     if not config.model.path:
         return 1
-    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(1, cores // processes)
+    return max(1, count_cores() // processes)
 
 
 def stop_with_parent() -> None:

@@ -285,9 +285,14 @@ def create_engine(
             engine.close()
 
 
+def _engine_device(config: Config) -> torch.device:
+    """Return the device of an engine in this process; the local trainer, its owner, uses CPUs."""
+    return default_device() if config.trainer.backend == "trl" else torch.device("cpu")
+
+
 @ENGINES.register("local")
 def _create_local_engine(model, where: str, config: Config, routes: bool) -> Engine:
-    return build_local_engine(model.to(default_device()), config)
+    return build_local_engine(model.to(_engine_device(config)), config)
 
 
 def build_local_engine(model, config: Config, **options) -> LocalEngine:
@@ -308,7 +313,8 @@ def build_local_engine(model, config: Config, **options) -> LocalEngine:
 @ENGINES.register("hf")
 def _create_transformers_engine(model, where: str, config: Config, routes: bool) -> Engine:
     context = config.rollout.max_context_tokens
-    return TransformersEngine(model.to(default_device()), max_context=context, routes=routes)
+    model = model.to(_engine_device(config))
+    return TransformersEngine(model, max_context=context, routes=routes)
 
 
 @ENGINES.register("vllm")

@@ -72,7 +72,7 @@ _adamw = partial(torch.optim.AdamW, betas=(0.9, 0.95), weight_decay=0.0)
 
 
 class Optimizers:
-    """One or two optimizers that step, save and load together."""
+    """Optimizers that step, save and load together."""
 
     def __init__(self, parts: dict[str, torch.optim.Optimizer]):
         self.parts = parts  # one parameter group each

@@ -142,12 +142,6 @@ def score(
         frugal: compute them in chunks, without an [M, V] matrix (`drlib.models.chunked_logprobs`).
         dtype: "bfloat16" computes matrix products in bfloat16 (autocast) from float32 weights.
     """
-    device = batch.ids_N.device.type
-    with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-        return _score(model, batch, loss_N, temperature, frugal)
-
-
-def _score(model, batch: PackedBatch, loss_N: Tensor, temperature: float, frugal: bool) -> Scored:
     before_N = torch.arange(len(batch.ids_N)) - 1  # the token that each is predicted from
     scored_N = loss_N.clone()
     starts = batch.starts()
@@ -157,18 +151,18 @@ def _score(model, batch: PackedBatch, loss_N: Tensor, temperature: float, frugal
         else:
             before_N[start] = starts[prefix.owner] + prefix.length - 1
     at_M = scored_N.nonzero()[:, 0]
-    hidden_NH, router_logits = packed_forward(model, batch.ids_N, batch.lengths, batch.prefixes)
+    half = dtype == "bfloat16"
+    products = torch.autocast(batch.ids_N.device.type, torch.bfloat16, enabled=half)
+    with products:
+        hidden_NH, router_logits = packed_forward(model, batch.ids_N, batch.lengths, batch.prefixes)
     head, hidden_MH, ids_M = model.lm_head, hidden_NH[before_N[at_M]], batch.ids_N[at_M]
     if frugal:
-        device = hidden_MH.device.type
-        products = torch.is_autocast_enabled(device)
-        kept = torch.get_autocast_dtype(device) if products else head.weight.dtype
-        with torch.autocast(device, enabled=False):
-            logp_M, _ = token_logprobs(
-                hidden_MH.to(kept), head.weight.to(kept), ids_M, temperature=temperature
-            )
+        weight_VH = head.weight.bfloat16() if half else head.weight
+        hidden_MH = hidden_MH.to(weight_VH.dtype)
+        logp_M, _ = token_logprobs(hidden_MH, weight_VH, ids_M, temperature=temperature)
     else:
-        logits_MV = head(hidden_MH)
+        with products:
+            logits_MV = head(hidden_MH)
         if temperature != 1.0:
             logits_MV = logits_MV / temperature
         logp_M = -F.cross_entropy(logits_MV.float(), ids_M, reduction="none")

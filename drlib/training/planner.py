@@ -19,7 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from drlib.config import FIELDS, Config
+from drlib.config import Config, format_setting
 from drlib.models.dense_decoder import find_unsupported
 from drlib.models.moe import policy_config
 from drlib.models.vllm_engine import INSTALL_VLLM
@@ -27,6 +27,7 @@ from drlib.training import memory_model
 from drlib.training.distributed import gpu_fault
 from drlib.training.learner import MICRO_BATCH_CONTEXTS
 from drlib.training.memory_model import Load, MemoryPlan, Shape
+from drlib.training.policies import find_local_faults
 from drlib.training.pretrain import policy_shape
 from drlib.validation import AtLeastOne, Coefficient, Positive, check_fields, require
 
@@ -367,18 +368,7 @@ def check_settings(config: Config) -> list[str]:
     trainer, engine, rollout = config.trainer, config.engine, config.rollout
     is_trl, faults = trainer.backend == "trl", []
     if not is_trl:
-        names = ["trainer.lora_rank", "trainer.fsdp", "trainer.gradient_checkpointing"]
-        changed = [
-            _format_setting(name, config.get(name))
-            for name in names
-            if config.get(name) != FIELDS[name].default
-        ]
-        faults = [f"{setting} needs trainer.backend=trl" for setting in changed]
-        if config.model.dtype != "float32" and not config.model.path:
-            faults.append(
-                f"model.dtype={config.model.dtype} needs a real model: the tiny policy of "
-                "trainer.backend=local is float32; set model.path, or trainer.backend=trl"
-            )
+        faults = find_local_faults(config)
     if is_trl and trainer.router_bias_rate > 0:
         faults.append("trainer.router_bias_rate needs trainer.backend=local")
     if is_trl and trainer.fsdp and config.processes < 2:
@@ -403,11 +393,6 @@ def check_settings(config: Config) -> list[str]:
             f"`drlib crawl {url} FOLDER`, then set world.name=folder:FOLDER"
         )
     return faults
-
-
-def _format_setting(name: str, value: Any) -> str:
-    """Format a setting as on the command line."""
-    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def check_machine(config: Config, disk: dict[str, int], runs: Path) -> list[str]:
@@ -491,7 +476,7 @@ class Plan:
         """Reasons not to start the run."""
         if not self.fit.fault:
             return self.faults
-        cure = " ".join(f"--{_format_setting(*each)}" for each in self.remedy.items())
+        cure = " ".join(f"--{format_setting(*each)}" for each in self.remedy.items())
         advice = f"fits with {cure}" if cure else "use a smaller model or larger devices"
         return [*self.faults, f"{self.fit.fault}; {advice}"]
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from drlib.chat.template import ChatIds, load_tokenizer
-from drlib.config import Config
+from drlib.config import FIELDS, Config, format_setting
 from drlib.models.moe import load_policy
 from drlib.training import stages
 from drlib.training.balance import prepare_router_biases
@@ -23,9 +23,24 @@ from drlib.training.run_folder import RunFolder
 from drlib.validation import require
 from drlib.worlds import Names, SmallWorld
 
+NEEDS_TRL = ("trainer.lora_rank", "trainer.fsdp", "trainer.gradient_checkpointing")
+
+
+def find_local_faults(config: Config) -> list[str]:
+    """Return one message per setting that the local trainer would ignore."""
+    changed = [name for name in NEEDS_TRL if config.get(name) != FIELDS[name].default]
+    settings = [format_setting(name, config.get(name)) for name in changed]
+    faults = [f"{setting} needs trainer.backend=trl" for setting in settings]
+    if config.model.dtype != "float32" and not config.model.path:
+        faults.append(
+            f"model.dtype={config.model.dtype} needs a real model: the tiny policy of "
+            "trainer.backend=local is float32; set model.path, or trainer.backend=trl"
+        )
+    return faults
+
 
 class StageStart(NamedTuple):
-    """What a local training stage begins with.
+    """Inputs of a local training stage.
 
     Attributes:
         run: folder of the stage.
@@ -65,15 +80,18 @@ def begin_stage(
     """Open the run folder and load the policy of stage `before`, the chat and the world.
 
     Raises:
-        ValueError: the policy named by a `start` setting has another vocabulary than the world.
+        ValueError: the settings need TRL, or the starting policy has another vocabulary than the
+            world.
     """
+    faults = find_local_faults(config)
+    require(not faults, "; ".join(faults))
     run = RunFolder(run_dir, stages.stage_settings(name, config), ranks, config.trainer.report_to)
     runs = run_dir.parents[1]
     if before in stages.list_inputs(name, config):
         where = find_policy(stages.require_input(name, before, config, runs))
     else:
         where = str(stages.start_folder(name, config))
-    if config.unrestricted().model.path:
+    if config.model.path:
         chat, system = build_chat(load_model_tokenizer(where), config.model.tool_format)
         world = SmallWorld.load(stages.require_input(name, "world", config, runs) / WORLD_FILE)
         model = load_model(where, torch.float32)

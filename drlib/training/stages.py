@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drlib.config import Config, absolute_paths, declared_for, split_worlds
+from drlib.config import Config, absolute_paths, declared_for, format_setting, split_worlds
 from drlib.registry import Registry, plugin_names
 from drlib.training.run_folder import RunFolder, RunFolderError
 from drlib.worlds import fingerprint_world
@@ -297,10 +297,7 @@ def require_input(name: str, which: str, config: Config, runs: Path) -> Path:
 
 def overrides(config: Config) -> list[str]:
     """Return command-line arguments for the settings that differ from the profile."""
-    return [
-        f"--{name}={str(v).lower() if v is True or v is False else v}"
-        for name, v in config.overrides().items()
-    ]
+    return [f"--{format_setting(name, value)}" for name, value in config.overrides().items()]
 
 
 def arguments(name: str, config: Config, runs: Path) -> list[str]:
