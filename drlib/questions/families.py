@@ -70,7 +70,7 @@ EXCLUDED_RECIPES = {
     "webdancer's CRAWLQA": "asks about links between pages, which are no facts of the graph",
 }
 OF_DOCUMENTS = ("chain", "prose", "engine")  # default families of a user's own documents
-DOCUMENT_SCHEMES = ("folder:", "live:")
+DOCUMENT_SCHEMES = ("folder:", "live:", "wiki")
 
 Candidate = tuple[str, Query, str] | None  # answer, query, text ("": not worded yet)
 

@@ -62,6 +62,7 @@ def _lazy_loader(place: str) -> Callable[..., World]:
 
 WORLDS.register("cldr", _lazy_loader("drlib.worlds.cldr:load"))
 WORLDS.register("pydocs", _lazy_loader("drlib.worlds.pydocs:load"))
+WORLDS.register("wiki", _lazy_loader("drlib.worlds.wiki:load"))
 WORLDS.register("folder:PATH", _lazy_loader("drlib.worlds.folder:load"))
 WORLDS.register("zim:PATH", _lazy_loader("drlib.worlds.zim:load"))
 WORLDS.register("hub:NAME", _lazy_loader("drlib.worlds.hub:load"))
@@ -75,7 +76,8 @@ def load_world(
 
     Args:
         name: "tour" (a small world, one value per relation), "cldr" (all of Unicode CLDR), "pydocs"
-            (Python's standard library), "folder:PATH" (your documents), "zim:PATH" (a Kiwix file),
+            (Python's standard library), "wiki" (summaries of Wikipedia, after `drlib convert
+            wiki`), "folder:PATH" (your documents), "zim:PATH" (a Kiwix file),
             "hub:NAME" (a data set of the Hugging Face hub), "live:URL" (a web site that is
             crawled), or a name registered in `WORLDS`.
         index_path: file of the full-text index; later calls update it. None: kept in memory.
