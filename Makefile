@@ -5,7 +5,7 @@
 # make test       make check, the library's tests and every notebook
 # make test-alone the tests that need the machine to themselves
 # make test-vllm  set up .venv-vllm if needed, then the tests that need vLLM on a CPU
-# make smol       install a real language model of 135M parameters (540 MB in the user's cache)
+# make smol       install a real language model of 135M parameters (800 MB in the user's cache)
 # make test-smol  make smol, then a short run of the profile smol (five minutes)
 # make mutants    insert faults one at a time; a test must catch each of them
 # make reference  train the five-seed reference run of the tour (an hour)

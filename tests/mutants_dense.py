@@ -5,6 +5,9 @@ from tests.mutants import Mutant
 ENGINE = "tests/test_models_dense_decoder.py"
 BATCHES = "tests/test_training_packing.py"
 STAGES = "tests/test_training_real_local.py"
+ADAPTERS = "tests/test_training_adapters.py"
+READER = "tests/test_models_smol_reader.py"
+TEACHER = "tests/test_demonstrations_document_teacher.py"
 
 MUTANTS = [
     Mutant(
@@ -103,5 +106,77 @@ MUTANTS = [
         "if False else t for t in titles",
         ("tests/test_worlds.py::test_merged_worlds_keep_links_and_separate_equal_titles",),
         "facts of two worlds are mixed",
+    ),
+    Mutant(
+        "adapters: the engine gets the base model",
+        "drlib/training/grpo.py",
+        "    if has_adapters(model):",
+        "    if False:",
+        (f"{ADAPTERS}::test_engine_gets_merged_weights",),
+        "rollouts come from the untrained model",
+    ),
+    Mutant(
+        "adapters: all weights are counted as trained",
+        "drlib/training/distributed.py",
+        "[p for p in model.parameters() if p.requires_grad]",
+        "[*model.parameters()]",
+        (f"{ADAPTERS}::test_new_adapters_change_nothing_and_only_they_are_trained",),
+        "gradients of frozen weights take memory and are clipped with the others",
+    ),
+    Mutant(
+        "adapters: the seed is ignored",
+        "drlib/training/adapters.py",
+        "        torch.manual_seed(seed)\n",
+        "        torch.manual_seed(0)\n",
+        (f"{ADAPTERS}::test_first_matrices_depend_on_the_seed_only",),
+        "runs with several seeds share their initial adapters",
+    ),
+    Mutant(
+        "adapters: the merged model is saved without its adapter",
+        "drlib/training/policies.py",
+        "            save_adapter(start.model, folder)\n",
+        "            pass\n",
+        (f"{ADAPTERS}::test_stages_train_adapters_and_save_whole_models",),
+        "the small file to share is missing",
+    ),
+    Mutant(
+        "smol-reader: the update is not scaled",
+        "drlib/models/smol_reader.py",
+        'scale = settings["lora_alpha"] / settings["r"]',
+        "scale = 1.0",
+        (f"{ADAPTERS}::test_saved_adapter_is_read_by_peft_and_by_drlib",),
+        "the installed model is half as far from its base as the trained one",
+    ),
+    Mutant(
+        "smol-reader: an older adapter is kept",
+        "drlib/models/smol_reader.py",
+        """json.loads(note.read_text(encoding="utf-8"))["sha256"] == digest""",
+        "True",
+        (f"{READER}::test_only_another_adapter_replaces_the_model",),
+        "an upgrade of drlib does not reach the installed model",
+    ),
+    Mutant(
+        "document teacher: pages that no tool has shown are opened",
+        "drlib/demonstrations/document_teacher.py",
+        "if address not in {*hits, *LINK.findall(shown)}:",
+        "if False:",
+        (f"{TEACHER}::test_unreadable_questions_are_given_up",),
+        "the policy learns to invent addresses",
+    ),
+    Mutant(
+        "document teacher: the hops are not put in order",
+        "drlib/demonstrations/document_teacher.py",
+        "return found[::-1]",
+        "return found",
+        (f"{TEACHER}::test_quotes_are_in_the_order_of_the_hops",),
+        "two-hop questions cannot be demonstrated",
+    ),
+    Mutant(
+        "evaluation: documents are counted as questions of the training world",
+        "drlib/evaluation/evaluate.py",
+        "replace(each, kind=kind) if kind else each for",
+        "each for",
+        (f"{ADAPTERS}::test_documents_are_demonstrated_and_asked_about",),
+        "transfer and training world are one number",
     ),
 ]

@@ -6,8 +6,9 @@ Skipped unless `make smol` has converted the model. Run: make test-smol
 import pytest
 
 from drlib.cli.ask import main as ask
-from drlib.config import Config, models_folder
+from drlib.config import ROOT, Config, models_folder
 from drlib.files import read_json_lines
+from drlib.models.smol_reader import install_reader
 from drlib.training import stages
 from drlib.training.diagnosis import ROUNDED_GAP
 from drlib.training.run_folder import read_metrics
@@ -74,3 +75,11 @@ def test_ask_answers_or_names_the_cause(short_run, capsys):
     status = ask(["What is the currency of Norway?", "--folder", str(policy), *limits])
     printed = capsys.readouterr()
     assert status in (0, 1) and "Traceback" not in printed.err and printed.out + printed.err
+
+
+def test_reader_answers_from_documents_with_its_sources(capsys):
+    install_reader()
+    world = f"folder:{ROOT / 'tests' / 'first_hour' / 'folders' / 'product_sheets'}"
+    assert ask(["What is the fabric of Marten 4?", "--world", world, "--model", "smol"]) == 0
+    printed = capsys.readouterr().out
+    assert "Answer  Silvane 40" in printed and "*  marten_4_tent.md" in printed

@@ -312,7 +312,7 @@ def test_context_is_limited_by_the_small_policy():
 
 
 REJECTED = {
-    "trainer.lora_rank=8 needs trainer.backend=trl": {"trainer.lora_rank": 8},
+    "trainer.lora_rank=8 needs a real model": {"trainer.lora_rank": 8},
     "trainer.fsdp=true needs trainer.backend=trl": {"trainer.fsdp": True},
     "trainer.gradient_checkpointing=true needs trainer.backend=trl": {
         "trainer.gradient_checkpointing": True

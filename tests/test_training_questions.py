@@ -8,6 +8,8 @@ from fractions import Fraction
 
 import pytest
 
+from drlib.config import ROOT
+from drlib.demonstrations.document_teacher import draw_document_questions
 from drlib.rl.curriculum import Curriculum, Epochs
 from drlib.training.question_scheduler import (
     SKILLS,
@@ -77,6 +79,33 @@ def test_source_shares_are_exact():
         "real": Fraction(7, 10),
         "fictional": Fraction(3, 10),
     }
+
+
+FOLDER = f"folder:{ROOT / 'tests' / 'first_hour' / 'folders' / 'company_wiki'}"
+
+
+def test_documents_are_asked_about_in_their_own_world(start):
+    """Half of the searches are about documents; each task's world has its page."""
+    share = {"rl.curriculum.document_share": 0.5, "rl.curriculum.mixture": "exact"}
+    changes = MIXED | share | {"rl.curriculum.documents": FOLDER, "rl.questions": 20}
+    assert source_shares(settings(**changes))["documents"] == Fraction(3, 10)
+    assert "documents" not in source_shares(settings(**MIXED))
+    tasks, worlds = make_scheduler(start, **changes).draw(0, Curriculum(SKILLS))
+    assert Counter(sources((tasks, worlds)))["documents"] == 6
+    known = {q.task.id: q.task for q in draw_document_questions(FOLDER, 500, seed=0)[1]}
+    read = [task for task in tasks if question_source(task, worlds) == "documents"]
+    assert all(known[task.id] == task for task in read)
+    assert all(worlds[task.world].search(task.question, 1) for task in read)
+
+
+def test_document_questions_need_a_world_that_stays(start, tmp_path):
+    with pytest.raises(ValueError, match="leave out rl.curriculum.documents"):
+        check_question_settings(
+            settings(rl__curriculum__documents=FOLDER, rl__callbacks__world_change=2)
+        )
+    (tmp_path / "a.md").write_text("# Nothing\n")
+    with pytest.raises(ValueError, match="no question about folder:"):
+        make_scheduler(start, rl__curriculum__documents=f"folder:{tmp_path}")
 
 
 def test_exact_mixture_meets_its_shares_in_every_step(start):

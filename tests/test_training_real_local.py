@@ -168,7 +168,7 @@ def test_questions_about_another_world(pipeline):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"trainer.lora_rank": 4}, "trainer.lora_rank=4 needs trainer.backend=trl"),
+        ({"model.path": "", "trainer.lora_rank": 4}, "trainer.lora_rank=4 needs a real model"),
         ({"model.path": "", "model.dtype": "bfloat16"}, "model.dtype=bfloat16 needs a real model"),
     ],
 )

@@ -67,6 +67,9 @@ ELSEWHERE = {  # options tested elsewhere
     "rl.advantage.baseline",
     "rl.advantage.sample_multiple",
     "rl.curriculum.trail_share",
+    # tests/test_training_questions.py
+    "rl.curriculum.documents",
+    "rl.curriculum.document_share",
     "rl.curriculum.trail_pages",
     # tests/test_training_learner.py
     "rl.loss.chunked_logprobs",

@@ -25,7 +25,7 @@ from drlib.chat.prompts import (
 )
 from drlib.chat.template import ChatIds, load_any_tokenizer
 from drlib.chat.worked_example import build_worked_example, repeats_example
-from drlib.config import ROOT, Config, find_model
+from drlib.config import ROOT, SMOL, SMOL_READER, Config, find_model
 from drlib.endpoint import ChatEndpoint, EndpointError, parse_names
 from drlib.models.api_engine import ApiEngine
 from drlib.models.engine import Engine
@@ -94,7 +94,8 @@ class AskOptions:
         start: title or URL of the first page, for the webwalker only.
         search: live search instead of the world: a key of `tools.PROVIDERS`, with "=URL" for a
             self-hosted server. Pages are then fetched from the web.
-        endpoint, model: OpenAI-compatible server ("http://localhost:8000/v1") and its model.
+        endpoint, model: OpenAI-compatible server ("http://localhost:8000/v1") and its model; the
+            model "smol" without a server is the folder "smol-reader".
         folder: local model folder; with `endpoint`, the folder that the vLLM server runs.
         engine: "hf" or "vllm", for `folder` without `endpoint`.
         native: pass tools through the server's or the chat template's own tool format.
@@ -143,6 +144,9 @@ class AskOptions:
 
     def __post_init__(self):
         self._check_preset()
+        if self.model == SMOL and not self.endpoint and not self.folder:
+            object.__setattr__(self, "folder", SMOL_READER)
+            object.__setattr__(self, "model", "")
         if bool(self.endpoint) != bool(self.model):
             raise AskError("--endpoint and --model must be given together")
         if self.engine not in ENGINES:

@@ -1,7 +1,8 @@
 """`drlib ask "question"`: research one question in the terminal, or serve a web page.
 
 The default is the tour's policy and world. `--endpoint URL --model NAME` selects a model on an
-OpenAI-compatible server (API key: DRLIB_API_KEY). `--folder DIR` selects a local model folder.
+OpenAI-compatible server (API key: DRLIB_API_KEY). `--folder DIR` selects a local model folder, and
+`--model smol` without a server a small model that reads documents (after `drlib convert smol`).
 """
 
 import argparse
@@ -120,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     add_examples(
         parser,
         'drlib ask "What is the currency of Norway?"',
+        'drlib ask "Who maintains it?" --world folder:notes --model smol',
         'drlib ask "Who maintains it?" --world folder:notes --endpoint http://localhost:8000/v1 '
         "--model NAME",
         'drlib ask "Who maintains it?" --preset tongyi --endpoint http://localhost:8000/v1 '
@@ -166,14 +168,20 @@ def _parser() -> argparse.ArgumentParser:
         help="live search provider, e.g. serper or searxng=URL",
     )
     add("--endpoint", default="", metavar="URL", help="server, e.g. http://localhost:8000/v1")
-    add("--model", default="", help="model name at the endpoint")
+    add(
+        "--model", default="", help="model name at the endpoint, or smol (after drlib convert smol)"
+    )
     add(
         "--omit",
         default="",
         metavar="NAMES",
         help="comma-separated request parameters that the endpoint rejects, e.g. temperature,top_p",
     )
-    add("--folder", default="", help="local model folder, smol, or a GGUF file (drlib convert)")
+    add(
+        "--folder",
+        default="",
+        help="local model folder, smol, smol-reader, or a GGUF file (drlib convert)",
+    )
     add("--engine", default=default.engine, help="engine for --folder: hf or vllm")
     add("--native-tools", action="store_true", help="use the server's or template's tool format")
     add("--few-shot", action="store_true", help="put one worked example before the question")

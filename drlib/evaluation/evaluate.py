@@ -8,11 +8,12 @@ the sums.
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drlib.agents.react import ReAct
-from drlib.config import Config
+from drlib.config import Config, split_worlds
+from drlib.demonstrations.document_teacher import draw_document_questions
 from drlib.files import read_json_lines, write_atomic, write_json_lines
 from drlib.questions.chains import Split, chain_questions
 from drlib.sandbox import Sandbox
@@ -25,7 +26,8 @@ from drlib.training.model_setup import open_policy
 from drlib.training.rollouts import rollout_limits
 from drlib.training.run_folder import RunFolder
 from drlib.trajectory import save_trajectories
-from drlib.worlds import SmallWorld
+from drlib.validation import require
+from drlib.worlds import SmallWorld, World
 from drlib.worlds.perturbed import perturb_worlds
 
 KEPT_TRAJECTORIES = 48  # of each decoding, for reading and plotting
@@ -144,25 +146,52 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
         # the same questions in the world that training ended with
         tasks, changed = perturb_worlds(tasks, {}, world)
         (world,) = changed.values()
-    mine = list(range(ranks.rank, len(tasks), ranks.size))
-    with (
-        Sandbox() as sandbox,
-        Toolbox(
-            world, sandbox, results=config.rollout.search_results, closed_book=closed
-        ) as toolbox,
-        open_policy(asked, config) as (engine, chat, system),
-    ):
-        agent = ReAct(engine, toolbox, chat, rollout_limits(config), system)
-        outcomes, greedy, sampled = ask(agent, [tasks[i] for i in mine], mine, config)
-    if ranks.first:
-        save_trajectories(run.path / "greedy.parquet", greedy[-KEPT_TRAJECTORIES:])
-        save_trajectories(run.path / "sampled.parquet", sampled[-KEPT_TRAJECTORIES:])
-    outcomes = [outcome for _, outcome in sorted(ranks.gather(list(zip(mine, outcomes))))]
+    outcomes: list[Outcome] = []
+    with Sandbox() as sandbox, open_policy(asked, config) as (engine, chat, system):
+        for kind, place, some in [("", world, tasks), *document_tasks(config)]:
+            mine = list(range(ranks.rank, len(some), ranks.size))
+            with Toolbox(
+                place, sandbox, results=config.rollout.search_results, closed_book=closed
+            ) as toolbox:
+                agent = ReAct(engine, toolbox, chat, rollout_limits(config), system)
+                found, greedy, sampled = ask(agent, [some[i] for i in mine], mine, config)
+            if ranks.first:
+                end = f"_{kind}.parquet" if kind else ".parquet"
+                save_trajectories(run.path / f"greedy{end}", greedy[-KEPT_TRAJECTORIES:])
+                save_trajectories(run.path / f"sampled{end}", sampled[-KEPT_TRAJECTORIES:])
+            pairs = sorted(ranks.gather(list(zip(mine, found))), key=lambda pair: pair[0])
+            outcomes += [replace(each, kind=kind) if kind else each for _, each in pairs]
     if ranks.first:
         rows = rows_of(outcomes, of, config.seed)
         write_json_lines(run.path / "outcomes.jsonl", map(vars, outcomes))
         write_atomic(run.path / "rows.json", json.dumps(rows, indent=0))
     run.finish({"questions": len(outcomes)})
+
+
+def document_tasks(config: Config) -> list[tuple[str, World, list[Task]]]:
+    """Return (short name, world, tasks) of each world in evaluation.documents.
+
+    Raises:
+        ValueError: one of them was trained on.
+    """
+    whole = config.unrestricted()
+    trained = {
+        *split_worlds(whole.demonstrations.documents),
+        *split_worlds(whole.rl.curriculum.documents),
+    }
+    both = sorted(trained.intersection(split_worlds(config.evaluation.documents)))
+    require(
+        not both,
+        f"evaluation.documents={both[:1]} is also trained on, so its answers are not held out: "
+        "leave it out of one of them",
+    )
+    count, seed = config.evaluation.questions, config.evaluation.seed
+    parts = []
+    for name in split_worlds(config.evaluation.documents):
+        world, questions = draw_document_questions(name, count, seed)
+        short = Path(name.partition(":")[2] or name).name
+        parts.append((short, world, [question.task for question in questions]))
+    return parts
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:

@@ -11,12 +11,14 @@ import math
 import os
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from drlib.chat.prompts import PHRASES as MEMORY_PHRASES
 from drlib.chat.template import train_tokenizer
 from drlib.config import Config, split_worlds
+from drlib.demonstrations.document_teacher import draw_document_questions, read_documents
 from drlib.demonstrations.funnel import Funnel
 from drlib.demonstrations.oracle import (
     AGAIN,
@@ -322,10 +324,33 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
             rng = random.Random(f"teacher-{config.seed}-{i}")
             episode = teacher.play(task, toolbox, rng, invented)
             rows.append(pool_row(task, episode, funnel))
+        unread = 0
+        for episode in _read_documents(config, sandbox):
+            if episode is None:
+                unread += 1
+            else:
+                rows.append(pool_row(episode.task, episode, funnel))
     write_json_lines(run.path / "episodes.jsonl", rows)
     correct = sum(row["correct"] for row in rows)
     passed = sum(row["fault"] is None for row in rows)
-    return run.finish({"episodes": len(rows), "correct": correct, "passed": passed})
+    counts = {"episodes": len(rows), "correct": correct, "passed": passed}
+    if config.demonstrations.documents:
+        counts["unread"] = unread
+    return run.finish(counts)
+
+
+def _read_documents(config: Config, sandbox: Sandbox) -> Iterator[Episode | None]:
+    """Yield an episode per question about demonstrations.documents; None if it cannot be read."""
+    count, results = config.demonstrations.document_questions, config.rollout.search_results
+    for name in split_worlds(config.demonstrations.documents):
+        world, questions = draw_document_questions(name, count, config.seed)
+        with Toolbox(world, sandbox, results=results) as toolbox:
+            for question in questions:
+                rng = random.Random(f"documents-{config.seed}-{question.task.id}")
+                try:
+                    yield read_documents(question, toolbox, world, rng)
+                except LookupError:
+                    yield None
 
 
 def pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:

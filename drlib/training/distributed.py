@@ -28,9 +28,14 @@ def all_sum(tensors: list[Tensor]) -> list[Tensor]:
     return [p.view_as(t) for p, t in zip(flat.split([t.numel() for t in tensors]), tensors)]
 
 
+def trained_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the parameters that are trained: with LoRA, those of the adapters."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
 def gradients(model: torch.nn.Module) -> list[Tensor]:
-    """Return one gradient per parameter, zeros if there is none."""
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    """Return one gradient per trained parameter, zeros if there is none."""
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in trained_parameters(model)]
 
 
 def gpu_fault(processes: int, gpus: int) -> str:
@@ -114,7 +119,7 @@ class Ranks:
 
     def sum_gradients(self, model: torch.nn.Module) -> float:
         """Sum the gradients over ranks, clip them to norm 1 and return their norm."""
-        params = list(model.parameters())
+        params = trained_parameters(model)
         for p, total in zip(params, all_sum(gradients(model))):
             p.grad = total
         return float(torch.nn.utils.clip_grad_norm_(params, 1.0))

@@ -21,6 +21,7 @@ from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import group_replay, question_selection  # noqa: F401 - registers callbacks
+from drlib.training.adapters import has_adapters, merge_adapters
 from drlib.training.batch import check_batch, prepare_batch, truncate_batch
 from drlib.training.callbacks import StepState, build_callbacks, check_callbacks
 from drlib.training.distributed import Ranks
@@ -173,7 +174,11 @@ class GRPOTrainer:
 
 
 def engine_weights(model, dtype: str):
-    """Return the model that the engine runs: the policy, or a copy in a lower precision."""
+    """Return the model that the engine runs: the policy, or a copy with merged adapters or in a
+    lower precision.
+    """
+    if has_adapters(model):
+        return merge_adapters(model).to(getattr(torch, dtype))
     if dtype == "float32":
         return model
     return copy.deepcopy(model).to(getattr(torch, dtype))

@@ -27,7 +27,7 @@ from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
 from drlib.rl.stability import sync_reference
 from drlib.training.balance import balance_experts
 from drlib.training.batch import Recorded, RolloutBatch, minibatch_indices
-from drlib.training.distributed import Ranks, gradients
+from drlib.training.distributed import Ranks, gradients, trained_parameters
 from drlib.training.optim import SKIPPED, GradientWatch, Optimizers, schedule
 from drlib.training.packed_routes import (
     PackedReplay,
@@ -230,7 +230,7 @@ def accumulate_gradients(
         gap_max = max(gap_max, gap)
         own = gradients(model)
         total = own if total is None else [a + b for a, b in zip(total, own)]
-    for parameter, gradient in zip(model.parameters(), total):
+    for parameter, gradient in zip(trained_parameters(model), total):
         parameter.grad = gradient
     return _metrics(ranks.sum(sums), counts, max(ranks.gather([gap_max])), config)
 

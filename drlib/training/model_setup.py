@@ -5,9 +5,9 @@ tiny policy if that is empty. Every stage leaves a Hugging Face folder, or `poli
 model's location if it changed nothing.
 
 LoRA adapters live within one stage and are merged into the weights at its end, so the next stage,
-vLLM and `drlib ask --folder` need no PEFT. Trained weights are kept in float32 and computed in
-model.dtype, because bfloat16 cannot represent a step of 1e-6. With LoRA, the base model is not
-trained and is kept in model.dtype.
+vLLM and `drlib ask --folder` need no PEFT (`adapters`: the local trainer). Trained weights
+are kept in float32 and computed in model.dtype, because bfloat16 cannot represent a step of 1e-6.
+With LoRA, TRL's base model is not trained and is kept in model.dtype.
 
 Not supported: quantised base models; experts in other layouts than transformers' 3-D tensors.
 """
@@ -222,14 +222,17 @@ def _has_adapters(model) -> bool:
     return isinstance(model, PeftModel)
 
 
-def save_real_model(run: RunFolder, model, tokenizer, config: Config) -> None:
+def save_real_model(run: RunFolder, model, tokenizer, config: Config) -> Path:
     """Save the policy of a stage in model.dtype, with its system prompt if that is a brief one.
+
+    Returns the policy's folder.
 
     `drlib ask --folder` gives a model with a stored prompt no other one.
     """
     folder = save_policy(model, tokenizer, run.path / "policy", getattr(torch, config.model.dtype))
     if config.model.tool_format == "brief" and not is_drlib_tokenizer(tokenizer):
         save_trained_prompt(folder, BRIEF_PROMPT)
+    return folder
 
 
 def save_trained_model(run: RunFolder, trainer, tokenizer, config: Config, metrics: dict) -> dict:

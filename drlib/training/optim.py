@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drlib.training.distributed import all_sum
+from drlib.training.distributed import all_sum, trained_parameters
 from drlib.training.run_folder import NotFinite
 
 SKIPPED = "the gradient is not finite"  # metric "skipped" of a step
@@ -63,6 +63,8 @@ def split_parameters(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """Return (hidden matrices, other parameters); routers and embeddings are among the others."""
     matrices, rest = [], []
     for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
         hidden = p.ndim >= 2 and "embed" not in name and "lm_head" not in name
         (matrices if hidden and not name.endswith("gate.weight") else rest).append(p)
     return matrices, rest
@@ -87,8 +89,8 @@ class Optimizers:
 
     @staticmethod
     def adam(model: nn.Module, lr: float) -> Optimizers:
-        """Build AdamW for all parameters, as in RL."""
-        return Optimizers({"adam": _adamw(model.parameters(), lr=lr)})
+        """Build AdamW for all trained parameters, as in RL."""
+        return Optimizers({"adam": _adamw(trained_parameters(model), lr=lr)})
 
     def step(self, factor: float) -> None:
         """Take one update at `factor` times each base learning rate, then clear the gradients."""

@@ -9,6 +9,7 @@ from drlib.chat.template import ChatIds, load_tokenizer
 from drlib.config import FIELDS, Config, format_setting
 from drlib.models.moe import load_policy
 from drlib.training import stages
+from drlib.training.adapters import add_adapters, has_adapters, merge_adapters, save_adapter
 from drlib.training.balance import prepare_router_biases
 from drlib.training.data import WORLD_FILE
 from drlib.training.distributed import Ranks
@@ -23,7 +24,7 @@ from drlib.training.run_folder import RunFolder
 from drlib.validation import require
 from drlib.worlds import Names, SmallWorld
 
-NEEDS_TRL = ("trainer.lora_rank", "trainer.fsdp", "trainer.gradient_checkpointing")
+NEEDS_TRL = ("trainer.fsdp", "trainer.gradient_checkpointing")
 
 
 def find_local_faults(config: Config) -> list[str]:
@@ -31,6 +32,11 @@ def find_local_faults(config: Config) -> list[str]:
     changed = [name for name in NEEDS_TRL if config.get(name) != FIELDS[name].default]
     settings = [format_setting(name, config.get(name)) for name in changed]
     faults = [f"{setting} needs trainer.backend=trl" for setting in settings]
+    if config.trainer.lora_rank and not config.model.path:
+        faults.append(
+            f"trainer.lora_rank={config.trainer.lora_rank} needs a real model: the tiny policy of "
+            "trainer.backend=local trains all weights; set model.path, or trainer.backend=trl"
+        )
     if config.model.dtype != "float32" and not config.model.path:
         faults.append(
             f"model.dtype={config.model.dtype} needs a real model: the tiny policy of "
@@ -45,7 +51,7 @@ class StageStart(NamedTuple):
     Attributes:
         run: folder of the stage.
         where: folder or hub id of the starting policy.
-        model: the starting policy, float32.
+        model: the starting policy, float32, with adapters if trainer.lora_rank is set.
         chat: its chat template.
         system: system prompt of every context; None for the tiny policy.
         world: world of the run.
@@ -82,6 +88,7 @@ def begin_stage(
     Raises:
         ValueError: the settings need TRL, or the starting policy has another vocabulary than the
             world.
+        ModuleNotFoundError: trainer.lora_rank is set and PEFT is not installed.
     """
     faults = find_local_faults(config)
     require(not faults, "; ".join(faults))
@@ -95,6 +102,8 @@ def begin_stage(
         chat, system = build_chat(load_model_tokenizer(where), config.model.tool_format)
         world = SmallWorld.load(stages.require_input(name, "world", config, runs) / WORLD_FILE)
         model = load_model(where, torch.float32)
+        if config.trainer.lora_rank:
+            model = add_adapters(model, config.trainer.lora_rank, config.seed)
         return StageStart(run, where, model, chat, system, world, Names.from_world(world))
     tokenizer, chat, world, names = load_stage_tools(config, runs)
     model, own = load_policy(where)
@@ -108,7 +117,14 @@ def begin_stage(
 
 
 def finish_stage(start: StageStart, config: Config, metrics: dict) -> dict:
-    """Save the policy in model.dtype and complete the run folder; return `metrics`."""
+    """Save the policy in model.dtype and complete the run folder; return `metrics`.
+
+    A policy with adapters is saved as a whole model, and its adapters beside it.
+    """
     if start.run.ranks.first:
-        save_real_model(start.run, start.model, start.chat.tokenizer, config)
+        adapted = has_adapters(start.model)
+        model = merge_adapters(start.model) if adapted else start.model
+        folder = save_real_model(start.run, model, start.chat.tokenizer, config)
+        if adapted:
+            save_adapter(start.model, folder)
     return start.run.finish(metrics)

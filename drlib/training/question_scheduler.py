@@ -1,19 +1,21 @@
 """Training questions of each RL step: calculations, chains of hops, questions with conditions.
 
 The curriculum draws the skill of each question. The same seed and step draw the same questions on
-every process. The four sources are calculations (`python`), trails, the real world and fictional
-worlds. Their shares hold on average, or exactly (rl.curriculum.mixture, ProRL). Within a source,
-skills are drawn by the curriculum or uniformly (rl.curriculum.weighting).
+every process. The sources are calculations (`python`), trails, documents (rl.curriculum.documents),
+the real world and fictional worlds. Questions about documents are drawn uniformly from a pool per
+world, made at the start. The sources' shares hold on average, or exactly (rl.curriculum.mixture,
+ProRL). Within a source, skills are drawn by the curriculum or uniformly (rl.curriculum.weighting).
 
 Each step has new questions, or those of a fixed pool in shuffled epochs (rl.curriculum.pool), which
 `question_selection` needs. Source shares are not restored after curation of a pool.
 """
 
 import random
-from collections.abc import Container
+from collections.abc import Mapping
 from fractions import Fraction
 
-from drlib.config import Config
+from drlib.config import Config, split_worlds
+from drlib.demonstrations.document_teacher import draw_document_questions
 from drlib.questions.chains import (
     MAX_MISSES,
     PYTHON_KINDS,
@@ -26,38 +28,44 @@ from drlib.rl.curriculum import Curriculum, Epochs, TaskMixture
 from drlib.task import Task
 from drlib.training.data import build_condition_questions
 from drlib.validation import require
-from drlib.worlds import Names, SmallWorld, fictional_world
+from drlib.worlds import Library, Names, SmallWorld, World, fictional_world
 
 TRAIL = "trail"
 SKILLS = (*sorted(PYTHON_KINDS), *CHAINS, *CONDITIONS, TRAIL)
-PYTHON, REAL, FICTIONAL = "python", "real", "fictional"  # sources, in addition to TRAIL
+# sources, in addition to TRAIL
+PYTHON, REAL, FICTIONAL, DOCUMENTS = "python", "real", "fictional", "documents"
+DOCUMENT_POOL = 500  # questions about each world of documents
 
 
-def question_source(task: Task, worlds: Container[str]) -> str:
-    """Return the source of a question: PYTHON, TRAIL, FICTIONAL or REAL.
+def question_source(task: Task, worlds: Mapping[str, World]) -> str:
+    """Return the source of a question: PYTHON, TRAIL, DOCUMENTS, FICTIONAL or REAL.
 
     Args:
-        worlds: versions of the fictional worlds drawn with it.
+        worlds: other worlds drawn with it, by version.
     """
     if task.kind != "search":
         return task.kind
+    if isinstance(worlds.get(task.world), Library):
+        return DOCUMENTS
     return FICTIONAL if task.world in worlds else REAL
 
 
 def source_shares(config: Config) -> dict[str, Fraction]:
     """Return the share of each source, as exact fractions; sources with share 0 are omitted."""
-    trails, sums, invented = (
+    trails, sums, read, invented = (
         Fraction(str(share))
         for share in (
             config.rl.curriculum.trail_share,
             config.rl.curriculum.python_share,
+            config.rl.curriculum.document_share if config.rl.curriculum.documents else 0,
             config.rl.curriculum.fictional_share,
         )
     )
-    searches = (1 - trails) * (1 - sums)
+    searches = (1 - trails) * (1 - sums) * (1 - read)
     shares = {
         TRAIL: trails,
         PYTHON: (1 - trails) * sums,
+        DOCUMENTS: (1 - trails) * (1 - sums) * read,
         REAL: searches * (1 - invented),
         FICTIONAL: searches * invented,
     }
@@ -83,6 +91,10 @@ def check_question_settings(config: Config) -> None:
         "set rl.curriculum.pool",
     )
     require(
+        not (config.rl.curriculum.documents and config.rl.callbacks.world_change),
+        "rl.callbacks.world_change changes small worlds only: leave out rl.curriculum.documents",
+    )
+    require(
         config.rl.steps >= 3 or not staged,
         f'rl.curriculum.stages="{config.rl.curriculum.stages}" needs a step per stage: '
         "set rl.steps to 3 or more",
@@ -97,17 +109,20 @@ class QuestionScheduler:
     adds up to rl.curriculum.conditions conditions.
 
     Attributes:
-        pool: id -> (question, its fictional world or None); empty without rl.curriculum.pool.
+        documents: (question, its world) of rl.curriculum.documents.
+        pool: id -> (question, its own world or None); empty without rl.curriculum.pool.
         epochs: order of the pool's questions; None without a pool.
 
     Raises:
-        ValueError: settings are in conflict, or rl.curriculum.pool exceeds the number of questions.
+        ValueError: settings are in conflict, rl.curriculum.pool exceeds the number of questions, or
+            a world of documents has no question.
     """
 
     def __init__(self, config: Config, world: SmallWorld, names: Names):
         check_question_settings(config)
         self.config, self.names = config, names
         self.real = SearchQuestions(world, "train")
+        self.documents = _draw_documents(config)
         self.skills = list(CHAINS)
         self.conditions = None
         if config.rl.curriculum.conditions > 1:
@@ -123,8 +138,8 @@ class QuestionScheduler:
 
     def draw(
         self, step: int, curriculum: Curriculum, again: int = 0
-    ) -> tuple[list[Task], dict[str, SmallWorld]]:
-        """Return the tasks of a step and their fictional worlds by version.
+    ) -> tuple[list[Task], dict[str, World]]:
+        """Return the tasks of a step and their own worlds by version.
 
         Args:
             again: number of earlier draws of this step; each returns other questions.
@@ -139,8 +154,8 @@ class QuestionScheduler:
         worlds = {world.version: world for _, world in drawn if world is not None}
         return [task for task, _ in drawn], worlds
 
-    def pool_questions(self, ids: list[str]) -> tuple[list[Task], dict[str, SmallWorld]]:
-        """Return the pool's questions with these ids and their fictional worlds."""
+    def pool_questions(self, ids: list[str]) -> tuple[list[Task], dict[str, World]]:
+        """Return the pool's questions with these ids and their own worlds."""
         some = [self.pool[name] for name in ids]
         return [task for task, _ in some], {w.version: w for _, w in some if w is not None}
 
@@ -154,7 +169,7 @@ class QuestionScheduler:
         for name, value in state.items():
             getattr(self, name).load_state_dict(value)
 
-    def _collect_pool(self, n: int) -> dict[str, tuple[Task, SmallWorld | None]]:
+    def _collect_pool(self, n: int) -> dict[str, tuple[Task, World | None]]:
         """Collect `n` different questions by id, with sources by share and skills uniformly."""
         rng = random.Random(f"rl-pool-{self.config.seed}")
         found = {}
@@ -183,8 +198,8 @@ class QuestionScheduler:
 
     def _draw_question(
         self, rng: random.Random, curriculum: Curriculum | None, source: str | None
-    ) -> tuple[Task, SmallWorld | None]:
-        """Return a question and its fictional world, if it has one."""
+    ) -> tuple[Task, World | None]:
+        """Return a question and its own world, if it has one."""
         config = self.config
         if config.rl.curriculum.trail_share > 0 and _is_from(
             TRAIL, config.rl.curriculum.trail_share, source, rng
@@ -195,6 +210,8 @@ class QuestionScheduler:
             return make_python_task(
                 rng, self._draw_skill(sorted(PYTHON_KINDS), curriculum, rng)
             ), None
+        if self.documents and _is_from(DOCUMENTS, config.rl.curriculum.document_share, source, rng):
+            return rng.choice(self.documents)
         skill = self._draw_skill(self.skills, curriculum, rng)
         if _is_from(FICTIONAL, config.rl.curriculum.fictional_share, source, rng):
             world = fictional_world(rng.getrandbits(60), self.names)
@@ -222,6 +239,16 @@ class QuestionScheduler:
         most = CHAINS.index(skill) + 1 if skill in CHAINS else len(CHAINS)
         hops = min(most, max(h for h in (1, 2, 3) if source.answers(h)))
         return source.draw(hops, rng)
+
+
+def _draw_documents(config: Config) -> list[tuple[Task, World]]:
+    """Return the questions about each world of rl.curriculum.documents, with the world."""
+    found = []
+    for name in split_worlds(config.rl.curriculum.documents):
+        world, questions = draw_document_questions(name, DOCUMENT_POOL, config.seed)
+        require(len(questions) > 0, f"rl.curriculum.documents: there is no question about {name}")
+        found += [(question.task, world) for question in questions]
+    return found
 
 
 def _is_from(source: str, share: float, wanted: str | None, rng: random.Random) -> bool:

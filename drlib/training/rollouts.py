@@ -28,6 +28,7 @@ from drlib.rl.curriculum import Curriculum
 from drlib.task import Task, is_correct, normalise_answer
 from drlib.training.distributed import SHARDS, Ranks
 from drlib.training.question_scheduler import (
+    DOCUMENTS,
     FICTIONAL,
     REAL,
     TRAIL,
@@ -36,7 +37,7 @@ from drlib.training.question_scheduler import (
 )
 from drlib.trajectory import Termination, Trajectory, select_tokens, with_reward
 from drlib.validation import require
-from drlib.worlds import SmallWorld
+from drlib.worlds import SmallWorld, World
 from drlib.worlds.perturbed import perturb_worlds
 
 
@@ -91,7 +92,7 @@ def rollout_limits(config: Config) -> Limits:
 def sample_rollouts(
     agent: Agent | AgentMixture,
     tasks: list[Task],
-    worlds: dict[str, SmallWorld],
+    worlds: dict[str, World],
     config: Config,
     step: int,
     shard: int | None = None,
@@ -119,7 +120,7 @@ def sample_groups(
     agent: Agent | AgentMixture,
     tasks: list[Task],
     mine: list[int],
-    worlds: dict[str, SmallWorld],
+    worlds: dict[str, World],
     config: Config,
     step: int,
     first_key: int = 0,
@@ -136,7 +137,9 @@ def sample_groups(
         question_source(task, worlds) for task in tasks
     ]  # before the real world is among them
     if has_changed(config.rl.callbacks.world_change, step):
-        tasks, worlds = perturb_worlds(tasks, worlds, cast(SmallWorld, agent.toolbox.world))
+        small = cast(dict[str, SmallWorld], worlds)  # documents exclude changes
+        tasks, changed = perturb_worlds(tasks, small, cast(SmallWorld, agent.toolbox.world))
+        worlds = {**changed}
     tries = config.rl.group * config.rl.sampling.oversample
     half = tries // 2 if config.rl.sampling.adaptive_group else tries
     judge = build_reward(config)
@@ -396,7 +399,9 @@ def _accuracies(facts: list[dict]) -> dict[str, float]:
     kinds = {"python": PYTHON_KINDS, "search": CHAINS, "conditions": CONDITIONS}
     kinds |= {name: (name,) for name in (*CHAINS, *CONDITIONS, TRAIL)}
     by_kind = {kind: [f for f in facts if f["skill"] in skills] for kind, skills in kinds.items()}
-    by_kind |= {name: [f for f in facts if f["source"] == name] for name in (REAL, FICTIONAL)}
+    by_kind |= {
+        name: [f for f in facts if f["source"] == name] for name in (REAL, FICTIONAL, DOCUMENTS)
+    }
     return {f"accuracy_{kind}": _mean("accuracy", some) for kind, some in by_kind.items() if some}
 
 

@@ -15,7 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drlib.config import Config, absolute_paths, declared_for, format_setting, split_worlds
+from drlib.config import (
+    WORLD_SETTINGS,
+    Config,
+    absolute_paths,
+    declared_for,
+    format_setting,
+    split_worlds,
+)
 from drlib.registry import Registry, plugin_names
 from drlib.training.run_folder import RunFolder, RunFolderError
 from drlib.worlds import fingerprint_world
@@ -235,8 +242,9 @@ def stage_settings(name: str, config: Config) -> dict:
         own["world.name"] = whole.world_name
         # A folder whose files change is another world.
         own |= _fingerprint_worlds(own["world.name"])
-    if own.get("evaluation.world"):
-        own |= _fingerprint_worlds(own["evaluation.world"])
+    for setting in WORLD_SETTINGS[1:]:
+        if own.get(setting):
+            own |= _fingerprint_worlds(own[setting])
     settings = {"stage": name, "format": STAGE_FORMAT, "own": own, "inputs": inputs}
     if config.unrestricted().plugins:
         settings["plugins"] = _plugins(config.unrestricted().plugins)
