@@ -172,6 +172,22 @@ MUTANTS = [
         "two-hop questions cannot be demonstrated",
     ),
     Mutant(
+        "RL: documents are counted as fictional worlds",
+        "drlib/training/question_scheduler.py",
+        "    if isinstance(worlds.get(task.world), Library):",
+        "    if False:",
+        ("tests/test_training_questions.py::test_documents_are_asked_about_in_their_own_world",),
+        "the curve of the documents is missing",
+    ),
+    Mutant(
+        "evaluation: documents of the training are held out",
+        "drlib/evaluation/evaluate.py",
+        "trained.intersection(split_worlds(config.evaluation.documents))",
+        "set()",
+        (f"{ADAPTERS}::test_documents_that_were_trained_on_are_not_held_out",),
+        "accuracy is measured on questions that were trained on",
+    ),
+    Mutant(
         "evaluation: documents are counted as questions of the training world",
         "drlib/evaluation/evaluate.py",
         "replace(each, kind=kind) if kind else each for",
