@@ -17,7 +17,7 @@ from drlib.cli.plan import main, read_rates
 from drlib.config import ROOT, Config
 from drlib.files import read_json_lines
 from drlib.models.moe import PolicyShape, build_policy, save_policy
-from drlib.training.memory_model import KNOWN, Load, count_shape
+from drlib.training.memory_model import KNOWN, Load, count_shape, state_bytes
 from drlib.training.planner import (
     GIB,
     Rates,
@@ -302,6 +302,14 @@ def test_no_remedy_if_nothing_fits(gpu8, sparse):
     assert "use a smaller model or larger devices" in plan(gpu8, 4).errors[0]
     fault = plan(gpu8, 30).errors[0]
     assert "most of it" in fault and "\n" not in fault
+
+
+def test_local_trainer_with_adapters_keeps_states_of_the_adapters_only(sparse):
+    load = list_loads(Config.load("smol-reader"))["rl"]
+    assert (load.lora_rank, load.chunked, load.trainer) == (4, True, "local")
+    whole = list_loads(Config.load("smol-reader", trainer__lora_rank=0))["rl"]
+    adapters, everything = (state_bytes(sparse, one) for one in (load, whole))
+    assert adapters["optimiser"] < everything["optimiser"] / 20
 
 
 def test_context_is_limited_by_the_small_policy():

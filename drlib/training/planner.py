@@ -273,8 +273,17 @@ def list_loads(config: Config) -> dict[str, Load]:
     trainer, context = config.trainer, config.rollout.max_context_tokens
     has_reference = config.rl.loss.kl_coef > 0
     if trainer.backend == "local":
-        common = Load("float32", MICRO_BATCH_CONTEXTS, context, processes=config.processes)
-        return {"rl": replace(common, chunked=False, trainer="local", reference=has_reference)}
+        load = Load(
+            dtype="float32",
+            rows=MICRO_BATCH_CONTEXTS,
+            tokens=context,
+            lora_rank=trainer.lora_rank,
+            processes=config.processes,
+            chunked=config.rl.loss.chunked_logprobs,
+            trainer="local",
+            reference=has_reference,
+        )
+        return {"rl": load}
     common = Load(
         dtype=config.model.dtype,
         rows=trainer.device_batch,
