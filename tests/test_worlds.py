@@ -141,7 +141,7 @@ def test_names_of_mixtures():
 def test_unknown_world_or_engine_lists_the_known_ones():
     for name in ("wikipedia", "cldr:x", "folder:", "zim", "hub"):
         with pytest.raises(
-            ValueError, match="cldr, folder:PATH, hub:NAME, live:URL, pydocs, tour, zim"
+            ValueError, match="cldr, folder:PATH, hub:NAME, live:URL, pydocs, tour, wiki, zim"
         ):
             load_world(name)
     with pytest.raises(ValueError, match="bm25s"):
