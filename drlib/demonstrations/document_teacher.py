@@ -2,8 +2,8 @@
 
 Its questions are those of `drlib dataset` about a user's own documents (families `chain` and
 `prose`), each with the lines or sentences that prove its answer. The teacher knows in which page
-each of them is, but it opens only pages that a tool has shown, and every thought quotes what a tool
-has returned. It follows links to the next hop, and may first open the best hit and return from it.
+each of them is, but it opens only pages that a tool has shown, and its thoughts quote only what a
+tool has returned. It follows links to the next hop, and sometimes opens a wrong hit first.
 
 Not supported: questions that need several searches, sentences with links (a page shows them with
 addresses, the quote has none), and observations of more than `MAX_OBSERVED` characters together.

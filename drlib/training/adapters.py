@@ -15,11 +15,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from drlib.models.dense_decoder import find_unsupported
+from drlib.models.smol_reader import PREFIX, WEIGHTS
 from drlib.training.model_setup import build_lora_config
 from drlib.validation import require
 
 ADAPTER = "adapter"  # folder in a policy
-PEFT_PREFIX = "base_model.model."  # of the names in an adapter's file
 
 
 def add_adapters(model: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:
@@ -68,10 +68,10 @@ def save_adapter(model: nn.Module, folder: Path) -> Path:
     path.mkdir()
     weights = get_peft_model_state_dict(model)
     rows = {
-        f"{PEFT_PREFIX}{name}": weight.detach().to(torch.bfloat16).contiguous()
+        f"{PREFIX}{name}": weight.detach().to(torch.bfloat16).contiguous()
         for name, weight in weights.items()
     }
-    save_file(rows, path / "adapter_model.safetensors")
+    save_file(rows, path / WEIGHTS)
     model.peft_config["default"].save_pretrained(path)
     return path
 

@@ -5,9 +5,9 @@ tiny policy if that is empty. Every stage leaves a Hugging Face folder, or `poli
 model's location if it changed nothing.
 
 LoRA adapters live within one stage and are merged into the weights at its end, so the next stage,
-vLLM and `drlib ask --folder` need no PEFT (`adapters`: the local trainer). Trained weights
-are kept in float32 and computed in model.dtype, because bfloat16 cannot represent a step of 1e-6.
-With LoRA, TRL's base model is not trained and is kept in model.dtype.
+vLLM and `drlib ask --folder` need no PEFT. Trained weights are kept in float32 and computed in
+model.dtype, because bfloat16 cannot represent a step of 1e-6. With LoRA, the base model is not
+trained; TRL keeps it in model.dtype, the local trainer (`adapters`) in float32.
 
 Not supported: quantised base models; experts in other layouts than transformers' 3-D tensors.
 """
