@@ -132,6 +132,13 @@ def test_detours_come_back(notes, monkeypatch):
     assert len(ask(notes, [CITY], results=2).tool_results) == 2
 
 
+def test_a_detour_that_shows_the_quote_ends_there(notes, monkeypatch):
+    monkeypatch.setattr(document_teacher, "DETOURS", 1.0)
+    episode = ask(notes, [(OFFICE[0], "folder:harbour.md")], results=2)
+    opened = [a.arguments["url"][0] for _, a, _ in turns(episode)[1:-1]]
+    assert opened == ["folder:ada.md"] and turns(episode)[-1][0] == OFFICE[0]
+
+
 @pytest.mark.parametrize(
     ("quotes", "words"),
     [

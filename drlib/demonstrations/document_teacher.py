@@ -93,10 +93,14 @@ def read_documents(
     for number, (quote, address) in enumerate(question.quotes):
         if len(quote) > MAX_QUOTE:
             raise LookupError(f"the quote has {len(quote)} characters")
-        if quote not in shown:
-            if number == 0 and hits and address != hits[0] and rng.random() < DETOURS:
-                _open(episode, hits[0], rng, "")
+        is_detour = quote not in shown and number == 0 and hits and address != hits[0]
+        if is_detour and rng.random() < DETOURS:
+            opened = _open(episode, hits[0], rng, "")
+            if quote in opened:  # another page says it, too
+                shown = opened
+            else:
                 note = f"{rng.choice(NOT_THERE)} "
+        if quote not in shown:
             if address not in {*hits, *LINK.findall(shown)}:
                 raise LookupError(f"no tool has shown {address}")
             shown = _open(episode, address, rng, note)
