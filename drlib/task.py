@@ -178,8 +178,8 @@ def answers_match(answer: str, expected: str, answer_type: AnswerType = "auto") 
         return False
     if answer_type == "auto" and (is_identifier(answer) or is_identifier(expected)):
         return False
-    left = _parse_number(answer)
-    return left is not None and left == _parse_number(expected)
+    left = parse_number(answer)
+    return left is not None and left == parse_number(expected)
 
 
 def infer_answer_type(values: Iterable[str]) -> AnswerType:
@@ -194,7 +194,7 @@ def infer_answer_type(values: Iterable[str]) -> AnswerType:
         ('text', 'number')
     """
     texts = [normalise_answer(value) for value in values]
-    if texts and all(_parse_number(text) is not None for text in texts):
+    if texts and all(parse_number(text) is not None for text in texts):
         return "text" if any(map(is_identifier, texts)) else "number"
     if texts and all(_parse_date(text) for text in texts):
         return "date"
@@ -256,12 +256,12 @@ def _plain_fraction(found: re.Match) -> str:
     return f" {fraction}" if before and before[-1].isdecimal() else fraction
 
 
-def _parse_number(text: str) -> Fraction | None:
+def parse_number(text: str) -> Fraction | None:
     """Return the exact value of a decimal, a quotient, a mixed number or grouped digits."""
     if _THOUSANDS.fullmatch(text):
         text = re.sub("[ ,']", "", text)
     elif mixed := _MIXED.fullmatch(text):
-        whole, part = Fraction(mixed[2]), _parse_number(mixed[3])
+        whole, part = Fraction(mixed[2]), parse_number(mixed[3])
         if part is None:
             return None
         return -(whole + part) if mixed[1] == "-" else whole + part

@@ -78,6 +78,7 @@ ONLY = {
 }
 IN_EXTRA = {
     "gguf": "gguf",
+    "math_verify": "judges",
     "llguidance": "constrained",
     "mcp": "mcp",
     "trl": "lab",
@@ -105,6 +106,7 @@ IN_EXTRA = {
 }
 DISTRIBUTIONS = {
     "huggingface_hub": "huggingface-hub",
+    "math_verify": "math-verify",
     "yaml": "pyyaml",
     "PIL": "pillow",
     "IPython": "ipython",

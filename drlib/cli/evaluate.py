@@ -1,23 +1,138 @@
-"""`drlib evaluate STAGE`: evaluate the policy of a stage on held-out questions.
+"""`drlib evaluate STAGE | answers FILE... | judge`: evaluate a policy, answers, or a judge.
 
-This builds the stage `evaluate_STAGE` and its missing inputs. The arguments are those of
-`drlib train`.
+`drlib evaluate STAGE` builds the stage `evaluate_STAGE` and its missing inputs; its arguments are
+those of `drlib train`. `answers` judges the answers of any agent, one JSON-lines file per round
+(rows with question, answer and prediction). `judge` measures how often a judge is wrong.
 """
 
+import argparse
+import os
 import sys
+from pathlib import Path
 
 from drlib.cli import train
+from drlib.cli.examples import add_examples
+from drlib.endpoint import EndpointError
+from drlib.files import write_atomic
+from drlib.registry import load_plugins
+from drlib.validation import require
 
 PREFIX = "evaluate_"
+EXAMPLES = (
+    "drlib evaluate rl --profile ci",
+    "drlib evaluate answers iter1.jsonl iter2.jsonl iter3.jsonl",
+    "drlib evaluate judge --judge rules --world folder:notes",
+)
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; return the exit status of `drlib train evaluate_STAGE`."""
+    """Run the command; return the exit status of `drlib train evaluate_STAGE`, or 1 on an error."""
     if argv[:1] in (["-h"], ["--help"]):
-        print(f"{__doc__}\nexample:\n  drlib evaluate rl --profile ci\n")
+        print("\n  ".join([f"{__doc__}\nexamples:", *EXAMPLES]) + "\n")
         return train.main(argv)
     if not argv or argv[0].startswith("-"):
         print("drlib evaluate: name a stage first, as in: drlib evaluate rl", file=sys.stderr)
         return 2
-    stage, *rest = argv
-    return train.main([PREFIX + stage.removeprefix(PREFIX), *rest])
+    what, *rest = argv
+    run = {"answers": _score_answers, "judge": _calibrate}.get(what)
+    if run is None:
+        return train.main([PREFIX + what.removeprefix(PREFIX), *rest])
+    try:
+        return run(rest)
+    except (ValueError, OSError, RuntimeError, EndpointError) as error:
+        print(f"drlib evaluate: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser(name: str, *examples: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that select a judge."""
+    from drlib.rewards.judges import JUDGES
+
+    parser = argparse.ArgumentParser(prog=f"drlib evaluate {name}", description=__doc__)
+    add_examples(parser, *examples)
+    add = parser.add_argument
+    add("--judge", default="rules", help=f"judge: {', '.join(sorted(JUDGES))}, llm")
+    add("--endpoint", default="", help="--judge llm: OpenAI-compatible server")
+    add("--model", default="", help="--judge llm: its model (API key: DRLIB_API_KEY)")
+    add("--cache", type=Path, help="--judge llm: JSON-lines file that keeps verdicts")
+    add("--plugins", default="", help="modules with judges of your own, separated by commas")
+    return parser
+
+
+def _create_judge(args: argparse.Namespace):
+    from drlib.rewards.judges import JUDGES
+    from drlib.rewards.llm_judge import judge_by_model
+
+    load_plugins(args.plugins)
+    if args.judge == "llm":
+        key = os.environ.get("DRLIB_API_KEY", "")
+        return judge_by_model(args.endpoint, args.model, key, args.cache)
+    return JUDGES[args.judge]()
+
+
+def _score_answers(argv: list[str]) -> int:
+    """Judge the answers in files and print the measures."""
+    from tqdm import tqdm
+
+    from drlib.evaluation.answer_files import judge_files, read_answers, render, summarise, to_json
+    from drlib.evaluation.calibration import Calibration, correct_accuracy
+
+    parser = _parser(
+        "answers",
+        EXAMPLES[1],
+        "drlib evaluate answers answers.jsonl --judge llm --endpoint http://localhost:8000/v1 "
+        "--model NAME --cache verdicts.jsonl --out report.json",
+    )
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, help="JSON-lines files, one per round")
+    add("--workers", type=int, default=8, help="--judge llm: requests at the same time (8)")
+    add("--calibration", type=Path, help="file of drlib evaluate judge: also corrected accuracy")
+    add("--out", type=Path, help="write measures and verdicts, without texts, to this JSON file")
+    args = parser.parse_args(argv)
+    calibration = Calibration.load(args.calibration) if args.calibration else None
+    require(
+        calibration is None or calibration.judge == args.judge,
+        f"{args.calibration} is of the judge {calibration and calibration.judge}, not {args.judge}",
+    )
+    judge = _create_judge(args)
+    total = sum(len(read_answers(file)) for file in args.files)
+    with tqdm(total=total, desc="judge", disable=not sys.stderr.isatty()) as bar:
+        workers = args.workers if args.judge == "llm" else 1
+        judged = judge_files(args.files, judge, workers, lambda _: bar.update())
+    measures = summarise(judged)
+    if args.out:
+        write_atomic(args.out, to_json(judged, args.files, args.judge))
+    print(render(measures))
+    if calibration is not None:
+        counts = measures["verdicts"]
+        n = sum(counts.values()) - counts["judge_error"]
+        best, low, high = correct_accuracy(counts["correct"], n, calibration)
+        name = "accuracy, corrected for the judge's errors"
+        print(f"| {name} | {best:.1%} [{low:.1%}, {high:.1%}] |")
+    flat = [one for each in judged.judgements for one in each]
+    reasons = {one.reason for one in flat if one.verdict == "judge_error"}
+    for reason in sorted(reasons)[:5]:
+        print(f"not judged: {reason}", file=sys.stderr)
+    return 0
+
+
+def _calibrate(argv: list[str]) -> int:
+    """Judge answers with known labels and print the rates."""
+    from drlib.demonstrations.document_teacher import draw_document_questions
+    from drlib.evaluation.calibration import build_calibration_set, calibrate, render_calibration
+
+    parser = _parser("judge", f"{EXAMPLES[2]} --out rules.json")
+    add = parser.add_argument
+    add("--world", default="cldr", help="world that the questions are about (cldr)")
+    add("-n", type=int, default=100, help="questions; eleven answers to each (100)")
+    add("--seed", type=int, default=0, help="seed of questions and answers")
+    add("--out", type=Path, help="write the rates to this JSON file, for answers --calibration")
+    args = parser.parse_args(argv)
+    judge = _create_judge(args)
+    _, questions = draw_document_questions(args.world, args.n, args.seed)
+    answers = build_calibration_set([question.task for question in questions], args.seed)
+    found = calibrate(judge, args.judge, answers)
+    if args.out:
+        found.save(args.out)
+    print(render_calibration(found))
+    return 0

@@ -1,0 +1,128 @@
+"""Comparison of formulas with math-verify, in a process of its own.
+
+math-verify limits its time with signals, which work in the main thread only, and some formulas
+take minutes. The process is killed after `timeout_s` and started again.
+Run as a program, this module answers one JSON line [gold, answer] with true, false or null.
+"""
+
+import json
+import re
+import select
+import subprocess
+import sys
+import threading
+
+_MATH = re.compile(
+    r"[\\$^]|\b(sqrt|pi|sin|cos|tan|log|ln|exp)\b|[=<>≤≥∈∪∩√π∞]|[0-9a-z)] ?[*/] ?[0-9a-z(]"
+    r"|^\s*[\[(].*,.*[\])]\s*$",
+    re.IGNORECASE,
+)
+MAX_CHARACTERS = 2000  # of a formula; longer texts are no formulas
+
+
+def looks_like_math(text: str) -> bool:
+    """Return True if `text` may be a formula rather than words.
+
+    Example:
+        >>> looks_like_math(r"\\frac{1}{2}"), looks_like_math("[0, 1)"), looks_like_math("Paris")
+        (True, True, False)
+    """
+    return len(text) <= MAX_CHARACTERS and bool(_MATH.search(text))
+
+
+class MathWorker:
+    """Compares formulas; safe for several threads, one comparison at a time.
+
+    The process starts at the first use and ends with its owner.
+
+    Args:
+        timeout_s: seconds for one comparison; the first one has `START_S` more to import sympy.
+    """
+
+    START_S = 60.0
+
+    def __init__(self, timeout_s: float = 5.0):
+        self.timeout_s = timeout_s
+        self._process: subprocess.Popen | None = None
+        self._lock = threading.Lock()
+
+    def equal(self, gold: str, answer: str) -> bool | None:
+        """Return True if `answer` has the value of `gold`; None if `gold` is no formula, or if the
+        comparison took too long.
+
+        Raises:
+            RuntimeError: math-verify is not installed.
+        """
+        if max(len(gold), len(answer)) > MAX_CHARACTERS:
+            return None
+        with self._lock:
+            seconds = self.timeout_s
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+                seconds += self.START_S
+            line = json.dumps([gold, answer]).encode() + b"\n"
+            try:
+                self._process.stdin.write(line)
+                ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+                reply = self._process.stdout.readline() if ready else b""
+            except BrokenPipeError:
+                reply = b""
+            if not reply:
+                status = self._process.poll()
+                self.close()
+                if status == 3:
+                    raise RuntimeError("math-verify is missing: pip install 'drlib[judges]'")
+                return None
+            return json.loads(reply)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdin.close()
+            self._process.stdout.close()
+            self._process = None
+
+    def __del__(self):
+        self.close()
+
+    def _start(self) -> None:
+        self.close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "drlib.rewards.math_judge"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+
+
+def compare(gold: str, answer: str) -> bool | None:
+    """Compare two formulas in this process; the order matters to math-verify."""
+    from math_verify import parse, verify
+
+    def read(text: str):
+        # without dollar signs, math-verify reads the first number of a text such as 2\\pi
+        marked = text if "$" in text or "\\boxed" in text else f"${text}$"
+        return parse(marked, parsing_timeout=None) or parse(text, parsing_timeout=None)
+
+    wanted = read(gold)
+    if not wanted:
+        return None
+    return bool(verify(wanted, read(answer), timeout_seconds=None))
+
+
+def main() -> int:
+    try:
+        import math_verify  # noqa: F401 - the comparison imports it again
+    except ImportError:
+        return 3
+    for line in sys.stdin:
+        gold, answer = json.loads(line)
+        print(json.dumps(compare(gold, answer)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
