@@ -152,6 +152,9 @@ class TrainerConfig:
     )
     device_batch: int = setting(1, "sequences per micro-batch and process", *TRAINING_STAGES)
     pack_tokens: int = setting(4096, "tokens of a packed row", "cpt", "sft")
+    micro_batch_tokens: int = setting(
+        0, "tokens of a micro-batch of the local learner; 0: six full contexts", "rl"
+    )
     balance_coef: float = setting(
         0.01, "weight of the load-balancing loss of the experts", *TRAINING_STAGES
     )
@@ -492,6 +495,7 @@ class EvaluationConfig:
 
     questions: int = setting(200, "questions per kind", "evaluate")
     samples: int = setting(8, "answers per question at temperature 1", "evaluate")
+    agent: str = setting("react", "agent that answers, such as heavy:n=4,merge=vote", "evaluate")
     world: str = setting(
         "", "another world to ask about, such as folder:PATH; empty: that of the run", "evaluate"
     )

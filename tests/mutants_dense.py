@@ -158,7 +158,7 @@ MUTANTS = [
     Mutant(
         "document teacher: pages that no tool has shown are opened",
         "drlib/demonstrations/document_teacher.py",
-        "if address not in {*hits, *LINK.findall(shown)}:",
+        "if address not in {*hits, *(link[2] for link in LINK.finditer(shown))}:",
         "if False:",
         (f"{TEACHER}::test_unreadable_questions_are_given_up",),
         "the policy learns to invent addresses",
@@ -170,6 +170,22 @@ MUTANTS = [
         "return found",
         (f"{TEACHER}::test_quotes_are_in_the_order_of_the_hops",),
         "two-hop questions cannot be demonstrated",
+    ),
+    Mutant(
+        "teacher: it answers from a search result",
+        "drlib/demonstrations/document_teacher.py",
+        'opened, note = "", ""',
+        'opened, note = shown, ""',
+        (f"{TEACHER}::test_a_search_result_is_opened_even_if_it_shows_the_quote",),
+        "the policy learns to answer from the first hit",
+    ),
+    Mutant(
+        "learner: micro-batches ignore their setting",
+        "drlib/training/learner.py",
+        "return config.trainer.micro_batch_tokens or whole",
+        "return whole",
+        ("tests/test_training_learner.py::test_smaller_micro_batches_give_the_same_gradient",),
+        "a step needs more memory than planned",
     ),
     Mutant(
         "RL: documents are counted as fictional worlds",

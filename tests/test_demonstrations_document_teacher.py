@@ -15,6 +15,7 @@ from drlib.demonstrations.document_teacher import (
     DocumentQuestion,
     draw_document_questions,
     read_documents,
+    says,
 )
 from drlib.task import Task
 from drlib.tools import Toolbox
@@ -57,7 +58,7 @@ def test_questions_are_answered_correctly_or_given_up(tern):
     assert {len(question.quotes) for question, episode in episodes.items() if episode} >= {1, 2}
 
 
-def test_only_shown_pages_are_opened_and_quotes_were_read(tern):
+def test_only_shown_pages_are_opened_and_quotes_are_from_opened_ones(tern):
     *_, episodes = tern
     for question, episode in episodes.items():
         if episode is None:
@@ -68,7 +69,8 @@ def test_only_shown_pages_are_opened_and_quotes_were_read(tern):
                 assert action.arguments["goal"] == question.task.question
         last_thought, _, seen = turns(episode)[-1]
         assert last_thought == question.quotes[-1][0]
-        assert all(quote in seen for quote, _ in question.quotes)
+        search, *opened = [m["content"] for m in episode.messages if m["role"] == "tool"]
+        assert all(says("\n".join(opened), quote) for quote, _ in question.quotes)
 
 
 # longer than the beginning of a page that a search shows
@@ -120,6 +122,41 @@ def test_quotes_are_in_the_order_of_the_hops(tern):
     for question in chains:
         (line, _), (_, address) = question.quotes
         assert f"({address})" in line
+
+
+def test_a_search_result_is_opened_even_if_it_shows_the_quote(tmp_path):
+    (tmp_path / "ada.md").write_text("# Ada Brant\n\n- City: Lisgard\n")
+    episode = ask(load_world(f"folder:{tmp_path}"), [("- City: Lisgard", "folder:ada.md")])
+    search, page = episode.tool_results
+    assert "- City: Lisgard" in search.text and "- City: Lisgard" in page.text
+    assert [action.name for _, action, _ in turns(episode)[:-1]] == ["search", "visit"]
+
+
+def test_a_sentence_with_links_is_quoted_without_them(tmp_path):
+    sentence = "Ada Brant founded the Harbour House in 1931."
+    line = "Ada Brant founded the [Harbour House](harbour.md) in [1931](y.md)."
+    (tmp_path / "ada.md").write_text(f"# Ada Brant\n\n{line}\n")
+    (tmp_path / "harbour.md").write_text("# Harbour House\n\nA house.\n")
+    (tmp_path / "y.md").write_text("# 1931\n\nA year.\n")
+    episode = ask(
+        load_world(f"folder:{tmp_path}"), [(sentence, "folder:ada.md")], answer="1931", results=3
+    )
+    assert "[Harbour House](folder:harbour.md)" in episode.tool_results[-1].text
+    assert turns(episode)[-1][0] == sentence and episode.correct
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("x [Harbour House](a.md) y", True),
+        ("x Harbour House y", True),
+        ("[Harbour](a.md) [House](b.md)", True),
+        ("Harbour  House", False),
+        ("", False),
+    ],
+)
+def test_says_ignores_links(text, found):
+    assert says(text, "Harbour House") == found
 
 
 def test_detours_come_back(notes, monkeypatch):

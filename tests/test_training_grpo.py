@@ -16,7 +16,12 @@ from drlib.config import Config
 from drlib.training import grpo, stages
 from drlib.training.batch import RolloutBatch, compute_advantages
 from drlib.training.distributed import Ranks
-from drlib.training.learner import accumulate_gradients, record, split_micro_batches
+from drlib.training.learner import (
+    accumulate_gradients,
+    micro_batch_tokens,
+    record,
+    split_micro_batches,
+)
 from drlib.training.packing import PackedBatch, score
 from drlib.training.rollouts import summarise_rollouts
 from drlib.training.run_folder import read_metrics
@@ -267,7 +272,7 @@ def test_kl_term_does_not_scale_the_balance_loss(start, batch):
     found = gradient(start.policy, [everything], config, at_the_reference)
     by_hand, tokens = torch.zeros_like(found), 0
     in_order = list(range(len(everything)))
-    for some in split_micro_batches(in_order, everything, config.rollout.max_context_tokens):
+    for some in split_micro_batches(in_order, everything, micro_batch_tokens(config)):
         part = [everything[i] for i in some]
         n = sum(int(t.generated.sum()) for t in part)
         by_hand += n * balance_gradient(start.policy, part)

@@ -25,6 +25,7 @@ from drlib.rl.losses import policy_loss
 from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
+from drlib.training import learner
 from drlib.training.batch import RolloutBatch, compute_advantages, resample_groups
 from drlib.training.callbacks import StepState, emergency_stop
 from drlib.training.data import PHRASES, world_texts
@@ -313,7 +314,7 @@ def test_chunked_logprobs_never_build_full_logits(policy, rollouts, monkeypatch)
 
 def test_micro_batches_are_complete_and_bounded(rollouts):
     order = [*reversed(range(len(rollouts)))]
-    parts = list(split_micro_batches(order, rollouts, 30))
+    parts = list(split_micro_batches(order, rollouts, 180))
     assert sum(parts, []) == order and len(parts) > 1
     prompt = {t.task_id: int(t.generated.argmax()) for t in rollouts}
 
@@ -323,6 +324,18 @@ def test_micro_batches_are_complete_and_bounded(rollouts):
 
     assert all(size(part) <= 180 or len(part) == 1 for part in parts)
     assert all(size([*part, later[0]]) > 180 for part, later in zip(parts, parts[1:]))
+
+
+def test_smaller_micro_batches_give_the_same_gradient(policy, rollouts):
+    default = settings()
+    longest = max(map(len, rollouts))
+    small = settings(trainer__micro_batch_tokens=longest)
+    everything = range(len(rollouts))
+    counts = [len(list(learner._batches(rollouts, everything, each))) for each in (default, small)]
+    assert counts[0] < counts[1] and learner.micro_batch_tokens(small) == longest
+    _, whole = gradients(policy, rollouts, default)
+    _, parts = gradients(policy, rollouts, small)
+    assert (whole - parts).norm() < 1e-5 * whole.norm()
 
 
 def test_resample_groups_is_deterministic(rollouts):

@@ -62,6 +62,7 @@ def small():
 @pytest.mark.parametrize(
     ("name", "total", "active"),
     [
+        ("Qwen/Qwen3-0.6B", 0.596, 0.596),
         ("Qwen/Qwen3-1.7B", 1.7, 1.7),
         ("Qwen/Qwen3-4B", 4.0, 4.0),
         ("Qwen/Qwen3-8B", 8.2, 8.2),
@@ -220,7 +221,9 @@ def test_incomplete_metrics_are_rejected():
 
 
 def test_profiles_fit_their_devices(gpu8):
-    for config, gib in ((gpu8, 80), (Config.load("gpu1"), 24), (Config.load("laptop"), 2)):
+    devices = [(gpu8, 80), (Config.load("gpu1"), 24), (Config.load("laptop"), 2)]
+    devices += [(Config.load("gpu16", model__dtype=name), 15) for name in ("bfloat16", "float32")]
+    for config, gib in devices:
         done = plan(config, gib)
         assert done.errors == []
         assert 0 < done.fit.memory.total <= gib * GIB
@@ -352,7 +355,7 @@ def test_counts_below_1_are_rejected():
 
 
 def test_profile_settings_are_valid():
-    for profile in ("laptop", "ci", "gpu1", "gpu8"):
+    for profile in ("laptop", "ci", "gpu16", "gpu1", "gpu8"):
         assert check_settings(Config.load(profile)) == []
 
 

@@ -62,6 +62,7 @@ OTHERS = {
     "rl.start": "figures/reference/tour/policy_sft",
     "evaluation.world": "cldr",
     "evaluation.documents": "cldr",
+    "evaluation.agent": "heavy:n=2",
     "demonstrations.documents": "cldr",
     "rl.curriculum.documents": "cldr",
     "model.init": "plain",

@@ -22,6 +22,7 @@ from drlib.files import WriteError, write_atomic
 from drlib.training import build, grpo, stages
 from drlib.training.distributed import Ranks
 from drlib.training.run_folder import RunFolder, RunFolderError, read_metrics
+from drlib.trajectory import load_trajectories
 from drlib.worlds import load_world
 from tests import loop_examples
 from tests.stage_processes import build_stage, start_stage
@@ -318,6 +319,27 @@ def test_evaluation_order_is_independent_of_processes(runs, tmp_path, processes)
     assert task_ids == [t.id for t in held_out(load_world("tour"), settings)]
     rows = json.loads((folder / "rows.json").read_text())
     assert sum(r["n"] for r in rows if r["decoding"] == "sample") == 2 * 6
+
+
+def test_evaluation_runs_the_chosen_agent_and_counts_its_tokens(runs, tmp_path):
+    settings = config(evaluation__questions=3, evaluation__samples=2)
+    for name in ("world", "untrained", "demonstrations", "cpt", "sft"):
+        target = stages.folder(name, settings, tmp_path)
+        target.parent.mkdir(exist_ok=True)
+        target.symlink_to(stages.folder(name, config(), runs))
+    for agent in ("react", "heavy:n=2,merge=vote,researcher=react"):
+        chosen = settings.derive(evaluation__agent=agent)
+        assert build_stage("evaluate_sft", chosen, tmp_path, 1).returncode == 0
+        folder = stages.folder("evaluate_sft", chosen, tmp_path)
+        outcomes = read_outcomes(folder)
+        shown = load_trajectories(folder / "greedy.parquet")
+        for outcome, trajectory in zip(outcomes, shown, strict=True):
+            parts = trajectory.metadata.get("runs", {}).get("costs")
+            assert bool(parts) == (agent != "react")
+            assert parts is None or len(parts) == 2
+            written = sum(part["sampled"] for part in parts) if parts else None
+            assert outcome.greedy_tokens == (written or trajectory.generated.sum()) > 0
+            assert outcome.tokens > outcome.greedy_tokens / 2  # two samples
 
 
 def test_failed_write_keeps_the_old_file(tmp_path):

@@ -181,12 +181,12 @@ def test_top_and_bottom_tokens_are_complementary(start, batch):
     assert 0.1 < (masks["top"] & masks["random"]).sum() / masks["top"].sum() < 0.3
 
 
-def test_micro_scope_selects_the_share_per_micro_batch(start, batch, monkeypatch):
+def test_micro_scope_selects_the_share_per_micro_batch(start, batch):
     """Each micro-batch selects its own share; rollouts without advantage count as well."""
     from drlib.training import learner
 
-    monkeypatch.setattr(learner, "MICRO_BATCH_CONTEXTS", 1)
     config = settings(**USUAL, rl__loss__top_entropy=0.2, rl__loss__entropy_scope="micro")
+    config = config.derive(trainer__micro_batch_tokens=config.rollout.max_context_tokens)
     share = make_batch(batch[0], config)
     live = share.advantages_N != 0
     assert live.any() and not live.all()

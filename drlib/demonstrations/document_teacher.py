@@ -2,11 +2,13 @@
 
 Its questions are those of `drlib dataset` about a user's own documents (families `chain` and
 `prose`), each with the lines or sentences that prove its answer. The teacher knows in which page
-each of them is, but it opens only pages that a tool has shown, and its thoughts quote only what a
-tool has returned. It follows links to the next hop, and sometimes opens a wrong hit first.
+each of them is, but it opens only pages that a tool has shown, and its thoughts quote only opened
+pages. It never answers from a search result: a small model that has seen this answers from the
+first hit, whatever it says. It follows links to the next hop, and sometimes opens a wrong hit
+first.
 
-Not supported: questions that need several searches, sentences with links (a page shows them with
-addresses, the quote has none), and observations of more than `MAX_OBSERVED` characters together.
+Not supported: questions that need several searches, and observations of more than `MAX_OBSERVED`
+characters together.
 """
 
 import random
@@ -30,7 +32,7 @@ DETOURS = 0.5  # share of the questions whose page is not the best hit that open
 SEARCH = ("Look it up.", "Search the documents.", "I search for this.")
 OPEN = ("I open {}.", "This may be in {}.", "Read {}.")
 NOT_THERE = ("Not on this page.", "This page does not say it.")
-LINK = re.compile(r"\[[^\n]{1,200}?\]\(([^\n]{1,200}?)\)")
+LINK = re.compile(r"\[([^\n]{1,200}?)\]\(([^\n]{1,200}?)\)")  # text, address
 DISPLAY_PREFIX = re.compile(r"^[a-z]+:")
 
 
@@ -89,28 +91,30 @@ def read_documents(
     episode = Episode(task, toolbox, world)
     shown = episode.call(rng.choice(SEARCH), "search", {"query": [task.question]})
     hits = [hit["url"] for hit in HIT.finditer(shown)]
-    note = ""
+    opened, note = "", ""
     for number, (quote, address) in enumerate(question.quotes):
         if len(quote) > MAX_QUOTE:
             raise LookupError(f"the quote has {len(quote)} characters")
-        is_detour = quote not in shown and number == 0 and hits and address != hits[0]
-        if is_detour and rng.random() < DETOURS:
-            opened = _open(episode, hits[0], rng, "")
-            if quote in opened:  # another page says it, too
-                shown = opened
-            else:
+        if number == 0 and hits and address != hits[0] and rng.random() < DETOURS:
+            opened = shown = _open(episode, hits[0], rng, "")
+            if not says(opened, quote):  # else another page says it, too
                 note = f"{rng.choice(NOT_THERE)} "
-        if quote not in shown:
-            if address not in {*hits, *LINK.findall(shown)}:
+        if not says(opened, quote):
+            if address not in {*hits, *(link[2] for link in LINK.finditer(shown))}:
                 raise LookupError(f"no tool has shown {address}")
-            shown = _open(episode, address, rng, note)
-        if quote not in shown:
+            opened = shown = _open(episode, address, rng, note)
+        if not says(opened, quote):
             raise LookupError(f"{address} does not show {quote!r}")
         note = f"{quote} "
     observed = sum(len(result.text) for result in episode.tool_results)
     if observed > MAX_OBSERVED:
         raise LookupError(f"the observations have {observed} characters")
     return episode.finish(note.strip(), task.answer)
+
+
+def says(text: str, quote: str) -> bool:
+    """Return True if `text` contains `quote` as it is or with links reduced to their texts."""
+    return quote in text or quote in LINK.sub(r"\1", text)
 
 
 def _open(episode: Episode, address: str, rng: random.Random, note: str) -> str:

@@ -41,7 +41,7 @@ from drlib.trajectory import Trajectory
 from drlib.validation import require, require_within
 
 FINAL_LR = 0.1  # of the base learning rate, at the last step
-MICRO_BATCH_CONTEXTS = 6  # size of a micro-batch, in full contexts
+MICRO_BATCH_CONTEXTS = 6  # size of a micro-batch, in full contexts, by default
 LOGGED = (
     "clip_high",
     "clip_low",
@@ -307,7 +307,13 @@ def _batches(trajectories: Sequence[Trajectory], some: Iterable[int], config: Co
     for i in some:
         of_prompt.setdefault(_prompt_ids(trajectories[i]).tobytes(), []).append(i)
     order = [i for indices in of_prompt.values() for i in indices]
-    return split_micro_batches(order, trajectories, config.rollout.max_context_tokens)
+    return split_micro_batches(order, trajectories, micro_batch_tokens(config))
+
+
+def micro_batch_tokens(config: Config) -> int:
+    """Return the tokens of a micro-batch of the local learner."""
+    whole = MICRO_BATCH_CONTEXTS * config.rollout.max_context_tokens
+    return config.trainer.micro_batch_tokens or whole
 
 
 def _prompt_ids(trajectory: Trajectory) -> np.ndarray:
@@ -448,13 +454,12 @@ def _layout(tokens: PackedBatch, scored: Scored, config: Config) -> tuple[Tensor
 
 
 def split_micro_batches(
-    order: list[int], trajectories: Sequence[Trajectory], width: int
+    order: list[int], trajectories: Sequence[Trajectory], limit: int
 ) -> Iterator:
-    """Split `order` into lists of at most MICRO_BATCH_CONTEXTS * `width` tokens.
+    """Split `order` into lists of at most `limit` tokens, at least one trajectory each.
 
     A prompt shared within a list is counted once.
     """
-    limit = MICRO_BATCH_CONTEXTS * width
     chosen: list[int] = []
     prompts: set[bytes] = set()  # of the chosen
     total = 0

@@ -25,7 +25,7 @@ from drlib.models.moe import policy_config
 from drlib.models.vllm_engine import INSTALL_VLLM
 from drlib.training import memory_model
 from drlib.training.distributed import gpu_fault
-from drlib.training.learner import MICRO_BATCH_CONTEXTS
+from drlib.training.learner import micro_batch_tokens
 from drlib.training.memory_model import Load, MemoryPlan, Shape
 from drlib.training.policies import find_local_faults
 from drlib.training.pretrain import policy_shape
@@ -275,8 +275,8 @@ def list_loads(config: Config) -> dict[str, Load]:
     if trainer.backend == "local":
         load = Load(
             dtype="float32",
-            rows=MICRO_BATCH_CONTEXTS,
-            tokens=context,
+            rows=1,
+            tokens=micro_batch_tokens(config),
             lora_rank=trainer.lora_rank,
             processes=config.processes,
             chunked=config.rl.loss.chunked_logprobs,
