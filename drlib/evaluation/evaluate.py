@@ -11,7 +11,9 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from drlib.agents.react import ReAct
+from drlib.agents import Agent, create_agent
+from drlib.agents.agent_spec import AgentMixture
+from drlib.agents.rollout_state import count_costs
 from drlib.config import Config, split_worlds
 from drlib.demonstrations.document_teacher import draw_document_questions
 from drlib.files import read_json_lines, write_atomic, write_json_lines
@@ -35,7 +37,14 @@ KEPT_TRAJECTORIES = 48  # of each decoding, for reading and plotting
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one question: greedy and sampled correctness, and sampled tool calls."""
+    """Outcome of one question.
+
+    Attributes:
+        greedy: the greedy answer is correct; `greedy_calls`, `greedy_errors` and `greedy_tokens`
+            count its tool calls, their errors, and the tokens that the policy wrote.
+        samples: correctness of each sampled answer; `calls`, `errors` and `tokens` are sums over
+            the samples, `no_answer` the number of samples without an answer.
+    """
 
     task: str
     kind: str
@@ -47,6 +56,8 @@ class Outcome:
     greedy_calls: int
     greedy_errors: int
     no_answer: int
+    greedy_tokens: int = 0
+    tokens: int = 0
 
 
 def held_out(world: SmallWorld, config: Config, split: Split | None = "test") -> list[Task]:
@@ -74,7 +85,7 @@ def held_out(world: SmallWorld, config: Config, split: Split | None = "test") ->
     return python + search + several
 
 
-def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
+def ask(agent: Agent | AgentMixture, tasks: list[Task], keys: list[int], config: Config):
     """Return (outcomes, trajectories) of the tasks; `keys` fix each question's random streams."""
     k = config.evaluation.samples
     seed = config.evaluation.seed
@@ -96,6 +107,8 @@ def ask(agent: ReAct, tasks: list[Task], keys: list[int], config: Config):
                 greedy_calls=len(first.tool_results),
                 greedy_errors=sum(not call.ok for call in first.tool_results),
                 no_answer=sum(t.answer is None for t in tries),
+                greedy_tokens=count_costs(first)["sampled"],
+                tokens=sum(count_costs(t)["sampled"] for t in tries),
             )
         )
     return outcomes, greedy, sampled[::k]
@@ -153,7 +166,8 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
             with Toolbox(
                 place, sandbox, results=config.rollout.search_results, closed_book=closed
             ) as toolbox:
-                agent = ReAct(engine, toolbox, chat, rollout_limits(config), system)
+                limits, spec = rollout_limits(config), config.evaluation.agent
+                agent = create_agent(spec, engine, toolbox, chat, limits, system)
                 found, greedy, sampled = ask(agent, [some[i] for i in mine], mine, config)
             if ranks.first:
                 end = f"_{kind}.parquet" if kind else ".parquet"

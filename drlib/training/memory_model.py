@@ -167,6 +167,7 @@ def _qwen3(*sizes: int, **more) -> dict:
 
 _SPARSE = _qwen3(2048, 6144, 48, 32, False, model_type="qwen3_moe", **_EXPERTS)
 KNOWN: dict[str, dict] = {
+    "Qwen/Qwen3-0.6B": _qwen3(1024, 3072, 28, 16, True),
     "Qwen/Qwen3-1.7B": _qwen3(2048, 6144, 28, 16, True),
     "Qwen/Qwen3-4B": _qwen3(2560, 9728, 36, 32, True),
     "Qwen/Qwen3-8B": _qwen3(4096, 12_288, 36, 32, False),
