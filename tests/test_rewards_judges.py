@@ -114,6 +114,7 @@ def test_empty_answers_are_not_attempted_and_missing_golds_are_errors(name):
         ("first \\boxed{104}, then \\boxed{105}", "105"),
         ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
         ("open \\boxed{1", "open \\boxed{1"),
+        ("First I thought x. Final answer: y", "y"),
         ("no marker", "no marker"),
         ("my answering machine: x", "my answering machine: x"),
     ],
@@ -137,6 +138,8 @@ def test_stated_answers(text, answer):
         ("9 m2", "9 m²", True),
         ("1/2 km", "0.5 km", True),
         ("12 of the 13 known ones", "12", False),
+        ("2016 or Oslo", "2016", False),
+        ("2016 not 2017", "2016", False),
     ],
 )
 def test_quantities(answer, expected, same):
@@ -235,6 +238,7 @@ def test_a_correct_table_without_rows_is_an_error():
         ("[0, 1)", "[0, 1]", False),
         ("(2, \\infty)", "(2,\\infty)", True),
         ("70000", "70,000", True),
+        ("1971", "First I thought 1971. It is Asia/Muscat", False),
         ("", "1", None),
     ],
 )

@@ -255,8 +255,8 @@ def summarise(judged: JudgedAnswers) -> dict[str, Any]:
 
 
 def _share(verdicts: Sequence[Verdict], wanted: Verdict) -> float | None:
-    judged = [verdict for verdict in verdicts if verdict is not Verdict.JUDGE_ERROR]
-    return judged.count(wanted) / len(judged) if judged else None
+    judged = [verdict is wanted for verdict in verdicts if verdict is not Verdict.JUDGE_ERROR]
+    return sum(judged) / len(judged) if judged else None
 
 
 def _majority_share(judged: JudgedAnswers) -> float | None:

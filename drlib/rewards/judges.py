@@ -60,7 +60,9 @@ JUDGES = Registry("judge")  # name -> factory of a Judge
 
 _EXTRACTED = (
     re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE),
-    re.compile(r"^\W*(?:the )?(?:final |exact )?answer(?: is)?\s*[:：]\s*(.+)$", re.I | re.M),
+    re.compile(
+        r"(?:^|[.!?] )\W*(?:the )?(?:final |exact )?answer(?: is)?\s*[:：]\s*(.+)$", re.I | re.M
+    ),
     re.compile(r"^\W*最终答案\s*[:：]\s*(.+)$", re.M),
 )
 _DECORATION = '*_`"“” \t\n'
@@ -126,6 +128,7 @@ _UNITS = {
 }
 _UNITS |= {"degrees celsius": "°c", "square metres": "m^2", "square meters": "m^2"}
 _CURRENCIES = ("dollars", "usd", "euros", "pounds")  # also after a sign: "$5 dollars"
+_NO_UNITS = {"or", "and", "not", "but", "to", "until", "versus"}
 _NUMBER_WORDS = dict(
     zip(
         "zero one two three four five six seven eight nine ten eleven twelve".split(),
@@ -169,7 +172,8 @@ def _quantity(text: str) -> tuple[Fraction, str] | None:
     value = parse_number(found["number"])
     unit = found["unit"].strip()
     is_named_twice = bool(found["before"] and unit) and unit not in _CURRENCIES
-    if value is None or is_named_twice or len(unit.split()) > 3:
+    words = unit.split()
+    if value is None or is_named_twice or len(words) > 3 or not _NO_UNITS.isdisjoint(words):
         return None
     unit = unit or found["before"] or ""
     sign = -1 if found["sign"] == "-" else 1

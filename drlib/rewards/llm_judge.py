@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from drlib.endpoint import PASSING, PROMPT_STATUSES, ChatEndpoint, EndpointError
 from drlib.files import append_json_line, resume_json_lines
@@ -148,7 +149,7 @@ class LLMJudge:
         reason, pause_s, left = "", self.pause_s, self.attempts
         while left > 0:
             has_schema = self._has_schema
-            options = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+            options: dict[str, Any] = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
             if has_schema:
                 options["response_format"] = {"type": "json_schema", "json_schema": SCHEMA}
             try:

@@ -100,12 +100,12 @@ class MathWorker:
 
 def compare(gold: str, answer: str) -> bool | None:
     """Compare two formulas in this process; the order matters to math-verify."""
-    from math_verify import parse, verify
+    from math_verify import LatexExtractionConfig, parse, verify
 
     def read(text: str):
-        # without dollar signs, math-verify reads the first number of a text such as 2\\pi
+        # only LaTeX: elsewhere math-verify reads the first number of 2\pi, or of a sentence
         marked = text if "$" in text or "\\boxed" in text else f"${text}$"
-        return parse(marked, parsing_timeout=None) or parse(text, parsing_timeout=None)
+        return parse(marked, [LatexExtractionConfig()], parsing_timeout=None)
 
     wanted = read(gold)
     if not wanted:
