@@ -71,4 +71,20 @@ MUTANTS = [
         (f"{FILES}::test_pass_at_k_is_the_share_of_subsets",),
         "pass@k is biased",
     ),
+    Mutant(
+        "comparison: questions are matched by position",
+        "drlib/evaluation/answer_files.py",
+        "left[key] - right[key] for key in both",
+        "left[key] - list(right.values())[i] for i, key in enumerate(both)",
+        (f"{FILES}::test_comparison_pairs_by_question_and_leaves_errors_out",),
+        "two sets in another order differ",
+    ),
+    Mutant(
+        "correction: specificity is ignored",
+        "drlib/evaluation/calibration.py",
+        "(correct / n + calibration.specificity - 1) / informative",
+        "(correct / n) / informative",
+        ("tests/test_evaluation_calibration.py::test_correction_by_hand",),
+        "false positives stay in the accuracy",
+    ),
 ]

@@ -14,6 +14,7 @@ from drlib.cli import main
 from drlib.evaluation.answer_files import (
     JudgedAnswers,
     bootstrap_interval,
+    compare,
     hash_question,
     judge_files,
     pass_at_k,
@@ -114,6 +115,43 @@ def test_bootstrap_covers_the_mean():
     assert covered >= 53  # of 60, at a nominal 95%
 
 
+def test_comparison_by_hand():
+    ours, theirs = judged([C, C, C, W], [C, C, W, W]), judged([C, W, W, W], [C, W, W, W])
+    found = compare(ours, theirs)
+    # differences: 0, 1, 0.5, 0
+    assert found["difference"][0] == pytest.approx(0.375) and found["questions"] == 4
+    # of 16 sign patterns, those with |0 +- 1 +- 0.5 + 0| = 1.5: half of them
+    assert found["p"] == pytest.approx(0.5, abs=0.02)
+    deviation = np.std([0, 1, 0.5, 0], ddof=1)
+    assert found["detectable"] == pytest.approx(2.8016 * deviation / 2)
+    mirrored = compare(theirs, ours)
+    assert mirrored["difference"][0] == pytest.approx(-0.375)
+    assert mirrored["p"] == found["p"]
+    assert compare(ours, ours)["p"] == 1.0
+
+
+def test_comparison_pairs_by_question_and_leaves_errors_out():
+    ours = judged([C, W, C])
+    theirs = JudgedAnswers(
+        ("q2", "q1", "q0"), (tuple(Judgement(v) for v in (E, W, W)),), ((None,) * 3,)
+    )
+    found = compare(ours, theirs)  # q0: 1 - 0, q1: 0 - 0, q2: not judged
+    assert found["difference"][0] == 0.5 and found["questions"] == 2
+    with pytest.raises(ValueError, match="different questions"):
+        compare(ours, judged([C, W]))
+    with pytest.raises(ValueError, match="only 0 questions"):
+        compare(ours, judged([E, E, E]))
+
+
+def test_permutation_test_keeps_its_level():
+    """Two equally good sets differ at 5% in about 5% of the comparisons."""
+    draws, rejected = np.random.default_rng(1), 0
+    for seed in range(200):
+        sets = [judged(*(np.where(draws.random((1, 40)) < 0.5, C, W).tolist())) for _ in "ab"]
+        rejected += compare(*sets, seed)["p"] <= 0.05
+    assert 2 <= rejected <= 20
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -204,6 +242,16 @@ def test_command(tmp_path, capsys):
     measures = json.loads(out.read_text())["measures"]
     assert measures["accuracy"][0] == pytest.approx(0.75)  # (3/3 + 1/2) / 2
     assert measures["tongyi"]["Avg. Pass@k"] == pytest.approx((1 + 0.5 + 0.5) / 3)
+
+
+def test_command_compares(tmp_path, capsys):
+    questions = [f"Q{n}?" for n in range(12)]
+    good = write(tmp_path / "good.jsonl", [row(q, "x", "x") for q in questions])
+    bad = write(tmp_path / "bad.jsonl", [row(q, "x", "y") for q in questions])
+    assert main(["evaluate", "answers", str(good), "--against", str(bad)]) == 0
+    shown = capsys.readouterr().out
+    assert "| difference in accuracy, points | +100.0 [+100.0, +100.0] |" in shown
+    assert "| questions | 12 |" in shown
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from drlib.config import ROOT
 from drlib.rewards.judges import (
     JUDGES,
+    Judgement,
     Verdict,
     extract_answer,
     gaia_match,
@@ -76,6 +77,12 @@ def test_rules_agree_with_the_labels_but_for_known_misses(rules):
             (accepted if is_correct else missed).add((golds[0], prediction))
     assert not accepted
     assert missed == KNOWN_MISSES
+
+
+def test_verdicts_are_one_of_four():
+    assert Judgement("correct").verdict is Verdict.CORRECT
+    with pytest.raises(ValueError, match="yes"):
+        Judgement("yes")
 
 
 def test_the_accepting_rule_is_named(rules):

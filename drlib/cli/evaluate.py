@@ -74,7 +74,15 @@ def _score_answers(argv: list[str]) -> int:
     """Judge the answers in files and print the measures."""
     from tqdm import tqdm
 
-    from drlib.evaluation.answer_files import judge_files, read_answers, render, summarise, to_json
+    from drlib.evaluation.answer_files import (
+        compare,
+        judge_files,
+        read_answers,
+        render,
+        render_comparison,
+        summarise,
+        to_json,
+    )
     from drlib.evaluation.calibration import Calibration, correct_accuracy
 
     parser = _parser(
@@ -87,6 +95,9 @@ def _score_answers(argv: list[str]) -> int:
     add("files", nargs="+", type=Path, help="JSON-lines files, one per round")
     add("--workers", type=int, default=8, help="--judge llm: requests at the same time (8)")
     add("--calibration", type=Path, help="file of drlib evaluate judge: also corrected accuracy")
+    add(
+        "--against", nargs="+", type=Path, default=[], help="files of other answers to compare with"
+    )
     add("--out", type=Path, help="write measures and verdicts, without texts, to this JSON file")
     args = parser.parse_args(argv)
     calibration = Calibration.load(args.calibration) if args.calibration else None
@@ -95,10 +106,13 @@ def _score_answers(argv: list[str]) -> int:
         f"{args.calibration} is of the judge {calibration and calibration.judge}, not {args.judge}",
     )
     judge = _create_judge(args)
-    total = sum(len(read_answers(file)) for file in args.files)
+    total = sum(len(read_answers(file)) for file in [*args.files, *args.against])
+    workers = args.workers if args.judge == "llm" else 1
     with tqdm(total=total, desc="judge", disable=not sys.stderr.isatty()) as bar:
-        workers = args.workers if args.judge == "llm" else 1
         judged = judge_files(args.files, judge, workers, lambda _: bar.update())
+        others = None
+        if args.against:
+            others = judge_files(args.against, judge, workers, lambda _: bar.update())
     measures = summarise(judged)
     if args.out:
         write_atomic(args.out, to_json(judged, args.files, args.judge))
@@ -109,6 +123,8 @@ def _score_answers(argv: list[str]) -> int:
         best, low, high = correct_accuracy(counts["correct"], n, calibration)
         name = "accuracy, corrected for the judge's errors"
         print(f"| {name} | {best:.1%} [{low:.1%}, {high:.1%}] |")
+    if others is not None:
+        print("\n" + render_comparison(compare(judged, others)))
     flat = [one for each in judged.judgements for one in each]
     reasons = {one.reason for one in flat if one.verdict == "judge_error"}
     for reason in sorted(reasons)[:5]:

@@ -23,7 +23,8 @@ from drlib.rewards.judges import Judge, Judgement, Verdict
 from drlib.task import normalise_answer
 from drlib.validation import require
 
-RESAMPLES = 10_000  # of the bootstrap over questions
+RESAMPLES = 10_000  # of the bootstrap over questions, and of permutations
+Z_TEST, Z_POWER = 1.96, 0.8416  # normal quantiles: two-sided 5%, power 80%
 FAILED = ("[failed]",)  # predictions of runs that ended with an exception
 
 
@@ -277,6 +278,62 @@ def _majority_share(judged: JudgedAnswers) -> float | None:
         most = Counter(text for text, _ in answers).most_common(1)[0][0]
         found.append(next(verdict for text, verdict in answers if text == most))
     return _share(found, Verdict.CORRECT)
+
+
+def compare(ours: JudgedAnswers, theirs: JudgedAnswers, seed: int = 0) -> dict[str, Any]:
+    """Compare two sets of answers to the same questions, paired by question.
+
+    Returns:
+        "difference" (mean, low, high) of accuracy, ours minus theirs, with a 95% bootstrap interval
+        over questions; "p": two-sided p value of a permutation test that swaps the two sets
+        question by question; "detectable": smallest true difference that a two-sided test at 5%
+        finds with 80% power; "questions": those with a judged answer in both.
+
+    Raises:
+        ValueError: other questions, or fewer than two that both have judged answers of.
+    """
+    other = ours.keys != theirs.keys and {*ours.keys} != {*theirs.keys}
+    require(not other, "the two sets ask different questions: compare answers to the same ones")
+    left, right = _question_shares(ours), _question_shares(theirs)
+    both = [key for key in ours.keys if key in left and key in right]
+    require(len(both) > 1, f"both sets have judged answers to only {len(both)} questions")
+    differences_Q = np.array([left[key] - right[key] for key in both])
+    signs = np.random.default_rng(seed).choice((-1.0, 1.0), (RESAMPLES, len(both)))
+    permuted = np.abs((signs * differences_Q).mean(axis=1))
+    # a tie counts as at least as large; the observed assignment is one of the permutations
+    extreme = int((permuted >= abs(differences_Q.mean()) - 1e-12).sum())
+    error = differences_Q.std(ddof=1) / math.sqrt(len(both))
+    return {
+        "difference": bootstrap_interval(differences_Q, seed),
+        "p": (extreme + 1) / (RESAMPLES + 1),
+        "detectable": float((Z_TEST + Z_POWER) * error),
+        "questions": len(both),
+    }
+
+
+def _question_shares(judged: JudgedAnswers) -> dict[str, float]:
+    """Return the share of correct answers of each question with a judged answer."""
+    found = {}
+    for q, key in enumerate(judged.keys):
+        share = _share([each[q].verdict for each in judged.judgements], Verdict.CORRECT)
+        if share is not None:
+            found[key] = share
+    return found
+
+
+def render_comparison(found: dict[str, Any]) -> str:
+    """Return the comparison as a Markdown table."""
+    mean, low, high = (100 * value for value in found["difference"])
+    return "\n".join(
+        [
+            "| comparison | value |",
+            "|---|---|",
+            f"| difference in accuracy, points | {mean:+.1f} [{low:+.1f}, {high:+.1f}] |",
+            f"| p, permutation test | {found['p']:.4f} |",
+            f"| detectable with 80% power, points | {100 * found['detectable']:.1f} |",
+            f"| questions | {found['questions']} |",
+        ]
+    )
 
 
 def to_json(judged: JudgedAnswers, files: Sequence[str | Path], judge: str) -> str:

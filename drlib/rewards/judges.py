@@ -48,11 +48,17 @@ class Judgement:
     Attributes:
         reason: the rule that accepted the answer, or the cause of an error.
         score: 0..1; graded judges (squad, table) give partial credit, others 0 or 1.
+
+    Raises:
+        ValueError: the verdict is none of the four.
     """
 
     verdict: Verdict
     reason: str = ""
     score: float = 0.0
+
+    def __post_init__(self):
+        object.__setattr__(self, "verdict", Verdict(self.verdict))  # a judge may give the word
 
 
 Judge = Callable[[str, str | None, Sequence[str]], Judgement]
