@@ -5,6 +5,7 @@ from tests.mutants import Mutant
 JUDGES = "tests/test_rewards_judges.py"
 MODEL = "tests/test_rewards_llm_judge.py"
 FILES = "tests/test_evaluation_answer_files.py"
+BENCHMARKS = "tests/test_evaluation_benchmarks.py"
 
 MUTANTS = [
     Mutant(
@@ -86,5 +87,29 @@ MUTANTS = [
         "(correct / n) / informative",
         ("tests/test_evaluation_calibration.py::test_correction_by_hand",),
         "false positives stay in the accuracy",
+    ),
+    Mutant(
+        "benchmark: the key is the canary itself",
+        "drlib/evaluation/benchmarks/benchmark.py",
+        "return hashlib.sha256(canary.encode()).digest()",
+        "return canary.encode()",
+        (f"{BENCHMARKS}::test_decryption_vectors",),
+        "BrowseComp cannot be decrypted",
+    ),
+    Mutant(
+        "benchmark: short rows are filled",
+        "drlib/evaluation/benchmarks/benchmark.py",
+        "if None in row or None in row.values():",
+        "if False:",
+        (f"{BENCHMARKS}::test_files_that_are_none",),
+        "a truncated file is read",
+    ),
+    Mutant(
+        "benchmark: protected texts may be written",
+        "drlib/evaluation/benchmarks/benchmark.py",
+        "not any(item.protected for item in items)",
+        "True",
+        (f"{BENCHMARKS}::test_documents_become_a_world",),
+        "protected questions leak into files",
     ),
 ]

@@ -7,12 +7,13 @@ Every expected failure raises `AskError`; the trajectory so far is saved first.
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drlib.agents import AGENTS, Agent, Limits
+from drlib.agents import AGENTS, Agent, Limits, answer_file
 from drlib.agents.preset import Preset, load_preset, read_prompt
 from drlib.agents.rollout_state import Watch
 from drlib.agents.s3 import answer_from_facts
@@ -315,6 +316,17 @@ class AskSession(ExitStack):
             raise AskError(REPEATED.format(trajectory.answer))
         sources = find_sources(trajectory)
         return AskResult(trajectory.answer, sources, count_usage(trajectory), trajectory)
+
+    def answer_all(self, tasks: Sequence[Task], path: Path) -> list[dict]:
+        """Answer the tasks that have no row in `path` yet; see `drlib.agents.answer_file`.
+
+        Raises:
+            AskError: the server refuses.
+        """
+        try:
+            return answer_file(self._agent, tasks, path, temperature=self.options.temperature)
+        except EndpointError as error:
+            raise AskError(_explain_refusal(error, self.options)) from None
 
 
 def ask(

@@ -26,6 +26,7 @@ from drlib.app.research import (
 from drlib.app.terminal import Trace, show
 from drlib.cli.examples import add_examples
 from drlib.files import write_atomic
+from drlib.task import Task
 from drlib.validation import require
 
 
@@ -33,8 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 with an answer, 1 without (cause on stderr), 130 after Ctrl-C."""
     parser = _parser()
     args = parser.parse_args(argv)
-    if (args.question is None) != args.serve:
-        parser.error("give either a question or --serve")
+    if (args.question is not None) + args.serve + (args.questions is not None) != 1:
+        parser.error("give either a question, --questions or --serve")
+    if (args.questions is None) != (args.answers is None):
+        parser.error("--questions and --answers must be given together")
     if args.preset:  # its values are the defaults of the other options
         try:
             parser.set_defaults(**preset_options(args.preset))
@@ -73,6 +76,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"drlib ask: {note}", file=sys.stderr)
         if args.serve:
             return _serve(options, args)
+        if args.questions:
+            return _answer_all(options, args)
         result = ask(args.question, options, None if args.quiet else Trace(console), args.save)
     except (AskError, ValueError) as error:
         print(f"drlib ask: {error}{_saved_note(args.save, before)}", file=sys.stderr)
@@ -105,6 +110,23 @@ def _serve(options: AskOptions, args: argparse.Namespace) -> int:
     return 0
 
 
+def _answer_all(options: AskOptions, args: argparse.Namespace) -> int:
+    from drlib.evaluation.benchmarks import load_benchmark
+
+    items = load_benchmark("generic", args.questions)
+    tasks = [
+        Task(
+            item.id, item.question, item.answers[0], "search", args.world, aliases=item.answers[1:]
+        )
+        for item in items
+    ]
+    with AskSession(options) as session:
+        rows = session.answer_all(tasks, args.answers)
+    answered = sum(row["prediction"] is not None for row in rows)
+    print(f"{answered} of {len(rows)} questions answered: drlib evaluate answers {args.answers}")
+    return 0
+
+
 def _modified_ns(path: Path | None) -> int | None:
     """Return the file's modification time in nanoseconds, None if it does not exist."""
     return path.stat().st_mtime_ns if path and path.exists() else None
@@ -126,10 +148,22 @@ def _parser() -> argparse.ArgumentParser:
         "--model NAME",
         'drlib ask "Who maintains it?" --preset tongyi --endpoint http://localhost:8000/v1 '
         "--model NAME --system-prompt prompt.py:SYSTEM_PROMPT",
+        "drlib ask --questions questions.jsonl --answers answers.jsonl --world folder:notes "
+        "--model smol",
         "drlib ask --serve --port 8765",
     )
     add = parser.add_argument
     add("question", nargs="?", help="question; omit it with --serve")
+    add(
+        "--questions",
+        type=Path,
+        help="answer all questions of a file (rows with question and answer, such as JSON lines)",
+    )
+    add(
+        "--answers",
+        type=Path,
+        help="--questions: JSON-lines file of answers; an interrupted run continues",
+    )
     add("--serve", action="store_true", help="serve a web page instead of answering one question")
     add(
         "--host",

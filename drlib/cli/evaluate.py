@@ -1,8 +1,9 @@
-"""`drlib evaluate STAGE | answers FILE... | judge`: evaluate a policy, answers, or a judge.
+"""`drlib evaluate STAGE | answers FILE... | judge | pages BENCHMARK`: a policy, answers, a judge.
 
 `drlib evaluate STAGE` builds the stage `evaluate_STAGE` and its missing inputs; its arguments are
 those of `drlib train`. `answers` judges the answers of any agent, one JSON-lines file per round
-(rows with question, answer and prediction). `judge` measures how often a judge is wrong.
+(rows with question, answer and prediction). `judge` measures how often a judge is wrong. `pages`
+writes the questions and documents of a benchmark such as HotpotQA, for `drlib ask --questions`.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from pathlib import Path
 from drlib.cli import train
 from drlib.cli.examples import add_examples
 from drlib.endpoint import EndpointError
-from drlib.files import write_atomic
+from drlib.files import write_atomic, write_json_lines
 from drlib.registry import load_plugins
 from drlib.validation import require
 
@@ -22,6 +23,7 @@ EXAMPLES = (
     "drlib evaluate rl --profile ci",
     "drlib evaluate answers iter1.jsonl iter2.jsonl iter3.jsonl",
     "drlib evaluate judge --judge rules --world folder:notes",
+    "drlib evaluate pages hotpotqa --source hotpot_dev_distractor_v1.json --out hotpot",
 )
 
 
@@ -34,7 +36,7 @@ def main(argv: list[str]) -> int:
         print("drlib evaluate: name a stage first, as in: drlib evaluate rl", file=sys.stderr)
         return 2
     what, *rest = argv
-    run = {"answers": _score_answers, "judge": _calibrate}.get(what)
+    run = {"answers": _score_answers, "judge": _calibrate, "pages": _write_pages}.get(what)
     if run is None:
         return train.main([PREFIX + what.removeprefix(PREFIX), *rest])
     try:
@@ -51,7 +53,7 @@ def _parser(name: str, *examples: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"drlib evaluate {name}", description=__doc__)
     add_examples(parser, *examples)
     add = parser.add_argument
-    add("--judge", default="rules", help=f"judge: {', '.join(sorted(JUDGES))}, llm")
+    add("--judge", help=f"judge (rules, or the benchmark's): {', '.join(sorted(JUDGES))}, llm")
     add("--endpoint", default="", help="--judge llm: OpenAI-compatible server")
     add("--model", default="", help="--judge llm: its model (API key: DRLIB_API_KEY)")
     add("--cache", type=Path, help="--judge llm: JSON-lines file that keeps verdicts")
@@ -63,7 +65,6 @@ def _create_judge(args: argparse.Namespace):
     from drlib.rewards.judges import JUDGES
     from drlib.rewards.llm_judge import judge_by_model
 
-    load_plugins(args.plugins)
     if args.judge == "llm":
         key = os.environ.get("DRLIB_API_KEY", "")
         return judge_by_model(args.endpoint, args.model, key, args.cache)
@@ -83,6 +84,7 @@ def _score_answers(argv: list[str]) -> int:
         summarise,
         to_json,
     )
+    from drlib.evaluation.benchmarks import BENCHMARKS
     from drlib.evaluation.calibration import Calibration, correct_accuracy
 
     parser = _parser(
@@ -93,6 +95,8 @@ def _score_answers(argv: list[str]) -> int:
     )
     add = parser.add_argument
     add("files", nargs="+", type=Path, help="JSON-lines files, one per round")
+    add("--benchmark", default="", help=f"take the correct answers from: {', '.join(BENCHMARKS)}")
+    add("--source", type=Path, help="--benchmark: its published file")
     add("--workers", type=int, default=8, help="--judge llm: requests at the same time (8)")
     add("--calibration", type=Path, help="file of drlib evaluate judge: also corrected accuracy")
     add(
@@ -100,20 +104,25 @@ def _score_answers(argv: list[str]) -> int:
     )
     add("--out", type=Path, help="write measures and verdicts, without texts, to this JSON file")
     args = parser.parse_args(argv)
+    load_plugins(args.plugins)
+    items = _load_items(args)
+    args.judge = args.judge or (BENCHMARKS[args.benchmark].judge if args.benchmark else "rules")
     calibration = Calibration.load(args.calibration) if args.calibration else None
     require(
         calibration is None or calibration.judge == args.judge,
         f"{args.calibration} is of the judge {calibration and calibration.judge}, not {args.judge}",
     )
     judge = _create_judge(args)
-    total = sum(len(read_answers(file)) for file in [*args.files, *args.against])
+    total = sum(len(read_answers(file, items)) for file in [*args.files, *args.against])
     workers = args.workers if args.judge == "llm" else 1
     with tqdm(total=total, desc="judge", disable=not sys.stderr.isatty()) as bar:
-        judged = judge_files(args.files, judge, workers, lambda _: bar.update())
+        judged = judge_files(args.files, judge, workers, lambda _: bar.update(), items)
         others = None
         if args.against:
-            others = judge_files(args.against, judge, workers, lambda _: bar.update())
+            others = judge_files(args.against, judge, workers, lambda _: bar.update(), items)
     measures = summarise(judged)
+    if left := len({item.id for item in items} - {*judged.keys}):
+        print(f"{left} of {len(items)} questions of the benchmark have no answer", file=sys.stderr)
     if args.out:
         write_atomic(args.out, to_json(judged, args.files, args.judge))
     print(render(measures))
@@ -132,6 +141,38 @@ def _score_answers(argv: list[str]) -> int:
     return 0
 
 
+def _load_items(args: argparse.Namespace) -> list:
+    """Return the questions of --benchmark, [] without it."""
+    from drlib.evaluation.benchmarks import load_benchmark
+
+    require(
+        bool(args.benchmark) == bool(args.source),
+        "--benchmark and --source must be given together",
+    )
+    return load_benchmark(args.benchmark, args.source) if args.benchmark else []
+
+
+def _write_pages(argv: list[str]) -> int:
+    """Write the documents and the questions of a benchmark, for `drlib ask --questions`."""
+    from drlib.evaluation.benchmarks import BENCHMARKS, load_benchmark, write_documents
+
+    parser = argparse.ArgumentParser(prog="drlib evaluate pages", description=__doc__)
+    add_examples(parser, EXAMPLES[3])
+    add = parser.add_argument
+    add("benchmark", help=f"one of {', '.join(BENCHMARKS)}")
+    add("--source", type=Path, required=True, help="its published file")
+    add("--out", type=Path, required=True, help="new folder for pages/ and questions.jsonl")
+    args = parser.parse_args(argv)
+    items = load_benchmark(args.benchmark, args.source)
+    pages = write_documents(items, args.out / "pages")
+    rows = [
+        {"id": item.id, "question": item.question, "answer": list(item.answers)} for item in items
+    ]
+    write_json_lines(args.out / "questions.jsonl", rows)
+    print(f"{pages} pages (world folder:{args.out / 'pages'}), {len(rows)} questions")
+    return 0
+
+
 def _calibrate(argv: list[str]) -> int:
     """Judge answers with known labels and print the rates."""
     from drlib.demonstrations.document_teacher import draw_document_questions
@@ -144,6 +185,8 @@ def _calibrate(argv: list[str]) -> int:
     add("--seed", type=int, default=0, help="seed of questions and answers")
     add("--out", type=Path, help="write the rates to this JSON file, for answers --calibration")
     args = parser.parse_args(argv)
+    load_plugins(args.plugins)
+    args.judge = args.judge or "rules"
     judge = _create_judge(args)
     _, questions = draw_document_questions(args.world, args.n, args.seed)
     answers = build_calibration_set([question.task for question in questions], args.seed)

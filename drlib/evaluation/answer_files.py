@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from drlib.evaluation.benchmarks import BenchmarkItem
 from drlib.files import iter_json_lines
 from drlib.rewards.judges import Judge, Judgement, Verdict
 from drlib.task import normalise_answer
@@ -61,22 +62,40 @@ class JudgedAnswers:
     predictions: tuple[tuple[str | None, ...], ...]
 
 
-def read_answers(path: str | Path) -> list[AnswerRow]:
+def read_answers(path: str | Path, items: Sequence[BenchmarkItem] = ()) -> list[AnswerRow]:
     """Read the rows of one round.
+
+    Args:
+        items: questions of a benchmark; a row then needs only `id` or `question`, and `prediction`,
+            and the correct answers are the benchmark's.
 
     Raises:
         ValueError: a row lacks a field or repeats a question; the message names file and line.
     """
     rows: dict[str, AnswerRow] = {}
+    known = {item.question: item for item in items} | {item.id: item for item in items}
     for number, data in iter_json_lines(path):
         where = f"{path}, line {number}"
         require(isinstance(data, dict), f"{where} is no JSON object")
         fields = {str(name).lower(): value for name, value in data.items()}
+        if items:
+            fields |= _find_item(fields, known, where)
         row = _read_row(fields, where)
         require(row.key not in rows, f"{where} repeats the question {row.key!r} of an earlier line")
         rows[row.key] = row
     require(bool(rows), f"{path} has no rows")
     return list(rows.values())
+
+
+def _find_item(
+    fields: dict[str, Any], known: Mapping[str, BenchmarkItem], where: str
+) -> dict[str, Any]:
+    """Return question, answers and id of the benchmark's question that a row answers."""
+    names = [str(fields[name]) for name in ("task_id", "id", "question") if fields.get(name)]
+    item = next((known[name] for name in names if name in known), None)
+    require(item is not None, f"{where} answers no question of the benchmark: give its id or text")
+    answers = {"answer": list(item.answers), "aliases": None}
+    return {"task_id": item.id, "question": item.question, **answers}
 
 
 def _read_row(fields: dict[str, Any], where: str) -> AnswerRow:
@@ -111,19 +130,24 @@ def hash_question(question: str) -> str:
 
 
 def judge_files(
-    paths: Sequence[str | Path], judge: Judge, workers: int = 1, progress=None
+    paths: Sequence[str | Path],
+    judge: Judge,
+    workers: int = 1,
+    progress: Callable[[Judgement], object] | None = None,
+    items: Sequence[BenchmarkItem] = (),
 ) -> JudgedAnswers:
     """Judge the answers in `paths`, one file per round.
 
     Args:
         workers: judgements at the same time, for a judge on a server.
         progress: called with each finished judgement.
+        items: see `read_answers`.
 
     Raises:
         ValueError: the rounds ask other questions or have other correct answers.
     """
     require(bool(paths), "name at least one file of answers")
-    rounds = [{row.key: row for row in read_answers(path)} for path in paths]
+    rounds = [{row.key: row for row in read_answers(path, items)} for path in paths]
     first = rounds[0]
     for path, rows in zip(paths[1:], rounds[1:]):
         missing, more = sorted(first.keys() - rows.keys()), sorted(rows.keys() - first.keys())

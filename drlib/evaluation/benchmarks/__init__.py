@@ -1,0 +1,51 @@
+"""Public benchmarks, read from files that the user supplies; one file per benchmark."""
+
+from drlib.evaluation.benchmarks import (
+    aime,
+    browsecomp,
+    browsecomp_zh,
+    frames,
+    gaia,
+    generic,
+    gsm8k,
+    hle,
+    hotpotqa,
+    math500,
+    musique,
+    simpleqa,
+    twowiki,
+    webwalkerqa,
+    xbench,
+)
+from drlib.evaluation.benchmarks.benchmark import (
+    BENCHMARKS,
+    BenchmarkError,
+    BenchmarkItem,
+    Document,
+    load_benchmark,
+    write_documents,
+)
+
+__all__ = [
+    "BENCHMARKS",
+    "BenchmarkError",
+    "BenchmarkItem",
+    "Document",
+    "aime",
+    "browsecomp",
+    "browsecomp_zh",
+    "frames",
+    "gaia",
+    "generic",
+    "gsm8k",
+    "hle",
+    "hotpotqa",
+    "load_benchmark",
+    "math500",
+    "musique",
+    "simpleqa",
+    "twowiki",
+    "webwalkerqa",
+    "write_documents",
+    "xbench",
+]

@@ -1,0 +1,16 @@
+"""Any file with question and answer: rows of `question`, `answer` or `answers`, and `aliases`."""
+
+from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, benchmark
+
+
+@benchmark("generic", judge="rules")
+def read_generic(row: Row) -> BenchmarkItem:
+    """Read one row; `answer` may be a list of accepted answers."""
+    answer = row.find("answer", "answers")
+    listed = row.listed("answer", "answers") if isinstance(answer, list) else []
+    answers = [*map(str, listed or [row.text("answer", "answers")])]
+    answers += map(str, row.listed("aliases"))
+    if not all(map(str.strip, answers)):
+        raise row.fail("answer", "is empty")
+    ident = row.ident("id", "task_id", "_id")
+    return BenchmarkItem(ident, row.text("question"), tuple(answers))

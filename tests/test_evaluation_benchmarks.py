@@ -1,0 +1,492 @@
+"""Readers of benchmarks: fixtures in the published schemas, broken rows, random bytes.
+
+The rows are our own, encrypted by our own code. Run:
+python -m pytest tests/test_evaluation_benchmarks.py
+"""
+
+import base64
+import csv
+import hashlib
+import json
+import random
+
+import openpyxl
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from drlib.cli import main
+from drlib.evaluation.answer_files import read_answers
+from drlib.evaluation.benchmarks import (
+    BENCHMARKS,
+    BenchmarkError,
+    BenchmarkItem,
+    Document,
+    load_benchmark,
+    write_documents,
+)
+from drlib.evaluation.benchmarks.benchmark import decrypt, encrypt, hashed_key, iter_rows
+from drlib.rewards import llm_judge  # registers the judge llm
+from drlib.rewards.judges import JUDGES
+from drlib.worlds import load_world
+from tests.scripted_server import Scripted
+
+QUESTION, ANSWER, CANARY = "Which town lies on the Ørsted: A or B?", "Ærøskøbing, 1:2", "canary-7"
+HASHED = hashed_key(CANARY)
+RAW = CANARY.encode()
+
+
+def seal(key, *texts):
+    return [encrypt(text, key) for text in texts]
+
+
+def separated(path, rows, separator=",", mark=""):
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(mark)
+        writer = csv.DictWriter(file, rows[0], delimiter=separator)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def whole(path, rows):
+    path.write_text(json.dumps(rows), encoding="utf-8-sig")
+    return path
+
+
+def parquet(path, rows):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def sheet(path, rows):
+    book = openpyxl.Workbook()
+    book.active.append(list(rows[0]))
+    for row in rows:
+        book.active.append(list(row.values()))
+    book.save(path)
+    return path
+
+
+SEALED, SEALED_RAW = seal(HASHED, QUESTION, ANSWER), seal(RAW, QUESTION, ANSWER)
+PAIRS = [["Town", ["It is small. ", "It is old."]], ["River", ["It flows."]]]
+PAGES = (Document("Town", "It is small. It is old."), Document("River", "It flows."))
+# name -> (writer, file, row in the published schema, expected changes of the item)
+FIXTURES = {
+    "browsecomp": (
+        lambda p, r: separated(p, r, mark="\ufeff"),
+        "a.csv",
+        {"problem": SEALED[0], "answer": SEALED[1], "problem_topic": "Art", "canary": CANARY},
+        {"protected": True, "meta": {"problem_topic": "Art"}},
+    ),
+    "browsecomp_zh": (
+        sheet,
+        "a.xlsx",
+        {
+            "Topic": encrypt("艺术", HASHED),
+            "Question": SEALED[0],
+            "Answer": SEALED[1],
+            "canary": CANARY,
+        },
+        {"protected": True, "meta": {"topic": "艺术"}},
+    ),
+    "xbench": (
+        lambda p, r: separated(p, r, mark="\ufeff"),
+        "a.csv",
+        {
+            "id": "7",
+            "prompt": SEALED_RAW[0],
+            "answer": SEALED_RAW[1],
+            "reference_steps": "",
+            "canary": CANARY,
+        },
+        {"id": "7", "protected": True},
+    ),
+    "hle": (
+        parquet,
+        "a.parquet",
+        {
+            "id": "h1",
+            "question": QUESTION,
+            "image": "data:image/png;base64,xx",
+            "answer": ANSWER,
+            "answer_type": "exactMatch",
+            "category": "Art",
+            "canary": CANARY,
+        },
+        {
+            "id": "h1",
+            "protected": True,
+            "meta": {"answer_type": "exactMatch", "category": "Art", "has_image": True},
+        },
+    ),
+    "simpleqa": (
+        separated,
+        "a.csv",
+        {"metadata": "{'topic': 'Art'}", "problem": QUESTION, "answer": ANSWER},
+        {"meta": {"metadata": "{'topic': 'Art'}"}},
+    ),
+    "frames": (
+        lambda p, r: separated(p, r, "\t"),
+        "a.tsv",
+        {
+            "": "0",
+            "Prompt": QUESTION,
+            "Answer": ANSWER,
+            "wiki_links": "['https://a', 'https://b']",
+            "reasoning_types": "Numerical reasoning | Tabular reasoning",
+        },
+        {
+            "id": "0",
+            "meta": {
+                "wiki_links": ["https://a", "https://b"],
+                "reasoning_types": ["Numerical reasoning", "Tabular reasoning"],
+            },
+        },
+    ),
+    "gaia": (
+        lines,
+        "metadata.jsonl",
+        {
+            "task_id": "g1",
+            "Question": QUESTION,
+            "Level": 1,
+            "Final answer": ANSWER,
+            "file_name": "",
+            "Annotator Metadata": {"Steps": "1"},
+        },
+        {"id": "g1", "protected": True, "meta": {"level": 1}},
+    ),
+    "webwalkerqa": (
+        lines,
+        "a.jsonl",
+        {"Question": QUESTION, "Answer": ANSWER, "Root_Url": "https://a", "Info": {"Hop": "multi"}},
+        {"meta": {"root_url": "https://a", "info": {"Hop": "multi"}}},
+    ),
+    "hotpotqa": (
+        whole,
+        "a.json",
+        {
+            "_id": "p1",
+            "question": QUESTION,
+            "answer": ANSWER,
+            "type": "bridge",
+            "context": PAIRS,
+            "supporting_facts": [["Town", 0]],
+        },
+        {
+            "id": "p1",
+            "documents": PAGES,
+            "meta": {"type": "bridge", "supporting_facts": [["Town", 0]]},
+        },
+    ),
+    "2wiki": (
+        lines,
+        "a.jsonl",
+        {"id": "w1", "question": QUESTION, "golden_answers": [ANSWER, "B"], "context": PAIRS},
+        {"id": "w1", "answers": (ANSWER, "B"), "documents": PAGES},
+    ),
+    "musique": (
+        lines,
+        "a.jsonl",
+        {
+            "id": "m1",
+            "question": QUESTION,
+            "answer": ANSWER,
+            "answer_aliases": ["B"],
+            "answerable": True,
+            "paragraphs": [
+                {"idx": 0, "title": d.title, "paragraph_text": d.text, "is_supporting": True}
+                for d in PAGES
+            ],
+        },
+        {
+            "id": "m1",
+            "answers": (ANSWER, "B"),
+            "documents": PAGES,
+            "meta": {"answerable": True},
+        },
+    ),
+    "aime": (lines, "a.jsonl", {"problem": QUESTION, "answer": 33}, {"answers": ("33",)}),
+    "math500": (
+        lines,
+        "a.jsonl",
+        {"problem": QUESTION, "answer": ANSWER, "level": 5, "unique_id": "t/1"},
+        {"id": "t/1", "meta": {"level": 5}},
+    ),
+    "gsm8k": (
+        lines,
+        "a.jsonl",
+        {"question": QUESTION, "answer": "2+3=<<2+3=5>>5,000\n#### 5,000"},
+        {"answers": ("5000",), "meta": {"solution": "2+3=<<2+3=5>>5,000"}},
+    ),
+    "generic": (
+        lines,
+        "a.jsonl",
+        {"ID": 3, "Question": QUESTION, "answer": [ANSWER, "B"]},
+        {"id": "3", "answers": (ANSWER, "B")},
+    ),
+}
+# the field with the answer, for broken rows
+ANSWERS = dict.fromkeys(FIXTURES, "answer") | {
+    "browsecomp_zh": "Answer",
+    "frames": "Answer",
+    "gaia": "Final answer",
+    "webwalkerqa": "Answer",
+    "2wiki": "golden_answers",
+}
+
+
+def test_every_benchmark_has_a_fixture_and_a_judge():
+    assert {*FIXTURES} == {*BENCHMARKS} and llm_judge
+    assert {kind.judge for kind in BENCHMARKS.values()} <= {*JUDGES}
+
+
+@pytest.mark.parametrize("name", sorted(FIXTURES))
+def test_published_schemas(name, tmp_path):
+    write, file, row, changes = FIXTURES[name]
+    (item,) = load_benchmark(name, write(tmp_path / file, [row]))
+    expected = {"id": "row 1", "question": QUESTION, "answers": (ANSWER,), "meta": {}} | changes
+    assert item == BenchmarkItem(**expected)
+    if item.protected:
+        assert QUESTION not in repr(item) and ANSWER not in repr(item)
+
+
+@pytest.mark.parametrize("name", sorted(FIXTURES))
+def test_broken_rows_are_named(name, tmp_path):
+    write, file, row, _ = FIXTURES[name]
+    field = ANSWERS[name]
+    missing = {key: value for key, value in row.items() if key != field}
+    with pytest.raises(BenchmarkError, match=f"{file}, row 1, field .*missing"):
+        load_benchmark(name, write(tmp_path / file, [missing]))
+    empty = row | {field: [] if isinstance(row[field], list) else " "}
+    with pytest.raises(BenchmarkError, match=f"{file}, row 1, field .*(empty|missing)"):
+        load_benchmark(name, write(tmp_path / file, [empty]))
+    if ident := next((k for k in row if k in ("id", "_id", "task_id", "unique_id")), None):
+        with pytest.raises(BenchmarkError, match="row 2, .*occurs twice"):
+            load_benchmark(name, write(tmp_path / file, [row, row]))
+        assert len(load_benchmark(name, write(tmp_path / file, [row, row | {ident: "x"}]))) == 2
+
+
+@pytest.mark.parametrize("name", ["browsecomp", "browsecomp_zh", "xbench"])
+def test_wrong_canaries_and_damaged_rows_show_no_text(name, tmp_path):
+    write, file, row, _ = FIXTURES[name]
+    field = next(key for key in row if key.lower() == "answer")
+    for change in ({"canary": "another"}, {field: row[field][:-3]}, {field: "no base64!"}):
+        with pytest.raises(BenchmarkError, match="cannot be decrypted") as raised:
+            load_benchmark(name, write(tmp_path / file, [row | change]))
+        assert row[field] not in str(raised.value) and ANSWER not in str(raised.value)
+
+
+def test_decryption_vectors():
+    """Computed by hand: exclusive or with the key's bytes, repeated."""
+    assert base64.b64decode(encrypt("abc", b"\x01\x02")) == bytes([0x60, 0x60, 0x62])
+    assert hashlib.sha256(b"canary-7").digest() == HASHED and len(HASHED) == 32
+    long = "x" * 100
+    sealed = base64.b64decode(encrypt(long, HASHED))
+    assert sealed[32:64] == sealed[:32] and sealed[0] == ord("x") ^ HASHED[0]
+    assert decrypt(encrypt(long, HASHED), HASHED) == long
+    with pytest.raises(ValueError, match="key is empty"):
+        encrypt("a", b"")
+
+
+def test_attachments_of_gaia(tmp_path):
+    write, file, row, _ = FIXTURES["gaia"]
+    path = write(tmp_path / file, [row | {"file_name": "picture.png"}])
+    with pytest.raises(BenchmarkError, match="field 'file_name': picture.png is not beside"):
+        load_benchmark("gaia", path)
+    (tmp_path / "picture.png").write_bytes(b"x")
+    assert load_benchmark("gaia", path)[0].files == (tmp_path / "picture.png",)
+    with pytest.raises(BenchmarkError, match="outside the folder"):
+        load_benchmark("gaia", write(tmp_path / file, [row | {"file_name": "../x"}]))
+    with pytest.raises(BenchmarkError, match="is hidden"):
+        load_benchmark("gaia", write(tmp_path / file, [row | {"Final answer": "?"}]))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("aime", {"problem": "q", "answer": "1000"}, "no integer from 0 to 999"),
+        ("aime", {"problem": "q", "answer": "x"}, "no integer from 0 to 999"),
+        ("gsm8k", {"question": "q", "answer": "5"}, "has no ####"),
+        ("frames", {"prompt": "q", "answer": "a", "wiki_links": "[oops"}, "is no list"),
+        ("hotpotqa", {"question": "q", "answer": "a", "context": [["t"]]}, "must be pairs"),
+        ("musique", {"question": "q", "answer": "a", "paragraphs": [{}]}, "must have title"),
+        ("generic", {"question": ["q"], "answer": "a"}, "is a list, not a text"),
+        ("generic", {"question": "q", "answer": True}, "is a bool, not a text"),
+        ("generic", {"question": "q", "answer": ["a", " "]}, "is empty"),
+    ],
+)
+def test_wrong_fields(name, row, message, tmp_path):
+    with pytest.raises(BenchmarkError, match=message):
+        load_benchmark(name, lines(tmp_path / "a.jsonl", [row]))
+
+
+def test_hub_form_of_hotpotqa(tmp_path):
+    context = {"title": [p[0] for p in PAIRS], "sentences": [p[1] for p in PAIRS]}
+    row = {"id": "p1", "question": QUESTION, "answer": ANSWER, "context": context}
+    (item,) = load_benchmark("hotpotqa", parquet(tmp_path / "a.parquet", [row]))
+    assert item.documents == PAGES
+
+
+def test_files_that_are_none(tmp_path):
+    cases = {
+        "none.csv": (None, "does not exist"),
+        "a.txt": (b"x", "format must be one of"),
+        "empty.jsonl": (b"", "has no rows"),
+        "cut.jsonl": (b'{"question": "q", "ans', "not valid JSON"),
+        "list.jsonl": (b"[1]\n", "row 1 is no record"),
+        "cut.csv": (b"question,answer\nq\n", "row 1 has another number of fields"),
+        "more.csv": (b"question,answer\nq,a,b\n", "row 1 has another number of fields"),
+        "quote.csv": (b'question,answer\n"q,a\n', "cannot be read"),
+        "latin.csv": ("question,answer\nø,a\n".encode("latin-1"), "cannot be read"),
+        "a.json": (b"3", "no list of records"),
+        "a.parquet": (b"PAR1xxxx", "cannot be read"),
+        "a.xlsx": (b"PK\x03\x04", "no xlsx file"),
+    }
+    for name, (content, message) in cases.items():
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(BenchmarkError, match=message):
+            load_benchmark("generic", tmp_path / name)
+    with pytest.raises(ValueError, match="unknown benchmark 'browscomp'"):
+        load_benchmark("browscomp", tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "json", "parquet", "xlsx"])
+def test_random_bytes_never_crash(suffix, tmp_path):
+    """10,000 files: noise, and a valid file with a few changed bytes."""
+    draws = random.Random(suffix)
+    rows = [{"question": f"q{i}", "answer": f"a{i}"} for i in range(3)]
+    writers = {
+        "csv": separated,
+        "tsv": lambda p, r: separated(p, r, "\t"),
+        "jsonl": lines,
+        "json": whole,
+        "parquet": parquet,
+        "xlsx": sheet,
+    }
+    path = writers[suffix](tmp_path / f"a.{suffix}", rows)
+    valid = path.read_bytes()
+    read = 0
+    # a workbook takes milliseconds to open
+    for number in range(10_000 if suffix != "xlsx" else 1_000):
+        if number % 2:
+            content = bytearray(valid)
+            for _ in range(draws.randint(1, 4)):
+                content[draws.randrange(len(content))] = draws.randrange(256)
+            if draws.random() < 0.2:
+                content = content[: draws.randrange(len(content))]
+        else:
+            content = draws.randbytes(draws.randrange(64))
+        path.write_bytes(bytes(content))
+        try:
+            items = load_benchmark("generic", path)
+        except BenchmarkError:
+            continue
+        read += 1
+        assert len(items) == sum(1 for _ in iter_rows(path))
+    assert read > 0
+
+
+def test_documents_become_a_world(tmp_path):
+    items = [
+        BenchmarkItem("1", "q", ("a",), documents=PAGES),
+        BenchmarkItem("2", "q", ("a",), documents=(PAGES[0], Document("town", "Another one."))),
+        BenchmarkItem("3", "q", ("a",), documents=(Document("A/B: c?", "Odd name."),)),
+    ]
+    assert write_documents(items, tmp_path / "pages") == 4
+    assert {file.name for file in (tmp_path / "pages").iterdir()} == {
+        "Town.md",
+        "River.md",
+        "town (2).md",
+        "A-B- c-.md",
+    }
+    world = load_world(f"folder:{tmp_path / 'pages'}")
+    assert "It flows." in world.page(world.search("River", 1)[0].url).text
+    with pytest.raises(ValueError, match="is not empty"):
+        write_documents(items, tmp_path / "pages")
+    with pytest.raises(ValueError, match="no documents"):
+        write_documents([BenchmarkItem("1", "q", ("a",))], tmp_path / "x")
+    with pytest.raises(ValueError, match="protected texts"):
+        write_documents([BenchmarkItem("1", "q", ("a",), protected=True)], tmp_path / "x")
+
+
+# ---------------------------------------------------------------- commands
+
+
+def hotpot(tmp_path, n):
+    """Write a benchmark of `n` questions whose answers are their numbers."""
+    rows = [
+        FIXTURES["hotpotqa"][2] | {"_id": f"p{i}", "question": f"Number {i}?", "answer": f"{i}"}
+        for i in range(n)
+    ]
+    return whole(tmp_path / "hotpot.json", rows)
+
+
+def test_from_a_benchmark_to_a_score(tmp_path, capsys):
+    """Pages and questions, an agent on a server that answers half of them, the score."""
+    source, out = hotpot(tmp_path, 8), tmp_path / "hotpot"
+    assert main(["evaluate", "pages", "hotpotqa", "--source", str(source), "--out", str(out)]) == 0
+    assert "2 pages" in capsys.readouterr().out
+    answers = tmp_path / "answers.jsonl"
+
+    def say(messages):
+        number = int(messages[-1]["content"].split("Number ")[1].split("?")[0])
+        return f"<think>x</think><answer>{number if number % 2 else 'none'}</answer>"
+
+    with Scripted(say) as server:
+        command = [
+            *("ask", "--questions", str(out / "questions.jsonl"), "--answers", str(answers)),
+            *("--world", f"folder:{out / 'pages'}", "--endpoint", server.url),
+            *("--model", "scripted"),
+        ]
+        assert main(command) == 0
+        assert "8 of 8 questions answered" in capsys.readouterr().out
+        assert main(command) == 0 and server.asked == 8  # nothing is asked twice
+    capsys.readouterr()
+    scoring = ["evaluate", "answers", str(answers), "--benchmark", "hotpotqa"]
+    report = tmp_path / "report.json"
+    assert main([*scoring, "--source", str(source), "--out", str(report)]) == 0
+    assert "| 8 x 1 |" in capsys.readouterr().out
+    data = json.loads(report.read_text())
+    assert data["judge"] == "squad" and data["measures"]["accuracy"][0] == 0.5
+
+
+def test_answers_need_only_ids_of_a_benchmark(tmp_path, capsys):
+    source = hotpot(tmp_path, 3)
+    rows = [{"id": "p1", "prediction": "1"}, {"question": "Number 2?", "prediction": "7"}]
+    answers = lines(tmp_path / "a.jsonl", rows)
+    items = load_benchmark("hotpotqa", source)
+    assert [(row.key, row.golds) for row in read_answers(answers, items)] == [
+        ("p1", ("1",)),
+        ("p2", ("2",)),
+    ]
+    command = ["evaluate", "answers", str(answers), "--benchmark", "hotpotqa"]
+    assert main([*command, "--source", str(source)]) == 0
+    assert "1 of 3 questions of the benchmark have no answer" in capsys.readouterr().err
+    assert main(command) == 1 and "given together" in capsys.readouterr().err
+    other = lines(tmp_path / "b.jsonl", [{"id": "x", "prediction": "1"}])
+    with pytest.raises(ValueError, match="line 1 answers no question"):
+        read_answers(other, items)
+
+
+def test_reports_of_protected_benchmarks_have_no_texts(tmp_path, capsys):
+    """Nothing that the commands write contains a decrypted text."""
+    write, file, row, _ = FIXTURES["xbench"]
+    source = write(tmp_path / file, [row])
+    answers = lines(tmp_path / "a.jsonl", [{"id": "7", "prediction": "Z"}])
+    report = tmp_path / "report.json"
+    command = ["evaluate", "answers", str(answers), "--benchmark", "xbench", "--judge", "rules"]
+    assert main([*command, "--source", str(source), "--out", str(report)]) == 0
+    assert main(["evaluate", "pages", "xbench", "--source", str(source), "--out", "x"]) == 1
+    shown = capsys.readouterr()
+    written = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+    for text in (QUESTION, ANSWER):
+        assert text.encode() not in written
+        assert text not in shown.out and text not in shown.err
