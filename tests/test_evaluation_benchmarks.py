@@ -490,3 +490,18 @@ def test_reports_of_protected_benchmarks_have_no_texts(tmp_path, capsys):
     for text in (QUESTION, ANSWER):
         assert text.encode() not in written
         assert text not in shown.out and text not in shown.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--questions", "a.jsonl"],
+        ["--answers", "b.jsonl"],
+        ["What?", "--questions", "a.jsonl", "--answers", "b.jsonl"],
+        ["--questions", "a.jsonl", "--answers", "b.jsonl", "--save", "c.parquet"],
+    ],
+)
+def test_options_of_many_questions_that_do_not_fit(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main(["ask", *arguments])
+    assert "--questions" in capsys.readouterr().err

@@ -38,6 +38,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("give either a question, --questions or --serve")
     if (args.questions is None) != (args.answers is None):
         parser.error("--questions and --answers must be given together")
+    if args.questions and (args.save or args.report):
+        parser.error("--save and --report are for one question: --answers has the messages of all")
     if args.preset:  # its values are the defaults of the other options
         try:
             parser.set_defaults(**preset_options(args.preset))
