@@ -42,6 +42,7 @@ def write_recipe(folder, name):
 
 def test_every_kind_of_extension_has_an_example():
     kinds = {"agents", "callbacks", "clips", "notebook", "rewards", "stages", "tools", "worlds"}
+    kinds |= {"judges", "benchmarks"}
     of_first_hour = {"my_route"}  # tests/first_hour/own_tool.py
     assert {*RECIPES} == {f"my_{kind}" for kind in kinds} | of_first_hour
 
@@ -75,6 +76,19 @@ def test_registered_stage_is_built_after_its_inputs(tmp_path):
     folder = Path(out.splitlines()[-1])
     assert json.loads((folder / "manifest.json").read_text())["metrics"] == {"pages": 771}
     assert "nothing was built" in run(tmp_path, *command, path=[tmp_path])
+
+
+def test_registered_judge_and_benchmark_score_answers(tmp_path):
+    for name in ("my_judges", "my_benchmarks"):
+        write_recipe(tmp_path, name)
+    (tmp_path / "trivia.csv").write_text("id,Q,A\n1,Capital?,Paris\n2,River?,Seine\n")
+    rows = [{"id": "1", "prediction": "It is Paris."}, {"id": "2", "prediction": "the Rhine"}]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["-m", "drlib.cli", "evaluate", "answers", "answers.jsonl", "--source=trivia.csv"]
+    command += ["--plugins=my_judges,my_benchmarks", "--benchmark=trivia"]
+    by_rules = run(tmp_path, *command, path=[tmp_path])
+    assert "0 correct, 2 incorrect" in by_rules
+    assert "1 correct, 1 incorrect" in run(tmp_path, *command, "--judge=contains", path=[tmp_path])
 
 
 def test_registered_notebook_follows_the_rules(tmp_path):

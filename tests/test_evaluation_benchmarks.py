@@ -25,7 +25,7 @@ from drlib.evaluation.benchmarks import (
     load_benchmark,
     write_documents,
 )
-from drlib.evaluation.benchmarks.benchmark import decrypt, encrypt, hashed_key, iter_rows
+from drlib.evaluation.benchmarks.benchmark import decrypt, hashed_key, iter_rows
 from drlib.rewards import llm_judge  # registers the judge llm
 from drlib.rewards.judges import JUDGES
 from drlib.worlds import load_world
@@ -34,6 +34,12 @@ from tests.scripted_server import Scripted
 QUESTION, ANSWER, CANARY = "Which town lies on the Ørsted: A or B?", "Ærøskøbing, 1:2", "canary-7"
 HASHED = hashed_key(CANARY)
 RAW = CANARY.encode()
+
+
+def encrypt(text, key):
+    """Return base64 of a text combined with the repeated key by exclusive or."""
+    data = text.encode()
+    return base64.b64encode(bytes(a ^ key[i % len(key)] for i, a in enumerate(data))).decode()
 
 
 def seal(key, *texts):
@@ -292,7 +298,7 @@ def test_decryption_vectors():
     assert sealed[32:64] == sealed[:32] and sealed[0] == ord("x") ^ HASHED[0]
     assert decrypt(encrypt(long, HASHED), HASHED) == long
     with pytest.raises(ValueError, match="key is empty"):
-        encrypt("a", b"")
+        decrypt("YQ==", b"")
 
 
 def test_attachments_of_gaia(tmp_path):

@@ -70,7 +70,7 @@ ONLY = {
     "httpx2": ("endpoint.py",),
     "PIL": ("tools/pictures.py",),
     "pypdf": ("worlds/reading.py",),
-    "openpyxl": ("worlds/reading.py",),
+    "openpyxl": ("worlds/reading.py", "evaluation/benchmarks/benchmark.py"),
     "trafilatura": ("worlds/reading.py",),
     "bs4": ("worlds/reading.py",),
     "libzim": ("worlds/zim.py",),

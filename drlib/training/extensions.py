@@ -19,6 +19,7 @@ from typing import Any
 # kind -> registry, and the documentation of its entries
 REGISTRIES = {
     "reward": "drlib.rewards.functions:REWARDS",
+    "judge": "drlib.rewards.judges:JUDGES",
     "world": "drlib.worlds:WORLDS",
     "tool": "drlib.tools:TOOLS",
     "agent": "drlib.agents:AGENTS",

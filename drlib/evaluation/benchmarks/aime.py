@@ -1,9 +1,9 @@
 """AIME 2024, 2025 and 2026: integers from 0 to 999."""
 
-from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, benchmark
+from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, register_benchmark
 
 
-@benchmark("aime", judge="math")
+@register_benchmark("aime", judge="math")
 def read_aime(row: Row) -> BenchmarkItem:
     """Read one row: problem (or question) and answer."""
     answer = row.text("answer")

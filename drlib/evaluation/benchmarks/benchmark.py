@@ -147,7 +147,7 @@ class Benchmark:
 BENCHMARKS = Registry("benchmark")  # name -> Benchmark
 
 
-def benchmark(name: str, judge: str) -> Callable[[Reader], Reader]:
+def register_benchmark(name: str, judge: str) -> Callable[[Reader], Reader]:
     """Register a reader of rows."""
 
     def register(read: Reader) -> Reader:
@@ -293,29 +293,22 @@ def hashed_key(canary: str) -> bytes:
     return hashlib.sha256(canary.encode()).digest()
 
 
-def encrypt(text: str, key: bytes) -> str:
-    """Return base64 of `text` (UTF-8) combined with the repeated key by exclusive or.
-
-    Example:
-        >>> decrypt(encrypt("Ørsted", b"key"), b"key")
-        'Ørsted'
-    """
-    return base64.b64encode(_combine(text.encode(), key)).decode()
-
-
 def decrypt(sealed: str, key: bytes) -> str:
-    """Return the text of `encrypt`.
+    """Return the text (UTF-8) that was combined with the repeated key by exclusive or.
+
+    Args:
+        sealed: base64.
 
     Raises:
-        ValueError: not base64, or the result is no text.
+        ValueError: not base64, an empty key, or the result is no text.
+
+    Example:
+        >>> decrypt("YGBi", bytes([1, 2]))
+        'abc'
     """
-    text = _combine(base64.b64decode(sealed, validate=True), key).decode()
+    require(bool(key), "the key is empty")
+    data = base64.b64decode(sealed, validate=True)
+    text = bytes(a ^ key[i % len(key)] for i, a in enumerate(data)).decode()
     if not text or any(ord(c) < 32 and c not in "\n\r\t" for c in text):
         raise ValueError("the result is no text")
     return text
-
-
-def _combine(data: bytes, key: bytes) -> bytes:
-    if not key:
-        raise ValueError("the key is empty")
-    return bytes(a ^ key[i % len(key)] for i, a in enumerate(data))

@@ -1,9 +1,9 @@
 """FRAMES (arXiv 2409.12941): 824 questions over Wikipedia articles, `test.tsv`."""
 
-from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, benchmark
+from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, register_benchmark
 
 
-@benchmark("frames", judge="llm")
+@register_benchmark("frames", judge="llm")
 def read_frames(row: Row) -> BenchmarkItem:
     """Read one row: Prompt, Answer, wiki_links (a list as text), reasoning_types (joined by |)."""
     kinds = str(row.find("reasoning_types") or "")

@@ -1,9 +1,9 @@
 """GAIA (arXiv 2311.12983): questions with attachments, which stand beside the metadata file."""
 
-from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, benchmark
+from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, register_benchmark
 
 
-@benchmark("gaia", judge="gaia")
+@register_benchmark("gaia", judge="gaia")
 def read_gaia(row: Row) -> BenchmarkItem:
     """Read one row: task_id, Question, Level, Final answer, file_name.
 

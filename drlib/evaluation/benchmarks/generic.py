@@ -1,9 +1,9 @@
 """Any file with question and answer: rows of `question`, `answer` or `answers`, and `aliases`."""
 
-from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, benchmark
+from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, register_benchmark
 
 
-@benchmark("generic", judge="rules")
+@register_benchmark("generic", judge="rules")
 def read_generic(row: Row) -> BenchmarkItem:
     """Read one row; `answer` may be a list of accepted answers."""
     answer = row.find("answer", "answers")

@@ -1,11 +1,11 @@
 """GSM8K (arXiv 2110.14168): the answer stands after "####" at the end of a solution."""
 
-from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, benchmark
+from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, register_benchmark
 
 MARK = "####"
 
 
-@benchmark("gsm8k", judge="math")
+@register_benchmark("gsm8k", judge="math")
 def read_gsm8k(row: Row) -> BenchmarkItem:
     """Read one row: question, answer."""
     solution, mark, answer = row.text("answer").rpartition(MARK)

@@ -1,9 +1,9 @@
 """Humanity's Last Exam (arXiv 2501.14249): 2,500 questions; those with an image are marked."""
 
-from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, benchmark
+from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, register_benchmark
 
 
-@benchmark("hle", judge="llm")
+@register_benchmark("hle", judge="llm")
 def read_hle(row: Row) -> BenchmarkItem:
     """Read one row: id, question, answer, answer_type, category, image.
 

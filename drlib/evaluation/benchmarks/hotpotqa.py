@@ -1,9 +1,9 @@
 """HotpotQA (arXiv 1809.09600): two-hop questions with ten paragraphs each."""
 
-from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Document, Row, benchmark
+from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Document, Row, register_benchmark
 
 
-@benchmark("hotpotqa", judge="squad")
+@register_benchmark("hotpotqa", judge="squad")
 def read_hotpotqa(row: Row) -> BenchmarkItem:
     """Read one row of the original JSON file or of the hub's Parquet file."""
     meta = row.optional("type", "level", "supporting_facts")

@@ -1,9 +1,9 @@
 """MuSiQue (arXiv 2108.00573): questions composed of two to four, with 20 paragraphs each."""
 
-from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Document, Row, benchmark
+from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Document, Row, register_benchmark
 
 
-@benchmark("musique", judge="squad")
+@register_benchmark("musique", judge="squad")
 def read_musique(row: Row) -> BenchmarkItem:
     """Read one row: id, question, answer, answer_aliases, paragraphs, question_decomposition."""
     documents = []

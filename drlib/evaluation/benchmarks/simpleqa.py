@@ -1,9 +1,9 @@
 """SimpleQA (arXiv 2411.04368) and SimpleQA Verified (2509.07968)."""
 
-from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, benchmark
+from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, register_benchmark
 
 
-@benchmark("simpleqa", judge="llm")
+@register_benchmark("simpleqa", judge="llm")
 def read_simpleqa(row: Row) -> BenchmarkItem:
     """Read one row: problem, answer; metadata, topic and answer_type are kept."""
     meta = row.optional("metadata", "topic", "answer_type")

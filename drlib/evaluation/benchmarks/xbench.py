@@ -3,10 +3,10 @@
 The key is the canary itself, not its hash as in BrowseComp.
 """
 
-from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, benchmark
+from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, register_benchmark
 
 
-@benchmark("xbench", judge="llm")
+@register_benchmark("xbench", judge="llm")
 def read_xbench(row: Row) -> BenchmarkItem:
     """Read one row: id, prompt, answer, canary (ScienceQA: also type and subject)."""
     key = row.text("canary").encode()
