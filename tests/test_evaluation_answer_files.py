@@ -133,10 +133,11 @@ def test_comparison_by_hand():
 def test_comparison_pairs_by_question_and_leaves_errors_out():
     ours = judged([C, W, C])
     theirs = JudgedAnswers(
-        ("q2", "q1", "q0"), (tuple(Judgement(v) for v in (E, W, W)),), ((None,) * 3,)
+        ("q2", "q1", "q0"), (tuple(Judgement(v) for v in (E, W, C)),), ((None,) * 3,)
     )
-    found = compare(ours, theirs)  # q0: 1 - 0, q1: 0 - 0, q2: not judged
-    assert found["difference"][0] == 0.5 and found["questions"] == 2
+    found = compare(ours, theirs)  # q0: 1 - 1, q1: 0 - 0, q2: not judged
+    assert found["difference"] == (0, 0, 0) and found["questions"] == 2
+    assert found["detectable"] == 0
     with pytest.raises(ValueError, match="different questions"):
         compare(ours, judged([C, W]))
     with pytest.raises(ValueError, match="only 0 questions"):
