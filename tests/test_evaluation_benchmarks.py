@@ -491,7 +491,13 @@ def test_reports_of_protected_benchmarks_have_no_texts(tmp_path, capsys):
     command = ["evaluate", "answers", str(answers), "--benchmark", "xbench", "--judge", "rules"]
     assert main([*command, "--source", str(source), "--out", str(report)]) == 0
     assert main(["evaluate", "pages", "xbench", "--source", str(source), "--out", "x"]) == 1
+    with Scripted(lambda messages: f"Hm: {messages[-1]['content']}") as server:  # no verdict
+        command[-1] = "llm"
+        options = ["--endpoint", server.url, "--model", "scripted", "--cache", str(tmp_path / "c")]
+        assert main([*command, "--source", str(source), *options]) == 1
+        assert server.asked > 0
     shown = capsys.readouterr()
+    assert "reasons are hidden" in shown.err
     written = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
     for text in (QUESTION, ANSWER):
         assert text.encode() not in written

@@ -120,6 +120,12 @@ def _score_answers(argv: list[str]) -> int:
         others = None
         if args.against:
             others = judge_files(args.against, judge, workers, lambda _: bar.update(), items)
+    flat = [one for each in judged.judgements for one in each]
+    reasons = {one.reason for one in flat if one.verdict == "judge_error"}
+    if reasons and any(item.protected for item in items):  # they may quote question or answer
+        reasons = {"the reasons are hidden, because the benchmark is protected"}
+    for reason in sorted(reasons)[:5]:
+        print(f"not judged: {reason}", file=sys.stderr)
     measures = summarise(judged)
     if left := len({item.id for item in items} - {*judged.keys}):
         print(f"{left} of {len(items)} questions of the benchmark have no answer", file=sys.stderr)
@@ -134,10 +140,6 @@ def _score_answers(argv: list[str]) -> int:
         print(f"| {name} | {best:.1%} [{low:.1%}, {high:.1%}] |")
     if others is not None:
         print("\n" + render_comparison(compare(judged, others)))
-    flat = [one for each in judged.judgements for one in each]
-    reasons = {one.reason for one in flat if one.verdict == "judge_error"}
-    for reason in sorted(reasons)[:5]:
-        print(f"not judged: {reason}", file=sys.stderr)
     return 0
 
 
