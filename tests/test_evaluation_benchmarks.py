@@ -405,12 +405,14 @@ def test_documents_become_a_world(tmp_path):
         BenchmarkItem("1", "q", ("a",), documents=PAGES),
         BenchmarkItem("2", "q", ("a",), documents=(PAGES[0], Document("town", "Another one."))),
         BenchmarkItem("3", "q", ("a",), documents=(Document("A/B: c?", "Odd name."),)),
+        BenchmarkItem("4", "q", ("a",), documents=(Document("Town (2)", "A third one."),)),
     ]
-    assert write_documents(items, tmp_path / "pages") == 4
+    assert write_documents(items, tmp_path / "pages") == 5
     assert {file.name for file in (tmp_path / "pages").iterdir()} == {
         "Town.md",
         "River.md",
         "town (2).md",
+        "Town (2) (2).md",
         "A-B- c-.md",
     }
     world = load_world(f"folder:{tmp_path / 'pages'}")
@@ -476,10 +478,22 @@ def test_answers_need_only_ids_of_a_benchmark(tmp_path, capsys):
     command = ["evaluate", "answers", str(answers), "--benchmark", "hotpotqa"]
     assert main([*command, "--source", str(source)]) == 0
     assert "1 of 3 questions of the benchmark have no answer" in capsys.readouterr().err
+    out = tmp_path / "report.json"
+    assert main([*command, "--source", str(source), "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["unanswered"] == 1
     assert main(command) == 1 and "given together" in capsys.readouterr().err
     other = lines(tmp_path / "b.jsonl", [{"id": "x", "prediction": "1"}])
     with pytest.raises(ValueError, match="line 1 answers no question"):
         read_answers(other, items)
+
+
+def test_a_question_that_stands_twice_needs_its_id(tmp_path):
+    items = [BenchmarkItem(name, "Same?", (name,)) for name in "ab"]
+    by_id = lines(tmp_path / "a.jsonl", [{"id": "b", "question": "Same?", "prediction": "b"}])
+    assert read_answers(by_id, items)[0].golds == ("b",)
+    by_text = lines(tmp_path / "b.jsonl", [{"question": "Same?", "prediction": "b"}])
+    with pytest.raises(ValueError, match="give its id"):
+        read_answers(by_text, items)
 
 
 def test_reports_of_protected_benchmarks_have_no_texts(tmp_path, capsys):

@@ -117,6 +117,11 @@ def test_commands(tmp_path, capsys):
     answers = tmp_path / "a.jsonl"
     answers.write_text(json.dumps(row) + "\n")
     assert main(["evaluate", "answers", str(answers), "--calibration", str(out)]) == 0
-    assert "| accuracy, corrected for the judge's errors | 100.0% [" in capsys.readouterr().out
+    once = capsys.readouterr().out.splitlines()[-1]
+    assert once.startswith("| accuracy, corrected for the judge's errors | 100.0% [")
+    # three rounds of one question are no three questions
+    rounds = [str(answers)] * 3
+    assert main(["evaluate", "answers", *rounds, "--calibration", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == once
     assert main(["evaluate", "answers", str(answers), "--judge", "gaia", "--calibration", str(out)])
     assert "is of the judge rules" in capsys.readouterr().err

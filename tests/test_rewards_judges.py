@@ -24,7 +24,7 @@ from drlib.rewards.judges import (
     word_f1,
     words_match,
 )
-from drlib.rewards.math_judge import MathWorker, compare
+from drlib.rewards.math_judge import ComparisonError, MathWorker, compare
 
 CASES = yaml.safe_load((ROOT / "tests" / "judge_cases.yaml").read_text(encoding="utf-8"))
 # Right answers that the rules do not recognise. No wrong answer may be accepted.
@@ -175,6 +175,12 @@ def test_squad_by_hand():
     assert word_f1("", "") == 1.0 and word_f1("", "x") == 0.0
     judged = JUDGES["squad"]()("q", "red car", ["blue", "a car, red, old"])
     assert judged.verdict is Verdict.INCORRECT and judged.score == pytest.approx(0.8)
+    # the same words in another order: F1 1, but no exact match
+    judged = JUDGES["squad"]()("q", "car red", ["red car"])
+    assert judged.verdict is Verdict.INCORRECT and judged.score == 1
+    assert JUDGES["squad"]()("q", "The red car.", ["red car"]).verdict is Verdict.CORRECT
+    assert JUDGES["squad"]()("q", "yes it is", ["yes"]).score == 0
+    assert JUDGES["musique"]()("q", "yes it is", ["yes"]).score == 0.5
 
 
 @pytest.mark.parametrize(
@@ -253,6 +259,22 @@ def test_math_verify(gold, answer, same):
     assert compare(gold, answer) is same
 
 
+ENDLESS = ("7^{7^{7^{7^{7}}}}", "7^{7^{7^{7^{8}}}}")
+
+
+@pytest.mark.parametrize("name", ["rules", "math"])
+def test_a_comparison_without_result_is_no_wrong_answer(name, monkeypatch):
+    monkeypatch.setattr(MathWorker.__init__, "__defaults__", (2.0,))
+    gold, answer = ENDLESS
+    judged = JUDGES[name]()("q", answer, [gold])
+    assert judged.verdict is Verdict.JUDGE_ERROR and "no result" in judged.reason
+
+
+def test_a_long_answer_is_a_wrong_one():
+    judged = JUDGES["math"]()("q", "I think and think. " * 200, ["3"])
+    assert judged.verdict is Verdict.INCORRECT
+
+
 def test_math_runs_in_threads_and_a_slow_comparison_ends():
     worker = MathWorker(timeout_s=2.0)
     found = {}
@@ -266,7 +288,8 @@ def test_math_runs_in_threads_and_a_slow_comparison_ends():
         thread.join()
     assert found == {n: n == 3 for n in range(5)}
     started = time.monotonic()
-    assert worker.equal("7^{7^{7^{7^{7}}}}", "7^{7^{7^{7^{8}}}}") is None
+    with pytest.raises(ComparisonError, match="within 2"):
+        worker.equal(*ENDLESS)
     assert time.monotonic() - started < 30
     assert worker.equal("1", "\\frac{2}{2}") is True  # a new process
     worker.close()
@@ -274,4 +297,4 @@ def test_math_runs_in_threads_and_a_slow_comparison_ends():
 
 def test_a_gold_that_is_no_formula_is_a_judge_error():
     judged = JUDGES["math"]()("q", "\\boxed{3}", ["x" * 3000])
-    assert judged.verdict is Verdict.JUDGE_ERROR and "cannot judge" in judged.reason
+    assert judged.verdict is Verdict.JUDGE_ERROR and "cannot read" in judged.reason

@@ -130,12 +130,11 @@ def _score_answers(argv: list[str]) -> int:
     if left := len({item.id for item in items} - {*judged.keys}):
         print(f"{left} of {len(items)} questions of the benchmark have no answer", file=sys.stderr)
     if args.out:
-        write_atomic(args.out, to_json(judged, args.files, args.judge))
+        write_atomic(args.out, to_json(judged, args.files, args.judge, left))
     print(render(measures))
     if calibration is not None:
-        counts = measures["verdicts"]
-        n = sum(counts.values()) - counts["judge_error"]
-        best, low, high = correct_accuracy(counts["correct"], n, calibration)
+        n = measures["pass@1"]["questions"]
+        best, low, high = correct_accuracy(measures["accuracy"][0] * n, n, calibration)
         name = "accuracy, corrected for the judge's errors"
         print(f"| {name} | {best:.1%} [{low:.1%}, {high:.1%}] |")
     if others is not None:

@@ -31,7 +31,7 @@ FAILED = ("[failed]",)  # predictions of runs that ended with an exception
 
 @dataclass(frozen=True)
 class AnswerRow:
-    """One answer.
+    """An agent's answer to one question.
 
     Attributes:
         key: id of the question, or a hash of its text.
@@ -73,7 +73,9 @@ def read_answers(path: str | Path, items: Sequence[BenchmarkItem] = ()) -> list[
         ValueError: a row lacks a field or repeats a question; the message names file and line.
     """
     rows: dict[str, AnswerRow] = {}
-    known = {item.question: item for item in items} | {item.id: item for item in items}
+    asked = Counter(item.question for item in items)
+    known = {item.question: item for item in items if asked[item.question] == 1}
+    known |= {item.id: item for item in items}
     for number, data in iter_json_lines(path):
         where = f"{path}, line {number}"
         require(isinstance(data, dict), f"{where} is no JSON object")
@@ -316,8 +318,8 @@ def compare(ours: JudgedAnswers, theirs: JudgedAnswers, seed: int = 0) -> dict[s
     Raises:
         ValueError: other questions, or fewer than two that both have judged answers of.
     """
-    other = ours.keys != theirs.keys and {*ours.keys} != {*theirs.keys}
-    require(not other, "the two sets ask different questions: compare answers to the same ones")
+    same = {*ours.keys} == {*theirs.keys}
+    require(same, "the two sets ask different questions: compare answers to the same ones")
     left, right = _question_shares(ours), _question_shares(theirs)
     both = [key for key in ours.keys if key in left and key in right]
     require(len(both) > 1, f"both sets have judged answers to only {len(both)} questions")
@@ -360,8 +362,14 @@ def render_comparison(found: dict[str, Any]) -> str:
     )
 
 
-def to_json(judged: JudgedAnswers, files: Sequence[str | Path], judge: str) -> str:
-    """Return measures and judgements as JSON; it contains no question, answer or prediction."""
+def to_json(
+    judged: JudgedAnswers, files: Sequence[str | Path], judge: str, unanswered: int = 0
+) -> str:
+    """Return measures and judgements as JSON; it contains no question, answer or prediction.
+
+    Args:
+        unanswered: questions of the benchmark that the files do not answer.
+    """
     rows = [
         {
             "question": key,
@@ -370,7 +378,8 @@ def to_json(judged: JudgedAnswers, files: Sequence[str | Path], judge: str) -> s
         }
         for q, key in enumerate(judged.keys)
     ]
-    head = {"judge": judge, "files": [Path(file).name for file in files]}
+    head: dict[str, Any] = {"judge": judge, "files": [Path(file).name for file in files]}
+    head["unanswered"] = unanswered
     return json.dumps(head | {"measures": summarise(judged), "rows": rows}, indent=1) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""How often is a judge wrong? Answers with known labels, and accuracy corrected for the errors.
+"""Error rates of judges on answers with known labels, and accuracy corrected for them.
 
 The answers are built from questions about a world, whose correct answers are proven: right ones in
 several wordings, and wrong ones that are close. A judge's true and false positive rates on them
@@ -166,8 +166,13 @@ def calibrate(judge: Judge, name: str, answers: Iterable[LabelledAnswer]) -> Cal
     return Calibration(name, accepted, right, rejected, wrong, errors, by_kind)
 
 
-def correct_accuracy(correct: int, n: int, calibration: Calibration) -> tuple[float, float, float]:
-    """Return the accuracy of `n` answers, `correct` by the judge's verdict, and its 95% interval.
+def correct_accuracy(
+    correct: float, n: int, calibration: Calibration
+) -> tuple[float, float, float]:
+    """Return the accuracy on `n` questions, `correct` by the judge's verdict, and its 95% interval.
+
+    Several rounds of a question are not independent: give their mean, so `correct` may be a
+    fraction.
 
     The estimate is (q + specificity - 1) / (sensitivity + specificity - 1) for the judged share q,
     within 0..1. The interval contains the uncertainty of both rates: Lang and Reiczigel, Preventive

@@ -56,8 +56,8 @@ class Outcome:
     greedy_calls: int
     greedy_errors: int
     no_answer: int
-    greedy_tokens: int = 0
-    tokens: int = 0
+    greedy_tokens: int | None = None  # None in results that were packed without them
+    tokens: int | None = None
 
 
 def held_out(world: SmallWorld, config: Config, split: Split | None = "test") -> list[Task]:

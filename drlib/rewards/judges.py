@@ -8,7 +8,8 @@ factories; register your own there.
 |---|---|---|
 | rules | one of the rules of `RULES` accepts a correct answer | short answers, without a model |
 | exact | equal under `drlib.task.answers_match` | drlib's own questions |
-| squad | equal after SQuAD's normalisation; score: F1 of words | HotpotQA, 2Wiki, MuSiQue |
+| squad | equal after SQuAD's normalisation; score: F1 of words | HotpotQA, 2Wiki |
+| musique | the same, without HotpotQA's rule for yes and no | MuSiQue |
 | gaia | GAIA's quasi-exact match of numbers, lists and texts | GAIA |
 | math | math-verify finds the same value | AIME, MATH-500, GSM8K |
 | table | the same rows and items; the score is the F1 of items | WideSearch |
@@ -27,7 +28,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from drlib.registry import Registry
-from drlib.rewards.math_judge import MathWorker, looks_like_math
+from drlib.rewards.math_judge import ComparisonError, MathWorker, looks_like_math
 from drlib.task import answers_match, is_identifier, normalise_answer, parse_number
 from drlib.validation import require
 
@@ -238,8 +239,13 @@ def judge_by_rules(math: bool = True) -> Judge:
             decided = _quantity(gold) is not None and _quantity(final) is not None
             is_boxed = "\\boxed" in prediction
             is_formula = looks_like_math(gold) or looks_like_math(final)
-            if (is_boxed or (is_formula and not decided)) and worker.equal(gold, final):
-                return Judgement(Verdict.CORRECT, "math", 1.0)
+            if not is_boxed and (decided or not is_formula):
+                continue
+            try:
+                if worker.equal(gold, final):
+                    return Judgement(Verdict.CORRECT, "math", 1.0)
+            except ComparisonError as error:
+                return Judgement(Verdict.JUDGE_ERROR, str(error))
         return Judgement(Verdict.INCORRECT)
 
     return judge
@@ -267,12 +273,15 @@ def judge_math() -> Judge:
         _check_golds(question, golds)
         if prediction is None or not prediction.strip():
             return Judgement(Verdict.NOT_ATTEMPTED)
-        found = [worker.equal(gold, extract_answer(prediction)) for gold in golds]
+        try:
+            found = [worker.equal(gold, extract_answer(prediction)) for gold in golds]
+        except ComparisonError as error:
+            return Judgement(Verdict.JUDGE_ERROR, str(error))
         if any(found):
             return Judgement(Verdict.CORRECT, "math", 1.0)
         if None in found:
             gold = golds[found.index(None)]
-            return Judgement(Verdict.JUDGE_ERROR, f"math-verify cannot judge {gold!r} in time")
+            return Judgement(Verdict.JUDGE_ERROR, f"math-verify cannot read {gold[:80]!r}")
         return Judgement(Verdict.INCORRECT)
 
     return judge
@@ -311,7 +320,17 @@ def word_f1(answer: str, expected: str, closed: bool = True) -> float:
 @JUDGES.register("squad")
 def judge_squad(closed: bool = True) -> Judge:
     """Create the judge by SQuAD's exact match; its score is `word_f1`."""
-    return _graded(lambda prediction, gold: word_f1(prediction, gold, closed), "squad")
+
+    def accepts(prediction: str, gold: str) -> bool:
+        return normalise_squad(prediction) == normalise_squad(gold)
+
+    return _graded(lambda prediction, gold: word_f1(prediction, gold, closed), "squad", accepts)
+
+
+@JUDGES.register("musique")
+def judge_musique() -> Judge:
+    """Create the judge of MuSiQue: `judge_squad`, with yes and no scored as other words."""
+    return judge_squad(closed=False)
 
 
 def gaia_match(answer: str, expected: str) -> bool:
@@ -439,16 +458,26 @@ def judge_table(keys: int = 1) -> Judge:
     return judge
 
 
-def _graded(score: Callable[[str, str], float], name: str) -> Judge:
-    """Create a judge from a score of one correct answer; correct is a score of 1."""
+def _graded(
+    score: Callable[[str, str], float],
+    name: str,
+    accepts: Callable[[str, str], bool] | None = None,
+) -> Judge:
+    """Create a judge from a score of one correct answer.
+
+    Args:
+        accepts: whether an answer is correct; default: its score is 1.
+    """
 
     def judge(question: str, prediction: str | None, golds: Sequence[str]) -> Judgement:
         _check_golds(question, golds)
         if prediction is None or not prediction.strip():
             return Judgement(Verdict.NOT_ATTEMPTED)
-        best = max(score(extract_answer(prediction), gold) for gold in golds)
-        verdict = Verdict.CORRECT if best == 1 else Verdict.INCORRECT
-        return Judgement(verdict, name if best == 1 else "", best)
+        final = extract_answer(prediction)
+        best = max(score(final, gold) for gold in golds)
+        is_right = any(accepts(final, gold) for gold in golds) if accepts else best == 1
+        verdict = Verdict.CORRECT if is_right else Verdict.INCORRECT
+        return Judgement(verdict, name if is_right else "", best)
 
     return judge
 

@@ -20,6 +20,10 @@ _MATH = re.compile(
 MAX_CHARACTERS = 2000  # of a formula; longer texts are no formulas
 
 
+class ComparisonError(Exception):
+    """Two formulas could not be compared."""
+
+
 def looks_like_math(text: str) -> bool:
     """Return True if `text` may be a formula rather than words.
 
@@ -47,14 +51,16 @@ class MathWorker:
         self._lock = threading.Lock()
 
     def equal(self, gold: str, answer: str) -> bool | None:
-        """Return True if `answer` has the value of `gold`; None if `gold` is no formula, or if the
-        comparison took too long.
+        """Return True if `answer` has the value of `gold`; None if `gold` is no formula.
 
         Raises:
+            ComparisonError: the comparison took too long, or its process ended.
             RuntimeError: math-verify is not installed.
         """
-        if max(len(gold), len(answer)) > MAX_CHARACTERS:
+        if len(gold) > MAX_CHARACTERS:
             return None
+        if len(answer) > MAX_CHARACTERS:
+            return False
         with self._lock:
             seconds = self.timeout_s
             if self._process is None or self._process.poll() is not None:
@@ -72,7 +78,7 @@ class MathWorker:
                 self.close()
                 if status == 3:
                     raise RuntimeError("math-verify is missing: pip install 'drlib[judges]'")
-                return None
+                raise ComparisonError(f"math-verify gave no result within {self.timeout_s} s")
             return json.loads(reply)
 
     def close(self) -> None:

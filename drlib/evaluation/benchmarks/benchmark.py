@@ -1,4 +1,4 @@
-"""One record for all benchmarks, the registry of their readers, and decryption.
+"""Records of benchmark questions, the registry of their readers, and decryption.
 
 A reader converts one row of a benchmark's published file to a `BenchmarkItem`. Files are CSV, TSV,
 JSON lines, JSON, Parquet or xlsx. Protected benchmarks are published encrypted so that they do not
@@ -10,9 +10,11 @@ import ast
 import base64
 import csv
 import hashlib
+import itertools
 import json
+import os
 import re
-from collections import Counter
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +64,7 @@ class BenchmarkItem:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a file; field names are matched in any case.
+    """A row of a file, with field names in lower case.
 
     Raises:
         BenchmarkError: from every method, with file, row and field.
@@ -171,13 +173,18 @@ def write_documents(items: Iterable[BenchmarkItem], folder: str | Path) -> int:
     require(not (folder.exists() and any(folder.iterdir())), f"{folder} is not empty")
     documents = dict.fromkeys(document for item in items for document in item.documents)
     require(bool(documents), "the questions have no documents of their own")
-    names: Counter[str] = Counter()
-    for document in documents:
-        name = _NOT_IN_NAMES.sub("-", document.title).strip(" .")[:80] or "page"
-        names[name.lower()] += 1
-        number = names[name.lower()]
-        file = folder / f"{name if number == 1 else f'{name} ({number})'}.md"
-        write_atomic(file, f"# {document.title}\n\n{document.text}\n")
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    taken: set[str] = set()  # in lower case, for file systems that ignore it
+    try:
+        for document in documents:
+            title = _NOT_IN_NAMES.sub("-", document.title).strip(" .")[:80] or "page"
+            names = itertools.chain([title], (f"{title} ({n})" for n in itertools.count(2)))
+            name = next(name for name in names if name.lower() not in taken)
+            taken.add(name.lower())
+            write_atomic(partial / f"{name}.md", f"# {document.title}\n\n{document.text}\n")
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return len(documents)
 
 

@@ -3,7 +3,7 @@
 from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Document, Row, register_benchmark
 
 
-@register_benchmark("musique", judge="squad")
+@register_benchmark("musique", judge="musique")
 def read_musique(row: Row) -> BenchmarkItem:
     """Read one row: id, question, answer, answer_aliases, paragraphs, question_decomposition."""
     documents = []
