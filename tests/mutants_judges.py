@@ -112,4 +112,28 @@ MUTANTS = [
         (f"{BENCHMARKS}::test_documents_become_a_world",),
         "protected questions leak into files",
     ),
+    Mutant(
+        "squad: the same words in another order are an exact match",
+        "drlib/rewards/judges.py",
+        "is_right = any(accepts(final, gold) for gold in golds) if accepts else best == 1",
+        "is_right = best == 1",
+        (f"{JUDGES}::test_squad_by_hand",),
+        "accuracy on HotpotQA is too high",
+    ),
+    Mutant(
+        "correction: rounds are counted as questions",
+        "drlib/cli/evaluate.py",
+        'n = measures["pass@1"]["questions"]',
+        'n = measures["pass@1"]["questions"] * measures["rounds"]',
+        ("tests/test_evaluation_calibration.py::test_commands",),
+        "the corrected interval is too narrow",
+    ),
+    Mutant(
+        "math: a comparison without result is a wrong answer",
+        "drlib/rewards/math_judge.py",
+        'raise ComparisonError(f"math-verify gave no result within {self.timeout_s} s")',
+        "return False",
+        (f"{JUDGES}::test_a_comparison_without_result_is_no_wrong_answer",),
+        "a slow formula lowers the accuracy",
+    ),
 ]

@@ -40,10 +40,10 @@ class MathWorker:
     The process starts at the first use and ends with its owner.
 
     Args:
-        timeout_s: seconds for one comparison; the first one has `START_S` more to import sympy.
+        timeout_s: seconds for one comparison.
     """
 
-    START_S = 60.0
+    START_S = 60.0  # limit for the start, in which sympy is imported
 
     def __init__(self, timeout_s: float = 5.0):
         self.timeout_s = timeout_s
@@ -62,22 +62,15 @@ class MathWorker:
         if len(answer) > MAX_CHARACTERS:
             return False
         with self._lock:
-            seconds = self.timeout_s
             if self._process is None or self._process.poll() is not None:
                 self._start()
-                seconds += self.START_S
-            line = json.dumps([gold, answer]).encode() + b"\n"
             try:
-                self._process.stdin.write(line)
-                ready, _, _ = select.select([self._process.stdout], [], [], seconds)
-                reply = self._process.stdout.readline() if ready else b""
+                self._process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
+                reply = self._read_line(self.timeout_s)
             except BrokenPipeError:
                 reply = b""
             if not reply:
-                status = self._process.poll()
                 self.close()
-                if status == 3:
-                    raise RuntimeError("math-verify is missing: pip install 'drlib[judges]'")
                 raise ComparisonError(f"math-verify gave no result within {self.timeout_s} s")
             return json.loads(reply)
 
@@ -102,6 +95,14 @@ class MathWorker:
             stderr=subprocess.DEVNULL,
             bufsize=0,
         )
+        if not self._read_line(self.START_S):
+            self.close()
+            raise RuntimeError("math-verify does not start: pip install 'drlib[judges]'")
+
+    def _read_line(self, seconds: float) -> bytes:
+        """Return a line of the process, b"" if none comes in time or the process ended."""
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        return self._process.stdout.readline() if ready else b""
 
 
 def compare(gold: str, answer: str) -> bool | None:
@@ -120,10 +121,9 @@ def compare(gold: str, answer: str) -> bool | None:
 
 
 def main() -> int:
-    try:
-        import math_verify  # noqa: F401 - the comparison imports it again
-    except ImportError:
-        return 3
+    import math_verify  # noqa: F401 - the comparison imports it again
+
+    print("ready", flush=True)
     for line in sys.stdin:
         gold, answer = json.loads(line)
         print(json.dumps(compare(gold, answer)), flush=True)
