@@ -58,7 +58,7 @@ MUTANTS = [
     ),
     Mutant(
         "scores: errors are wrong answers",
-        "drlib/evaluation/answer_files.py",
+        "drlib/evaluation/measures.py",
         "[each[q] for each in verdicts if each[q] is not Verdict.JUDGE_ERROR] for q in range(n)",
         "[each[q] for each in verdicts] for q in range(n)",
         (f"{FILES}::test_errors_are_excluded_and_bounded",),
@@ -66,7 +66,7 @@ MUTANTS = [
     ),
     Mutant(
         "scores: pass@k is one minus the share of failures",
-        "drlib/evaluation/answer_files.py",
+        "drlib/evaluation/measures.py",
         "1.0 - math.comb(n - correct, k) / math.comb(n, k)",
         "1.0 - ((n - correct) / n) ** k",
         (f"{FILES}::test_pass_at_k_is_the_share_of_subsets",),
@@ -74,7 +74,7 @@ MUTANTS = [
     ),
     Mutant(
         "comparison: questions are matched by position",
-        "drlib/evaluation/answer_files.py",
+        "drlib/evaluation/measures.py",
         "left[key] - right[key] for key in both",
         "left[key] - list(right.values())[i] for i, key in enumerate(both)",
         (f"{FILES}::test_comparison_pairs_by_question_and_leaves_errors_out",),

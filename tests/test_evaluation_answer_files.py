@@ -12,17 +12,14 @@ import pytest
 
 from drlib.cli import main
 from drlib.evaluation.answer_files import (
+    AnswerRow,
     JudgedAnswers,
-    bootstrap_interval,
-    compare,
     hash_question,
     judge_files,
-    pass_at_k,
     read_answers,
-    render,
-    summarise,
-    to_json,
 )
+from drlib.evaluation.answer_report import render, to_json
+from drlib.evaluation.measures import bootstrap_interval, compare, pass_at_k, summarise
 from drlib.rewards.judges import JUDGES, Judgement, Verdict
 
 C, W, N, E = Verdict.CORRECT, Verdict.INCORRECT, Verdict.NOT_ATTEMPTED, Verdict.JUDGE_ERROR
@@ -33,7 +30,11 @@ def judged(*rounds, predictions=None):
     keys = tuple(f"q{i}" for i in range(len(rounds[0])))
     judgements = tuple(tuple(Judgement(v, "", float(v is C)) for v in each) for each in rounds)
     texts = predictions or tuple(tuple(str(v) for v in each) for each in rounds)
-    return JudgedAnswers(keys, judgements, texts)
+    return JudgedAnswers(keys, judgements, answer_rows(keys, texts))
+
+
+def answer_rows(keys, texts):
+    return tuple(tuple(AnswerRow(k, k, ("x",), text) for k, text in zip(keys, t)) for t in texts)
 
 
 def write(path, rows):
@@ -132,9 +133,9 @@ def test_comparison_by_hand():
 
 def test_comparison_pairs_by_question_and_leaves_errors_out():
     ours = judged([C, W, C])
-    theirs = JudgedAnswers(
-        ("q2", "q1", "q0"), (tuple(Judgement(v) for v in (E, W, C)),), ((None,) * 3,)
-    )
+    keys = ("q2", "q1", "q0")
+    verdicts = (tuple(Judgement(v) for v in (E, W, C)),)
+    theirs = JudgedAnswers(keys, verdicts, answer_rows(keys, ((None,) * 3,)))
     found = compare(ours, theirs)  # q0: 1 - 1, q1: 0 - 0, q2: not judged
     assert found["difference"] == (0, 0, 0) and found["questions"] == 2
     assert found["detectable"] == 0

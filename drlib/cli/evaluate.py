@@ -1,9 +1,10 @@
-"""`drlib evaluate STAGE | answers FILE... | judge | pages BENCHMARK`: a policy, answers, a judge.
+"""`drlib evaluate STAGE | BENCHMARK | answers FILE... | judge | pages BENCHMARK`: measure agents.
 
 `drlib evaluate STAGE` builds the stage `evaluate_STAGE` and its missing inputs; its arguments are
-those of `drlib train`. `answers` judges the answers of any agent, one JSON-lines file per round
-(rows with question, answer and prediction). `judge` measures how often a judge is wrong. `pages`
-writes the questions and documents of a benchmark such as HotpotQA, for `drlib ask --questions`.
+those of `drlib train`. `drlib evaluate BENCHMARK` asks an agent the questions of a benchmark, with
+the options of `drlib ask`, and judges its answers. `answers` judges the answers of any agent, one
+JSON-lines file per round (rows with question, answer and prediction). `judge` measures how often a
+judge is wrong. `pages` writes the questions and documents of a benchmark such as HotpotQA.
 """
 
 import argparse
@@ -19,11 +20,13 @@ from drlib.registry import load_plugins
 from drlib.validation import require
 
 PREFIX = "evaluate_"
+COMMANDS = ("answers", "judge", "pages")
 EXAMPLES = (
     "drlib evaluate rl --profile ci",
     "drlib evaluate answers iter1.jsonl iter2.jsonl iter3.jsonl",
     "drlib evaluate judge --judge rules --world folder:notes",
     "drlib evaluate pages hotpotqa --source hotpot_dev_distractor_v1.json --out hotpot",
+    "drlib evaluate hotpotqa --source hotpot_dev_distractor_v1.json --model smol --out answers",
 )
 
 
@@ -36,7 +39,14 @@ def main(argv: list[str]) -> int:
         print("drlib evaluate: name a stage first, as in: drlib evaluate rl", file=sys.stderr)
         return 2
     what, *rest = argv
-    run = {"answers": _score_answers, "judge": _calibrate, "pages": _write_pages}.get(what)
+    if "--source" in rest and what not in COMMANDS:
+        rest, what = argv, "benchmark"
+    run = {
+        "benchmark": _run_benchmark,
+        "answers": _score_answers,
+        "judge": _calibrate,
+        "pages": _write_pages,
+    }.get(what)
     if run is None:
         return train.main([PREFIX + what.removeprefix(PREFIX), *rest])
     try:
@@ -44,6 +54,125 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError, RuntimeError, EndpointError) as error:
         print(f"drlib evaluate: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("drlib evaluate: interrupted; the same command resumes", file=sys.stderr)
+        return 130
+
+
+def _run_benchmark(argv: list[str]) -> int:
+    """Ask an agent the questions of a benchmark and judge its answers."""
+    from tqdm import tqdm
+
+    from drlib.app.research import AskError, AskSession
+    from drlib.cli.agent_options import add_agent_options, apply_preset, read_options
+    from drlib.evaluation.benchmark_run import BenchmarkRun, describe, estimate
+    from drlib.evaluation.benchmarks import BENCHMARKS, load_benchmark, write_documents
+    from drlib.rewards.judges import JUDGES
+
+    parser = argparse.ArgumentParser(prog="drlib evaluate BENCHMARK", description=__doc__)
+    add_examples(
+        parser,
+        EXAMPLES[4],
+        "drlib evaluate simpleqa --source simple_qa_test_set.csv --search serper -k 3 "
+        "--endpoint http://localhost:8000/v1 --model NAME --temperature 0.6 --out answers "
+        "--judge-endpoint http://localhost:8001/v1 --judge-model JUDGE",
+    )
+    add = parser.add_argument
+    add("benchmark", help=f"one of {', '.join(BENCHMARKS)}")
+    add("--source", type=Path, required=True, help="its published file")
+    add("--out", type=Path, required=True, help="folder of answers; an interrupted run resumes")
+    add("-k", type=int, default=1, help="rounds: answers per question (1)")
+    add("-n", type=int, help="only the first N questions")
+    add("--budget", type=float, help="stop asking once the answers have cost so much (--prices)")
+    add("--dry-run", action="store_true", help="print the expected tokens and cost, ask nothing")
+    add("--judge", default="", help=f"judge (the benchmark's): {', '.join(sorted(JUDGES))}, llm")
+    add("--judge-endpoint", default="", help="--judge llm: OpenAI-compatible server")
+    add("--judge-model", default="", help="--judge llm: its model (API key: DRLIB_API_KEY)")
+    add_agent_options(parser)
+    parser.set_defaults(world="")
+    args = apply_preset(parser, argv)
+    load_plugins(args.plugins)
+    require(
+        args.budget is None or any(args.prices),
+        "--budget needs --prices: without them every answer costs 0",
+    )
+    judge = args.judge or BENCHMARKS[args.benchmark].judge
+    require(
+        judge != "llm" or args.dry_run or bool(args.judge_endpoint and args.judge_model),
+        f"{args.benchmark} is judged by a model: give --judge-endpoint and --judge-model, or "
+        "another --judge",
+    )
+    items = load_benchmark(args.benchmark, args.source)
+    readable = [item for item in items if not item.meta.get("has_image")]
+    if left_out := len(items) - len(readable):
+        print(f"{left_out} questions with an image are left out", file=sys.stderr)
+    if not args.world and not args.search:
+        args.world = _document_world(args, readable)
+    folders = {file.parent for item in readable for file in item.files}
+    if folders and not args.files:
+        args.files = str(min(folders))
+    options = read_options(args)
+    run = BenchmarkRun(readable[: args.n], args.out, args.k, args.world)
+    if args.dry_run:
+        expected = estimate(run, options.calls, options.turn_tokens, options.context_tokens)
+        print(_render_estimate(expected, options.prices))
+        return 0
+    if not (args.out / "pages").exists() and args.world == f"folder:{args.out / 'pages'}":
+        write_documents(items, args.out / "pages")
+    run.claim(describe(args.benchmark, args.source, options))
+    missing = estimate(run, 0, 0, 0)["answers"]
+    with (
+        AskSession(options) as session,
+        tqdm(total=missing, desc=args.benchmark, disable=not sys.stderr.isatty()) as bar,
+    ):
+        try:
+            done = session.answer_benchmark(run, args.budget, lambda _: bar.update())
+        except AskError as error:
+            raise RuntimeError(f"{error}; the same command resumes") from None
+    if not done:
+        print(
+            f"drlib evaluate: the budget of {args.budget} is spent ({run.spent():.2f}); the same "
+            "command with a larger --budget resumes",
+            file=sys.stderr,
+        )
+        return 1
+    cache = args.out / "verdicts.jsonl"
+    return _score_answers(
+        [
+            *map(str, run.files),
+            *("--benchmark", args.benchmark, "--source", str(args.source), "--judge", judge),
+            *("--endpoint", args.judge_endpoint, "--model", args.judge_model),
+            *(("--cache", str(cache)) if judge == "llm" else ()),
+            *("--plugins", args.plugins, "--out", str(args.out / "report.json")),
+        ]
+    )
+
+
+def _document_world(args: argparse.Namespace, items: list) -> str:
+    """Return the world of the questions' own documents, written to the folder of the answers."""
+    require(
+        any(item.documents for item in items),
+        f"{args.benchmark} has no documents of its own: name what the agent searches (--world or "
+        "--search; --world none: nothing)",
+    )
+    return f"folder:{args.out / 'pages'}"
+
+
+def _render_estimate(expected: dict, prices: tuple[float, float]) -> str:
+    """Return the expected usage as a Markdown table."""
+    cost = (expected["read_tokens"] * prices[0] + expected["said_tokens"] * prices[1]) / 1e6
+    basis = f"as the {expected['measured']} finished answers" if expected["measured"] else "at most"
+    return "\n".join(
+        [
+            f"| {basis} | |",
+            "|---|---|",
+            f"| answers | {expected['answers']:,} |",
+            f"| turns | {expected['turns']:,} |",
+            f"| tokens of prompts | {expected['read_tokens']:,} |",
+            f"| tokens of replies | {expected['said_tokens']:,} |",
+            f"| cost | {cost:,.2f} |",
+        ]
+    )
 
 
 def _parser(name: str, *examples: str) -> argparse.ArgumentParser:
@@ -75,17 +204,11 @@ def _score_answers(argv: list[str]) -> int:
     """Judge the answers in files and print the measures."""
     from tqdm import tqdm
 
-    from drlib.evaluation.answer_files import (
-        compare,
-        judge_files,
-        read_answers,
-        render,
-        render_comparison,
-        summarise,
-        to_json,
-    )
+    from drlib.evaluation.answer_files import judge_files, read_answers
+    from drlib.evaluation.answer_report import render, render_comparison, to_json
     from drlib.evaluation.benchmarks import BENCHMARKS
     from drlib.evaluation.calibration import Calibration, correct_accuracy
+    from drlib.evaluation.measures import compare, summarise
 
     parser = _parser(
         "answers",
@@ -154,7 +277,7 @@ def _load_items(args: argparse.Namespace) -> list:
 
 
 def _write_pages(argv: list[str]) -> int:
-    """Write the documents and the questions of a benchmark, for `drlib ask --questions`."""
+    """Write the documents and the questions of a benchmark."""
     from drlib.evaluation.benchmarks import BENCHMARKS, load_benchmark, write_documents
 
     parser = argparse.ArgumentParser(prog="drlib evaluate pages", description=__doc__)

@@ -2,31 +2,55 @@
 
 A row has `question`, `answer` (text, number, or list of accepted answers) and `prediction` (null
 without an answer), as Tongyi DeepResearch's `iter1.jsonl`, `iter2.jsonl`, ... and
-`drlib.agents.answer_file` write them; `id` or `task_id`, `aliases` and `error` are optional. A row
+`drlib.agents.answer_file` write them. Optional are `id` or `task_id`, `aliases`, `error`, and for
+further measures `messages`, `usage`, `termination`, `confidence` (percent) and `citations`. A row
 with an `error`, or whose judge failed, is excluded and counted; it is not a wrong answer.
 """
 
 import hashlib
-import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from drlib.chat.tool_calls import ToolCall, parse_native
 from drlib.evaluation.benchmarks import BenchmarkItem
+from drlib.evaluation.sealing import unseal_row
 from drlib.files import iter_json_lines
 from drlib.rewards.judges import Judge, Judgement, Verdict
-from drlib.task import normalise_answer
 from drlib.validation import require
 
-RESAMPLES = 10_000  # of the bootstrap over questions, and of permutations
-Z_TEST, Z_POWER = 1.96, 0.8416  # normal quantiles: two-sided 5%, power 80%
 FAILED = ("[failed]",)  # predictions of runs that ended with an exception
+CATEGORIES = ("category", "topic", "problem_topic", "level", "type", "difficulty_level")
+_STATED = re.compile(r"confidence\W*[:：]\W*(\d+(?:\.\d+)?)\s*[%％]", re.IGNORECASE)
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([%％]?)\s*")
+# the list at the end of a report of `drlib.agents.webweaver`
+_SOURCES = re.compile(r"^## Sources\s*\n(.*)\Z", re.MULTILINE | re.DOTALL)
+_SOURCE = re.compile(r"^\d+\. \[(.*)\]\((.*)\)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Resources of one answer; None is unknown.
+
+    Attributes:
+        calls: tool calls.
+        tools: calls by tool.
+        read_tokens: prompt tokens, summed over requests.
+        said_tokens: sampled tokens.
+        cost: in the currency of the prices.
+    """
+
+    calls: int | None = None
+    tools: Mapping[str, int] = field(default_factory=dict)
+    read_tokens: float | None = None
+    said_tokens: float | None = None
+    cost: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -38,13 +62,26 @@ class AnswerRow:
         golds: accepted answers.
         prediction: the agent's answer; None without one.
         error: cause if the run failed; then there is nothing to judge.
+        confidence: stated by the agent, 0..1; None without one.
+        cited: names of each cited source (title, URL); None if the row has no citations.
+        required: names of the documents that the benchmark requires.
+        line: of the file, from 1; 0 without a file.
+        protected: of a protected benchmark: no text may be written.
     """
 
     key: str
-    question: str
-    golds: tuple[str, ...]
-    prediction: str | None
-    error: str = ""
+    question: str = field(repr=False)
+    golds: tuple[str, ...] = field(repr=False)
+    prediction: str | None = field(repr=False)
+    error: str = field(default="", repr=False)
+    confidence: float | None = None
+    usage: Usage = Usage()
+    termination: str = ""
+    category: str = field(default="", repr=False)
+    cited: tuple[frozenset[str], ...] | None = field(default=None, repr=False)
+    required: frozenset[str] = field(default=frozenset(), repr=False)
+    line: int = 0
+    protected: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,12 +91,12 @@ class JudgedAnswers:
     Attributes:
         keys: the questions, in the order of the first file.
         judgements: [R][Q].
-        predictions: [R][Q].
+        rows: [R][Q].
     """
 
     keys: tuple[str, ...]
-    judgements: tuple[tuple[Judgement, ...], ...]
-    predictions: tuple[tuple[str | None, ...], ...]
+    judgements: tuple[tuple[Judgement, ...], ...] = field(repr=False)
+    rows: tuple[tuple[AnswerRow, ...], ...]
 
 
 def read_answers(path: str | Path, items: Sequence[BenchmarkItem] = ()) -> list[AnswerRow]:
@@ -82,7 +119,11 @@ def read_answers(path: str | Path, items: Sequence[BenchmarkItem] = ()) -> list[
         fields = {str(name).lower(): value for name, value in data.items()}
         if items:
             fields |= _find_item(fields, known, where)
-        row = _read_row(fields, where)
+        require(
+            "sealed" not in fields or bool(items),
+            f"{where} is encrypted: give the benchmark and its file (--benchmark, --source)",
+        )
+        row = _read_row(fields, where, number)
         require(row.key not in rows, f"{where} repeats the question {row.key!r} of an earlier line")
         rows[row.key] = row
     require(bool(rows), f"{path} has no rows")
@@ -92,15 +133,19 @@ def read_answers(path: str | Path, items: Sequence[BenchmarkItem] = ()) -> list[
 def _find_item(
     fields: dict[str, Any], known: Mapping[str, BenchmarkItem], where: str
 ) -> dict[str, Any]:
-    """Return question, answers and id of the benchmark's question that a row answers."""
+    """Return question, answers, id and category of the benchmark's question of a row."""
     names = [str(fields[name]) for name in ("task_id", "id", "question") if fields.get(name)]
     item = next((known[name] for name in names if name in known), None)
     require(item is not None, f"{where} answers no question of the benchmark: give its id or text")
+    opened = unseal_row(fields, item.question) if "sealed" in fields else {}
     answers = {"answer": list(item.answers), "aliases": None}
-    return {"task_id": item.id, "question": item.question, **answers}
+    about = item.meta | (info if isinstance(info := item.meta.get("info"), dict) else {})
+    found = {name: about.get(name) for name in (*CATEGORIES, *_REQUIRED)}
+    found |= {"task_id": item.id, "question": item.question, "protected": item.protected}
+    return opened | found | answers
 
 
-def _read_row(fields: dict[str, Any], where: str) -> AnswerRow:
+def _read_row(fields: dict[str, Any], where: str, line: int) -> AnswerRow:
     for name in ("question", "answer", "prediction"):
         require(name in fields or (name == "prediction" and "error" in fields), _lacks(where, name))
     question, answer = fields["question"], fields["answer"]
@@ -119,11 +164,137 @@ def _read_row(fields: dict[str, Any], where: str) -> AnswerRow:
         error = error or "the run failed"
     ident = fields.get("task_id", fields.get("id"))
     key = hash_question(question) if ident is None else str(ident)
-    return AnswerRow(key, question, golds, text, error)
+    categories = [fields[name] for name in CATEGORIES if fields.get(name) not in (None, "")]
+    return AnswerRow(
+        key,
+        question,
+        golds,
+        text,
+        error,
+        confidence=_read_confidence(fields.get("confidence"), text or "", where),
+        usage=_read_usage(fields, where),
+        termination=str(fields.get("termination") or ""),
+        category=str(categories[0]) if categories else "",
+        cited=_read_citations(fields.get("citations"), text or "", where),
+        required=_read_required(fields),
+        line=line,
+        protected=bool(fields.get("protected")),
+    )
 
 
 def _lacks(where: str, name: str) -> str:
     return f"{where} lacks {name!r}: a row needs question, answer and prediction"
+
+
+def _read_confidence(value: Any, prediction: str, where: str) -> float | None:
+    """Return a confidence as a share: of the field in percent, else of "Confidence: 87%"."""
+    if value is None or value == "":
+        found = _STATED.findall(prediction)
+        percent = float(found[-1]) if found else None
+        return None if percent is None or percent > 100 else percent / 100
+    text = str(value)
+    whole = _PERCENT.fullmatch(text)
+    stated = _STATED.findall(text)
+    if whole is None and not stated:
+        return None  # such as "high", which is no number
+    percent = float(whole[1] if whole else stated[-1])
+    is_share = whole is not None and not whole[2] and 0 < percent < 1
+    require(
+        0 <= percent <= 100 and not is_share and not isinstance(value, bool),
+        f"{where}: confidence is {value!r}: give percent from 0 to 100, such as 87",
+    )
+    return percent / 100
+
+
+_COUNTS = {  # attribute of `Usage` -> names in files
+    "read_tokens": ("read_tokens", "prompt_tokens", "input_tokens"),
+    "said_tokens": ("said_tokens", "completion_tokens", "output_tokens"),
+    "cost": ("cost",),
+    "seconds": ("seconds",),
+}
+
+
+def _read_usage(fields: dict[str, Any], where: str) -> Usage:
+    """Return the resources of a row, from `usage` and, for calls, from `messages`."""
+    given, messages = fields.get("usage") or {}, fields.get("messages")
+    require(isinstance(given, dict), f"{where}: usage must be an object")
+    counts = {}
+    for name, names in _COUNTS.items():
+        value = next((given[one] for one in names if given.get(one) is not None), None)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        require(
+            value is None or (is_number and math.isfinite(value) and value >= 0),
+            f"{where}: usage has {name} {value!r}: give a number from 0",
+        )
+        counts[name] = value
+    tools = given.get("tools")
+    if tools is None and messages:
+        is_chat = isinstance(messages, list) and all(isinstance(one, dict) for one in messages)
+        require(is_chat, f"{where}: messages must be a list of objects")
+        tools = _count_calls(messages)
+    require(
+        tools is None or (isinstance(tools, dict) and all(type(n) is int for n in tools.values())),
+        f"{where}: usage has tools {tools!r}: give the number of calls of each tool",
+    )
+    calls = given.get("calls", None if tools is None else sum(tools.values()))
+    require(
+        calls is None or (type(calls) is int and calls >= 0),
+        f"{where}: usage has calls {calls!r}: give a whole number from 0",
+    )
+    return Usage(calls, tools or {}, **counts)
+
+
+def _count_calls(messages: Sequence[dict[str, Any]]) -> dict[str, int] | None:
+    """Count the calls of a conversation by tool; None if it has results of unknown calls."""
+    found: Counter[str] = Counter()
+    has_results = False
+    for message in messages:
+        content = message.get("content")
+        text = content if isinstance(content, str) else ""
+        if message.get("role") != "assistant":
+            has_results |= message.get("role") in ("tool", "function")
+            has_results |= "<tool_response>" in text
+        elif listed := message.get("tool_calls"):
+            for call in listed:
+                nested = call.get("function", call) if isinstance(call, dict) else {}
+                name = nested.get("name") if isinstance(nested, dict) else None
+                found[str(name or "unknown")] += 1
+        else:
+            actions = parse_native(text) if "<tool_call>" in text else []
+            # a call that cannot be parsed is one, as in `drlib.trajectory`
+            found.update(one.name if isinstance(one, ToolCall) else "format" for one in actions)
+    return None if has_results and not found else dict(found)
+
+
+_REQUIRED = ("required_documents", "supporting_facts", "wiki_links")
+
+
+def _read_required(fields: dict[str, Any]) -> frozenset[str]:
+    """Return the titles or addresses of the documents that a benchmark requires."""
+    value = next((fields[name] for name in _REQUIRED if fields.get(name) is not None), None)
+    if isinstance(value, dict):  # supporting facts of the hub: titles and sentences as columns
+        value = value.get("title")
+    if not isinstance(value, list | tuple):
+        return frozenset()
+    titles = [one[0] if isinstance(one, list | tuple) and one else one for one in value]
+    return frozenset(str(title).strip().casefold() for title in titles)
+
+
+def _read_citations(value: Any, prediction: str, where: str) -> tuple[frozenset[str], ...] | None:
+    """Return the names of each cited source: of the field, else of a report's list of sources."""
+    if value is None:
+        listed = _SOURCES.search(prediction)
+        value = _SOURCE.findall(listed[1]) if listed else None
+    if value is None:
+        return None
+    require(isinstance(value, list), f"{where}: citations must be a list of titles or URLs")
+    sources = []
+    for one in value:
+        if isinstance(one, dict):
+            one = (one.get("title"), one.get("url"))
+        names = one if isinstance(one, list | tuple) else (one,)
+        sources.append(frozenset(str(name).strip().casefold() for name in names if name))
+    return tuple(dict.fromkeys(sources))
 
 
 def hash_question(question: str) -> str:
@@ -176,239 +347,10 @@ def judge_files(
     return JudgedAnswers(
         tuple(first),
         tuple(_split(judged, len(first))),
-        tuple(_split([None if row.error else row.prediction for row in rows], len(first))),
+        tuple(_split(rows, len(first))),
     )
 
 
 def _split(values: list, size: int) -> Iterator[tuple]:
     for start in range(0, len(values), size):
         yield tuple(values[start : start + size])
-
-
-# ---------------------------------------------------------------- measures
-
-
-def pass_at_k(correct: int, n: int, k: int) -> float:
-    """Return the unbiased estimate of the probability that one of `k` answers is correct.
-
-    Source: Chen et al. (arXiv 2107.03374), eq. 1.
-
-    Args:
-        correct: correct answers of `n`.
-
-    Raises:
-        ValueError: not 1 <= k <= n.
-
-    Example:
-        >>> pass_at_k(1, 3, 1), pass_at_k(1, 3, 3), round(pass_at_k(1, 3, 2), 3)
-        (0.3333333333333333, 1.0, 0.667)
-    """
-    require(1 <= k <= n and 0 <= correct <= n, f"k={k}, n={n}, correct={correct}: need k <= n")
-    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
-
-
-def bootstrap_interval(values_Q: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
-    """Return the mean over questions and its 95% percentile interval."""
-    draws = np.random.default_rng(seed)
-    means = [
-        values_Q[draws.integers(0, len(values_Q), len(values_Q))].mean() for _ in range(RESAMPLES)
-    ]
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(values_Q.mean()), float(low), float(high)
-
-
-def summarise(judged: JudgedAnswers) -> dict[str, Any]:
-    """Compute the measures of judged answers.
-
-    Accuracies are shares of the judged answers. Intervals are 95% bootstrap intervals over
-    questions.
-
-    Returns:
-        "accuracy" (mean, low, high) of single answers; "bounds": accuracy if all answers that could
-        not be judged were wrong, or right; "by_round"; "pass@k" for k = 1 .. rounds, over questions
-        with k judged answers; "majority" over rounds; "verdicts" (counts); "given_attempted";
-        "f1": harmonic mean of accuracy and "given_attempted", as SimpleQA reports it; "score":
-        mean of graded scores; "tongyi": the three numbers that Tongyi DeepResearch's script prints,
-        which counts errors as wrong answers.
-
-    Raises:
-        ValueError: nothing could be judged.
-    """
-    verdicts = [[one.verdict for one in each] for each in judged.judgements]
-    rounds, n = len(verdicts), len(judged.keys)
-    counts = Counter(verdict for each in verdicts for verdict in each)
-    errors, correct = counts[Verdict.JUDGE_ERROR], counts[Verdict.CORRECT]
-    total = rounds * n
-    require(total > errors, f"none of {total} answers could be judged: see the reasons")
-    by_question = [
-        [each[q] for each in verdicts if each[q] is not Verdict.JUDGE_ERROR] for q in range(n)
-    ]
-    rights = [(some.count(Verdict.CORRECT), len(some)) for some in by_question if some]
-    passed = {}
-    for k in range(1, rounds + 1):
-        some = [pass_at_k(c, m, k) for c, m in rights if m >= k]
-        if some:
-            passed[f"pass@{k}"] = {"value": float(np.mean(some)), "questions": len(some)}
-    attempted = counts[Verdict.CORRECT] + counts[Verdict.INCORRECT]
-    accuracy = correct / (total - errors)
-    given = correct / attempted if attempted else 0.0
-    scores = [
-        one.score
-        for each in judged.judgements
-        for one in each
-        if one.verdict is not Verdict.JUDGE_ERROR
-    ]
-    shares = [_share(each, Verdict.CORRECT) for each in verdicts]
-    wrong = [each.count(Verdict.CORRECT) / n for each in verdicts]  # with errors as wrong answers
-    any_right = sum(any(v is Verdict.CORRECT for v in some) for some in by_question) / n
-    return {
-        "questions": n,
-        "rounds": rounds,
-        "accuracy": bootstrap_interval(np.array([c / m for c, m in rights])),
-        "bounds": (correct / total, (correct + errors) / total),
-        "by_round": shares,
-        **passed,
-        "majority": _majority_share(judged),
-        "verdicts": {str(verdict): counts[verdict] for verdict in Verdict},
-        "given_attempted": given,
-        "f1": 2 * accuracy * given / (accuracy + given) if correct else 0.0,
-        "score": float(np.mean(scores)),
-        "tongyi": {
-            "Avg. Pass@k": float(np.mean(wrong)),
-            "Best Pass@1": max(wrong),
-            "Pass@k": any_right,
-        },
-    }
-
-
-def _share(verdicts: Sequence[Verdict], wanted: Verdict) -> float | None:
-    judged = [verdict is wanted for verdict in verdicts if verdict is not Verdict.JUDGE_ERROR]
-    return sum(judged) / len(judged) if judged else None
-
-
-def _majority_share(judged: JudgedAnswers) -> float | None:
-    """Return the accuracy of the most frequent answer; the first of them in a tie.
-
-    Questions whose majority could not be judged do not count.
-    """
-    found = []
-    for q in range(len(judged.keys)):
-        answers = [
-            (normalise_answer(text), each[q].verdict)
-            for text, each in zip([p[q] for p in judged.predictions], judged.judgements)
-            if text is not None and each[q].verdict is not Verdict.NOT_ATTEMPTED
-        ]
-        if not answers:
-            found.append(Verdict.NOT_ATTEMPTED)
-            continue
-        most = Counter(text for text, _ in answers).most_common(1)[0][0]
-        found.append(next(verdict for text, verdict in answers if text == most))
-    return _share(found, Verdict.CORRECT)
-
-
-def compare(ours: JudgedAnswers, theirs: JudgedAnswers, seed: int = 0) -> dict[str, Any]:
-    """Compare two sets of answers to the same questions, paired by question.
-
-    Returns:
-        "difference" (mean, low, high) of accuracy, ours minus theirs, with a 95% bootstrap interval
-        over questions; "p": two-sided p value of a permutation test that swaps the two sets
-        question by question; "detectable": smallest true difference that a two-sided test at 5%
-        finds with 80% power; "questions": those with a judged answer in both.
-
-    Raises:
-        ValueError: other questions, or fewer than two that both have judged answers of.
-    """
-    same = {*ours.keys} == {*theirs.keys}
-    require(same, "the two sets ask different questions: compare answers to the same ones")
-    left, right = _question_shares(ours), _question_shares(theirs)
-    both = [key for key in ours.keys if key in left and key in right]
-    require(len(both) > 1, f"both sets have judged answers to only {len(both)} questions")
-    differences_Q = np.array([left[key] - right[key] for key in both])
-    signs = np.random.default_rng(seed).choice((-1.0, 1.0), (RESAMPLES, len(both)))
-    permuted = np.abs((signs * differences_Q).mean(axis=1))
-    # a tie counts as at least as large; the observed assignment is one of the permutations
-    extreme = int((permuted >= abs(differences_Q.mean()) - 1e-12).sum())
-    error = differences_Q.std(ddof=1) / math.sqrt(len(both))
-    return {
-        "difference": bootstrap_interval(differences_Q, seed),
-        "p": (extreme + 1) / (RESAMPLES + 1),
-        "detectable": float((Z_TEST + Z_POWER) * error),
-        "questions": len(both),
-    }
-
-
-def _question_shares(judged: JudgedAnswers) -> dict[str, float]:
-    """Return the share of correct answers of each question with a judged answer."""
-    found = {}
-    for q, key in enumerate(judged.keys):
-        share = _share([each[q].verdict for each in judged.judgements], Verdict.CORRECT)
-        if share is not None:
-            found[key] = share
-    return found
-
-
-def render_comparison(found: dict[str, Any]) -> str:
-    """Return the comparison as a Markdown table."""
-    mean, low, high = (100 * value for value in found["difference"])
-    return "\n".join(
-        [
-            "| comparison | value |",
-            "|---|---|",
-            f"| difference in accuracy, points | {mean:+.1f} [{low:+.1f}, {high:+.1f}] |",
-            f"| p, permutation test | {found['p']:.4f} |",
-            f"| detectable with 80% power, points | {100 * found['detectable']:.1f} |",
-            f"| questions | {found['questions']} |",
-        ]
-    )
-
-
-def to_json(
-    judged: JudgedAnswers, files: Sequence[str | Path], judge: str, unanswered: int = 0
-) -> str:
-    """Return measures and judgements as JSON; it contains no question, answer or prediction.
-
-    Args:
-        unanswered: questions of the benchmark that the files do not answer.
-    """
-    rows = [
-        {
-            "question": key,
-            "verdicts": [str(each[q].verdict) for each in judged.judgements],
-            "scores": [round(each[q].score, 4) for each in judged.judgements],
-        }
-        for q, key in enumerate(judged.keys)
-    ]
-    head: dict[str, Any] = {"judge": judge, "files": [Path(file).name for file in files]}
-    head["unanswered"] = unanswered
-    return json.dumps(head | {"measures": summarise(judged), "rows": rows}, indent=1) + "\n"
-
-
-def render(measures: dict[str, Any]) -> str:
-    """Return the measures as a Markdown table."""
-    mean, low, high = measures["accuracy"]
-    counts = measures["verdicts"]
-    lines = [
-        ("questions x rounds", f"{measures['questions']} x {measures['rounds']}"),
-        ("accuracy (mean of the rounds)", f"{mean:.1%} [{low:.1%}, {high:.1%}]"),
-        ("by round", ", ".join("-" if s is None else f"{s:.1%}" for s in measures["by_round"])),
-    ]
-    for k in range(2, measures["rounds"] + 1):
-        if found := measures.get(f"pass@{k}"):
-            note = "" if found["questions"] == measures["questions"] else f" ({found['questions']})"
-            lines.append((f"pass@{k}, unbiased", f"{found['value']:.1%}{note}"))
-    if measures["rounds"] > 1 and measures["majority"] is not None:
-        lines.append(("majority of the rounds", f"{measures['majority']:.1%}"))
-    lines += [
-        (
-            "correct of the attempted; F1",
-            f"{measures['given_attempted']:.1%}; {measures['f1']:.3f}",
-        ),
-        ("mean score", f"{measures['score']:.3f}"),
-        ("verdicts", ", ".join(f"{n} {name}" for name, n in counts.items())),
-    ]
-    if counts[Verdict.JUDGE_ERROR]:
-        lowest, highest = measures["bounds"]
-        lines.append(("accuracy with errors wrong, or right", f"{lowest:.1%}, {highest:.1%}"))
-    tongyi = ", ".join(f"{name} {value:.1%}" for name, value in measures["tongyi"].items())
-    lines.append(("named as in Tongyi's script", tongyi))
-    return "\n".join(["| measure | value |", "|---|---|", *(f"| {a} | {b} |" for a, b in lines)])
