@@ -27,7 +27,7 @@ from drlib.validation import require
 FAILED = ("[failed]",)  # predictions of runs that ended with an exception
 CATEGORIES = ("category", "topic", "problem_topic", "level", "type", "difficulty_level")
 _STATED = re.compile(r"confidence\W*[:：]\W*(\d+(?:\.\d+)?)\s*[%％]", re.IGNORECASE)
-_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([%％]?)\s*")
+_PERCENT = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([%％]?)\s*")
 # the list at the end of a report of `drlib.agents.webweaver`
 _SOURCES = re.compile(r"^## Sources\s*\n(.*)\Z", re.MULTILINE | re.DOTALL)
 _SOURCE = re.compile(r"^\d+\. \[(.*)\]\((.*)\)$", re.MULTILINE)
@@ -192,15 +192,14 @@ def _read_confidence(value: Any, prediction: str, where: str) -> float | None:
         found = _STATED.findall(prediction)
         percent = float(found[-1]) if found else None
         return None if percent is None or percent > 100 else percent / 100
-    text = str(value)
-    whole = _PERCENT.fullmatch(text)
-    stated = _STATED.findall(text)
-    if whole is None and not stated:
-        return None  # such as "high", which is no number
-    percent = float(whole[1] if whole else stated[-1])
+    whole = _PERCENT.fullmatch(str(value))
+    stated = _STATED.findall(str(value))
+    if isinstance(value, str) and whole is None and not stated:
+        return None  # such as "high"
+    percent = float(whole[1] if whole else stated[-1]) if whole or stated else math.nan
     is_share = whole is not None and not whole[2] and 0 < percent < 1
     require(
-        0 <= percent <= 100 and not is_share and not isinstance(value, bool),
+        0 <= percent <= 100 and not is_share,
         f"{where}: confidence is {value!r}: give percent from 0 to 100, such as 87",
     )
     return percent / 100
