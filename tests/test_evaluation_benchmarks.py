@@ -79,6 +79,26 @@ def sheet(path, rows):
     return path
 
 
+def with_gold_tables(path, rows):
+    """Write rows of WideSearch, and beside them their tables."""
+    folder = path.parent / "widesearch_gold"
+    folder.mkdir(exist_ok=True)
+    for row in rows:
+        if ident := str(row.get("instance_id", "")).strip():
+            separated(folder / f"{ident}.csv", CITIES, mark="\ufeff")
+    return lines(path, rows)
+
+
+CITIES = [
+    {"Founded": "1070", "City Name": "Bergen|Bjørgvin", "Country": "Norway", "Note": "x"},
+    {"Founded": "1823", "City Name": "Bergen", "Country": "USA", "Note": ""},
+    {"Founded": "1", "City Name": "Bergen", "Country": "USA", "Note": "the same key again"},
+]
+TABLE = r"""| **country** | **cityname** | founded |
+| --- | --- | --- |
+| Norway | Bergen\|Bjørgvin | 1070 |
+| USA | Bergen | 1823 |"""
+PATCH = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
 SEALED, SEALED_RAW = seal(HASHED, QUESTION, ANSWER), seal(RAW, QUESTION, ANSWER)
 PAIRS = [["Town", ["It is small. ", "It is old."]], ["River", ["It flows."]]]
 PAGES = (Document("Town", "It is small. It is old."), Document("River", "It flows."))
@@ -89,6 +109,26 @@ FIXTURES = {
         "a.csv",
         {"problem": SEALED[0], "answer": SEALED[1], "problem_topic": "Art", "canary": CANARY},
         {"protected": True, "meta": {"problem_topic": "Art"}},
+    ),
+    "browsecomp_plus": (
+        lines,
+        "a.jsonl",
+        {
+            "query_id": "5",
+            "query": SEALED[0],
+            "answer": SEALED[1],
+            "gold_docs": [
+                {"docid": encrypt("d1", HASHED), "text": encrypt("x", HASHED), "url": "y"}
+            ],
+            "evidence_docs": [{"docid": "12", "text": "x", "url": "y"}, {"docid": "7"}],
+            "negative_docs": [],
+            "canary": CANARY,
+        },
+        {
+            "id": "5",
+            "protected": True,
+            "meta": {"gold_docs": ["d1"], "evidence_docs": ["12", "7"]},
+        },
     ),
     "browsecomp_zh": (
         sheet,
@@ -136,6 +176,54 @@ FIXTURES = {
         "a.csv",
         {"metadata": "{'topic': 'Art'}", "problem": QUESTION, "answer": ANSWER},
         {"meta": {"metadata": "{'topic': 'Art'}"}},
+    ),
+    "widesearch": (
+        with_gold_tables,
+        "a.jsonl",
+        {
+            "instance_id": "ws_1",
+            "query": QUESTION,
+            "evaluation": json.dumps(
+                {
+                    "unique_columns": ["country", "cityname"],
+                    "required": ["cityname", "founded", "country"],
+                    "eval_pipeline": {"founded": {"metric": ["number_near"], "criterion": 0.1}},
+                }
+            ),
+            "language": "en",
+        },
+        {"id": "ws_1", "answers": (TABLE,), "meta": {"language": "en"}},
+    ),
+    "swebench": (
+        parquet,
+        "a.parquet",
+        {
+            "repo": "owner/name.py",
+            "instance_id": "owner__name.py-1",
+            "base_commit": "0a" * 20,
+            "patch": PATCH,
+            "test_patch": PATCH,
+            "problem_statement": QUESTION,
+            "hints_text": "",
+            "version": "1.2",
+            "FAIL_TO_PASS": '["t.py::test_a[x]"]',
+            "PASS_TO_PASS": "[]",
+            "difficulty": "15 min - 1 hour",
+        },
+        {
+            "id": "owner__name.py-1",
+            "answers": (),
+            "meta": {
+                "repo": "owner/name.py",
+                "base_commit": "0a" * 20,
+                "patch": PATCH,
+                "test_patch": PATCH,
+                "version": "1.2",
+                "fail_to_pass": ["t.py::test_a[x]"],
+                "pass_to_pass": [],
+                "difficulty": "15 min - 1 hour",
+            },
+        },
     ),
     "frames": (
         lambda p, r: separated(p, r, "\t"),
@@ -245,12 +333,15 @@ ANSWERS = dict.fromkeys(FIXTURES, "answer") | {
     "gaia": "Final answer",
     "webwalkerqa": "Answer",
     "2wiki": "golden_answers",
+    "widesearch": "query",
+    "swebench": "problem_statement",
 }
+FOLDERS = {"harbor", "terminal_bench"}  # tests/test_evaluation_task_folders.py
 
 
 def test_every_benchmark_has_a_fixture_and_a_judge():
-    assert {*FIXTURES} == {*BENCHMARKS} and llm_judge
-    assert {kind.judge for kind in BENCHMARKS.values()} <= {*JUDGES}
+    assert {*FIXTURES} | FOLDERS == {*BENCHMARKS} and llm_judge
+    assert {kind.judge for kind in BENCHMARKS.values()} <= {*JUDGES, ""}
 
 
 @pytest.mark.parametrize("name", sorted(FIXTURES))
@@ -273,13 +364,17 @@ def test_broken_rows_are_named(name, tmp_path):
     empty = row | {field: [] if isinstance(row[field], list) else " "}
     with pytest.raises(BenchmarkError, match=f"{file}, row 1, field .*(empty|missing)"):
         load_benchmark(name, write(tmp_path / file, [empty]))
-    if ident := next((k for k in row if k in ("id", "_id", "task_id", "unique_id")), None):
+    names = ("id", "_id", "task_id", "unique_id", "query_id", "instance_id")
+    if ident := next((key for key in row if key in names), None):
         with pytest.raises(BenchmarkError, match="row 2, .*occurs twice"):
             load_benchmark(name, write(tmp_path / file, [row, row]))
         assert len(load_benchmark(name, write(tmp_path / file, [row, row | {ident: "x"}]))) == 2
 
 
-@pytest.mark.parametrize("name", ["browsecomp", "browsecomp_zh", "xbench"])
+ENCRYPTED = {"browsecomp": "sha", "browsecomp_plus": "sha", "browsecomp_zh": "sha", "xbench": "raw"}
+
+
+@pytest.mark.parametrize("name", sorted(ENCRYPTED))
 def test_wrong_canaries_and_damaged_rows_show_no_text(name, tmp_path):
     write, file, row, _ = FIXTURES[name]
     field = next(key for key in row if key.lower() == "answer")

@@ -226,6 +226,7 @@ def _score_answers(argv: list[str]) -> int:
         "--against", nargs="+", type=Path, default=[], help="files of other answers to compare with"
     )
     add("--out", type=Path, help="write measures and verdicts, without texts, to this JSON file")
+    add("--html", type=Path, help="write an HTML page: measures, questions, trajectories")
     args = parser.parse_args(argv)
     load_plugins(args.plugins)
     items = _load_items(args)
@@ -236,6 +237,8 @@ def _score_answers(argv: list[str]) -> int:
         f"{args.calibration} is of the judge {calibration and calibration.judge}, not {args.judge}",
     )
     judge = _create_judge(args)
+    if any(item.protected for item in items):
+        judge = _hide_messages(judge)
     total = sum(len(read_answers(file, items)) for file in [*args.files, *args.against])
     workers = args.workers if args.judge == "llm" else 1
     with tqdm(total=total, desc="judge", disable=not sys.stderr.isatty()) as bar:
@@ -254,6 +257,10 @@ def _score_answers(argv: list[str]) -> int:
         print(f"{left} of {len(items)} questions of the benchmark have no answer", file=sys.stderr)
     if args.out:
         write_atomic(args.out, to_json(judged, args.files, args.judge, left))
+    if args.html:
+        from drlib.analysis.answer_page import answer_page  # lazy: imports transformers
+
+        write_atomic(args.html, answer_page(judged, args.files))
     print(render(measures))
     if calibration is not None:
         n = measures["pass@1"]["questions"]
@@ -265,28 +272,61 @@ def _score_answers(argv: list[str]) -> int:
     return 0
 
 
+def _hide_messages(judge):
+    """Return the judge with errors that cannot quote a question or an answer."""
+
+    def hidden(question, prediction, golds):
+        try:
+            return judge(question, prediction, golds)
+        except Exception as error:
+            raise RuntimeError(
+                f"the judge failed ({type(error).__name__}); its message is hidden, because the "
+                "benchmark is protected"
+            ) from error
+
+    return hidden
+
+
 def _load_items(args: argparse.Namespace) -> list:
     """Return the questions of --benchmark, [] without it."""
-    from drlib.evaluation.benchmarks import load_benchmark
+    from drlib.evaluation.benchmarks import BENCHMARKS, load_benchmark
 
     require(
         bool(args.benchmark) == bool(args.source),
         "--benchmark and --source must be given together",
     )
-    return load_benchmark(args.benchmark, args.source) if args.benchmark else []
+    if not args.benchmark:
+        return []
+    require(
+        bool(BENCHMARKS[args.benchmark].judge),
+        f"{args.benchmark} has no answer texts to compare with: its tasks are verified by running "
+        "their tests, which drlib does not do yet",
+    )
+    return load_benchmark(args.benchmark, args.source)
 
 
 def _write_pages(argv: list[str]) -> int:
-    """Write the documents and the questions of a benchmark."""
-    from drlib.evaluation.benchmarks import BENCHMARKS, load_benchmark, write_documents
+    """Write the documents and the questions of a benchmark, or its corpus without questions."""
+    from drlib.evaluation.benchmarks import (
+        BENCHMARKS,
+        load_benchmark,
+        write_corpus,
+        write_documents,
+    )
 
     parser = argparse.ArgumentParser(prog="drlib evaluate pages", description=__doc__)
     add_examples(parser, EXAMPLES[3])
     add = parser.add_argument
     add("benchmark", help=f"one of {', '.join(BENCHMARKS)}")
-    add("--source", type=Path, required=True, help="its published file")
+    add("--source", type=Path, help="its published file")
+    add("--corpus", type=Path, nargs="+", default=[], help="files of its corpus: only pages/")
     add("--out", type=Path, required=True, help="new folder for pages/ and questions.jsonl")
     args = parser.parse_args(argv)
+    require(bool(args.source) != bool(args.corpus), "give either --source or --corpus")
+    if args.corpus:
+        pages = write_corpus(args.benchmark, args.corpus, args.out / "pages")
+        print(f"{pages} pages (world folder:{args.out / 'pages'})")
+        return 0
     items = load_benchmark(args.benchmark, args.source)
     pages = write_documents(items, args.out / "pages")
     rows = [

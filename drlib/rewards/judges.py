@@ -389,18 +389,24 @@ class TableScore:
 def score_table(answer: str, expected: str, keys: int = 1) -> TableScore:
     """Compare two tables, in Markdown or csv with a header.
 
-    Columns are matched by their names; rows by the first `keys` columns of the correct table; other
-    items by `RULES`. Rows of the answer that match none, and repeated rows, cost precision.
+    Columns are matched by their names without case and spaces; rows by the key, the first columns
+    of the correct table; other items by `RULES`. Rows of the answer that match none, and repeated
+    rows, cost precision.
+
+    Args:
+        keys: columns of the key, unless the correct table marks them by names in bold (**name**).
 
     Raises:
         ValueError: the correct table is no table.
     """
     wanted, found = _read_table(expected), _read_table(answer)
-    require(len(wanted) > 1, f"the correct table has no rows: {expected[:80]!r}")
-    names, rows = wanted[0], wanted[1:]
+    require(len(wanted) > 1, "the correct table has no rows: choose another judge")
+    keys = sum(name.startswith("**") for name in wanted[0]) or keys
+    names, rows = [_fold_name(name) for name in wanted[0]], wanted[1:]
     if len(found) < 2:
         return TableScore(0.0, 0.0)
-    order = [found[0].index(name) if name in found[0] else None for name in names]
+    header = [_fold_name(name) for name in found[0]]
+    order = [header.index(name) if name in header else None for name in names]
     given = [["" if at is None else row[at] for at in order] for row in found[1:]]
     left = list(rows)
     items = whole = 0
@@ -423,7 +429,7 @@ def _items_match(item: str, gold: str) -> bool:
 
 
 def _read_table(text: str) -> list[list[str]]:
-    """Return header (normalised names) and rows, all of the header's width."""
+    """Return header and rows, all of the header's width."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     piped = [line for line in lines if line.startswith("|")]
     if piped:
@@ -439,7 +445,12 @@ def _read_table(text: str) -> list[list[str]]:
         return []
     width = len(cells[0])
     rows = [(row + [""] * width)[:width] for row in cells[1:]]
-    return [[normalise_answer(name) for name in cells[0]], *rows]
+    return [cells[0], *rows]
+
+
+def _fold_name(name: str) -> str:
+    """Return the name of a column without case, spaces and bold."""
+    return "".join(normalise_answer(name.replace("*", "")).split())
 
 
 @JUDGES.register("table")

@@ -13,12 +13,7 @@ def read_gaia(row: Row) -> BenchmarkItem:
     if answer == "?":
         raise row.fail("Final answer", "is hidden: only the validation split has answers")
     name = str(row.find("file_name") or "")
-    files = (row.path.parent / name,) if name else ()
-    for file in files:
-        if not file.resolve().is_relative_to(row.path.parent.resolve()):
-            raise row.fail("file_name", "lies outside the folder of the file")
-        if not file.is_file():
-            raise row.fail("file_name", f"{name} is not beside the file: download the attachments")
+    files = (row.file("file_name", name),) if name else ()
     meta = row.optional("level")
     ident = row.ident("task_id", "id")
     return BenchmarkItem(ident, row.text("question"), (answer,), meta, files, protected=True)

@@ -20,7 +20,10 @@ def read_context(row: Row) -> tuple[Document, ...]:
     """Return the paragraphs of `context`: pairs [title, sentences], or {"title", "sentences"}."""
     context = row.find("context")
     if isinstance(context, dict):
-        context = list(zip(context.get("title", ()), context.get("sentences", ()), strict=False))
+        columns = context.get("title"), context.get("sentences")
+        if not all(isinstance(c, list) for c in columns) or len(columns[0]) != len(columns[1]):
+            raise row.fail("context", "must have lists title and sentences of one length")
+        context = list(zip(*columns))
     elif context is not None:
         context = row.listed("context")
     found = []
