@@ -11,7 +11,14 @@ import pytest
 from drlib.worlds import load_world
 from drlib.worlds import store as store_module
 from drlib.worlds.store import Document, Part, Store
-from drlib.worlds.terms import search_terms
+from drlib.worlds.terms import (
+    FUNCTION_WORDS,
+    LONG_QUERY,
+    MAX_TERMS,
+    STOP,
+    query_weights,
+    search_terms,
+)
 from tests.store_examples import library, place
 
 WORDS = "the of moon river json.dumps stone Émile red_bird 7 harbour salt".split()
@@ -133,3 +140,59 @@ def test_evicted_words_are_ranked_again(monkeypatch):
     kept = store._ranking._scores_by_term
     assert store._ranking._cached_pages == sum(len(places) for places, _ in kept.values())
     assert store._ranking._cached_pages <= 60 or len(kept) == 1
+
+
+def scores_by_sqlite(store, term):
+    """Return title -> BM25 score of one term, higher is better."""
+    sql = "SELECT title, bm25(pages, 4.0, 1.0, 1.0) FROM pages WHERE pages MATCH ?"
+    return {title: -score for title, score in store.rows(sql, f'"{term}"')}
+
+
+def test_long_queries_count_words_and_leave_out_function_words():
+    """One term above the limit: the sum over content words of occurrences x BM25."""
+    rng = random.Random(4)
+    content = [f"word{number}" for number in range(LONG_QUERY - 1)]
+    words = [*content, "you", "your"]
+    documents = [
+        Document(f"page {number}", " ".join(rng.choices(words, k=rng.randint(3, 30))))
+        for number in range(60)
+    ]
+    store = make_store(documents)
+    counts = {word: 1 + number % 4 for number, word in enumerate(words)}
+    query = [word for word, times in counts.items() for _ in range(times)]
+    rng.shuffle(query)
+    assert len(set(query)) == LONG_QUERY + 1
+    total = dict.fromkeys((document.title for document in documents), 0.0)
+    for word in content:
+        for title, score in scores_by_sqlite(store, word).items():
+            total[title] += counts[word] * score
+    best = sorted((t for t in total if total[t]), key=lambda t: (-total[t], t))
+    found = store.search(" ".join(query).title(), 100)
+    assert len(found) == len(best) and found[:20] == best[:20]
+
+
+def test_queries_up_to_the_limit_are_questions():
+    """As many terms, with repetitions and function words: the ranking of one query with OR."""
+    words = [f"word{number}" for number in range(LONG_QUERY - 2)]
+    rng = random.Random(5)
+    documents = [
+        Document(f"p{number}", " ".join(rng.choices([*words, "you", "your"], k=9)))
+        for number in range(80)
+    ]
+    store = make_store(documents)
+    query = " ".join([*words, "you", "your", *words[:9], "you"])
+    assert len(dict.fromkeys(search_terms(query))) == LONG_QUERY
+    assert store.search(query, 80) == rank_by_one_query(store, query)
+
+
+def test_long_queries_of_function_words_only_still_find_pages():
+    words = sorted(FUNCTION_WORDS - STOP)[: LONG_QUERY + 1]
+    store = make_store([Document("x", f"once upon {words[3]}"), Document("y", "moon")])
+    assert store.search(" ".join(words), 5) == ["x"]
+
+
+def test_queries_of_any_length_are_answered():
+    store = make_store([Document("first", "word3"), Document("last", f"word{MAX_TERMS + 3}")])
+    query = " ".join(f"word{number}" for number in range(20_000))
+    assert store.search(query, 5) == ["first"]
+    assert len(query_weights(query)) == MAX_TERMS

@@ -81,7 +81,7 @@ def load_world(
             "hub:NAME" (a data set of the Hugging Face hub), "live:URL" (a web site that is
             crawled), or a name registered in `WORLDS`.
         index_path: file of the full-text index; later calls update it. None: kept in memory.
-        engine: ranking engine of a `Library`, "fts5" or "bm25s".
+        engine: ranking engine of a `Library`, "fts5", "bm25s" or "hybrid".
         options: arguments of the world's loader.
 
     Raises:

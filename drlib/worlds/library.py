@@ -15,14 +15,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 
+import numpy as np
+
+from drlib.worlds.embeddings import load_embeddings
 from drlib.worlds.graph import VALUE, Graph, Node
+from drlib.worlds.reading import clean
 from drlib.worlds.store import FACTS_PER_PAGE, MORE_FACTS, Store, one_line
-from drlib.worlds.terms import fold_name, search_terms
+from drlib.worlds.terms import fold_name, is_long, query_weights, search_terms
 from drlib.worlds.world import Hit, Page
 
 SNIPPET = 160  # characters
-ENGINES = ("fts5", "bm25s")
+ENGINES = ("fts5", "bm25s", "hybrid")
 TITLE_TIMES = 4  # weight of a title in bm25s, as in the store
+RRF_RANK = 60  # constant of reciprocal rank fusion, as published
+FUSED = 1000  # best pages of each of two rankings that are fused
 NEXT_PART = re.compile(rf"- {MORE_FACTS}: \[(.+), part (\d+)\]\(([^\s:]+:\1\?part=\2)\)")
 PART_OF_URL = re.compile(r"\?part=(\d{1,9})$")
 # a title may contain brackets: a link ends after the second occurrence of its title
@@ -36,8 +42,9 @@ class Library:
         name: as shown in messages.
         store: its `changes` are those of the last update.
         scheme: URLs begin with it.
-        engine: "fts5" (SQLite) or "bm25s" (extra `search`), an alternative implementation for
-            comparison that loads all pages into memory at its first use.
+        engine: "fts5" (SQLite), "bm25s" (extra `search`), an alternative implementation for
+            comparison, or "hybrid" (extra `retrieval`), which adds word embeddings. The last two
+            load all pages into memory at their first use.
 
     | engine (tests/benchmarks/bench_search.py) | queries/s, cldr | queries/s, pydocs |
     |---|---|---|
@@ -111,7 +118,8 @@ class Library:
         titles = [title] if title else []
         titles += self.store.names(query.strip())
         if len(titles) < k:
-            ranked = self._bm25s if self.engine == "bm25s" else self.store.search
+            rankers = {"bm25s": self._bm25s, "hybrid": self._hybrid}
+            ranked = rankers.get(self.engine, self.store.search)
             titles += ranked(query, k + len(titles))
         different = list(dict.fromkeys(titles))
         return [self._hit(title) for title in different[:k]]
@@ -130,7 +138,8 @@ class Library:
 
     def _bm25s(self, query: str, k: int) -> list[str]:
         titles, index = self._memory
-        tokens = [_tokens(query)]
+        weights = query_weights(clean(query))
+        tokens = [[term.casefold() for term, n in weights.items() for _ in range(n)]]
         found, scores = index.retrieve(tokens, k=min(k, len(titles)), show_progress=False)
         return [titles[i] for i, score in zip(found[0], scores[0]) if score > 0]
 
@@ -148,6 +157,33 @@ class Library:
         index = bm25s.BM25()
         index.index([_tokens(text) for text in texts], show_progress=False)
         return [title for title, *_ in rows], index
+
+    def _hybrid(self, query: str, k: int) -> list[str]:
+        """Rank a long query by reciprocal rank fusion (Cormack et al., SIGIR 2009).
+
+        A question is ranked by words first: its names matter, and mean vectors blur them. Pages
+        without any of its words follow by meaning.
+        """
+        query = clean(query)
+        titles, vectors = self._embedded
+        (asked,) = load_embeddings().embed([query])
+        depth = max(k, FUSED)
+        by_meaning = [titles[i] for i in np.argsort(-(vectors @ asked), kind="stable")[:depth]]
+        by_words = self.store.search(query, depth)
+        if not is_long(query):
+            return list(dict.fromkeys([*by_words, *by_meaning]))[:k]
+        scores: Counter[str] = Counter()
+        for ranking in (by_words, by_meaning):
+            for rank, title in enumerate(ranking, 1):
+                scores[title] += 1 / (RRF_RANK + rank)
+        return sorted(scores, key=lambda title: (-scores[title], title))[:k]
+
+    @cached_property
+    def _embedded(self) -> tuple[list[str], np.ndarray]:
+        """(titles in order, unit vectors of titles and texts [pages, 256])."""
+        rows = self.store.rows("SELECT title, text FROM pages ORDER BY title")
+        vectors = load_embeddings().embed(f"{title} {text}" for title, text in rows)
+        return [title for title, _ in rows], vectors
 
     # ------------------------------------------------------------------------------- showing pages
 

@@ -23,7 +23,7 @@ import sqlite3
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -32,11 +32,10 @@ import numpy as np
 
 from drlib.worlds.graph import Fact, Node
 from drlib.worlds.reading import clean
-from drlib.worlds.terms import derived_terms, fold_name, search_terms
+from drlib.worlds.terms import derived_terms, fold_name, query_weights
 
 FACTS_PER_PAGE = 60
 MORE_FACTS = "more facts"  # reserved: begins the line with the next part of a page
-MAX_TERMS = 64  # largest number of terms of a query
 WAIT_S = 600.0  # seconds to wait for another writer
 FILE_FORMAT = 0x64726C03  # SQLite application id: "drl" and the format version
 LINKED_TITLE = re.compile(r"\[(.+?)\]\([^\s:]+:\1\)")
@@ -157,15 +156,18 @@ class Ranking:
         self._scores_by_term: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._cached_pages = 0
 
-    def best(self, terms: Sequence[str], k: int) -> list[int]:
-        """Return the row ids of the `k` best pages with any of the `terms` (words or phrases).
+    def best(self, weights: Mapping[str, int], k: int) -> list[int]:
+        """Return the row ids of the `k` best pages with any of the terms (words or phrases).
 
         Pages with equal scores are ordered by title.
+
+        Args:
+            weights: term -> factor of its contribution.
         """
         scores = np.zeros(len(self._pages))
-        for term in terms:
+        for term, weight in weights.items():
             places, added = self._term_scores(term)
-            scores[places] += added  # SQLite's scores: lower is better, never 0
+            scores[places] += weight * added  # SQLite's scores: lower is better, never 0
         found = np.flatnonzero(scores)
         reached = scores[found]
         if len(found) > k:
@@ -457,12 +459,12 @@ class Store:
 
     def search(self, query: str, k: int) -> list[str]:
         """Return the titles of the `k` best pages for `query`, best first."""
-        terms = list(dict.fromkeys(search_terms(clean(query))))  # repeated terms would cost time
-        if not terms:
+        weights = query_weights(clean(query))
+        if not weights:
             return []
         with self._lock, self._report_damage():
             self._ranking = self._ranking or Ranking(self._db)
-            best = self._ranking.best(terms[:MAX_TERMS], k)
+            best = self._ranking.best(weights, k)
             sql = "SELECT title FROM documents WHERE rowid = ?"
             return [self._db.execute(sql, (row,)).fetchone()[0] for row in best]
 

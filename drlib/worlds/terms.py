@@ -14,10 +14,25 @@ Not implemented: traditional and simplified Chinese, Arabic letter variants, ste
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
 STOP = frozenset("a an and are by for in is of on the to was what which who".split())
+# English pronouns, determiners, prepositions, conjunctions, auxiliaries, negations and the parts of
+# "don't". In a question they may be words of a name; in a longer text they are most of the words.
+FUNCTION_WORDS = STOP.union(
+    "i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his"
+    " himself she her hers herself it its itself they them their theirs themselves someone"
+    " anyone this that these those some any each every either neither both all such no not nor"
+    " only own other another same more most less least much many few several at from with"
+    " without within into onto out off up down over under about above below before after between"
+    " among through during until against as than like per via because if unless while when where"
+    " why how whether although though since so then but or be been being am were do does did"
+    " doing done have has had having can could will would shall should may might must here there"
+    " again further once also just too very yet still already whom whose don t s d m ll re ve"
+    " doesn didn isn aren wasn weren haven hasn hadn won wouldn couldn shouldn".split()
+)
 DOTTED_NAME = re.compile(r"(?<!\w)\w\w+(?:[._]\w+)+")  # (?<!\w): linear time on long words
 WORD = re.compile(r"[^\W_]+")
 
@@ -71,6 +86,8 @@ LETTERS = re.compile(f"{LETTER}+")
 RUN = re.compile(f"([{EAST}{HANGUL}]+)|([{SOUTH_EAST}]+)|[^{EAST}{HANGUL}{SOUTH_EAST}]+")
 # Such scripts may be wrapped inside a word; Korean is wrapped at spaces.
 WRAPPED = re.compile(f"(?<=[{EAST}{SOUTH_EAST}])[ \t]*\r?\n[ \t]*(?=[{EAST}{SOUTH_EAST}])")
+LONG_QUERY = 64  # terms; a longer query is a text, such as a task or a letter
+MAX_TERMS = 512  # largest number of terms of a query; the others are ignored
 EAST_GRAM = 2  # characters of an n-gram; own_documents.md compares lengths
 SOUTH_EAST_GRAM = 3
 
@@ -152,3 +169,25 @@ def search_terms(text: str) -> list[str]:
             else:
                 terms += [run[i : i + size] for i in range(len(run) - size + 1)]
     return terms
+
+
+def is_long(query: str) -> bool:
+    """Return True if a query has more than `LONG_QUERY` different terms."""
+    return len(set(search_terms(query))) > LONG_QUERY
+
+
+def query_weights(text: str) -> dict[str, int]:
+    """Return the different terms of a query with their weights, at most `MAX_TERMS`.
+
+    Every term of a question has weight 1. In a query of more than `LONG_QUERY` terms, function
+    words are left out and a term's weight is its number of occurrences, as in Okapi's BM25 with a
+    large k3 (Robertson et al., TREC-3, 1994).
+    """
+    terms = search_terms(text)
+    weights = dict.fromkeys(terms, 1)
+    if len(weights) > LONG_QUERY:
+        # lower, not casefold: SQLite keeps ligatures and "ß"
+        counts = Counter(term.lower() for term in terms)
+        content = {term: n for term, n in counts.items() if term not in FUNCTION_WORDS}
+        weights = content or counts
+    return dict(list(weights.items())[:MAX_TERMS])

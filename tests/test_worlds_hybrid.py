@@ -1,0 +1,105 @@
+"""Search by word embeddings and its fusion with full-text search.
+
+Run: python -m pytest tests/test_worlds_hybrid.py
+"""
+
+import numpy as np
+import pytest
+
+from drlib.worlds import embeddings, load_world
+from drlib.worlds import library as library_module
+from drlib.worlds.embeddings import load_embeddings
+from drlib.worlds.library import Library
+from drlib.worlds.store import Document, Part, Store
+from drlib.worlds.terms import LONG_QUERY
+
+PAGES = {
+    "Bakery": "Bread, rolls and cakes are sold every morning.",
+    "Harbour": "Ships and boats lie at the quay.",
+    "Physician": "The doctor treats patients in the clinic.",
+    "River": "The water flows past the mill.",
+    "Loan": "The bank lends money at a rate of interest.",
+}
+
+
+@pytest.fixture(scope="module")
+def world():
+    store = Store()
+    store.update({"all": "1"}, lambda _: Part([Document(*page) for page in PAGES.items()]))
+    return Library("test", store, "t", "hybrid")
+
+
+def test_vectors_are_means_of_token_vectors():
+    model = load_embeddings()
+    a, b, both, function_words = model.embed(["ship", "bread", "ship bread", "you the"])
+    # means of one token each have the same direction as the mean of both, up to their lengths
+    residual = both - np.stack([a, b]).T @ np.linalg.lstsq(np.stack([a, b]).T, both)[0]
+    assert np.abs(residual).max() < 1e-5
+    assert np.allclose(np.linalg.norm([a, b, both, function_words], axis=1), 1, atol=1e-5)
+    assert np.allclose(model.embed(["The SHIP, your bread!"]), model.embed(["SHIP bread"]))
+    assert a @ model.embed(["boat"])[0] > a @ b + 0.1
+    empty = model.embed(["", "?!"])
+    assert empty.shape == (2, 256) and not empty.any()
+    assert model.embed([]).shape == (0, 256)
+
+
+def test_words_that_no_page_has_find_pages_by_meaning(world):
+    assert world.store.search("vessels", 3) == []
+    assert world.search("vessels", 1)[0].title == "Harbour"
+    assert world.search("mortgage credit", 1)[0].title == "Loan"
+
+
+def long_query(*words):
+    """Return the words and others that are on no page, in more terms than a question has."""
+    return " ".join([*words, *(f"filler{number}" for number in range(LONG_QUERY))])
+
+
+def test_long_queries_add_reciprocal_ranks(world):
+    """Recomputed from both rankings: 1 / (60 + rank), first rank 1, ties by title."""
+    titles = sorted(PAGES)
+    vectors = load_embeddings().embed(f"{title} {PAGES[title]}" for title in titles)
+    for words in ("bread bank", "water doctor", "money interest clinic quay", "nothing"):
+        query = long_query(*words.split())
+        by_meaning = vectors @ load_embeddings().embed([query])[0]
+        ranks = {title: 1 + int((by_meaning > x).sum()) for title, x in zip(titles, by_meaning)}
+        scores = {title: 1 / (60 + rank) for title, rank in ranks.items()}
+        for rank, title in enumerate(world.store.search(query, 10), 1):
+            scores[title] += 1 / (60 + rank)
+        best = sorted(titles, key=lambda title: (-scores[title], title))
+        assert [hit.title for hit in world.search(query, 5)] == best
+        assert [hit.title for hit in world.search(query, 2)] == best[:2]
+
+
+def test_questions_are_ranked_by_words_first(world):
+    by_words = world.store.search("doctor bread rolls vessels", 5)
+    assert by_words == ["Bakery", "Physician"]
+    found = [hit.title for hit in world.search("doctor bread rolls vessels", 5)]
+    assert found[:2] == by_words and {*found} == {*PAGES}
+    assert [hit.title for hit in world.search("doctor bread rolls vessels", 1)] == ["Bakery"]
+
+
+def test_only_the_best_pages_of_each_ranking_are_fused(world, monkeypatch):
+    monkeypatch.setattr(library_module, "FUSED", 1)
+    query = long_query("interest", "clinic", "quay")
+    (first,) = world.store.search(query, 1)
+    assert [hit.title for hit in world.search(query, 1)] == [first]
+    assert len(world.search(query, 4)) == 4  # k above the limit
+
+
+def test_titles_come_first(world):
+    assert world.search("river", 3)[0].title == "River"
+    assert world.search("t:River", 1)[0].title == "River"
+
+
+def test_folders_have_the_engine(tmp_path):
+    for title, text in PAGES.items():
+        (tmp_path / f"{title}.md").write_text(text)
+    world = load_world(f"folder:{tmp_path}", engine="hybrid")
+    assert world.search("vessels", 1)[0].title == "Harbour.md"
+
+
+def test_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(embeddings.importlib.util, "find_spec", lambda name: None)
+    load_embeddings.cache_clear()
+    with pytest.raises(ImportError, match=r"pip install \"drlib\[retrieval\]\""):
+        load_embeddings()
