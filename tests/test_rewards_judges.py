@@ -15,6 +15,7 @@ from drlib.config import ROOT
 from drlib.rewards.judges import (
     JUDGES,
     Judgement,
+    TableScore,
     Verdict,
     extract_answer,
     gaia_match,
@@ -233,6 +234,17 @@ def test_tables_by_hand(answer, row_f1, item_f1):
     judged = JUDGES["table"]()("q", answer, [GOLD])
     assert judged.score == pytest.approx(item_f1)
     assert judged.verdict is (Verdict.CORRECT if row_f1 == 1 else Verdict.INCORRECT)
+
+
+def test_bold_columns_are_the_key_of_a_table():
+    gold = "| **City** | **Land** | Founded |\n|---|---|---|\n| a | x | 1 |\n| a | y | 2 |"
+    assert score_table(gold, gold) == TableScore(1.0, 1.0)
+    # the wrong land makes another row: nothing of it counts, 1 of 2 rows and 3 of 6 items
+    answer = "city,Land,FOUNDED\na,z,1\na,y,2"
+    assert score_table(answer, gold) == TableScore(0.5, 0.5)
+    # by the first column alone, "a" is found, with a wrong land: 5 of 6 items
+    assert score_table(answer, gold.replace("*", "")).item_f1 == pytest.approx(5 / 6)
+    assert score_table(answer.replace("city", "C i t y"), gold).row_f1 == 0.5
 
 
 def test_a_correct_table_without_rows_is_an_error():

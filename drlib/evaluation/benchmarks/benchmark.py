@@ -102,7 +102,12 @@ class Row:
             raise self.fail(names[0], f"is a {type(value).__name__}, not a text")
         if isinstance(value, float) and not math.isfinite(value):  # a missing value of a data frame
             raise self.fail(names[0], f"is {value}, not a number")
-        return str(value).strip()
+        text = str(value).strip()
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair: no file could contain it
+            raise self.fail(names[0], "contains a character that is not valid Unicode") from None
+        return text
 
     def listed(self, *names: str) -> list:
         """Return a field that is a list, or a list written as JSON or as Python; [] without it."""
