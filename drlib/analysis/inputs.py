@@ -25,7 +25,7 @@ conversations, images, streamed chunks, log-probabilities of prompts.
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -175,8 +175,27 @@ def _iter_trajectories(
     """Yield the rollouts of all rows; raise ValueError with the number of an invalid row."""
     is_noted = notes is not None
     notes = notes or ReadingNotes()
+    yield from convert_rows(_iter_rows(path, notes), path, name, tokenizer, notes)
+    notes.require_rollouts(path)
+    if not is_noted:
+        notes.warn(path)
+
+
+def convert_rows(
+    rows: Iterable[tuple[int, dict]], path: Path, name: str, tokenizer, notes: ReadingNotes
+) -> Iterator[Trajectory]:
+    """Yield the rollouts of rows (number, fields) of a file; ids are "STEM-NUMBER".
+
+    Args:
+        path: names the file in ids and errors; it is not read.
+        name: key of `FORMATS`.
+
+    Raises:
+        ValueError: an invalid row; the message has its number.
+
+    """
     stem = repair_text(path.stem)
-    for n, row in _iter_rows(path, notes):
+    for n, row in rows:
         try:
             _count_row_fields(row, notes)
             for k, rollout in enumerate(iter_rollouts(name, row, tokenizer, notes)):
@@ -194,9 +213,6 @@ def _iter_trajectories(
             raise ValueError(f"{path}, row {n} ({name}): {missing}") from error
         except (LookupError, TypeError, AttributeError, ValueError, TemplateError) as error:
             raise ValueError(f"{path}, row {n} ({name}): {error}") from error
-    notes.require_rollouts(path)
-    if not is_noted:
-        notes.warn(path)
 
 
 def _count_row_fields(row: dict, notes: ReadingNotes) -> None:

@@ -475,5 +475,9 @@ document.querySelector("h1").textContent = document.title;
 new ResizeObserver(() => it && drawStrip()).observe($("head"));
 dark.onchange = () => it && setView(state.view);
 addEventListener("hashchange", recall);
+addEventListener("message", ({ source, data }) => {  // a page around it opens a trajectory
+  const at = SET.rows.findIndex((row) => row.id === data);
+  if (source === parent && at >= 0) open(at);
+});
 recall();
 requestAnimationFrame(() => setTimeout(() => performance.mark("drawn")));

@@ -299,8 +299,17 @@ def _fill_template(title: str, head: dict, parts: list[dict]) -> str:
             f'<script type="application/json" class="part">{_to_script_json(part)}</script>'
             for part in parts
         ),
-        "HASH": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "HASH": hash_script(script),
         "TINTS": " ".join(f"--{name}: {tint};" for name, tint in TINTS.items()),
     }
-    template = TEMPLATE.read_text(encoding="utf-8")  # one pass, so values are not substituted again
+    return fill_placeholders(TEMPLATE.read_text(encoding="utf-8"), values)
+
+
+def hash_script(script: str) -> str:
+    """Return the hash under which a content security policy allows an inline script."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def fill_placeholders(template: str, values: dict[str, str]) -> str:
+    """Replace @@NAME@@ in one pass, so that values are not substituted again."""
     return re.sub("@@([A-Z]+)@@", lambda found: values[found[1]], template)

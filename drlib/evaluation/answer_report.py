@@ -12,6 +12,12 @@ from drlib.rewards.judges import Verdict
 
 def render(measures: dict[str, Any]) -> str:
     """Return the measures as a Markdown table."""
+    lines = [f"| {name} | {escape_cell(value)} |" for name, value in list_measures(measures)]
+    return "\n".join(["| measure | value |", "|---|---|", *lines])
+
+
+def list_measures(measures: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return name and value of each measure that the answers have data for, as text."""
     mean, low, high = measures["accuracy"]
     counts = measures["verdicts"]
     lines = [
@@ -43,8 +49,7 @@ def render(measures: dict[str, Any]) -> str:
         lines.append(("accuracy with errors wrong, or right", f"{lowest:.1%}, {highest:.1%}"))
     lines += [*_describe_calibration(measures), *_describe_usage(measures)]
     tongyi = ", ".join(f"{name} {value:.1%}" for name, value in measures["tongyi"].items())
-    lines.append(("named as in Tongyi's script", tongyi))
-    return "\n".join(["| measure | value |", "|---|---|", *(f"| {a} | {b} |" for a, b in lines)])
+    return [*lines, ("named as in Tongyi's script", tongyi)]
 
 
 def _describe_calibration(measures: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -64,8 +69,7 @@ def _describe_usage(measures: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{name.replace('_', ' ')} per answer", value
     for name in ("tools", "terminations"):
         if usage[name]:
-            # names are of a policy or a file: they must not end the cell
-            cells = [f"{escape_cell(key)} {n}" for key, n in usage[name].items()]
+            cells = [f"{key} {n}" for key, n in usage[name].items()]
             yield ("calls by tool" if name == "tools" else name), ", ".join(cells)
     if found := measures["budget"]:
         shares = ", ".join(f"{b}: {share:.1%}" for b, share in found["accuracy"].items())
@@ -77,8 +81,8 @@ def _describe_usage(measures: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def escape_cell(text: str) -> str:
-    """Return a text on one line without the separator of Markdown's tables."""
-    return " ".join(str(text).split()).replace("|", "\\|")
+    """Return a text that does not end a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def render_comparison(found: dict[str, Any]) -> str:
