@@ -766,28 +766,6 @@ def test_a_question_that_stands_twice_needs_its_id(tmp_path):
         read_answers(by_text, items)
 
 
-def test_reports_of_protected_benchmarks_have_no_texts(tmp_path, capsys):
-    """Nothing that the commands write contains a decrypted text."""
-    write, file, row, _ = FIXTURES["xbench"]
-    source = write(tmp_path / file, [row])
-    answers = lines(tmp_path / "a.jsonl", [{"id": "7", "prediction": "Z"}])
-    report = tmp_path / "report.json"
-    command = ["evaluate", "answers", str(answers), "--benchmark", "xbench", "--judge", "rules"]
-    assert main([*command, "--source", str(source), "--out", str(report)]) == 0
-    assert main(["evaluate", "pages", "xbench", "--source", str(source), "--out", "x"]) == 1
-    with Scripted(lambda messages: f"Hm: {messages[-1]['content']}") as server:  # no verdict
-        command[-1] = "llm"
-        options = ["--endpoint", server.url, "--model", "scripted", "--cache", str(tmp_path / "c")]
-        assert main([*command, "--source", str(source), *options]) == 1
-        assert server.asked > 0
-    shown = capsys.readouterr()
-    assert "reasons are hidden" in shown.err
-    written = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
-    for text in (QUESTION, ANSWER):
-        assert text.encode() not in written
-        assert text not in shown.out and text not in shown.err
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
