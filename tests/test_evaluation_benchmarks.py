@@ -25,7 +25,13 @@ from drlib.evaluation.benchmarks import (
     write_corpus,
     write_documents,
 )
-from drlib.evaluation.benchmarks.benchmark import decrypt, hashed_key, iter_rows
+from drlib.evaluation.benchmarks.benchmark import (
+    PARQUET_ROWS,
+    decrypt,
+    hashed_key,
+    iter_rows,
+    register_benchmark,
+)
 from drlib.rewards import llm_judge  # registers the judge llm
 from drlib.rewards.judges import JUDGES, score_table
 from drlib.worlds import load_world
@@ -632,6 +638,26 @@ def test_hub_form_of_hotpotqa(tmp_path):
     row = {"id": "p1", "question": QUESTION, "answer": ANSWER, "context": context}
     (item,) = load_benchmark("hotpotqa", parquet(tmp_path / "a.parquet", [row]))
     assert item.documents == PAGES
+
+
+@pytest.mark.parametrize("answers", [(), ("",), ("a", " ")])
+def test_readers_of_plugins_cannot_return_empty_answers(answers, tmp_path):
+    """They would be judged; only a benchmark without a judge has no answers."""
+    path = lines(tmp_path / "a.jsonl", [{"q": "q"}])
+    try:
+        for name, judge in (("judged", "rules"), ("executed", "")):
+            register_benchmark(name, judge)(lambda row: BenchmarkItem("1", row.text("q"), answers))
+        with pytest.raises(BenchmarkError, match="row 1, field 'answer': is empty"):
+            load_benchmark("judged", path)
+        assert load_benchmark("executed", path)[0].answers == answers
+    finally:
+        del BENCHMARKS["judged"], BENCHMARKS["executed"]
+
+
+def test_every_batch_of_a_parquet_file_is_read(tmp_path):
+    rows = [{"id": str(i), "question": f"q{i}", "answer": "a"} for i in range(2 * PARQUET_ROWS + 1)]
+    items = load_benchmark("generic", parquet(tmp_path / "a.parquet", rows))
+    assert [item.question for item in items] == [row["question"] for row in rows]
 
 
 def test_cells_without_a_header_are_not_lost(tmp_path):
