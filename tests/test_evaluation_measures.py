@@ -334,6 +334,15 @@ def test_command_shows_the_measures(tmp_path, capsys):
     assert measures["calibration"]["rms"] == pytest.approx(0.1)
 
 
+def test_tools_that_a_policy_invents_are_hidden_for_protected_benchmarks(tmp_path):
+    item = BenchmarkItem("q", "Q?", ("Zanzibar",), protected=True)
+    turns = [assistant(call(name)) for name in ("search", "Zanzibar", "Pemba", "PythonInterpreter")]
+    rows = [{"id": "q", "prediction": "x", "messages": turns}]
+    (found,) = read_answers(write(tmp_path / "a.jsonl", rows), [item])
+    assert found.usage.tools == {"search": 1, "other": 2, "PythonInterpreter": 1}
+    assert found.usage.calls == 4
+
+
 def test_rows_show_no_text(tmp_path):
     rows = [row("Secret?", "Zanzibar", "Zanzibar", category="Hidden", citations=["Pemba"])]
     judged = judge_files([write(tmp_path / "a.jsonl", rows)], JUDGES["rules"]())
