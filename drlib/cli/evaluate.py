@@ -5,9 +5,11 @@ those of `drlib train`. `drlib evaluate BENCHMARK` asks an agent the questions o
 the options of `drlib ask`, and judges its answers. `answers` judges the answers of any agent, one
 JSON-lines file per round (rows with question, answer and prediction). `judge` measures how often a
 judge is wrong. `pages` writes the questions and documents of a benchmark such as HotpotQA.
+`overlap` searches training files for the questions of a benchmark.
 """
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -20,13 +22,14 @@ from drlib.registry import load_plugins
 from drlib.validation import require
 
 PREFIX = "evaluate_"
-COMMANDS = ("answers", "judge", "pages")
+COMMANDS = ("answers", "judge", "pages", "overlap")
 EXAMPLES = (
     "drlib evaluate rl --profile ci",
     "drlib evaluate answers iter1.jsonl iter2.jsonl iter3.jsonl",
     "drlib evaluate judge --judge rules --world folder:notes",
     "drlib evaluate pages hotpotqa --source hotpot_dev_distractor_v1.json --out hotpot",
     "drlib evaluate hotpotqa --source hotpot_dev_distractor_v1.json --model smol --out answers",
+    "drlib evaluate overlap train.jsonl --source questions.jsonl",
 )
 
 
@@ -46,6 +49,7 @@ def main(argv: list[str]) -> int:
         "answers": _score_answers,
         "judge": _calibrate,
         "pages": _write_pages,
+        "overlap": _measure_overlap,
     }.get(what)
     if run is None:
         return train.main([PREFIX + what.removeprefix(PREFIX), *rest])
@@ -334,6 +338,26 @@ def _write_pages(argv: list[str]) -> int:
     ]
     write_json_lines(args.out / "questions.jsonl", rows)
     print(f"{pages} pages (world folder:{args.out / 'pages'}), {len(rows)} questions")
+    return 0
+
+
+def _measure_overlap(argv: list[str]) -> int:
+    """Search training files for the questions of a benchmark and print the counts."""
+    from drlib.evaluation.benchmarks import BENCHMARKS, load_benchmark
+    from drlib.evaluation.overlap import overlap, render_overlap
+
+    parser = argparse.ArgumentParser(prog="drlib evaluate overlap", description=__doc__)
+    add_examples(parser, EXAMPLES[5])
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, help="training data: .jsonl, .json, .parquet")
+    add("--benchmark", default="generic", help=f"one of {', '.join(BENCHMARKS)} (generic)")
+    add("--source", type=Path, required=True, help="its published file, or rows of questions")
+    add("--out", type=Path, help="write counts and places, without texts, to this JSON file")
+    args = parser.parse_args(argv)
+    found = overlap(load_benchmark(args.benchmark, args.source), args.files)
+    if args.out:
+        write_atomic(args.out, json.dumps(found, indent=1) + "\n")
+    print(render_overlap(found))
     return 0
 
 
