@@ -8,6 +8,8 @@ import base64
 import csv
 import hashlib
 import json
+import re
+import zipfile
 
 import openpyxl
 import pyarrow
@@ -669,6 +671,28 @@ def test_cells_without_a_header_are_not_lost(tmp_path):
     assert item.answers == ("a",)
     rows = list(iter_rows(tmp_path / "a.xlsx"))
     assert rows[0].fields == {"question": "q", "answer": "a", "column 3": "lost"}
+    # without the stated size of the sheet, rows have their own lengths
+    with (
+        zipfile.ZipFile(tmp_path / "a.xlsx") as old,
+        zipfile.ZipFile(tmp_path / "b.xlsx", "w") as new,
+    ):
+        for name in old.namelist():
+            new.writestr(name, re.sub(rb"<dimension[^>]*/>", b"", old.read(name)))
+    with pytest.raises(BenchmarkError, match="b.xlsx has a row with more cells than the header"):
+        load_benchmark("generic", tmp_path / "b.xlsx")
+
+
+def test_columns_of_one_name_in_binary_formats(tmp_path):
+    names = ["question", "answer", "answer"]
+    table = pyarrow.Table.from_arrays([pyarrow.array(["x"])] * 3, names=names)
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    book = openpyxl.Workbook()
+    for row in (names, ["q", "a", "b"]):
+        book.active.append(row)
+    book.save(tmp_path / "a.xlsx")
+    for file in ("a.parquet", "a.xlsx"):
+        with pytest.raises(BenchmarkError, match=f"{file} has several fields named 'answer'"):
+            load_benchmark("generic", tmp_path / file)
 
 
 def test_files_that_are_none(tmp_path):
