@@ -635,6 +635,14 @@ def test_wrong_fields(name, row, message, tmp_path):
         load_benchmark(name, lines(tmp_path / "a.jsonl", [row]))
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"), [("007", "7"), ("000", "0"), (0, "0"), (33.0, "33"), ("0999", "999")]
+)
+def test_integers_of_aime(answer, expected, tmp_path):
+    path = lines(tmp_path / "a.jsonl", [{"problem": "q", "answer": answer}])
+    assert load_benchmark("aime", path)[0].answers == (expected,)
+
+
 def test_hub_form_of_hotpotqa(tmp_path):
     context = {"title": [p[0] for p in PAIRS], "sentences": [p[1] for p in PAIRS]}
     row = {"id": "p1", "question": QUESTION, "answer": ANSWER, "context": context}
