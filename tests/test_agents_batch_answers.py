@@ -57,6 +57,8 @@ def test_every_task_has_one_row_and_one_rollout(tmp_path):
         assert answer(server, path) == rows and server.asked == 12
     assert sorted(row["task_id"] for row in read_json_lines(path)) == sorted(t.id for t in TASKS)
     assert set(rows[0]) >= {"question", "answer", "prediction", "termination", "messages"}
+    assert {row["costs"]["calls"] for row in rows} == {0}
+    assert all(row["costs"]["sampled"] == row["usage"]["said_tokens"] > 0 for row in rows)
 
 
 def test_killed_run_resumes(tmp_path):

@@ -209,6 +209,9 @@ def test_usage_of_the_row_comes_first(tmp_path):
     (found,) = read_answers(write(tmp_path / "a.jsonl", rows))
     assert found.usage == Usage(7, {"search": 1}, 5, 2, 0.0, None)
     assert found.termination == "answered"
+    rows[0] |= {"usage": {"read_tokens": 4}, "costs": {"calls": 9, "sampled": 8, "contexts": 1}}
+    (found,) = read_answers(write(tmp_path / "c.jsonl", rows))  # researchers are counted
+    assert found.usage == Usage(9, {"search": 1}, 4, 8, None, None)
     (bare,) = read_answers(write(tmp_path / "b.jsonl", [row("A?", "x", "x")]))
     assert bare.usage == Usage() and bare.usage.calls is None
 
@@ -217,6 +220,7 @@ def test_usage_of_the_row_comes_first(tmp_path):
     ("more", "message"),
     [
         ({"usage": [1]}, "usage must be an object"),
+        ({"costs": [1]}, "costs must be an object"),
         ({"usage": {"cost": -1}}, "usage has cost -1"),
         ({"usage": {"seconds": "3"}}, "usage has seconds '3'"),
         ({"usage": {"read_tokens": math.nan}}, "usage has read_tokens nan"),

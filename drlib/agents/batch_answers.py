@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drlib.agents.agent import Agent
+from drlib.agents.rollout_state import count_costs
 from drlib.files import append_json_line, write_atomic
 from drlib.task import Task
 from drlib.trajectory import Termination, Trajectory
@@ -62,6 +63,7 @@ def to_row(trajectory: Trajectory) -> dict:
         "termination": str(trajectory.termination),
         "messages": trajectory.messages,
         "usage": trajectory.metadata.get("usage", {}),
+        "costs": count_costs(trajectory),
     }
 
 

@@ -218,7 +218,11 @@ _COUNTS = {  # attribute of `Usage` -> names in files
 def _read_usage(fields: dict[str, Any], where: str) -> Usage:
     """Return the resources of a row, from `usage` and, for calls, from `messages`."""
     given, messages = fields.get("usage") or {}, fields.get("messages")
-    require(isinstance(given, dict), f"{where}: usage must be an object")
+    costs = fields.get("costs") or {}  # of `agents.batch_answers`: also of an agent's researchers
+    for name, value in (("usage", given), ("costs", costs)):
+        require(isinstance(value, dict), f"{where}: {name} must be an object")
+    given = {"calls": costs.get("calls"), "said_tokens": costs.get("sampled")} | given
+    given = {name: value for name, value in given.items() if value is not None}
     counts = {}
     for name, names in _COUNTS.items():
         value = next((given[one] for one in names if given.get(one) is not None), None)
