@@ -37,7 +37,6 @@ from drlib.evaluation.benchmarks.benchmark import (
 from drlib.rewards import llm_judge  # registers the judge llm
 from drlib.rewards.judges import JUDGES, score_table
 from drlib.worlds import load_world
-from tests.scripted_server import Scripted
 
 QUESTION, ANSWER, CANARY = "Which town lies on the Ørsted: A or B?", "Ærøskøbing, 1:2", "canary-7"
 HASHED = hashed_key(CANARY)
@@ -333,6 +332,59 @@ FIXTURES = {
         {"ID": 3, "Question": QUESTION, "answer": [ANSWER, "B"]},
         {"id": "3", "answers": (ANSWER, "B")},
     ),
+    "fanoutqa": (
+        whole,
+        "a.json",
+        {
+            "id": "f1",
+            "question": QUESTION,
+            "decomposition": [
+                {
+                    "question": "q",
+                    "decomposition": [{"evidence": {"title": "Å"}, "decomposition": []}],
+                    "evidence": {"title": "Town"},
+                },
+                {"evidence": None},
+                {"evidence": {"title": "River"}},
+                {"evidence": {"title": "Town"}},
+            ],
+            "answer": {"Å": 7, "Town": True},
+            "categories": ["Art"],
+        },
+        {
+            "id": "f1",
+            "answers": ('{"Å": 7, "Town": true}',),
+            "meta": {"categories": ["Art"], "articles": ["Town", "Å", "River"]},
+        },
+    ),
+    "humaneval": (
+        lines,
+        "a.jsonl",
+        {
+            "task_id": "t/1",
+            "prompt": 'def f(x):\n    """Return x + 1."""\n',
+            "entry_point": "f",
+            "canonical_solution": "    return x + 1\n",
+            "test": "def check(c):\n    assert c(1) == 2",
+        },
+        {
+            "id": "t/1",
+            "question": 'def f(x):\n    """Return x + 1."""',
+            "answers": ("def check(c):\n    assert c(1) == 2\n\ncheck(f)\n",),
+            "meta": {"entry_point": "f", "canonical_solution": "    return x + 1\n"},
+        },
+    ),
+    "tau2_banking": (
+        whole,
+        "a.json",
+        {
+            "id": "b1",
+            "user_scenario": {"persona": None, "instructions": QUESTION},
+            "evaluation_criteria": {"actions": []},
+            "required_documents": ["d_(x)_1", "d2"],
+        },
+        {"id": "b1", "answers": (), "meta": {"required_documents": ["d_(x)_1", "d2"]}},
+    ),
 }
 BROWSECOMP_PLUS, SWEBENCH, WIDESEARCH = (
     FIXTURES[name][2] for name in ("browsecomp_plus", "swebench", "widesearch")
@@ -346,6 +398,8 @@ ANSWERS = dict.fromkeys(FIXTURES, "answer") | {
     "2wiki": "golden_answers",
     "widesearch": "query",
     "swebench": "problem_statement",
+    "humaneval": "test",
+    "tau2_banking": "required_documents",
 }
 FOLDERS = {"harbor", "terminal_bench"}  # tests/test_evaluation_task_folders.py
 
@@ -589,6 +643,12 @@ def test_attachments_of_gaia(tmp_path):
         ("frames", {"prompt": "q", "answer": "a", "wiki_links": "[oops"}, "is no list"),
         ("hotpotqa", {"question": "q", "answer": "a", "context": [["t"]]}, "must be pairs"),
         ("musique", {"question": "q", "answer": "a", "paragraphs": [{}]}, "must have title"),
+        ("fanoutqa", {"question": "q", "answer": {"a": None}}, "a part that is no text or number"),
+        ("fanoutqa", {"question": "q", "answer": ["", " "]}, "field 'answer': is empty"),
+        ("fanoutqa", {"question": "q", "answer": "a", "decomposition": ["x"]}, "with evidence"),
+        ("fanoutqa", {"question": "q", "necessary_evidence": []}, "field 'answer': missing"),
+        ("humaneval", {"prompt": "p", "test": "t", "entry_point": "a b"}, "no name of a function"),
+        ("tau2_banking", {"user_scenario": {}, "required_documents": [3]}, "must be a list of ids"),
         ("generic", {"question": ["q"], "answer": "a"}, "is a list, not a text"),
         ("generic", {"question": "q", "answer": True}, "is a bool, not a text"),
         ("generic", {"question": "q", "answer": ["a", " "]}, "is empty"),
@@ -765,35 +825,6 @@ def hotpot(tmp_path, n):
     return whole(tmp_path / "hotpot.json", rows)
 
 
-def test_from_a_benchmark_to_a_score(tmp_path, capsys):
-    """Pages and questions, an agent on a server that answers half of them, the score."""
-    source, out = hotpot(tmp_path, 8), tmp_path / "hotpot"
-    assert main(["evaluate", "pages", "hotpotqa", "--source", str(source), "--out", str(out)]) == 0
-    assert "2 pages" in capsys.readouterr().out
-    answers = tmp_path / "answers.jsonl"
-
-    def say(messages):
-        number = int(messages[-1]["content"].split("Number ")[1].split("?")[0])
-        return f"<think>x</think><answer>{number if number % 2 else 'none'}</answer>"
-
-    with Scripted(say) as server:
-        command = [
-            *("ask", "--questions", str(out / "questions.jsonl"), "--answers", str(answers)),
-            *("--world", f"folder:{out / 'pages'}", "--endpoint", server.url),
-            *("--model", "scripted"),
-        ]
-        assert main(command) == 0
-        assert "8 of 8 questions answered" in capsys.readouterr().out
-        assert main(command) == 0 and server.asked == 8  # nothing is asked twice
-    capsys.readouterr()
-    scoring = ["evaluate", "answers", str(answers), "--benchmark", "hotpotqa"]
-    report = tmp_path / "report.json"
-    assert main([*scoring, "--source", str(source), "--out", str(report)]) == 0
-    assert "| 8 x 1 |" in capsys.readouterr().out
-    data = json.loads(report.read_text())
-    assert data["judge"] == "squad" and data["measures"]["accuracy"][0] == 0.5
-
-
 def test_answers_need_only_ids_of_a_benchmark(tmp_path, capsys):
     source = hotpot(tmp_path, 3)
     rows = [{"id": "p1", "prediction": "1"}, {"question": "Number 2?", "prediction": "7"}]
@@ -822,18 +853,3 @@ def test_a_question_that_stands_twice_needs_its_id(tmp_path):
     by_text = lines(tmp_path / "b.jsonl", [{"question": "Same?", "prediction": "b"}])
     with pytest.raises(ValueError, match="give its id"):
         read_answers(by_text, items)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--questions", "a.jsonl"],
-        ["--answers", "b.jsonl"],
-        ["What?", "--questions", "a.jsonl", "--answers", "b.jsonl"],
-        ["--questions", "a.jsonl", "--answers", "b.jsonl", "--save", "c.parquet"],
-    ],
-)
-def test_options_of_many_questions_that_do_not_fit(arguments, capsys):
-    with pytest.raises(SystemExit):
-        main(["ask", *arguments])
-    assert "--questions" in capsys.readouterr().err

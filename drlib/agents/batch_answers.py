@@ -8,7 +8,7 @@ last line of a killed run is removed.
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from drlib.agents.agent import Agent
@@ -18,14 +18,21 @@ from drlib.task import Task
 from drlib.trajectory import Termination, Trajectory
 
 
-def answer_file(agent: Agent, tasks: Sequence[Task], path: str | Path, **options) -> list[dict]:
+def answer_file(
+    agent: Agent,
+    tasks: Sequence[Task],
+    path: str | Path,
+    convert: Callable[[Trajectory], dict] | None = None,
+    **options,
+) -> list[dict]:
     """Answer the tasks that have no row in `path`; return the row of each task, in order.
 
     Args:
         agent: the agent.
         tasks: with different ids; one sample each.
         path: JSON-lines file, created if missing.
-        how: further arguments of `Agent.run`, such as temperature.
+        convert: replaces `to_row`; its rows need task_id and termination.
+        options: further arguments of `Agent.run`, such as temperature.
 
     Raises:
         ValueError: duplicate task ids, or a row of another format in the file.
@@ -43,7 +50,7 @@ def answer_file(agent: Agent, tasks: Sequence[Task], path: str | Path, **options
     def save_row(event: str, _state, value) -> None:
         if event == "end" and not value.metadata.get("interrupted"):
             with lock:
-                rows[value.task_id] = to_row(value)
+                rows[value.task_id] = (convert or to_row)(value)
                 append_json_line(path, rows[value.task_id])
 
     # keys are indices into the whole file, so a resumed run samples the same
@@ -54,8 +61,8 @@ def answer_file(agent: Agent, tasks: Sequence[Task], path: str | Path, **options
 
 
 def to_row(trajectory: Trajectory) -> dict:
-    """Convert a trajectory to its row."""
-    return {
+    """Convert a trajectory to its row; after an environment fault it has the cause as `error`."""
+    row = {
         "task_id": trajectory.task_id,
         "question": trajectory.metadata["question"],
         "answer": trajectory.metadata["right_answer"],
@@ -65,6 +72,10 @@ def to_row(trajectory: Trajectory) -> dict:
         "usage": trajectory.metadata.get("usage", {}),
         "costs": count_costs(trajectory),
     }
+    if trajectory.termination is Termination.ENV_FAULT:
+        failed = [result.text for result in trajectory.tool_results if result.env_fault]
+        row["error"] = str(trajectory.metadata.get("fault") or (failed or ["a tool failed"])[-1])
+    return row
 
 
 def _read_finished(path: Path) -> dict[str, dict]:

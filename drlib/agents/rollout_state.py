@@ -38,7 +38,8 @@ class Limits:
         turns: policy turns in all contexts; then TURNS.
         tokens: sampled tokens in all turns; then LENGTH.
         cost: in the currency of the engine's prices; then LENGTH.
-        seconds: from the first turn on; then WALL_CLOCK.
+        seconds: from the request of the first turn, or from its end with an engine that does not
+            report the time of a turn; then WALL_CLOCK. Waiting for a free engine does not count.
         repeats: consecutive repetitions of one call; then LOOP.
         format_errors: consecutive turns that could not be parsed; then FORMAT.
         format_help: text that follows the first format error in a row, with the expected form.
@@ -104,7 +105,7 @@ class RolloutState:
     tokens: int = 0  # sampled
     prompt_tokens: int = 0  # as counted by a server
     cost: float = 0.0
-    started: float = field(default_factory=time.monotonic)
+    started: float | None = None  # monotonic time of the first turn
 
     def begin(self, question: str | None = None) -> Context:
         """Start a new, empty context; by default with the task's question."""
@@ -128,22 +129,28 @@ class RolloutState:
 
     def count(self, completion: Completion) -> None:
         """Count the usage of a policy turn."""
+        if self.started is None:
+            self.started = time.monotonic() - completion.seconds
         self.turns += 1
         self.tokens += completion.size
         self.prompt_tokens += completion.prompt_tokens
         self.cost += completion.cost
 
+    @property
+    def seconds(self) -> float:
+        """Time since the first turn, 0 before."""
+        return 0.0 if self.started is None else time.monotonic() - self.started
+
     def usage(self) -> dict[str, dict]:
         """Return the server's token counts for the record, {} for engines that read ids."""
         if self.chat is not None:
             return {}
-        seconds = round(time.monotonic() - self.started, 3)
         counts = {
             "turns": self.turns,
             "read_tokens": self.prompt_tokens,
             "said_tokens": self.tokens,
         }
-        return {"usage": counts | {"cost": self.cost, "seconds": seconds}}
+        return {"usage": counts | {"cost": self.cost, "seconds": round(self.seconds, 3)}}
 
     def act(self, action: ToolCall | FormatError) -> Future:
         """Execute the action and return a future of its `ToolResult`.
@@ -195,8 +202,7 @@ class RolloutState:
             Termination.LENGTH: (limits.tokens is not None and self.tokens >= limits.tokens)
             or (limits.cost is not None and self.cost >= limits.cost)
             or (longest is not None and len(context) >= longest),
-            Termination.WALL_CLOCK: limits.seconds is not None
-            and time.monotonic() - self.started >= limits.seconds,
+            Termination.WALL_CLOCK: limits.seconds is not None and self.seconds >= limits.seconds,
         }
         for reason, reached in over.items():
             if reached:

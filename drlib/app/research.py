@@ -7,13 +7,13 @@ Every expected failure raises `AskError`; the trajectory so far is saved first.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drlib.agents import AGENTS, Agent, Limits, answer_file
+from drlib.agents import AGENTS, Agent, Limits
 from drlib.agents.preset import Preset, load_preset, read_prompt
 from drlib.agents.rollout_state import Watch
 from drlib.agents.s3 import answer_from_facts
@@ -28,13 +28,14 @@ from drlib.chat.template import ChatIds, load_any_tokenizer
 from drlib.chat.worked_example import build_worked_example, repeats_example
 from drlib.config import ROOT, SMOL, SMOL_READER, Config, find_model
 from drlib.endpoint import ChatEndpoint, EndpointError, parse_names
+from drlib.evaluation.benchmark_run import BenchmarkRun
 from drlib.models.api_engine import ApiEngine
 from drlib.models.engine import Engine
 from drlib.models.json_turns import JsonTurns
 from drlib.registry import load_plugins
 from drlib.sandbox import Sandbox
 from drlib.task import Task, normalise_answer
-from drlib.tools import PageReader, Provider, Toolbox
+from drlib.tools import PageReader, ParseFile, Provider, Toolbox
 from drlib.tools.standard_io import NAME as STANDARD_IO
 from drlib.tools.standard_io import StandardIOTool
 from drlib.tools.toolbox import extract_pages
@@ -53,6 +54,7 @@ MEMORY_CALLS = 16  # tool calls of MEMORY_AGENTS with the tour's policy
 PLAIN_AGENTS = ("react", "managed")  # every turn is a call or an answer, without other tags
 SEARCH_RESULTS = 5  # results per search, for models other than the tour's policy
 MAX_SOURCES = 8
+NO_WORLD = "none"
 FORMAT_ERRORS = 3  # unreadable turns in a row that end a run
 SUPPORT_NOTE = ": its text contains the answer"
 # words in the error of a server that rejects a constraint
@@ -91,7 +93,7 @@ class AskOptions:
 
     Args:
         agent: key of `AGENTS`.
-        world: name passed to `load_world`.
+        world: name passed to `load_world`, or "none": nothing to search.
         start: title or URL of the first page, for the webwalker only.
         search: live search instead of the world: a key of `tools.PROVIDERS`, with "=URL" for a
             self-hosted server. Pages are then fetched from the web.
@@ -113,6 +115,7 @@ class AskOptions:
         system_prompt: with `preset`: file with the system prompt, see `read_prompt`.
         question_prompt: with `preset`: file with the text of the first user message, which contains
             {question}.
+        files: folder of files that the agent can read with the tool `parse_file`.
 
     Raises:
         AskError: the options are inconsistent.
@@ -142,6 +145,7 @@ class AskOptions:
     constrained: bool = False
     system_prompt: str = ""
     question_prompt: str = ""
+    files: str = ""
 
     def __post_init__(self):
         self._check_preset()
@@ -317,14 +321,16 @@ class AskSession(ExitStack):
         sources = find_sources(trajectory)
         return AskResult(trajectory.answer, sources, count_usage(trajectory), trajectory)
 
-    def answer_all(self, tasks: Sequence[Task], path: Path) -> list[dict]:
-        """Answer the tasks that have no row in `path` yet; see `drlib.agents.answer_file`.
+    def answer_benchmark(
+        self, run: BenchmarkRun, budget: float | None, progress: Callable[[Trajectory], object]
+    ) -> bool:
+        """Answer what a benchmark run has no answers to; see `BenchmarkRun.answer`.
 
         Raises:
             AskError: the server refuses.
         """
         try:
-            return answer_file(self._agent, tasks, path, temperature=self.options.temperature)
+            return run.answer(self._agent, self.options.temperature, budget, progress)
         except EndpointError as error:
             raise AskError(_explain_refusal(error, self.options)) from None
 
@@ -342,11 +348,14 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
     """Build the agent and its toolbox; resources to close are registered in `stack`."""
     preset = load_preset(options.preset) if options.preset else None
     has_world = preset is None or "search" in (tool["name"] for tool in preset.tools)
+    has_world = has_world and options.world != NO_WORLD and not options.search
     try:
         load_plugins(options.plugins)
         make = AGENTS[options.agent]
-        world = load_world(options.world) if has_world and not options.search else None
-        backends = _live_backends(options.search, preset) if options.search else None
+        world = load_world(options.world) if has_world else None
+        backends = _live_backends(options.search, preset) if options.search else {}
+        if options.files:
+            backends["parse_file"] = [ParseFile(options.files)]
     except (ValueError, OSError) as error:
         raise AskError(str(error)) from None
     sandbox = stack.enter_context(Sandbox(workers=1))
@@ -375,7 +384,7 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
     return make(setup.engine, toolbox, setup.chat, setup.limits, setup.system, **extra)
 
 
-def _live_backends(search: str, preset: Preset | None) -> dict[str, list]:
+def _live_backends(search: str, preset: Preset | None) -> dict[str, list[Any]]:
     """Return the backends of live search; with a preset, serper also searches articles.
 
     Raises:

@@ -1,17 +1,21 @@
-"""`drlib evaluate STAGE | BENCHMARK | answers FILE... | judge | pages BENCHMARK`: measure agents.
+"""`drlib evaluate STAGE | BENCHMARK | answers | judge | pages | retrieval`: measure agents.
 
 `drlib evaluate STAGE` builds the stage `evaluate_STAGE` and its missing inputs; its arguments are
 those of `drlib train`. `drlib evaluate BENCHMARK` asks an agent the questions of a benchmark, with
 the options of `drlib ask`, and judges its answers. `answers` judges the answers of any agent, one
 JSON-lines file per round (rows with question, answer and prediction). `judge` measures how often a
 judge is wrong. `pages` writes the questions and documents of a benchmark such as HotpotQA.
+`retrieval` measures which of the documents that a task requires are found by the search engines.
 `overlap` searches training files for the questions of a benchmark.
+`leaderboard` compares several agents' answers to the same questions.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from drlib.cli import train
@@ -22,14 +26,16 @@ from drlib.registry import load_plugins
 from drlib.validation import require
 
 PREFIX = "evaluate_"
-COMMANDS = ("answers", "judge", "pages", "overlap")
+COMMANDS = ("answers", "judge", "pages", "retrieval", "overlap", "leaderboard")
 EXAMPLES = (
     "drlib evaluate rl --profile ci",
     "drlib evaluate answers iter1.jsonl iter2.jsonl iter3.jsonl",
     "drlib evaluate judge --judge rules --world folder:notes",
     "drlib evaluate pages hotpotqa --source hotpot_dev_distractor_v1.json --out hotpot",
     "drlib evaluate hotpotqa --source hotpot_dev_distractor_v1.json --model smol --out answers",
+    "drlib evaluate retrieval tau2_banking",
     "drlib evaluate overlap train.jsonl --source questions.jsonl",
+    "drlib evaluate leaderboard react=a1.jsonl,a2.jsonl heavy=b1.jsonl,b2.jsonl",
 )
 
 
@@ -47,9 +53,11 @@ def main(argv: list[str]) -> int:
     run = {
         "benchmark": _run_benchmark,
         "answers": _score_answers,
+        "leaderboard": _compare_answers,
         "judge": _calibrate,
         "pages": _write_pages,
         "overlap": _measure_overlap,
+        "retrieval": _measure_retrieval,
     }.get(what)
     if run is None:
         return train.main([PREFIX + what.removeprefix(PREFIX), *rest])
@@ -106,6 +114,8 @@ def _run_benchmark(argv: list[str]) -> int:
         f"{args.benchmark} is judged by a model: give --judge-endpoint and --judge-model, or "
         "another --judge",
     )
+    if judge != "llm":
+        JUDGES[judge]()  # an unknown or missing judge must be found before answers are paid for
     items = load_benchmark(args.benchmark, args.source)
     readable = [item for item in items if not item.meta.get("has_image")]
     if left_out := len(items) - len(readable):
@@ -291,6 +301,44 @@ def _hide_messages(judge):
     return hidden
 
 
+def _compare_answers(argv: list[str]) -> int:
+    """Judge several sets of answers and print a table with paired comparisons."""
+    from drlib.evaluation.answer_files import judge_files
+    from drlib.evaluation.benchmarks import BENCHMARKS
+    from drlib.evaluation.leaderboard import build_leaderboard, render_leaderboard
+
+    parser = _parser("leaderboard", EXAMPLES[7])
+    add = parser.add_argument
+    add("sets", nargs="+", metavar="NAME=FILE,...", help="answers of an agent, one file per round")
+    add("--benchmark", default="", help=f"take the correct answers from: {', '.join(BENCHMARKS)}")
+    add("--source", type=Path, help="--benchmark: its published file")
+    add("--workers", type=int, default=8, help="--judge llm: requests at the same time (8)")
+    add("--out", type=Path, help="write the table, without texts, to this JSON file")
+    args = parser.parse_args(argv)
+    load_plugins(args.plugins)
+    items = _load_items(args)
+    args.judge = args.judge or (BENCHMARKS[args.benchmark].judge if args.benchmark else "rules")
+    files: dict[str, list[Path]] = {}
+    for one in args.sets:
+        name, equals, paths = one.partition("=")
+        require(bool(name and equals and paths), f"{one!r} must be NAME=FILE or NAME=FILE,FILE,...")
+        require(name not in files, f"{name!r} names two sets of answers")
+        files[name] = [Path(path) for path in paths.split(",")]
+    judge = _create_judge(args)
+    if any(item.protected for item in items):
+        judge = _hide_messages(judge)
+    workers = args.workers if args.judge == "llm" else 1
+    found = build_leaderboard(
+        {name: judge_files(paths, judge, workers, items=items) for name, paths in files.items()}
+    )
+    if args.out:
+        names = {name: [path.name for path in paths] for name, paths in files.items()}
+        report = {"judge": args.judge, "files": names, **found}
+        write_atomic(args.out, json.dumps(report, indent=1) + "\n")
+    print(render_leaderboard(found))
+    return 0
+
+
 def _load_items(args: argparse.Namespace) -> list:
     """Return the questions of --benchmark, [] without it."""
     from drlib.evaluation.benchmarks import BENCHMARKS, load_benchmark
@@ -341,13 +389,62 @@ def _write_pages(argv: list[str]) -> int:
     return 0
 
 
+def _measure_retrieval(argv: list[str]) -> int:
+    """Print the recall of the documents that the tasks of a benchmark require."""
+    from tqdm import tqdm
+
+    from drlib.evaluation.benchmark_wheels import find_source
+    from drlib.evaluation.benchmarks import load_benchmark, write_corpus
+    from drlib.evaluation.retrieval import RETRIEVERS, measure_recall, render_recall, to_rows
+
+    parser = argparse.ArgumentParser(prog="drlib evaluate retrieval", description=__doc__)
+    add_examples(parser, EXAMPLES[5])
+    add = parser.add_argument
+    add("benchmark", help="tau2_banking (drlib convert tau2_banking) or browsecomp_plus")
+    add("--source", type=Path, help="its published file (default: the installed one)")
+    add("--corpus", type=Path, nargs="+", help="files of its documents (default: the installed)")
+    add(
+        "--engines",
+        nargs="+",
+        default=[*RETRIEVERS],
+        help=f"the first one is the base of differences ({' '.join(RETRIEVERS)})",
+    )
+    add("--out", type=Path, help="write the measures, without texts, to this JSON file")
+    args = parser.parse_args(argv)
+    source = args.source or find_source(args.benchmark)
+    corpus = args.corpus or [find_source(args.benchmark, 1)]
+    items = load_benchmark(args.benchmark, source)
+    total = len(items) * len(args.engines)
+    with (
+        tempfile.TemporaryDirectory(prefix="drlib-retrieval-") as folder,
+        tqdm(total=total, desc="search", disable=not sys.stderr.isatty()) as bar,
+    ):
+        documents = write_corpus(args.benchmark, corpus, Path(folder, "pages"))
+        rows = to_rows(measure_recall(items, Path(folder, "pages"), args.engines, bar.update))
+    if args.out:
+        files = {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in [source, *corpus]
+        }
+        report = {
+            "command": f"drlib evaluate retrieval {args.benchmark} --engines "
+            + " ".join(args.engines),
+            "files": files,
+            "tasks": len(items),
+            "documents": documents,
+            "engines": rows,
+        }
+        write_atomic(args.out, json.dumps(report, indent=1) + "\n")
+    print(f"{len(items)} tasks, {documents} documents\n\n{render_recall(rows)}")
+    return 0
+
+
 def _measure_overlap(argv: list[str]) -> int:
     """Search training files for the questions of a benchmark and print the counts."""
     from drlib.evaluation.benchmarks import BENCHMARKS, load_benchmark
     from drlib.evaluation.overlap import overlap, render_overlap
 
     parser = argparse.ArgumentParser(prog="drlib evaluate overlap", description=__doc__)
-    add_examples(parser, EXAMPLES[5])
+    add_examples(parser, EXAMPLES[6])
     add = parser.add_argument
     add("files", nargs="+", type=Path, help="training data: .jsonl, .json, .parquet")
     add("--benchmark", default="generic", help=f"one of {', '.join(BENCHMARKS)} (generic)")

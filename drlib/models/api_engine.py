@@ -269,6 +269,7 @@ class ApiEngine(Engine):
         def ask() -> Completion:
             return self._completion(self.endpoint.complete(messages, **options))
 
+        started = time.monotonic()
         try:
             completion = retry_request(ask, self.attempts, self.pause_s, rng)
         except EndpointError as error:
@@ -276,6 +277,7 @@ class ApiEngine(Engine):
                 raise
             # others were accepted, so the cause is this conversation
             return Completion(finish_reason="fault", fault=str(error))
+        completion.seconds = time.monotonic() - started
         self._has_replied |= completion.finish_reason in ("stop", "length")
         return completion
 

@@ -58,6 +58,7 @@ class Completion:
             (the engine failed, see `fault`; nothing was sampled).
         text, prompt_tokens, turn_tokens, cost: set by engines that read messages, as counted by
             their server; token ids are then empty.
+        seconds: time of the request with its retries, set by engines that read messages.
         call_ids: the server's ids of the native calls in `text`.
         routed_experts: with `routes=True`, uint16[n, L, k]: the k experts in each of L sparse
             layers of the n tokens read since the last turn in this context (all of them for the
@@ -73,6 +74,7 @@ class Completion:
     prompt_tokens: int = 0
     turn_tokens: int = 0
     cost: float = 0.0
+    seconds: float = 0.0
     fault: str = ""
     call_ids: tuple[str, ...] = ()
     routed_experts: np.ndarray | None = field(default=None, repr=False, compare=False)
