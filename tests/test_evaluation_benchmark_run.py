@@ -12,16 +12,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from drlib.agents import Limits, ReAct
+from drlib.app.research import AskOptions
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.cli import main
 from drlib.endpoint import ChatEndpoint
 from drlib.evaluation.answer_files import read_answers
-from drlib.evaluation.benchmark_run import BenchmarkRun, estimate
+from drlib.evaluation.benchmark_run import BenchmarkRun, describe, estimate
 from drlib.evaluation.benchmarks import BenchmarkItem, load_benchmark
 from drlib.evaluation.sealing import seal_row, unseal_row
 from drlib.files import read_json_lines, write_json_lines
@@ -382,6 +384,26 @@ def test_items_without_answers_are_refused(tmp_path):
     items = [BenchmarkItem("1", "q", ("a",)), BenchmarkItem("2", "q", ())]
     with pytest.raises(ValueError, match=r"1 items have no answer .*\['2'\]"):
         BenchmarkRun(items, tmp_path, 1, "none")
+
+
+def test_what_changes_no_answer_may_change(tmp_path):
+    source = write_questions(tmp_path, 2)
+    options = AskOptions(endpoint="http://x", model="m", api_key="secret")
+    first = describe("generic", source, options)
+    for name, value in (("seconds", 1.0), ("prices", (1.0, 2.0)), ("api_key", "other")):
+        assert describe("generic", source, replace(options, **{name: value})) == first
+    assert "secret" not in json.dumps(first)
+    for name, value in (("temperature", 0.5), ("world", "cldr"), ("model", "n"), ("calls", 1)):
+        assert describe("generic", source, replace(options, **{name: value})) != first
+    write_questions(tmp_path, 3)
+    assert describe("generic", source, options) != first
+
+
+def test_estimate_without_answers_is_what_the_limits_allow(tmp_path):
+    run = BenchmarkRun([BenchmarkItem("1", "q", ("a",))], tmp_path, 2, "none")
+    found = estimate(run, calls=3, turn_tokens=50, context_tokens=100)
+    expected = {"answers": 2, "measured": 0, "turns": 10, "read_tokens": 1000, "said_tokens": 200}
+    assert found == expected
 
 
 def test_estimate_counts_what_is_missing(tmp_path):
