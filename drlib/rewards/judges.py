@@ -13,13 +13,18 @@ factories; register your own there.
 | gaia | GAIA's quasi-exact match of numbers, lists and texts | GAIA |
 | math | math-verify finds the same value | AIME, MATH-500, GSM8K |
 | table | the same rows and items; the score is the F1 of items | WideSearch |
+| loose | all its parts occur in the text; score: share of them | FanOutQA |
+| code | passes the tests that run after it in the sandbox | HumanEval |
 | llm | a model says so (`drlib.rewards.llm_judge`) | BrowseComp, HLE, xbench, SimpleQA |
 """
 
 import csv
 import io
+import json
 import re
+import secrets
 import string
+import threading
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -465,6 +470,104 @@ def judge_table(keys: int = 1) -> Judge:
         best = max(scores, key=lambda score: (score.row_f1, score.item_f1))
         verdict = Verdict.CORRECT if best.row_f1 == 1 else Verdict.INCORRECT
         return Judgement(verdict, f"row F1 {best.row_f1:.3f}", best.item_f1)
+
+    return judge
+
+
+# ---------------------------------------------------------------- parts of an answer
+
+
+def loose_accuracy(text: str, expected: str) -> float:
+    """Return the share of the parts of the correct answer that occur in `text`, 0..1.
+
+    The loose accuracy of FanOutQA (arXiv 2402.14116, section 4): parts are compared as whole words,
+    in lower case, without punctuation and separators of thousands. The original also compares
+    lemmas instead of words, counts an empty part as found, and never finds a part that begins or
+    ends with a sign, such as "$5".
+
+    Args:
+        expected: a text, or a list or a record (names and values are parts) as JSON.
+
+    Example:
+        >>> loose_accuracy("Oslo has 709,037 people.", '{"Oslo": 709037, "Bergen": 289330}')
+        0.5
+    """
+    words = _loose_words(text)
+    parts = [part for part in map(_loose_words, _parts(expected)) if part]
+    require(bool(parts), f"the correct answer {expected[:80]!r} has no words")
+    found = [bool(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", words)) for part in parts]
+    return sum(found) / len(found)
+
+
+def _parts(expected: str) -> list[str]:
+    try:
+        value = json.loads(expected)
+    except ValueError:
+        return [expected]
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    names = {True: "yes", False: "no"}
+    parts = value if isinstance(value, list) else [value]
+    return [names[part] if isinstance(part, bool) else str(part) for part in parts]
+
+
+def _loose_words(text: str) -> str:
+    text = re.sub(r"(?<=\d),(?=\d)", "", unicodedata.normalize("NFC", text).lower())
+    return " ".join(re.sub(r"[,.?!:;]", "", text).split())
+
+
+@JUDGES.register("loose")
+def judge_loose() -> Judge:
+    """Create the judge of FanOutQA: correct if the complete text has every part of the answer."""
+
+    def judge(question: str, prediction: str | None, golds: Sequence[str]) -> Judgement:
+        _check_golds(question, golds)
+        if prediction is None or not prediction.strip():
+            return Judgement(Verdict.NOT_ATTEMPTED)
+        best = max(loose_accuracy(prediction, gold) for gold in golds)
+        return Judgement(Verdict.CORRECT if best == 1 else Verdict.INCORRECT, "loose", best)
+
+    return judge
+
+
+# ---------------------------------------------------------------- programs
+
+_FENCE = re.compile(r"^```[ \t]*(?:python|py)?[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE | re.I)
+
+
+@JUDGES.register("code")
+def judge_code(timeout_s: float = 5.0) -> Judge:
+    """Create the judge that runs question, prediction and a correct answer as one program.
+
+    The question is the beginning of a Python program, the correct answer its tests, and the
+    prediction the continuation or complete functions; of a text with code blocks, the last one is
+    taken. It is correct if the tests end without an error. The sandbox starts at the first use.
+
+    Args:
+        timeout_s: seconds for one program; slower ones are incorrect.
+    """
+    sandboxes: list = []
+    lock = threading.Lock()
+
+    def judge(question: str, prediction: str | None, golds: Sequence[str]) -> Judgement:
+        _check_golds(question, golds)
+        if prediction is None or not prediction.strip():
+            return Judgement(Verdict.NOT_ATTEMPTED)
+        from drlib.sandbox import Sandbox  # the other judges do without
+
+        with lock:
+            sandbox = sandboxes[0] if sandboxes else Sandbox(timeout_s=timeout_s)
+            sandboxes[:] = [sandbox]
+        blocks = _FENCE.findall(prediction)
+        code = blocks[-1] if blocks else prediction.strip("\n")
+        for gold in golds:
+            end = secrets.token_hex(8)  # printed after the tests, in case the program exits earlier
+            done = sandbox.run(f"{question}\n{code}\n\n{gold}\nprint({end!r})")
+            if done.env_fault:
+                return Judgement(Verdict.JUDGE_ERROR, f"the sandbox failed: {done.status}")
+            if done.ok and done.stdout.rstrip().endswith(end):
+                return Judgement(Verdict.CORRECT, "tests", 1.0)
+        return Judgement(Verdict.INCORRECT, done.status)
 
     return judge
 

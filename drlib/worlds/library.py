@@ -172,7 +172,7 @@ class Library:
         by_words = self.store.search(query, depth)
         if not is_long(query):
             return list(dict.fromkeys([*by_words, *by_meaning]))[:k]
-        scores: Counter[str] = Counter()
+        scores: defaultdict[str, float] = defaultdict(float)
         for ranking in (by_words, by_meaning):
             for rank, title in enumerate(ranking, 1):
                 scores[title] += 1 / (RRF_RANK + rank)

@@ -26,7 +26,7 @@ from drlib.files import iter_json_lines, write_atomic
 from drlib.registry import Registry
 from drlib.validation import require
 
-_PAGE_ID = re.compile(r"[\w-]{1,100}")
+_PAGE_ID = re.compile(r"[\w-][\w().+-]{0,99}")
 _NOT_IN_NAMES = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
 MAX_CELL = 2**27  # characters of a csv cell; documents of a question stand in one
 PARQUET_ROWS = 256  # rows in memory at a time; a corpus has long texts
@@ -265,10 +265,11 @@ def write_corpus(name: str, files: Iterable[str | Path], folder: str | Path) -> 
         for file in files:
             for row in iter_rows(Path(file)):
                 ident, text = read(row)
+                field = "docid" if "docid" in row.fields else "id"
                 if not ident.isascii() or not _PAGE_ID.fullmatch(ident):
-                    raise row.fail("docid", "must consist of letters, digits, '_' and '-'")
+                    raise row.fail(field, "must consist of letters, digits and _ - . + ( )")
                 if ident.lower() in taken:
-                    raise row.fail("docid", f"{ident!r} occurs twice")
+                    raise row.fail(field, f"{ident!r} occurs twice")
                 taken.add(ident.lower())
                 write_atomic(partial / f"{ident}.md", text)
         if not taken:
