@@ -668,6 +668,8 @@ def test_attachments_of_gaia(tmp_path):
         ("browsecomp_plus", BROWSECOMP_PLUS | {"gold_docs": ["d1"]}, "documents with docid"),
         ("browsecomp_plus", BROWSECOMP_PLUS | {"evidence_docs": [{"docid": "x"}]}, "be decrypted"),
         ("swebench", SWEBENCH | {"repo": "name"}, "field 'repo': must have the form"),
+        ("swebench", SWEBENCH | {"repo": "owner/name/x"}, "field 'repo': must have the form"),
+        ("swebench", SWEBENCH | {"base_commit": "0a" * 21}, "'base_commit': must have the form"),
         ("swebench", SWEBENCH | {"base_commit": "main"}, "'base_commit': must have the form"),
         ("swebench", SWEBENCH | {"patch": "x"}, "field 'patch': is no patch"),
         ("swebench", SWEBENCH | {"test_patch": "x"}, "field 'test_patch': is no patch"),
