@@ -53,6 +53,27 @@ def server_arguments(server):
     return ("--endpoint", server.url, "--model", server.model)
 
 
+def test_a_ranking_of_the_world_can_be_chosen(capsys, tmp_path):
+    """Only embeddings find the page: no word of the query is on it."""
+    (tmp_path / "harbour.md").write_text("Ships and boats lie at the quay.")
+    (tmp_path / "bakery.md").write_text("Bread and rolls are sold every morning.")
+    queries = []
+
+    def vessels(messages):
+        queries.append(messages[-1]["content"])
+        look = "<think>x</think>" + render_call("search", {"query": ["vessels"]})
+        return look if len(messages) < 3 else f"<think>x</think>{render_answer('quay')}"
+
+    for ranking in ("hybrid", "fts5"):
+        with Scripted(vessels) as server:
+            options = [*server_arguments(server), "--world", f"folder:{tmp_path}"]
+            status, out, _ = run_ask(capsys, "Where?", *options, "--search", ranking)
+        assert status == 0
+        assert ("harbour.md" in queries[-1]) == (ranking == "hybrid")
+    status, _, err = run_ask(capsys, NORWAY, "--world", "tour", "--search", "hybrid")
+    assert status == 1 and "does not support engine 'hybrid'" in err
+
+
 def test_tour_policy_answers_with_source_and_cost(capsys, tmp_path):
     saved = tmp_path / "asked.parquet"
     status, out, err = run_ask(capsys, NORWAY, "--save", saved)

@@ -99,7 +99,12 @@ def test_folders_have_the_engine(tmp_path):
 
 
 def test_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(embeddings.importlib.util, "find_spec", lambda name: None)
+    find = embeddings.importlib.util.find_spec
+    missing = {"wordllama"}
+    monkeypatch.setattr(
+        embeddings.importlib.util, "find_spec", lambda name: None if name in missing else find(name)
+    )
     load_embeddings.cache_clear()
-    with pytest.raises(ImportError, match=r"pip install \"drlib\[retrieval\]\""):
-        load_embeddings()
+    for load in (load_embeddings, lambda: load_world("cldr", engine="hybrid")):
+        with pytest.raises(ImportError, match=r"pip install \"drlib\[retrieval\]\""):
+            load()

@@ -41,6 +41,7 @@ from drlib.tools.standard_io import StandardIOTool
 from drlib.tools.toolbox import extract_pages
 from drlib.trajectory import Termination, Trajectory, save_trajectories
 from drlib.validation import require
+from drlib.worlds import ENGINES as RANKINGS
 from drlib.worlds import load_world
 
 ENGINES = ("hf", "vllm")
@@ -95,8 +96,9 @@ class AskOptions:
         agent: key of `AGENTS`.
         world: name passed to `load_world`, or "none": nothing to search.
         start: title or URL of the first page, for the webwalker only.
-        search: live search instead of the world: a key of `tools.PROVIDERS`, with "=URL" for a
-            self-hosted server. Pages are then fetched from the web.
+        search: ranking of the world's pages (`drlib.worlds.ENGINES`), or live search instead of the
+            world: a key of `tools.PROVIDERS`, with "=URL" for a self-hosted server. Pages are then
+            fetched from the web.
         endpoint, model: OpenAI-compatible server ("http://localhost:8000/v1") and its model; the
             model "smol" without a server is the folder "smol-reader".
         folder: local model folder; with `endpoint`, the folder that the vLLM server runs.
@@ -156,7 +158,7 @@ class AskOptions:
             raise AskError("--endpoint and --model must be given together")
         if self.engine not in ENGINES:
             raise AskError(f"unknown engine {self.engine!r}: use {' or '.join(ENGINES)}")
-        if self.search and not (self.endpoint or self.folder):
+        if is_live(self.search) and not (self.endpoint or self.folder):
             raise AskError(
                 "live search requires --endpoint or --folder, because the tour's policy is trained "
                 "on its own world only"
@@ -348,15 +350,16 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
     """Build the agent and its toolbox; resources to close are registered in `stack`."""
     preset = load_preset(options.preset) if options.preset else None
     has_world = preset is None or "search" in (tool["name"] for tool in preset.tools)
-    has_world = has_world and options.world != NO_WORLD and not options.search
+    has_world = has_world and options.world != NO_WORLD and not is_live(options.search)
     try:
         load_plugins(options.plugins)
         make = AGENTS[options.agent]
-        world = load_world(options.world) if has_world else None
-        backends = _live_backends(options.search, preset) if options.search else {}
+        ranking = options.search or RANKINGS[0]  # live search has no world
+        world = load_world(options.world, engine=ranking) if has_world else None
+        backends = _live_backends(options.search, preset) if is_live(options.search) else {}
         if options.files:
             backends["parse_file"] = [ParseFile(options.files)]
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         raise AskError(str(error)) from None
     sandbox = stack.enter_context(Sandbox(workers=1))
     has_model = options.endpoint or options.folder
@@ -382,6 +385,11 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
     }
     extra = by_agent.get(options.agent, {})
     return make(setup.engine, toolbox, setup.chat, setup.limits, setup.system, **extra)
+
+
+def is_live(search: str) -> bool:
+    """Return True if the option `search` names a live provider, not a ranking of the world."""
+    return bool(search) and search not in RANKINGS
 
 
 def _live_backends(search: str, preset: Preset | None) -> dict[str, list[Any]]:

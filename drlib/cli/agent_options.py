@@ -35,13 +35,18 @@ def add_agent_options(parser: argparse.ArgumentParser) -> None:
         help="--preset: the published text of the first user message, with {question}",
     )
     add("--plugins", default="", help="comma-separated modules that register agents or tools")
-    add("--world", default=default.world, help="document collection, e.g. cldr or folder:notes; none: nothing")
+    add(
+        "--world",
+        default=default.world,
+        help="document collection, e.g. cldr or folder:notes; none: nothing",
+    )
     add("--start", default="", help="title or URL of the first page, for the webwalker")
     add(
         "--search",
         default="",
         metavar="NAME[=URL]",
-        help="live search provider, e.g. serper or searxng=URL",
+        help="live search provider, e.g. serper or searxng=URL, or the ranking of the world: "
+        "fts5, bm25s, or hybrid (with word embeddings)",
     )
     add("--endpoint", default="", metavar="URL", help="server, e.g. http://localhost:8000/v1")
     add(

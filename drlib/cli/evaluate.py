@@ -75,7 +75,7 @@ def _run_benchmark(argv: list[str]) -> int:
     """Ask an agent the questions of a benchmark and judge its answers."""
     from tqdm import tqdm
 
-    from drlib.app.research import AskError, AskSession
+    from drlib.app.research import AskError, AskSession, is_live
     from drlib.cli.agent_options import add_agent_options, apply_preset, read_options
     from drlib.evaluation.benchmark_run import BenchmarkRun, describe, estimate
     from drlib.evaluation.benchmarks import BENCHMARKS, load_benchmark, write_documents
@@ -120,7 +120,7 @@ def _run_benchmark(argv: list[str]) -> int:
     readable = [item for item in items if not item.meta.get("has_image")]
     if left_out := len(items) - len(readable):
         print(f"{left_out} questions with an image are left out", file=sys.stderr)
-    if not args.world and not args.search:
+    if not args.world and not is_live(args.search):
         args.world = _document_world(args, readable)
     folders = {file.parent for item in readable for file in item.files}
     if folders and not args.files:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from drlib.registry import Registry, suggest_name
 from drlib.worlds import tour_world
+from drlib.worlds.embeddings import load_embeddings
 from drlib.worlds.fictional import Names, fictional_world
 from drlib.worlds.graph import Graph, Node
 from drlib.worlds.library import ENGINES, Library, read_facts
@@ -86,6 +87,7 @@ def load_world(
 
     Raises:
         ValueError: the name or engine is unknown, or this world does not support the engine.
+        ImportError: the engine needs wordllama.
 
     Example:
         >>> load_world("tour").page("Norway").links
@@ -100,6 +102,8 @@ def load_world(
     world = WORLDS[pattern](rest, index_path, **options)
     if isinstance(world, Library):
         world.engine = engine
+        if engine == "hybrid":
+            load_embeddings()  # a missing package is reported before the first search
     elif engine != "fts5":
         raise ValueError(f"world {name!r} does not support engine {engine!r}: use fts5")
     return world
