@@ -64,14 +64,7 @@ class BenchmarkRun:
     def tasks(self) -> list[Task]:
         """The questions as tasks; attachments are named below the question."""
         return [
-            Task(
-                item.id,
-                _question_with_files(item),
-                item.answers[0],
-                "search",
-                self.world,
-                aliases=item.answers[1:],
-            )
+            Task(item.id, _question_with_files(item), item.answers[0], "search", self.world)
             for item in self.items
         ]
 
