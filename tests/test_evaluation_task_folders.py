@@ -52,6 +52,7 @@ FILES = {
         "run-tests.sh": "pytest\n",
     },
 }
+UNSAFE = "instruction: !!python/object/apply:os.getcwd []"  # code that an unsafe loader calls
 SETTINGS = {"harbor": "task.toml", "terminal_bench": "task.yaml"}
 
 
@@ -150,6 +151,7 @@ def test_canaries_protect_a_task(name, file, tmp_path):
         ("terminal_bench", {"Dockerfile": None}, "a: Dockerfile or docker-compose.yaml is missing"),
         ("terminal_bench", {"task.yaml": "a: [1"}, "a/task.yaml cannot be read: .*line 1"),
         ("terminal_bench", {"task.yaml": "a: !!int ''"}, "a/task.yaml cannot be read"),
+        ("terminal_bench", {"task.yaml": UNSAFE}, "a/task.yaml cannot be read: .*constructor"),
         ("terminal_bench", {"task.yaml": "- a"}, "a/task.yaml has no settings by name"),
         ("terminal_bench", {"task.yaml": "a: 1"}, "a/task.yaml, field 'instruction': missing"),
         ("terminal_bench", {"task.yaml": "instruction: ' '"}, "field 'instruction': is empty"),

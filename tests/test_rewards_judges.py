@@ -248,8 +248,9 @@ def test_bold_columns_are_the_key_of_a_table():
 
 
 def test_a_correct_table_without_rows_is_an_error():
-    with pytest.raises(ValueError, match="has no rows"):
+    with pytest.raises(ValueError, match="has no rows") as raised:
         score_table(GOLD, "| City |\n|---|")
+    assert "City" not in str(raised.value)  # the answer may be one of a protected benchmark
 
 
 # ---------------------------------------------------------------- math-verify
