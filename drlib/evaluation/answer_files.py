@@ -324,7 +324,8 @@ def judge_files(
     Args:
         workers: judgements at the same time, for a judge on a server.
         progress: called with each finished judgement.
-        items: see `read_answers`.
+        items: see `read_answers`; the judgements are in their order, else in that of the first
+            file.
 
     Raises:
         ValueError: the rounds ask other questions or have other correct answers.
@@ -332,6 +333,8 @@ def judge_files(
     require(bool(paths), "name at least one file of answers")
     rounds = [{row.key: row for row in read_answers(path, items)} for path in paths]
     first = rounds[0]
+    if items:  # a file has the answers in the order in which they were finished
+        first = {item.id: first[item.id] for item in items if item.id in first}
     for path, rows in zip(paths[1:], rounds[1:]):
         missing, more = sorted(first.keys() - rows.keys()), sorted(rows.keys() - first.keys())
         require(
