@@ -91,7 +91,7 @@ _ROW_FIELDS = {
     *("service_tier", "metrics", "timing", "info", "task", "system", "trajectory", "token_usage"),
     *("agent", "final_metrics", "rollout", "env", "group", "run", "ok", "top_logprobs", "errors"),
     *("temperature", "max_tokens", "stop", "index", "text", "message", "logprobs", "token_ids"),
-    *("notes", "timestamp", "version"),
+    *("notes", "timestamp", "version", "extra", "costs", "citations", "confidence"),
 }
 
 _QUESTION = re.compile(

@@ -137,7 +137,9 @@ def convert_atif(row: dict, notes: ReadingNotes) -> Record:
             name = names.get(result.get("source_call_id"))
             messages.append({"role": "tool", "name": name, "content": result.get("content")})
     fields = row | {"messages": messages, "tools": agent.get("tool_definitions")}
-    return fields, turns
+    extra = row.get("extra")
+    own = extra.get("drlib") if isinstance(extra, dict) else None  # of `atif.to_atif`
+    return fields | (own if isinstance(own, dict) else {}), turns
 
 
 def _read_metrics(metrics: dict, notes: ReadingNotes) -> SampledTurn:

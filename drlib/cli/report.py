@@ -8,6 +8,7 @@ from drlib.analysis.rendering import escape_unseen
 from drlib.analysis.report_options import check_report
 from drlib.cli.examples import add_examples
 from drlib.startup import freeze_imports
+from drlib.validation import require
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,6 +18,7 @@ def main(argv: list[str] | None = None) -> int:
         parser,
         "drlib report report.html rollouts.jsonl",
         "drlib report report.html rollouts.jsonl --tokenizer DIR --viewed 10",
+        "drlib report report.html answers.jsonl --atif trajectories",
     )
     parser.add_argument("report", metavar="REPORT.html", help="output file")
     parser.add_argument(
@@ -45,14 +47,36 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--viewed", type=int, default=50, help="number of trajectories shown per file"
     )
+    parser.add_argument(
+        "--atif", type=Path, help="new folder: write the rollouts there in Harbor's format as well"
+    )
     args = parser.parse_args(argv)
     try:
         check_report(args.report, args.files, args.window, args.share, args.viewed)
+        require(
+            args.atif is None or not args.atif.exists(),
+            f"{args.atif} exists: give a new folder to --atif",
+        )
         print(escape_unseen(str(_report(args))))
+        if args.atif is not None:
+            _export(args)
     except (ValueError, OSError) as error:
         print(f"error: {escape_unseen(str(error))}", file=sys.stderr)
         return 1
     return 0
+
+
+def _export(args: argparse.Namespace) -> None:
+    """Write the rollouts of all files as ATIF."""
+    from drlib.analysis.atif import write_atif
+    from drlib.analysis.inputs import read_rollouts
+    from drlib.analysis.reading_notes import ReadingNotes
+    from drlib.chat.words import WordTokenizer
+
+    tokenizer = args.tokenizer or args.model or WordTokenizer()
+    # the report has shown the warnings
+    found = (t for path in args.files for t in read_rollouts(path, tokenizer, notes=ReadingNotes()))
+    print(f"{write_atif(args.atif, found)} trajectories in {escape_unseen(str(args.atif))}")
 
 
 def _report(args: argparse.Namespace) -> Path:
