@@ -8,7 +8,6 @@ judge is wrong. `pages` writes the questions and documents of a benchmark such a
 `retrieval` measures which of the documents that a task requires are found by the search engines.
 `overlap` searches training files for the questions of a benchmark.
 `leaderboard` compares several agents' answers to the same questions.
-`leaderboard` compares several agents' answers to the same questions.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from drlib.registry import load_plugins
 from drlib.validation import require
 
 PREFIX = "evaluate_"
-COMMANDS = ("answers", "judge", "pages", "retrieval", "overlap", "leaderboard", "leaderboard")
+COMMANDS = ("answers", "judge", "pages", "retrieval", "overlap", "leaderboard")
 EXAMPLES = (
     "drlib evaluate rl --profile ci",
     "drlib evaluate answers iter1.jsonl iter2.jsonl iter3.jsonl",
@@ -36,7 +35,6 @@ EXAMPLES = (
     "drlib evaluate hotpotqa --source hotpot_dev_distractor_v1.json --model smol --out answers",
     "drlib evaluate retrieval tau2_banking",
     "drlib evaluate overlap train.jsonl --source questions.jsonl",
-    "drlib evaluate leaderboard react=a1.jsonl,a2.jsonl heavy=b1.jsonl,b2.jsonl",
     "drlib evaluate leaderboard react=a1.jsonl,a2.jsonl heavy=b1.jsonl,b2.jsonl",
 )
 
@@ -55,7 +53,6 @@ def main(argv: list[str]) -> int:
     run = {
         "benchmark": _run_benchmark,
         "answers": _score_answers,
-        "leaderboard": _compare_answers,
         "leaderboard": _compare_answers,
         "judge": _calibrate,
         "pages": _write_pages,
@@ -311,44 +308,6 @@ def _compare_answers(argv: list[str]) -> int:
     from drlib.evaluation.leaderboard import build_leaderboard, render_leaderboard
 
     parser = _parser("leaderboard", EXAMPLES[7])
-    add = parser.add_argument
-    add("sets", nargs="+", metavar="NAME=FILE,...", help="answers of an agent, one file per round")
-    add("--benchmark", default="", help=f"take the correct answers from: {', '.join(BENCHMARKS)}")
-    add("--source", type=Path, help="--benchmark: its published file")
-    add("--workers", type=int, default=8, help="--judge llm: requests at the same time (8)")
-    add("--out", type=Path, help="write the table, without texts, to this JSON file")
-    args = parser.parse_args(argv)
-    load_plugins(args.plugins)
-    items = _load_items(args)
-    args.judge = args.judge or (BENCHMARKS[args.benchmark].judge if args.benchmark else "rules")
-    files: dict[str, list[Path]] = {}
-    for one in args.sets:
-        name, equals, paths = one.partition("=")
-        require(bool(name and equals and paths), f"{one!r} must be NAME=FILE or NAME=FILE,FILE,...")
-        require(name not in files, f"{name!r} names two sets of answers")
-        files[name] = [Path(path) for path in paths.split(",")]
-    judge = _create_judge(args)
-    if any(item.protected for item in items):
-        judge = _hide_messages(judge)
-    workers = args.workers if args.judge == "llm" else 1
-    found = build_leaderboard(
-        {name: judge_files(paths, judge, workers, items=items) for name, paths in files.items()}
-    )
-    if args.out:
-        names = {name: [path.name for path in paths] for name, paths in files.items()}
-        report = {"judge": args.judge, "files": names, **found}
-        write_atomic(args.out, json.dumps(report, indent=1) + "\n")
-    print(render_leaderboard(found))
-    return 0
-
-
-def _compare_answers(argv: list[str]) -> int:
-    """Judge several sets of answers and print a table with paired comparisons."""
-    from drlib.evaluation.answer_files import judge_files
-    from drlib.evaluation.benchmarks import BENCHMARKS
-    from drlib.evaluation.leaderboard import build_leaderboard, render_leaderboard
-
-    parser = _parser("leaderboard", EXAMPLES[8])
     add = parser.add_argument
     add("sets", nargs="+", metavar="NAME=FILE,...", help="answers of an agent, one file per round")
     add("--benchmark", default="", help=f"take the correct answers from: {', '.join(BENCHMARKS)}")
