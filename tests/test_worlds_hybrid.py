@@ -57,7 +57,10 @@ def long_query(*words):
 def test_long_queries_add_reciprocal_ranks(world):
     """Recomputed from both rankings: 1 / (60 + rank), first rank 1, ties by title."""
     titles = sorted(PAGES)
-    vectors = load_embeddings().embed(f"{title} {PAGES[title]}" for title in titles)
+    embed = load_embeddings().embed  # a page that is a file by itself
+    vectors = embed(f"{title} {PAGES[title]}" for title in titles)
+    vectors = vectors + embed(PAGES[title] for title in titles)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     for words in ("bread bank", "water doctor", "money interest clinic quay", "nothing"):
         query = long_query(*words.split())
         by_meaning = vectors @ load_embeddings().embed([query])[0]
@@ -76,6 +79,24 @@ def test_questions_are_ranked_by_words_first(world):
     found = [hit.title for hit in world.search("doctor bread rolls vessels", 5)]
     assert found[:2] == by_words and {*found} == {*PAGES}
     assert [hit.title for hit in world.search("doctor bread rolls vessels", 1)] == ["Bakery"]
+
+
+def test_sections_are_embedded_with_their_file():
+    """Hand-computed: the mean of the page's direction and that of all texts of its file."""
+    pages = {"a.md": "Ships", "a.md#x": "Open at noon", "b.md": "Bread", "b.md#x": "Open at noon"}
+    store = Store()
+    store.update({"all": "1"}, lambda _: Part([Document(*page) for page in pages.items()]))
+    titles, vectors = Library("test", store, "t", "hybrid")._embedded
+    assert titles == sorted(pages)
+    model = load_embeddings()
+    for title, vector in zip(titles, vectors):
+        name = title.partition("#")[0]
+        (own,) = model.embed([f"{title} {pages[title]}"])
+        (file,) = model.embed([f"{pages[name]} {pages[f'{name}#x']}"])
+        expected = (own + file) / np.linalg.norm(own + file)
+        assert np.allclose(vector, expected, atol=1e-4)
+    ships = vectors @ model.embed(["vessel"])[0]
+    assert ships[1] > ships[3] + 0.05  # equal sections of different files
 
 
 def test_only_the_best_pages_of_each_ranking_are_fused(world, monkeypatch):

@@ -39,15 +39,24 @@ class StaticEmbeddings:
 
     def embed(self, texts: Iterable[str]) -> np.ndarray:
         """Return unit vectors [texts, 256] in float32; zeros for a text without tokens."""
-        found = [self._embed_one(text) for text in texts]
+        return unit(self.add_up(texts))
+
+    def add_up(self, texts: Iterable[str]) -> np.ndarray:
+        """Return the sums of the token vectors of each text, [texts, 256] in float32."""
+        found = [self._add_up_one(text) for text in texts]
         return np.stack(found) if found else np.zeros((0, self._vectors.shape[1]), np.float32)
 
-    def _embed_one(self, text: str) -> np.ndarray:
+    def _add_up_one(self, text: str) -> np.ndarray:
         words = WORD.findall(text)
         content = [word for word in words if word.lower() not in FUNCTION_WORDS]
         encoded = self._tokenizer.encode(" ".join(content or words), add_special_tokens=False)
-        mean = self._vectors[encoded.ids].sum(axis=0)
-        return mean / (np.linalg.norm(mean) or 1.0)
+        return self._vectors[encoded.ids].sum(axis=0)
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors [..., dimensions] with length 1; zeros stay zeros."""
+    length = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.where(length > 0, length, 1)
 
 
 @cache

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from drlib.worlds.embeddings import load_embeddings
+from drlib.worlds.embeddings import load_embeddings, unit
 from drlib.worlds.graph import VALUE, Graph, Node
 from drlib.worlds.reading import clean
 from drlib.worlds.store import FACTS_PER_PAGE, MORE_FACTS, Store, one_line
@@ -180,10 +180,19 @@ class Library:
 
     @cached_property
     def _embedded(self) -> tuple[list[str], np.ndarray]:
-        """(titles in order, unit vectors of titles and texts [pages, 256])."""
+        """(titles in order, unit vectors [pages, 256]).
+
+        The vector of a page is the mean of that of its title and text and that of its file: a
+        section ("guide.md#install") often does not repeat what its file is about.
+        """
         rows = self.store.rows("SELECT title, text FROM pages ORDER BY title")
-        vectors = load_embeddings().embed(f"{title} {text}" for title, text in rows)
-        return [title for title, _ in rows], vectors
+        model = load_embeddings()
+        texts = model.add_up(text for _, text in rows)
+        pages = unit(texts + model.add_up(title for title, _ in rows))
+        _, file = np.unique([title.partition("#")[0] for title, _ in rows], return_inverse=True)
+        files = np.zeros((file.max() + 1, texts.shape[1]), np.float32)
+        np.add.at(files, file, texts)
+        return [title for title, _ in rows], unit(pages + unit(files)[file])
 
     # ------------------------------------------------------------------------------- showing pages
 
