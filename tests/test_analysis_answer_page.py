@@ -71,16 +71,15 @@ def call(name):
 @pytest.fixture
 def rounds(tmp_path):
     """Return two rounds of three questions; one row has no messages, one run failed."""
+    search = [call("search"), "<tool_response>Oslo is a city</tool_response>"]
+    norway = {"category": "cities", "termination": "answered", "confidence": 90}
+    norway["messages"] = chat("Capital of Norway?", *search, "<answer>Oslo</answer>")
+    river = {"category": "rivers", "messages": chat("River?", "<answer>Elbe</answer>")}
     first = [
-        row("Capital of Norway?", "Oslo", "Oslo", category="cities", termination="answered",
-            confidence=90,
-            messages=chat("Capital of Norway?", call("search"),
-                          "<tool_response>Oslo is a city</tool_response>",
-                          "<answer>Oslo</answer>")),
-        row("River?", "Rhine", "Elbe", category="rivers",
-            messages=chat("River?", "<answer>Elbe</answer>")),
+        row("Capital of Norway?", "Oslo", "Oslo", **norway),
+        row("River?", "Rhine", "Elbe", **river),
         row("Third?", "3", None),
-    ]  # fmt: skip
+    ]
     second = [
         row("Third?", "3", "[Failed]", messages=chat("Third?", call("visit"))),
         row("River?", "Rhine", "Rhine", messages=chat("River?", "<answer>Rhine</answer>")),
@@ -155,11 +154,10 @@ def test_page_is_offline_and_its_scripts_are_allowed_by_hash(rounds):
 
 def test_hostile_texts_are_text(tmp_path):
     texts = [*HOSTILE[:-1], "</script><img src=x onerror=alert(1)>", '" onclick="broken=1" x="']
-    rows = [
-        row(f"{text} {n}", text, text + "!", category=text, termination=text, confidence=None,
-            messages=chat(text, f"{text}<answer>{text}</answer>"))
-        for n, text in enumerate(texts)
-    ]  # fmt: skip
+    rows = []
+    for n, text in enumerate(texts):
+        more = {"category": text, "termination": text, "messages": chat(text, f"{text}!")}
+        rows.append(row(f"{text} {n}", text, text + "!", **more))
     files = [write(tmp_path / "a.jsonl", rows)]
     page = Page(build(files))
     assert not page.open, "every element is closed"

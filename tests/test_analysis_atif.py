@@ -148,10 +148,9 @@ def test_only_sampled_tokens_with_logprobs_are_written(rollouts, tmp_path):
 
 
 def test_examples_of_a_prompt_are_copied_context(rollouts, tmp_path):
-    t = with_messages(
-        rollouts[0], ("user", "A?"), ("assistant", "<answer>a</answer>"), ("user", "B?"),
-        ("assistant", "<answer>b</answer>"),
-    )  # fmt: skip
+    texts = [("user", "A?"), ("assistant", "<answer>a</answer>")]
+    texts += [("user", "B?"), ("assistant", "<answer>b</answer>")]
+    t = with_messages(rollouts[0], *texts)
     t.messages[1]["sampled"] = False
     document = to_atif(t)
     assert_valid(document)

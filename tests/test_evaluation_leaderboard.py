@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from drlib.cli import main
+from drlib.config import ROOT
 from drlib.evaluation.answer_files import Usage
 from drlib.evaluation.leaderboard import build_leaderboard, render_leaderboard
 from drlib.evaluation.measures import adjust_holm, compare, summarise
@@ -105,3 +106,10 @@ def test_command(tmp_path, capsys):
 def test_command_errors(capsys, sets, message):
     assert main(["evaluate", "leaderboard", *sets]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_committed_leaderboard_is_the_one_of_the_page():
+    path = ROOT / "figures" / "reference" / "evaluation" / "leaderboard.json"
+    found = json.loads(path.read_text())
+    assert render_leaderboard(found) in (ROOT / "docs" / "evaluation.md").read_text()
+    assert [row["questions"] for row in found["rows"]] == [50] * 3

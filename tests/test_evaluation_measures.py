@@ -111,6 +111,9 @@ def test_calibration_by_hand():
     shown = render(summarise(judged))
     assert f"{found['rms']:.1%}; {found['ece']:.1%} (2 answers without confidence)" in shown
     assert calibration_errors(answers([C, W])) is None
+    # 0.6 / 0.2 is less than 3 as floats; 100% is in the last bin
+    edges = answers([C, W, W, C], confidence=[0.5, 0.6, 0.8, 1.0])
+    assert calibration_errors(edges)["ece"] == pytest.approx((0.5 + 0.6 + 2 * 0.4) / 4)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +227,7 @@ def test_usage_of_the_row_comes_first(tmp_path):
         ({"usage": {"cost": -1}}, "usage has cost -1"),
         ({"usage": {"seconds": "3"}}, "usage has seconds '3'"),
         ({"usage": {"read_tokens": math.nan}}, "usage has read_tokens nan"),
+        ({"usage": {"cost": math.inf}}, "usage has cost inf"),
         ({"usage": {"said_tokens": True}}, "usage has said_tokens True"),
         ({"usage": {"calls": 1.5}}, "usage has calls 1.5"),
         ({"usage": {"tools": {"search": "2"}}}, "usage has tools"),
@@ -266,7 +270,7 @@ def test_citations_by_hand(tmp_path):
     pages = [ShownPage("Oslo", "w://oslo", "text"), ShownPage("Bergen", "w://bergen", "text")]
     bank = Bank({f"id_{i}": page for i, page in enumerate(pages, 1)})
     report = assemble_report("Q?", [("A", "x [id_1]. y [id_1, id_2].")], bank)
-    item = BenchmarkItem("q", "Q?", ("x",), {"required_documents": ["oslo", "Tromsø"]})
+    item = BenchmarkItem("q", "Q?", ("x",), {"required_documents": ["oslo", "Tromsø", "Moss"]})
     other = BenchmarkItem("r", "R?", ("x",), {"supporting_facts": {"title": ["A", "A", "B"]}})
     third = BenchmarkItem("s", "S?", ("x",), {"wiki_links": ["https://a"]})
     rows = [
@@ -277,8 +281,8 @@ def test_citations_by_hand(tmp_path):
     read = read_answers(write(tmp_path / "a.jsonl", rows), [item, other, third])
     assert [len(one.cited) for one in read] == [2, 2, 0]
     found = score_citations(read)
-    # precision: 1 of 2, 2 of 2, none; recall: 1 of 2, 2 of 2, 0 of 1
-    assert found == {"precision": 0.75, "recall": 0.5, "answers": 3}
+    # precision: 1 of 2, 2 of 2, none; recall: 1 of 3, 2 of 2, 0 of 1
+    assert found == {"precision": 0.75, "recall": pytest.approx(4 / 9), "answers": 3}
     assert score_citations(read[2:]) == {"precision": None, "recall": 0.0, "answers": 1}
     (plain,) = read_answers(write(tmp_path / "b.jsonl", [{"id": "q", "prediction": "x"}]), [item])
     assert plain.cited is None and score_citations([plain]) is None
