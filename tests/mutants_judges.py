@@ -6,6 +6,9 @@ JUDGES = "tests/test_rewards_judges.py"
 MODEL = "tests/test_rewards_llm_judge.py"
 FILES = "tests/test_evaluation_answer_files.py"
 BENCHMARKS = "tests/test_evaluation_benchmarks.py"
+MEASURES = "tests/test_evaluation_measures.py"
+OVERLAP = "tests/test_evaluation_overlap.py"
+PAGE = "tests/test_analysis_answer_page.py"
 
 MUTANTS = [
     Mutant(
@@ -135,5 +138,77 @@ MUTANTS = [
         "return False",
         (f"{JUDGES}::test_a_comparison_without_result_is_no_wrong_answer",),
         "a slow formula lowers the accuracy",
+    ),
+    Mutant(
+        "scores: pass^k is a power of the accuracy",
+        "drlib/evaluation/measures.py",
+        "return math.comb(correct, k) / math.comb(n, k)",
+        "return (correct / n) ** k",
+        (f"{MEASURES}::test_pass_hat_k_is_the_share_of_subsets",),
+        "pass^k is biased",
+    ),
+    Mutant(
+        "calibration: the last bin is a bin of its own",
+        "drlib/evaluation/measures.py",
+        "max(len(stated) - HLE_BIN + 1, 1)",
+        "max(len(stated), 1)",
+        (f"{MEASURES}::test_calibration_errors_are_the_published_ones",),
+        "the error differs from the published one",
+    ),
+    Mutant(
+        "calibration: bins are found with the error of floats",
+        "drlib/evaluation/measures.py",
+        "np.floor(np.round(values_N2[:, 0] / ZH_BIN, 9)), 4)",
+        "np.floor(values_N2[:, 0] / ZH_BIN), 4)",
+        (f"{MEASURES}::test_calibration_by_hand",),
+        "60% is in the bin below",
+    ),
+    Mutant(
+        "budget: unknown calls are within every budget",
+        "drlib/evaluation/answer_files.py",
+        "return None if has_results and not found else dict(found)",
+        "return dict(found)",
+        (f"{MEASURES}::test_calls_are_counted_in_messages",),
+        "an agent of another format needs no calls",
+    ),
+    Mutant(
+        "leaderboard: p values are not adjusted",
+        "drlib/evaluation/leaderboard.py",
+        'found["p_holm"] = p',
+        'found["p_holm"] = found["p"]',
+        ("tests/test_evaluation_leaderboard.py::test_rows_by_hand",),
+        "one of many comparisons is significant by chance",
+    ),
+    Mutant(
+        "overlap: n-grams cross the texts of a row",
+        "drlib/evaluation/overlap.py",
+        "texts = [split_words(text) for text in _iter_texts(row)]",
+        'texts = [split_words(" ".join(_iter_texts(row)))]',
+        (f"{OVERLAP}::test_ngrams_do_not_cross_texts",),
+        "questions match that are not in the text",
+    ),
+    Mutant(
+        "page: questions are markup",
+        "drlib/analysis/answer_page.py",
+        "<details><summary>{to_html(rows[0].question)}</summary>",
+        "<details><summary>{rows[0].question}</summary>",
+        (f"{PAGE}::test_hostile_texts_are_text",),
+        "a question runs as a script",
+    ),
+    Mutant(
+        "page: protected questions are shown",
+        "drlib/analysis/answer_page.py",
+        "render_row = _render_protected if is_protected else _render_question",
+        "render_row = _render_question",
+        (f"{PAGE}::test_protected_benchmarks_have_ids_and_hashes_only",),
+        "a protected benchmark leaks",
+    ),
+    Mutant(
+        "atif: every result belongs to the first call",
+        "drlib/analysis/atif.py",
+        "calls[len(results)]",
+        "calls[0]",
+        ("tests/test_analysis_atif.py::test_turns_by_hand",),
+        "results of parallel calls are exchanged",
     ),
 ]

@@ -57,11 +57,15 @@ def to_atif(trajectory: Trajectory) -> dict[str, Any]:
         if is_observation(message) and steps and steps[-1]["source"] == "agent":
             _add_observation(steps[-1], message["content"])
             continue
-        step = {"step_id": len(steps) + 1, "source": _SOURCES.get(message["role"], "user")}
+        number = len(steps) + 1
+        step: dict[str, Any] = {
+            "step_id": number,
+            "source": _SOURCES.get(message["role"], "user"),
+        }
         if message["role"] != "assistant":
             steps.append(step | {"message": message["content"]})
             continue
-        step |= _convert_turn(message["content"], step["step_id"])
+        step |= _convert_turn(message["content"], number)
         if not is_sampled(message):
             step["is_copied_context"] = True
         elif turns and (metrics := turns.pop(0)):
