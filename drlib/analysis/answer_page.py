@@ -94,12 +94,7 @@ def _load_trajectories(
     for number, path in enumerate(map(Path, files), 1):
         rounds = zip(judged.rows[number - 1], judged.judgements[number - 1])
         by_line = {row.line: (row, found) for row, found in rounds}
-        rows = (
-            # a failed run with messages has a trajectory as well
-            (line, {name.lower(): value for name, value in row.items()} | {"error": None})
-            for line, row in iter_json_lines(path)
-            if row.get("messages")
-        )
+        rows = ((line, row) for line, row in iter_json_lines(path) if row.get("messages"))
         notes = ReadingNotes()
         for t in convert_rows(rows, path, "messages", tokenizer, notes):
             line = int(t.id.rpartition("-")[2])
