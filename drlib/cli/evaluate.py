@@ -21,6 +21,7 @@ from pathlib import Path
 from drlib.cli import train
 from drlib.cli.examples import add_examples
 from drlib.endpoint import EndpointError
+from drlib.evaluation.benchmark_wheels import BENCHMARK_FILES, find_source
 from drlib.files import write_atomic, write_json_lines
 from drlib.registry import load_plugins
 from drlib.validation import require
@@ -48,7 +49,8 @@ def main(argv: list[str]) -> int:
         print("drlib evaluate: name a stage first, as in: drlib evaluate rl", file=sys.stderr)
         return 2
     what, *rest = argv
-    if "--source" in rest and what not in COMMANDS:
+    is_named = what in BENCHMARK_FILES or "--source" in rest
+    if is_named and what not in COMMANDS:
         rest, what = argv, "benchmark"
     run = {
         "benchmark": _run_benchmark,
@@ -91,7 +93,7 @@ def _run_benchmark(argv: list[str]) -> int:
     )
     add = parser.add_argument
     add("benchmark", help=f"one of {', '.join(BENCHMARKS)}")
-    add("--source", type=Path, required=True, help="its published file")
+    add("--source", type=Path, help="its published file (default: the installed one)")
     add("--out", type=Path, required=True, help="folder of answers; an interrupted run resumes")
     add("-k", type=int, default=1, help="rounds: answers per question (1)")
     add("-n", type=int, help="only the first N questions")
@@ -104,6 +106,7 @@ def _run_benchmark(argv: list[str]) -> int:
     parser.set_defaults(world="")
     args = apply_preset(parser, argv)
     load_plugins(args.plugins)
+    args.source = args.source or find_source(args.benchmark)
     require(
         args.budget is None or any(args.prices),
         "--budget needs --prices: without them every answer costs 0",
@@ -393,7 +396,6 @@ def _measure_retrieval(argv: list[str]) -> int:
     """Print the recall of the documents that the tasks of a benchmark require."""
     from tqdm import tqdm
 
-    from drlib.evaluation.benchmark_wheels import find_source
     from drlib.evaluation.benchmarks import load_benchmark, write_corpus
     from drlib.evaluation.retrieval import RETRIEVERS, measure_recall, render_recall, to_rows
 
