@@ -129,6 +129,12 @@ def test_turns_by_hand(rollouts):
     assert not any("metrics" in step for step in document["steps"])
 
 
+def test_a_turn_with_an_unreadable_call_stays_a_message(rollouts):
+    text = '<tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call>{broken</tool_call>'
+    document = to_atif(with_messages(rollouts[0], ("user", "Q?"), ("assistant", text)))
+    assert document["steps"][1] == {"step_id": 2, "source": "agent", "message": text}
+
+
 def test_only_sampled_tokens_with_logprobs_are_written(rollouts, tmp_path):
     t = rollouts[0]
     unknown = np.where(t.generated, np.nan, 0).astype(np.float32)
