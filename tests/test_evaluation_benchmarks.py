@@ -341,7 +341,10 @@ FIXTURES = {
             "decomposition": [
                 {
                     "question": "q",
-                    "decomposition": [{"evidence": {"title": "Å"}, "decomposition": []}],
+                    "decomposition": [
+                        {"evidence": {"title": "Å"}, "decomposition": []},
+                        {"evidence": {"title": "Ä"}},
+                    ],
                     "evidence": {"title": "Town"},
                 },
                 {"evidence": None},
@@ -354,7 +357,7 @@ FIXTURES = {
         {
             "id": "f1",
             "answers": ('{"Å": 7, "Town": true}',),
-            "meta": {"categories": ["Art"], "articles": ["Town", "Å", "River"]},
+            "meta": {"categories": ["Art"], "articles": ["Town", "Å", "Ä", "River"]},
         },
     ),
     "humaneval": (

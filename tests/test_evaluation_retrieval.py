@@ -67,7 +67,7 @@ def test_recall_counts_files_and_not_their_pages(folder):
     items = [
         task("a", "bread", *every[0::5]),
         task("b", "ships", every[1], every[0]),
-        task("c", "zeppelin", every[7]),
+        task("c", "zeppelin", *every),
     ]
     for engine in ("fts5", "bm25s", "bm25s-files"):
         (found,) = measure_recall(items, folder, [engine])
