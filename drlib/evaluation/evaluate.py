@@ -1,7 +1,8 @@
 """Stages `evaluate_*`: accuracy on held-out questions, with the outcome of every question.
 
-Answers of held-out questions are answers of no training question. All stages answer the same
-questions: once greedily and `evaluation.samples` times at temperature 1, with the real tools (or,
+Answers of held-out search questions are answers of no training question; their facts may be
+intermediate hops of one, and small calculations repeat (`drlib evaluate overlap`). All stages
+answer the same questions: once greedily and `evaluation.samples` times at temperature 1, with the real tools (or,
 closed book, with tools that find nothing). `outcomes.jsonl` has one line per question, `rows.json`
 the sums.
 """
