@@ -2,9 +2,9 @@
 
 Answers of held-out search questions are answers of no training question; their facts may be
 intermediate hops of one, and small calculations repeat (`drlib evaluate overlap`). All stages
-answer the same questions: once greedily and `evaluation.samples` times at temperature 1, with the real tools (or,
-closed book, with tools that find nothing). `outcomes.jsonl` has one line per question, `rows.json`
-the sums.
+answer the same questions: once greedily and `evaluation.samples` times at temperature 1, with the
+real tools (or, closed book, with tools that find nothing). `outcomes.jsonl` has one line per
+question, `rows.json` the sums.
 """
 
 import json
