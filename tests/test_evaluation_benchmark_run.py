@@ -21,15 +21,18 @@ from drlib.agents import Limits, ReAct
 from drlib.app.research import AskOptions
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.cli import main
+from drlib.config import Config
 from drlib.endpoint import ChatEndpoint
 from drlib.evaluation.answer_files import read_answers
 from drlib.evaluation.benchmark_run import BenchmarkRun, describe, estimate
 from drlib.evaluation.benchmarks import BenchmarkItem, load_benchmark
+from drlib.evaluation.evaluate import held_out
 from drlib.evaluation.sealing import seal_row, unseal_row
 from drlib.files import read_json_lines, write_json_lines
 from drlib.models.api_engine import ApiEngine
 from drlib.task import Task
 from drlib.tools import Toolbox
+from drlib.training.data import load_training_world
 from drlib.trajectory import Termination
 from tests.scripted_server import Scripted
 from tests.test_evaluation_benchmarks import FIXTURES, hotpot
@@ -442,3 +445,26 @@ def test_waiting_for_the_server_is_not_the_time_of_an_answer(tmp_path):
     spent = [t.metadata["usage"]["seconds"] for t in found]
     assert all(2 * 0.25 <= each < 3 for each in spent), "the first turn counts, the queue does not"
     assert sum(spent) <= took
+
+
+def test_held_out_questions_become_a_benchmark(tmp_path, capsys):
+    """The questions of `drlib evaluate rl`, answered by their own answers: all correct."""
+    path, config = tmp_path / "q.jsonl", Config.load("ci", evaluation__questions=6)
+    command = ["evaluate", "questions", "--profile", "ci", "--evaluation.questions", "6"]
+    assert main([*command, "--out", str(path)]) == 0
+    tasks = held_out(load_training_world(config)[0], config)
+    items = load_benchmark("generic", path)
+    assert len(items) == len(tasks) == 12
+    for item, task in zip(items, tasks):
+        assert (item.id, item.question) == (task.id, task.question)
+        assert item.answers == (task.answer, *task.aliases)
+        assert item.meta == {"category": task.category}
+    answers = write_json_lines(
+        tmp_path / "a.jsonl", [{"id": task.id, "prediction": task.answer} for task in tasks]
+    )
+    capsys.readouterr()
+    scoring = ["evaluate", "answers", str(answers), "--benchmark", "generic"]
+    assert main([*scoring, "--source", str(path)]) == 0
+    assert "12 correct" in capsys.readouterr().out
+    assert main(["evaluate", "questions", "--profile", "none", "--out", str(path)]) == 1
+    assert "none" in capsys.readouterr().err

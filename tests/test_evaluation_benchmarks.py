@@ -329,8 +329,8 @@ FIXTURES = {
     "generic": (
         lines,
         "a.jsonl",
-        {"ID": 3, "Question": QUESTION, "answer": [ANSWER, "B"]},
-        {"id": "3", "answers": (ANSWER, "B")},
+        {"ID": 3, "Question": QUESTION, "answer": [ANSWER, "B"], "category": "towns"},
+        {"id": "3", "answers": (ANSWER, "B"), "meta": {"category": "towns"}},
     ),
     "fanoutqa": (
         whole,

@@ -1,10 +1,11 @@
-"""`drlib evaluate STAGE | BENCHMARK | answers | judge | pages | retrieval`: measure agents.
+"""`drlib evaluate STAGE | BENCHMARK | answers | questions | judge | ...`: measure agents.
 
 `drlib evaluate STAGE` builds the stage `evaluate_STAGE` and its missing inputs; its arguments are
 those of `drlib train`. `drlib evaluate BENCHMARK` asks an agent the questions of a benchmark, with
 the options of `drlib ask`, and judges its answers. `answers` judges the answers of any agent, one
 JSON-lines file per round (rows with question, answer and prediction). `judge` measures how often a
-judge is wrong. `pages` writes the questions and documents of a benchmark such as HotpotQA.
+judge is wrong. `pages` writes the questions and documents of a benchmark such as HotpotQA,
+`questions` the held-out questions of a profile, as a benchmark for other agents.
 `retrieval` measures which of the documents that a task requires are found by the search engines.
 `overlap` searches training files for the questions of a benchmark.
 `leaderboard` compares several agents' answers to the same questions.
@@ -27,7 +28,7 @@ from drlib.registry import load_plugins
 from drlib.validation import require
 
 PREFIX = "evaluate_"
-COMMANDS = ("answers", "judge", "pages", "retrieval", "overlap", "leaderboard")
+COMMANDS = ("answers", "questions", "judge", "pages", "retrieval", "overlap", "leaderboard")
 EXAMPLES = (
     "drlib evaluate rl --profile ci",
     "drlib evaluate answers iter1.jsonl iter2.jsonl iter3.jsonl",
@@ -37,6 +38,7 @@ EXAMPLES = (
     "drlib evaluate retrieval tau2_banking",
     "drlib evaluate overlap train.jsonl --source questions.jsonl",
     "drlib evaluate leaderboard react=a1.jsonl,a2.jsonl heavy=b1.jsonl,b2.jsonl",
+    "drlib evaluate questions --profile laptop --out questions.jsonl",
 )
 
 
@@ -58,6 +60,7 @@ def main(argv: list[str]) -> int:
         "leaderboard": _compare_answers,
         "judge": _calibrate,
         "pages": _write_pages,
+        "questions": _write_questions,
         "overlap": _measure_overlap,
         "retrieval": _measure_retrieval,
     }.get(what)
@@ -457,6 +460,36 @@ def _measure_overlap(argv: list[str]) -> int:
     if args.out:
         write_atomic(args.out, json.dumps(found, indent=1) + "\n")
     print(render_overlap(found))
+    return 0
+
+
+def _write_questions(argv: list[str]) -> int:
+    """Write the held-out questions of a profile as rows of the benchmark `generic`."""
+    from drlib.config import load_from_arguments
+    from drlib.evaluation.evaluate import held_out
+    from drlib.training.data import load_training_world
+
+    parser = argparse.ArgumentParser(prog="drlib evaluate questions", description=__doc__)
+    add_examples(parser, EXAMPLES[8], f"{EXAMPLES[8]} --evaluation.questions 50")
+    add = parser.add_argument
+    add("--profile", default="ci", help="a profile in drlib/profiles (ci); settings may follow")
+    add("--recipe", default="", help="a published recipe in drlib/recipes")
+    add("--out", type=Path, required=True, help="write the questions to this JSON-lines file")
+    args, settings = parser.parse_known_args(argv)
+    config = load_from_arguments(args.profile, args.recipe, settings)
+    world, _ = load_training_world(config)
+    tasks = held_out(world, config)
+    rows = [
+        {
+            "id": task.id,
+            "question": task.question,
+            "answer": [task.answer, *task.aliases],
+            "category": task.category,
+        }
+        for task in tasks
+    ]
+    write_json_lines(args.out, rows)
+    print(f"{len(rows)} questions about {config.world.name}")
     return 0
 
 

@@ -1,4 +1,7 @@
-"""Any file with question and answer: rows of `question`, `answer` or `answers`, and `aliases`."""
+"""Any file with question and answer: rows of `question`, `answer` or `answers`, `aliases`.
+
+Optional: `id`, and `category`, by which reports filter.
+"""
 
 from drlib.evaluation.benchmarks.benchmark import BenchmarkItem, Row, register_benchmark
 
@@ -12,5 +15,5 @@ def read_generic(row: Row) -> BenchmarkItem:
     answers += map(str, row.listed("aliases"))
     if not all(map(str.strip, answers)):
         raise row.fail("answer", "is empty")
-    ident = row.ident("id", "task_id", "_id")
-    return BenchmarkItem(ident, row.text("question"), tuple(answers))
+    ident, meta = row.ident("id", "task_id", "_id"), row.optional("category")
+    return BenchmarkItem(ident, row.text("question"), tuple(answers), meta)
