@@ -406,9 +406,9 @@ class RLRewardConfig:
         choices="drlib.rewards.functions:REWARDS",
     )
     arguments: str = setting("", 'arguments of the reward as JSON, such as {"price": 0.2}', "rl")
-    labels: Literal["right", "shuffled", "wrong"] = setting(
+    labels: Literal["right", "shuffled", "wrong", "majority"] = setting(
         "right",
-        "controls: rewards permuted within the group, or a frequent wrong answer as the label",
+        "controls: rewards permuted within the group, or its most frequent (wrong) answer as label",
         "rl",
     )
     overlong_buffer: int = setting(

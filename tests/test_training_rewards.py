@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drlib.rewards.controls import majority_wrong_answer, shuffle_rewards
+from drlib.rewards.controls import majority_answer, majority_wrong_answer, shuffle_rewards
 from drlib.rl.resampling import drop_zero_variance_groups
 from drlib.task import Task, normalise_answer
 from drlib.training.batch import build_filter, compute_advantages
@@ -79,6 +79,12 @@ def test_majority_wrong_answer_prefers_the_first_tie():
     assert majority_wrong_answer(["Libreville", None, ""], TASK) is None
 
 
+def test_majority_answer_may_be_right():
+    assert majority_answer(["Oslo", "Libreville", None, "libreville.", "Rome", ""]) == "libreville"
+    assert majority_answer(["Rome", "Oslo", "oslo", "rome"]) == "rome", "the first one in a tie"
+    assert majority_answer([None, "", None]) is None
+
+
 def test_shuffled_rewards_keep_groups_and_tokens(default_step, sample_step):
     """Rollouts and group variances are unchanged; rewards are permuted within groups."""
     right, _ = default_step
@@ -115,10 +121,29 @@ def test_wrong_labels_reward_the_majority_wrong_answer(default_step, sample_step
     assert [t.reward_parts["correct"] for t in control] == [t.reward for t in right]
 
 
+def test_majority_labels_reward_the_most_frequent_answer(default_step, sample_step):
+    """Without the correct answer: all that give the group's answer, whether it is right or not."""
+    right, tasks = default_step
+    rollouts, _ = sample_step(rl__reward__labels="majority")
+    counts = Counter()
+    for group in group_by_id(rollouts).values():
+        answers = Counter(normalise_answer(t.answer) for t in group if t.answer)
+        if not answers:
+            assert [t.reward for t in group] == [0.0] * len(group)
+            continue
+        most = max(answers.values())
+        rewarded = {normalise_answer(t.answer) for t in group if t.reward}
+        assert len(rewarded) == 1 and answers[rewarded.pop()] == most
+        assert sum(t.reward for t in group) == most
+        counts.update((t.reward, t.reward_parts["correct"]) for t in group)
+    assert counts[1.0, 1.0] and counts[1.0, 0.0], "right and wrong majorities occur"
+    assert [t.reward_parts["correct"] for t in rollouts] == [t.reward for t in right]
+
+
 def test_unjudged_rollouts_have_no_reward(default_step):
     right, tasks = default_step
     group = [*right[:3], with_reward(right[3], None, {"correct": 0.0})]
-    for labels in ("right", "shuffled", "wrong"):
+    for labels in ("right", "shuffled", "wrong", "majority"):
         config = settings(rl__reward__labels=labels, rl__reward__overlong_buffer=20)
         found = adjust_rewards(group, tasks[0], config, generator())
         assert found[3].reward is None and None not in [t.reward for t in found[:3]]

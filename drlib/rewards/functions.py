@@ -62,6 +62,27 @@ def exact_match() -> Reward:
     return reward
 
 
+@REWARDS.register("format")
+def well_formed() -> Reward:
+    """Create the control reward of the format alone (Spurious Rewards, arXiv 2506.10947).
+
+    1 if the rollout ended with an answer, right or wrong, and no turn was refused for its format.
+    """
+
+    def reward(trajectory: Trajectory, task: Task) -> RewardResult:
+        if has_env_fault(trajectory):
+            return RewardResult(None)
+        formed = _is_well_formed(trajectory)
+        return RewardResult(formed, {"format": formed})
+
+    return reward
+
+
+def _is_well_formed(trajectory: Trajectory) -> float:
+    refused = any(result.error == "format" for result in trajectory.tool_results)
+    return float(trajectory.termination == Termination.ANSWERED and not refused)
+
+
 @REWARDS.register("format_and_answer")
 def format_and_answer(weight: float = 0.2) -> Reward:
     """Create the reward R = w r_f + (1 - w) r_a: format of all turns, and answer, both 0 or 1.
@@ -82,8 +103,7 @@ def format_and_answer(weight: float = 0.2) -> Reward:
         right = answer_reward(trajectory, task).value
         if right is None:
             return RewardResult(None)
-        refused = any(result.error == "format" for result in trajectory.tool_results)
-        formed = float(trajectory.termination == Termination.ANSWERED and not refused)
+        formed = _is_well_formed(trajectory)
         parts = {"format": formed, "exact_match": right}
         return RewardResult(weight * formed + (1 - weight) * right, parts)
 

@@ -22,7 +22,7 @@ from drlib.agents.agent_spec import AgentMixture
 from drlib.config import Config
 from drlib.questions.chains import PYTHON_KINDS
 from drlib.questions.question_engine import CHAINS, CONDITIONS
-from drlib.rewards.controls import majority_wrong_answer, shuffle_rewards
+from drlib.rewards.controls import majority_answer, majority_wrong_answer, shuffle_rewards
 from drlib.rewards.functions import Reward, make_reward, soft_overlong_penalty
 from drlib.rl.curriculum import Curriculum
 from drlib.task import Task, is_correct, normalise_answer
@@ -252,8 +252,11 @@ def adjust_rewards(
     rewards = [trajectory.reward for trajectory in group]
     if config.rl.reward.labels == "shuffled":
         rewards = shuffle_rewards(rewards, generator)
-    elif config.rl.reward.labels == "wrong":
-        rewards = _by_wrong_label(group, task)
+    elif config.rl.reward.labels in ("wrong", "majority"):
+        answers = [trajectory.answer for trajectory in group]
+        is_wrong = config.rl.reward.labels == "wrong"
+        label = majority_wrong_answer(answers, task) if is_wrong else majority_answer(answers)
+        rewards = _by_label(group, label)
     terms = [{} for _ in group]
     if config.rl.reward.overlong_buffer > 0:
         limit, buffer = config.rollout.max_context_tokens, config.rl.reward.overlong_buffer
@@ -266,9 +269,8 @@ def adjust_rewards(
     ]
 
 
-def _by_wrong_label(group: Sequence[Trajectory], task: Task) -> list[float | None]:
-    """Reward the most frequent wrong answer of the group with 1; all 0 if there is none."""
-    label = majority_wrong_answer([trajectory.answer for trajectory in group], task)
+def _by_label(group: Sequence[Trajectory], label: str | None) -> list[float | None]:
+    """Reward answers that equal the label with 1, others with 0; all 0 without a label."""
 
     def reward(trajectory: Trajectory) -> float | None:
         if trajectory.reward is None:
@@ -446,8 +448,9 @@ def check_rollouts(config: Config) -> None:
         "rl.temperature must be above 0: greedy rollouts have no sampling probability to train",
     )
     require(
-        reward.labels != "wrong" or reward.name == "exact_match",
-        'rl.reward.labels="wrong" replaces the correct answer: set rl.reward.name=exact_match',
+        reward.labels not in ("wrong", "majority") or reward.name == "exact_match",
+        f'rl.reward.labels="{reward.labels}" replaces the correct answer: set '
+        "rl.reward.name=exact_match",
     )
     require(
         reward.overlong_buffer <= config.rollout.max_context_tokens,
