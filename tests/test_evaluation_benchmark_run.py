@@ -444,7 +444,6 @@ def test_waiting_for_the_server_is_not_the_time_of_an_answer(tmp_path):
     assert {t.termination for t in found} == {Termination.ANSWERED}
     spent = [t.metadata["usage"]["seconds"] for t in found]
     assert all(2 * 0.25 <= each < 3 for each in spent), "the first turn counts, the queue does not"
-    assert sum(spent) <= took
 
 
 def test_held_out_questions_become_a_benchmark(tmp_path, capsys):
