@@ -112,4 +112,4 @@ def test_committed_leaderboard_is_the_one_of_the_page():
     path = ROOT / "figures" / "reference" / "evaluation" / "leaderboard.json"
     found = json.loads(path.read_text())
     assert render_leaderboard(found) in (ROOT / "docs" / "evaluation.md").read_text()
-    assert [row["questions"] for row in found["rows"]] == [50] * 3
+    assert [row["questions"] for row in found["rows"]] == [50] * 4
