@@ -36,7 +36,7 @@ MUTANTS = [
     Mutant(
         "labels: ignored",
         "drlib/training/rollouts.py",
-        "        rewards = _by_wrong_label(group, task)\n",
+        "        rewards = _by_label(group, label)\n",
         "        pass\n",
         (REWARDS,),
         "the control would be the recipe itself",
