@@ -35,7 +35,7 @@ from drlib.tools import Toolbox
 from drlib.training.data import load_training_world
 from drlib.trajectory import Termination
 from tests.scripted_server import Scripted
-from tests.test_evaluation_benchmarks import FIXTURES, hotpot
+from tests.test_evaluation_benchmarks import FIXTURES, hotpot, whole
 from tests.test_evaluation_protected import assert_no_texts_below
 from tests.waiting import until
 
@@ -281,16 +281,16 @@ def test_a_failed_run_is_no_wrong_answer(tmp_path, capsys):
 
 
 def test_attachments_are_read_by_the_agent(tmp_path, capsys):
-    write, file, row, _ = FIXTURES["gaia"]
+    row = FIXTURES["gaia"][2]
     row = row | {"file_name": "table.csv"}
-    source = write(tmp_path / file, [row])
+    source = whole(tmp_path / "metadata.json", [row])
     (tmp_path / "table.csv").write_text("town,people\nLund,91940\n")
     seen = []
 
     def say(messages):
         if len(messages) <= 2:
             seen.append(messages[-1]["content"])
-            return render_call("parse_file", {"files": ["table.csv"]})
+            return render_call("parse_file", {"files": ["table.csv", "metadata.json"]})
         seen.append(messages[-1]["content"])
         return render_answer("unknown")
 
@@ -299,6 +299,7 @@ def test_attachments_are_read_by_the_agent(tmp_path, capsys):
         command += ["--endpoint", server.url, "--model", "scripted", "--world", "none"]
         assert main(command) == 0
     assert "table.csv" in seen[0] and "91940" in seen[1]
+    assert "Final answer" not in seen[1], "the file of the answers is beside the attachments"
 
 
 def test_questions_with_an_image_are_left_out(tmp_path, capsys):
@@ -384,6 +385,16 @@ def test_answers_of_another_run_are_refused(tmp_path):
         run.claim({"benchmark": "x"})
 
 
+def test_tasks_that_are_verified_by_execution_are_refused(tmp_path, capsys):
+    source = tmp_path / "swebench.jsonl"
+    source.write_text("{}")
+    with Scripted(None) as server:
+        command = ["evaluate", "swebench", "--source", str(source), "--out", str(tmp_path / "out")]
+        assert main([*command, "--endpoint", server.url, "--model", "m", "--world", "none"]) == 1
+        assert server.asked == 0
+    assert "verified by running" in capsys.readouterr().err
+
+
 def test_items_without_answers_are_refused(tmp_path):
     items = [BenchmarkItem("1", "q", ("a",)), BenchmarkItem("2", "q", ())]
     with pytest.raises(ValueError, match=r"1 items have no answer .*\['2'\]"):
@@ -394,10 +405,10 @@ def test_what_changes_no_answer_may_change(tmp_path):
     source = write_questions(tmp_path, 2)
     options = AskOptions(endpoint="http://x", model="m", api_key="secret")
     first = describe("generic", source, options)
-    for name, value in (("seconds", 1.0), ("prices", (1.0, 2.0)), ("api_key", "other")):
+    for name, value in (("prices", (1.0, 2.0)), ("api_key", "other")):
         assert describe("generic", source, replace(options, **{name: value})) == first
     assert "secret" not in json.dumps(first)
-    for name, value in (("temperature", 0.5), ("world", "cldr"), ("model", "n"), ("calls", 1)):
+    for name, value in (("temperature", 0.5), ("world", "cldr"), ("model", "n"), ("seconds", 1.0)):
         assert describe("generic", source, replace(options, **{name: value})) != first
     write_questions(tmp_path, 3)
     assert describe("generic", source, options) != first

@@ -1,4 +1,4 @@
-"""One offline HTML page about judged answers: measures, questions with filters, trajectories.
+"""Offline HTML page of judged answers: measures, questions with filters, trajectories.
 
 The page lists the questions with their verdicts by round. A verdict opens its trajectory in the
 viewer, which is in a sandboxed frame. The page needs no network, and no text of a policy or page

@@ -118,6 +118,7 @@ class AskOptions:
         question_prompt: with `preset`: file with the text of the first user message, which contains
             {question}.
         files: folder of files that the agent can read with the tool `parse_file`.
+        file_names: the only files of `files` that it can read; empty: all.
 
     Raises:
         AskError: the options are inconsistent.
@@ -148,6 +149,7 @@ class AskOptions:
     system_prompt: str = ""
     question_prompt: str = ""
     files: str = ""
+    file_names: tuple[str, ...] = ()
 
     def __post_init__(self):
         self._check_preset()
@@ -358,7 +360,7 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
         world = load_world(options.world, engine=ranking) if has_world else None
         backends = _live_backends(options.search, preset) if is_live(options.search) else {}
         if options.files:
-            backends["parse_file"] = [ParseFile(options.files)]
+            backends["parse_file"] = [ParseFile(options.files, options.file_names)]
     except (ValueError, OSError, ImportError) as error:
         raise AskError(str(error)) from None
     sandbox = stack.enter_context(Sandbox(workers=1))

@@ -91,6 +91,7 @@ def add_agent_options(parser: argparse.ArgumentParser) -> None:
         help="prices per million tokens",
     )
     add("--files", default="", metavar="DIR", help="files that the agent can read (parse_file)")
+    parser.set_defaults(file_names=())  # set by drlib evaluate BENCHMARK
 
 
 def apply_preset(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:

@@ -83,7 +83,7 @@ def _run_benchmark(argv: list[str]) -> int:
     from drlib.app.research import AskError, AskSession, is_live
     from drlib.cli.agent_options import add_agent_options, apply_preset, read_options
     from drlib.evaluation.benchmark_run import BenchmarkRun, describe, estimate
-    from drlib.evaluation.benchmarks import BENCHMARKS, load_benchmark, write_documents
+    from drlib.evaluation.benchmarks import BENCHMARKS, write_documents
     from drlib.rewards.judges import JUDGES
 
     parser = argparse.ArgumentParser(prog="drlib evaluate BENCHMARK", description=__doc__)
@@ -114,6 +114,7 @@ def _run_benchmark(argv: list[str]) -> int:
         args.budget is None or any(args.prices),
         "--budget needs --prices: without them every answer costs 0",
     )
+    items = _load_items(args)
     judge = args.judge or BENCHMARKS[args.benchmark].judge
     require(
         judge != "llm" or args.dry_run or bool(args.judge_endpoint and args.judge_model),
@@ -122,15 +123,16 @@ def _run_benchmark(argv: list[str]) -> int:
     )
     if judge != "llm":
         JUDGES[judge]()  # an unknown or missing judge must be found before answers are paid for
-    items = load_benchmark(args.benchmark, args.source)
     readable = [item for item in items if not item.meta.get("has_image")]
     if left_out := len(items) - len(readable):
         print(f"{left_out} questions with an image are left out", file=sys.stderr)
     if not args.world and not is_live(args.search):
         args.world = _document_world(args, readable)
-    folders = {file.parent for item in readable for file in item.files}
-    if folders and not args.files:
-        args.files = str(min(folders))
+    attached = [file for item in readable for file in item.files]
+    if attached and not args.files:
+        args.files = str(attached[0].parent)
+        # the folder also has the benchmark's file, with the answers
+        args.file_names = tuple(sorted({file.name for file in attached}))
     options = read_options(args)
     run = BenchmarkRun(readable[: args.n], args.out, args.k, args.world)
     if args.dry_run:
@@ -140,10 +142,9 @@ def _run_benchmark(argv: list[str]) -> int:
     if not (args.out / "pages").exists() and args.world == f"folder:{args.out / 'pages'}":
         write_documents(items, args.out / "pages")
     run.claim(describe(args.benchmark, args.source, options))
-    missing = estimate(run, 0, 0, 0)["answers"]
     with (
         AskSession(options) as session,
-        tqdm(total=missing, desc=args.benchmark, disable=not sys.stderr.isatty()) as bar,
+        tqdm(total=run.missing, desc=args.benchmark, disable=not sys.stderr.isatty()) as bar,
     ):
         try:
             done = session.answer_benchmark(run, args.budget, lambda _: bar.update())
@@ -169,7 +170,7 @@ def _run_benchmark(argv: list[str]) -> int:
 
 
 def _document_world(args: argparse.Namespace, items: list) -> str:
-    """Return the world of the questions' own documents, written to the folder of the answers."""
+    """Return the name of the world of the questions' own documents, in the folder of answers."""
     require(
         any(item.documents for item in items),
         f"{args.benchmark} has no documents of its own: name what the agent searches (--world or "

@@ -23,7 +23,7 @@ from drlib.trajectory import Termination, Trajectory
 from drlib.validation import require
 
 RUN_FILE = "run.json"
-UNRELATED = ("api_key", "prices", "seconds")  # options that change no answer
+UNRELATED = ("api_key", "prices")  # options that change no answer
 BETWEEN_CHECKS = (
     16  # questions between two checks of the budget; the default concurrency of a server
 )
@@ -67,6 +67,11 @@ class BenchmarkRun:
             Task(item.id, _question_with_files(item), item.answers[0], "search", self.world)
             for item in self.items
         ]
+
+    @property
+    def missing(self) -> int:
+        """Number of answers that are not finished."""
+        return len(self.items) * self.rounds - sum(map(len, self.finished()))
 
     def finished(self) -> list[list[dict]]:
         """Return the finished rows of each round, without those to be asked again."""
@@ -190,7 +195,6 @@ def estimate(run: BenchmarkRun, calls: int, turn_tokens: int, context_tokens: in
         "said_tokens", all of them sums.
     """
     rows = [row["usage"] for round_ in run.finished() for row in round_ if row["usage"]]
-    missing = len(run.items) * run.rounds - sum(map(len, run.finished()))
     turns = calls + 2  # an answer, and one that is requested at the limit
     most = {
         "turns": turns,
@@ -201,5 +205,5 @@ def estimate(run: BenchmarkRun, calls: int, turn_tokens: int, context_tokens: in
         name: sum(usage[name] for usage in rows) / len(rows) if rows else value
         for name, value in most.items()
     }
-    sums = {name: round(value * missing) for name, value in each.items()}
-    return {"answers": missing, "measured": len(rows), **sums}
+    sums = {name: round(value * run.missing) for name, value in each.items()}
+    return {"answers": run.missing, "measured": len(rows), **sums}

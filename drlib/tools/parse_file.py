@@ -1,6 +1,6 @@
 """`parse_file`: text of the files of a folder for an agent, parsed by `drlib.worlds.reading`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -13,12 +13,17 @@ class ParseFile:
 
     Raises `ToolFault` "not_found", or "refused" for a name outside the folder, an unknown type and
     any defect of the file: none of these is an environment fault, and a retry would not help.
+
+    Args:
+        folder: of the files.
+        names: the only files that may be read; empty: all.
     """
 
     name = "files"
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, names: Collection[str] = ()) -> None:
         require_libraries()
+        self._names = frozenset(names)
         self._folder = Path(folder).resolve(strict=True)
 
     def __call__(self, arguments: Mapping, timeout_s: float) -> dict[str, str]:
@@ -29,7 +34,7 @@ class ParseFile:
             outside = relative.is_absolute() or ".." in relative.parts
             if outside or not path.is_relative_to(self._folder):
                 raise ToolFault("refused", f"{name!r:.200} is outside the folder of files")
-            if not path.is_file():
+            if not path.is_file() or (self._names and name not in self._names):
                 raise ToolFault("not_found", f"there is no file {name!r:.200}")
             if path.stat().st_size > MAX_FILE:
                 raise ToolFault("refused", f"too_large: {name!r:.200} is above {MAX_FILE} bytes")
