@@ -6,6 +6,7 @@ file, and a full disk leaves the previous contents.
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,21 @@ def atomic_path(path: Path) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a new temporary folder beside `path`, renamed to `path` at the end of the block.
+
+    After an error neither a new nor a temporary folder remains. `path` must not exist, or be empty.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_atomic(path: str | Path, content: str | bytes | Callable[[Path], object]) -> Path:

