@@ -62,7 +62,8 @@ class Task:
         id: unique; starts with the kind of arithmetic for python tasks ("python-KIND-...").
         question: text shown to the policy.
         answer: correct answer.
-        kind: "search" (chain of hops), "python" (arithmetic) or "trail" (open-ended browsing).
+        kind: "search" (chain of hops), "python" (arithmetic), "trail" (open-ended browsing), or the
+            name of the environment.
         world: version of the world with the answer.
         hops: number of hops; 0 for a python task.
         start: entity at which the chain begins.
@@ -77,6 +78,10 @@ class Task:
         answer_type: how answers are compared (`answers_match`).
         page: title of the answer's page, if a person would name the answer differently (in a folder
             "people/ingrid.md" is "Ingrid Solheim").
+        environment: data from which the task's environment (`drlib.environments`) builds its state,
+            as JSON; "" without an environment.
+        verifier: name and arguments of the reward that judges this task, as JSON; "" for that of
+            the run.
 
     Raises:
         ValueError: unknown `answer_type`.
@@ -85,7 +90,7 @@ class Task:
     id: str
     question: str
     answer: str
-    kind: Literal["search", "python", "trail"]
+    kind: str
     world: str
     hops: int = 0  # 0 for a python task
     start: str = ""
@@ -100,6 +105,8 @@ class Task:
     with_tools: float | None = None
     answer_type: AnswerType = "auto"
     page: str = ""  # title of the answer's page if a person would name it differently
+    environment: str = ""  # JSON from which the environment `kind` builds the task's state
+    verifier: str = ""  # JSON: {"reward": name, "arguments": {...}}
 
     def __post_init__(self):
         if self.answer_type not in get_args(AnswerType):
@@ -115,10 +122,12 @@ class Task:
 
     @property
     def skill(self) -> str:
-        """Key of the curriculum: hops (`h1`), conditions (`c2`), kind of arithmetic, or `trail`."""
-        if self.kind == "python":
+        """Key of the curriculum: hops (`h1`), conditions (`c2`), kind of arithmetic, `trail`, or the
+        environment.
+        """
+        if self.kind == "python" and not self.environment:
             return self.id.split("-")[1]
-        if self.kind == "trail":
+        if self.kind == "trail" or self.environment:
             return self.kind
         return f"c{self.conditions}" if self.conditions > 1 else f"h{self.hops}"
 
