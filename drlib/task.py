@@ -122,9 +122,7 @@ class Task:
 
     @property
     def skill(self) -> str:
-        """Key of the curriculum: hops (`h1`), conditions (`c2`), kind of arithmetic, `trail`, or the
-        environment.
-        """
+        """Key of the curriculum: hops (`h1`), conditions (`c2`), kind of arithmetic, or `kind`."""
         if self.kind == "python" and not self.environment:
             return self.id.split("-")[1]
         if self.kind == "trail" or self.environment:
