@@ -180,7 +180,7 @@ def answers_match(answer: str, expected: str, answer_type: AnswerType = "auto") 
         day = _parse_date(answer)
         return day is not None and day == _parse_date(expected)
     if answer_type == "list":
-        return _lists_match(_split_list(answer), _split_list(expected))
+        return _lists_match(split_list(answer), split_list(expected))
     if answer_type == "text":
         return False
     if answer_type == "auto" and (is_identifier(answer) or is_identifier(expected)):
@@ -292,7 +292,7 @@ def _parse_date(text: str) -> date | None:
     return None
 
 
-def _split_list(text: str) -> list[str]:
+def split_list(text: str) -> list[str]:
     """Return the items of a normalised list, split at ";" if it occurs, else at "," and "and"."""
     separator = ";" if ";" in text else r"[,،、]|\band\b|&"
     items = (normalise_answer(item) for item in re.split(separator, text))

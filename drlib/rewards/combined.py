@@ -1,13 +1,22 @@
-"""Rewards built from other rewards: weighted, gated, inverted, by kind of task, and from judges.
+"""Rewards built from other rewards: weighted, gated, thresholds, by task, and from judges.
 
 Each term is a name of `REWARDS`, with arguments of its own in `arguments`. If a term could not be
 judged (None), neither can the whole, so a broken judge is never a score of 0.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from drlib.rewards.functions import REWARDS, Reward, RewardResult, has_env_fault, make_reward
+from drlib.rewards.functions import (
+    REWARDS,
+    Reward,
+    RewardResult,
+    has_env_fault,
+    make_reward,
+    training_progress,
+)
 from drlib.rewards.judges import JUDGES, Verdict
 from drlib.task import Task
 from drlib.trajectory import Trajectory
@@ -166,6 +175,88 @@ def by_kind(rewards: Mapping[str, str], arguments: Arguments | None = None) -> R
         return RewardResult(found.value, parts)
 
     return reward
+
+
+@REWARDS.register("by_task")
+def by_task(default: str = "exact_match", arguments: Mapping[str, Any] | None = None) -> Reward:
+    """Create a reward that each task chooses (rewards as data, V-Triune, arXiv 2505.18129).
+
+    `Task.verifier` is JSON: {"reward": NAME, "arguments": {...}}. The reward and its terms are
+    logged as KIND/NAME, so there are curves for each kind of task.
+
+    Args:
+        default: name of the reward of tasks without a verifier.
+        arguments: of `default`.
+
+    Raises:
+        ValueError: (the reward) the verifier is unknown, lacks an argument or fails; the message
+            names the task.
+    """
+    fallback = make_reward(default, **(arguments or {}))
+    make_verifier = lru_cache(maxsize=256)(_make_verifier)  # tasks share most verifiers
+
+    def reward(trajectory: Trajectory, task: Task) -> RewardResult:
+        try:
+            name, judge = make_verifier(task.verifier) if task.verifier else (default, fallback)
+            found = judge(trajectory, task)
+        except Exception as error:  # of any type: a verifier may be the user's code
+            raise ValueError(
+                f"task {task.id}, verifier {task.verifier or default!r}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        terms = found.parts if found.value is None else {**found.parts, name: found.value}
+        return RewardResult(found.value, {f"{task.kind}/{key}": x for key, x in terms.items()})
+
+    return reward
+
+
+def _make_verifier(text: str) -> tuple[str, Reward]:
+    """Create the reward described by `Task.verifier`; return its name and the reward."""
+    verifier = json.loads(text)
+    is_form = isinstance(verifier, dict) and {"reward"} <= {*verifier} <= {"reward", "arguments"}
+    require(is_form, 'a verifier is {"reward": name, "arguments": {...}}')
+    require(verifier["reward"] != "by_task", "a verifier cannot be by_task itself")
+    return verifier["reward"], make_reward(verifier["reward"], **verifier.get("arguments", {}))
+
+
+@REWARDS.register("threshold")
+def above_threshold(
+    *,
+    schedule: Sequence[Sequence[float]],
+    reward: str = "judged",
+    arguments: Arguments | None = None,
+) -> Reward:
+    """Create a graded reward that is 0 below a threshold that rises (V-Triune's dynamic IoU).
+
+    Args:
+        schedule: [share, threshold] pairs with rising shares; the first pair whose share is not
+            exceeded by the share of training done is in force. V-Triune uses
+            [[0.1, 0.85], [0.25, 0.95], [1, 0.99]].
+        reward: name of the graded reward.
+
+    Raises:
+        ValueError: the shares do not rise to 1.
+    """
+    pairs = [(float(share), float(least)) for share, least in schedule]
+    shares = [0.0, *(share for share, _ in pairs)]
+    is_rising = all(low < high for low, high in zip(shares, shares[1:]))
+    require(
+        bool(pairs) and is_rising and shares[-1] == 1,
+        f"schedule={schedule}: the shares must rise from above 0 to 1, such as [[0.1, 0.5], [1, "
+        "0.9]]",
+    )
+    (term,) = _make_terms([reward], arguments).values()
+
+    def graded(trajectory: Trajectory, task: Task) -> RewardResult:
+        done = training_progress(trajectory)
+        least = next(least for share, least in pairs if done <= share)
+        found = term(trajectory, task)
+        if found.value is None:
+            return found
+        kept = found.value if found.value >= least else 0.0
+        return RewardResult(kept, {**found.parts, "threshold": least})
+
+    return graded
 
 
 def _make_terms(names: Sequence[str], arguments: Arguments | None) -> dict[str, Reward]:

@@ -214,7 +214,9 @@ def _check(name: str, function: Callable, trajectory: Trajectory, task: Task) ->
         )
     for term, value in ((name, result.value), *result.parts.items()):
         if value is not None and not math.isfinite(value):
-            raise ValueError(f"reward {name!r}: {term} is {value} for {trajectory.id}")
+            raise ValueError(
+                f"reward {name!r}: {term} is {value} for {trajectory.id} of task {task.id}"
+            )
     return result
 
 
@@ -274,6 +276,11 @@ def has_env_fault(trajectory: Trajectory) -> bool:
     """Return True if the environment failed during the trajectory."""
     failed = any(result.env_fault for result in trajectory.tool_results)
     return failed or trajectory.termination == Termination.ENV_FAULT
+
+
+def training_progress(trajectory: Trajectory) -> float:
+    """Return the share of training done when the rollout was sampled; 1 outside training."""
+    return trajectory.metadata.get("progress", 1.0)
 
 
 def soft_overlong_penalty(lengths_N: Tensor, limit: int, buffer: int) -> Tensor:

@@ -12,6 +12,7 @@ factories; register your own there.
 | musique | the same, without HotpotQA's rule for yes and no | MuSiQue |
 | gaia | GAIA's quasi-exact match of numbers, lists and texts | GAIA |
 | math | math-verify finds the same value | AIME, MATH-500, GSM8K |
+| sets | the same items in any order; the score is the F1 of items | lists |
 | table | the same rows and items; the score is the F1 of items | WideSearch |
 | loose | all its parts occur in the text; score: share of them | FanOutQA |
 | code | passes the tests that run after it in the sandbox | HumanEval |
@@ -34,7 +35,7 @@ from fractions import Fraction
 
 from drlib.registry import Registry
 from drlib.rewards.math_judge import ComparisonError, MathWorker, looks_like_math
-from drlib.task import answers_match, is_identifier, normalise_answer, parse_number
+from drlib.task import answers_match, is_identifier, normalise_answer, parse_number, split_list
 from drlib.validation import require
 
 
@@ -53,7 +54,7 @@ class Judgement:
 
     Attributes:
         reason: the rule that accepted the answer, or the cause of an error.
-        score: 0..1; graded judges (squad, table) give partial credit, others 0 or 1.
+        score: 0..1; graded judges (squad, sets, table) give partial credit, others 0 or 1.
 
     Raises:
         ValueError: the verdict is none of the four.
@@ -378,6 +379,32 @@ def _gaia_text(text: str, keep: bool = False) -> str:
 def judge_gaia() -> Judge:
     """Create the judge by GAIA's quasi-exact match."""
     return _graded(lambda prediction, gold: float(gaia_match(prediction, gold)), "gaia")
+
+
+def set_f1(answer: str, expected: str) -> float:
+    """Return the F1 of the items of two lists, 2 hits / (given + expected), in any order.
+
+    Repeated items cost precision.
+
+    Example:
+        >>> set_f1("Oslo, Rome", "Bergen and Oslo"), set_f1("Bergen, Oslo", "Oslo, Bergen")
+        (0.5, 1.0)
+    """
+    given, wanted = (split_list(normalise_answer(text)) for text in (answer, expected))
+    if not given or not wanted:
+        return 0.0
+    left = list(wanted)
+    for item in given:
+        same = next((other for other in left if answers_match(item, other)), None)
+        if same is not None:
+            left.remove(same)
+    return 2 * (len(wanted) - len(left)) / (len(given) + len(wanted))
+
+
+@JUDGES.register("sets")
+def judge_sets() -> Judge:
+    """Create the judge of lists without order; its score is `set_f1`."""
+    return _graded(set_f1, "sets")
 
 
 # ---------------------------------------------------------------- tables

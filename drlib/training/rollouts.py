@@ -160,6 +160,7 @@ def sample_groups(
         n = len(numbers)
         for at, trajectory in enumerate(made):
             trajectory.metadata["source"] = sources[some[at // n]]
+            trajectory.metadata["progress"] = step / config.rl.steps  # for threshold schedules
         return {
             i: [judge_rollout(t, tasks[i], judge) for t in made[at * n : (at + 1) * n]]
             for at, i in enumerate(some)
