@@ -74,10 +74,12 @@ ONLY = {
     "trafilatura": ("worlds/reading.py",),
     "bs4": ("worlds/reading.py",),
     "libzim": ("worlds/zim.py",),
+    "reasoning_gym": ("environments/",),
     "psutil": ("sandbox/", "training/", "models/"),
 }
 IN_EXTRA = {
     "gguf": "gguf",
+    "reasoning_gym": "gym",
     "math_verify": "judges",
     "llguidance": "constrained",
     "mcp": "mcp",
@@ -106,6 +108,7 @@ IN_EXTRA = {
 }
 DISTRIBUTIONS = {
     "huggingface_hub": "huggingface-hub",
+    "reasoning_gym": "reasoning-gym",
     "math_verify": "math-verify",
     "yaml": "pyyaml",
     "PIL": "pillow",

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from drlib.agents.rollout_state import Limits, RolloutRunner, RolloutState, Steps, Watch
+from drlib.chat.prompts import replace_tools
 from drlib.chat.template import ChatIds
 from drlib.models.engine import Engine, SamplingParams
 from drlib.registry import Registry
@@ -168,13 +169,17 @@ class Agent(ABC):
             yield item
 
     def _create_state(self, task, key, number, samples, seed, worlds) -> RolloutState:
+        toolbox, system = self.toolbox, self.system
+        if task.environment:
+            toolbox = self.toolbox.open_episode(task)
+            system = replace_tools(system, toolbox.schemas, self.has_native_tools)
         return RolloutState(
             task,
             self.limits,
-            self.toolbox,
+            toolbox,
             (worlds or {}).get(task.world),
             self.chat,
-            self.system,
+            system,
             self.has_native_tools,
             rollout_id(seed, key, number),
             key * samples + number,

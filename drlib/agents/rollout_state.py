@@ -21,6 +21,7 @@ from drlib.chat.tool_calls import Answer, FormatError, ToolCall, parse, parse_na
 from drlib.models.engine import Completion, NewContext
 from drlib.task import Task
 from drlib.tools import Toolbox
+from drlib.tools.episode_toolbox import EpisodeToolbox, Verification
 from drlib.trajectory import NO_RECORD, Segment, Termination, ToolResult, Trajectory
 from drlib.worlds import World
 
@@ -87,7 +88,7 @@ class RolloutState:
 
     task: Task
     limits: Limits
-    toolbox: Toolbox
+    toolbox: Toolbox | EpisodeToolbox
     world: World | None
     chat: ChatIds | None
     system: str | None
@@ -296,7 +297,7 @@ class RolloutRunner:
         ids = context.take_unread(whole=not same)
         return ids if same else NewContext(list(ids))
 
-    def _stop(self, reason: Termination) -> list | NewContext | None:
+    def _stop(self, reason: Termination) -> list | NewContext | Future | None:
         """Stop at a limit, or request one last turn with the answer."""
         self.steps.close()
         is_unreadable = reason is Termination.FORMAT  # the last turn would be, too
@@ -313,14 +314,34 @@ class RolloutRunner:
             self.state.notes["interrupted"] = True
             self._end(Termination.WALL_CLOCK)
 
-    def _end(self, reason: Termination) -> list | None:
-        """Write the record and return None, the engine's signal to stop."""
+    def _end(self, reason: Termination) -> Future | None:
+        """Verify the end, write the record and return None, the engine's signal to stop."""
         with suppress(ValueError):  # the generator is running in another thread
             self.steps.close()
         self.state.termination = reason
+        toolbox = self.state.toolbox
+        if not isinstance(toolbox, EpisodeToolbox):
+            return self._write()
+        if reason is Termination.ENV_FAULT or self.state.notes.get("interrupted"):
+            toolbox.close()
+            return self._write()
+        return _then(toolbox.submit_verification(self.state.answer), self._accept_verification)
+
+    def _accept_verification(self, verification: Verification) -> None:
+        """Record the score of the task's environment, or its fault."""
+        if self.record is not None:  # interrupted meanwhile
+            return
+        if verification.score is None:
+            self.state.notes["fault"] = verification.fault
+            self.state.termination = Termination.ENV_FAULT
+        else:
+            self.state.notes["verification"] = {"score": verification.score}
+        self._write()
+
+    def _write(self) -> None:
+        """Write the record."""
         self.record = self._trajectory()
         self._notify("end", self.record)
-        return None
 
     def _notify(self, event: str, value) -> None:
         if self.watch is not None:
@@ -423,17 +444,35 @@ def _routes(recorded: list[list[tuple[list[int], Completion | None]]]) -> np.nda
 
 
 def _then(future: Future, function) -> Future:
-    """Return a future of `function(result)`, run in the thread that sets the result."""
+    """Return a future of `function(result)`, run in the thread that sets the result.
+
+    If the function returns a future, its result is the result.
+    """
     after: Future = Future()
 
     def finish(finished: Future) -> None:
         try:
-            after.set_result(function(finished.result()))
+            value = function(finished.result())
+            if isinstance(value, Future):
+                _then(value, after.set_result).add_done_callback(_raise_in(after))
+            else:
+                after.set_result(value)
         except BaseException as error:  # noqa: BLE001 - raised by after.result()
             after.set_exception(error)
 
     future.add_done_callback(finish)
     return after
+
+
+def _raise_in(after: Future) -> Callable[[Future], None]:
+    """Return a callback that passes an exception of its future on to `after`."""
+
+    def check(finished: Future) -> None:
+        error = finished.exception()
+        if error is not None:
+            after.set_exception(error)
+
+    return check
 
 
 COUNTS = ("sampled", "processed", "longest", "contexts", "calls")

@@ -68,6 +68,7 @@ PHRASES = (
     "<search_complete>",
 )
 
+_TOOL_LIST = re.compile("<tools>\n(.*?)\n</tools>", re.DOTALL)
 _SUMMARY = re.compile("<summary>(.*?)</summary>", re.DOTALL)
 
 
@@ -154,6 +155,34 @@ def load_trained_prompt(folder: Path) -> str | None:
     """Return the system prompt stored by `save_trained_prompt`; None if there is none."""
     file = folder / PROMPT_FILE
     return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def replace_tools(
+    system: str | None, tools: Sequence[dict], has_native_tools: bool = False
+) -> str | None:
+    """Return the system prompt with other tools, for a task with tools of its own.
+
+    Args:
+        system: brief, or with a list of tools; None stays None, for a policy without a prompt.
+        tools: schemas.
+        has_native_tools: tools are part of the model's template or of the server's request.
+
+    Raises:
+        ValueError: the tools are not part of the prompt.
+    """
+    if system is None:
+        return None
+    if system == BRIEF_PROMPT:
+        names = [tool["name"] for tool in tools]
+        return f"Use the tools {' and '.join(names)}, then answer." if names else "Answer."
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    replaced, n = _TOOL_LIST.subn(lambda found: f"<tools>\n{lines}\n</tools>", system)
+    if has_native_tools or n != 1:
+        raise ValueError(
+            "an environment's tools need a system prompt that lists tools: use model.tool_format="
+            "prompt or brief, and no native tool calls"
+        )
+    return replaced
 
 
 def research_prompt(

@@ -58,9 +58,13 @@ class Episode:
         self.known: dict[str, str] = {}  # relation -> the value last found
         self.known_before: list[dict[str, str]] = []  # of each turn
         self.record: Trajectory | None = None
+        self.score: float | None = None  # of the task's environment
 
     @property
     def correct(self) -> bool:
+        """True if the task's environment gave the full score, or the answer is correct."""
+        if self.score is not None:
+            return self.score >= 1
         return is_correct(self.answer, self.task)
 
     def call(self, thought: str, name: str, arguments: dict) -> str:

@@ -19,8 +19,9 @@ from drlib.config import Config, split_worlds
 from drlib.demonstrations.document_teacher import draw_document_questions
 from drlib.files import read_json_lines, write_atomic, write_json_lines
 from drlib.questions.chains import Split, chain_questions
+from drlib.rewards.functions import is_solved
 from drlib.sandbox import Sandbox
-from drlib.task import Task, is_correct
+from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.training import stages
 from drlib.training.data import WORLD_FILE, build_condition_questions, load_training_world
@@ -101,8 +102,8 @@ def ask(agent: Agent | AgentMixture, tasks: list[Task], keys: list[int], config:
                 task=task.id,
                 kind=task.category,
                 hops=task.hops,
-                greedy=is_correct(first.answer, task),
-                samples=[is_correct(t.answer, task) for t in tries],
+                greedy=is_solved(first, task),
+                samples=[is_solved(t, task) for t in tries],
                 calls=len(calls),
                 errors=sum(not call.ok for call in calls),
                 greedy_calls=len(first.tool_results),

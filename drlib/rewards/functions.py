@@ -49,15 +49,35 @@ REWARDS = Registry("reward")  # name -> function(trajectory, task) or factory(**
 
 @REWARDS.register("exact_match")
 def exact_match() -> Reward:
-    """Create the reward that is 1 if `trajectory.answer` is the answer or an alias, else 0."""
+    """Create the reward that is 1 if the task is solved, else 0 (`is_solved`)."""
 
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         if has_env_fault(trajectory):
             return RewardResult(None)
         accepted = all(normalise_answer(text) for text in (task.answer, *task.aliases))
-        require(accepted, f"task {task.id} accepts an empty answer: set a non-empty one")
-        right = is_correct(trajectory.answer, task)
+        require(
+            accepted or bool(task.environment),
+            f"task {task.id} accepts an empty answer: set a non-empty one",
+        )
+        right = is_solved(trajectory, task)
         return RewardResult(float(right), {"exact_match": float(right)})
+
+    return reward
+
+
+@REWARDS.register("verified")
+def verified() -> Reward:
+    """Create the reward that is the score of the task's environment, in [0, 1].
+
+    Raises:
+        ValueError: (the reward) the task has no environment.
+    """
+
+    def reward(trajectory: Trajectory, task: Task) -> RewardResult:
+        if has_env_fault(trajectory):
+            return RewardResult(None)
+        score = verification_score(trajectory, task)
+        return RewardResult(score, {"verified": score})
 
     return reward
 
@@ -185,7 +205,9 @@ def make_reward(name: str, **settings) -> Reward:
             f"reward {name!r} returned {made!r} instead of a function: register a function of "
             "(trajectory, task), or a factory that returns one"
         )
-    return partial(_check, name, made)
+    checked = partial(_check, name, made)
+    vars(checked)["threads"] = getattr(made, "threads", 1)  # rollouts that it can judge at once
+    return checked
 
 
 def _judge(name: str, function: Callable, trajectory: Trajectory, task: Task) -> RewardResult:
@@ -270,6 +292,33 @@ def _example(answer: str | None) -> Trajectory:
         ],
         metadata={"rag_answer": answer, "question": "What is the capital of Norway?"},
     )
+
+
+def verification_score(trajectory: Trajectory, task: Task) -> float:
+    """Return the score in [0, 1] that the task's environment gave the rollout.
+
+    Raises:
+        ValueError: the rollout was not verified.
+    """
+    found = trajectory.metadata.get("verification")
+    if found is None:
+        raise ValueError(
+            f"rollout {trajectory.id} of task {task.id} was not verified: run it with a toolbox "
+            f"that has the environment {task.kind!r}"
+        )
+    return found["score"]
+
+
+def is_solved(trajectory: Trajectory, task: Task) -> bool:
+    """Return True if the answer is correct, or the task's environment gave the full score.
+
+    A rollout with an environment fault is not solved.
+    """
+    if not task.environment:
+        return is_correct(trajectory.answer, task)
+    if trajectory.termination == Termination.ENV_FAULT:
+        return False
+    return verification_score(trajectory, task) >= 1
 
 
 def has_env_fault(trajectory: Trajectory) -> bool:

@@ -11,7 +11,6 @@ tools are pure functions of these. Calls of many rollouts run concurrently on a 
 (`submit`).
 """
 
-import json
 import re
 import time
 import warnings
@@ -25,9 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from drlib.sandbox import Sandbox
+from drlib.task import Task
 from drlib.tools.backends import Backend, FunctionBackend, ToolFault
 from drlib.tools.calculator import calculate
 from drlib.tools.definitions import Tool
+from drlib.tools.episode_toolbox import EpisodeToolbox, RejectedCall, find_tool
 from drlib.tools.function_tool import TOOLS
 from drlib.tools.pictures import Album
 from drlib.tools.reliability import (
@@ -86,6 +87,8 @@ class Toolbox(AbstractContextManager):
         cache: file for answers of backends. Files that came with a question are not cached, because
             two questions may use one name for different files.
         clock: has `monotonic()` and `sleep(seconds)`, like the module `time`.
+        environments: by name, for tasks with tools and verification of their own
+            (`drlib.environments`).
 
     Raises:
         ValueError: backends or policies of a missing tool, or `results` out of range.
@@ -113,6 +116,7 @@ class Toolbox(AbstractContextManager):
         policies: Mapping[str, ReliabilityPolicy] | None = None,
         cache: str | Path | None = None,
         clock: Any = time,
+        environments: Mapping[str, Any] | None = None,
     ):
         if type(results) is not int or not 1 <= results <= 100:
             raise ValueError(f"results={results!r} must be an integer from 1 to 100")
@@ -121,6 +125,7 @@ class Toolbox(AbstractContextManager):
         self.results = results
         self.closed_book = closed_book
         self.coerce = coerce
+        self.environments = dict(environments or {})
         self._clock = clock
         backends = backends or {}
         policies = policies or {}
@@ -180,7 +185,26 @@ class Toolbox(AbstractContextManager):
         then: Callable[[ToolResult], Any] = lambda result: result,
     ) -> Future:
         """Run `then(call(...))` on the thread pool; by default `then` returns the result."""
-        return self._pool.submit(lambda: then(self.call(name, arguments, world=world)))
+        return self.submit_work(lambda: then(self.call(name, arguments, world=world)))
+
+    def submit_work(self, work: Callable[[], Any]) -> Future:
+        """Run a function on the thread pool."""
+        return self._pool.submit(work)
+
+    def open_episode(self, task: Task) -> EpisodeToolbox:
+        """Return the tools of one rollout of a task with an environment; close them.
+
+        Raises:
+            ValueError: the toolbox does not have the task's environment.
+        """
+        environment = self.environments.get(task.kind)
+        if environment is None:
+            known = ", ".join(self.environments) or "none"
+            raise ValueError(
+                f"task {task.id} belongs to the environment {task.kind!r}, but the toolbox has "
+                f"{known}: create it with environments=load_environments({task.kind!r})"
+            )
+        return EpisodeToolbox(self, environment, task)
 
     def close(self) -> None:
         """Stop the thread pool; queued calls are cancelled."""
@@ -191,17 +215,10 @@ class Toolbox(AbstractContextManager):
 
     def _run(self, name: str, arguments: Mapping, world: World | None) -> ToolResult:
         """Validate the call, run its operations in order, and join their results."""
-        if not _is_json_object(arguments):
-            return _reject(name, {}, "the arguments are no JSON object.", "arguments")
-        tool = self.tools.get(name) if isinstance(name, str) else None
-        if tool is None:
-            known = ", ".join(self.tools)
-            return _reject(name, arguments, f"no tool {name!r}; tools: {known}.", "unknown")
-        if self.coerce:
-            arguments = tool.coerce(arguments)
-        wrong = tool.argument_error(arguments)
-        if wrong:
-            return _reject(name, arguments, wrong, "arguments")
+        try:
+            tool, arguments = find_tool(name, arguments, self.tools, self.coerce)
+        except RejectedCall as rejected:
+            return rejected.result
 
         # One or several operations: queries, pages, files or programs.
         operands = tool.operands(arguments)
@@ -314,14 +331,6 @@ def _with_own(tools: Sequence[Tool]) -> dict[str, Tool]:
     return {**TOOLS, **{tool.name: tool for tool in tools}}
 
 
-def _is_json_object(arguments: Any) -> bool:
-    try:
-        json.dumps({**arguments})
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
-
-
 def _combine_errors(errors: list[str], outcomes: list[OperationOutcome]) -> str:
     """Return the error of a call.
 
@@ -418,7 +427,3 @@ def _observation(
     status = value.get("status", "ok")
     lead = PREFIXES.get(tool, "").format(operand, goal)
     return lead + value["text"], "" if status == "ok" else status
-
-
-def _reject(tool: str, arguments: Mapping, text: str, error: str) -> ToolResult:
-    return ToolResult(str(tool), dict(arguments), f"Error: {text}", False, error)

@@ -12,6 +12,8 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -23,9 +25,9 @@ from drlib.config import Config
 from drlib.questions.chains import PYTHON_KINDS
 from drlib.questions.question_engine import CHAINS, CONDITIONS
 from drlib.rewards.controls import majority_answer, majority_wrong_answer, shuffle_rewards
-from drlib.rewards.functions import Reward, make_reward, soft_overlong_penalty
+from drlib.rewards.functions import Reward, is_solved, make_reward, soft_overlong_penalty
 from drlib.rl.curriculum import Curriculum
-from drlib.task import Task, is_correct, normalise_answer
+from drlib.task import Task, normalise_answer
 from drlib.training.distributed import SHARDS, Ranks
 from drlib.training.question_scheduler import (
     DOCUMENTS,
@@ -161,10 +163,8 @@ def sample_groups(
         for at, trajectory in enumerate(made):
             trajectory.metadata["source"] = sources[some[at // n]]
             trajectory.metadata["progress"] = step / config.rl.steps  # for threshold schedules
-        return {
-            i: [judge_rollout(t, tasks[i], judge) for t in made[at * n : (at + 1) * n]]
-            for at, i in enumerate(some)
-        }
+        judged = judge_rollouts(made, [tasks[i] for i in some for _ in numbers], judge)
+        return {i: judged[at * n : (at + 1) * n] for at, i in enumerate(some)}
 
     groups = run(mine, range(half))
     if half < tries:
@@ -237,9 +237,20 @@ def reward_arguments(config: Config) -> dict[str, Any]:
 def judge_rollout(trajectory: Trajectory, task: Task, reward: Reward) -> Trajectory:
     """Return the rollout with its reward, and with the correctness of its answer."""
     result = reward(trajectory, task)
-    right = is_correct(trajectory.answer, task)
+    right = is_solved(trajectory, task)
     trajectory.metadata["skill"] = task.skill
     return with_reward(trajectory, result.value, {**result.parts, "correct": float(right)})
+
+
+def judge_rollouts(
+    trajectories: Sequence[Trajectory], tasks: Sequence[Task], reward: Reward
+) -> list[Trajectory]:
+    """Judge rollouts, several at once if the reward waits for a server."""
+    threads = getattr(reward, "threads", 1)
+    if threads == 1:
+        return [judge_rollout(t, task, reward) for t, task in zip(trajectories, tasks)]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(judge_rollout, trajectories, tasks, repeat(reward)))
 
 
 def adjust_rewards(
