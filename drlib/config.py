@@ -42,10 +42,18 @@ WORLD_SETTINGS = (
     "demonstrations.documents",
     "rl.curriculum.documents",
 )
-PATH_SETTINGS = (*WORLD_SETTINGS, "model.path", "rl.start")
+# settings with policy folders: one, or several such as A,B or python=A,search=B
+POLICY_SETTINGS = (
+    "rl.start",
+    "distill.start",
+    "distill.teachers",
+    "merge.policies",
+    "merge.base",
+)
+PATH_SETTINGS = (*WORLD_SETTINGS, "model.path", *POLICY_SETTINGS)
 TRAINING_STAGES = ("cpt", "sft", "rl")
 ROLLOUT_STAGES = ("demonstrations", "rl", "evaluate")  # stages that use the tools
-MODEL_STAGES = ("untrained", "cpt", "sft", "rl", "demonstrations", "evaluate")
+MODEL_STAGES = ("untrained", "cpt", "sft", "rl", "merge", "demonstrations", "evaluate")
 
 
 def setting(default: Any, help: str, *stages: str, choices: str = "") -> Any:
@@ -234,6 +242,10 @@ class DemonstrationsConfig:
         "demonstrations",
     )
     document_questions: int = setting(200, "questions about each of them", "demonstrations")
+    environments: str = setting(
+        "", "environments whose scripted solutions are demonstrated, as NAME+NAME", "demonstrations"
+    )
+    environment_tasks: int = setting(100, "tasks of each of them", "demonstrations")
 
 
 @dataclass(frozen=True)
@@ -426,6 +438,12 @@ class RLCurriculumConfig:
         "", "more worlds, asked about as documents, such as wiki+folder:PATH", "rl"
     )
     document_share: float = setting(0.5, "share of search questions about them", "rl")
+    environments: str = setting(
+        "", "task environments, such as gym:chain_sum+swe:easy (drlib.environments)", "rl"
+    )
+    environment_share: float = setting(
+        0.5, "share of their tasks among all, equal parts for each", "rl"
+    )
     conditions: int = setting(3, "maximum conditions of an engine question; 1: chains only", "rl")
     trail_share: float = setting(0.0, "share of trails, which exceed a context", "rl")
     trail_pages: int = setting(12, "maximum pages of a trail", "rl")
@@ -490,6 +508,45 @@ class RLConfig:
 
 
 @dataclass(frozen=True)
+class DistillConfig:
+    """On-policy distillation; questions, limits and agent are those of `rl`."""
+
+    start: str = setting(
+        "", "policy folder of the student instead of that of the stage rl", "distill"
+    )
+    teachers: str = setting(
+        "",
+        "policy folders of the teachers by source of question, such as python=A,search=B, or one",
+        "distill",
+    )
+    loss: Literal["sampled", "full"] = setting(
+        "sampled",
+        "reverse KL to the teacher: estimated from the sampled tokens, or over the full vocabulary",
+        "distill",
+    )
+    steps: int = setting(25, "optimizer steps", "distill")
+    questions: int = setting(384, "questions per step, one rollout each", "distill")
+    lr: float = setting(4e-4, "learning rate of AdamW", "distill")
+
+
+@dataclass(frozen=True)
+class MergeConfig:
+    """Merging of policies by mergekit."""
+
+    policies: str = setting("", "policy folders to merge, separated by commas", "merge")
+    method: Literal["linear", "task_arithmetic", "ties", "dare"] = setting(
+        "linear", "mean of the weights, or sums of their differences to merge.base", "merge"
+    )
+    base: str = setting("", "policy folder from which all of them were trained", "merge")
+    weights: str = setting(
+        "", "weight of each policy, separated by commas; empty: equal weights", "merge"
+    )
+    density: float = setting(
+        0.2, "share of each difference to merge.base that ties and dare keep", "merge"
+    )
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """Held-out evaluation."""
 
@@ -504,6 +561,9 @@ class EvaluationConfig:
         "more worlds, asked about as documents, such as folder:PATH+folder:OTHER",
         "evaluate",
     )
+    environments: str = setting(
+        "", "task environments to evaluate, such as gym:chain_sum+swe:easy", "evaluate"
+    )
     seed: int = setting(
         574959,
         "seed of the held-out questions and answers; drawn before the recipe was final",
@@ -517,7 +577,7 @@ class Config:
 
     profile: str = setting("laptop", "name of the profile, and of its folder in runs/")
     seed: int = setting(
-        0, "seed of all random draws", "untrained", "demonstrations", "cpt", "sft", "rl"
+        0, "seed of all random draws", "untrained", "demonstrations", "cpt", "sft", "rl", "merge"
     )
     processes: int = setting(2, "single-threaded data-parallel processes")
     plugins: str = setting("", "modules to import before a stage runs, separated by commas")
@@ -531,6 +591,8 @@ class Config:
     demonstrations: DemonstrationsConfig = field(default_factory=DemonstrationsConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
     rl: RLConfig = field(default_factory=RLConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    merge: MergeConfig = field(default_factory=MergeConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     @staticmethod
@@ -682,10 +744,29 @@ def _absolute_path(name: str, value: Any, base: Path) -> Any:
             f"{kind}:{_join(base, rest)}" if kind in PATH_WORLDS and rest else kind + colon + rest
             for kind, colon, rest in parts
         )
-    for start in (base, ROOT) if name == "rl.start" else (base,):
-        if _join(start, value).is_dir():
-            return str(_join(start, value))
-    return value
+    if name in POLICY_SETTINGS:
+        folders = [(key, _find_folder(path, (base, ROOT))) for key, path in split_policies(value)]
+        return ",".join(f"{key}={path}" if key else path for key, path in folders)
+    return _find_folder(value, (base,))
+
+
+def _find_folder(path: str, starts: Iterable[Path]) -> str:
+    """Return the absolute path of the first existing folder; `path` itself if there is none."""
+    found = [_join(start, path) for start in starts]
+    return next((str(folder) for folder in found if folder.is_dir()), path)
+
+
+def split_policies(value: str) -> list[tuple[str, str]]:
+    """Split a list of policy folders into (name, folder); the name may be "".
+
+    >>> split_policies("python=runs/a,search=runs/b"), split_policies("runs/a")
+    ([('python', 'runs/a'), ('search', 'runs/b')], [('', 'runs/a')])
+    """
+    found = []
+    for part in filter(None, value.split(",")):
+        name, equals, folder = part.partition("=")
+        found.append((name, folder) if equals and name.isidentifier() else ("", part))
+    return found
 
 
 def split_worlds(name: str) -> list[str]:

@@ -76,9 +76,11 @@ ONLY = {
     "libzim": ("worlds/zim.py",),
     "reasoning_gym": ("environments/",),
     "psutil": ("sandbox/", "training/", "models/"),
+    "mergekit": ("training/merge.py",),
 }
 IN_EXTRA = {
     "gguf": "gguf",
+    "mergekit": "merge",
     "reasoning_gym": "gym",
     "math_verify": "judges",
     "llguidance": "constrained",

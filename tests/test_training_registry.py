@@ -28,16 +28,21 @@ FREE = {
 
 
 def test_settings_declare_known_stages_and_have_help():
-    readers = {stage.reads or stage.name for stage in stages.STAGES.values()}
+    readers = set().union(*(stage.readers for stage in stages.STAGES.values()))
     for name, field in FIELDS.items():
         assert field.metadata["help"]
         assert bool(field.metadata["stages"]) != (name in FREE), name
         assert {*field.metadata["stages"]} <= readers, name
 
 
-@pytest.mark.parametrize("name", ["rl", "rl_random_reward", "sft", "evaluate_rl", "cpt"])
+NAMES = ["rl", "rl_random_reward", "sft", "evaluate_rl", "cpt", "distill", "merge"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_stage_folder_depends_on_readable_settings(tmp_path, name):
-    config = Config.load("laptop")
+    # from a policy folder, because the settings of an input would change the hash too
+    given = {"distill": {"distill.start": "figures/reference/tour/policy_rl"}}
+    config = Config.load("laptop", **given.get(name, {}))
     usual = stages.folder(name, config, tmp_path)
     readable = stages.restricted_config(name, config)
     for setting, field in FIELDS.items():
@@ -60,6 +65,13 @@ OTHERS = {
     "profile": "ci",
     "plugins": "this",
     "rl.start": "figures/reference/tour/policy_sft",
+    "distill.start": "figures/reference/tour/policy_sft",
+    "distill.teachers": "python=figures/reference/tour/policy_sft",
+    "distill.loss": "full",
+    "merge.policies": "figures/reference/tour/policy_sft",
+    "merge.base": "figures/reference/tour/policy_sft",
+    "merge.method": "ties",
+    "merge.weights": "1,2",
     "evaluation.world": "cldr",
     "evaluation.documents": "cldr",
     "evaluation.agent": "heavy:n=2",

@@ -103,7 +103,8 @@ def check_machine(names: list[str], config: Config) -> None:
         gpus = torch.cuda.device_count()
         fault = gpu_fault(config.processes, gpus)
         require(gpus == 0 or not fault, fault)
-    rollout_stages = {stages.STAGES[name].reads or name for name in names} & {*ROLLOUT_STAGES}
+    readers = set().union(*(stages.STAGES[name].readers for name in names))
+    rollout_stages = readers & {*ROLLOUT_STAGES}
     if config.demonstrations.teacher != "model":
         rollout_stages -= {"demonstrations"}
     if config.engine.name == "vllm" and rollout_stages:
@@ -141,5 +142,6 @@ def list_stages() -> str:
 
 def list_settings(stage: str, config: Config) -> list[str]:
     """Return the names of the settings that a stage and its inputs read."""
-    readers = {stages.STAGES[name].reads or name for name in stages.list_ancestors(stage, config)}
+    ancestors = stages.list_ancestors(stage, config)
+    readers = set().union(*(stages.STAGES[name].readers for name in ancestors))
     return [name for name, one in FIELDS.items() if readers & {*one.metadata["stages"]}]

@@ -264,8 +264,8 @@ def _check_questions(name: str, settings: Mapping, config: Config) -> None:
 
 def _check_switches(plan: ExperimentPlan, name: str, config: Config) -> None:
     """Reject settings that RL training would refuse hours later."""
-    covered = {stages.STAGES[one].reads or one for one in stages.list_ancestors(plan.stage, config)}
-    if "rl" not in covered:
+    ancestors = stages.list_ancestors(plan.stage, config)
+    if not any("rl" in stages.STAGES[one].readers for one in ancestors):
         return
     from drlib.training.grpo import check_rl_settings  # lazily: it brings torch
 

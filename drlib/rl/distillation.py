@@ -1,6 +1,8 @@
-"""On-policy distillation: `policy_loss` with the teacher's log-ratio of each token as advantage.
+"""On-policy distillation: reverse KL to a teacher on the policy's own samples.
 
-No stage uses it yet. Teacher and student must share a tokenizer.
+`distillation_loss` estimates it from the sampled tokens: `policy_loss` with the teacher's log-ratio
+of each token as advantage. `full_distillation_loss` sums over the vocabulary: equal in expectation,
+without sampling noise. Teacher and student must share a tokenizer.
 """
 
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from drlib.rl.divergences import check_tokens, check_weights, log_ratio, mask_values
 from drlib.rl.losses import LossConfig, policy_loss
+from drlib.validation import require
 
 
 @torch.no_grad()
@@ -66,3 +69,25 @@ def distillation_loss(
     total = advantages_BT[mask_BT].double().sum().item()
     metrics["teacher_kl"] = -total / max(int(mask_BT.sum()), 1)
     return loss, metrics
+
+
+def full_distillation_loss(
+    logits_MV: Tensor, teacher_logits_MV: Tensor, denominator: float
+) -> Tensor:
+    """Return sum_m KL(pi_m || teacher_m) / denominator, over the vocabulary of each token.
+
+    Args:
+        logits_MV, teacher_logits_MV: float [M, V], divided by the sampling temperature; only the
+            first have a gradient.
+        denominator: usually M.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    require(
+        logits_MV.shape == teacher_logits_MV.shape,
+        f"teacher_logits_MV has shape {[*teacher_logits_MV.shape]}, not {[*logits_MV.shape]}",
+    )
+    logp_MV = logits_MV.float().log_softmax(dim=-1)
+    teacher_MV = teacher_logits_MV.float().log_softmax(dim=-1).detach()
+    return (logp_MV.exp() * (logp_MV - teacher_MV)).sum() / denominator

@@ -6,7 +6,7 @@ what it returns.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ class RolloutBatch:
     recorded: Recorded = field(default_factory=dict)
     learning: list[np.ndarray] | None = None  # bool [T] each: tokens in the loss; None: all
     routes: Routes | None = None  # experts to replay in the update; None: no routing replay
+    teachers: list[Any] | None = None  # model that each sample is distilled from; None: RL
 
     def __post_init__(self):
         usable = bool(((self.weights_N >= 0) & self.weights_N.isfinite()).all())
@@ -60,6 +61,7 @@ class RolloutBatch:
             {name: [values[i] for i in some] for name, values in self.recorded.items()},
             None if self.learning is None else [self.learning[i] for i in some],
             None if self.routes is None else [self.routes[i] for i in some],
+            None if self.teachers is None else [self.teachers[i] for i in some],
         )
 
 

@@ -22,7 +22,7 @@ from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
 from drlib.training import group_replay, question_selection  # noqa: F401 - registers callbacks
 from drlib.training.adapters import has_adapters, merge_adapters
-from drlib.training.batch import check_batch, prepare_batch, truncate_batch
+from drlib.training.batch import PreparedBatch, check_batch, prepare_batch, truncate_batch
 from drlib.training.callbacks import StepState, build_callbacks, check_callbacks
 from drlib.training.distributed import Ranks
 from drlib.training.doctor import require_learnable
@@ -32,8 +32,10 @@ from drlib.training.policies import StageStart, begin_stage, finish_stage
 from drlib.training.policy_age import Clock, check_policy_age
 from drlib.training.question_scheduler import SKILLS, QuestionScheduler
 from drlib.training.rollouts import (
+    Rollouts,
     check_rollouts,
     collect_rollouts,
+    open_toolbox,
     rollout_limits,
     summarise_rollouts,
 )
@@ -95,6 +97,10 @@ class GRPOTrainer:
             self.config.rl.agent, self.engine, self.toolbox, self.chat, limits, self.system
         )
 
+    def prepare_batch(self, rollouts: Rollouts, step: int) -> PreparedBatch:
+        """Turn the rollouts into samples with advantages and loss weights."""
+        return prepare_batch(rollouts.trainable, self.config, step, self.ranks, self.clock)
+
     def step(self, step: int) -> tuple[dict, list[Trajectory]]:
         """Take one GRPO step; return its metrics and all rollouts of this process."""
         config, ranks, started = self.config, self.ranks, time.perf_counter()
@@ -113,7 +119,7 @@ class GRPOTrainer:
         sampled = time.perf_counter()
 
         # filter, resample, advantages, loss weights: no model is run
-        batch = prepare_batch(rollouts.trainable, config, step, ranks, self.clock)
+        batch = self.prepare_batch(rollouts, step)
 
         # log-probabilities under the policy before the update and the reference, if in the loss
         parts = [self.learner.record(part) for part in batch.parts]
@@ -204,11 +210,11 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         "set rl.minibatches, rl.off_policy.staleness or rl.off_policy.engine_dtype too",
     )
     start = begin_stage(name, "sft", config, run_dir, ranks)
+    scheduler = QuestionScheduler(config, start.world, start.names)
     with (
         Sandbox() as sandbox,
-        Toolbox(start.world, sandbox, results=config.rollout.search_results) as toolbox,
+        open_toolbox(config, start.world, sandbox, scheduler.environments) as toolbox,
     ):
-        scheduler = QuestionScheduler(config, start.world, start.names)
         require_learnable(config, start.chat, start.system, scheduler, toolbox)
         trainer = GRPOTrainer(config, start, toolbox, scheduler)
         try:

@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from drlib.config import Config
 from drlib.models.routing_replay import record_routes
+from drlib.rl.distillation import distillation_loss, full_distillation_loss
 from drlib.rl.divergences import top_entropy_mask
 from drlib.rl.losses import LossConfig, kept_tokens, policy_loss
 from drlib.rl.stability import sync_reference
@@ -391,7 +392,8 @@ def batch_loss(
     config: Config,
 ):
     """Return (policy loss, balance loss, |log-prob gap to engine| per scored token, metrics)."""
-    tokens, scored, rerouted = _score(model, share.trajectories, config, share.routes)
+    is_full = share.teachers is not None and config.distill.loss == "full"
+    tokens, scored, rerouted = _score(model, share.trajectories, config, share.routes, is_full)
     at_BT, mask_BT = _layout(tokens, scored, config)
 
     def laid_out(values: Sequence, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -400,10 +402,18 @@ def batch_loss(
     behaviour_BT = laid_out([t.logprobs for t in share.trajectories])
     logp_BT = scored.logp_M[at_BT]
     gap_BT = (logp_BT.detach() - behaviour_BT).abs()
-    loss, metrics = policy_loss(
+    if is_full:
+        teacher_MV = _score_by_teachers(share, config, full=True)
+        loss = full_distillation_loss(scored.logits_MV, teacher_MV, denominator)
+        return loss, scored.balance, gap_BT[mask_BT], {"rerouted": rerouted}
+    if share.teachers is None:
+        compute_loss, target_BT = policy_loss, laid_out(share.advantages_N.tolist())
+    else:
+        compute_loss, target_BT = distillation_loss, _score_by_teachers(share, config)[at_BT]
+    loss, metrics = compute_loss(
         logp_BT,
         behaviour_BT if is_off_policy(config) else logp_BT.detach(),
-        laid_out(share.advantages_N.tolist()),
+        target_BT,
         mask_BT,
         switches,
         weights_B=laid_out(share.weights_N.tolist())[:, 0],  # of a row's owner
@@ -419,6 +429,7 @@ def _score(
     chosen: list[Trajectory],
     config: Config,
     routes: Routes | None = None,
+    keep_logits: bool = False,
 ) -> tuple[PackedBatch, Scored, float]:
     """Return (all tokens, scored tokens, share of tokens rerouted by `routes`)."""
     prompts = prompts_in_common(chosen, [len(_prompt_ids(t)) for t in chosen], routes)
@@ -432,8 +443,23 @@ def _score(
             config.rl.temperature,
             config.rl.loss.chunked_logprobs,
             config.model.dtype,
+            keep_logits,
         )
     return tokens, scored, replay.rerouted
+
+
+@torch.no_grad()
+def _score_by_teachers(share: RolloutBatch, config: Config, full: bool = False) -> Tensor:
+    """Return the teachers' log-probabilities [M] of the scored tokens, or their logits [M, V]."""
+    found: list = [None] * len(share.trajectories)
+    for teacher in dict.fromkeys(share.teachers or ()):
+        mine = [i for i, other in enumerate(share.teachers or ()) if other is teacher]
+        some = [share.trajectories[i] for i in mine]
+        _, scored, _ = _score(teacher, some, config, keep_logits=full)
+        values = scored.logits_MV if full else scored.logp_M
+        for i, part in zip(mine, values.split([_sampled(t) for t in some])):
+            found[i] = part
+    return torch.cat(found)
 
 
 def _layout(tokens: PackedBatch, scored: Scored, config: Config) -> tuple[Tensor, Tensor]:

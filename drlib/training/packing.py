@@ -124,6 +124,7 @@ class Scored:
     logp_M: Tensor
     at_M: Tensor
     balance: Tensor  # load-balancing loss, a scalar
+    logits_MV: Tensor | None = None  # divided by the temperature; only if requested
 
 
 def score(
@@ -133,6 +134,7 @@ def score(
     temperature: float = 1.0,
     frugal: bool = False,
     dtype: str = "float32",
+    keep_logits: bool = False,
 ) -> Scored:
     """Compute the log-probabilities of the tokens marked in `loss_N`, given their context.
 
@@ -140,6 +142,7 @@ def score(
 
     Args:
         frugal: compute them in chunks, without an [M, V] matrix (`drlib.models.chunked_logprobs`).
+        keep_logits: return the logits too; `frugal` is then ignored.
         dtype: "bfloat16" computes matrix products in bfloat16 (autocast) from float32 weights.
     """
     before_N = torch.arange(len(batch.ids_N)) - 1  # the token that each is predicted from
@@ -156,7 +159,8 @@ def score(
     with products:
         hidden_NH, router_logits = packed_forward(model, batch.ids_N, batch.lengths, batch.prefixes)
     head, hidden_MH, ids_M = model.lm_head, hidden_NH[before_N[at_M]], batch.ids_N[at_M]
-    if frugal:
+    logits_MV = None
+    if frugal and not keep_logits:
         weight_VH = head.weight.bfloat16() if half else head.weight
         hidden_MH = hidden_MH.to(weight_VH.dtype)
         logp_M, _ = token_logprobs(hidden_MH, weight_VH, ids_M, temperature=temperature)
@@ -170,7 +174,7 @@ def score(
     if is_sparse(model.config):
         k = model.config.num_experts_per_tok
         balance = balance_loss(router_logits, k, get_router_biases(model), batch.times())
-    return Scored(logp_M, at_M, balance)
+    return Scored(logp_M, at_M, balance, logits_MV if keep_logits else None)
 
 
 def balance_loss(

@@ -2,6 +2,8 @@ r"""The stage graph: inputs, settings, folder and builder of each stage.
 
     world -> untrained -> cpt \
           -> demonstrations -> sft -> rl, rl_random_reward, sft_continued -> evaluate_...
+                                      rl -> distill -> evaluate_distill
+    policies of finished runs -> merge -> evaluate_merge
 
 A stage's folder is `runs/<profile>/<stage>-<hash>`. The hash covers the settings declared for the
 stage (`drlib.config`) and those of all its inputs: equal settings share a folder, and changed
@@ -16,11 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drlib.config import (
+    FIELDS,
+    POLICY_SETTINGS,
     WORLD_SETTINGS,
     Config,
     absolute_paths,
     declared_for,
     format_setting,
+    split_policies,
     split_worlds,
 )
 from drlib.registry import Registry, plugin_names
@@ -29,6 +34,21 @@ from drlib.worlds import fingerprint_world
 
 STAGE_FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
 WEIGHTS = "model.safetensors"
+# Settings of `rl` that distillation does not use: its loss has no reward, advantage or group.
+UNUSED_IN_DISTILLATION = (
+    "rl.start",
+    "rl.steps",
+    "rl.questions",
+    "rl.lr",
+    "rl.minibatches",
+    "rl.loss.",
+    "rl.advantage.",
+    "rl.filter.",
+    "rl.sampling.",
+    "rl.off_policy.",
+    "rl.reward.",
+    "rl.callbacks.",
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +58,7 @@ class Stage:
     Attributes:
         build: "module:function", called as build(config, run_dir, ranks, **arguments).
         inputs: stages that this one reads.
-        reads: name under which its settings are declared; "": its own.
+        reads: name of a stage whose declared settings it reads in addition to its own.
         fixed: settings that define this stage, such as the reward of the control.
         start: setting that names a policy folder to start from instead of `inputs`.
         steps: setting with the number of steps, for the progress bar.
@@ -58,6 +78,11 @@ class Stage:
     title: str = ""
     colour: str = "0.5"
     trl: str = ""
+
+    @property
+    def readers(self) -> set[str]:
+        """Names under which its settings are declared."""
+        return {self.name, self.reads or self.name}
 
     def builder(self, config: Config) -> Callable:
         """Return the build function; raise ValueError if it cannot be imported."""
@@ -168,7 +193,48 @@ register(
         colour="0.45",
     )
 )
-for _of in ("untrained", "cpt", "sft", "sft_continued", "rl", "rl_random_reward", "closed_book"):
+register(
+    Stage(
+        "distill",
+        "drlib.training.distill:distill",
+        inputs=("rl",),
+        reads="rl",
+        fixed={
+            "rl.group": 1,
+            **{
+                name: member.default
+                for name, member in FIELDS.items()
+                if name.startswith(UNUSED_IN_DISTILLATION) and name != "rl.loss.chunked_logprobs"
+            },
+        },
+        start="distill.start",
+        steps="distill.steps",
+        title="after distillation",
+        colour="C4",
+    )
+)
+register(
+    Stage(
+        "merge",
+        "drlib.training.merge:merge",
+        inputs=("world",),
+        parallel=False,
+        title="merged",
+        colour="C5",
+    )
+)
+EVALUATED = (
+    "untrained",
+    "cpt",
+    "sft",
+    "sft_continued",
+    "rl",
+    "rl_random_reward",
+    "distill",
+    "merge",
+    "closed_book",
+)
+for _of in EVALUATED:
     register(
         Stage(
             f"evaluate_{_of}",
@@ -210,21 +276,36 @@ def list_ancestors(name: str, config: Config) -> list[str]:
 def restricted_config(name: str, config: Config) -> Config:
     """Return the settings that the stage may read: those covered by its hash."""
     covered = list_ancestors(name, config)
-    return stage_config(name, config).restrict(STAGES[n].reads or n for n in covered)
+    return stage_config(name, config).restrict(set().union(*(STAGES[n].readers for n in covered)))
 
 
 def start_folder(name: str, config: Config) -> Path:
     """Return the policy folder given by the `start` setting of a stage.
 
-    Relative paths start at the working directory; a committed policy is also found by its path in
-    the checkout. Raises ValueError if the folder has no policy.
+    Raises ValueError if there is none, or the folder has no policy.
     """
     setting = STAGES[name].start
-    given = config.unrestricted().get(setting)
-    path = Path(absolute_paths({setting: given})[setting]).expanduser().absolute()
-    if not (path / WEIGHTS).exists():
-        raise ValueError(f"{setting}={given!r}: there is no policy in {path}")
-    return path
+    for _, folder in policy_folders(setting, config):
+        return folder
+    raise ValueError(f"{setting} is empty: pass a policy folder")
+
+
+def policy_folders(setting: str, config: Config) -> list[tuple[str, Path]]:
+    """Return (name, folder) of the policies in a setting such as "python=A,search=B".
+
+    Relative paths start at the working directory; a committed policy is also found by its path in
+    the checkout. Raises ValueError if a folder has no policy.
+    """
+    found = []
+    for name, given in split_policies(config.unrestricted().get(setting)):
+        path = Path(absolute_paths({setting: given})[setting]).expanduser().absolute()
+        if not (path / WEIGHTS).exists():
+            raise ValueError(
+                f"{setting}={given!r}: there is no policy in {path}; pass the folder `policy` of a "
+                "finished stage"
+            )
+        found.append((name, path))
+    return found
 
 
 def stage_settings(name: str, config: Config) -> dict:
@@ -232,9 +313,10 @@ def stage_settings(name: str, config: Config) -> dict:
     inputs = {i: stage_settings(i, config) for i in list_inputs(name, config)}
     stage = STAGES[name]
     whole = stage_config(name, config)
-    own = {setting: whole.get(setting) for setting in declared_for(stage.reads or name)}
-    if own.get(stage.start):
-        own[stage.start] = _hash((start_folder(name, config) / WEIGHTS).read_bytes())
+    own = {name: whole.get(name) for reader in stage.readers for name in declared_for(reader)}
+    for setting in POLICY_SETTINGS:
+        if own.get(setting):  # the weights count, not their path
+            own[setting] = _hash_policies(setting, whole)
     if own.get("model.path"):
         own["model.path"] = whole.model_path
         own["model_files"] = _stamp(Path(whole.model_path))
@@ -275,6 +357,12 @@ def _stamp(folder: Path) -> list:
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     stats = [(file.name, file.stat()) for file in files]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+
+
+def _hash_policies(setting: str, config: Config) -> str:
+    """Return the hash of a policy's weights, or of each policy's with its name."""
+    found = [(n, _hash((f / WEIGHTS).read_bytes())) for n, f in policy_folders(setting, config)]
+    return ",".join(f"{name}={value}" if name else value for name, value in found)
 
 
 def _hash(data: bytes) -> str:
