@@ -31,6 +31,7 @@ COMMANDS = {
     "report": ("analyse rollouts of any model", "drlib report report.html rollouts.parquet"),
     "mcp": ("serve a world's tools to MCP clients", "drlib mcp folder:notes"),
     "sandbox": ("show or serve the Python sandbox", "drlib sandbox probe"),
+    "rewards": ("judge rollouts over HTTP", "drlib rewards serve --port 8732"),
     "notebooks": ("refresh or check committed notebooks", "drlib notebooks check 05"),
 }
 

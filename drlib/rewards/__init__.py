@@ -1,5 +1,5 @@
 """Rewards of finished trajectories, and random controls."""
 
-from drlib.rewards import combined
+from drlib.rewards import combined, remote_reward
 
-__all__ = ["combined"]  # importing it registers its rewards
+__all__ = ["combined", "remote_reward"]  # importing them registers their rewards

@@ -69,14 +69,16 @@ def exact_match() -> Reward:
 def verified() -> Reward:
     """Create the reward that is the score of the task's environment, in [0, 1].
 
-    Raises:
-        ValueError: (the reward) the task has no environment.
+    For a task without an environment it is `exact_match`.
     """
 
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         if has_env_fault(trajectory):
             return RewardResult(None)
-        score = verification_score(trajectory, task)
+        if task.environment:
+            score = verification_score(trajectory, task)
+        else:
+            score = float(is_solved(trajectory, task))
         return RewardResult(score, {"verified": score})
 
     return reward
