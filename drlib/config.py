@@ -243,7 +243,11 @@ class DemonstrationsConfig:
     )
     document_questions: int = setting(200, "questions about each of them", "demonstrations")
     environments: str = setting(
-        "", "environments whose scripted solutions are demonstrated, as NAME+NAME", "demonstrations"
+        "",
+        "environments whose scripted solutions are demonstrated, as NAME+NAME; the tiny "
+        "policy's tokenizer has their words",
+        "world",
+        "demonstrations",
     )
     environment_tasks: int = setting(100, "tasks of each of them", "demonstrations")
 

@@ -71,6 +71,9 @@ ELSEWHERE = {  # options tested elsewhere
     "rl.curriculum.documents",
     "rl.curriculum.document_share",
     "rl.curriculum.trail_pages",
+    # tests/test_environments_training.py
+    "rl.curriculum.environments",
+    "rl.curriculum.environment_share",
     # tests/test_training_learner.py
     "rl.loss.chunked_logprobs",
     # tests/test_training_packed_routes.py; with trainer.backend=trl tests/test_training_real.py

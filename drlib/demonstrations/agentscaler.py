@@ -169,7 +169,8 @@ class Domain:
         """Open the initial state of `seed`: three to eight random rows per table."""
         rng = random.Random(f"scaler-state-{self.name}-{seed}")
         size = rng.randint(*ROWS_A_TABLE)
-        db = sqlite3.connect(":memory:", isolation_level=None)
+        # an environment's calls come from several threads, one at a time
+        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         db.row_factory = sqlite3.Row
         for table, columns in self.schema.items():
             references = [c.removesuffix("_id") for c in columns if c.endswith("_id")]

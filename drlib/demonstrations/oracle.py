@@ -58,7 +58,9 @@ class Episode:
         self.known: dict[str, str] = {}  # relation -> the value last found
         self.known_before: list[dict[str, str]] = []  # of each turn
         self.record: Trajectory | None = None
-        self.score: float | None = None  # of the task's environment
+        # of the task's environment: its score, and the schemas of its tools
+        self.score: float | None = None
+        self.tools: list[dict] | None = None
 
     @property
     def correct(self) -> bool:

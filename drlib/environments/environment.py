@@ -16,7 +16,7 @@ import hashlib
 import importlib
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -106,11 +106,11 @@ class Environment(ABC):
         Raises:
             ValueError: there are fewer different questions.
         """
-        tasks = self.stream(seed, split)
+        rng = random.Random(f"{self.name}-{split}-{seed}")
         found: dict[str, Task] = {}
         repeats = 0
         while len(found) < n:
-            task = next(tasks)
+            task = self.draw_split(rng, split)
             repeats = repeats + 1 if task.question in found else 0
             found.setdefault(task.question, task)
             require(
@@ -120,21 +120,20 @@ class Environment(ABC):
             )
         return list(found.values())
 
-    def stream(self, seed: int | str, split: Split = "train") -> Iterator[Task]:
-        """Yield tasks of a split without end; questions may repeat."""
-        rng = random.Random(f"{self.name}-{split}-{seed}")
-        misses = 0
-        while True:
+    def draw_split(self, rng: random.Random, split: Split = "train") -> Task:
+        """Draw one task of a split.
+
+        Raises:
+            ValueError: the split seems to be empty.
+        """
+        for _ in range(MAX_REPEATS):
             task = self.draw(rng)
             if is_test(task.question) == (split == "test"):
-                misses = 0
-                yield task
-            misses += 1
-            require(
-                misses < MAX_REPEATS,
-                f"environment {self.name} has no question in its {split} split: it needs more "
-                "different questions",
-            )
+                return task
+        raise ValueError(
+            f"environment {self.name} has no question in its {split} split: it needs more "
+            "different questions"
+        )
 
 
 def is_test(question: str) -> bool:
@@ -150,6 +149,7 @@ def demonstrate(environment: Environment, task: Task, toolbox: Any) -> Demonstra
     """
     with toolbox.open_episode(task) as tools:
         demonstration = Demonstration(task, tools, None)
+        demonstration.tools = tools.schemas
         steps = environment.solve(task)
         shown = None
         while True:
@@ -198,6 +198,11 @@ def load_environment(name: str) -> Environment:
     return environment
 
 
+def environment_names(names: str) -> list[str]:
+    """Split "NAME+NAME:ARGUMENTS"; [] for ""."""
+    return [name for name in names.split("+") if name]
+
+
 def load_environments(names: str) -> dict[str, Environment]:
     """Create the environments of "NAME+NAME:ARGUMENTS", by name; {} for ""."""
-    return {name: load_environment(name) for name in names.split("+") if name}
+    return {name: load_environment(name) for name in environment_names(names)}

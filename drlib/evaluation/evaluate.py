@@ -9,6 +9,8 @@ question, `rows.json` the sums.
 
 import json
 import random
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from drlib.agents.agent_spec import AgentMixture
 from drlib.agents.rollout_state import count_costs
 from drlib.config import Config, split_worlds
 from drlib.demonstrations.document_teacher import draw_document_questions
+from drlib.environments import Environment, load_environments
 from drlib.files import read_json_lines, write_atomic, write_json_lines
 from drlib.questions.chains import Split, chain_questions
 from drlib.rewards.functions import is_solved
@@ -163,16 +166,24 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
         (world,) = changed.values()
     outcomes: list[Outcome] = []
     with Sandbox() as sandbox, open_policy(asked, config) as (engine, chat, system):
-        for kind, place, some in [("", world, tasks), *document_tasks(config)]:
+        environments = {} if closed else load_environments(config.evaluation.environments)
+        parts = [("", world, tasks), *document_tasks(config)]
+        parts += environment_tasks(environments, config)
+        for kind, place, some in parts:
             mine = list(range(ranks.rank, len(some), ranks.size))
             with Toolbox(
-                place, sandbox, results=config.rollout.search_results, closed_book=closed
+                place,
+                sandbox,
+                results=config.rollout.search_results,
+                closed_book=closed,
+                environments=environments,
             ) as toolbox:
                 limits, spec = rollout_limits(config), config.evaluation.agent
                 agent = create_agent(spec, engine, toolbox, chat, limits, system)
                 found, greedy, sampled = ask(agent, [some[i] for i in mine], mine, config)
             if ranks.first:
-                end = f"_{kind}.parquet" if kind else ".parquet"
+                safe = re.sub(r"\W+", "_", kind)
+                end = f"_{safe}.parquet" if kind else ".parquet"
                 save_trajectories(run.path / f"greedy{end}", greedy[-KEPT_TRAJECTORIES:])
                 save_trajectories(run.path / f"sampled{end}", sampled[-KEPT_TRAJECTORIES:])
             pairs = sorted(ranks.gather(list(zip(mine, found))), key=lambda pair: pair[0])
@@ -208,6 +219,17 @@ def document_tasks(config: Config) -> list[tuple[str, World, list[Task]]]:
         short = Path(name.partition(":")[2] or name).name
         parts.append((short, world, [question.task for question in questions]))
     return parts
+
+
+def environment_tasks(
+    environments: Mapping[str, Environment], config: Config
+) -> list[tuple[str, None, list[Task]]]:
+    """Return (name, no world, tasks of the test split) of each environment."""
+    count, seed = config.evaluation.questions, config.evaluation.seed
+    return [
+        (name, None, environment.tasks(count, seed, "test"))
+        for name, environment in environments.items()
+    ]
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:

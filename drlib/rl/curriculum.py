@@ -42,7 +42,8 @@ class Curriculum:
             seen[skill].append(solved)
         for skill, solved in seen.items():
             mean = sum(solved) / len(solved)
-            self.rates[skill] = _MEMORY * self.rates[skill] + (1 - _MEMORY) * mean
+            before = self.rates.get(skill, _START)  # environments are skills, too
+            self.rates[skill] = _MEMORY * before + (1 - _MEMORY) * mean
 
     def state_dict(self) -> dict[str, float]:
         """Return the solve rates."""

@@ -234,18 +234,25 @@ def trl_environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> ty
             self.results = []
             self.world = known[world]
 
+    def run(self, name: str, arguments: dict) -> str:
+        result = toolbox.call(name, arguments, world=self.world)
+        self.results.append(result)
+        return result.text
+
     for tool in toolbox.tools.values():
-        setattr(Environment, tool.name, _method(tool, toolbox))
+        setattr(Environment, tool.name, tool_method(tool, run))
     return Environment
 
 
-def _method(tool: Tool, toolbox: Any):
-    """Create a method that calls the tool, with the signature and docstring that TRL reads."""
+def tool_method(tool: Tool, run: Callable[[Any, str, dict], str]) -> Callable:
+    """Create a method that calls the tool, with the signature and docstring that TRL reads.
+
+    Args:
+        run: called with (instance, name of the tool, arguments), returns the observation.
+    """
 
     def method(self, **arguments):
-        result = toolbox.call(tool.name, arguments, world=self.world)
-        self.results.append(result)
-        return result.text
+        return run(self, tool.name, arguments)
 
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
     parameters += [

@@ -36,6 +36,8 @@ from drlib.demonstrations.oracle import (
     Episode,
 )
 from drlib.demonstrations.skills import NOTHING, WEIGHED
+from drlib.environments import load_environments
+from drlib.environments.environment import demonstrate
 from drlib.files import read_json_lines, write_json_lines
 from drlib.questions.chains import (
     END,
@@ -107,6 +109,7 @@ TEACHERS = {
 INVENTED = 40  # fictional worlds whose questions train the tokenizer
 # Vocabulary for bytes, tags, phrases and common words; the rest is for names.
 PIECES_NOT_OF_NAMES = 1000
+READ_TASKS = 100  # tasks of each environment that train the tokenizer
 WORLD_FILE = "world.json"
 
 
@@ -188,6 +191,20 @@ def memory_texts() -> list[str]:
     return [*questions, *thoughts, *reports, *rounds] * 20
 
 
+def environment_texts(names: str) -> list[str]:
+    """Return questions, actions and observations of environments' scripted solutions."""
+    environments = load_environments(names)
+    if not environments:
+        return []
+    texts = []
+    with Sandbox() as sandbox, Toolbox(None, sandbox, environments=environments) as toolbox:
+        for environment in environments.values():
+            for task in environment.tasks(READ_TASKS, "tokenizer"):
+                played = demonstrate(environment, task, toolbox)
+                texts += [message["content"] for message in played.messages]
+    return texts
+
+
 def _count_conditions(world: SmallWorld) -> dict[str, int]:
     """Count the questions with conditions per split; raise ValueError if a split has none."""
     counts = {}
@@ -226,6 +243,7 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
         texts += memory_texts()
         phrases += MEMORY_PHRASES
     if config.world.vocabulary:
+        texts += environment_texts(config.demonstrations.environments)
         size = config.world.vocabulary
         tokenizer = train_tokenizer(texts, size, names=titles, phrases=phrases)
         tokenizer.save_pretrained(run.path / "tokenizer")
@@ -330,6 +348,7 @@ def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
                 unread += 1
             else:
                 rows.append(pool_row(episode.task, episode, funnel))
+        rows += [pool_row(e.task, e, funnel) for e in _demonstrate_environments(config, sandbox)]
     write_json_lines(run.path / "episodes.jsonl", rows)
     correct = sum(row["correct"] for row in rows)
     passed = sum(row["fault"] is None for row in rows)
@@ -353,6 +372,15 @@ def _read_documents(config: Config, sandbox: Sandbox) -> Iterator[Episode | None
                     yield None
 
 
+def _demonstrate_environments(config: Config, sandbox: Sandbox) -> Iterator[Episode]:
+    """Yield the scripted solution of each task of demonstrations.environments."""
+    environments = load_environments(config.demonstrations.environments)
+    with Toolbox(None, sandbox, environments=environments) as toolbox:
+        for environment in environments.values():
+            for task in environment.tasks(config.demonstrations.environment_tasks, config.seed):
+                yield demonstrate(environment, task, toolbox)
+
+
 def pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:
     """Return the line of a rollout in `episodes.jsonl`."""
     return {
@@ -365,6 +393,7 @@ def pool_row(task: Task, episode: Episode, funnel: Funnel) -> dict:
         "calls": len(episode.tool_results),
         "known_before": episode.known_before,
         "messages": episode.messages,
+        **({} if episode.tools is None else {"tools": episode.tools}),
     }
 
 

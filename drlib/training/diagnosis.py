@@ -61,7 +61,13 @@ from drlib.training.model_setup import (
 )
 from drlib.training.planner import GIB, Rates, count_rollouts, plan
 from drlib.training.question_scheduler import SKILLS, QuestionScheduler
-from drlib.training.rollouts import build_reward, judge_rollout, rollout_limits, split_contexts
+from drlib.training.rollouts import (
+    build_reward,
+    judge_rollout,
+    open_toolbox,
+    rollout_limits,
+    split_contexts,
+)
 from drlib.training.run_folder import METRICS, RunFolder, read_manifest, read_metrics
 from drlib.training.token_scoring import find_heads, score_tokens
 from drlib.trajectory import Trajectory, load_trajectories
@@ -271,8 +277,8 @@ def diagnose(
     config = subject.config
     setup, template = _open_chat(subject)
     with Sandbox() as sandbox, _open_world(subject) as world:
-        with Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox:
-            scheduler = QuestionScheduler(config, world, Names.from_world(world))
+        scheduler = QuestionScheduler(config, world, Names.from_world(world))
+        with open_toolbox(config, world, sandbox, scheduler.environments) as toolbox:
             tasks = draw_known_tasks(scheduler)
             sample = None
             if setup is not None and not subject.rollouts and questions != 0:

@@ -55,6 +55,7 @@ from drlib.training.policy_age import Clock
 from drlib.training.question_scheduler import SKILLS, QuestionScheduler
 from drlib.training.rollouts import (
     collect_rollouts,
+    open_toolbox,
     rollout_limits,
     split_contexts,
     step_seed,
@@ -102,12 +103,12 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     # an engine in this process needs all weights: a second copy if the trained model is sharded
     whole = load_model(where, getattr(torch, config.model.dtype)) if config.trainer.fsdp else model
     routes = config.rl.off_policy.routing_replay == "r3"
+    scheduler = QuestionScheduler(config, world, Names.from_world(world))
     with (
         Sandbox() as sandbox,
-        Toolbox(world, sandbox, results=config.rollout.search_results) as toolbox,
+        open_toolbox(config, world, sandbox, scheduler.environments) as toolbox,
         create_engine(whole, where, config, routes=routes) as engine,
     ):
-        scheduler = QuestionScheduler(config, world, Names.from_world(world))
         setup = build_chat(tokenizer, config.model.tool_format)
         require_learnable(config, *setup, scheduler, toolbox)
         rollouts = RolloutFunction(config, run, engine, toolbox, setup, scheduler)

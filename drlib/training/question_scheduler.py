@@ -2,9 +2,10 @@
 
 The curriculum draws the skill of each question. The same seed and step draw the same questions on
 every process. The sources are calculations (`python`), trails, documents (rl.curriculum.documents),
-the real world and fictional worlds. Questions about documents are drawn uniformly from a pool per
-world, made at the start. The sources' shares hold on average, or exactly (rl.curriculum.mixture,
-ProRL). Within a source, skills are drawn by the curriculum or uniformly (rl.curriculum.weighting).
+task environments (rl.curriculum.environments), the real world and fictional worlds. Questions about
+documents are drawn uniformly from a pool per world, made at the start. The sources' shares hold on
+average, or exactly (rl.curriculum.mixture, ProRL). Within a source, skills are drawn by the
+curriculum or uniformly (rl.curriculum.weighting).
 
 Each step has new questions, or those of a fixed pool in shuffled epochs (rl.curriculum.pool), which
 `question_selection` needs. Source shares are not restored after curation of a pool.
@@ -16,6 +17,8 @@ from fractions import Fraction
 
 from drlib.config import Config, split_worlds
 from drlib.demonstrations.document_teacher import draw_document_questions
+from drlib.environments import Environment, load_environments
+from drlib.environments.environment import environment_names
 from drlib.questions.chains import (
     MAX_MISSES,
     PYTHON_KINDS,
@@ -38,13 +41,14 @@ DOCUMENT_POOL = 500  # questions about each world of documents
 
 
 def question_source(task: Task, worlds: Mapping[str, World]) -> str:
-    """Return the source of a question: PYTHON, TRAIL, DOCUMENTS, FICTIONAL or REAL.
+    """Return the source of a question: PYTHON, TRAIL, DOCUMENTS, FICTIONAL, REAL or the name of
+    an environment.
 
     Args:
         worlds: other worlds drawn with it, by version.
     """
     if task.kind != "search":
-        return task.kind
+        return task.kind  # with an environment, its name
     if isinstance(worlds.get(task.world), Library):
         return DOCUMENTS
     return FICTIONAL if task.world in worlds else REAL
@@ -61,11 +65,15 @@ def source_shares(config: Config) -> dict[str, Fraction]:
             config.rl.curriculum.fictional_share,
         )
     )
-    searches = (1 - trails) * (1 - sums) * (1 - read)
+    names = environment_names(config.rl.curriculum.environments)
+    posed = Fraction(str(config.rl.curriculum.environment_share)) if names else Fraction(0)
+    others = 1 - posed
+    searches = others * (1 - trails) * (1 - sums) * (1 - read)
     shares = {
-        TRAIL: trails,
-        PYTHON: (1 - trails) * sums,
-        DOCUMENTS: (1 - trails) * (1 - sums) * read,
+        **{name: posed / len(names) for name in names},
+        TRAIL: others * trails,
+        PYTHON: others * (1 - trails) * sums,
+        DOCUMENTS: others * (1 - trails) * (1 - sums) * read,
         REAL: searches * (1 - invented),
         FICTIONAL: searches * invented,
     }
@@ -95,6 +103,10 @@ def check_question_settings(config: Config) -> None:
         "rl.callbacks.world_change changes small worlds only: leave out rl.curriculum.documents",
     )
     require(
+        not (config.rl.curriculum.environments and config.rl.callbacks.world_change),
+        "rl.callbacks.world_change changes small worlds only: leave out rl.curriculum.environments",
+    )
+    require(
         config.rl.steps >= 3 or not staged,
         f'rl.curriculum.stages="{config.rl.curriculum.stages}" needs a step per stage: '
         "set rl.steps to 3 or more",
@@ -110,6 +122,7 @@ class QuestionScheduler:
 
     Attributes:
         documents: (question, its world) of rl.curriculum.documents.
+        environments: those of rl.curriculum.environments, by name.
         pool: id -> (question, its own world or None); empty without rl.curriculum.pool.
         epochs: order of the pool's questions; None without a pool.
 
@@ -123,6 +136,7 @@ class QuestionScheduler:
         self.config, self.names = config, names
         self.real = SearchQuestions(world, "train")
         self.documents = _draw_documents(config)
+        self.environments = load_environments(config.rl.curriculum.environments)
         self.skills = list(CHAINS)
         self.conditions = None
         if config.rl.curriculum.conditions > 1:
@@ -201,6 +215,9 @@ class QuestionScheduler:
     ) -> tuple[Task, World | None]:
         """Return a question and its own world, if it has one."""
         config = self.config
+        environment = self._draw_environment(source, rng)
+        if environment is not None:
+            return environment.draw_split(rng), None
         if config.rl.curriculum.trail_share > 0 and _is_from(
             TRAIL, config.rl.curriculum.trail_share, source, rng
         ):
@@ -219,6 +236,14 @@ class QuestionScheduler:
         if skill in CONDITIONS:
             return self.conditions.draw(skill, rng), None
         return self.real.draw(CHAINS.index(skill) + 1, rng), None
+
+    def _draw_environment(self, source: str | None, rng: random.Random) -> Environment | None:
+        """Return the environment of the next question; None for another source."""
+        if not self.environments or source is not None:
+            return self.environments.get(source or "")
+        if rng.random() >= self.config.rl.curriculum.environment_share:
+            return None
+        return self.environments[rng.choice(list(self.environments))]
 
     def _draw_skill(
         self, among: list[str], curriculum: Curriculum | None, rng: random.Random

@@ -11,7 +11,7 @@ train on each context as a separate sample.
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from typing import Any, NamedTuple, cast
@@ -22,12 +22,15 @@ import torch
 from drlib.agents import Agent, Limits
 from drlib.agents.agent_spec import AgentMixture
 from drlib.config import Config
+from drlib.environments import Environment
 from drlib.questions.chains import PYTHON_KINDS
 from drlib.questions.question_engine import CHAINS, CONDITIONS
 from drlib.rewards.controls import majority_answer, majority_wrong_answer, shuffle_rewards
 from drlib.rewards.functions import Reward, is_solved, make_reward, soft_overlong_penalty
 from drlib.rl.curriculum import Curriculum
+from drlib.sandbox import Sandbox
 from drlib.task import Task, normalise_answer
+from drlib.tools import Toolbox
 from drlib.training.distributed import SHARDS, Ranks
 from drlib.training.question_scheduler import (
     DOCUMENTS,
@@ -82,6 +85,16 @@ def collect_rollouts(
             break
     trainable = [[t for t in shard if t.group_id in live] for shard in sampled]
     return Rollouts(sampled, trainable if live else sampled, draw + 1)
+
+
+def open_toolbox(
+    config: Config,
+    world: World,
+    sandbox: Sandbox,
+    environments: Mapping[str, Environment] | None = None,
+) -> Toolbox:
+    """Create the tools of the rollouts."""
+    return Toolbox(world, sandbox, results=config.rollout.search_results, environments=environments)
 
 
 def rollout_limits(config: Config) -> Limits:
@@ -383,6 +396,7 @@ def _rollout_facts(trajectory: Trajectory, positive: bool) -> dict:
     return {
         "skill": trajectory.metadata["skill"],
         "source": trajectory.metadata["source"],
+        "environment": "verification" in trajectory.metadata,
         "accuracy": trajectory.reward_parts["correct"],
         "reward": trajectory.reward,
         "terms": trajectory.reward_parts,
@@ -413,8 +427,10 @@ def _accuracies(facts: list[dict]) -> dict[str, float]:
     kinds = {"python": PYTHON_KINDS, "search": CHAINS, "conditions": CONDITIONS}
     kinds |= {name: (name,) for name in (*CHAINS, *CONDITIONS, TRAIL)}
     by_kind = {kind: [f for f in facts if f["skill"] in skills] for kind, skills in kinds.items()}
+    environments = sorted({f["source"] for f in facts if f["environment"]})
     by_kind |= {
-        name: [f for f in facts if f["source"] == name] for name in (REAL, FICTIONAL, DOCUMENTS)
+        name: [f for f in facts if f["source"] == name]
+        for name in (REAL, FICTIONAL, DOCUMENTS, *environments)
     }
     return {f"accuracy_{kind}": _mean("accuracy", some) for kind, some in by_kind.items() if some}
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from drlib.chat.prompts import replace_tools
 from drlib.chat.template import ChatIds
 from drlib.chat.tool_calls import parse
 from drlib.config import Config
@@ -155,6 +156,8 @@ def _sample(episode: dict, chat: ChatIds, system: str | None) -> Sample:
     """Return a demonstration as sampled, or as tokenized messages."""
     if "ids" in episode:
         return Sample(tuple(episode["ids"]), tuple(episode["generated"]))
+    if "tools" in episode:  # those of its environment
+        system = replace_tools(system, episode["tools"], getattr(chat, "has_native_tools", False))
     return episode_sample(episode["messages"], chat, system)
 
 
