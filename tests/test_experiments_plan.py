@@ -14,7 +14,7 @@ from drlib import cli
 from drlib.config import ROOT, Config
 from drlib.experiments.plan import PLANS, load_plan
 from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
-from drlib.experiments.runner import costs
+from drlib.experiments.runner import costs, is_finished, listing, missing_policies
 from drlib.experiments.tables import curves, summary, table, write_summary
 from drlib.intervals import difference_interval, share_interval
 from drlib.training.launch import find_error
@@ -105,6 +105,57 @@ def test_arm_settings_override_common_settings(tmp_path):
     )
 
 
+CHAIN = {
+    "stage": "distill",
+    "policies": {
+        "first": {"rl.steps": 1, "rl.curriculum.python_share": 0.0},
+        "last": {"rl.steps": 1, "rl.start": "{first}"},
+        "other": {"rl.steps": 2},
+    },
+    "common": {"distill.start": "{last}", "distill.steps": 0},
+    "control": "one",
+    "arms": {
+        "one": {"distill.teachers": "{last}"},
+        "two": {"distill.teachers": "search={first},python={last}"},
+        "third": {"distill.start": "{other}", "distill.teachers": "{other}"},
+    },
+}
+
+
+def test_arm_names_the_policies_of_other_runs(tmp_path):
+    plan, runs = toy_plan(tmp_path, **CHAIN), tmp_path / "runs"
+    assert plan.policies_of("one") == plan.policies_of("two") == ["first", "last"]
+    assert plan.policies_of("third") == ["other"]
+    assert missing_policies(plan, "two", 0, runs) == ["first", "last"]
+    assert listing(plan, runs).splitlines()[2] == "third, seed 0: missing: policies other"
+    first = write_policy(plan.policy_run("first", 0, runs))
+    assert missing_policies(plan, "two", 0, runs) == ["last"]
+    assert plan.policy_config("last", 0, runs).rl.start == str(first)
+    last = write_policy(plan.policy_run("last", 0, runs))
+    assert missing_policies(plan, "two", 0, runs) == []
+    config = plan.config("two", 0, runs)
+    assert config.distill.start == str(last) and config.seed == 0
+    assert config.distill.teachers == f"search={first},python={last}"
+    assert missing_policies(plan, "two", 1, runs) == ["first", "last"], "another seed"
+    assert not is_finished(plan, "third", 0, runs) and not is_finished(plan, "two", 0, runs)
+
+
+def write_policy(run):
+    """Write the files by which a run counts as complete; return the folder of its policy."""
+    (run / "policy").mkdir(parents=True)
+    (run / "policy" / "model.safetensors").write_bytes(str(run).encode())
+    (run / "manifest.json").write_text('{"settings": {}}')
+    return run / "policy"
+
+
+def test_records_of_other_policies_are_rejected(tmp_path):
+    plan = toy_plan(tmp_path, **CHAIN)
+    records = make_records(plan, {})
+    other = CHAIN["policies"] | {"other": {"rl.steps": 3}}
+    with pytest.raises(ValueError, match="have another policies than the plan"):
+        summary(toy_plan(tmp_path, **{**CHAIN, "policies": other}), records)
+
+
 BAD = [
     ({"kontrol": "ppo"}, "unknown key 'kontrol': did you mean 'control'?"),
     ({"control": "pppo"}, "control 'pppo' is no arm: did you mean 'ppo'?"),
@@ -123,6 +174,9 @@ BAD = [
     ({"common": {"seed": 1}}, "common: seed belongs at the top, as seeds"),
     ({"common": {"rl_stepps": 1}}, "common: unknown setting 'rl_stepps': did you mean 'rl.steps'"),
     ({"common": {"plugins": "no_such"}}, "common: plugin 'no_such': no module 'no_such'"),
+    ({"policies": {"a": {"rl.start": "{b}"}, "b": {}}}, "unknown policy in policy 'a': 'b'"),
+    ({"policies": {"a": {"rl.klip": 1}}}, "unknown setting 'rl.klip'"),
+    ({"common": {"rl.start": "{a}"}}, "unknown policy in common: 'a'"),
     ({"asked": ["search"]}, "asked: give a kind and a decoding each"),
     ({"asked": []}, "asked: give a list such as [search sample]"),
     ({"asked": ["serch sample"]}, "kind of question in asked: 'serch': did you mean 'search'?"),

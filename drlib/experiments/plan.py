@@ -13,6 +13,18 @@
       cispo: {rl.loss.clip: cispo}
       none: {rl.loss.clip: none, claim: Without a clip it learns less, source: us, expected: lower}
 
+Arms may start from policies that the experiment trains first, with the same seed:
+
+    stage: distill
+    policies:                        # runs of stage rl; each may name earlier ones
+      first: {rl.start: figures/reference/tour/policy_sft, rl.curriculum.python_share: 0.0}
+      last: {rl.start: "{first}", rl.curriculum.python_share: 1.0}
+    common: {distill.start: "{last}"}
+    control: last
+    arms:
+      last: {distill.teachers: "{last}", distill.steps: 0}
+      both: {distill.teachers: "search={first},python={last}"}
+
 An arm may carry a claim. A plan is checked before training: unknown names, a missing control, equal
 arms, arms with different questions, and settings that exclude each other raise an error.
 
@@ -27,7 +39,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from drlib.config import ROOT, Config, absolute_paths
+from drlib.config import ROOT, TOUR, Config, absolute_paths
 from drlib.experiments.verdicts import Statement
 from drlib.registry import load_plugins, suggest_name
 from drlib.training import stages
@@ -38,9 +50,10 @@ if TYPE_CHECKING:
 
 PLANS = Path(__file__).with_name("plans")  # shipped plans
 REQUIRED = ("name", "about", "stage", "control", "arms")
-KEYS = (*REQUIRED, "profile", "seeds", "asked", "common")
+KEYS = (*REQUIRED, "profile", "seeds", "asked", "common", "policies")
 SAID = ("claim", "source", "expected")  # what an arm may carry beside its settings
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")  # of a plan and of an arm: a folder's too
+REFERENCE = re.compile(r"\{([A-Za-z0-9][A-Za-z0-9_.+-]*)\}")  # to a policy, in a setting
 ASKED = "search sample"
 
 
@@ -58,7 +71,8 @@ class ExperimentPlan:
     """A checked plan; the module docstring describes the fields.
 
     asked: (kind, decoding) of the held-out questions that are compared; claims and the figure are
-    about the first. file: where the plan was read from.
+    about the first. file: where the plan was read from. policies: settings of runs of stage `rl`
+    that arms and later policies name as "{name}".
     """
 
     name: str
@@ -71,11 +85,44 @@ class ExperimentPlan:
     seeds: Sequence[int] = (0, 1, 2)
     asked: Sequence[tuple[str, str]] = ()
     common: Mapping = field(default_factory=dict)
+    policies: Mapping[str, Mapping] = field(default_factory=dict)
 
-    def config(self, arm: str, seed: int) -> Config:
-        """Return the configuration of one run."""
-        own = self.arms[arm].settings
-        settings = {**self.common, **own, "seed": seed}
+    def config(self, arm: str, seed: int, runs: Path | None = None) -> Config:
+        """Return the configuration of one run.
+
+        Args:
+            runs: folder of the policies that the arm names, which must be trained; None: a
+                committed policy takes their places, to check the settings.
+        """
+        return self._load({**self.common, **self.arms[arm].settings}, seed, runs)
+
+    def policy_config(self, name: str, seed: int, runs: Path | None = None) -> Config:
+        """Return the configuration of the run of stage `rl` that trains a policy."""
+        return self._load(self.policies[name], seed, runs)
+
+    def policy_run(self, name: str, seed: int, runs: Path) -> Path:
+        """Return the folder of this run."""
+        return stages.folder("rl", self.policy_config(name, seed, runs), runs)
+
+    def policies_of(self, arm: str) -> list[str]:
+        """Return the policies that an arm needs, in the order of training."""
+        needed = {*_references({**self.common, **self.arms[arm].settings})}
+        for name in reversed([*self.policies]):
+            if name in needed:
+                needed |= {*_references(self.policies[name])}
+        return [name for name in self.policies if name in needed]
+
+    def _load(self, own: Mapping, seed: int, runs: Path | None) -> Config:
+        """Load settings with the folders of the policies that they name."""
+
+        def find_folder(match: re.Match) -> str:
+            run = TOUR / "policy_sft" if runs is None else self.policy_run(match[1], seed, runs)
+            return str(run if runs is None else run / "policy")
+
+        settings = {
+            key: REFERENCE.sub(find_folder, value) if isinstance(value, str) else value
+            for key, value in own.items()
+        } | {"seed": seed}
         if self.file.parent == PLANS and Path.cwd() != ROOT:
             settings = absolute_paths(settings, ROOT)  # a shipped plan names committed files
         return Config.load(self.profile, **settings)
@@ -125,6 +172,7 @@ def _experiment_plan(path: Path, rows: dict) -> ExperimentPlan:
     _check_seeds(rows.get("seeds", [0]))
     rows["arms"] = _arms(rows["arms"], rows["control"])
     rows["common"] = _settings("common", rows.get("common"))
+    rows["policies"] = _policies(rows)
     asked = rows.get("asked", [ASKED])
     require(isinstance(asked, list) and bool(asked), f"asked: give a list such as [{ASKED}]")
     pairs = all(isinstance(each, str) and " " in each for each in asked)
@@ -205,6 +253,25 @@ def _settings(where: str, content) -> dict:
     return content
 
 
+def _policies(rows: Mapping) -> dict[str, dict]:
+    """Return the settings of the policies; ValueError for a reference to an unknown one."""
+    found: dict[str, dict] = {}
+    for name, content in _settings("policies", rows.get("policies")).items():
+        _check_name("policy", name)
+        found[name] = _settings(f"policy {name!r}", content)
+        _known(_references(found[name]), [*found][:-1], f"policy in policy {name!r}:")
+    _known(_references(rows["common"]), found, "policy in common:")
+    for name, arm in rows["arms"].items():
+        _known(_references(arm.settings), found, f"policy in arm {name!r}:")
+    return found
+
+
+def _references(settings: Mapping) -> list[str]:
+    """Return the names of the policies in settings."""
+    values = [value for value in settings.values() if isinstance(value, str)]
+    return [name for value in values for name in REFERENCE.findall(value)]
+
+
 def _statement(name: str, content: Mapping, is_control: bool) -> Statement | None:
     said = [content[key] for key in SAID if key in content]
     if not said:
@@ -226,12 +293,14 @@ def _check_stage(plan: ExperimentPlan) -> None:
 
 def _check_settings(plan: ExperimentPlan) -> None:
     """Require known settings that differ between arms and keep the questions."""
-    folders: dict[Path, str] = {}
+    for name in plan.policies:
+        plan.policy_config(name, plan.seeds[0])
+    folders: dict[tuple, str] = {}
     for name, arm in plan.arms.items():
         config = _config(plan, name)
         _check_questions(name, arm.settings, config)
         folder = stages.folder(f"evaluate_{plan.stage}", config, Path())
-        same = folders.setdefault(folder, name)
+        same = folders.setdefault((folder, *_references(arm.settings)), name)
         fault = f"arms {same!r} and {name!r} have equal settings for stage {plan.stage!r}"
         require(same == name, f"{fault}: they would be the same runs, remove one")
         _check_switches(plan, name, config)
@@ -242,7 +311,7 @@ def _config(plan: ExperimentPlan, arm: str) -> Config:
     for where, settings in (("common", plan.common), (f"arm {arm!r}", plan.arms[arm].settings)):
         try:
             load_plugins(settings.get("plugins", ""))
-            Config.load(plan.profile, **settings)
+            plan._load(settings, plan.seeds[0], None)
         except ValueError as fault:
             raise ValueError(f"{where}: {fault}") from None
     return plan.config(arm, plan.seeds[0])
@@ -288,4 +357,5 @@ def _check_asked(plan: ExperimentPlan) -> None:
 def what_ran(plan: ExperimentPlan) -> dict:
     """Return what the runs depend on besides seeds; stored results are matched by it."""
     arms = {name: {**plan.common, **arm.settings} for name, arm in plan.arms.items()}
-    return {"stage": plan.stage, "profile": plan.profile, "settings": arms}
+    policies = {"policies": dict(plan.policies)} if plan.policies else {}
+    return {"stage": plan.stage, "profile": plan.profile, "settings": arms, **policies}

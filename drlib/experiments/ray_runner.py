@@ -44,6 +44,7 @@ def built_on_ray(
         ImportError: Ray is not installed.
         ValueError: there is no cluster, or no node is large enough for a stage.
     """
+    require(not plan.policies, f"{plan.name} trains policies in sequence: omit --ray")
     runs.mkdir(parents=True, exist_ok=True)
     try:
         connected = ray_training.connect_to_ray(address)

@@ -189,7 +189,7 @@ def read_curve(stage: str, config: Config, runs: Path) -> list[dict]:
     if not steps or not config.get(steps):
         return []
     rows = read_metrics(stages.folder(stage, config, runs))
-    if not stage.startswith("rl"):
+    if not stage.startswith(("rl", "distill")):
         rows = [row for row in rows if row["step"] % THIN == 0 or row["step"] == 1]
     return [
         {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}

@@ -27,7 +27,16 @@ Failed = dict[tuple[str, int], str]  # (arm, seed) -> why
 def built_here(plan: ExperimentPlan, runs: Path) -> Iterator[tuple[str, int, str]]:
     """Build missing runs and yield (arm, seed, "" or the reason of a failure)."""
     for arm, seed in plan.runs():
-        yield arm, seed, build_or_say(f"evaluate_{plan.stage}", plan.config(arm, seed), runs)
+        yield arm, seed, build_run(plan, arm, seed, runs)
+
+
+def build_run(plan: ExperimentPlan, arm: str, seed: int, runs: Path) -> str:
+    """Build a run, after the policies that it names; return "" or the reason of a failure."""
+    for name in plan.policies_of(arm):
+        reason = build_or_say("rl", plan.policy_config(name, seed, runs), runs)
+        if reason:
+            return f"policy {name}: {reason}"
+    return build_or_say(f"evaluate_{plan.stage}", plan.config(arm, seed, runs), runs)
 
 
 def build_or_say(stage: str, config: Config, runs: Path) -> str:
@@ -62,8 +71,19 @@ def measure(
 
 def is_finished(plan: ExperimentPlan, arm: str, seed: int, runs: Path) -> bool:
     """Return True if the run's evaluation is complete."""
-    path = stages.folder(f"evaluate_{plan.stage}", plan.config(arm, seed), runs)
+    if missing_policies(plan, arm, seed, runs):
+        return False
+    path = stages.folder(f"evaluate_{plan.stage}", plan.config(arm, seed, runs), runs)
     return RunFolder.is_complete(path)
+
+
+def missing_policies(plan: ExperimentPlan, arm: str, seed: int, runs: Path) -> list[str]:
+    """Return the policies of an arm from the first one that is not trained."""
+    names = plan.policies_of(arm)
+    for number, name in enumerate(names):
+        if not RunFolder.is_complete(plan.policy_run(name, seed, runs)):
+            return names[number:]
+    return []
 
 
 def keep(
@@ -73,13 +93,15 @@ def keep(
     kept: dict[str, dict[int, dict]] = {arm: {} for arm in plan.arms}
     for arm, seed in plan.runs():
         if is_finished(plan, arm, seed, runs):
-            kept[arm][seed] = cost_of(plan.stage, plan.config(arm, seed), runs)
+            kept[arm][seed] = cost_of(plan.stage, plan.config(arm, seed, runs), runs)
         elif (arm, seed) in failed:
             kept[arm][seed] = {"failed": failed[arm, seed]}
     head = {"command": command, **what_ran(plan), "seeds": list(plan.seeds), "runs": kept}
     records = ExperimentRecords(json.loads(json.dumps(head)))  # seeds as text, as after loading
     for arm, by_seed in kept.items():
-        done = [plan.config(arm, seed) for seed, run in by_seed.items() if "failed" not in run]
+        done = [
+            plan.config(arm, seed, runs) for seed, run in by_seed.items() if "failed" not in run
+        ]
         if done:
             records.add_arm(arm, done, plan.stage, runs, command, demonstrator=False)
     codes = {code for one in records.results.values() for code in one.made["recipe"]}
@@ -131,7 +153,11 @@ def listing(plan: ExperimentPlan, runs: Path) -> str:
     """Return one line per run: finished, or missing stages and progress. Trains nothing."""
     lines = []
     for arm, seed in plan.runs():
-        config = plan.config(arm, seed)
+        policies = missing_policies(plan, arm, seed, runs)
+        if policies:
+            lines.append(f"{arm}, seed {seed}: missing: policies {', '.join(policies)}")
+            continue
+        config = plan.config(arm, seed, runs)
         missing = stages.missing_stages(f"evaluate_{plan.stage}", config, runs)
         state = f"missing: {', '.join(missing)}" if missing else "finished"
         lines.append(f"{arm}, seed {seed}: {state}{_begun(missing, config, runs)}")

@@ -66,6 +66,7 @@ def findings_of(found: Mapping) -> dict[str, dict]:
             "setting": arm["settings"],
             "control": control["settings"],
             "common": found["common"],
+            **({"policies": found["policies"]} if found["policies"] else {}),
             "also": [
                 {
                     "kind": own["kind"],
@@ -125,6 +126,7 @@ def summary(plan: ExperimentPlan, records: ExperimentRecords) -> dict:
         "seeds": ran["seeds"],
         "control": plan.control,
         "common": dict(plan.common),
+        "policies": {name: dict(settings) for name, settings in plan.policies.items()},
         "asked": [{"kind": kind, "decoding": decoding} for kind, decoding in plan.asked],
         "arms": arms,
     }
@@ -133,7 +135,7 @@ def summary(plan: ExperimentPlan, records: ExperimentRecords) -> dict:
 def _check_head(plan: ExperimentPlan, ran: Mapping) -> Mapping:
     """Return the head of the records if they belong to the plan; ValueError otherwise."""
     now = json.loads(json.dumps(what_ran(plan)))
-    changed = [key for key in ("stage", "settings") if ran[key] != now[key]]
+    changed = [key for key in ("stage", "settings", "policies") if ran.get(key) != now.get(key)]
     require(
         not changed,
         f"the records of {plan.name!r} have another {' and '.join(changed)} than the plan: "

@@ -89,5 +89,7 @@ def full_distillation_loss(
         f"teacher_logits_MV has shape {[*teacher_logits_MV.shape]}, not {[*logits_MV.shape]}",
     )
     logp_MV = logits_MV.float().log_softmax(dim=-1)
-    teacher_MV = teacher_logits_MV.float().log_softmax(dim=-1).detach()
-    return (logp_MV.exp() * (logp_MV - teacher_MV)).sum() / denominator
+    teacher_MV = teacher_logits_MV.float().log_softmax(dim=-1)
+    # the gradient through the log-ratio is sum_v grad p_v = 0: without it, equal policies have a
+    # gradient of exactly 0
+    return (logp_MV.exp() * (logp_MV - teacher_MV).detach()).sum() / denominator
