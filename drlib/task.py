@@ -82,6 +82,7 @@ class Task:
             as JSON; "" without an environment.
         verifier: name and arguments of the reward that judges this task, as JSON; "" for that of
             the run.
+        entities: entities of the chain after `start`, in order; the last one is the answer.
 
     Raises:
         ValueError: unknown `answer_type`.
@@ -107,6 +108,7 @@ class Task:
     page: str = ""  # title of the answer's page if a person would name it differently
     environment: str = ""  # JSON from which the environment `kind` builds the task's state
     verifier: str = ""  # JSON: {"reward": name, "arguments": {...}}
+    entities: tuple[str, ...] = ()  # of the chain after `start`
 
     def __post_init__(self):
         if self.answer_type not in get_args(AnswerType):

@@ -92,6 +92,9 @@ def split_answers(world: SmallWorld, test_share: float = 0.25, seed: int = 0) ->
 def make_search_task(chain: Chain, world: SmallWorld, wording: int) -> Task:
     """Return the task that asks for `chain`; `wording` indexes `SEARCH_WORDINGS`."""
     phrase = " of the ".join(reversed(chain.relations))
+    path = [chain.start]
+    for relation in chain.relations:
+        path.append(world.entities[path[-1]].facts[relation])
     text = SEARCH_WORDINGS[wording].format(relations=phrase, start=chain.start)
     key = f"{world.version}|{chain.start}|{'/'.join(chain.relations)}|{wording}"
     return Task(
@@ -104,6 +107,7 @@ def make_search_task(chain: Chain, world: SmallWorld, wording: int) -> Task:
         chain.start,
         chain.relations,
         answer_type=world.answer_types[chain.relations[-1]],
+        entities=tuple(path[1:]),
     )
 
 

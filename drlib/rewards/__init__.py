@@ -1,5 +1,6 @@
 """Rewards of finished trajectories, and random controls."""
 
-from drlib.rewards import combined, remote_reward
+from drlib.rewards import code_tests, combined, entity_credit, remote_reward
 
-__all__ = ["combined", "remote_reward"]  # importing them registers their rewards
+# importing them registers their rewards
+__all__ = ["code_tests", "combined", "entity_credit", "remote_reward"]

@@ -20,7 +20,7 @@ import inspect
 import math
 import numbers
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,9 @@ class RewardResult:
 
 Reward = Callable[[Trajectory, Task], RewardResult]
 REWARDS = Registry("reward")  # name -> function(trajectory, task) or factory(**settings)
+# Rewards that depend on the other rollouts of a question: name -> function from the judged group
+# to its rewards. Without an entry, a rollout's reward is its own.
+GROUP_REWARDS: dict[str, Callable[[Sequence[Trajectory]], list[float | None]]] = {}
 
 
 @REWARDS.register("exact_match")
@@ -94,13 +97,14 @@ def well_formed() -> Reward:
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         if has_env_fault(trajectory):
             return RewardResult(None)
-        formed = _is_well_formed(trajectory)
+        formed = is_well_formed(trajectory)
         return RewardResult(formed, {"format": formed})
 
     return reward
 
 
-def _is_well_formed(trajectory: Trajectory) -> float:
+def is_well_formed(trajectory: Trajectory) -> float:
+    """Return 1 if the rollout ended with an answer and no turn was refused for its format."""
     refused = any(result.error == "format" for result in trajectory.tool_results)
     return float(trajectory.termination == Termination.ANSWERED and not refused)
 
@@ -125,7 +129,7 @@ def format_and_answer(weight: float = 0.2) -> Reward:
         right = answer_reward(trajectory, task).value
         if right is None:
             return RewardResult(None)
-        formed = _is_well_formed(trajectory)
+        formed = is_well_formed(trajectory)
         parts = {"format": formed, "exact_match": right}
         return RewardResult(weight * formed + (1 - weight) * right, parts)
 

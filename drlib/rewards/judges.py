@@ -562,6 +562,12 @@ def judge_loose() -> Judge:
 _FENCE = re.compile(r"^```[ \t]*(?:python|py)?[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE | re.I)
 
 
+def extract_program(text: str) -> str:
+    """Return the last code block of a text, or the text without one."""
+    blocks = _FENCE.findall(text)
+    return blocks[-1] if blocks else text.strip("\n")
+
+
 @JUDGES.register("code")
 def judge_code(timeout_s: float = 5.0) -> Judge:
     """Create the judge that runs question, prediction and a correct answer as one program.
@@ -585,8 +591,7 @@ def judge_code(timeout_s: float = 5.0) -> Judge:
         with lock:
             sandbox = sandboxes[0] if sandboxes else Sandbox(timeout_s=timeout_s)
             sandboxes[:] = [sandbox]
-        blocks = _FENCE.findall(prediction)
-        code = blocks[-1] if blocks else prediction.strip("\n")
+        code = extract_program(prediction)
         for gold in golds:
             end = secrets.token_hex(8)  # printed after the tests, in case the program exits earlier
             done = sandbox.run(f"{question}\n{code}\n\n{gold}\nprint({end!r})")

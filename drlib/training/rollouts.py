@@ -26,7 +26,13 @@ from drlib.environments import Environment
 from drlib.questions.chains import PYTHON_KINDS
 from drlib.questions.question_engine import CHAINS, CONDITIONS
 from drlib.rewards.controls import majority_answer, majority_wrong_answer, shuffle_rewards
-from drlib.rewards.functions import Reward, is_solved, make_reward, soft_overlong_penalty
+from drlib.rewards.functions import (
+    GROUP_REWARDS,
+    Reward,
+    is_solved,
+    make_reward,
+    soft_overlong_penalty,
+)
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.task import Task, normalise_answer
@@ -275,6 +281,8 @@ def adjust_rewards(
         generator: random numbers of rl.reward.labels="shuffled".
     """
     rewards = [trajectory.reward for trajectory in group]
+    if config.rl.reward.name in GROUP_REWARDS:
+        rewards = GROUP_REWARDS[config.rl.reward.name](group)
     if config.rl.reward.labels == "shuffled":
         rewards = shuffle_rewards(rewards, generator)
     elif config.rl.reward.labels in ("wrong", "majority"):
