@@ -171,6 +171,7 @@ ENVIRONMENTS = Registry("environment")  # name -> function of the arguments that
 BUILT_IN = {
     "gym": "drlib.environments.gym:ReasoningGym",
     "database": "drlib.environments.database:DatabaseEnvironment",
+    "swe": "drlib.environments.swe:SweEnvironment",
 }
 
 

@@ -218,6 +218,13 @@ def build_root(root: str, shown: Iterable[str], hidden: Iterable[str], box: str)
     _make_read_only(root)
 
 
+def make_root_writable(root: str, size: int, entries: int) -> None:
+    """Make the file system at the root of `build_root` writable and limit it; mounts stay as is."""
+    options = f"size={size},nr_inodes={entries}".encode()
+    remount = 0x20 | (_NO_SPECIAL & ~0x8)  # programs may be executed
+    take([step("remount", "mount", b"tmpfs", root.encode(), b"tmpfs", remount, options)])
+
+
 def _bind(source: str, place: str) -> None:
     """Bind-mount `source` read-only at `place`."""
     if os.path.isdir(source):

@@ -99,6 +99,40 @@ _CONDITIONS: dict[Call, list[Condition]] = {
     _TGKILL: [_when(0, _PID)],
 }
 
+# Calls of programs (`program_process.py`), which may start and signal other programs of their own
+# PID namespace and change the modes of their files.
+_NEW_NAMESPACES = 0x7E020080
+_OF_PROGRAMS: dict[Call, list[Condition]] = {
+    _CLONE: [_when(0, 0, mask=_NEW_NAMESPACES)],
+    (57, _NONE): [],  # fork
+    (58, _NONE): [],  # vfork
+    (59, 221): [],  # execve
+    (322, 281): [],  # execveat
+    _KILL: [],
+    _TGKILL: [],
+    (109, 154): [],  # setpgid
+    (121, 155): [],  # getpgid
+    (112, 157): [],  # setsid
+    (124, 156): [],  # getsid
+    (90, _NONE): [],  # chmod
+    (91, 52): [],  # fchmod
+    (268, 53): [],  # fchmodat
+    (452, 452): [],  # fchmodat2
+    (132, _NONE): [],  # utime
+    (235, _NONE): [],  # utimes
+    (280, 88): [],  # utimensat
+    (133, _NONE): [],  # mknod: fifos, because devices need a capability
+    (259, 33): [],  # mknodat
+    (92, _NONE): [],  # chown: to the own id only
+    (93, 55): [],  # fchown
+    (260, 54): [],  # fchownat
+    (222, 107): [],  # timer_create
+    (223, 110): [],  # timer_settime
+    (226, 111): [],  # timer_delete
+}
+# Calls on extended attributes fail with EOPNOTSUPP in programs, as on file systems without them.
+_ATTRIBUTES: list[Call] = [(188 + i, 5 + i) for i in range(12)]
+
 # BPF instructions.
 _LOAD = 0x20
 _JEQ = 0x15
@@ -111,6 +145,7 @@ _RET_ALLOW = 0x7FFF0000
 _RET_KILL = 0x80000000
 _RET_DENY = 0x00050000 | errno.EPERM
 _RET_ABSENT = 0x00050000 | errno.ENOSYS
+_RET_UNSUPPORTED = 0x00050000 | errno.EOPNOTSUPP
 _RET_AGAIN = 0x00050000 | errno.EAGAIN
 _RET_DONE = 0x00050000  # the call returns 0 without any effect
 # Offsets of number, architecture and arguments in the data of a call.
@@ -140,12 +175,13 @@ class SeccompFilter:
 
     Args:
         machine: "x86_64" or "aarch64", by default this machine. `LayerError` for another.
+        programs: also allow what shells and programs need, for a process in its own PID namespace.
     """
 
-    def __init__(self, machine: str = "") -> None:
+    def __init__(self, machine: str = "", programs: bool = False) -> None:
         machine = machine or platform.machine()
         column = find_column(machine)
-        code = _assemble(machine, column)
+        code = _assemble(machine, column, programs)
         slot = _op(_JEQ, _PID, 1, 0)
         self._pid_slots = [8 * i + 4 for i, each in enumerate(code) if each == slot]
         self.instructions = len(code)
@@ -164,7 +200,7 @@ class SeccompFilter:
         layers.do(self._call)
 
 
-def _assemble(machine: str, column: int) -> list[bytes]:
+def _assemble(machine: str, column: int, programs: bool = False) -> list[bytes]:
     """Assemble the instructions of the filter."""
     architecture, _ = _MACHINES[machine]
     code = [
@@ -177,7 +213,7 @@ def _assemble(machine: str, column: int) -> list[bytes]:
         code += [_op(_JGE, 0x40000000, 0, 1), _op(_RET, _RET_KILL)]
     for low, high in _allowed_ranges(column):
         code += [_op(_JGE, low, 0, 2), _op(_JGT, high, 1, 0), _op(_RET, _RET_ALLOW)]
-    for call, body in _bodies():
+    for call, body in _bodies(programs):
         code += [_op(_JEQ, call[column], 0, len(body)), *body]
     code.append(_op(_RET, _RET_DENY))
     return code
@@ -203,7 +239,7 @@ def _allowed_ranges(column: int) -> Iterable[tuple[int, int]]:
     yield first, last
 
 
-def _bodies() -> Iterable[tuple[Call, list[bytes]]]:
+def _bodies(programs: bool) -> Iterable[tuple[Call, list[bytes]]]:
     """Yield the instructions of each call with a special rule.
 
     A body without a verdict continues with the next one, with the call's number loaded.
@@ -215,7 +251,9 @@ def _bodies() -> Iterable[tuple[Call, list[bytes]]]:
     # pthread_join, which Python 3.13 calls, waits with a shared futex until the thread has ended.
     # EAGAIN makes it look again, and nothing waits for a wake-up by another call.
     yield _FUTEX, _if_argument(1, _JOIN_WAIT, _RET_AGAIN)
-    for call, conditions in _CONDITIONS.items():
+    for call in _ATTRIBUTES if programs else ():
+        yield call, [_op(_RET, _RET_UNSUPPORTED)]
+    for call, conditions in (_CONDITIONS | (_OF_PROGRAMS if programs else {})).items():
         yield call, _allow_if(conditions)
 
 

@@ -1,0 +1,186 @@
+"""The files of one episode: shell commands on them, views and edits, and a result from new code.
+
+The files are values in this process. A command gets a copy in an isolated file tree
+(`drlib.sandbox.programs`) and returns the changed files, so that between two calls nothing of an
+episode exists on the machine. Views and edits look up exact paths and follow no links.
+"""
+
+import ast
+import json
+import posixpath
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drlib.sandbox.programs import Files, ProgramResult, run_program
+from drlib.tools.definitions import Parameter, Tool
+from drlib.tools.episode_toolbox import Observation
+
+FOLDER = "/app"  # working folder of every task
+COMMAND_S = 5.0  # time limit of a command
+SHELL = Tool("shell", "Run a shell command.", (Parameter("command", "A POSIX shell command."),))
+_LIMITS = {
+    "timeout": f"Error: the command took longer than {COMMAND_S:g} s.",
+    "output_limit": "Error: the command printed too much.",
+    "files_limit": "Error: the files became too large or too many; changes are undone.",
+}
+VALUES_CHARS = 1_000_000
+# Evaluates calls of the code under test and prints the values. It contains no expected value, and
+# the comparison is made in another process, so nothing that the code does here can forge a pass.
+EVALUATE = """
+import json, os, sys
+out = os.dup(1)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+sys.path.insert(0, sys.argv[1])
+def value(call):
+    scope = {}
+    try:
+        *lines, last = call.split("; ")
+        exec("\\n".join(lines), scope)
+        return repr(eval(last, scope))
+    except Exception as error:
+        return "raises " + type(error).__name__
+text = json.dumps([value(call) for call in json.loads(sys.argv[2])])
+while text:
+    text = text[os.write(out, text.encode()):]
+"""
+
+
+def text_files(texts: Mapping[str, str], modes: Mapping[str, int] | None = None) -> Files:
+    """Return files with their parent folders.
+
+    Args:
+        texts: path below `FOLDER` -> content.
+        modes: path -> permissions; 0o644 by default, and 0o755 for a folder.
+    """
+    modes = modes or {}
+    files: Files = {FOLDER: (0o755, None)}
+    for path, text in texts.items():
+        folder = posixpath.dirname(path)
+        while folder:
+            files[f"{FOLDER}/{folder}"] = (modes.get(folder, 0o755), None)
+            folder = posixpath.dirname(folder)
+        files[f"{FOLDER}/{path}"] = (modes.get(path, 0o644), text.encode())
+    return files
+
+
+class Workspace:
+    """The files of an episode.
+
+    Args:
+        files: path from the root -> entry; contains `FOLDER`.
+    """
+
+    def __init__(self, files: Files):
+        self.files = files
+
+    def run(self, command: str) -> Observation:
+        """Run a shell command in `FOLDER` and keep its changes of the files."""
+        done = self.execute(command)
+        self.files = done.files
+        if done.status in _LIMITS:
+            return Observation(f"{done.output}\n{_LIMITS[done.status]}".strip(), False)
+        if done.status == "error":
+            return Observation(f"{done.output}\n[exit code {done.exit_code}]".strip(), False)
+        return Observation(done.output.rstrip("\n") or "[no output]")
+
+    def execute(self, command: str) -> ProgramResult:
+        """Run a shell command without keeping its changes."""
+        entry = self.files.get(FOLDER)
+        is_folder = entry is not None and entry[1] is None
+        return run_program(command, self.files, FOLDER if is_folder else "/", timeout_s=COMMAND_S)
+
+    def view(self, path: str) -> Observation:
+        """Show a file with line numbers, or the files below a folder."""
+        place = _absolute(path)
+        if self.files.get(place, (0, ""))[1] is None:
+            below = [name for name in sorted(self.files) if name.startswith(f"{place}/")]
+            names = [posixpath.relpath(name, FOLDER) for name in below]
+            return Observation("\n".join(names) or "[empty folder]")
+        text = self.read(path)
+        if text is None:
+            return Observation(f"Error: there is no text file {path}.", False)
+        lines = text.split("\n")
+        if lines[-1] == "":
+            lines.pop()
+        return Observation("\n".join(f"{n}\t{line}" for n, line in enumerate(lines, 1)))
+
+    def edit(self, path: str, old: str, new: str) -> Observation:
+        """Replace the only occurrence of `old` in a file."""
+        text = self.read(path)
+        if text is None:
+            return Observation(f"Error: there is no text file {path}.", False)
+        count = text.count(old) if old else 0
+        if count != 1:
+            return Observation(f"Error: old occurs {count} times in {path}, not once.", False)
+        self.files[_absolute(path)] = (
+            self.files[_absolute(path)][0],
+            text.replace(old, new).encode("utf-8", "replace"),
+        )
+        return Observation(f"Edited {path}.")
+
+    def read(self, path: str) -> str | None:
+        """Return the text of a regular file below `FOLDER`; None if there is none."""
+        content = self.files.get(_absolute(path), (0, None))[1]
+        try:
+            return content.decode() if isinstance(content, bytes) else None
+        except UnicodeDecodeError:
+            return None
+
+
+def _absolute(path: str) -> str:
+    """Return the path from the root; of a path outside `FOLDER`, one that no file has."""
+    place = posixpath.normpath(posixpath.join(FOLDER, path))
+    return place if place == FOLDER or place.startswith(f"{FOLDER}/") else ""
+
+
+def evaluate(sources: Mapping[str, str], calls: Sequence[str]) -> list[str] | None:
+    """Evaluate calls of untrusted code and return the `repr` of their values.
+
+    Args:
+        sources: path -> Python source; the code sees no other files.
+        calls: statements and a final expression, separated by "; ".
+
+    Returns:
+        One text for each call ("raises NAME" after an exception), or None if the code ended the
+        process, took too long or printed something else.
+    """
+    files = text_files(sources) | {"/evaluate.py": (0o644, EVALUATE.encode())}
+    arguments = f"{FOLDER} {_quote(json.dumps(list(calls)))}"
+    done = run_program(
+        f"exec python3 -I /evaluate.py {arguments}",
+        files,
+        FOLDER,
+        timeout_s=COMMAND_S,
+        merge=False,
+        output_chars=VALUES_CHARS,
+    )
+    try:
+        values = json.loads(done.output) if done.status == "ok" else None
+    except (ValueError, RecursionError):
+        return None
+    is_complete = isinstance(values, list) and len(values) == len(calls)
+    return values if is_complete and all(isinstance(v, str) for v in values) else None
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+def is_same_value(shown: str, expected: str) -> bool:
+    """Return True if two `repr` texts are equal values of equal types, in any order of keys."""
+    if shown == expected:
+        return True
+    try:
+        return _is_same(ast.literal_eval(shown), ast.literal_eval(expected))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_is_same(left[k], right[k]) for k in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(_is_same, left, right))
+    return left == right
