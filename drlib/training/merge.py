@@ -16,8 +16,10 @@ Run: drlib train merge --merge.policies A,B --merge.method ties --merge.base C
 """
 
 import importlib
+import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,8 +30,7 @@ from drlib.training.model_setup import load_model, load_model_tokenizer, save_re
 from drlib.training.run_folder import RunFolder
 from drlib.validation import require, require_within
 
-METHODS = {"dare": "dare_linear"}  # names in mergekit that differ from ours
-TRIMMING = ("ties", "dare")
+NUMBER = re.compile(r"-?\d+(\.\d*)?")
 
 
 def merge(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
@@ -73,15 +74,15 @@ def check_merge(config: Config) -> tuple[list[Path], Path | None, list[float]]:
         else "merge.method=linear has no base: leave out merge.base",
     )
     require_within(config.merge.density, "(0, 1]", "merge.density")
-    try:
-        weights = [float(text) for text in filter(None, config.merge.weights.split(","))]
-    except ValueError:
-        weights = []
-    weights = weights or [1.0] * len(policies)
-    require(
-        len(weights) == len(policies),
-        f"merge.weights={config.merge.weights!r} must be {len(policies)} numbers, one per policy",
-    )
+    weights = [1.0] * len(policies)
+    if config.merge.weights:
+        texts = config.merge.weights.split(",")
+        require(
+            len(texts) == len(policies) and all(map(NUMBER.fullmatch, texts)),
+            f"merge.weights={config.merge.weights!r} must be {len(policies)} numbers, one per "
+            "policy",
+        )
+        weights = [float(text) for text in texts]
     vocabulary = load_model_tokenizer(str(policies[0])).get_vocab()
     for folder in policies[1:] + bases:
         require(
@@ -124,15 +125,20 @@ def merge_folders(
     from mergekit.config import MergeConfiguration
     from mergekit.options import MergeOptions
 
-    trimmed = {"density": density} if method in TRIMMING else {}
-    plan = {
-        "merge_method": METHODS.get(method, method),
+    sparse = {"density": density} if method in ("ties", "dare") else {}
+    if method == "dare":
+        # mergekit rescales to the L1 norm of each matrix, the paper by 1 / density
+        weights = [weight / density for weight in weights]
+    plan: dict[str, Any] = {
+        "merge_method": {"dare": "dare_linear"}.get(method, method),
         "dtype": "float32",
         "models": [
-            {"model": str(folder), "parameters": {"weight": weight, **trimmed}}
+            {"model": str(folder), "parameters": {"weight": weight, **sparse}}
             for folder, weight in zip(policies, weights, strict=True)
         ],
     }
+    if method == "dare":
+        plan["parameters"] = {"rescale": False}
     if base is not None:
         plan["base_model"] = str(base)
     options = MergeOptions(
@@ -140,7 +146,7 @@ def merge_folders(
     )
     try:
         mergekit.run_merge(MergeConfiguration.model_validate(plan), str(out), options)
-    except (RuntimeError, KeyError, NotImplementedError) as error:
+    except (RuntimeError, KeyError, ValueError, NotImplementedError) as error:
         raise ValueError(
             f"mergekit cannot merge {', '.join(folder.name for folder in policies)}: "
             f"{' '.join(str(error).split())}; merge policies of one architecture"
