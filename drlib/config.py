@@ -33,6 +33,7 @@ AGAIN = TOUR.with_name("again")  # the same recipe, trained by a later commit
 # between worlds, as in cldr+folder:notes
 WORLD_JOINT = re.compile(r"\+(?=(?:tour|cldr|pydocs)(?:\+|$)|[a-z]+:)")
 PATH_WORLDS = ("folder", "zim")  # kinds of world whose name contains a path
+NO_WORLD = "none"  # of evaluation.world: no questions about a world
 SMOL = "smol"  # SmolLM2-135M-Instruct, installed by `drlib convert smol`
 SMOL_READER = "smol-reader"  # the same with the committed adapter, installed with it
 WORLD_SETTINGS = (
@@ -558,7 +559,10 @@ class EvaluationConfig:
     samples: int = setting(8, "answers per question at temperature 1", "evaluate")
     agent: str = setting("react", "agent that answers, such as heavy:n=4,merge=vote", "evaluate")
     world: str = setting(
-        "", "another world to ask about, such as folder:PATH; empty: that of the run", "evaluate"
+        "",
+        "another world to ask about, such as folder:PATH; empty: that of the run; none: only "
+        "evaluation.documents and .environments",
+        "evaluate",
     )
     documents: str = setting(
         "",
@@ -740,7 +744,7 @@ def _absolute_path(name: str, value: Any, base: Path) -> Any:
     Unchanged are hub ids, worlds without a path, and policies that do not exist. A policy that
     `base` lacks may be a committed one, relative to the checkout.
     """
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or value in ("", NO_WORLD):
         return value
     if name in WORLD_SETTINGS:
         parts = [part.partition(":") for part in split_worlds(value)]
@@ -774,8 +778,10 @@ def split_policies(value: str) -> list[tuple[str, str]]:
 
 
 def split_worlds(name: str) -> list[str]:
-    """Split the name of a mixture of worlds, such as "cldr+pydocs+folder:notes"; "" has none."""
-    return WORLD_JOINT.split(name) if name else []
+    """Split the name of a mixture of worlds, such as "cldr+pydocs+folder:notes"; "" and "none" have
+    none.
+    """
+    return WORLD_JOINT.split(name) if name not in ("", NO_WORLD) else []
 
 
 def _join(base: Path, path: str) -> Path:

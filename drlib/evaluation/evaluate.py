@@ -17,7 +17,7 @@ from pathlib import Path
 from drlib.agents import Agent, create_agent
 from drlib.agents.agent_spec import AgentMixture
 from drlib.agents.rollout_state import count_costs
-from drlib.config import Config, split_worlds
+from drlib.config import NO_WORLD, Config, split_worlds
 from drlib.demonstrations.document_teacher import draw_document_questions
 from drlib.environments import Environment, load_environments
 from drlib.files import read_json_lines, write_atomic, write_json_lines
@@ -154,20 +154,27 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     name, runs = f"evaluate_{of}", run_dir.parents[1]
     run = RunFolder(run_dir, stages.stage_settings(name, config), ranks)
     asked = stages.require_input(name, "rl" if closed else of, config, runs)
-    if config.evaluation.world:  # nothing of it was trained on
+    world, tasks = None, []
+    if config.evaluation.world == NO_WORLD:
+        require(
+            bool(config.evaluation.documents or config.evaluation.environments),
+            "evaluation.world=none asks nothing: set evaluation.documents or .environments",
+        )
+    elif config.evaluation.world:  # nothing of it was trained on
         world, _ = load_training_world(config, name=config.evaluation.world)
         tasks = held_out(world, config, split=None)
     else:
         world = SmallWorld.load(stages.require_input(name, "world", config, runs) / WORLD_FILE)
         tasks = held_out(world, config)
-    if config.rl.callbacks.world_change:
+    if config.rl.callbacks.world_change and world is not None:
         # the same questions in the world that training ended with
         tasks, changed = perturb_worlds(tasks, {}, world)
         (world,) = changed.values()
     outcomes: list[Outcome] = []
     with Sandbox() as sandbox, open_policy(asked, config) as (engine, chat, system):
         environments = {} if closed else load_environments(config.evaluation.environments)
-        parts = [("", world, tasks), *document_tasks(config)]
+        parts = [("", world, tasks)] if tasks else []
+        parts += document_tasks(config)
         parts += environment_tasks(environments, config)
         for kind, place, some in parts:
             mine = list(range(ranks.rank, len(some), ranks.size))
