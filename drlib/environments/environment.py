@@ -172,6 +172,7 @@ BUILT_IN = {
     "gym": "drlib.environments.gym:ReasoningGym",
     "database": "drlib.environments.database:DatabaseEnvironment",
     "swe": "drlib.environments.swe:SweEnvironment",
+    "terminal": "drlib.environments.terminal:TerminalEnvironment",
 }
 
 

@@ -1,0 +1,117 @@
+"""Terminal tasks on files, verified by the final state of the folder.
+
+`terminal:easy` (one command), `terminal:medium` (pipelines and loops), `terminal:hard` (several
+steps); "" is easy. The tool is `shell`. A task is solved if every file has the expected content and
+permissions, and, for a question, if the answer is right. Files that the task does not mention must
+be unchanged; other new files are allowed. The state is compared outside of the shell, and links
+count as missing files.
+"""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drlib.chat.tool_calls import ToolCall
+from drlib.environments.environment import Environment, Episode, Observation, Solution
+from drlib.environments.terminal_exercises import EXERCISES
+from drlib.environments.workspace import FOLDER, SHELL, Workspace, text_files
+from drlib.sandbox.programs import require_programs
+from drlib.task import Task, is_correct
+from drlib.tools.definitions import Tool
+from drlib.validation import require
+
+DONE = "done"  # answer of a task that is not a question
+
+
+class TerminalEnvironment(Environment):
+    """Tasks on files.
+
+    Args:
+        arguments: "easy", "medium" or "hard"; "" is easy.
+
+    Raises:
+        ValueError: another tier.
+        SandboxUnavailable: this machine cannot isolate programs.
+    """
+
+    def __init__(self, arguments: str):
+        self.tier = arguments or "easy"
+        require(
+            self.tier in EXERCISES, f"terminal:{arguments}: choose one of {', '.join(EXERCISES)}"
+        )
+        self.name = f"terminal:{arguments}" if arguments else "terminal"
+        require_programs()
+
+    def draw(self, rng: random.Random) -> Task:
+        """Draw an exercise with random names and contents."""
+        exercise = rng.choice(EXERCISES[self.tier])(rng)
+        name = f"terminal-{self.tier}-{rng.getrandbits(40):010x}"
+        ending = "" if exercise.answer else f" Answer {DONE}."
+        return Task(
+            name,
+            exercise.request + ending,
+            exercise.answer or DONE,
+            self.name,
+            self.name,
+            environment=json.dumps(exercise._asdict()),
+        )
+
+    def tools(self, task: Task) -> Sequence[Tool]:
+        """Return shell."""
+        return (SHELL,)
+
+    def reset(self, task: Task) -> Episode:
+        """Create the files."""
+        return _Terminal(task)
+
+    def solve(self, task: Task) -> Solution:
+        """Run the exercise's commands."""
+        for thought, command in json.loads(task.environment)["steps"]:
+            yield thought, ToolCall("shell", {"command": command})
+        return "All is done." if task.answer == DONE else f"It is {task.answer}.", task.answer
+
+
+class _Terminal(Episode):
+    """One copy of the files."""
+
+    def __init__(self, task: Task):
+        self.task = task
+        self.data = json.loads(task.environment)
+        self.workspace = Workspace(text_files(self.data["files"], self.data["modes"]))
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        if name == SHELL.name:
+            return self.workspace.run(arguments["command"])
+        return super().call(name, arguments)
+
+    def verify(self, answer: str | None) -> float:
+        """1 if the rollout ended with an answer, the state is expected and the answer right."""
+        if answer is None:
+            return 0.0
+        is_right = self.task.answer == DONE or is_correct(answer, self.task)
+        return float(is_right and has_state(self.workspace, self.data))
+
+
+def has_state(workspace: Workspace, data: Mapping[str, Any]) -> bool:
+    """Return True if the files are in the state after an exercise.
+
+    Args:
+        data: fields of `Exercise`. Line ends at the end of a file are ignored.
+    """
+    for path, text in (data["files"] | data["changes"]).items():
+        if text is None:
+            if f"{FOLDER}/{path}" in workspace.files:
+                return False
+            continue
+        found = workspace.read(path)
+        if found is None or found.rstrip("\n") != text.rstrip("\n"):
+            return False
+    for path in data["folders"]:
+        if workspace.files.get(f"{FOLDER}/{path}", (0, ""))[1] is not None:
+            return False
+    modes = data["modes"] | data["new_modes"]
+    for path, mode in modes.items():
+        if workspace.files.get(f"{FOLDER}/{path}", (-1, ""))[0] != mode:
+            return False
+    return True
