@@ -22,6 +22,7 @@ REGISTRIES = {
     "judge": "drlib.rewards.judges:JUDGES",
     "world": "drlib.worlds:WORLDS",
     "tool": "drlib.tools:TOOLS",
+    "environment": "drlib.environments:ENVIRONMENTS",
     "agent": "drlib.agents:AGENTS",
     "engine": "drlib.training.model_setup:ENGINES",
     "clip": "drlib.rl.clips:CLIPS",
