@@ -50,7 +50,7 @@ class Exercise(NamedTuple):
     new_modes: dict[str, int] = {}
 
 
-def _text(lines: Iterable[str]) -> str:
+def _text(lines: Iterable[object]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 

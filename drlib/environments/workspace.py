@@ -85,9 +85,7 @@ class Workspace:
 
     def execute(self, command: str) -> ProgramResult:
         """Run a shell command without keeping its changes."""
-        entry = self.files.get(FOLDER)
-        is_folder = entry is not None and entry[1] is None
-        return run_program(command, self.files, FOLDER if is_folder else "/", timeout_s=COMMAND_S)
+        return run_program(command, self.files, FOLDER, timeout_s=COMMAND_S)
 
     def view(self, path: str) -> Observation:
         """Show a file with line numbers, or the files below a folder."""
@@ -144,10 +142,11 @@ def evaluate(sources: Mapping[str, str], calls: Sequence[str]) -> list[str] | No
         One text for each call ("raises NAME" after an exception), or None if the code ended the
         process, took too long or printed something else.
     """
-    files = text_files(sources) | {"/evaluate.py": (0o644, EVALUATE.encode())}
+    files = text_files(sources) | {"/check": (0o755, None)}
+    files["/check/evaluate.py"] = (0o644, EVALUATE.encode())
     arguments = f"{FOLDER} {_quote(json.dumps(list(calls)))}"
     done = run_program(
-        f"exec python3 -I /evaluate.py {arguments}",
+        f"exec python3 -I /check/evaluate.py {arguments}",
         files,
         FOLDER,
         timeout_s=COMMAND_S,

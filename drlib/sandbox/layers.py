@@ -190,14 +190,14 @@ def _tmpfs(folder: str, options: str, flags: int = _NO_SPECIAL) -> LayerStep:
     return step(f"mount over {folder}", "mount", *arguments)
 
 
-def build_root(root: str, shown: Iterable[str], hidden: Iterable[str], box: str) -> None:
+def build_root(root: str, shown: Iterable[str], hidden: Iterable[str], *boxes: str) -> None:
     """Mount a read-only file tree at the empty folder `root`; needs an own mount namespace.
 
     Args:
         root: mount point.
         shown: files and folders that appear at their own path.
         hidden: folders inside `shown` that appear empty, except for their own `shown` content.
-        box: path of an empty folder in the tree.
+        boxes: paths of empty folders in the tree.
     """
     take([_tmpfs(root, "size=4m,mode=755")])
     paths = {path for path in shown if os.path.exists(path)}  # missing files need no mount
@@ -214,15 +214,15 @@ def build_root(root: str, shown: Iterable[str], hidden: Iterable[str], box: str)
         os.makedirs(os.path.dirname(root + path), exist_ok=True)
         if not os.path.lexists(root + path):
             os.symlink(os.path.realpath(path), root + path)
-    os.makedirs(root + box, 0o755)
-    _make_read_only(root)
+    for box in boxes:
+        os.makedirs(root + box, 0o755)
+    make_read_only(root)
 
 
-def make_root_writable(root: str, size: int, entries: int) -> None:
-    """Make the file system at the root of `build_root` writable and limit it; mounts stay as is."""
-    options = f"size={size},nr_inodes={entries}".encode()
-    remount = 0x20 | (_NO_SPECIAL & ~0x8)  # programs may be executed
-    take([step("remount", "mount", b"tmpfs", root.encode(), b"tmpfs", remount, options)])
+def mount_memory(place: str, size: int, entries: int) -> None:
+    """Mount an empty memory file system, from which programs can be executed, at `place`."""
+    options = f"size={size},nr_inodes={entries},mode=755"
+    take([_tmpfs(place, options, _NO_SPECIAL & ~0x8)])
 
 
 def _bind(source: str, place: str) -> None:
@@ -233,10 +233,10 @@ def _bind(source: str, place: str) -> None:
         os.makedirs(os.path.dirname(place), exist_ok=True)
         os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
     take([step(f"bind {source}", "mount", source.encode(), place.encode(), b"", _BIND, b"")])
-    _make_read_only(place)  # at once, so that a later error cannot write into the host's folders
+    make_read_only(place)  # at once, so that a later error cannot write into the host's folders
 
 
-def _make_read_only(place: str) -> None:
+def make_read_only(place: str) -> None:
     """Make the mount at `place` and all mounts below it read-only."""
     what = struct.pack("=4Q", 1, 0, 0, 0)
     recursive = 0x8000

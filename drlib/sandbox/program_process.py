@@ -1,55 +1,55 @@
 """One program in a file tree of its own: build the tree, run a shell command, return the files.
 
 `programs.py` starts this process through `launcher.py` for every command. It enters user, mount,
-PID, network, IPC and host-name namespaces, mounts an empty memory file system as root folder, binds
-the system's programs into it read-only, and writes the caller's files. The command runs as process
-2 of the PID namespace behind resource limits and a seccomp filter, without capabilities. When the
-first process of the namespace ends, the kernel kills all others, so nothing changes the files while
-this process reads them.
+PID, network, IPC and host-name namespaces, builds a read-only root folder with the system's
+programs, and mounts a memory file system for each of its folders that has files of the caller. The
+command runs as process 2 of the PID namespace behind resource limits and a seccomp filter, without
+capabilities. When the first process of the namespace ends, the kernel kills all others, so nothing
+changes the files while this process reads them.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import marshal
 import os
 import select
 import signal
 import stat
 import sys
-import tempfile
 import time
 
 from drlib.sandbox import layers, packages, seccomp
 
 FILE_BYTES = 4 << 20  # largest file, and largest output of one stream
-STATE_BYTES = 8 << 20  # of all files together
-ENTRIES = 4000  # files and folders
+STATE_BYTES = 8 << 20  # of all files together, and of each folder in the root
+ENTRIES = 4000  # files and folders, likewise
 MAX_PROCESSES = 24
 MEMORY_BYTES = 256 << 20  # address space of each process
 OPEN_FILES = 64
 PROGRAMS = "/opt/bin"  # links to the Python interpreter, first in PATH
 MODIFIED = 1_700_000_000  # modification time of the files at the start of each command
 EXIT_SETUP = 97  # the command was not started
-_SYSTEM = ("/bin", "/usr/bin", "/etc/alternatives", "/dev/null", "/dev/zero", "/dev/urandom")
+SYSTEM = ("/bin", "/usr/bin", "/etc/alternatives", "/dev/null", "/dev/zero", "/dev/urandom")
 
 
-def main(argument: str) -> None:
-    """Run one command; `argument` is the JSON of `programs.run_program`.
+def main(_argument: str) -> None:
+    """Run one command.
 
-    Reads the files from stdin and writes (status, exit code, files) to stdout, both marshalled.
+    Reads (configuration of `programs.run_program`, files) from stdin and writes (status, exit code,
+    files) to stdout, both marshalled. Imports little: the start is most of the time of a call.
     """
-    config = json.loads(argument)
-    layers.take(layers.die_with_parent(signal.SIGKILL))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes the folder
+    layers.take(layers.die_with_parent(signal.SIGTERM))
+    config, files = marshal.loads(sys.stdin.buffer.read())
     if os.getppid() != config["parent"]:
         os._exit(EXIT_SETUP)
-    files = marshal.loads(sys.stdin.buffer.read())
-    root = tempfile.mkdtemp(prefix=config["prefix"], dir=config["scratch"])
+    root = f"{config['scratch']}/{config['prefix']}{os.urandom(8).hex()}"
+    os.mkdir(root, 0o700)
     try:
         reply = _run(config, files, root)
     finally:
-        os.rmdir(root)  # the mount is visible in this process's namespace only
+        os.rmdir(root)  # the mounts are visible in this process's namespaces only
     sys.stdout.buffer.write(marshal.dumps(reply))
     sys.stdout.buffer.flush()
 
@@ -57,9 +57,10 @@ def main(argument: str) -> None:
 def _run(config: dict, files: dict, root: str) -> tuple:
     layers.enter_user_namespace()
     layers.enter_namespaces()
-    _build_tree(root, config["python"])
+    layers.take(layers.die_with_parent(signal.SIGTERM))  # again: new credentials cleared it
+    kept = {path.split("/")[1] for path in files}
+    _build_tree(root, config["python"], kept)
     try:
-        skeleton = {path for path, _ in _walk(root)}
         _write_files(root, files)
         program_filter = seccomp.SeccompFilter(programs=True)
         layers.unshare(layers.NEW_PID)
@@ -75,7 +76,7 @@ def _run(config: dict, files: dict, root: str) -> tuple:
         outputs = [os.fstat(fd).st_size for fd in config["streams"]]
         if not cause and max(outputs) >= FILE_BYTES:
             cause = "output_limit"
-        left = _read_files(root, skeleton)
+        left = _read_files(root, kept)
         if left is None:
             return "files_limit", code, files
         return cause or ("ok" if code == 0 else "error"), code, left
@@ -83,30 +84,30 @@ def _run(config: dict, files: dict, root: str) -> tuple:
         layers.remove_root(root)
 
 
-def _build_tree(root: str, python: str) -> None:
-    """Mount the file tree: system programs, Python with its standard library, empty folders."""
+def _build_tree(root: str, python: str, kept: set[str]) -> None:
+    """Mount the file tree: read-only except for /tmp and the folders of the caller's files."""
     shown, hidden = packages.Packages([], [], None).shown()
-    box = "/tmp"
-    layers.build_root(root, [*_SYSTEM, *shown, python], hidden, box)
-    layers.make_root_writable(root, STATE_BYTES, ENTRIES)
-    os.chmod(root + box, 0o777)
-    os.makedirs(root + PROGRAMS)
+    boxes = [f"/{name}" for name in sorted(kept | {"tmp"})]
+    layers.build_root(root, [*SYSTEM, *shown, python], hidden, PROGRAMS, *boxes)
+    for box in boxes:
+        layers.mount_memory(root + box, STATE_BYTES, ENTRIES)
+    layers.mount_memory(root + PROGRAMS, 1 << 16, 10)
     for name in ("python", "python3"):
         os.symlink(python, f"{root}{PROGRAMS}/{name}")
+    layers.make_read_only(root + PROGRAMS)
 
 
 def _write_files(root: str, files: dict) -> None:
     """Create the caller's entries: path -> (mode, bytes, None for a folder, or a link's target)."""
-    for path in sorted(files):
-        mode, content = files[path]
+    for path in sorted(files, key=lambda path: path.split("/")):  # folders first
+        _, content = files[path]
         place = root + path
         if content is None:
             os.makedirs(place, exist_ok=True)
         elif isinstance(content, str):
             os.symlink(content, place)
         else:
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-            # no link is followed: a file below a link has no parent folder in `files`
+            # never through a link: a path below a link is no entry of a state
             fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with open(fd, "wb") as file:
                 file.write(content)
@@ -141,7 +142,7 @@ def _be_first_process(config: dict, root: str, program_filter, started: int) -> 
         layers.take(layers.NO_HUGE_PAGES)
         layers.take(layers.NO_CAPABILITIES)
         layers.take(layers.NO_NEW_PRIVILEGES)
-        # no signal of the command can end the first process
+        # without a handler, no signal of the command reaches the first process
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         program_filter.install()
@@ -180,34 +181,23 @@ def _wait(pid: int, timeout_s: float) -> tuple[str, int]:
     return cause, os.waitstatus_to_exitcode(status)
 
 
-def _walk(root: str):
-    """Yield (path below root, status) of all entries of the root's own file system."""
-    device = os.lstat(root).st_dev
-    folders = [""]
-    while folders:
-        folder = folders.pop()
-        for name in sorted(os.listdir(root + (folder or "/"))):
-            path = f"{folder}/{name}"
-            found = os.lstat(root + path)
-            if found.st_dev != device:
-                continue  # a mount of the system's files
-            yield path, found
-            if stat.S_ISDIR(found.st_mode):
-                folders.append(path)
+def _read_files(root: str, kept: set[str]) -> dict | None:
+    """Return all entries of the folders `kept`; None above the limits.
 
-
-def _read_files(root: str, skeleton: set[str]) -> dict | None:
-    """Return all entries that were not part of the empty tree; None above the limits."""
+    No process of the command exists any more, so the tree does not change.
+    """
     files: dict[str, tuple] = {}
     total = 0
+    left = [f"/{name}" for name in kept]
     try:
-        for path, found in _walk(root):
-            if path in skeleton:
-                continue
+        while left:
+            path = left.pop()
             path.encode()  # a name that is not UTF-8 cannot be shown to the policy
+            found = os.lstat(root + path)
             mode = stat.S_IMODE(found.st_mode)
             if stat.S_ISDIR(found.st_mode):
                 files[path] = (mode, None)
+                left += [f"{path}/{name}" for name in os.listdir(root + path)]
             elif stat.S_ISLNK(found.st_mode):
                 target = os.readlink(root + path)
                 target.encode()
@@ -220,4 +210,4 @@ def _read_files(root: str, skeleton: set[str]) -> dict | None:
                     files[path] = (mode, file.read())
     except (OSError, UnicodeError):  # a path that is too long, or no text
         return None
-    return files
+    return files if len(files) <= ENTRIES else None

@@ -2,8 +2,8 @@
 
 Files go in and files come out: between two commands nothing exists on this machine, neither a
 folder nor a process. A command sees the system's programs, Python with its standard library and
-these files. It has no network and its changes are limited to the returned files. Needs the level
-"strong" of `drlib sandbox probe`.
+these files. It has no network. It can write to /tmp, which is discarded, and to the top-level
+folders of the files. Needs the level "strong" of `drlib sandbox probe`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from drlib.sandbox import program_process, result, selftest
+from drlib.sandbox.program_process import SYSTEM
 
 # path from the root -> (mode, content): bytes of a file, None for a folder, the target of a link
 Entry = tuple[int, bytes | str | None]
@@ -65,8 +66,9 @@ def run_program(
     """Run `/bin/sh -c command` on the files.
 
     Args:
-        files: path from the root -> entry.
-        folder: working folder, one of `files` or "/".
+        files: path from the root -> entry, with all parent folders. Top-level folders of the
+            system (`is_writable`) are not possible.
+        folder: working folder.
         timeout_s: wall clock, seconds.
         merge: write the error output into `output`.
         output_chars: characters kept of each stream.
@@ -83,7 +85,7 @@ def run_program(
             "parent": os.getpid(),
             "prefix": selftest.FOLDER_PREFIX,
             "scratch": selftest.scratch(),
-            "python": os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
+            "python": _python(),
             "command": command,
             "folder": folder,
             "timeout_s": timeout_s,
@@ -103,8 +105,8 @@ def _exchange(config: dict, files: Files, streams: list[int]) -> tuple[str, int,
     """Start the process, send the files and receive its reply."""
     try:
         done = subprocess.run(
-            selftest.launch_command("program_process", config),
-            input=marshal.dumps(files),
+            selftest.launch_command("program_process", ""),
+            input=marshal.dumps((config, files)),
             capture_output=True,
             env=selftest.clean_environment(),
             pass_fds=streams,
@@ -128,7 +130,19 @@ def _environment(folder: str) -> dict[str, str]:
         "TZ": "UTC",
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONNOUSERSITE": "1",  # no start-up code from a file of the policy
     }
+
+
+def is_writable(path: str) -> bool:
+    """Return True if files at this path can be passed to commands, False for system folders."""
+    system = (*SYSTEM, program_process.PROGRAMS, "/lib", "/tmp", "/proc", _python(), os.__file__)
+    top = path.split("/")[1]
+    return bool(top) and top not in {each.split("/")[1] for each in system}
+
+
+def _python() -> str:
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 @functools.lru_cache(maxsize=1)
