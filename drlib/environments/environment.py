@@ -173,6 +173,7 @@ BUILT_IN = {
     "database": "drlib.environments.database:DatabaseEnvironment",
     "swe": "drlib.environments.swe:SweEnvironment",
     "terminal": "drlib.environments.terminal:TerminalEnvironment",
+    "harbor": "drlib.environments.harbor_tasks:HarborEnvironment",
 }
 
 

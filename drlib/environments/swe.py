@@ -9,6 +9,7 @@ both are checked by running the code with and without the bug.
 Only the repository's source files are verified. They run alone, as in `workspace.evaluate`.
 """
 
+import inspect
 import json
 import random
 import re
@@ -17,8 +18,17 @@ from typing import Any, NamedTuple
 
 from drlib.chat.tool_calls import ToolCall
 from drlib.environments.environment import Environment, Episode, Observation, Solution
+from drlib.environments.harbor_tasks import HarborTask
 from drlib.environments.swe_templates import LISTS, MEASURES, NOUNS, OTHERS, Template
-from drlib.environments.workspace import Workspace, evaluate, is_same_value, text_files
+from drlib.environments.workspace import (
+    EVALUATE,
+    FOLDER,
+    Workspace,
+    evaluate,
+    is_same,
+    is_same_value,
+    text_files,
+)
 from drlib.sandbox.programs import require_programs
 from drlib.task import Task
 from drlib.tools.definitions import Parameter, Tool
@@ -46,6 +56,46 @@ for call, expected in [
         print("pass", call)
     else:
         print("FAIL", call, "is", result, "instead of", expected)
+"""
+
+
+# The tests of a saved task. The code under test cannot write to files or start processes, and the
+# expected values are removed from the disk before it runs.
+CHECK = f"""import ast, json, os, resource, subprocess
+from typing import Any
+
+{inspect.getsource(is_same_value)}
+
+{inspect.getsource(is_same)}
+
+with open("/tests/tests.json") as file:
+    tests = json.load(file)
+os.unlink("/tests/tests.json")
+
+
+def restrict():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+
+os.makedirs("/tests/code")
+for name in tests["sources"]:
+    path = os.path.join(tests["folder"], name)
+    if os.path.isfile(path) and not os.path.islink(path):
+        with open(path) as source, open("/tests/code/" + name, "w") as copy:
+            copy.write(source.read())
+calls = json.dumps([call for call, _ in tests["tests"]])
+command = ["python3", "-I", "/tests/evaluate.py", "/tests/code", calls]
+try:
+    done = subprocess.run(command, capture_output=True, timeout=10, preexec_fn=restrict)
+    values = json.loads(done.stdout) if done.returncode == 0 else []
+except (ValueError, subprocess.TimeoutExpired):
+    values = []
+expected = [value for _, value in tests["tests"]]
+passed = isinstance(values, list) and len(values) == len(expected)
+passed = passed and all(map(is_same_value, map(str, values), expected))
+with open("/logs/verifier/reward.txt", "w") as file:
+    file.write(str(int(passed)))
 """
 
 
@@ -112,6 +162,34 @@ class SweEnvironment(Environment):
         yield f"It must be: {new}", ToolCall("edit", {"path": path, "old": old, "new": new})
         yield "Run the tests.", ToolCall("run", {"command": f"python3 {data['test']}"})
         return "The tests pass.", "done"
+
+    def export(self, task: Task) -> HarborTask:
+        """Return the task for `save_harbor`."""
+        data = json.loads(task.environment)
+        path, old, new = data["fix"]
+        tests = {
+            "folder": FOLDER,
+            "sources": [name for name in data["files"] if name != data["test"]],
+            "tests": data["fail_to_pass"] + data["pass_to_pass"],
+        }
+        texts = {
+            "test.sh": "#!/bin/sh\nexec python3 -I /tests/check.py\n",
+            "check.py": CHECK,
+            "evaluate.py": EVALUATE,
+            "tests.json": json.dumps(tests),
+        }
+        program = (
+            f"path, old, new = {path!r}, {old!r}, {new!r}\n"
+            "text = open(path).read()\nopen(path, 'w').write(text.replace(old, new))\n"
+        )
+        return HarborTask(
+            task.id,
+            task.question.removesuffix(" Answer done."),
+            text_files(data["files"]),
+            FOLDER,
+            {name: text.encode() for name, text in texts.items()},
+            f"#!/bin/sh\npython3 - <<'END'\n{program}END\n",
+        )
 
 
 class _Repair(Episode):

@@ -14,6 +14,7 @@ from typing import Any
 
 from drlib.chat.tool_calls import ToolCall
 from drlib.environments.environment import Environment, Episode, Observation, Solution
+from drlib.environments.harbor_tasks import HarborTask
 from drlib.environments.terminal_exercises import EXERCISES
 from drlib.environments.workspace import FOLDER, SHELL, Workspace, text_files
 from drlib.sandbox.programs import require_programs
@@ -22,6 +23,45 @@ from drlib.tools.definitions import Tool
 from drlib.validation import require
 
 DONE = "done"  # answer of a task that is not a question
+ANSWER_FILE = "answer.txt"  # for the answer of a saved question
+TEST = "#!/bin/sh\nexec python3 -I /tests/check.py\n"
+# The tests of a saved task: the comparison of `has_state`, on a real folder.
+CHECK = """import json, os, stat
+
+data = json.load(open("/tests/expected.json"))
+
+
+def look(path):
+    place = os.path.join(data["folder"], path)
+    if os.path.realpath(place) != place or not os.path.lexists(place):
+        return None, None
+    mode = os.lstat(place).st_mode
+    return mode, open(place, errors="replace").read() if stat.S_ISREG(mode) else None
+
+
+def is_expected():
+    for path, text in data["texts"].items():
+        mode, found = look(path)
+        if text is None:
+            if os.path.lexists(os.path.join(data["folder"], path)):
+                return False
+        elif found is None or found.rstrip("\\n") != text.rstrip("\\n"):
+            return False
+    for path in data["folders"]:
+        if not stat.S_ISDIR(look(path)[0] or 0):
+            return False
+    for path, mode in data["modes"].items():
+        if stat.S_IMODE(look(path)[0] or 0) != mode:
+            return False
+    if data["answer"]:
+        found = look("answer.txt")[1]
+        return found is not None and found.strip() == data["answer"]
+    return True
+
+
+with open("/logs/verifier/reward.txt", "w") as file:
+    file.write(str(int(is_expected())))
+"""
 
 
 class TerminalEnvironment(Environment):
@@ -70,6 +110,31 @@ class TerminalEnvironment(Environment):
         for thought, command in json.loads(task.environment)["steps"]:
             yield thought, ToolCall("shell", {"command": command})
         return "All is done." if task.answer == DONE else f"It is {task.answer}.", task.answer
+
+    def export(self, task: Task) -> HarborTask:
+        """Return the task for `save_harbor`; a question is answered in a file."""
+        data = json.loads(task.environment)
+        commands = [command for _, command in data["steps"]]
+        request = data["request"]
+        if data["answer"]:
+            request += f" Write the answer to {FOLDER}/{ANSWER_FILE}."
+            commands.append(f"echo {data['answer']} > {ANSWER_FILE}")
+        expected = {
+            "folder": FOLDER,
+            "texts": data["files"] | data["changes"],
+            "folders": data["folders"],
+            "modes": data["modes"] | data["new_modes"],
+            "answer": data["answer"],
+        }
+        tests = {"test.sh": TEST, "check.py": CHECK, "expected.json": json.dumps(expected)}
+        return HarborTask(
+            task.id,
+            request,
+            text_files(data["files"], data["modes"]),
+            FOLDER,
+            {name: text.encode() for name, text in tests.items()},
+            "\n".join(["#!/bin/sh", "set -e", *commands, ""]),
+        )
 
 
 class _Terminal(Episode):

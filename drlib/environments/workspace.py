@@ -23,6 +23,7 @@ _LIMITS = {
     "output_limit": "Error: the command printed too much.",
     "files_limit": "Error: the files became too large or too many; changes are undone.",
 }
+LARGEST_EDIT = 200_000  # bytes of an edited file
 VALUES_CHARS = 1_000_000
 # Evaluates calls of the code under test and prints the values. It contains no expected value, and
 # the comparison is made in another process, so nothing that the code does here can forge a pass.
@@ -67,14 +68,16 @@ class Workspace:
     """The files of an episode.
 
     Args:
-        files: path from the root -> entry; contains `FOLDER`.
+        files: path from the root -> entry; contains `folder`.
+        folder: working folder.
     """
 
-    def __init__(self, files: Files):
+    def __init__(self, files: Files, folder: str = FOLDER):
         self.files = files
+        self.folder = folder
 
     def run(self, command: str) -> Observation:
-        """Run a shell command in `FOLDER` and keep its changes of the files."""
+        """Run a shell command and keep its changes of the files."""
         done = self.execute(command)
         self.files = done.files
         if done.status in _LIMITS:
@@ -85,14 +88,14 @@ class Workspace:
 
     def execute(self, command: str) -> ProgramResult:
         """Run a shell command without keeping its changes."""
-        return run_program(command, self.files, FOLDER, timeout_s=COMMAND_S)
+        return run_program(command, self.files, self.folder, timeout_s=COMMAND_S)
 
     def view(self, path: str) -> Observation:
         """Show a file with line numbers, or the files below a folder."""
-        place = _absolute(path)
+        place = self._absolute(path)
         if self.files.get(place, (0, ""))[1] is None:
             below = [name for name in sorted(self.files) if name.startswith(f"{place}/")]
-            names = [posixpath.relpath(name, FOLDER) for name in below]
+            names = [posixpath.relpath(name, self.folder) for name in below]
             return Observation("\n".join(names) or "[empty folder]")
         text = self.read(path)
         if text is None:
@@ -110,25 +113,25 @@ class Workspace:
         count = text.count(old) if old else 0
         if count != 1:
             return Observation(f"Error: old occurs {count} times in {path}, not once.", False)
-        self.files[_absolute(path)] = (
-            self.files[_absolute(path)][0],
-            text.replace(old, new).encode("utf-8", "replace"),
-        )
+        place = self._absolute(path)
+        changed = text.replace(old, new).encode("utf-8", "replace")
+        if len(changed) > LARGEST_EDIT:
+            return Observation(f"Error: {path} would have more than {LARGEST_EDIT} bytes.", False)
+        self.files[place] = (self.files[place][0], changed)
         return Observation(f"Edited {path}.")
 
     def read(self, path: str) -> str | None:
-        """Return the text of a regular file below `FOLDER`; None if there is none."""
-        content = self.files.get(_absolute(path), (0, None))[1]
+        """Return the text of a regular file below the folder; None if there is none."""
+        content = self.files.get(self._absolute(path), (0, None))[1]
         try:
             return content.decode() if isinstance(content, bytes) else None
         except UnicodeDecodeError:
             return None
 
-
-def _absolute(path: str) -> str:
-    """Return the path from the root; of a path outside `FOLDER`, one that no file has."""
-    place = posixpath.normpath(posixpath.join(FOLDER, path))
-    return place if place == FOLDER or place.startswith(f"{FOLDER}/") else ""
+    def _absolute(self, path: str) -> str:
+        """Return the path from the root; "", which no file has, outside of the folder."""
+        place = posixpath.normpath(posixpath.join(self.folder, path))
+        return place if place == self.folder or place.startswith(f"{self.folder}/") else ""
 
 
 def evaluate(sources: Mapping[str, str], calls: Sequence[str]) -> list[str] | None:
@@ -170,16 +173,17 @@ def is_same_value(shown: str, expected: str) -> bool:
     if shown == expected:
         return True
     try:
-        return _is_same(ast.literal_eval(shown), ast.literal_eval(expected))
+        return is_same(ast.literal_eval(shown), ast.literal_eval(expected))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return False
 
 
-def _is_same(left: Any, right: Any) -> bool:
+def is_same(left: Any, right: Any) -> bool:
+    """Return True if two values are equal and all their parts have equal types."""
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):
-        return left.keys() == right.keys() and all(_is_same(left[k], right[k]) for k in left)
+        return left.keys() == right.keys() and all(is_same(left[k], right[k]) for k in left)
     if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(map(_is_same, left, right))
+        return len(left) == len(right) and all(map(is_same, left, right))
     return left == right

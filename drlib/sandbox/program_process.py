@@ -22,8 +22,10 @@ import time
 from drlib.sandbox import layers, packages, seccomp
 
 FILE_BYTES = 4 << 20  # largest file, and largest output of one stream
-STATE_BYTES = 8 << 20  # of all files together, and of each folder in the root
-ENTRIES = 4000  # files and folders, likewise
+STATE_BYTES = 8 << 20  # of all files together
+ENTRIES = 4000  # files and folders
+# Of each memory file system: all entries in one folder, each rounded up to a page, always fit.
+MOUNT_BYTES = STATE_BYTES + 4096 * ENTRIES
 MAX_PROCESSES = 24
 MEMORY_BYTES = 256 << 20  # address space of each process
 OPEN_FILES = 64
@@ -90,7 +92,7 @@ def _build_tree(root: str, python: str, kept: set[str]) -> None:
     boxes = [f"/{name}" for name in sorted(kept | {"tmp"})]
     layers.build_root(root, [*SYSTEM, *shown, python], hidden, PROGRAMS, *boxes)
     for box in boxes:
-        layers.mount_memory(root + box, STATE_BYTES, ENTRIES)
+        layers.mount_memory(root + box, MOUNT_BYTES, ENTRIES + 10)
     layers.mount_memory(root + PROGRAMS, 1 << 16, 10)
     for name in ("python", "python3"):
         os.symlink(python, f"{root}{PROGRAMS}/{name}")
