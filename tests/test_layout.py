@@ -57,7 +57,12 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 ONLY = {
     "transformers": ("models/", "chat/", "training/"),
     "vllm": ("models/", "training/"),
-    "trl": ("training/trl.py", "training/sft_trl.py", "training/grpo_trl.py"),
+    "trl": (
+        "training/trl.py",
+        "training/sft_trl.py",
+        "training/grpo_trl.py",
+        "training/reward_model.py",
+    ),
     "peft": ("training/",),
     "ipywidgets": ("analysis/widgets.py",),
     "IPython": ("analysis/widgets.py", "notebook/"),

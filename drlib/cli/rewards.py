@@ -1,11 +1,14 @@
-"""`drlib rewards serve`: judge rollouts over HTTP, for the reward `remote`.
+"""`drlib rewards serve | train`: a service for the reward `remote`, a model for `outcome_model`.
 
-Without DRLIB_REWARDS_TOKEN the service listens on loopback only.
+`serve` judges rollouts over HTTP; without DRLIB_REWARDS_TOKEN it listens on loopback only. `train`
+reads judged rollouts, several for each question.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from drlib.cli.examples import add_examples
 
@@ -32,12 +35,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         option = "--" + name.removesuffix("_s").replace("_", "-")
         note = f"{about} ({value})" if value != "" else about
         serve.add_argument(option, dest=name, type=type(value), default=value, help=note)
+    about = "train an outcome model on judged rollouts"
+    train = commands.add_parser("train", help=about, description=about)
+    add_examples(train, "drlib rewards train rollouts.parquet --start runs/policy --out judge")
+    train.add_argument("rollouts", nargs="+", type=Path, help="Parquet files of judged rollouts")
+    train.add_argument("--start", required=True, help="folder of the policy that it starts from")
+    train.add_argument("--out", required=True, type=Path, help="folder of the model")
+    train.add_argument("--epochs", type=float, default=3.0, help="passes over the pairs (3)")
+    train.add_argument("--lr", type=float, default=3e-4, help="learning rate (3e-4)")
     options = vars(parser.parse_args(argv))
-    options.pop("command")
     try:
+        if options.pop("command") == "train":
+            return _train(**options)
         from drlib.rewards import reward_service  # needs the cluster extra
 
         return reward_service.serve(**options)
     except (ValueError, OSError, ImportError) as error:
         print(f"drlib rewards: {error}", file=sys.stderr)
         return 1
+
+
+def _train(rollouts: Sequence[Path], start: str, out: Path, **settings) -> int:
+    """Train an outcome model; print its metrics as JSON."""
+    from drlib.training.reward_model import train_outcome_model  # imports TRL: slow
+    from drlib.trajectory import load_trajectories
+
+    judged = [trajectory for path in rollouts for trajectory in load_trajectories(path)]
+    print(json.dumps(train_outcome_model(judged, start, out, **settings)))
+    return 0

@@ -26,20 +26,33 @@ Arguments = Mapping[str, Mapping[str, Any]]  # name of a term -> its arguments
 
 
 @REWARDS.register("judged")
-def judged(judge: str = "rules", graded: bool = False, threshold: float = 0.0) -> Reward:
+def judged(
+    judge: str = "rules",
+    graded: bool = False,
+    threshold: float = 0.0,
+    arguments: Mapping[str, Any] | None = None,
+    threads: int = 1,
+) -> Reward:
     """Create the reward of a judge: 1 if the answer is correct, else 0.
 
     Args:
-        judge: key of `JUDGES`, such as "math" or "squad".
+        judge: key of `JUDGES`, such as "math", "squad" or "llm" (a generative judge).
         graded: reward the judge's score, such as F1, instead of its verdict.
         threshold: with `graded`, lower scores are 0.
+        arguments: of the judge, such as {"url": "http://host:8000/v1", "model": "name"} of "llm".
+        threads: rollouts judged at the same time, for judges that wait for a server.
 
     Raises:
-        ValueError: unknown judge, or a threshold without `graded` or outside 0..1.
+        ValueError: unknown judge or arguments, or a threshold without `graded` or outside 0..1.
     """
     require(0 <= threshold <= 1, f"threshold={threshold} must be in [0, 1]")
     require(graded or not threshold, "threshold needs graded=true: a verdict is 0 or 1")
-    decide = JUDGES[judge]()
+    if judge == "llm":
+        from drlib.rewards import llm_judge  # noqa: F401 - registers it; needs a client of servers
+    try:
+        decide = JUDGES[judge](**(arguments or {}))
+    except TypeError as error:
+        raise ValueError(f"judge {judge!r} cannot be made with {arguments}: {error}") from error
 
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         if has_env_fault(trajectory):
@@ -51,6 +64,7 @@ def judged(judge: str = "rules", graded: bool = False, threshold: float = 0.0) -
         score = score if score >= threshold else 0.0
         return RewardResult(score, {judge: score})
 
+    vars(reward)["threads"] = threads  # read by `make_reward`
     return reward
 
 

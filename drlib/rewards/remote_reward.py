@@ -274,5 +274,5 @@ def remote(
             warnings.warn(f"{trajectory.id} has no reward: {error}", RuntimeWarning, stacklevel=2)
             return RewardResult(None)
 
-    judge.threads = threads  # type: ignore[attr-defined]  # read by `make_reward`
+    vars(judge)["threads"] = threads  # read by `make_reward`
     return judge
