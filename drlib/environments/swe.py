@@ -87,7 +87,7 @@ for name in tests["sources"]:
 calls = json.dumps([call for call, _ in tests["tests"]])
 command = ["python3", "-I", "/tests/evaluate.py", "/tests/code", calls]
 try:
-    done = subprocess.run(command, capture_output=True, timeout=10, preexec_fn=restrict)
+    done = subprocess.run(command, capture_output=True, timeout=5, preexec_fn=restrict)
     values = json.loads(done.stdout) if done.returncode == 0 else []
 except (ValueError, subprocess.TimeoutExpired):
     values = []
@@ -189,6 +189,7 @@ class SweEnvironment(Environment):
             FOLDER,
             {name: text.encode() for name, text in texts.items()},
             f"#!/bin/sh\npython3 - <<'END'\n{program}END\n",
+            timeout_s=10.0,
         )
 
 

@@ -149,6 +149,37 @@ def enter_user_namespace() -> None:
     _write_own("uid_map", f"{NOBODY} {uid} 1")
 
 
+def enter_two_user_namespace() -> None:
+    """As root, enter a user namespace with two ids: root, and uid 65534 of the host.
+
+    The kernel limits the number of processes of uid 65534 but not of root. A helper process writes
+    the maps, because only a process outside may map a second id.
+    """
+    os.setgroups([])
+    parent = os.getpid()
+    inside, entered = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        try:
+            os.close(entered)
+            if os.read(inside, 1):
+                for name in ("uid_map", "gid_map"):
+                    with open(f"/proc/{parent}/{name}", "w") as file:
+                        file.write(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
+                os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(inside)
+    try:
+        unshare(NEW_USER)
+        os.write(entered, b".")
+    finally:
+        os.close(entered)
+        _, status = os.waitpid(helper, 0)
+    if status:
+        raise LayerError(errno.EPERM, "the maps of the user namespace could not be written")
+
+
 def _write_own(name: str, text: str) -> None:
     """Write an entry of /proc/self."""
     with open(f"/proc/self/{name}", "w") as file:
@@ -221,7 +252,7 @@ def build_root(root: str, shown: Iterable[str], hidden: Iterable[str], *boxes: s
 
 def mount_memory(place: str, size: int, entries: int) -> None:
     """Mount an empty memory file system, from which programs can be executed, at `place`."""
-    options = f"size={size},nr_inodes={entries},mode=755"
+    options = f"size={size},nr_inodes={entries},mode=755,uid={NOBODY},gid={NOBODY}"
     take([_tmpfs(place, options, _NO_SPECIAL & ~0x8)])
 
 

@@ -57,19 +57,29 @@ def main(_argument: str) -> None:
 
 
 def _run(config: dict, files: dict, root: str) -> tuple:
-    layers.enter_user_namespace()
+    is_root = os.geteuid() == 0
+    if is_root:
+        layers.enter_two_user_namespace()
+    else:
+        layers.enter_user_namespace()
     layers.enter_namespaces()
     layers.take(layers.die_with_parent(signal.SIGTERM))  # again: new credentials cleared it
     kept = {path.split("/")[1] for path in files}
     _build_tree(root, config["python"], kept)
     try:
+        if is_root:  # create the files as the user of the command
+            os.setegid(layers.NOBODY)
+            os.seteuid(layers.NOBODY)
         _write_files(root, files)
+        if is_root:
+            os.seteuid(0)
+            os.setegid(0)
         program_filter = seccomp.SeccompFilter(programs=True)
         layers.unshare(layers.NEW_PID)
         ready, started = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _be_first_process(config, root, program_filter, started)
+            _be_first_process(config, root, program_filter, started, is_root)
         os.close(started)
         error = os.read(ready, 4096)  # empty once the layers are applied
         cause, code = _wait(pid, config["timeout_s"])
@@ -120,7 +130,9 @@ def _write_files(root: str, files: dict) -> None:
             os.utime(root + path, (MODIFIED, MODIFIED))
 
 
-def _be_first_process(config: dict, root: str, program_filter, started: int) -> None:
+def _be_first_process(
+    config: dict, root: str, program_filter: seccomp.SeccompFilter, started: int, is_root: bool
+) -> None:
     """Apply the layers, run the command in a child, wait for it and exit with its code."""
     try:
         limits = {
@@ -134,11 +146,13 @@ def _be_first_process(config: dict, root: str, program_filter, started: int) -> 
             "MEMLOCK": 0,
             "SIGPENDING": 256,
         }
-        layers.take(layers.die_with_parent(signal.SIGKILL))
         os.setsid()
         for target, source in enumerate([os.open(os.devnull, os.O_RDONLY), *config["streams"]]):
             os.dup2(source, target)
         layers.take(layers.change_root(root))
+        if is_root:
+            layers.take(layers.become_nobody())
+        layers.take(layers.die_with_parent(signal.SIGKILL))
         os.chdir(config["folder"])
         layers.take(layers.limits(limits))
         layers.take(layers.NO_HUGE_PAGES)
