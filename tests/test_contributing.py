@@ -42,7 +42,7 @@ def write_recipe(folder, name):
 
 def test_every_kind_of_extension_has_an_example():
     kinds = {"agents", "callbacks", "clips", "notebook", "rewards", "stages", "tools", "worlds"}
-    kinds |= {"judges", "benchmarks"}
+    kinds |= {"judges", "benchmarks", "environments"}
     of_first_hour = {"my_route"}  # tests/first_hour/own_tool.py
     assert {*RECIPES} == {f"my_{kind}" for kind in kinds} | of_first_hour
 
@@ -76,6 +76,15 @@ def test_registered_stage_is_built_after_its_inputs(tmp_path):
     folder = Path(out.splitlines()[-1])
     assert json.loads((folder / "manifest.json").read_text())["metrics"] == {"pages": 771}
     assert "nothing was built" in run(tmp_path, *command, path=[tmp_path])
+
+
+def test_registered_environment_is_trained_on(tmp_path):
+    write_recipe(tmp_path, "my_environments")
+    command = ["-m", "drlib.cli", "train", "rl", "--profile=ci", f"--runs={tmp_path / 'runs'}"]
+    command += ["--plugins=my_environments", "--rl.curriculum.environments=counter", "--rl.steps=1"]
+    folder = Path(run(tmp_path, *command, path=[tmp_path]).splitlines()[-1])
+    (row,) = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    assert row["accuracy_counter"] == 0 and row["env_faults"] == 0  # it knows no such tool
 
 
 def test_registered_judge_and_benchmark_score_answers(tmp_path):
