@@ -8,6 +8,7 @@
 # make smol       install a real language model of 135M parameters (800 MB in the user's cache)
 # make benchmarks fetch three public benchmarks (22 MB in the user's cache)
 # make test-smol  make smol, then a short run of the profile smol (five minutes)
+# make test-gym   install reasoning-gym and test its environments (needs gcc)
 # make mutants    insert faults one at a time; a test must catch each of them
 # make reference  train the five-seed reference run of the tour (an hour)
 # make clean      remove .venv, .venv-vllm and everything that runs produced
@@ -34,7 +35,7 @@ IS_RIGHT := -c 'import sys; v = sys.version_info; \
 # Twice quiet: only errors are shown.
 PIP_OPTIONS := --quiet --quiet --disable-pip-version-check
 
-.PHONY: help run lab check test-fast test test-alone test-vllm smol benchmarks test-smol mutants reference setup clean
+.PHONY: help run lab check test-fast test test-alone test-vllm smol benchmarks test-smol test-gym mutants reference setup clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -144,6 +145,12 @@ benchmarks: $(STAMP)
 test-smol: smol
 	@$(ALONE) echo "== a real language model: pytest tests/test_smol.py"; \
 	export OMP_NUM_THREADS=$$(nproc); exec $(PY) -m pytest --durations=5 tests/test_smol.py
+
+# reasoning-gym; one of its dependencies is compiled with gcc.
+test-gym: $(STAMP)
+	@$(ALONE) echo "== reasoning-gym: pytest tests/test_environments_gym.py"; \
+	$(PY) -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[gym]' && \
+	exec $(PY) -m pytest --durations=5 tests/test_environments_gym.py
 
 mutants: $(STAMP)
 	@$(ALONE) echo "== faults inserted one at a time (a quarter of an hour)"; \

@@ -183,6 +183,7 @@ def test_make_help_lists_every_target(make_clone):
         "smol",
         "benchmarks",
         "test-smol",
+        "test-gym",
         "mutants",
         "reference",
         "clean",
