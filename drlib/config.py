@@ -45,6 +45,7 @@ WORLD_SETTINGS = (
 )
 # settings with policy folders: one, or several such as A,B or python=A,search=B
 POLICY_SETTINGS = (
+    "demonstrations.policy",
     "rl.start",
     "distill.start",
     "distill.teachers",
@@ -231,11 +232,16 @@ class DemonstrationsConfig:
     count: int = setting(600, "questions given to the teacher", "demonstrations")
     teacher: Literal["flawed", "solver", "model"] = setting(
         "flawed",
-        "teacher: one that guesses and gives up, the exact solver, or the model itself",
+        "teacher: one that guesses and gives up, the exact solver, or a model",
         "demonstrations",
     )
     rollouts: int = setting(
         4, "rollouts per question (demonstrations.teacher=model)", "demonstrations"
+    )
+    policy: str = setting(
+        "",
+        "policy folder of the teacher (demonstrations.teacher=model); empty: the initial model",
+        "demonstrations",
     )
     documents: str = setting(
         "",

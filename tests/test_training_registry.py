@@ -65,6 +65,7 @@ OTHERS = {
     "profile": "ci",
     "plugins": "this",
     "rl.start": "figures/reference/tour/policy_sft",
+    "demonstrations.policy": "figures/reference/tour/policy_sft",
     "distill.start": "figures/reference/tour/policy_sft",
     "distill.teachers": "python=figures/reference/tour/policy_sft",
     "distill.loss": "full",

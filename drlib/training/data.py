@@ -311,16 +311,7 @@ def demonstration_trails(world: SmallWorld, n: int, seed: int) -> list[tuple[Tas
 
 
 def build_demonstrations(config: Config, run_dir: Path, ranks) -> dict:
-    """Build stage `demonstrations`: `episodes.jsonl`, one line per rollout, correct or not.
-
-    Raises:
-        ValueError: the teacher is not available in this trainer.
-    """
-    require(
-        config.demonstrations.teacher in TEACHERS,
-        "demonstrations.teacher=model needs a trained model: set trainer.backend=trl and "
-        "model.path=FOLDER",
-    )
+    """Build stage `demonstrations`: `episodes.jsonl`, one line per rollout, correct or not."""
     run = RunFolder(run_dir, stages.stage_settings("demonstrations", config), ranks)
     folder = stages.require_input("demonstrations", "world", config, run_dir.parents[1])
     world = SmallWorld.load(folder / WORLD_FILE)

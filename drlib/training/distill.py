@@ -130,7 +130,7 @@ def load_teachers(config: Config, vocabulary: Mapping[str, int]) -> dict[str, to
 
 def build_loop_config(config: Config) -> Config:
     """Return the settings of the loop: `rl` with the steps, questions and rate of `distill`."""
-    loop = config.unrestricted().derive(
+    loop = stages.stage_config("distill", config).derive(
         **{f"rl.{name}": config.get(f"distill.{name}") for name in ("steps", "questions", "lr")}
     )
     return loop.restrict(stages.STAGES["distill"].readers | {"world"})

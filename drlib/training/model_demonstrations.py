@@ -1,4 +1,7 @@
-"""Stage `demonstrations` with demonstrations.teacher=model: the model's own rollouts.
+"""Stage `demonstrations` with demonstrations.teacher=model: rollouts of a model.
+
+The teacher is the initial model itself, or the policy in demonstrations.policy. In the second case
+stage `sft` is off-policy distillation: it trains on the correct rollouts of another policy.
 
 Rejection sampling as in Tongyi DeepResearch (report, section 3.3) and STaR: the model answers every
 question several times with real tools, and the cold start trains on what sft.filter keeps. The
@@ -39,6 +42,7 @@ from drlib.training.model_setup import (
 from drlib.training.rollouts import rollout_limits
 from drlib.training.run_folder import RunFolder
 from drlib.trajectory import Trajectory
+from drlib.validation import require
 from drlib.worlds import SmallWorld
 
 BLOCK = 16  # questions that are processed together
@@ -51,11 +55,26 @@ def demonstrate(config: Config, run_dir: Path, ranks: Ranks | None = None) -> di
     """
     if config.demonstrations.teacher != "model":
         return build_demonstrations(config, run_dir, ranks)
+    given = stages.policy_folders("demonstrations.policy", config)
+    require(
+        bool(given or config.model.path),
+        "demonstrations.teacher=model needs a trained policy: set demonstrations.policy=FOLDER, or "
+        "model.path=FOLDER",
+    )
     run = RunFolder(run_dir, stages.stage_settings("demonstrations", config), ranks)
     runs = run_dir.parents[1]
     folder = stages.require_input("demonstrations", "world", config, runs)
     world = SmallWorld.load(folder / WORLD_FILE)
-    where = find_policy(stages.require_input("demonstrations", "untrained", config, runs))
+    if given:
+        where = str(given[0][1])
+        student = config.model_path or str(folder / "tokenizer")
+        require(
+            load_model_tokenizer(where).get_vocab() == load_model_tokenizer(student).get_vocab(),
+            f"demonstrations.policy={where} has another tokenizer than the student: its tokens "
+            "cannot be trained on",
+        )
+    else:
+        where = find_policy(stages.require_input("demonstrations", "untrained", config, runs))
     conditions = build_condition_questions(world, config, "train")
     tasks = demonstration_tasks(world, config.demonstrations.count, config.seed, conditions)
     chat, system = build_chat(load_model_tokenizer(where), config.model.tool_format)

@@ -127,8 +127,7 @@ register(
 register(
     Stage(
         "demonstrations",
-        "drlib.training.data:build_demonstrations",
-        trl="drlib.training.model_demonstrations:demonstrate",
+        "drlib.training.model_demonstrations:demonstrate",
         inputs=("world",),
         parallel=False,
         title="the demonstrator",
@@ -262,7 +261,8 @@ def list_inputs(name: str, config: Config) -> tuple[str, ...]:
     whole = config.unrestricted()
     if stage.start and whole.get(stage.start):
         return ("world",)
-    if name == "demonstrations" and whole.demonstrations.teacher == "model":
+    given = whole.demonstrations.policy
+    if name == "demonstrations" and whole.demonstrations.teacher == "model" and not given:
         return (*stage.inputs, "untrained")
     return stage.inputs
 
