@@ -63,7 +63,6 @@ def _run(config: dict, files: dict, root: str) -> tuple:
     else:
         layers.enter_user_namespace()
     layers.enter_namespaces()
-    layers.take(layers.die_with_parent(signal.SIGTERM))  # again: new credentials cleared it
     kept = {path.split("/")[1] for path in files}
     _build_tree(root, config["python"], kept)
     try:
@@ -76,6 +75,10 @@ def _run(config: dict, files: dict, root: str) -> tuple:
             os.setegid(0)
         program_filter = seccomp.SeccompFilter(programs=True)
         layers.unshare(layers.NEW_PID)
+        # again, because new credentials have cleared it
+        layers.take(layers.die_with_parent(signal.SIGTERM))
+        if os.getppid() != config["parent"]:
+            sys.exit(1)
         ready, started = os.pipe()
         pid = os.fork()
         if pid == 0:
