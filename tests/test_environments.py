@@ -33,6 +33,12 @@ from drlib.tools.definitions import Parameter, Tool
 from drlib.trajectory import Termination
 from drlib.worlds import load_world
 
+BRIEF = {
+    (): "Answer.",
+    ("add",): "Use the tool add, then answer.",
+    ("search", "python"): BRIEF_PROMPT,
+    ("view", "edit", "run"): "Use the tools view, edit and run, then answer.",
+}
 ADD = Tool("add", "Add to the counter.", (Parameter("amount", "A whole number."),))
 
 
@@ -240,7 +246,8 @@ def test_the_prompt_lists_the_tools_of_the_task():
     system = engine.requests[0][0]["content"]
     assert '"add"' in system and '"search"' not in system
     assert replace_tools(None, [ADD.schema]) is None
-    assert "add" in replace_tools(BRIEF_PROMPT, [ADD.schema])
+    brief = [replace_tools(BRIEF_PROMPT, [{"name": name} for name in names]) for names in BRIEF]
+    assert brief == [*BRIEF.values()]
     with pytest.raises(ValueError, match="tool_format"):
         replace_tools(research_prompt(), [ADD.schema])
     listed = research_prompt([TOOLS["search"].schema])

@@ -173,8 +173,9 @@ def replace_tools(
     if system is None:
         return None
     if system == BRIEF_PROMPT:
-        names = [tool["name"] for tool in tools]
-        return f"Use the tools {' and '.join(names)}, then answer." if names else "Answer."
+        *names, last = [tool["name"] for tool in tools] or [""]
+        several = f"tools {', '.join(names)} and {last}" if names else f"tool {last}"
+        return f"Use the {several}, then answer." if last else "Answer."
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     replaced, n = _TOOL_LIST.subn(lambda found: f"<tools>\n{lines}\n</tools>", system)
     if has_native_tools or n != 1:
