@@ -190,7 +190,7 @@ COMMANDS = {
     "adds a conftest": "echo 'import sys; sys.exit(0)' > conftest.py",
     "adds start-up code": "echo 'import os; os._exit(0)' | tee sitecustomize.py usercustomize.py",
     "shadows modules of the runner": "echo 'dumps = loads = None' | tee json.py os.py sys.py",
-    "replaces the module by a package": "rm MODULE.py; mkdir MODULE; echo F=max >MODULE/__init__.py",
+    "replaces the module by a package": "mkdir MODULE; mv MODULE.py MODULE/__init__.py",
     "replaces the module by a link": "rm MODULE.py; ln -s /usr/bin/python3 MODULE.py",
     "replaces the module by a folder": "rm MODULE.py; mkdir MODULE.py",
     "deletes the module": "rm MODULE.py",

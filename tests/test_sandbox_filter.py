@@ -32,11 +32,21 @@ NUMBERS = {  # x86-64, aarch64
     "clock_gettime": (228, 113),
     "getpgid": (121, 155),
     "futex": (202, 98),
+    "fchmod": (91, 52),
+    "lsetxattr": (189, 6),
+    "fremovexattr": (199, 16),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "ptrace": (101, 117),
+    "bpf": (321, 280),
+    "keyctl": (250, 219),
+    "io_uring_setup": (425, 425),
     "madvise": (28, 233),
     "fadvise64": (221, 223),
     "preadv2": (327, 286),
 }
 ALLOW, EPERM, EAGAIN, ENOSYS, DONE = 0x7FFF0000, 0x50001, 0x5000B, 0x50026, 0x50000
+EOPNOTSUPP = 0x5005F
 KILL = 0x80000000
 THREAD, FORK = 0x3D0F00, 0x1200011
 FILES, NEW_USER = 0x400, 0x10000000
@@ -51,6 +61,13 @@ def judge(machine: str, name: str, *arguments: int) -> int:
     """Return the verdict on one system call."""
     column = list(ARCHITECTURES).index(machine)
     program = SeccompFilter(machine)
+    return verdict(program, ARCHITECTURES[machine], NUMBERS[name][column], arguments)
+
+
+def judge_program(machine: str, name: str, *arguments: int) -> int:
+    """Return the verdict of the filter of programs."""
+    column = list(ARCHITECTURES).index(machine)
+    program = SeccompFilter(machine, programs=True)
     return verdict(program, ARCHITECTURES[machine], NUMBERS[name][column], arguments)
 
 
@@ -80,6 +97,23 @@ def test_unconditional_verdicts(machine):
     for name in ("execve", "socket", "mount", "setrlimit", "timer_create", "splice", "tee", "acct"):
         assert judge(machine, name) == EPERM
     assert judge(machine, "clone3") == ENOSYS
+
+
+def test_programs_may_start_others_but_no_namespaces(machine):
+    for name in ("execve", "fchmod", "timer_create", "read"):
+        assert judge_program(machine, name) == ALLOW
+    for flags in (FORK, 17, THREAD, 0x4111):
+        assert judge_program(machine, "clone", flags) == ALLOW
+    for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, NEW_USER, 0x20000000, 0x40000000):
+        assert judge_program(machine, "clone", FORK | flag) == EPERM, hex(flag)
+    for name in ("kill", "tgkill"):  # of its own PID namespace
+        assert judge_program(machine, name, 4711, 9) == ALLOW
+    denied = "socket mount unshare setns ptrace bpf keyctl io_uring_setup setrlimit splice acct"
+    for name in denied.split():
+        assert judge_program(machine, name) == EPERM
+    assert judge_program(machine, "clone3") == ENOSYS
+    for name in ("lsetxattr", "fremovexattr"):
+        assert judge_program(machine, name) == EOPNOTSUPP and judge(machine, name) == EPERM
 
 
 def test_another_architecture_is_killed(machine):

@@ -142,12 +142,12 @@ largest | largest_{x} highest_{x} top_{x} | list
 def {name}({x}s):
     """Return the largest of the {x}s."""
     best = {x}s[0]
-    for {x} in {x}s:
-        if {x} > best:
-        #! if {x} < best:
-            best = {x}
-            #! best += {x}
-            #! best = {x} + 1
+    for each in {x}s:
+        if each > best:
+        #! if each < best:
+            best = each
+            #! best += each
+            #! best = each + 1
     return best
 
 smallest | smallest_{x} lowest_{x} | list
@@ -155,11 +155,11 @@ def {name}({x}s):
     """Return the smallest of the {x}s."""
     best = {x}s[0]
     #! best = 0
-    for {x} in {x}s:
-        if {x} < best:
-        #! if {x} > best:
-            best = {x}
-            #! best -= {x}
+    for each in {x}s:
+        if each < best:
+        #! if each > best:
+            best = each
+            #! best -= each
     return best
 
 place | place_of_largest_{x} index_of_top_{x} | list

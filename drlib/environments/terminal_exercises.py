@@ -54,6 +54,11 @@ def _text(lines: Iterable[object]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def _numbered_stem(rng: random.Random) -> str:
+    """Draw a name for a request that has no other random part."""
+    return f"{rng.choice(STEMS)}{rng.randint(1, 99)}"
+
+
 def _words(rng: random.Random, least: int = 3, most: int = 7) -> list[str]:
     return rng.sample(WORDS, rng.randint(least, most))
 
@@ -318,7 +323,7 @@ def _upper(rng: random.Random) -> Exercise:
 
 
 def _count_values(rng: random.Random) -> Exercise:
-    stem = rng.choice(STEMS)
+    stem = _numbered_stem(rng)
     log = _log(rng)
     count = len({line.split()[1] for line in log})
     return Exercise(
@@ -330,7 +335,7 @@ def _count_values(rng: random.Random) -> Exercise:
 
 
 def _most_frequent(rng: random.Random) -> Exercise:
-    stem = rng.choice(STEMS)
+    stem = _numbered_stem(rng)
     words = _words(rng, 3, 5)
     counts = rng.sample(range(1, 8), len(words))
     lines = [word for word, count in zip(words, counts, strict=True) for _ in range(count)]
@@ -513,9 +518,9 @@ def _organise(rng: random.Random) -> Exercise:
     move = f"for k in {kinds_text}; do mkdir $k; mv *.$k $k; done"
     count = f'for k in {kinds_text}; do echo "$k $(ls $k | wc -l)"; done > index'
     return Exercise(
-        f"Move the files into folders named after their endings ({', '.join(groups)}). Then write "
-        f"a file index with one line for each folder in this order: its name, a space, and the "
-        "number of its files.",
+        f"Move the files, such as {names[0]} and {names[-1]}, into folders named after their "
+        f"endings ({', '.join(groups)}). Then write a file index with one line for each folder in "
+        "this order: its name, a space, and the number of its files.",
         files,
         [("Move the files.", move), ("Write the index.", count), ("Check it.", "cat index")],
         changes,
@@ -523,7 +528,7 @@ def _organise(rng: random.Random) -> Exercise:
 
 
 def _log_report(rng: random.Random) -> Exercise:
-    stem, level = rng.choice(STEMS), rng.choice(LEVELS)
+    stem, level = _numbered_stem(rng), rng.choice(LEVELS)
     log = _log(rng, 10, 16)
     counts = Counter(line.split()[1] for line in log)
     kept = [line.split()[2] for line in log if line.split()[1] == level]
@@ -570,7 +575,7 @@ def _configure(rng: random.Random) -> Exercise:
 
 
 def _split_table(rng: random.Random) -> Exercise:
-    stem = rng.choice(STEMS)
+    stem = _numbered_stem(rng)
     rows = _table(rng, 6, 9)
     kinds = sorted({row[1] for row in rows})
     changes: dict[str, str | None] = {}
@@ -601,6 +606,7 @@ def _split_table(rng: random.Random) -> Exercise:
 
 
 def _duplicates(rng: random.Random) -> Exercise:
+    new = _numbered_stem(rng)
     names = sorted(f"{stem}.txt" for stem in rng.sample(STEMS, 6))
     texts = [_text(rng.sample(WORDS, 2)) for _ in range(3)]
     files = {name: rng.choice(texts) for name in names}
@@ -612,17 +618,17 @@ def _duplicates(rng: random.Random) -> Exercise:
             removed.append(name)
         seen.add(text)
     changes: dict[str, str | None] = dict.fromkeys(removed)
-    changes["removed.list"] = _text(removed)
-    find = "md5sum *.txt | awk 'seen[$1]++ { print $2 }' > removed.list"
+    changes[f"{new}.list"] = _text(removed)
+    find = f"md5sum *.txt | awk 'seen[$1]++ {{ print $2 }}' > {new}.list"
     return Exercise(
-        "Some .txt files have the same content. Of each such group, keep the file whose name is "
-        "first from A to Z and delete the others. Write the names of the deleted files, sorted, to "
-        "removed.list.",
+        f"Some .txt files, such as {names[0]} and {names[-1]}, have the same content. Of each such "
+        "group, keep the file whose name is first from A to Z and delete the others. Write the "
+        f"names of the deleted files, sorted, to {new}.list.",
         files,
         [
             ("Find the copies.", find),
-            ("Delete them.", "rm $(cat removed.list)"),
-            ("Check it.", "ls; cat removed.list"),
+            ("Delete them.", f"rm $(cat {new}.list)"),
+            ("Check it.", f"ls; cat {new}.list"),
         ],
         changes,
     )

@@ -80,11 +80,11 @@ class Workspace:
         """Run a shell command and keep its changes of the files."""
         done = self.execute(command)
         self.files = done.files
-        if done.status in _LIMITS:
-            return Observation(f"{done.output}\n{_LIMITS[done.status]}".strip(), False)
-        if done.status == "error":
-            return Observation(f"{done.output}\n[exit code {done.exit_code}]".strip(), False)
-        return Observation(done.output.rstrip("\n") or "[no output]")
+        shown = done.output.rstrip("\n")
+        if done.status == "ok":
+            return Observation(shown or "[no output]")
+        problem = _LIMITS.get(done.status, f"[exit code {done.exit_code}]")
+        return Observation(f"{shown}\n{problem}".lstrip("\n"), False)
 
     def execute(self, command: str) -> ProgramResult:
         """Run a shell command without keeping its changes."""
