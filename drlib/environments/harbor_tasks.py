@@ -295,8 +295,7 @@ def _build(dockerfile: Path, need) -> tuple[Files, str]:
         if step == "COPY":
             _copy(files, folder or "/", dockerfile.parent, rest, need)
         if step == "RUN":
-            commands = [part.split() for part in re.split(r"&&|\|\||[;|\n]", rest)]
-            if not all(words and words[0] in RUN_COMMANDS for words in commands):
+            if not _command_names(rest) <= RUN_COMMANDS:
                 raise need(f"the Dockerfile step {line!r}")
             done = run_program(rest, files, folder or "/")
             require(
@@ -314,6 +313,25 @@ def _steps(text: str) -> list[str]:
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
     return [line.strip() for line in joined.splitlines() if line.strip()]
+
+
+def _command_names(text: str) -> set[str]:
+    """Return the names of the commands in a shell line; {""} if they cannot be known."""
+    if re.search(r"[`$]", text):
+        return {""}
+    words = shlex.shlex(text, posix=True, punctuation_chars=True)
+    words.whitespace_split = True
+    names = set()
+    is_start = True
+    try:
+        for word in words:
+            is_operator = not word.strip("();<>|&")
+            if is_start and not is_operator:
+                names.add(word)
+            is_start = is_operator and "<" not in word and ">" not in word
+    except ValueError:  # an open quotation mark
+        return {""}
+    return names
 
 
 def _copy(files: Files, folder: str, context: Path, rest: str, need) -> None:
