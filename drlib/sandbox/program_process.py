@@ -10,11 +10,11 @@ changes the files while this process reads them.
 
 from __future__ import annotations
 
+import _signal as signal  # without the wrappers, which import much more
 import errno
 import marshal
 import os
 import select
-import signal
 import stat
 import sys
 import time

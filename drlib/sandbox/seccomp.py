@@ -15,10 +15,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from drlib.sandbox import layers
 
@@ -45,17 +43,13 @@ _SET_LOCK = (6, 7, 37, 38)  # F_SETLK, F_SETLKW and their F_OFD variants
 _JOIN_WAIT = (0x109,)  # shared FUTEX_WAIT_BITSET on the real-time clock, as in pthread_join
 
 
-class Condition(NamedTuple):
-    """Allowed values of the low 32 bits of one argument, after applying a mask."""
-
-    argument: int
-    mask: int
-    values: tuple[int, ...]
+# (argument, mask, values): allowed values of the low 32 bits of an argument, after the mask.
+Condition = tuple[int, int, tuple[int, ...]]
 
 
 def _when(argument: int, *values: int, mask: int = _ALL) -> Condition:
     """Build a condition on argument number `argument`."""
-    return Condition(argument, mask, values)
+    return argument, mask, values
 
 
 # Calls that are allowed if all their conditions hold.
@@ -179,7 +173,7 @@ class SeccompFilter:
     """
 
     def __init__(self, machine: str = "", programs: bool = False) -> None:
-        machine = machine or platform.machine()
+        machine = machine or os.uname().machine
         column = find_column(machine)
         code = _assemble(machine, column, programs)
         slot = _op(_JEQ, _PID, 1, 0)
