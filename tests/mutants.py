@@ -54,6 +54,7 @@ def all_mutants() -> list[Mutant]:
         mutants_dataset,
         mutants_decoding,
         mutants_dense,
+        mutants_environments,
         mutants_escalation,
         mutants_joins,
         mutants_judges,
@@ -94,6 +95,7 @@ def all_mutants() -> list[Mutant]:
         mutants_escalation,
         mutants_tools,
         mutants_sweep,
+        mutants_environments,
     )
     return [mutant for module in modules for mutant in module.MUTANTS]
 

@@ -66,6 +66,13 @@ SOURCES = {
             except OSError: pass
         os._exit(0)
         """,
+    "prints an empty result": """
+        import os
+        for fd in range(1, 64):
+            try: os.write(fd, b"[]")
+            except OSError: pass
+        os._exit(0)
+        """,
     "prints a result in the first call": """
         import os
         def F(*a):
@@ -417,8 +424,11 @@ CODE_CHEATS = {
                 except OSError: pass
         """,
     "reads the tests": """
-        import glob
-        def F(*a): return "".join(open(name).read() for name in glob.glob("/tests/*"))
+        import json
+        def F(*a):
+            shown = "(" + ", ".join(map(repr, a)) + ")"
+            for call, value in json.load(open("/tests/tests.json"))["tests"]:
+                if call.endswith(shown): return eval(value)
         """,
     "stops the tests": "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)",
 }

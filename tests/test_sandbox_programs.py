@@ -98,7 +98,7 @@ def test_every_state_can_be_restored():
         "cat ../../../../../../etc/hostname",
         "ln -s /etc/passwd p && cat p",
         "ln -s / r && cat r/etc/passwd",
-        "touch /x /usr/x /usr/bin/x /bin/x /opt/bin/x /etc/x",
+        *(f"touch {folder}/x" for folder in ("", "/usr", "/usr/bin", "/bin", "/opt/bin", "/etc")),
         "mv /usr /x",
         "rm -f /usr/bin/env /opt/bin/python3",
         "mount -t tmpfs x /tmp",

@@ -1,0 +1,134 @@
+"""Mutants of the environments that run programs (see `tests.mutants`)."""
+
+from tests.mutants import Mutant
+
+SWE = "drlib/environments/swe.py"
+SPACE = "drlib/environments/workspace.py"
+TERMINAL = "drlib/environments/terminal.py"
+HARBOR = "drlib/environments/harbor_tasks.py"
+PROCESS = "drlib/sandbox/program_process.py"
+CHEATING = "tests/test_environments_cheating.py::"
+MODULES = f"{CHEATING}test_modules_that_cheat_fail_the_hidden_tests"
+
+MUTANTS = [
+    Mutant(
+        "a process that exits early passes the hidden tests",
+        SWE,
+        "        if values is None:\n            return 0.0",
+        "        if values is None:\n            return 1.0",
+        (MODULES,),
+        "os._exit(0) would be a solution",
+    ),
+    Mutant(
+        "a result with fewer values is accepted",
+        SPACE,
+        "is_complete = isinstance(values, list) and len(values) == len(calls)",
+        "is_complete = isinstance(values, list)",
+        (MODULES,),
+        "an empty result would pass all tests",
+    ),
+    Mutant(
+        "values of different types are equal",
+        SPACE,
+        "    if type(left) is not type(right):\n        return False\n",
+        "",
+        ("tests/test_environments_swe.py::test_values_are_compared_by_type",),
+        "True would pass for 1",
+    ),
+    Mutant(
+        "a bug with one hidden value is planted",
+        SWE,
+        "len({value for _, value in others}) < 2",
+        "len({value for _, value in others}) < 1",
+        (f"{CHEATING}test_hidden_values_never_reach_the_shell",),
+        "a constant function would pass",
+    ),
+    Mutant(
+        "a rollout without an answer is verified",
+        SWE,
+        "        if answer is None:\n            return 0.0\n        sources",
+        "        sources",
+        (f"{CHEATING}test_the_correct_module_passes_despite_prints_and_threads",),
+        "a rollout that never stops would be rewarded",
+    ),
+    Mutant(
+        "an edit replaces every occurrence",
+        SPACE,
+        "        if count != 1:\n",
+        "        if count < 1:\n",
+        ("tests/test_environments_swe.py::test_edit",),
+        "a short string would change other lines",
+    ),
+    Mutant(
+        "paths may leave the working folder",
+        SPACE,
+        'return place if place == self.folder or place.startswith(f"{self.folder}/") else ""',
+        "return place",
+        ("tests/test_environments_swe.py::test_paths_outside_links_and_binaries_are_refused",),
+        "view would show files that are not part of the repository",
+    ),
+    Mutant(
+        "the input files may change",
+        TERMINAL,
+        'for path, text in (data["files"] | data["changes"]).items():',
+        'for path, text in data["changes"].items():',
+        (f"{CHEATING}test_terminal_tasks_are_not_fooled",),
+        "a task could be solved by changing the question",
+    ),
+    Mutant(
+        "a file that must be gone may stay",
+        TERMINAL,
+        '            if f"{FOLDER}/{path}" in workspace.files:\n                return False\n',
+        "",
+        ("tests/test_environments_terminal.py",),
+        "copying would pass for moving",
+    ),
+    Mutant(
+        "permissions are not compared",
+        TERMINAL,
+        '(-1, ""))[0] != mode:',
+        '(-1, ""))[0] < 0:',
+        ("tests/test_environments_terminal.py",),
+        "a task on permissions would be solved at the start",
+    ),
+    Mutant(
+        "a killed test run keeps its reward",
+        HARBOR,
+        'return reward if done.status == "ok" else 0.0',
+        "return reward",
+        (f"{CHEATING}test_saved_tasks_are_not_fooled_by_code",),
+        "code under test could write the reward and kill the tests",
+    ),
+    Mutant(
+        "the code under test can read the expected values",
+        SWE,
+        'os.unlink("/tests/tests.json")\n',
+        "",
+        (f"{CHEATING}test_saved_tasks_are_not_fooled_by_code",),
+        "a solution could look up the results",
+    ),
+    Mutant(
+        "programs run without a filter",
+        PROCESS,
+        "        program_filter.install()\n",
+        "",
+        ("tests/test_sandbox_programs.py::test_nothing_outside_can_be_reached",),
+        "a command could reach rarely used parts of the kernel",
+    ),
+    Mutant(
+        "the interpreter can be replaced",
+        PROCESS,
+        "    layers.make_read_only(root + PROGRAMS)\n",
+        "",
+        ("tests/test_sandbox_programs.py::test_nothing_outside_can_be_reached",),
+        "code under test could replace the interpreter of the tests",
+    ),
+    Mutant(
+        "files may have any size",
+        PROCESS,
+        "                if total > STATE_BYTES:\n                    return None\n",
+        "",
+        ("tests/test_sandbox_programs.py::test_limits",),
+        "a sparse file would fill the memory of the trainer",
+    ),
+]
