@@ -54,6 +54,7 @@ def all_mutants() -> list[Mutant]:
         mutants_dataset,
         mutants_decoding,
         mutants_dense,
+        mutants_distill,
         mutants_environments,
         mutants_escalation,
         mutants_joins,
@@ -95,6 +96,7 @@ def all_mutants() -> list[Mutant]:
         mutants_escalation,
         mutants_tools,
         mutants_sweep,
+        mutants_distill,
         mutants_environments,
     )
     return [mutant for module in modules for mutant in module.MUTANTS]

@@ -127,6 +127,25 @@ def test_samples_are_scored_by_the_teacher_of_their_source(start, tmp_path):
     ids_M = torch.cat([torch.tensor(t.token_ids[t.generated]).long() for t in part.trajectories])
     chosen_M = logits_MV.log_softmax(-1).gather(1, ids_M[:, None])[:, 0]
     torch.testing.assert_close(chosen_M, scores_M, atol=1e-5, rtol=1e-5)
+    # the losses of this batch: sampled tokens, and the sum over the vocabulary of each token
+    with torch.no_grad():
+        student = [
+            step.model(torch.tensor(t.token_ids[None].astype(np.int64))).logits[0]
+            for t in part.trajectories
+        ]
+    logp_MV = torch.cat(
+        [
+            logits_TV[t.generated.nonzero()[0] - 1].log_softmax(-1)
+            for logits_TV, t in zip(student, part.trajectories)
+        ]
+    )
+    kl_M = (logp_MV.exp() * (logp_MV - logits_MV.log_softmax(-1))).sum(-1)
+    sampled_M = logp_MV.gather(1, ids_M[:, None])[:, 0] - scores_M
+    for loss, expected_M in (("sampled", sampled_M), ("full", kl_M)):
+        config = build_loop_config(distill_settings(**{"distill.loss": loss}))
+        found, *_ = learner.batch_loss(step.model, part, 7.0, learner.loss_config(config), config)
+        assert found.item() == pytest.approx(float(expected_M.sum()) / 7, rel=1e-3)
+    assert abs(float(kl_M.sum() - sampled_M.sum())) > 0.1, "the two losses differ"
 
 
 def test_environment_faults_are_left_out_and_overlong_rollouts_kept(start, tmp_path):
@@ -139,6 +158,13 @@ def test_environment_faults_are_left_out_and_overlong_rollouts_kept(start, tmp_p
         trajectory.metadata["source"] = "real"
     (part,) = step.prepare_batch(Rollouts([shard], [shard], 1), 0).parts
     assert [t.termination for t in part.trajectories] == [*ends[1:]]
+
+
+def test_loop_has_the_steps_questions_and_rate_of_distillation():
+    rl = {"rl.steps": 9, "rl.questions": 9, "rl.lr": 9.0, "rl.group": 9, "rl.minibatches": 9}
+    loop = build_loop_config(distill_settings(**rl, **{"distill.lr": 0.5}))
+    assert (loop.rl.steps, loop.rl.questions, loop.rl.lr) == (3, 24, 0.5)
+    assert (loop.rl.group, loop.rl.minibatches) == (1, 1)
 
 
 def test_each_source_has_its_teacher():
