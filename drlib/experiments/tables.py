@@ -66,7 +66,7 @@ def findings_of(found: Mapping) -> dict[str, dict]:
             "setting": arm["settings"],
             "control": control["settings"],
             "common": found["common"],
-            **({"policies": found["policies"]} if found["policies"] else {}),
+            **({"policies": found["policies"]} if found.get("policies") else {}),
             "also": [
                 {
                     "kind": own["kind"],
