@@ -67,6 +67,7 @@ def all_mutants() -> list[Mutant]:
         mutants_questions,
         mutants_real,
         mutants_replay,
+        mutants_rewards,
         mutants_steering,
         mutants_sweep,
         mutants_switches,
@@ -98,6 +99,7 @@ def all_mutants() -> list[Mutant]:
         mutants_sweep,
         mutants_distill,
         mutants_environments,
+        mutants_rewards,
     )
     return [mutant for module in modules for mutant in module.MUTANTS]
 
