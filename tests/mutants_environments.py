@@ -4,7 +4,7 @@ from tests.mutants import Mutant
 
 SWE = "drlib/environments/swe.py"
 SPACE = "drlib/environments/workspace.py"
-TERMINAL = "drlib/environments/terminal.py"
+TERMINAL = "drlib/environments/terminal_tasks.py"
 HARBOR = "drlib/environments/harbor_tasks.py"
 PROCESS = "drlib/sandbox/program_process.py"
 CHEATING = "tests/test_environments_cheating.py::"
@@ -96,7 +96,7 @@ MUTANTS = [
         HARBOR,
         'return reward if done.status == "ok" else 0.0',
         "return reward",
-        (f"{CHEATING}test_saved_tasks_are_not_fooled_by_code",),
+        ("tests/test_environments_harbor.py::test_rewards",),
         "code under test could write the reward and kill the tests",
     ),
     Mutant(

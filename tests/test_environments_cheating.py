@@ -9,6 +9,7 @@ import pytest
 from drlib.environments import workspace
 from drlib.environments.environment import demonstrate, load_environment
 from drlib.environments.harbor_tasks import HarborEnvironment, save_harbor
+from drlib.environments.swe import SweEnvironment
 from drlib.tools.toolbox import Toolbox
 
 # ---------------------------------------------------------------- swe: the module under test
@@ -211,7 +212,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def swe():
-    return load_environment("swe:easy")
+    return SweEnvironment("easy")
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 
 from drlib.environments import load_environment, workspace
 from drlib.environments.environment import demonstrate, is_test
-from drlib.environments.terminal import has_state
 from drlib.environments.terminal_exercises import EXERCISES
+from drlib.environments.terminal_tasks import has_state
 from drlib.environments.workspace import FOLDER, Workspace, text_files
 from drlib.sandbox.programs import ProgramFault
 from drlib.tools.toolbox import Toolbox

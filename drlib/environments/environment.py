@@ -172,7 +172,7 @@ BUILT_IN = {
     "gym": "drlib.environments.gym:ReasoningGym",
     "database": "drlib.environments.database:DatabaseEnvironment",
     "swe": "drlib.environments.swe:SweEnvironment",
-    "terminal": "drlib.environments.terminal:TerminalEnvironment",
+    "terminal": "drlib.environments.terminal_tasks:TerminalEnvironment",
     "harbor": "drlib.environments.harbor_tasks:HarborEnvironment",
 }
 

@@ -1,4 +1,4 @@
-"""Generators of the exercises of `terminal.py`: files, a request, commands and the expected state.
+"""Exercises of `terminal_tasks.py`: files, a request, commands and the expected state.
 
 The expected state is computed in Python from the generated files, not by the commands.
 """
