@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_models_transformers_engine.py
 """
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -160,6 +161,24 @@ def test_environment_error_keeps_the_engine_usable(model):
         engine.converse([[1]], SamplingParams(max_tokens=3), lambda i, done: [V])
     with pytest.raises(ValueError, match="must return None"):
         engine.converse([[1]], SamplingParams(max_tokens=3), lambda i, done: NewContext([1] * 200))
+
+
+@pytest.mark.parametrize("kind", [TransformersEngine, LocalEngine])
+def test_the_end_of_a_full_context_may_take_time(model, kind):
+    engine = kind(model, max_context=200)
+    ended, pool = [], ThreadPoolExecutor(2)
+
+    def end(number):
+        time.sleep(0.05)
+        ended.append(number)
+
+    def respond(i, done):
+        return pool.submit(end, i) if done.finish_reason == "context" else [1] * 400
+
+    with pool:
+        engine.converse(make_prompts(6), SamplingParams(max_tokens=3), respond)
+        assert sorted(ended) == [*range(6)]  # the engine has waited for all
+    assert len(engine.generate(make_prompts(2), SamplingParams(max_tokens=3))) == 2
 
 
 def test_folder_without_a_model_is_rejected(tmp_path):

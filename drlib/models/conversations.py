@@ -180,7 +180,10 @@ class _Run:
         check_ids(ids, self.engine.vocab_size, f"the reply to request {conversation.number}")
         whole = ids if is_new else conversation.ids + ids
         if not 0 < len(whole) < self.context:
-            if self.respond(conversation.number, Completion(finish_reason="context")) is not None:
+            last = self.respond(conversation.number, Completion(finish_reason="context"))
+            if isinstance(last, Future):  # the end of the rollout is being verified
+                self.parked[last] = conversation
+            elif last is not None:
                 raise ValueError(
                     f"respond must return None: the context of {conversation.number} is full"
                 )

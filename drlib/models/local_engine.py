@@ -214,7 +214,11 @@ class _Run:
                 self.length[row] = self.turn_start[row] = length + len(reply)
                 self.state[row] = _WAITING
                 return
-            if self.respond(request, Completion(finish_reason="context")) is not None:
+            last = self.respond(request, Completion(finish_reason="context"))
+            if isinstance(last, Future):  # the end of the rollout is being verified
+                self.state[row], self.futures[row] = _PARKED, last
+                return
+            if last is not None:
                 raise ValueError(f"respond must return None: the context of {request} is full")
         # feed = 0: a free row that is computed along feeds its first token, without effect.
         self.state[row], self.request[row], self.feed[row] = _FREE, -1, 0
