@@ -6,6 +6,7 @@ Run: python -m pytest tests/test_environments_training.py
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,9 @@ from drlib.config import Config
 from drlib.demonstrations.actions import episode_sample
 from drlib.environments import load_environment
 from drlib.environments.environment import is_test
+from drlib.evaluation.evaluate import run_judged
 from drlib.rl.curriculum import Curriculum
+from drlib.task import Task
 from drlib.training import stages
 from drlib.training.data import PHRASES, environment_texts, world_texts
 from drlib.training.launch import build_stage
@@ -25,7 +28,9 @@ from drlib.training.question_scheduler import (
     source_shares,
 )
 from drlib.training.sft import length_pools
+from drlib.trajectory import Termination
 from drlib.worlds import Names, load_world
+from tests.rl_examples import a_trajectory
 
 DATABASES = "database:easy+database:medium"
 
@@ -152,6 +157,37 @@ def test_evaluating_nothing_is_an_error(trained):
     nothing = settings.derive(evaluation__environments="")
     with pytest.raises(Exception, match="evaluation.world=none"):
         build_stage("evaluate_rl", nothing, runs=runs)
+
+
+class Unreliable:
+    """An agent whose environment fails in the first `faults` runs of the second task."""
+
+    def __init__(self, faults):
+        self.faults, self.runs = faults, []
+
+    def run(self, tasks, samples=1, keys=None, **_):
+        made = []
+        for task in tasks:
+            self.runs.append(task.id)
+            fails = task.id == "b" and self.runs.count("b") <= self.faults
+            for _ in range(samples):
+                trajectory = replace(a_trajectory(), task_id=task.id, metadata={})
+                if fails:
+                    trajectory.termination = Termination.ENV_FAULT
+                    trajectory.metadata["fault"] = "the disk is full"
+                made.append(trajectory)
+        return made
+
+
+def test_a_fault_in_an_evaluation_is_repeated_and_never_wrong():
+    tasks = [Task(name, "?", "1", "search", "") for name in "abc"]
+    agent = Unreliable(2)
+    found = run_judged(agent, tasks, [0, 1, 2], samples=2)
+    assert [t.task_id for t in found] == ["a", "a", "b", "b", "c", "c"]
+    assert agent.runs == ["a", "b", "c", "b", "b"]
+    assert not any(t.termination is Termination.ENV_FAULT for t in found)
+    with pytest.raises(RuntimeError, match="2 of 6.*b: the disk is full"):
+        run_judged(Unreliable(3), tasks, [0, 1, 2], samples=2)
 
 
 def test_seeds_of_one_step_differ():

@@ -22,7 +22,7 @@ from drlib.demonstrations.document_teacher import draw_document_questions
 from drlib.environments import Environment, load_environments
 from drlib.files import read_json_lines, write_atomic, write_json_lines
 from drlib.questions.chains import Split, chain_questions
-from drlib.rewards.functions import is_solved
+from drlib.rewards.functions import has_env_fault, is_solved
 from drlib.sandbox import Sandbox
 from drlib.task import Task
 from drlib.tools import Toolbox
@@ -32,11 +32,12 @@ from drlib.training.distributed import Ranks
 from drlib.training.model_setup import open_policy
 from drlib.training.rollouts import rollout_limits
 from drlib.training.run_folder import RunFolder
-from drlib.trajectory import save_trajectories
+from drlib.trajectory import Trajectory, save_trajectories
 from drlib.validation import require
 from drlib.worlds import SmallWorld, World
 from drlib.worlds.perturbed import perturb_worlds
 
+ATTEMPTS = 3  # runs of a question whose environment fails
 KEPT_TRAJECTORIES = 48  # of each decoding, for reading and plotting
 
 
@@ -94,8 +95,8 @@ def ask(agent: Agent | AgentMixture, tasks: list[Task], keys: list[int], config:
     """Return (outcomes, trajectories) of the tasks; `keys` fix each question's random streams."""
     k = config.evaluation.samples
     seed = config.evaluation.seed
-    greedy = agent.run(tasks, temperature=0.0, seed=seed, keys=keys)
-    sampled = agent.run(tasks, samples=k, temperature=1.0, seed=seed, keys=keys)
+    greedy = run_judged(agent, tasks, keys, temperature=0.0, seed=seed)
+    sampled = run_judged(agent, tasks, keys, samples=k, temperature=1.0, seed=seed)
     outcomes = []
     for i, (task, first) in enumerate(zip(tasks, greedy)):
         tries = sampled[i * k : (i + 1) * k]
@@ -117,6 +118,33 @@ def ask(agent: Agent | AgentMixture, tasks: list[Task], keys: list[int], config:
             )
         )
     return outcomes, greedy, sampled[::k]
+
+
+def run_judged(
+    agent: Agent | AgentMixture, tasks: list[Task], keys: list[int], samples: int = 1, **options
+) -> list[Trajectory]:
+    """Run the tasks; repeat those with a fault of the environment, which is no wrong answer.
+
+    Raises:
+        RuntimeError: a task has a fault in each of `ATTEMPTS` runs.
+    """
+    found = agent.run(tasks, samples=samples, keys=keys, **options)
+    for _ in range(ATTEMPTS - 1):
+        faulty = {n // samples for n, t in enumerate(found) if has_env_fault(t)}
+        for number in sorted(faulty):
+            some = slice(number * samples, (number + 1) * samples)
+            found[some] = agent.run(
+                [tasks[number]], samples=samples, keys=[keys[number]], **options
+            )
+    faults = [t for t in found if has_env_fault(t)]
+    if faults:
+        cause = faults[0].metadata.get("fault") or faults[0].tool_results[-1].source
+        raise RuntimeError(
+            f"{len(faults)} of {len(found)} rollouts ended with a fault of the environment in "
+            f"{ATTEMPTS} runs, for example {faults[0].task_id}: {cause}. They cannot be judged; "
+            "correct the cause and run the command again"
+        )
+    return found
 
 
 def rows_of(outcomes: list[Outcome], stage: str, seed: int) -> list[dict]:
