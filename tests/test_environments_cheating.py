@@ -247,7 +247,7 @@ def cheat(source, task):
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_modules_that_cheat_fail_the_hidden_tests(name, swe, swe_task, monkeypatch):
-    monkeypatch.setattr(workspace, "COMMAND_S", 2.0)
+    monkeypatch.setattr(workspace, "EVALUATION_S", 3.0)
     path, text = cheat(SOURCES[name], swe_task)
     with swe.reset(swe_task) as episode:
         old = episode.workspace.read(path)
@@ -373,7 +373,7 @@ def test_wrong_answers_to_questions(name, terminal):
 def harbor(tmp_path_factory, swe, swe_task, terminal, filter_task):
     folder = tmp_path_factory.mktemp("harbor")
     tasks = [swe.export(swe_task), terminal.export(filter_task)]
-    save_harbor(folder, [task._replace(timeout_s=3.0) for task in tasks])
+    save_harbor(folder, tasks)
     return HarborEnvironment(str(folder))
 
 
@@ -436,9 +436,12 @@ CODE_CHEATS = {
 
 
 @pytest.mark.parametrize("name", CODE_CHEATS)
-def test_saved_tasks_are_not_fooled_by_code(name, harbor, swe_task):
+def test_saved_tasks_are_not_fooled_by_code(name, harbor, swe_task, monkeypatch):
     path, text = cheat(CODE_CHEATS[name], swe_task)
     task = next(task for task in harbor.all_tasks() if "swe" in task.id)
+    if name == "stops the tests":
+        loaded = harbor.loaded[task.id.removeprefix("harbor-")]
+        monkeypatch.setitem(harbor.loaded, loaded.name, loaded._replace(timeout_s=3.0))
     with harbor.reset(task) as episode:
         command = f"printf 1 > one; cat > {path} <<'END'\n{text}END\n"
         assert episode.call("shell", {"command": command}).ok

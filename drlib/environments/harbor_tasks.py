@@ -9,6 +9,7 @@ tool is `shell`. Verification runs the tests on the final files in a new file tr
 """
 
 import json
+import math
 import posixpath
 import random
 import re
@@ -175,7 +176,9 @@ def _run_tests(loaded: HarborTask, files: Files) -> float | None:
         if loaded.tests["test.sh"].startswith((b"#!/bin/bash", b"#!/usr/bin/env bash"))
         else "sh"
     )
-    done = run_program(f"{shell} /tests/test.sh", state, loaded.folder, timeout_s=loaded.timeout_s)
+    seconds = loaded.timeout_s
+    command = f"{shell} /tests/test.sh"
+    done = run_program(command, state, loaded.folder, timeout_s=seconds, cpu_s=math.ceil(seconds))
     text = done.files.get(f"{_REWARD}.txt", (0, None))[1]
     table = done.files.get(f"{_REWARD}.json", (0, None))[1]
     try:

@@ -74,6 +74,7 @@ os.unlink("/tests/tests.json")
 
 
 def restrict():
+    resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
@@ -87,7 +88,7 @@ for name in tests["sources"]:
 calls = json.dumps([call for call, _ in tests["tests"]])
 command = ["python3", "-I", "/tests/evaluate.py", "/tests/code", calls]
 try:
-    done = subprocess.run(command, capture_output=True, timeout=5, preexec_fn=restrict)
+    done = subprocess.run(command, capture_output=True, timeout=20, preexec_fn=restrict)
     values = json.loads(done.stdout) if done.returncode == 0 else []
 except (ValueError, subprocess.TimeoutExpired):
     values = []
@@ -189,7 +190,7 @@ class SweEnvironment(Environment):
             FOLDER,
             {name: text.encode() for name, text in texts.items()},
             f"#!/bin/sh\npython3 - <<'END'\n{program}END\n",
-            timeout_s=10.0,
+            timeout_s=30.0,
         )
 
 

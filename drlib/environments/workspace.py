@@ -16,7 +16,8 @@ from drlib.tools.definitions import Parameter, Tool
 from drlib.tools.episode_toolbox import Observation
 
 FOLDER = "/app"  # working folder of every task
-COMMAND_S = 5.0  # time limit of a command
+COMMAND_S = 10.0  # time limit of a command, besides 5 s of processor time
+EVALUATION_S = 30.0  # likewise of code under test; a busy machine must not fail a solution
 SHELL = Tool("shell", "Run a shell command.", (Parameter("command", "A POSIX shell command."),))
 _LIMITS = {
     "timeout": f"Error: the command took longer than {COMMAND_S:g} s.",
@@ -152,7 +153,7 @@ def evaluate(sources: Mapping[str, str], calls: Sequence[str]) -> list[str] | No
         f"exec python3 -I /check/evaluate.py {arguments}",
         files,
         FOLDER,
-        timeout_s=COMMAND_S,
+        timeout_s=EVALUATION_S,
         merge=False,
         output_chars=VALUES_CHARS,
     )

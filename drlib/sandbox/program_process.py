@@ -140,7 +140,7 @@ def _be_first_process(
     try:
         limits = {
             "AS": MEMORY_BYTES,
-            "CPU": int(config["timeout_s"]) + 2,
+            "CPU": config.get("cpu_s", 5),
             "CORE": 0,
             "FSIZE": FILE_BYTES,
             "NOFILE": OPEN_FILES,

@@ -26,8 +26,8 @@ Files = dict[str, Entry]
 
 OUTPUT_CHARS = 2000  # kept of each stream
 GRACE_S = 60.0  # start of the process and transfer of the files
-# More commands than cores at once would only run into their time limits.
-_SLOTS = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
+# More commands at once would only run into their time limits.
+_SLOTS = threading.BoundedSemaphore(max(4, 2 * (os.cpu_count() or 1)))
 
 
 class ProgramFault(RuntimeError):
@@ -59,7 +59,8 @@ def run_program(
     files: Mapping[str, Entry],
     folder: str,
     *,
-    timeout_s: float = 5.0,
+    timeout_s: float = 10.0,
+    cpu_s: int = 5,
     merge: bool = True,
     output_chars: int = OUTPUT_CHARS,
 ) -> ProgramResult:
@@ -69,7 +70,8 @@ def run_program(
         files: path from the root -> entry, with all parent folders. Top-level folders of the
             system (`is_writable`) are not possible.
         folder: working folder.
-        timeout_s: wall clock, seconds.
+        timeout_s: wall clock, seconds; generous, because other load slows a command.
+        cpu_s: processor time of each process, seconds.
         merge: write the error output into `output`.
         output_chars: characters kept of each stream.
 
@@ -89,6 +91,7 @@ def run_program(
             "command": command,
             "folder": folder,
             "timeout_s": timeout_s,
+            "cpu_s": cpu_s,
             "streams": [streams[0], streams[-1]],
             "environment": _environment(folder),
         }
