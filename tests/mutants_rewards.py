@@ -100,6 +100,14 @@ MUTANTS = [
         "a broken sandbox would punish the policy",
     ),
     Mutant(
+        "code tests: any printed line counts",
+        "drlib/rewards/code_tests.py",
+        'result.ok and is_same_value(result.stdout.rstrip("\\n").rpartition("\\n")[2], expected)',
+        'result.ok and expected in result.stdout.split("\\n")',
+        (f"{PROGRAMS}::test_cheats_pass_no_complete_test_set",),
+        "a program could print all values that it can think of",
+    ),
+    Mutant(
         "rubrics: criteria without discrimination count",
         "drlib/rewards/rubrics.py",
         "[spread_R[order_R] > 0]",

@@ -20,6 +20,7 @@ RIGHT = "def f(x):\n    return x * x"
 
 CHEATS = {
     "prints": "print(81)\nprint(4)\nf = lambda x: None",
+    "prints all values": "print('81\\n4\\n[0, 1, 4]')\nf = lambda x: None",
     "exits": "import sys\nprint(81)\nsys.exit(0)",
     "exits hard": "import os\nprint(81, flush=True)\nos._exit(0)",
     "equals everything": (
