@@ -4,7 +4,7 @@
 `worker_process` the process, `child` one call in it). `layers` and `seccomp` isolate code,
 `file_usage` and `cleanup` handle its files, `packages` lists importable packages. `trials` and
 `selftest` test the isolation of this machine; `service`, `remote` and `ray_pool` run calls on other
-hosts.
+hosts. `programs` runs shell commands on a set of files, with `program_process` for each command.
 SECURITY.md lists the guarantees.
 """
 
