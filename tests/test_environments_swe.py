@@ -129,6 +129,12 @@ def test_view(space):
     assert space.view("pkg").text == "pkg/b.py"
 
 
+def test_long_files_are_cut(space):
+    space.files["/app/a.py"] = (0o644, b"x\n" * 10_000)
+    assert space.view("a.py").text.endswith("[cut]")
+    assert len(space.view("a.py").text) < workspace.VIEW_CHARS + 10
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -233,6 +233,20 @@ def test_concurrent_commands_are_separate():
         assert done.files["/app/n"][1] == f"{number}{number}\n".encode()
 
 
+def test_a_forked_process_has_its_own_slots():
+    """A command that runs in another thread at the time of the fork does not block the child."""
+    for _ in range(64):
+        if not programs._SLOTS.free.acquire(blocking=False):
+            break
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(int(run("echo hi").output != "hi\n"))
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        programs._SLOTS.reset()
+
+
 def test_a_dead_process_is_a_fault(monkeypatch):
     monkeypatch.setattr(selftest, "PYTHON", ("/bin/false",))
     with pytest.raises(ProgramFault):

@@ -24,6 +24,7 @@ _LIMITS = {
     "output_limit": "Error: the command printed too much.",
     "files_limit": "Error: the files became too large or too many; changes are undone.",
 }
+VIEW_CHARS = 4000  # of a file or folder
 LARGEST_EDIT = 200_000  # bytes of an edited file
 VALUES_CHARS = 1_000_000
 # Evaluates calls of the code under test and prints the values. It contains no expected value, and
@@ -97,14 +98,14 @@ class Workspace:
         if self.files.get(place, (0, ""))[1] is None:
             below = [name for name in sorted(self.files) if name.startswith(f"{place}/")]
             names = [posixpath.relpath(name, self.folder) for name in below]
-            return Observation("\n".join(names) or "[empty folder]")
+            return _shorten(names or ["[empty folder]"])
         text = self.read(path)
         if text is None:
             return Observation(f"Error: there is no text file {path}.", False)
         lines = text.split("\n")
         if lines[-1] == "":
             lines.pop()
-        return Observation("\n".join(f"{n}\t{line}" for n, line in enumerate(lines, 1)))
+        return _shorten([f"{n}\t{line}" for n, line in enumerate(lines, 1)])
 
     def edit(self, path: str, old: str, new: str) -> Observation:
         """Replace the only occurrence of `old` in a file."""
@@ -133,6 +134,11 @@ class Workspace:
         """Return the path from the root; "", which no file has, outside of the folder."""
         place = posixpath.normpath(posixpath.join(self.folder, path))
         return place if place == self.folder or place.startswith(f"{self.folder}/") else ""
+
+
+def _shorten(lines: Sequence[str]) -> Observation:
+    text = "\n".join(lines)
+    return Observation(text if len(text) <= VIEW_CHARS else f"{text[:VIEW_CHARS]}\n[cut]")
 
 
 def evaluate(sources: Mapping[str, str], calls: Sequence[str]) -> list[str] | None:

@@ -26,8 +26,20 @@ Files = dict[str, Entry]
 
 OUTPUT_CHARS = 2000  # kept of each stream
 GRACE_S = 60.0  # start of the process and transfer of the files
-# More commands at once would only run into their time limits.
-_SLOTS = threading.BoundedSemaphore(max(4, 2 * (os.cpu_count() or 1)))
+
+
+class _Slots:
+    """Limit of commands at once: more would only run into their time limits."""
+
+    def __init__(self) -> None:
+        self.reset()
+        os.register_at_fork(after_in_child=self.reset)  # no thread of the child holds a slot
+
+    def reset(self) -> None:
+        self.free = threading.BoundedSemaphore(max(4, 2 * (os.cpu_count() or 1)))
+
+
+_SLOTS = _Slots()
 
 
 class ProgramFault(RuntimeError):
@@ -95,7 +107,7 @@ def run_program(
             "streams": [streams[0], streams[-1]],
             "environment": _environment(folder),
         }
-        with _SLOTS:
+        with _SLOTS.free:
             status, code, left = _exchange(config, dict(files), streams)
         texts = [result.stream_text(fd, output_chars) for fd in streams]
     finally:
