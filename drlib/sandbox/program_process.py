@@ -140,7 +140,7 @@ def _be_first_process(
     try:
         limits = {
             "AS": MEMORY_BYTES,
-            "CPU": config.get("cpu_s", 5),
+            "CPU": config["cpu_s"],
             "CORE": 0,
             "FSIZE": FILE_BYTES,
             "NOFILE": OPEN_FILES,
