@@ -576,6 +576,8 @@ def judge_code(timeout_s: float = 5.0) -> Judge:
     prediction the continuation or complete functions; of a text with code blocks, the last one is
     taken. It is correct if the tests end without an error. The sandbox starts at the first use.
 
+    The tests share a process with the program, which could read them. Train with `code_tests`.
+
     Args:
         timeout_s: seconds for one program; slower ones are incorrect.
     """
