@@ -129,9 +129,12 @@ def _exchange(config: dict, files: Files, streams: list[int]) -> tuple[str, int,
             timeout=config["timeout_s"] + GRACE_S,
             check=False,
         )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProgramFault(f"the isolated process failed: {error}") from error
+    try:
         return marshal.loads(done.stdout)
-    except (OSError, EOFError, ValueError, TypeError, subprocess.TimeoutExpired) as error:
-        problem = done.stderr.decode("utf-8", "replace")[-2000:] if "done" in locals() else error
+    except (EOFError, ValueError, TypeError) as error:  # it died
+        problem = done.stderr.decode("utf-8", "replace")[-2000:]
         raise ProgramFault(f"the isolated process failed: {problem}") from error
 
 
