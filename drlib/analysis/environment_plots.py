@@ -58,7 +58,7 @@ def plot_curves(ax: Axes, rows: Sequence[Mapping[str, float]]) -> None:
         ax.plot(steps, values, color=f"C{number}", marker=".", label=_short(key))
     ax.set(title="Training: one policy, four environments", xlabel="RL step", ylabel="solved")
     ax.set_ylim(0, 1)
-    ax.legend()
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4)
 
 
 def plot_results(ax: Axes, results: Mapping[str, Mapping[str, tuple[int, int]]]) -> None:
@@ -79,7 +79,7 @@ def plot_results(ax: Axes, results: Mapping[str, Mapping[str, tuple[int, int]]])
         ax.bar(at, means, width, yerr=errors, color=f"C{number}", label=stage, error_kw={"lw": 1})
     ax.set_xticks(range(len(names)), [_short(name) for name in names])
     ax.set(title="Held-out tasks", ylabel="solved", ylim=(0, 1))
-    ax.legend()
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=len(stages))
 
 
 def _short(name: str) -> str:
