@@ -94,8 +94,8 @@ MUTANTS = [
     Mutant(
         "evaluation: the other world is ignored",
         "drlib/evaluation/evaluate.py",
-        "    if config.evaluation.world:",
-        "    if False:",
+        "    elif config.evaluation.world:",
+        "    elif False:",
         (f"{STAGES}::test_questions_about_another_world",),
         "transfer is measured on the training world",
     ),

@@ -30,8 +30,8 @@ MUTANTS = [
     Mutant(
         "table: a row may match twice",
         "drlib/rewards/judges.py",
-        "        left.remove(same)\n",
-        "",
+        "        left.remove(same)\n        hits",
+        "        hits",
         (f"{JUDGES}::test_tables_by_hand",),
         "repeated rows raise the score",
     ),

@@ -38,8 +38,8 @@ MUTANTS = [
     Mutant(
         "questions: trails beside the other shares",
         "drlib/training/question_scheduler.py",
-        "PYTHON: (1 - trails) * sums,",
-        "PYTHON: sums,",
+        "PYTHON: others * (1 - trails) * sums,",
+        "PYTHON: others * sums,",
         (f"{QUESTIONS}::test_source_shares_are_exact",),
         "the exact shares are not those that chance has in the mean",
     ),

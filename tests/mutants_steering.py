@@ -200,7 +200,7 @@ MUTANTS = [
     Mutant(
         "rl.callbacks.world_change: the evaluation does not hear of it",
         "drlib/evaluation/evaluate.py",
-        "    if config.rl.callbacks.world_change:",
+        "    if config.rl.callbacks.world_change and world is not None:",
         "    if False:",
         (f"{DRIFT}::test_evaluation_uses_the_perturbed_world",),
         "the policy is judged in a world that is gone",

@@ -210,8 +210,10 @@ def test_rates_round_trip_through_json():
     task = replace(TASKS[0], closed_book=0.0, with_tools=0.25, aliases=("NOK",))
     row = json.loads(json.dumps(asdict(task)))
 
+    tuples = ("relations", "aliases", "entities")
+
     def read(row):
-        return Task(**row | {name: tuple(row[name]) for name in ("relations", "aliases")})
+        return Task(**row | {name: tuple(row[name]) for name in tuples})
 
     assert read(row) == task
     old = {name: value for name, value in row.items() if name not in ("closed_book", "with_tools")}

@@ -13,7 +13,7 @@ PAGE = "own_reward.md"
 
 def main(folder: Path) -> None:
     """Run the command of the page with the file of the page, then with a reward that raises."""
-    command = printed.find_block(PAGE, "--plugins my_rewards").text
+    command = printed.find_block(PAGE, "--rl.reward.name frugal").text
     path = printed.save_block(printed.find_block(PAGE, "def frugal("), folder)
     assert path.name == "my_rewards.py"
 
