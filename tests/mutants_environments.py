@@ -10,7 +10,52 @@ PROCESS = "drlib/sandbox/program_process.py"
 CHEATING = "tests/test_environments_cheating.py::"
 MODULES = f"{CHEATING}test_modules_that_cheat_fail_the_hidden_tests"
 
+CORE = "tests/test_environments.py::"
+
 MUTANTS = [
+    Mutant(
+        "environments: a fault of the verification is a score of 0",
+        "drlib/tools/episode_toolbox.py",
+        "return Verification(None, self._fault(error))",
+        "return Verification(0.0)",
+        (f"{CORE}test_a_fault_of_the_environment_is_excluded_and_never_scored",),
+        "a crash would be punished",
+    ),
+    Mutant(
+        "environments: partial credit counts as solved",
+        "drlib/rewards/functions.py",
+        "verification_score(trajectory, task) >= 1",
+        "verification_score(trajectory, task) > 0",
+        (f"{CORE}test_rewards_read_the_verification",),
+        "every rollout near the goal would be correct",
+    ),
+    Mutant(
+        "environments: test tasks are trained on",
+        "drlib/environments/environment.py",
+        'if is_test(task.question) == (split == "test"):',
+        'if split == "train" or is_test(task.question):',
+        (f"{CORE}test_splits_are_disjoint_for_every_seed",),
+        "held-out results would be those of training tasks",
+    ),
+    Mutant(
+        "environments: states are never closed after a verification",
+        "drlib/tools/episode_toolbox.py",
+        "            finally:\n                self._close()",
+        "            finally:\n                pass",
+        (f"{CORE}test_each_rollout_has_a_state_of_its_own_and_no_call_is_cached",),
+        "databases and folders would accumulate",
+    ),
+    Mutant(
+        "environments: an evaluation counts faults as wrong",
+        "drlib/evaluation/evaluate.py",
+        "    if faults:\n",
+        "    if False:\n",
+        (
+            "tests/test_environments_training.py::"
+            "test_a_fault_in_an_evaluation_is_repeated_and_never_wrong",
+        ),
+        "a full disk would lower the accuracy",
+    ),
     Mutant(
         "a process that exits early passes the hidden tests",
         SWE,
