@@ -321,10 +321,12 @@ class RolloutRunner:
         self.state.termination = reason
         toolbox = self.state.toolbox
         if not isinstance(toolbox, EpisodeToolbox):
-            return self._write()
+            self._write()
+            return None
         if reason is Termination.ENV_FAULT or self.state.notes.get("interrupted"):
             toolbox.close()
-            return self._write()
+            self._write()
+            return None
         return _then(toolbox.submit_verification(self.state.answer), self._accept_verification)
 
     def _accept_verification(self, verification: Verification) -> None:

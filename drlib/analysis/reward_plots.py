@@ -27,7 +27,7 @@ def plot_ladder(ax: Axes, effects: Mapping[str, Interval]) -> None:
 
 def plot_scores(ax: Axes, right: Sequence[float], wrong: Sequence[float]) -> None:
     """Plot the distribution of a model's reward for right and wrong rollouts."""
-    bins = np.linspace(0, 1, 11)
+    bins = np.linspace(0, 1, 11).tolist()
     ax.hist(wrong, bins, color="C3", alpha=0.6, label=f"wrong ({len(wrong)})")
     ax.hist(right, bins, color="C0", alpha=0.6, label=f"right ({len(right)})")
     ax.set(title="An outcome model", xlabel="its reward", ylabel="rollouts")

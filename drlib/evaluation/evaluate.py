@@ -182,7 +182,8 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     name, runs = f"evaluate_{of}", run_dir.parents[1]
     run = RunFolder(run_dir, stages.stage_settings(name, config), ranks)
     asked = stages.require_input(name, "rl" if closed else of, config, runs)
-    world, tasks = None, []
+    world: SmallWorld | None = None
+    tasks: list[Task] = []
     if config.evaluation.world == NO_WORLD:
         require(
             bool(config.evaluation.documents or config.evaluation.environments),
@@ -201,7 +202,9 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
     outcomes: list[Outcome] = []
     with Sandbox() as sandbox, open_policy(asked, config) as (engine, chat, system):
         environments = {} if closed else load_environments(config.evaluation.environments)
-        parts = [("", world, tasks)] if tasks else []
+        parts: list[tuple[str, World | None, list[Task]]] = []
+        if tasks:
+            parts.append(("", world, tasks))
         parts += document_tasks(config)
         parts += environment_tasks(environments, config)
         for kind, place, some in parts:
