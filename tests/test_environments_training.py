@@ -21,6 +21,7 @@ from drlib.task import Task
 from drlib.training import stages
 from drlib.training.data import PHRASES, environment_texts, world_texts
 from drlib.training.launch import build_stage
+from drlib.training.model_demonstrations import demonstrate
 from drlib.training.question_scheduler import (
     SKILLS,
     QuestionScheduler,
@@ -188,6 +189,27 @@ def test_a_fault_in_an_evaluation_is_repeated_and_never_wrong():
     assert not any(t.termination is Termination.ENV_FAULT for t in found)
     with pytest.raises(RuntimeError, match="2 of 6.*b: the disk is full"):
         run_judged(Unreliable(3), tasks, [0, 1, 2], samples=2)
+
+
+def test_a_model_does_not_demonstrate_environments(tmp_path):
+    settings = config(
+        demonstrations__teacher="model",
+        demonstrations__policy="figures/reference/tour/policy_sft",
+        demonstrations__environments="database",
+    )
+    with pytest.raises(ValueError, match="demonstrations.environments.*solver"):
+        demonstrate(settings, tmp_path / "runs" / "ci" / "demonstrations-x")
+
+
+def test_distillation_poses_tasks_of_environments(trained):
+    settings, runs = trained
+    policy = str(stages.folder("sft", settings, runs) / "policy")
+    distilled = settings.derive(
+        distill__start=policy, distill__teachers=policy, distill__steps=1, distill__questions=8
+    )
+    build_stage("distill", distilled, runs=runs)
+    (row,) = rows(stages.folder("distill", distilled, runs) / "metrics.jsonl")
+    assert "accuracy_database" in row and row["env_faults"] == 0
 
 
 def test_seeds_of_one_step_differ():

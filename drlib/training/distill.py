@@ -25,7 +25,7 @@ from drlib.training.grpo import GRPOTrainer, check_rl_settings
 from drlib.training.model_setup import load_model, load_model_tokenizer
 from drlib.training.policies import StageStart, begin_stage, finish_stage
 from drlib.training.question_scheduler import PYTHON, QuestionScheduler, source_shares
-from drlib.training.rollouts import Rollouts, split_all_contexts
+from drlib.training.rollouts import Rollouts, open_toolbox, split_all_contexts
 from drlib.validation import require
 
 SEARCH = "search"  # name of a teacher for all sources except PYTHON
@@ -143,11 +143,11 @@ def distill(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
     check_rl_settings(loop)
     start = begin_stage("distill", "rl", config, run_dir, ranks)
     teachers = load_teachers(config, start.chat.tokenizer.get_vocab())
+    scheduler = QuestionScheduler(loop, start.world, start.names)
     with (
         Sandbox() as sandbox,
-        Toolbox(start.world, sandbox, results=config.rollout.search_results) as toolbox,
+        open_toolbox(config, start.world, sandbox, scheduler.environments) as toolbox,
     ):
-        scheduler = QuestionScheduler(loop, start.world, start.names)
         trainer = DistillationTrainer(loop, start, toolbox, scheduler, teachers)
         try:
             metrics = start.run.loop(

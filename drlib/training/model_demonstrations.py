@@ -61,6 +61,11 @@ def demonstrate(config: Config, run_dir: Path, ranks: Ranks | None = None) -> di
         "demonstrations.teacher=model needs a trained policy: set demonstrations.policy=FOLDER, or "
         "model.path=FOLDER",
     )
+    require(
+        not config.demonstrations.environments,
+        "demonstrations.environments are solved by scripts: set demonstrations.teacher=solver or "
+        "flawed, or leave them out",
+    )
     run = RunFolder(run_dir, stages.stage_settings("demonstrations", config), ranks)
     runs = run_dir.parents[1]
     folder = stages.require_input("demonstrations", "world", config, runs)
