@@ -286,7 +286,7 @@ def find_domains(apis: Sequence[Api], tau: float = TAU, seed: int = 0) -> list[l
 
 
 class Step(NamedTuple):
-    """One call requested by a user: a verb, a table, and the wording of each argument ("day-4", or
+    """A call requested by a user: a verb, a table, and the wording of each argument ("day-4", or
     "of step 2").
     """
 

@@ -41,7 +41,7 @@ class ToolCaller(Protocol):
 
 
 class Episode:
-    """One rollout of a teacher: messages from the question on, tool results, and the answer or
+    """A rollout of a teacher: messages from the question on, tool results, and the answer or
     None.
 
     `known` holds the facts found so far, as a report would list them. `record` is the rollout that

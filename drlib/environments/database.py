@@ -22,10 +22,15 @@ from drlib.demonstrations.agentscaler import (
     sample_task,
     toy_apis,
 )
-from drlib.environments.environment import Environment, Episode, Observation, Solution
+from drlib.environments.environment import (
+    Environment,
+    Episode,
+    Observation,
+    Solution,
+    choose_tier,
+)
 from drlib.task import Task
 from drlib.tools.definitions import Tool
-from drlib.validation import require
 
 CALLS = {"easy": (1, 2), "medium": (2, 4), "hard": (3, 8)}  # fewest and most reference calls
 
@@ -52,9 +57,7 @@ class DatabaseEnvironment(Environment):
     """
 
     def __init__(self, arguments: str):
-        self.tier = arguments or "easy"
-        require(self.tier in CALLS, f"database:{arguments}: choose one of {', '.join(CALLS)}")
-        self.name = f"database:{arguments}" if arguments else "database"
+        self.tier, self.name = choose_tier("database", arguments, CALLS)
 
     def draw(self, rng: random.Random) -> Task:
         """Draw a domain and a walk over its tools."""
@@ -83,7 +86,7 @@ class DatabaseEnvironment(Environment):
 
 
 class _Database(Episode):
-    """One database; `made` are the successful calls."""
+    """A database; `made` are the successful calls."""
 
     def __init__(self, reference: ToolTask):
         self.reference = reference

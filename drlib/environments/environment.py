@@ -16,7 +16,7 @@ import hashlib
 import importlib
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ MAX_REPEATS = 200  # draws in a row without a new question
 
 
 class Episode(AbstractContextManager):
-    """One rollout of a task: tools over its own state, and the verification of its end.
+    """A rollout of a task: tools over its own state, and the verification of its end.
 
     Calls of one episode are made one after the other, in any thread.
     """
@@ -134,6 +134,17 @@ class Environment(ABC):
             f"environment {self.name} has no question in its {split} split: it needs more "
             "different questions"
         )
+
+
+def choose_tier(kind: str, arguments: str, tiers: Iterable[str]) -> tuple[str, str]:
+    """Return the tier and the name of an environment "KIND:TIER"; "" is the tier "easy".
+
+    Raises:
+        ValueError: another tier.
+    """
+    tier = arguments or "easy"
+    require(tier in tiers, f"{kind}:{arguments}: choose one of {', '.join(tiers)}")
+    return tier, f"{kind}:{arguments}" if arguments else kind
 
 
 def is_test(question: str) -> bool:

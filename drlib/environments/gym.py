@@ -17,7 +17,7 @@ REMEDY = "reasoning-gym is not installed: pip install 'drlib[gym]'"
 
 
 class ReasoningGym(Environment):
-    """One data set of reasoning-gym; the task has no tools.
+    """A data set of reasoning-gym; its task has no tools.
 
     Args:
         arguments: "DATASET" or "DATASET:KEY=VALUE,KEY=VALUE"; values are JSON or text.
@@ -73,7 +73,7 @@ class ReasoningGym(Environment):
 
 
 class _Item(Episode):
-    """One item; its data set scores the answer."""
+    """An item; its data set scores the answer."""
 
     def __init__(self, dataset: Any):
         self.dataset = dataset

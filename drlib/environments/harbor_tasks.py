@@ -55,7 +55,7 @@ _REWARD = "/logs/verifier/reward"
 
 
 class HarborTask(NamedTuple):
-    """One task folder.
+    """A task folder.
 
     Attributes:
         name: of the folder.
@@ -143,7 +143,7 @@ class HarborEnvironment(Environment):
 
 
 class _Folder(Episode):
-    """One copy of a task's files."""
+    """A copy of a task's files."""
 
     def __init__(self, loaded: HarborTask):
         self.loaded = loaded

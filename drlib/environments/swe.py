@@ -17,7 +17,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from drlib.chat.tool_calls import ToolCall
-from drlib.environments.environment import Environment, Episode, Observation, Solution
+from drlib.environments.environment import (
+    Environment,
+    Episode,
+    Observation,
+    Solution,
+    choose_tier,
+)
 from drlib.environments.harbor_tasks import HarborTask
 from drlib.environments.swe_templates import LISTS, MEASURES, NOUNS, OTHERS, Template
 from drlib.environments.workspace import (
@@ -32,7 +38,6 @@ from drlib.environments.workspace import (
 from drlib.sandbox.programs import require_programs
 from drlib.task import Task
 from drlib.tools.definitions import Parameter, Tool
-from drlib.validation import require
 
 TIERS = ("easy", "medium", "hard")
 HIDDEN = (6, 4)  # most fail-to-pass and pass-to-pass tests
@@ -130,9 +135,7 @@ class SweEnvironment(Environment):
     """
 
     def __init__(self, arguments: str):
-        self.tier = arguments or "easy"
-        require(self.tier in TIERS, f"swe:{arguments}: choose one of {', '.join(TIERS)}")
-        self.name = f"swe:{arguments}" if arguments else "swe"
+        self.tier, self.name = choose_tier("swe", arguments, TIERS)
         require_programs()
 
     def draw(self, rng: random.Random) -> Task:
@@ -195,7 +198,7 @@ class SweEnvironment(Environment):
 
 
 class _Repair(Episode):
-    """One copy of a repository."""
+    """A copy of a repository."""
 
     def __init__(self, data: dict):
         self.data = data
@@ -240,7 +243,7 @@ def _draw_repository(tier: str, rng: random.Random) -> Repository:
 
 
 def _single_file(rng: random.Random) -> Repository:
-    """One function of any template."""
+    """A function of any template."""
     noun = rng.choice(NOUNS)
     template = rng.choice(MEASURES + LISTS + OTHERS).fill(noun, rng)
     path = f"{noun}s.py"

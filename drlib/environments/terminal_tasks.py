@@ -13,14 +13,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drlib.chat.tool_calls import ToolCall
-from drlib.environments.environment import Environment, Episode, Observation, Solution
+from drlib.environments.environment import (
+    Environment,
+    Episode,
+    Observation,
+    Solution,
+    choose_tier,
+)
 from drlib.environments.harbor_tasks import HarborTask
 from drlib.environments.terminal_exercises import EXERCISES
 from drlib.environments.workspace import FOLDER, SHELL, Workspace, text_files
 from drlib.sandbox.programs import require_programs
 from drlib.task import Task, is_correct
 from drlib.tools.definitions import Tool
-from drlib.validation import require
 
 DONE = "done"  # answer of a task that is not a question
 ANSWER_FILE = "answer.txt"  # for the answer of a saved question
@@ -76,11 +81,7 @@ class TerminalEnvironment(Environment):
     """
 
     def __init__(self, arguments: str):
-        self.tier = arguments or "easy"
-        require(
-            self.tier in EXERCISES, f"terminal:{arguments}: choose one of {', '.join(EXERCISES)}"
-        )
-        self.name = f"terminal:{arguments}" if arguments else "terminal"
+        self.tier, self.name = choose_tier("terminal", arguments, EXERCISES)
         require_programs()
 
     def draw(self, rng: random.Random) -> Task:
@@ -138,7 +139,7 @@ class TerminalEnvironment(Environment):
 
 
 class _Terminal(Episode):
-    """One copy of the files."""
+    """A copy of the files."""
 
     def __init__(self, task: Task):
         self.task = task

@@ -82,7 +82,7 @@ class TrlEnvironment(Environment):
 
 
 class _Instance(Episode):
-    """One instance of a TRL class."""
+    """An instance of a TRL class."""
 
     def __init__(self, instance: Any, row: Mapping[str, Any], score: Callable | None):
         self.instance = instance

@@ -1,4 +1,4 @@
-"""One program in a file tree of its own: build the tree, run a shell command, return the files.
+"""A program in a file tree of its own: build the tree, run a shell command, return the files.
 
 `programs.py` starts this process through `launcher.py` for every command. It enters user, mount,
 PID, network, IPC and host-name namespaces, builds a read-only root folder with the system's
