@@ -52,7 +52,8 @@ POLICY_SETTINGS = (
     "merge.policies",
     "merge.base",
 )
-PATH_SETTINGS = (*WORLD_SETTINGS, "model.path", *POLICY_SETTINGS)
+STORED_ROLLOUTS = "rl.off_policy.rollouts"  # setting with a Parquet file or the folder of a run
+PATH_SETTINGS = (*WORLD_SETTINGS, "model.path", *POLICY_SETTINGS, STORED_ROLLOUTS)
 TRAINING_STAGES = ("cpt", "sft", "rl")
 ROLLOUT_STAGES = ("demonstrations", "rl", "evaluate")  # stages that use the tools
 MODEL_STAGES = ("untrained", "cpt", "sft", "rl", "merge", "demonstrations", "evaluate")
@@ -107,9 +108,10 @@ class QuestionsConfig:
         "cpt",
         *ROLLOUT_STAGES,
     )
-    skills: Literal["react", "memory"] = setting(
+    skills: Literal["react", "memory", "delegation"] = setting(
         "react",
-        "skills to train; memory adds reports, summaries and trails",
+        "skills to train; memory adds reports, summaries and trails, delegation a planner and "
+        "its workers",
         "world",
         "cpt",
         "demonstrations",
@@ -345,10 +347,14 @@ class RLAdvantageConfig:
     estimator: str = setting(
         "leave_one_out", "advantage estimator", "rl", choices="drlib.rl.advantages:ADVANTAGES"
     )
-    baseline: Literal["trajectories", "samples"] = setting(
+    baseline: Literal["trajectories", "samples", "roles"] = setting(
         "trajectories",
-        "unit of the baseline; samples are the contexts of a rollout (WebResearcher)",
+        "unit of the baseline; samples are the contexts of a rollout (WebResearcher), roles "
+        "compare the planner's and the workers' part of a rollout separately",
         "rl",
+    )
+    context_weight: Literal["one", "shared"] = setting(
+        "one", "loss weight of a context: 1, or 1 / contexts of its role in the rollout", "rl"
     )
     sample_multiple: int = setting(
         1, "down-sample contexts to a multiple of this number (WebResearcher)", "rl"
@@ -406,6 +412,9 @@ class RLOffPolicyConfig:
     """Old weights, engine mismatch and replay (drlib.rl.staleness)."""
 
     staleness: int = setting(0, "steps by which the engine's weights lag behind", "rl")
+    reset_optimizer: bool = setting(
+        False, "clear the optimizer's state when the engine gets new weights (GLM-5)", "rl"
+    )
     engine_dtype: Literal["float32", "bfloat16"] = setting(
         "float32", "dtype to which the engine's weights are rounded", "rl"
     )
@@ -416,6 +425,27 @@ class RLOffPolicyConfig:
         0, "earlier groups trained on again per step, by mean |advantage| (even)", "rl"
     )
     replay_age: int = setting(4, "maximum age of a replayed group in updates", "rl")
+    rollouts: str = setting(
+        "", "train offline on stored rollouts: a Parquet file or the folder of a run", "rl"
+    )
+
+
+@dataclass(frozen=True)
+class RLAsynchronousConfig:
+    """Rollouts in other processes during the updates (drlib.training.rollout_pool)."""
+
+    actors: int = setting(
+        0, "processes that sample during the updates; 0: sampling and updates alternate", "rl"
+    )
+    max_lag: int = setting(1, "maximum age of a trained rollout in updates", "rl")
+    groups: int = setting(8, "groups that an actor samples at once", "rl")
+    in_flight: bool = setting(False, "running rollouts continue with new weights", "rl")
+    stale: Literal["pace", "drop", "requeue"] = setting(
+        "pace",
+        "start rollouts only if they will be young enough; or drop older ones, or ask their "
+        "questions again",
+        "rl",
+    )
 
 
 @dataclass(frozen=True)
@@ -508,11 +538,15 @@ class RLConfig:
     minibatches: int = setting(1, "updates per batch", "rl")
     agent: str = setting("react", "rollout agents, joined by + (drlib.agents)", "rl")
     temperature: float = setting(1.0, "temperature of sampling and loss", "rl")
+    save_rollouts: bool = setting(
+        False, "save all rollouts of every step, not only a few of three steps", "rl"
+    )
     loss: RLLossConfig = field(default_factory=RLLossConfig)
     advantage: RLAdvantageConfig = field(default_factory=RLAdvantageConfig)
     filter: RLFilterConfig = field(default_factory=RLFilterConfig)
     sampling: RLSamplingConfig = field(default_factory=RLSamplingConfig)
     off_policy: RLOffPolicyConfig = field(default_factory=RLOffPolicyConfig)
+    asynchronous: RLAsynchronousConfig = field(default_factory=RLAsynchronousConfig)
     reward: RLRewardConfig = field(default_factory=RLRewardConfig)
     curriculum: RLCurriculumConfig = field(default_factory=RLCurriculumConfig)
     callbacks: RLCallbacksConfig = field(default_factory=RLCallbacksConfig)
@@ -558,6 +592,24 @@ class MergeConfig:
 
 
 @dataclass(frozen=True)
+class EvaluationShiftConfig:
+    """A realistic environment of the same world (drlib.evaluation.environment_shift)."""
+
+    fault_share: float = setting(
+        0.0, "share of search and visit calls that fail with a server error", "evaluate"
+    )
+    latency_s: float = setting(
+        0.0, "mean simulated latency of these calls in s; above 15 s they fail", "evaluate"
+    )
+    changed_share: float = setting(0.0, "share of pages with a changed fact", "evaluate")
+    missing_share: float = setting(0.0, "share of pages that are missing", "evaluate")
+    ranking_noise: float = setting(
+        0.0, "noise of the search ranking (Plackett-Luce); 0: unchanged", "evaluate"
+    )
+    seed: int = setting(0, "seed of faults, latencies, drift and ranking", "evaluate")
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """Held-out evaluation."""
 
@@ -583,6 +635,7 @@ class EvaluationConfig:
         "seed of the held-out questions and answers; drawn before the recipe was final",
         "evaluate",
     )
+    shift: EvaluationShiftConfig = field(default_factory=EvaluationShiftConfig)
 
 
 @dataclass(frozen=True)
@@ -761,6 +814,9 @@ def _absolute_path(name: str, value: Any, base: Path) -> Any:
     if name in POLICY_SETTINGS:
         folders = [(key, _find_folder(path, (base, ROOT))) for key, path in split_policies(value)]
         return ",".join(f"{key}={path}" if key else path for key, path in folders)
+    if name == STORED_ROLLOUTS:
+        found = [path for path in (_join(base, value), _join(ROOT, value)) if path.exists()]
+        return str(found[0]) if found else value
     return _find_folder(value, (base,))
 
 
@@ -768,6 +824,14 @@ def _find_folder(path: str, starts: Iterable[Path]) -> str:
     """Return the absolute path of the first existing folder; `path` itself if there is none."""
     found = [_join(start, path) for start in starts]
     return next((str(folder) for folder in found if folder.is_dir()), path)
+
+
+def list_rollout_files(where: str) -> list[Path]:
+    """Return the Parquet files of stored rollouts in a file or folder, in the order of steps; []
+    if there are none.
+    """
+    path = Path(absolute_paths({STORED_ROLLOUTS: where})[STORED_ROLLOUTS])
+    return [path] if path.is_file() else sorted(path.glob("trajectories_*.parquet"))
 
 
 def split_policies(value: str) -> list[tuple[str, str]]:

@@ -8,11 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drlib.rl.advantages import (
+    ADVANTAGES,
     batch_normalized,
+    exponential,
     group_mean,
     group_normalized,
     leave_one_out,
     share_over_segments,
+    uniform,
 )
 
 ESTIMATORS = [leave_one_out, group_mean, group_normalized, batch_normalized]
@@ -149,3 +152,24 @@ def test_invalid_segment_indices_are_rejected(index, message):
         share_over_segments([1.0, -1.0], index)
     with pytest.raises(ValueError, match=r"got \[1, 2\] and \[3\]"):
         share_over_segments([[1.0, -1.0]], [0, 0, 1])
+
+
+def test_weights_of_cloning_by_hand():
+    """The middle rollout could not be judged: it is neither cloned nor in the mean."""
+    rewards_N, groups_N = torch.tensor([1.0, math.nan, 0.0, 0.0]), torch.tensor([0, 0, 0, 1])
+    valid_N = torch.tensor([True, False, True, True])
+    assert uniform(rewards_N, groups_N, valid_N).tolist() == [1, 0, 1, 1]
+    assert ADVANTAGES["reward"](rewards_N, groups_N, valid_N).tolist() == [1, 0, 0, 0]
+    mean = (math.exp(2) + 2) / 3
+    expected = [math.exp(2) / mean, 0, 1 / mean, 1 / mean]
+    assert exponential(rewards_N, groups_N, valid_N).tolist() == pytest.approx(expected)
+
+
+def test_exponential_weights_lie_between_cloning_all_and_the_best():
+    rewards_N, groups_N = torch.tensor([1.0, 0.0, 0.5, 0.0]), torch.zeros(4, dtype=torch.long)
+    assert exponential(rewards_N, groups_N, beta=1e9).tolist() == pytest.approx([1, 1, 1, 1])
+    assert exponential(rewards_N, groups_N, beta=1e-3).tolist() == pytest.approx([4, 0, 0, 0])
+    shifted = exponential(rewards_N + 1000, groups_N)
+    assert shifted.tolist() == pytest.approx(exponential(rewards_N, groups_N).tolist())
+    with pytest.raises(ValueError, match="beta=0 must be positive"):
+        exponential(rewards_N, groups_N, beta=0)

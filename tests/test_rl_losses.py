@@ -6,6 +6,7 @@ import pytest
 import torch
 from rl_examples import CLIPS, a_batch, gradient
 
+from drlib.rl.advantages import exponential, uniform
 from drlib.rl.losses import (
     LossConfig,
     loss_denominator,
@@ -189,7 +190,10 @@ def test_merged_metrics_match_the_full_batch():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"clip": "dapo"}, 'clip must be "ppo", "double_sided", "cispo" or "none"'),
+        (
+            {"clip": "dapo"},
+            'clip must be "ppo", "double_sided", "cispo", "log_likelihood" or "none"',
+        ),
         ({"level": "turn"}, "level must be"),
         ({"correction": "tis"}, "correction must be"),
         ({"correction_level": "batch"}, "correction_level must be"),
@@ -250,3 +254,71 @@ def test_invalid_batches_are_rejected(change, message):
     change(arguments)
     with pytest.raises(ValueError, match=message):
         policy_loss(**arguments)
+
+
+# ---------------------------------------------------------------- offline and random rewards
+
+
+def test_log_likelihood_ignores_the_behaviour_policy():
+    logp_BT, behaviour_BT, advantages_B, mask_BT = a_batch()
+    config = LossConfig(clip="log_likelihood")
+    actual = gradient(logp_BT, behaviour_BT, advantages_B, mask_BT, config)
+    torch.testing.assert_close(actual, -(mask_BT * advantages_B[:, None]) / mask_BT.sum())
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"), [(uniform, 0.5), (exponential, math.exp(2) / (math.exp(2) + 1))]
+)
+def test_reward_weighted_cloning_exceeds_cloning_on_mixed_data(estimator, expected):
+    """Half of the data is the good arm. Cloning copies this share; weights raise it to e^2 : 1."""
+    theta_V = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    behaviour_B1 = torch.full((2, 1), 0.5, dtype=torch.float64).log()
+    rewards_B = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    weights_B = estimator(rewards_B, torch.zeros(2, dtype=torch.long))
+    mask_B1 = torch.ones(2, 1, dtype=torch.bool)
+    for _ in range(400):
+        logp_B1 = theta_V.log_softmax(0)[:, None]
+        config = LossConfig(clip="log_likelihood")
+        loss, _ = policy_loss(logp_B1, behaviour_B1, weights_B, mask_B1, config)
+        (gradient_V,) = torch.autograd.grad(loss, theta_V)
+        theta_V = (theta_V - gradient_V).detach().requires_grad_()
+    assert (theta_V.softmax(0) @ rewards_B).item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("epsilons", [(0.2, 0.2), (0.1, 0.28)])
+def test_clip_bias_of_a_random_reward_by_enumeration(seed, epsilons):
+    """Spurious Rewards (arXiv 2506.10947), appendix B.1.2: the reward knows nothing of the action.
+
+    Without a clip the expected gradient is 0. With it, it is mu E[grad r (1{r < 1 - low} - 1{r > 1
+    + high})] with mu = P(A > 0) E[A | A > 0]: towards actions that have become rarer, and away
+    from those that have become more frequent.
+    """
+    low, high = epsilons
+    rng = torch.Generator().manual_seed(seed)
+    old_V = torch.randn(5, generator=rng, dtype=torch.float64).log_softmax(0)
+    theta_V = (old_V + 0.5 * torch.randn(5, generator=rng, dtype=torch.float64)).requires_grad_()
+    # every action with every advantage: -1 with probability 3/5, 1.5 with 2/5
+    advantages_A = torch.tensor([-1.0, 1.5], dtype=torch.float64)
+    chances_A = torch.tensor([0.6, 0.4], dtype=torch.float64)
+    mu = 0.4 * 1.5
+
+    def expected_gradient(clip):
+        loss, _ = policy_loss(
+            theta_V.log_softmax(0).repeat(2)[:, None],
+            old_V.repeat(2)[:, None],
+            advantages_A.repeat_interleave(5),
+            torch.ones(10, 1, dtype=torch.bool),
+            LossConfig(clip=clip, epsilon_low=low, epsilon_high=high),
+            weights_B=old_V.exp().repeat(2) * chances_A.repeat_interleave(5),
+            denominator=1.0,
+        )
+        return torch.autograd.grad(-loss, theta_V)[0]
+
+    ratio_V = (theta_V.log_softmax(0) - old_V).exp()
+    sides_V = (ratio_V < 1 - low).double() - (ratio_V > 1 + high).double()
+    assert sides_V.abs().sum() > 0
+    (bias_V,) = torch.autograd.grad(mu * (old_V.exp() * ratio_V * sides_V).sum(), theta_V)
+    torch.testing.assert_close(expected_gradient("none"), torch.zeros_like(theta_V))
+    torch.testing.assert_close(expected_gradient("ppo"), bias_V)
+    assert bias_V.norm() > 0.01

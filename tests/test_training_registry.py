@@ -66,6 +66,7 @@ OTHERS = {
     "plugins": "this",
     "rl.start": "figures/reference/tour/policy_sft",
     "demonstrations.policy": "figures/reference/tour/policy_sft",
+    "rl.off_policy.rollouts": "figures/reference/tour/rl_sampled.parquet",
     "distill.start": "figures/reference/tour/policy_sft",
     "distill.teachers": "python=figures/reference/tour/policy_sft",
     "distill.loss": "full",

@@ -112,6 +112,9 @@ ELSEWHERE = {  # options tested elsewhere
     "rl.filter.repair_groups",
     "rl.off_policy.replay_groups",
     "rl.off_policy.replay_age",
+    # tests/test_training_stored_rollouts.py
+    "rl.off_policy.rollouts",
+    "rl.save_rollouts",
     # tested below together with the option they modify
     "rl.loss.kl_estimator",
     "rl.loss.kl_unbiased",

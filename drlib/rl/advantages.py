@@ -1,6 +1,6 @@
 """Advantages of group-based policy gradients: the reward of a rollout relative to its group.
 
-Four estimators with one signature, selected by name from `ADVANTAGES`, where your own can be
+Estimators with one signature, selected by name from `ADVANTAGES`, where your own can be
 registered. `leave_one_out` is the default (Tongyi DeepResearch section 3.4, after LOOP, arXiv
 2502.01600, eq. 3); the report's printed eq. 5 is `group_mean`, smaller by (G-1)/G.
 
@@ -98,6 +98,50 @@ def batch_normalized(rewards_N, groups_N, valid_N=None, *, epsilon: float = 1e-6
     kept = rewards_N.double()[groups.valid_N]
     std = kept.std() if len(kept) > 1 else kept.new_zeros(())
     return _finish(_divide(_centred(groups), std, epsilon), groups, rewards_N)
+
+
+@ADVANTAGES.register("uniform")
+def uniform(rewards_N, groups_N, valid_N=None) -> Tensor:
+    """A_i = 1 for every valid rollout, whatever its reward: behaviour cloning with
+    rl.loss.clip=log_likelihood.
+
+    Arguments and errors of this estimator and the next two are those of `leave_one_out`; they have
+    no baseline, so a group of one counts too.
+    """
+    rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
+    return groups.valid_N.to(rewards_N.dtype)
+
+
+@ADVANTAGES.register("reward")
+def reward(rewards_N, groups_N, valid_N=None) -> Tensor:
+    """A_i = R_i, without a baseline: with log_likelihood and rewards of 0 and 1, cloning of the
+    correct rollouts.
+    """
+    rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
+    return torch.where(groups.valid_N, rewards_N, 0.0)
+
+
+@ADVANTAGES.register("exponential")
+def exponential(rewards_N, groups_N, valid_N=None, *, beta: float = 0.5) -> Tensor:
+    """A_i = exp(R_i / beta) over its mean over the batch: reward-weighted regression.
+
+    The default gives a reward of 1 the weight e^2 of a reward of 0. As beta grows the weights
+    approach those of "uniform", as it falls only the highest reward of the batch counts.
+
+    Raises:
+        ValueError: as `leave_one_out`, or beta is not positive.
+
+    >>> [round(a, 3) for a in exponential([1.0, 0.0], [7, 7]).tolist()]
+    [1.762, 0.238]
+    """
+    require(beta > 0, f"beta={beta} must be positive")
+    rewards_N, groups = _gather(rewards_N, groups_N, valid_N)
+    weights_N = torch.zeros_like(rewards_N, dtype=torch.float64)
+    kept = rewards_N.double()[groups.valid_N]
+    if len(kept):
+        scaled = ((kept - kept.max()) / beta).exp()  # shifted, so that no reward overflows
+        weights_N[groups.valid_N] = scaled / scaled.mean()
+    return weights_N.to(rewards_N.dtype)
 
 
 def share_over_segments(advantages_N, trajectory_of_segment_S) -> Tensor:

@@ -8,7 +8,7 @@ epsilons. `LossConfig(clip=NAME)` selects a clip, also one of your own:
     @CLIPS.register("half")
     def half(logp_BT, log_ratio_BT, advantages_BT, config): ...
 
-On-policy, all clips have the gradient of REINFORCE.
+On-policy, all clips have the gradient of REINFORCE; "log_likelihood" has it on any data.
 """
 
 import torch
@@ -48,6 +48,16 @@ def cispo(logp_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, config) 
     """Gradient min(r, 1 + epsilon_high) A grad log pi everywhere (MiniMax-M1)."""
     capped_BT = log_ratio_BT.exp().detach().clamp(max=1 + config.epsilon_high)
     return capped_BT * advantages_BT * logp_BT
+
+
+@CLIPS.register("log_likelihood")
+def log_likelihood(logp_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, config) -> Tensor:
+    """A log pi, without a ratio: cloning of stored rollouts, weighted by the advantage.
+
+    With the estimators "uniform", "reward" and "exponential": behaviour cloning, cloning of
+    successes and reward-weighted regression (Peters and Schaal, ICML 2007).
+    """
+    return advantages_BT * logp_BT
 
 
 @CLIPS.register("none")

@@ -39,10 +39,13 @@ from drlib.training.rollouts import (
     rollout_limits,
     summarise_rollouts,
 )
-from drlib.trajectory import Trajectory, save_trajectories
+from drlib.training.stored_rollouts import (
+    StoredRollouts,
+    check_stored_rollouts,
+    write_rollouts,
+)
+from drlib.trajectory import Trajectory
 from drlib.validation import require
-
-KEPT_GROUPS = 4  # whose trajectories are saved at the first, the middle and the last step
 
 
 class GRPOTrainer:
@@ -64,8 +67,12 @@ class GRPOTrainer:
         self.sampler = copy.deepcopy(model) if config.rl.off_policy.staleness > 0 else model
         if extra.get("sampler"):
             self.sampler.load_state_dict(extra["sampler"])
-        self.engine = self._open_engine(start.where, extra.get("version", 0))
+        self.engine = self._open_engine(start, extra)
         self.agent = self.build_agent(config)
+        # offline: rollouts from files instead of the engine (rl.off_policy.rollouts)
+        self.stored = None
+        if config.rl.off_policy.rollouts:
+            self.stored = StoredRollouts(config, model.config.vocab_size)
         self.clock = Clock()
         self.callbacks = build_callbacks(config, self)
         # restore the rest of the checkpoint
@@ -74,15 +81,21 @@ class GRPOTrainer:
             self.learner.load_state_dict(extra["learner"])
             self.scheduler.load_state_dict(extra["questions"])
             self.callbacks.load_state_dict(extra["callbacks"])
+            if self.stored:
+                self.stored.epochs.load_state_dict(extra["stored"])
 
-    def _open_engine(self, where: str, version: int) -> Engine:
-        """Open the engine: the local one for the tiny policy, or engine.name for a real model."""
-        config = self.config
+    def _open_engine(self, start: StageStart, extra: dict) -> Engine:
+        """Open the engine: the local one for the tiny policy, or engine.name for a real model.
+
+        Args:
+            extra: of the checkpoint.
+        """
+        config, version = self.config, extra.get("version", 0)
         weights = engine_weights(self.sampler, config.rl.off_policy.engine_dtype)
         routes = config.rl.off_policy.routing_replay == "r3"
         if not config.model.path:
             return build_local_engine(weights, config, version=version, routes=routes)
-        engine = self._opened.enter_context(create_engine(weights, where, config, routes))
+        engine = self._opened.enter_context(create_engine(weights, start.where, config, routes))
         engine.version = version
         return engine
 
@@ -95,6 +108,14 @@ class GRPOTrainer:
         limits = rollout_limits(config)
         return create_agent(
             self.config.rl.agent, self.engine, self.toolbox, self.chat, limits, self.system
+        )
+
+    def collect_rollouts(self, config: Config, step: int) -> Rollouts:
+        """Sample rewarded groups, again while groups have no variance; or draw stored ones."""
+        if self.stored:
+            return self.stored.draw(self.ranks)
+        return collect_rollouts(
+            self.agent, self.scheduler, self.curriculum, config, step, self.ranks
         )
 
     def prepare_batch(self, rollouts: Rollouts, step: int) -> PreparedBatch:
@@ -112,10 +133,8 @@ class GRPOTrainer:
         if state.config is not config:
             self.agent = self.build_agent(state.config)
 
-        # sample rewarded groups of rollouts with tools; draw again while groups have no variance
-        rollouts = collect_rollouts(
-            self.agent, self.scheduler, self.curriculum, state.config, step, ranks
-        )
+        # sample rewarded groups of rollouts with tools, or draw them from files
+        rollouts = self.collect_rollouts(state.config, step)
         sampled = time.perf_counter()
 
         # filter, resample, advantages, loss weights: no model is run
@@ -151,10 +170,8 @@ class GRPOTrainer:
     def __call__(self, step: int) -> dict:
         """Take one step, save some of its rollouts, return its metrics."""
         metrics, trajectories = self.step(step)
-        kept_steps = (0, self.config.rl.steps // 2, self.config.rl.steps - 1)
-        if self.ranks.first and (step in kept_steps or "stopped" in metrics):
-            kept = trajectories[: KEPT_GROUPS * self.config.rl.group]
-            save_trajectories(self.run.path / f"trajectories_{step + 1:04d}.parquet", kept)
+        is_last = "stopped" in metrics
+        write_rollouts(self.run.path, step, trajectories, self.config, self.ranks, is_last)
         return metrics
 
     def _update_engine(self) -> None:
@@ -165,6 +182,8 @@ class GRPOTrainer:
             engine_weights(self.sampler, self.config.rl.off_policy.engine_dtype)
         )
         self.clock.on_sync()
+        if self.config.rl.off_policy.reset_optimizer:
+            self.learner.optimizers.forget()
 
     def extra(self) -> dict:
         """Return the checkpoint besides the policy and its optimizer."""
@@ -176,6 +195,7 @@ class GRPOTrainer:
             "sampler": self.sampler.state_dict() if self.sampler is not self.model else None,
             "learner": self.learner.state_dict(),
             "callbacks": self.callbacks.state_dict(),
+            "stored": self.stored.epochs.state_dict() if self.stored else None,
         }
 
 
@@ -197,6 +217,7 @@ def check_rl_settings(config: Config) -> None:
     check_batch(config)
     check_loss(config)
     check_callbacks(config)
+    check_stored_rollouts(config)
 
 
 def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
@@ -209,6 +230,12 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         f'rl.off_policy.routing_replay="{replay}" has no effect on the exact local engine: '
         "set rl.minibatches, rl.off_policy.staleness or rl.off_policy.engine_dtype too",
     )
+    trainer_class = GRPOTrainer
+    if config.rl.asynchronous.actors > 0:
+        from drlib.training.asynchronous import AsyncGRPOTrainer, check_asynchronous
+
+        check_asynchronous(config)
+        trainer_class = AsyncGRPOTrainer
     start = begin_stage(name, "sft", config, run_dir, ranks)
     scheduler = QuestionScheduler(config, start.world, start.names)
     with (
@@ -216,7 +243,7 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         open_toolbox(config, start.world, sandbox, scheduler.environments) as toolbox,
     ):
         require_learnable(config, start.chat, start.system, scheduler, toolbox)
-        trainer = GRPOTrainer(config, start, toolbox, scheduler)
+        trainer = trainer_class(config, start, toolbox, scheduler)
         try:
             metrics = start.run.loop(
                 trainer, config.rl.steps, config.trainer.checkpoint_every, trainer.extra

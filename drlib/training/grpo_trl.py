@@ -36,7 +36,7 @@ from drlib.training.callbacks import StepState, build_callbacks
 from drlib.training.data import WORLD_FILE
 from drlib.training.distributed import Ranks
 from drlib.training.doctor import require_learnable
-from drlib.training.grpo import KEPT_GROUPS, check_rl_settings
+from drlib.training.grpo import check_rl_settings
 from drlib.training.learner import FINAL_LR, loss_config
 from drlib.training.model_setup import (
     ChatSetup,
@@ -62,6 +62,7 @@ from drlib.training.rollouts import (
     summarise_rollouts,
 )
 from drlib.training.run_folder import RunFolder
+from drlib.training.stored_rollouts import write_rollouts
 from drlib.training.trl import (
     CHECKPOINTS,
     GIVEN,
@@ -72,16 +73,19 @@ from drlib.training.trl import (
     find_checkpoint,
     run_trainer,
 )
-from drlib.trajectory import NO_RECORD, Trajectory, save_trajectories
+from drlib.trajectory import NO_RECORD, Trajectory
 from drlib.validation import require
 from drlib.worlds import Names, SmallWorld
 
 # Settings that TRL's trainer cannot express: name -> (required value, reason).
 UNSUPPORTED = {
     "rl.minibatches": (1, "TRL shuffles rows, so its mini-batches would split groups"),
+    "rl.asynchronous.actors": (0, "TRL samples and trains in turn"),
+    "rl.off_policy.reset_optimizer": (False, "TRL's optimizer is not reset"),
     "rl.off_policy.staleness": (0, "the engine shares or receives the weights at every step"),
     "rl.off_policy.engine_dtype": ("float32", "an engine's precision is model.dtype here"),
     "rl.off_policy.replay_groups": (0, "TRL's batch has no rows for replayed groups"),
+    "rl.off_policy.rollouts": ("", "TRL's step begins with the rollouts of an engine"),
     "rl.loss.entropy_tokens": ("top", "the loss selects tokens by the highest entropy only"),
     "rl.callbacks.reference_every": (0, "TRL's checkpoints lack the reference model"),
 }
@@ -273,15 +277,9 @@ class RolloutFunction:
         state.metrics |= update
         self.curriculum.update(state.outcomes)
         self.callbacks.on_step_end(self, state)
-        self._save_rollouts(state)
+        is_last = "stopped" in state.metrics
+        write_rollouts(self.run.path, state.step, state.rollouts, self.config, self.ranks, is_last)
         return state.metrics
-
-    def _save_rollouts(self, state: StepState) -> None:
-        """Save some rollouts of the first, the middle and the last step."""
-        kept_steps = (0, self.config.rl.steps // 2, self.config.rl.steps - 1)
-        if self.ranks.first and (state.step in kept_steps or "stopped" in state.metrics):
-            kept = state.rollouts[: KEPT_GROUPS * self.config.rl.group]
-            save_trajectories(self.run.path / f"trajectories_{state.step + 1:04d}.parquet", kept)
 
 
 # ---------------------------------------------------------------- rows of a batch

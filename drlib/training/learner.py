@@ -611,8 +611,10 @@ def loss_config(config: Config, kl_coef: float | None = None) -> LossConfig:
 
 def is_off_policy(config: Config) -> bool:
     """Return True if the trained policy may differ from the one that sampled."""
-    older = config.rl.off_policy.staleness > 0 or config.rl.off_policy.replay_groups > 0
-    return config.rl.minibatches > 1 or older or config.rl.off_policy.engine_dtype != "float32"
+    off_policy = config.rl.off_policy
+    older = off_policy.staleness > 0 or off_policy.replay_groups > 0 or bool(off_policy.rollouts)
+    older = older or (config.rl.asynchronous.actors > 0 and config.rl.asynchronous.max_lag > 0)
+    return config.rl.minibatches > 1 or older or off_policy.engine_dtype != "float32"
 
 
 def check_loss(config: Config) -> None:

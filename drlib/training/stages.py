@@ -20,11 +20,13 @@ from pathlib import Path
 from drlib.config import (
     FIELDS,
     POLICY_SETTINGS,
+    STORED_ROLLOUTS,
     WORLD_SETTINGS,
     Config,
     absolute_paths,
     declared_for,
     format_setting,
+    list_rollout_files,
     split_policies,
     split_worlds,
 )
@@ -317,6 +319,9 @@ def stage_settings(name: str, config: Config) -> dict:
     for setting in POLICY_SETTINGS:
         if own.get(setting):  # the weights count, not their path
             own[setting] = _hash_policies(setting, whole)
+    if own.get(STORED_ROLLOUTS):  # the contents count, not their path
+        files = list_rollout_files(own[STORED_ROLLOUTS])
+        own[STORED_ROLLOUTS] = [_hash(file.read_bytes()) for file in files]
     if own.get("model.path"):
         own["model.path"] = whole.model_path
         own["model_files"] = _stamp(Path(whole.model_path))
