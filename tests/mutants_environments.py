@@ -6,6 +6,7 @@ SWE = "drlib/environments/swe.py"
 SPACE = "drlib/environments/workspace.py"
 TERMINAL = "drlib/environments/terminal_tasks.py"
 HARBOR = "drlib/environments/harbor_tasks.py"
+WEB = "drlib/environments/web_tasks.py"
 PROCESS = "drlib/sandbox/program_process.py"
 CHEATING = "tests/test_environments_cheating.py::"
 MODULES = f"{CHEATING}test_modules_that_cheat_fail_the_hidden_tests"
@@ -175,5 +176,29 @@ MUTANTS = [
         "",
         ("tests/test_sandbox_programs.py::test_limits",),
         "a sparse file would fill the memory of the trainer",
+    ),
+    Mutant(
+        "the pages of a question need no visit",
+        WEB,
+        "return float(is_right and is_state and self.visited >= {*self.goal.pages})",
+        "return float(is_right and is_state)",
+        ("tests/test_environments_web.py::test_a_question_needs_its_page_and_its_answer",),
+        "a guessed answer would be rewarded",
+    ),
+    Mutant(
+        "an order leaves the cart as it is",
+        WEB,
+        "            self.cart.clear()\n",
+        "",
+        ("tests/test_environments_web.py",),
+        "no order could be verified",
+    ),
+    Mutant(
+        "text of a field survives a change of the page",
+        WEB,
+        "        self.typed = {}\n        self.visited.add(page)",
+        "        self.visited.add(page)",
+        ("tests/test_environments_web.py::test_cheating_with_forms",),
+        "a form could be sent with values of another one",
     ),
 ]

@@ -185,6 +185,7 @@ BUILT_IN = {
     "swe": "drlib.environments.swe:SweEnvironment",
     "terminal": "drlib.environments.terminal_tasks:TerminalEnvironment",
     "harbor": "drlib.environments.harbor_tasks:HarborEnvironment",
+    "web": "drlib.environments.web_tasks:WebEnvironment",
 }
 
 
