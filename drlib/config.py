@@ -197,6 +197,9 @@ class EngineConfig:
 class RolloutConfig:
     """Limits of a rollout."""
 
+    tool_latency_ms: float = setting(
+        0.0, "time that every call of a tool takes longer, to study scheduling", "rl"
+    )
     search_results: int = setting(2, "results per search", "cpt", "sft", *ROLLOUT_STAGES)
     max_calls: int = setting(6, "tool calls per rollout", *ROLLOUT_STAGES)
     max_turn_tokens: int = setting(72, "tokens per turn", *ROLLOUT_STAGES)
@@ -405,6 +408,12 @@ class RLSamplingConfig:
     duplicate: bool = setting(
         False, "repeat groups with variance in place of those without (DUPO)", "rl"
     )
+    fork_temperature: float = setting(
+        0.0, "temperature at forking tokens; the loss keeps rl.temperature; 0: the same", "rl"
+    )
+    fork_entropy: float = setting(
+        0.672, "minimum entropy of a forking token in nats (80/20 rule: Qwen3-8B's p80)", "rl"
+    )
 
 
 @dataclass(frozen=True)
@@ -607,6 +616,12 @@ class EvaluationShiftConfig:
         0.0, "noise of the search ranking (Plackett-Luce); 0: unchanged", "evaluate"
     )
     seed: int = setting(0, "seed of faults, latencies, drift and ranking", "evaluate")
+
+    @property
+    def is_active(self) -> bool:
+        """True if any difference to the simulator is declared."""
+        drift = self.changed_share or self.missing_share or self.ranking_noise
+        return bool(self.fault_share or self.latency_s or drift)
 
 
 @dataclass(frozen=True)

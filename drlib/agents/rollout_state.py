@@ -64,11 +64,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Turn:
-    """The policy's turn: its text and the first action in it; `others`: parallel native calls."""
+    """The policy's turn: its text and the first action in it; `others`: parallel native calls.
+
+    is_cut: it reached a token limit, in a context other than `RolloutState.lead`.
+    """
 
     text: str
     action: ToolCall | Answer | FormatError
     others: tuple[ToolCall | Answer | FormatError, ...] = ()
+    is_cut: bool = False
 
 
 _BACKGROUND = ThreadPoolExecutor(8, thread_name_prefix="drlib-agent")
@@ -96,6 +100,9 @@ class RolloutState:
     name: str
     key: int
     contexts: list[Context] = field(default_factory=list)
+    # the context that answers, if others work for it: the rollout ends at its token limits only,
+    # and the forced answer is requested in it; None: the last one
+    lead: Context | None = None
     results: list[ToolResult] = field(default_factory=list)
     notes: dict[str, Any] = field(
         default_factory=dict
@@ -108,13 +115,14 @@ class RolloutState:
     cost: float = 0.0
     started: float | None = None  # monotonic time of the first turn
 
-    def begin(self, question: str | None = None) -> Context:
-        """Start a new, empty context; by default with the task's question."""
+    def begin(self, question: str | None = None, system: str | None = None) -> Context:
+        """Start a new, empty context; by default with the task's question and system prompt."""
         question = self.task.question if question is None else question
+        system = self.system if system is None else system
         if self.chat is None:
-            context = MessageContext(question, self.system)
+            context = MessageContext(question, system)
         else:
-            context = IdContext(self.chat, question, self.system)
+            context = IdContext(self.chat, question, system)
         self.contexts.append(context)
         return context
 
@@ -161,12 +169,9 @@ class RolloutState:
         Raises:
             RolloutStopped: the limit of calls, repetitions or format errors is reached.
         """
-        if len(self.results) >= self.limits.calls:
-            raise RolloutStopped(Termination.TURNS)
+        self.require_call(action)
         if isinstance(action, ToolCall):
-            self._require_progress(action)
             return self.toolbox.submit(action.name, action.arguments, world=self.world)
-        self._require_format()
         text = f"Error: {action.reason}"
         is_first = not self.results or self.results[-1].tool != "format"
         if is_first and self.limits.format_help:
@@ -174,6 +179,15 @@ class RolloutState:
         rejected: Future = Future()
         rejected.set_result(ToolResult("format", {}, text, False, "format"))
         return rejected
+
+    def require_call(self, action: ToolCall | FormatError) -> None:
+        """Raise RolloutStopped as `act`, which includes it; for calls that an agent executes."""
+        if len(self.results) >= self.limits.calls:
+            raise RolloutStopped(Termination.TURNS)
+        if isinstance(action, ToolCall):
+            self._require_progress(action)
+        else:
+            self._require_format()
 
     def _require_format(self) -> None:
         """Stop with FORMAT if the last turns, with this one, could not be parsed."""
@@ -245,7 +259,8 @@ class RolloutRunner:
 
         Ids to append, a new context, a future of one of these, or None at the end.
         """
-        if completion.finish_reason == "context" and not completion.size:
+        is_lead = self.state.lead in (None, self.context)
+        if completion.finish_reason == "context" and not completion.size and is_lead:
             # the reply did not fit and was not read
             return self._end(Termination.LENGTH)
         if completion.finish_reason == "fault":
@@ -255,12 +270,13 @@ class RolloutRunner:
         self.state.count(completion)
         self._notify("turn", text)
         actions = parse_native(text) if self.state.has_native_tools else [parse(text)]
-        turn = Turn(text, actions[0], tuple(actions[1:]))
+        is_cut = completion.finish_reason != "stop"
+        turn = Turn(text, actions[0], tuple(actions[1:]), is_cut)
         if self.forced is not None:
-            answered = completion.finish_reason == "stop" and isinstance(turn.action, Answer)
+            answered = not is_cut and isinstance(turn.action, Answer)
             self.state.answer = turn.action.text if answered else None
             return self._end(Termination.ANSWERED if answered else self.forced)
-        if completion.finish_reason != "stop":
+        if is_cut and is_lead:
             return self._end(Termination.LENGTH)
         return self._advance(turn)
 
@@ -305,8 +321,9 @@ class RolloutRunner:
             return self._end(reason)
         self.forced = reason
         self.state.notes["forced"] = str(reason)
-        self.context.add_user(LAST_CALL)
-        return self._request_turn(self.context)
+        context = self.state.lead or self.context
+        context.add_user(LAST_CALL)
+        return self._request_turn(context)
 
     def interrupt(self) -> None:
         """End a running rollout; its record is marked as interrupted."""
@@ -362,7 +379,7 @@ class RolloutRunner:
         numbers = np.repeat(
             np.arange(len(ids)), np.array([len(context_ids) for context_ids in ids], int)
         )
-        columns = _columns([part for parts in recorded for part in parts])
+        columns = _columns([part for parts in recorded for part in parts], version)
         return Trajectory(
             id=state.name,
             task_id=state.task.id,
@@ -370,7 +387,6 @@ class RolloutRunner:
             world_version=state.task.world,
             policy_version=version,
             segments=np.concatenate([[], *segments]).astype(np.uint8),
-            versions=np.where(columns["generated"], version, 0).astype(np.int32),
             routed_experts=_routes(recorded),
             tool_results=state.results,
             termination=state.termination,
@@ -388,7 +404,7 @@ class RolloutRunner:
 
 def _segments(state: RolloutState, parts: list[tuple[list[int], Completion | None]]) -> np.ndarray:
     """Return the `Segment` of each token of a context."""
-    columns = _columns(parts)
+    columns = _columns(parts, 0)
     segments = state.chat.segments(columns["token_ids"], columns["generated"])
     if getattr(state.chat, "example", ()):  # its turns are part of the prompt
         prompt = segments[: len(parts[0][0])]
@@ -396,8 +412,14 @@ def _segments(state: RolloutState, parts: list[tuple[list[int], Completion | Non
     return segments
 
 
-def _columns(parts: list[tuple[list[int], Completion | None]]) -> dict[str, np.ndarray]:
-    """Return the token columns of consecutive parts."""
+def _columns(
+    parts: list[tuple[list[int], Completion | None]], version: int
+) -> dict[str, np.ndarray]:
+    """Return the token columns of consecutive parts.
+
+    Args:
+        version: of the policy, for completions that do not report it.
+    """
     pieces = [ids for ids, _ in parts]
     completions = [completion for _, completion in parts]
     ids = np.concatenate([[], *pieces]).astype(np.int32)
@@ -414,6 +436,13 @@ def _columns(parts: list[tuple[list[int], Completion | None]]) -> dict[str, np.n
         columns[name][generated] = [
             x for completion in completions if completion for x in getattr(completion, name)
         ]
+    columns["versions"] = np.zeros(len(ids), np.int32)
+    columns["versions"][generated] = [
+        x
+        for completion in completions
+        if completion
+        for x in completion.versions or [version] * len(completion.token_ids)
+    ]
     return columns
 
 
@@ -486,7 +515,8 @@ def count_costs(trajectory: Trajectory) -> dict[str, int]:
     Returns:
         "sampled": sampled tokens; "processed": all tokens of its contexts, each counted once (of a
         server: prompt and completion tokens as it counted them); "longest": tokens of the longest
-        context (0 for a server); "contexts"; "calls". Heavy's researchers are included.
+        context (0 for a server); "contexts"; "calls". Heavy's researchers are included. Calls in
+        the prefix of a branch (ParallelMuse) belong to the rollout that made them.
     """
     usage = trajectory.metadata.get("usage", {})
     lengths = [len(trajectory)]
@@ -498,12 +528,13 @@ def count_costs(trajectory: Trajectory) -> dict[str, int]:
         "processed": len(trajectory) or usage.get("read_tokens", 0) + said_tokens,
         "longest": max(lengths),
         "contexts": len(lengths),
-        "calls": len(trajectory.tool_results),
+        "calls": len(trajectory.tool_results)
+        - trajectory.metadata.get("prefix", {}).get("calls", 0),
     }
     runs = trajectory.metadata.get("runs")
     if runs is None:
         return own
-    if runs["merge"] == "vote":  # the trajectory is one of the runs
+    if runs["merge"] in ("vote", "confidence"):  # the trajectory is one of the runs
         own = dict.fromkeys(COUNTS, 0)
     summed = {name: own[name] + sum(part[name] for part in runs["costs"]) for name in COUNTS}
     longest = max(own["longest"], *(part["longest"] for part in runs["costs"]))

@@ -64,6 +64,8 @@ class Completion:
             layers of the n tokens read since the last turn in this context (all of them for the
             first turn). The turn's last token has not been read yet; it is the first of the next
             turn's n.
+        versions: weights that sampled each token, if they changed during the rollouts; empty:
+            those at the beginning.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -78,6 +80,7 @@ class Completion:
     fault: str = ""
     call_ids: tuple[str, ...] = ()
     routed_experts: np.ndarray | None = field(default=None, repr=False, compare=False)
+    versions: list[int] = field(default_factory=list)
 
     @property
     def size(self) -> int:

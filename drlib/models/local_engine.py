@@ -14,8 +14,10 @@ Equal prompts (the GRPO case) are fed once and copied. There is no paged cache, 
 speculative decoding; use vLLM for large models.
 """
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ from drlib.models.conversations import check_ids, random_stream, validate_reques
 from drlib.models.decoder import Decoder
 from drlib.models.dense_decoder import DenseDecoder
 from drlib.models.engine import Completion, Engine, NewContext, Respond, SamplingParams
+from drlib.models.sampling import Forks, redraw_forks
 from drlib.trajectory import NO_RECORD
 from drlib.validation import require
 
@@ -47,6 +50,7 @@ class LocalEngine(Engine):
         routes: report expert routes (`Completion.routed_experts`); NO_RECORD in the last layer for
             tokens of which only keys and values were needed there.
         dtype: of weights and cache of a dense model (`drlib.models.dense_decoder`).
+        forks: another temperature at tokens of high entropy; None: the same everywhere.
 
     Raises:
         ValueError: slots or max_context too small, or a context longer than the model's.
@@ -64,19 +68,47 @@ class LocalEngine(Engine):
         version: int = 0,
         routes: bool = False,
         dtype: torch.dtype = torch.float32,
+        forks: Forks | None = None,
     ):
         if slots < 1 or max_context < 2:
             raise ValueError(
                 f"slots={slots} must be at least 1 and max_context={max_context} at least 2"
             )
         self.max_context, self.lockstep = max_context, lockstep
-        self.version = version
+        self.version, self.forks = version, forks
         self._decoder = create_decoder(model, slots, max_context, routes, dtype)
+        self._offered: tuple[Any, int] | None = None
+        self._offer_lock = threading.Lock()
 
     def update_weights(self, model) -> None:
         """Copy the weights of `model`; later completions use them."""
         self._decoder.load(model)
         self.version += 1
+
+    def offer_weights(self, model, version: int) -> None:
+        """Give weights to a running `converse` call, from any thread.
+
+        The call loads them before its next token. Running contexts are read again under the new
+        weights, so a token's log-probability is that of one policy given the whole prefix, and
+        `Completion.versions` has the version of each token. Without a running call, the next one
+        loads them first. A second offer replaces one that was not loaded.
+
+        Args:
+            model: must not change until it is loaded.
+            version: number of weight updates behind the model.
+        """
+        with self._offer_lock:
+            self._offered = model, version
+
+    def _load_offered(self) -> bool:
+        """Load the offered weights; return True if there were any."""
+        if self._offered is None:
+            return False
+        with self._offer_lock:
+            (model, version), self._offered = self._offered, None
+        self._decoder.load(model)
+        self.version = version
+        return True
 
     def converse(
         self,
@@ -104,21 +136,24 @@ class LocalEngine(Engine):
             context: maximum tokens per conversation (default: max_context).
 
         Raises:
-            ValueError: empty or too long prompts, or ids outside the vocabulary.
+            ValueError: empty or too long prompts, ids outside the vocabulary, or top-p with forks.
         """
+        require(self.forks is None or params.top_p == 1, f"forks need top_p=1, got {params.top_p}")
         prompts, keys, context = validate_requests(
             prompts, keys, params, context, self.max_context, self._decoder.vocab_size
         )
-        run = _Run(self._decoder, prompts, params, respond, keys, context, self.lockstep)
         with torch.inference_mode():
-            run.run()
+            self._load_offered()
+            _Run(self, self._decoder, prompts, params, respond, keys, context).run()
 
 
 class _Run:
     """State of a `converse` call: the request in each row, and the state of each row."""
 
-    def __init__(self, decoder: Decoder, prompts, params, respond, keys, context, lockstep):
-        self.decoder, self.params, self.respond, self.lockstep = decoder, params, respond, lockstep
+    def __init__(self, engine, decoder: Decoder, prompts, params, respond, keys, context):
+        self.engine, self.lockstep, self.has_new_weights = engine, engine.lockstep, False
+        self.decoder, self.params, self.respond = decoder, params, respond
+        self.forks = engine.forks
         self.context, self.stop_ids = context, list(params.stop_ids)
         self.queue = enumerate(prompts)
         self.futures: dict[int, Future] = {}
@@ -138,6 +173,7 @@ class _Run:
         self.tokens = np.zeros((rows, context), np.int64)
         self.logprobs = np.zeros((rows, context), np.float32)
         self.entropies = np.zeros((rows, context), np.float32)
+        self.versions = np.zeros((rows, context), np.int32)
         self.uniforms = np.zeros((rows, context))
         self.routes = _no_routes(decoder, context)
         self.reported = np.zeros(rows, np.int64)  # tokens of the row with reported routes
@@ -146,6 +182,8 @@ class _Run:
     def run(self) -> None:
         waited = 0
         while True:
+            if self.engine._load_offered():
+                self._read_again()
             if not self.lockstep:
                 self._accept_results([row for row, future in self.futures.items() if future.done()])
             self._admit()
@@ -164,6 +202,16 @@ class _Run:
                 wait(list(self.futures.values()), return_when=FIRST_COMPLETED)
             else:
                 return
+
+    def _read_again(self) -> None:
+        """Mark the contexts of all rows as unread: their keys and values are of older weights."""
+        self.has_new_weights = True
+        for row in np.flatnonzero(self.state != _FREE).tolist():
+            if self.sampled[row] > 0:  # no longer equal to the prompt of other rows
+                request = int(self.request[row])
+                self.prompt_number[request] = -2 - request
+        self.state[self.state == _ACTIVE] = _WAITING
+        self.feed[:], self.cached_prompt[:] = 0, -1
 
     # ---- requests in and out of rows
 
@@ -184,7 +232,7 @@ class _Run:
         self.reported[row] = 0
         self.length[row] = self.turn_start[row] = len(prompt)
         self.tokens[row, : len(prompt)] = prompt
-        if self.params.temperature > 0:
+        if self.params.temperature > 0 or self.forks:
             stream = random_stream(
                 self.params.seed, self.keys[request], self.context_index[request]
             )
@@ -311,10 +359,15 @@ class _Run:
     def _sample(self, rows: np.ndarray, logits_NV: torch.Tensor) -> None:
         uniforms_N = self.uniforms[rows, self.sampled[rows]]
         sampling = self.params.temperature, self.params.top_p
+        logits_copy_NV = logits_NV.clone() if self.forks else logits_NV  # drawing overwrites it
         drawn = self.decoder.draw(logits_NV, uniforms_N, *sampling)
+        if self.forks:
+            temperature = self.params.temperature
+            drawn = redraw_forks(drawn, logits_copy_NV, uniforms_N, temperature, self.forks)
         at, arrays = self.length[rows], (self.tokens, self.logprobs, self.entropies)
         for array, values in zip(arrays, drawn):
             array[rows, at] = values
+        self.versions[rows, at] = self.engine.version
         self.sampled[rows] += 1
         self.feed[rows], self.length[rows], self.state[rows] = at, at + 1, _ACTIVE
         stop = np.isin(drawn[0], self.stop_ids)
@@ -328,6 +381,8 @@ class _Run:
             turn = slice(int(self.turn_start[row]), int(self.length[row]))
             ids, logprobs, entropies = (array[row, turn].tolist() for array in arrays)
             completion = Completion(ids, logprobs, entropies, reason)
+            if self.has_new_weights:
+                completion.versions = self.versions[row, turn].tolist()
             if self.decoder.routes:
                 read = int(self.length[row]) - 1  # the last token has not been read yet
                 completion.routed_experts = self.routes[row, int(self.reported[row]) : read].copy()

@@ -73,6 +73,27 @@ class StalenessFilter(StateMachine):
         return [rejection_reason(t, now, self.max_age, worlds) is None for t in trajectories]
 
 
+def admission_capacity(
+    concurrency: int, max_lag: int, version: int, batch: int, accepted: int, running: int
+) -> int:
+    """Return the number of groups that may start now (AReaL, arXiv 2505.24298, section 5.1, eq. 3).
+
+    Groups are trained `batch` at a time, so the group that starts as number n is trained by update
+    n // batch, at the earliest. It may start if that update is at most `max_lag` after `version`.
+
+    Args:
+        concurrency: groups that may run at once.
+        max_lag: largest age of a trained group, in updates.
+        version: updates so far.
+        accepted: groups finished so far, trained ones included.
+        running: groups in progress.
+
+    >>> admission_capacity(concurrency=8, max_lag=1, version=0, batch=4, accepted=2, running=1)
+    5
+    """
+    return min(concurrency - running, (max_lag + version + 1) * batch - accepted - running)
+
+
 def repair_groups(groups: Sequence[Hashable], valid: Sequence[bool], size: int) -> list[int]:
     """Restore groups of `size` (GLM-5, 4.1): pad with copies if more than half is valid, else drop.
 

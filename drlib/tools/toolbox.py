@@ -66,6 +66,7 @@ MISSING = {
 HIT = re.compile(r"^\d+\. \[(?P<title>.+?)\]\((?P<url>.+?)\)\n(?P<text>.*)$", re.MULTILINE)
 FOREIGN_TEXT_TOOLS = (*SEARCHES, *PREFIXES)  # tools that return text from third parties
 CALL_THREADS = 8  # concurrent calls
+WAITING_THREADS = 256  # the same with `delay_s`, which needs no processor
 SINGLE_ATTEMPT = ReliabilityPolicy(attempts=1)  # for tools of this process without backends
 
 
@@ -89,6 +90,7 @@ class Toolbox(AbstractContextManager):
         clock: has `monotonic()` and `sleep(seconds)`, like the module `time`.
         environments: by name, for tasks with tools and verification of their own
             (`drlib.environments`).
+        delay_s: time that every call takes longer, to study the scheduling of slow tools.
 
     Raises:
         ValueError: backends or policies of a missing tool, or `results` out of range.
@@ -117,6 +119,7 @@ class Toolbox(AbstractContextManager):
         cache: str | Path | None = None,
         clock: Any = time,
         environments: Mapping[str, Any] | None = None,
+        delay_s: float = 0.0,
     ):
         if type(results) is not int or not 1 <= results <= 100:
             raise ValueError(f"results={results!r} must be an integer from 1 to 100")
@@ -126,7 +129,7 @@ class Toolbox(AbstractContextManager):
         self.closed_book = closed_book
         self.coerce = coerce
         self.environments = dict(environments or {})
-        self._clock = clock
+        self._clock, self._delay_s = clock, delay_s
         backends = backends or {}
         policies = policies or {}
         self._local = _local_sources(world, sandbox, calculator)
@@ -156,7 +159,8 @@ class Toolbox(AbstractContextManager):
                 memory=memory,
                 clock=clock,
             )
-        self._pool = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="drlib-tool")
+        threads = WAITING_THREADS if delay_s > 0 else CALL_THREADS
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="drlib-tool")
 
     @property
     def schemas(self) -> list[dict]:
@@ -172,6 +176,8 @@ class Toolbox(AbstractContextManager):
             world: replaces this toolbox's world for the call.
         """
         started = self._clock.monotonic()
+        if self._delay_s > 0:
+            self._clock.sleep(self._delay_s)
         result = self._run(name, arguments, self.world if world is None else world)
         result.latency_s = self._clock.monotonic() - started
         return result

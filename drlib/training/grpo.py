@@ -17,6 +17,7 @@ from drlib.agents import Agent, create_agent
 from drlib.agents.agent_spec import AgentMixture
 from drlib.config import Config
 from drlib.models.engine import Engine
+from drlib.models.sampling import Forks
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
@@ -94,7 +95,11 @@ class GRPOTrainer:
         weights = engine_weights(self.sampler, config.rl.off_policy.engine_dtype)
         routes = config.rl.off_policy.routing_replay == "r3"
         if not config.model.path:
-            return build_local_engine(weights, config, version=version, routes=routes)
+            options = {"version": version, "routes": routes, "forks": sampling_forks(config)}
+            engine = build_local_engine(weights, config, **options)
+            # with slow tools, do not wait for all of them in the order of rows
+            engine.lockstep = config.rollout.tool_latency_ms == 0
+            return engine
         engine = self._opened.enter_context(create_engine(weights, start.where, config, routes))
         engine.version = version
         return engine
@@ -208,6 +213,14 @@ def engine_weights(model, dtype: str):
     if dtype == "float32":
         return model
     return copy.deepcopy(model).to(getattr(torch, dtype))
+
+
+def sampling_forks(config: Config) -> Forks | None:
+    """Return the temperature at forking tokens (rl.sampling.fork_temperature); None without."""
+    sampling = config.rl.sampling
+    if sampling.fork_temperature == 0:
+        return None
+    return Forks(sampling.fork_entropy, sampling.fork_temperature)
 
 
 def check_rl_settings(config: Config) -> None:

@@ -85,6 +85,7 @@ UNSUPPORTED = {
     "rl.off_policy.staleness": (0, "the engine shares or receives the weights at every step"),
     "rl.off_policy.engine_dtype": ("float32", "an engine's precision is model.dtype here"),
     "rl.off_policy.replay_groups": (0, "TRL's batch has no rows for replayed groups"),
+    "rl.sampling.fork_temperature": (0.0, "only the tiny policy's engine has forks"),
     "rl.off_policy.rollouts": ("", "TRL's step begins with the rollouts of an engine"),
     "rl.loss.entropy_tokens": ("top", "the loss selects tokens by the highest entropy only"),
     "rl.callbacks.reference_every": (0, "TRL's checkpoints lack the reference model"),

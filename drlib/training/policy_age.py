@@ -19,6 +19,7 @@ from drlib.validation import require
 def check_policy_age(config: Config) -> None:
     """Raise ValueError for settings of stale samples that have no effect."""
     older = config.rl.off_policy.staleness > 0 or config.rl.off_policy.replay_groups > 0
+    older = older or config.rl.asynchronous.actors > 0
     require(
         config.rl.filter.max_age == 0 or older,
         f"rl.filter.max_age={config.rl.filter.max_age} has no effect, as all rollouts "

@@ -31,7 +31,7 @@ from drlib.rl.curriculum import Curriculum, Epochs, TaskMixture
 from drlib.task import Task
 from drlib.training.data import build_condition_questions
 from drlib.validation import require
-from drlib.worlds import Library, Names, SmallWorld, World, fictional_world
+from drlib.worlds import Library, Names, SmallWorld, World, fictional_world, load_world
 
 TRAIL = "trail"
 SKILLS = (*sorted(PYTHON_KINDS), *CHAINS, *CONDITIONS, TRAIL)
@@ -264,6 +264,12 @@ class QuestionScheduler:
         most = CHAINS.index(skill) + 1 if skill in CHAINS else len(CHAINS)
         hops = min(most, max(h for h in (1, 2, 3) if source.answers(h)))
         return source.draw(hops, rng)
+
+
+def load_documents(config: Config) -> dict[str, World]:
+    """Load the worlds of rl.curriculum.documents, by version."""
+    loaded = [load_world(name) for name in split_worlds(config.rl.curriculum.documents)]
+    return {world.version: world for world in loaded}
 
 
 def _draw_documents(config: Config) -> list[tuple[Task, World]]:

@@ -5,14 +5,16 @@ the group's key, so a rollout is the same on any number of processes.
 
 A context is a token sequence that the policy saw as a whole. Agents that start several contexts
 (rounds of IterResearch, arXiv 2509.13309; segments between two summaries of ReSum, 2509.13313)
-train on each context as a separate sample.
+train on each context as a separate sample. So does a planner with its workers (MATPO, 2510.04678),
+whose contexts also have roles.
 """
 
 import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +23,7 @@ import torch
 
 from drlib.agents import Agent, Limits
 from drlib.agents.agent_spec import AgentMixture
-from drlib.config import Config
+from drlib.config import FIELDS, Config
 from drlib.environments import Environment
 from drlib.questions.chains import PYTHON_KINDS
 from drlib.questions.question_engine import CHAINS, CONDITIONS
@@ -100,7 +102,13 @@ def open_toolbox(
     environments: Mapping[str, Environment] | None = None,
 ) -> Toolbox:
     """Create the tools of the rollouts."""
-    return Toolbox(world, sandbox, results=config.rollout.search_results, environments=environments)
+    return Toolbox(
+        world,
+        sandbox,
+        results=config.rollout.search_results,
+        environments=environments,
+        delay_s=config.rollout.tool_latency_ms / 1000,
+    )
 
 
 def rollout_limits(config: Config) -> Limits:
@@ -334,7 +342,8 @@ def split_contexts(trajectory: Trajectory) -> list[Trajectory]:
     """Split a rollout into the contexts with generated tokens.
 
     Each has the reward and the group of the rollout. A rollout with one context is returned as it
-    is.
+    is. Otherwise `metadata` of a context has its "role", and as "same_role" the number of contexts
+    of the rollout with this role.
     """
     if trajectory.contexts is None:
         return [trajectory]
@@ -343,8 +352,38 @@ def split_contexts(trajectory: Trajectory) -> list[Trajectory]:
         inside_T = trajectory.contexts == number
         if trajectory.generated[inside_T].any():
             name = f"{trajectory.id}/{number}"
-            found.append(select_tokens(trajectory, inside_T, id=name, contexts=None))
+            metadata = trajectory.metadata | {"role": _role(trajectory, number)}
+            changes = {"id": name, "contexts": None, "metadata": metadata}
+            found.append(select_tokens(trajectory, inside_T, **changes))
+    counts = Counter(part.metadata["role"] for part in found)
+    for part in found:
+        part.metadata["same_role"] = counts[part.metadata["role"]]
     return found
+
+
+def split_roles(trajectory: Trajectory) -> list[Trajectory]:
+    """Split a rollout into one part per role, with all contexts in which this role generated.
+
+    The role of each context is in `metadata["roles"]` (`drlib.agents.planner_worker`); `metadata`
+    of a part has its "role". A rollout of an agent without roles is one part.
+    """
+    numbers_T = trajectory.contexts
+    if numbers_T is None:
+        return [replace(trajectory, metadata=trajectory.metadata | {"role": _role(trajectory, 0)})]
+    parts = []
+    roles = {number: _role(trajectory, number) for number in np.unique(numbers_T)}
+    for role in dict.fromkeys(roles.values()):
+        inside_T = np.isin(numbers_T, [number for number, other in roles.items() if other == role])
+        if trajectory.generated[inside_T].any():
+            metadata = trajectory.metadata | {"role": role}
+            parts.append(select_tokens(trajectory, inside_T, metadata=metadata))
+    return parts
+
+
+def _role(trajectory: Trajectory, number: int) -> str:
+    """Return the role of a context, "" for an agent without roles."""
+    roles = trajectory.metadata.get("roles")
+    return roles[number] if roles else ""
 
 
 def split_all_contexts(trajectories: Iterable[Trajectory]) -> tuple[list[Trajectory], list[int]]:
@@ -482,6 +521,16 @@ def check_rollouts(config: Config) -> None:
     require(
         config.rl.temperature > 0,
         "rl.temperature must be above 0: greedy rollouts have no sampling probability to train",
+    )
+    usual = FIELDS["rl.sampling.fork_entropy"].default
+    require(
+        sampling.fork_temperature > 0 or sampling.fork_entropy == usual,
+        "rl.sampling.fork_entropy has no effect without rl.sampling.fork_temperature: set both",
+    )
+    require(
+        sampling.fork_temperature == 0 or not config.model.path,
+        "rl.sampling.fork_temperature is an option of the tiny policy's engine: leave out "
+        "model.path, or set rl.temperature",
     )
     require(
         reward.labels not in ("wrong", "majority") or reward.name == "exact_match",

@@ -80,6 +80,11 @@ class SmallWorld:
         self._folded = {title.casefold(): title for title in self.entities}
         self._index_path = index_path
 
+    def __getstate__(self) -> dict:
+        """Return the state without what is computed at its first use: a process builds its own."""
+        computed = ("graph", "answer_types", "store")
+        return {name: value for name, value in vars(self).items() if name not in computed}
+
     @cached_property
     def graph(self) -> Graph:
         """The entities and facts as a `Graph`; used for questions, never shown to a policy."""

@@ -1,0 +1,383 @@
+"""Pool of rollout actors: questions in, finished groups out, while the learner trains.
+
+The learner draws questions and takes finished groups, oldest weights first. With
+rl.asynchronous.stale=pace, admission follows AReaL (arXiv 2505.24298, section 5.1, eq. 3), and the
+learner waits for a running group that would otherwise become too old. No trained group is then
+older than rl.asynchronous.max_lag updates, and every question is trained exactly once. With "drop"
+and "requeue", actors run ahead; groups that have become too old are dropped, or their questions
+sampled again.
+
+A job of an actor that died or hung goes to another one, and the actor is replaced. Questions that a
+checkpoint lists as drawn but not trained are drawn again after a crash of the learner.
+"""
+
+import copy
+import threading
+import time
+from collections import Counter, deque
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from drlib.files import append_json_line
+from drlib.rl.curriculum import Curriculum
+from drlib.rl.staleness import admission_capacity, age
+from drlib.sandbox.remote import import_extra
+from drlib.task import Task
+from drlib.training.distributed import SHARDS
+from drlib.training.question_scheduler import SKILLS, QuestionScheduler
+from drlib.training.ray_training import WorkerFailed, connect_to_ray
+from drlib.training.rollout_actor import ActorSetup, Job, JobResult, RolloutActor, pack_weights
+from drlib.training.rollouts import Rollouts
+from drlib.trajectory import Trajectory
+from drlib.validation import require
+from drlib.worlds import Library, World
+
+JOB_TIMEOUT_S = 1800.0  # an actor that takes longer is replaced
+ATTEMPTS = 5  # of a job whose actors die
+POLL_S = 0.2
+AHEAD = 2  # without pacing: groups on their way, in multiples of those that max_lag allows
+JOBS_FILE, UPDATES_FILE = "jobs.jsonl", "updates.jsonl"
+Ticket = tuple[int, int]  # a question: number of the draw, index in it
+
+
+class _Running(NamedTuple):
+    """Questions of a draw at an actor, since a time, with weights of a version or newer ones."""
+
+    draw: int
+    mine: tuple[int, ...]
+    actor: Any
+    since: float
+    version: int
+
+
+class _Finished(NamedTuple):
+    """A group, and the oldest weights that may have sampled it."""
+
+    version: int
+    ticket: Ticket
+    group: list[Trajectory]
+
+
+class RolloutPool:
+    """Actors and the groups on their way to the learner; stands in for its engine.
+
+    Args:
+        setup: of the actors.
+        scheduler: draws the questions.
+        folder: run folder; every finished job appends a row to jobs.jsonl, every batch from its
+            arrival to the new weights one to updates.jsonl.
+        version: number of weight updates so far.
+        state: result of `state_dict`; None at the start of a run.
+        job_timeout_s: time after which the actor of a job is replaced.
+
+    Raises:
+        ValueError: the cluster has fewer CPUs than actors.
+        ModuleNotFoundError: Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        setup: ActorSetup,
+        scheduler: QuestionScheduler,
+        folder: Path,
+        version: int = 0,
+        state: dict | None = None,
+        job_timeout_s: float = JOB_TIMEOUT_S,
+    ):
+        self.config, self.settings = setup.config, setup.config.rl.asynchronous
+        self.scheduler, self.folder, self.version = scheduler, folder, version
+        self.job_timeout_s, self._state = job_timeout_s, state
+        self._drawn = self._trained = 0  # draws so far, groups so far
+        self._snapshots: dict[int, dict] = {}  # draw -> state of scheduler and curriculum before it
+        self._questions: dict[int, tuple[list[Task], dict[str, World]]] = {}  # by draw
+        self._untrained: set[Ticket] = set()
+        self._waiting: deque[tuple[int, tuple[int, ...]]] = deque()  # draw, indices
+        self._running: dict[Any, _Running] = {}
+        self._finished: list[_Finished] = []
+        self._attempts: Counter[tuple[int, tuple[int, ...]]] = Counter()
+        self._counts, self._lags = {"restarts": 0, "stale_dropped": 0}, [0]
+        self._taken_at = time.time()
+        self._fault: BaseException | None = None
+        self._changed = threading.Condition(threading.RLock())
+        self._opened, self._is_open = ExitStack(), True
+        self._opened.enter_context(connect_to_ray(None))
+        self._ray = import_extra("ray")
+        cpus = int(self._ray.cluster_resources().get("CPU", 0))
+        require(
+            self.settings.actors <= cpus,
+            f"rl.asynchronous.actors={self.settings.actors}: the cluster has {cpus} CPUs; lower it",
+        )
+        self._setup = self._ray.put(setup)
+        self._weights = self._ray.put(pack_weights(setup.model))
+        self._actors = [self._start_actor() for _ in range(self.settings.actors)]
+        self._idle = list(self._actors)
+        self._thread = threading.Thread(target=self._dispatch, name="drlib-pool", daemon=True)
+        self._thread.start()
+
+    # ---- the learner's side
+
+    def collect(self, curriculum: Curriculum) -> Rollouts:
+        """Return the next rl.questions finished groups; wait until there are enough.
+
+        Raises:
+            WorkerFailed: the actors of a job died ATTEMPTS times.
+            Exception: raised by a job.
+        """
+        wanted = self.config.rl.questions
+        with self._changed:
+            if self._state is not None:
+                self._restore(self._state)
+                self._state = None
+            while True:
+                if self._fault is not None:
+                    raise self._fault
+                self._drop_stale()
+                self._draw(curriculum)
+                if len(self._finished) >= wanted and not self._is_any_due():
+                    break
+                self._changed.notify_all()
+                self._changed.wait(POLL_S)
+            self._finished.sort(key=lambda one: (one.version, one.ticket))
+            taken, self._finished = self._finished[:wanted], self._finished[wanted:]
+            for one in taken:
+                self._forget(one.ticket)
+            self._trained += wanted
+            self._taken_at = time.time()
+            self._changed.notify_all()
+        shards: list[list[Trajectory]] = [[] for _ in range(SHARDS)]
+        for _, (_, index), group in taken:
+            shards[index % SHARDS] += group
+        self._lags = [age(t, self.version) for shard in shards for t in shard]
+        return Rollouts(shards, shards, 1)
+
+    def update_weights(self, model) -> None:
+        """Publish new weights: to the next jobs, and to running ones with in_flight."""
+        weights = self._ray.put(pack_weights(model))
+        span = {"started": round(self._taken_at, 3), "ended": round(time.time(), 3)}
+        append_json_line(self.folder / UPDATES_FILE, {"version": self.version + 1, **span})
+        with self._changed:
+            self._weights, self.version = weights, self.version + 1
+            if self.settings.in_flight:
+                for one in self._running.values():
+                    one.actor.offer.remote(self.version, weights)
+            self._changed.notify_all()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the ages of the last groups in updates, groups on their way, and losses so far."""
+        with self._changed:
+            return {
+                "lag_mean": sum(self._lags) / len(self._lags),
+                "lag_max": float(max(self._lags)),
+                "queued_groups": float(len(self._finished)),
+                "running_groups": float(self._running_groups()),
+                **{name: float(count) for name, count in self._counts.items()},
+            }
+
+    def state_dict(self) -> dict:
+        """Return the questions that were drawn and not trained, as plain values."""
+        with self._changed:
+            if self._state is not None:
+                return self._state
+            return {
+                "drawn": self._drawn,
+                "trained": self._trained,
+                "untrained": [list(ticket) for ticket in sorted(self._untrained)],
+                "snapshots": copy.deepcopy(list(self._snapshots.items())),
+            }
+
+    def close(self) -> None:
+        """Stop the actors; jobs in progress are lost."""
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+        self._thread.join()
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._opened.close()
+
+    # ---- questions
+
+    def _draw(self, curriculum: Curriculum) -> None:
+        """Draw questions as far ahead as they may be sampled."""
+        while self._may_draw():
+            self._snapshots[self._drawn] = {
+                "scheduler": copy.deepcopy(self.scheduler.state_dict()),
+                "curriculum": copy.deepcopy(curriculum.state_dict()),
+            }
+            self._add_questions(self._drawn, curriculum, list(range(self.config.rl.questions)))
+            self._drawn += 1
+
+    def _may_draw(self) -> bool:
+        batch, ahead = self.config.rl.questions, self.settings.max_lag + 1
+        if self.settings.stale == "pace":
+            # a run trains rl.steps batches: no question is drawn that cannot be trained
+            return self._drawn < min(self.version + ahead, self.config.rl.steps)
+        waiting = sum(len(mine) for _, mine in self._waiting)
+        known = waiting + self._running_groups() + len(self._finished)
+        return known + batch <= AHEAD * ahead * batch
+
+    def _add_questions(self, draw: int, curriculum: Curriculum, indices: list[int]) -> None:
+        """Draw the questions of a draw and queue those with these indices."""
+        self._questions[draw] = self.scheduler.draw(draw, curriculum)
+        for at in range(0, len(indices), self.settings.groups):
+            self._waiting.append((draw, tuple(indices[at : at + self.settings.groups])))
+        self._untrained |= {(draw, index) for index in indices}
+
+    def _restore(self, state: dict) -> None:
+        """Draw the untrained questions of a checkpoint again, as they were drawn."""
+        self._trained, self._drawn = state["trained"], state["drawn"]
+        now = copy.deepcopy(self.scheduler.state_dict())
+        for draw, before in state["snapshots"]:
+            self._snapshots[draw] = before
+            self.scheduler.load_state_dict(copy.deepcopy(before["scheduler"]))
+            mine = [index for number, index in state["untrained"] if number == draw]
+            earlier = Curriculum(SKILLS, copy.deepcopy(before["curriculum"]))
+            self._add_questions(draw, earlier, mine)
+        self.scheduler.load_state_dict(now)
+
+    def _forget(self, ticket: Ticket) -> None:
+        """Remove a trained or dropped question, and a draw without others."""
+        self._untrained.discard(ticket)
+        if all(draw != ticket[0] for draw, _ in self._untrained):
+            self._snapshots.pop(ticket[0], None)
+            self._questions.pop(ticket[0], None)
+
+    def _drop_stale(self) -> None:
+        """Drop finished groups that are too old, or queue their questions again."""
+        if self.settings.stale == "pace":
+            return
+        kept = []
+        for one in self._finished:
+            if max(age(t, self.version) for t in one.group) <= self.settings.max_lag:
+                kept.append(one)
+                continue
+            self._counts["stale_dropped"] += 1
+            if self.settings.stale == "requeue":
+                draw, index = one.ticket
+                self._waiting.appendleft((draw, (index,)))
+            else:
+                self._forget(one.ticket)
+        self._finished = kept
+
+    def _is_any_due(self) -> bool:
+        """Return True if a running group would be too old for the batch after this one."""
+        oldest = min((one.version for one in self._running.values()), default=self.version + 1)
+        return self.settings.stale == "pace" and oldest <= self.version - self.settings.max_lag
+
+    def _running_groups(self) -> int:
+        return sum(len(one.mine) for one in self._running.values())
+
+    # ---- actors
+
+    def _start_actor(self) -> Any:
+        # two threads: new weights arrive during a job
+        options = {"num_cpus": 1, "max_concurrency": 2, "max_restarts": 0}
+        return self._ray.remote(RolloutActor).options(**options).remote(self._setup)
+
+    def _dispatch(self) -> None:
+        """Give jobs to idle actors and receive their results, until the pool closes."""
+        try:
+            while self._is_open:
+                with self._changed:
+                    self._start_jobs()
+                    self._kill_hung_actors()
+                    refs = list(self._running)
+                    if not refs:
+                        self._changed.wait(POLL_S)
+                for ref in self._ray.wait(refs, timeout=POLL_S)[0] if refs else ():
+                    self._receive(ref)
+        except BaseException as fault:  # noqa: BLE001 - raised in the learner's thread
+            with self._changed:
+                self._fault = fault
+                self._changed.notify_all()
+
+    def _start_jobs(self) -> None:
+        while self._idle and self._waiting:
+            draw, mine = self._waiting[0]
+            if len(mine) > self._room():
+                return
+            self._waiting.popleft()
+            actor = self._idle.pop(0)
+            tasks, worlds = self._questions[draw]
+            used = {tasks[i].world for i in mine}
+            own = {
+                version: world
+                for version, world in worlds.items()
+                if version in used and not isinstance(world, Library)
+            }
+            ref = actor.sample.remote(Job(draw, tasks, mine, own), self.version, self._weights)
+            self._running[ref] = _Running(draw, mine, actor, time.monotonic(), self.version)
+
+    def _room(self) -> int:
+        """Return the number of groups that may start."""
+        running, concurrency = self._running_groups(), self.settings.actors * self.settings.groups
+        if self.settings.stale != "pace":
+            return concurrency - running
+        accepted = self._trained + len(self._finished)
+        return admission_capacity(
+            concurrency,
+            self.settings.max_lag,
+            self.version,
+            self.config.rl.questions,
+            accepted,
+            running,
+        )
+
+    def _receive(self, ref) -> None:
+        """Accept the result of a job, or give it to another actor if its own has died."""
+        errors = self._ray.exceptions
+        try:
+            result: JobResult = self._ray.get(ref)
+        except (errors.RayActorError, errors.ObjectLostError) as fault:
+            with self._changed:
+                self._repeat(ref, fault)
+            return
+        except errors.RayTaskError as fault:
+            raise fault.cause from fault
+        with self._changed:
+            one = self._running.pop(ref)
+            self._idle.append(one.actor)
+            for index, group in zip(one.mine, result.groups, strict=True):
+                self._finished.append(_Finished(one.version, (one.draw, index), group))
+            append_json_line(self.folder / JOBS_FILE, _describe(one, result))
+            self._changed.notify_all()
+
+    def _repeat(self, ref, fault: Exception) -> None:
+        """Queue the job of a dead actor first and replace the actor."""
+        one = self._running.pop(ref)
+        name = one.draw, one.mine
+        self._attempts[name] += 1
+        if self._attempts[name] >= ATTEMPTS:
+            raise WorkerFailed(
+                f"{ATTEMPTS} actors died while sampling questions {list(one.mine)} of draw "
+                f"{one.draw}; the last one: {' '.join(str(fault).split())[:500]}"
+            )
+        self._counts["restarts"] += 1
+        self._waiting.appendleft(name)
+        self._actors.remove(one.actor)
+        self._actors.append(self._start_actor())
+        self._idle.append(self._actors[-1])
+
+    def _kill_hung_actors(self) -> None:
+        """Kill actors whose job takes too long; it then fails as that of a dead actor."""
+        now = time.monotonic()
+        for one in self._running.values():
+            if now - one.since > self.job_timeout_s:
+                self._ray.kill(one.actor)
+
+
+def _describe(one: _Running, result: JobResult) -> dict:
+    """Return the row of a finished job in jobs.jsonl."""
+    rollouts = [t for group in result.groups for t in group]
+    versions = [int(v) for t in rollouts for v in t.versions[t.generated]]
+    return {
+        "draw": one.draw,
+        "questions": list(one.mine),
+        "process": result.process,
+        "started": round(result.started, 3),
+        "ended": round(result.ended, 3),
+        "oldest": min(versions, default=0),
+        "newest": max(versions, default=0),
+        "tokens": len(versions),
+    }
