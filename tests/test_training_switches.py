@@ -115,6 +115,9 @@ ELSEWHERE = {  # options tested elsewhere
     # tests/test_training_stored_rollouts.py
     "rl.off_policy.rollouts",
     "rl.save_rollouts",
+    # tests/test_models_forks.py
+    "rl.sampling.fork_temperature",
+    "rl.sampling.fork_entropy",
     # tested below together with the option they modify
     "rl.loss.kl_estimator",
     "rl.loss.kl_unbiased",

@@ -3,8 +3,13 @@
 On a CPU the local engine uses `drlib.models.kernels.draw`, which is equivalent without top-p.
 """
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 import torch.nn.functional as F
+
+from drlib.validation import require
 
 _CDF_BLOCK = 64  # vocabulary entries per block of the two-level search
 
@@ -38,6 +43,50 @@ def sample(logits_NV, uniforms_N, temperature: float, top_p: float):
     # H = log Z - E[logit] avoids the logarithm of every token.
     log_z = logits_NV.gather(1, ids[:, None])[:, 0] - logp
     return ids, logp, log_z - (probs * logits_NV).sum(-1)
+
+
+@dataclass(frozen=True)
+class Forks:
+    """Another temperature at forking tokens (Beyond the 80/20 rule, arXiv 2506.01939, section 4).
+
+    Args:
+        entropy: nats; positions where the model's distribution has at least this entropy fork.
+        temperature: at these positions; all others keep that of the call.
+
+    Raises:
+        ValueError: a negative entropy, or a temperature that is not positive.
+    """
+
+    entropy: float
+    temperature: float
+
+    def __post_init__(self):
+        require(self.entropy >= 0, f"entropy={self.entropy} of forks must be at least 0 nats")
+        require(self.temperature > 0, f"temperature={self.temperature} of forks must be above 0")
+
+
+def redraw_forks(drawn, logits_NV, uniforms_N: np.ndarray, temperature: float, forks: Forks):
+    """Draw the forking tokens again at their own temperature.
+
+    Log-probabilities and entropies stay those of the training policy, at the temperature of the
+    call (1 if greedy), as the loss computes them. They do not contain the change at the forks.
+
+    Args:
+        drawn: (ids_N, logp_N, entropy_N), numpy, drawn from `logits_NV` at `temperature`.
+
+    Returns:
+        The same arrays with other tokens at forks.
+    """
+    ids_N, logps_N, entropies_N = drawn
+    at = np.flatnonzero(entropies_N >= forks.entropy)
+    if len(at):
+        logits_MV = logits_NV[torch.from_numpy(at).to(logits_NV.device)]
+        uniforms_M = torch.from_numpy(uniforms_N[at]).to(logits_NV.device)
+        ids_M = sample(logits_MV, uniforms_M, forks.temperature, 1.0)[0]
+        logp_MV = torch.log_softmax(logits_MV / (temperature or 1.0), -1)
+        ids_N[at] = ids_M.cpu().numpy()
+        logps_N[at] = logp_MV.gather(1, ids_M[:, None])[:, 0].cpu().numpy()
+    return ids_N, logps_N, entropies_N
 
 
 def _nucleus(probs_NV, top_p: float):

@@ -44,6 +44,7 @@ UNUSED = (
     "rl.sampling.resample",
     "rl.sampling.adaptive_group",
     "rl.sampling.draws",
+    "rl.sampling.fork_temperature",
     "rl.reward.name",
     "rl.reward.arguments",
     "rl.reward.labels",
