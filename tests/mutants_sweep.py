@@ -1,4 +1,4 @@
-"""Mutants of drlib.experiments, its figures, and program start (see `tests.mutants`)."""
+"""Mutants of experiments, the realistic environment and program start (see `tests.mutants`)."""
 
 from tests.mutants import Mutant
 
@@ -9,6 +9,10 @@ FILE = "drlib/experiments/plan.py"
 BUILT = "drlib/experiments/runner.py"
 TABLE = "drlib/experiments/tables.py"
 PLOTS = "drlib/experiments/figures.py"
+RANKING = "drlib/experiments/rank_agreement.py"
+RANKED = "tests/test_experiments_ranking.py"
+SHIFT = "drlib/evaluation/environment_shift.py"
+SHIFTED = "tests/test_evaluation_environment_shift.py"
 KEPT = "tests/test_cli.py::test_imports_are_excluded_from_garbage_collection"
 
 MUTANTS = [
@@ -203,5 +207,61 @@ MUTANTS = [
         'first.gain("rl", "rl", *asked, of=again)',
         ("tests/test_experiments_reference.py::test_again_block_compares_repeated_runs",),
         "a worse pipeline would be reported as better",
+    ),
+    Mutant(
+        "ranking: questions are drawn anew for each side",
+        RANKING,
+        '(np.einsum("asq,rq->ras", side_ASQ, counts_RQ, optimize=True) * counts_RAS).sum(-1)',
+        '(np.einsum("asq,rq->ras", side_ASQ, rng.permuted(counts_RQ)) * counts_RAS).sum(-1)',
+        (f"{RANKED}::test_bootstrap_pairs_questions_and_runs",),
+        "the difficulty of questions would count as disagreement",
+    ),
+    Mutant(
+        "ranking: a percentile interval",
+        RANKING,
+        "    half = float(np.nanquantile(np.abs(found_R - estimate), 0.95))",
+        "    return estimate, *np.nanquantile(found_R, [0.025, 0.975])",
+        (f"{RANKED}::test_interval_covers_the_true_correlation",),
+        "a true correlation of -1 is outside the interval",
+    ),
+    Mutant(
+        "ranking: other seeds are the same runs",
+        RANKING,
+        "return SingleRuns(same, mean(second_AS, different), mean(first_AS, different))",
+        "return SingleRuns(same, same, mean(first_AS, different))",
+        (f"{RANKED}::test_runs_are_paired_with_themselves_and_with_other_seeds",),
+        "the luck of a seed would count as a property of the recipe",
+    ),
+    Mutant(
+        "shift: answers of changed pages stay as they were",
+        SHIFT,
+        "moved = replace(task, world=world.version, answer=path[-1], entities=entities)",
+        "moved = replace(task, world=world.version, entities=entities)",
+        (f"{SHIFTED}::test_answers_are_derived_again_or_the_question_is_excluded",),
+        "right answers would be judged by facts that no page states",
+    ),
+    Mutant(
+        "shift: a fault ends the rollout",
+        SHIFT,
+        "POLICY = ReliabilityPolicy(attempts=1, critical=False)",
+        "POLICY = ReliabilityPolicy(attempts=1)",
+        (f"{SHIFTED}::test_calls_fail_at_the_declared_rate_and_are_judged",),
+        "an evaluation would repeat rollouts until none had a fault",
+    ),
+    Mutant(
+        "shift: rollouts share cached results",
+        SHIFT,
+        "vars(world).update(search=search, page=page, version=version)",
+        "vars(world).update(search=search, page=page)",
+        (f"{SHIFTED}::test_calls_fail_at_the_declared_rate_and_are_judged",),
+        "only the first rollout to ask would meet a fault",
+    ),
+    Mutant(
+        "shift: noise moves no search result",
+        SHIFT,
+        "            -math.log(rank) + self.ranking_noise * self._gumbel(query, hit.title)",
+        "            -math.log(rank)",
+        (f"{SHIFTED}::test_first_position_follows_plackett_and_luce",),
+        "both environments would have one ranking",
     ),
 ]

@@ -4,15 +4,18 @@ Answers of held-out search questions are answers of no training question; their 
 intermediate hops of one, and small calculations repeat (`drlib evaluate overlap`). All stages
 answer the same questions: once greedily and `evaluation.samples` times at temperature 1, with the
 real tools (or, closed book, with tools that find nothing). `outcomes.jsonl` has one line per
-question, `rows.json` the sums.
+question, `rows.json` the sums. With `evaluation.shift`, the search questions are asked once more in
+a realistic environment of the same world, as outcomes of the kind "realistic" with the same ids.
 """
 
 import json
 import random
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 from drlib.agents import Agent, create_agent
 from drlib.agents.agent_spec import AgentMixture
@@ -20,6 +23,7 @@ from drlib.agents.rollout_state import count_costs
 from drlib.config import NO_WORLD, Config, split_worlds
 from drlib.demonstrations.document_teacher import draw_document_questions
 from drlib.environments import Environment, load_environments
+from drlib.evaluation.environment_shift import RealisticEnvironment
 from drlib.files import read_json_lines, write_atomic, write_json_lines
 from drlib.questions.chains import Split, chain_questions
 from drlib.rewards.functions import has_env_fault, is_solved
@@ -37,6 +41,7 @@ from drlib.validation import require
 from drlib.worlds import SmallWorld, World
 from drlib.worlds.perturbed import perturb_worlds
 
+REALISTIC = "realistic"  # kind of the search questions that are asked again with evaluation.shift
 ATTEMPTS = 3  # runs of a question whose environment fails
 KEPT_TRAJECTORIES = 48  # of each decoding, for reading and plotting
 
@@ -91,12 +96,31 @@ def held_out(world: SmallWorld, config: Config, split: Split | None = "test") ->
     return python + search + several
 
 
-def ask(agent: Agent | AgentMixture, tasks: list[Task], keys: list[int], config: Config):
-    """Return (outcomes, trajectories) of the tasks; `keys` fix each question's random streams."""
+def ask(
+    agent: Agent | AgentMixture,
+    tasks: list[Task],
+    keys: list[int],
+    config: Config,
+    realistic: RealisticEnvironment | None = None,
+):
+    """Return (outcomes, trajectories) of the tasks; `keys` fix each question's random streams.
+
+    realistic: the environment of the tasks if it is not the simulator; the random streams of the
+    policy are the same in both.
+    """
     k = config.evaluation.samples
     seed = config.evaluation.seed
-    greedy = run_judged(agent, tasks, keys, temperature=0.0, seed=seed)
-    sampled = run_judged(agent, tasks, keys, samples=k, temperature=1.0, seed=seed)
+
+    def run(samples: int, temperature: float) -> list[Trajectory]:
+        options: dict[str, Any] = {"temperature": temperature, "seed": seed}
+        if realistic is None:
+            return run_judged(agent, tasks, keys, samples=samples, **options)
+        # one task per rollout, because each has its own faults
+        rollouts, worlds = realistic.expand(tasks, samples, f"T={temperature}")
+        streams = [key * samples + number for key in keys for number in range(samples)]
+        return run_judged(agent, rollouts, streams, worlds=worlds, **options)
+
+    greedy, sampled = run(1, 0.0), run(k, 1.0)
     outcomes = []
     for i, (task, first) in enumerate(zip(tasks, greedy)):
         tries = sampled[i * k : (i + 1) * k]
@@ -199,6 +223,7 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
         # the same questions in the world that training ended with
         tasks, changed = perturb_worlds(tasks, {}, world)
         (world,) = changed.values()
+    realistic = None if closed else build_realistic(tasks, world, config)
     outcomes: list[Outcome] = []
     with Sandbox() as sandbox, open_policy(asked, config) as (engine, chat, system):
         environments = {} if closed else load_environments(config.evaluation.environments)
@@ -207,18 +232,26 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
             parts.append(("", world, tasks))
         parts += document_tasks(config)
         parts += environment_tasks(environments, config)
+        if realistic:
+            parts.append((REALISTIC, realistic.world, realistic.questions.tasks))
+        numbers = {task.id: number for number, task in enumerate(tasks)}
         for kind, place, some in parts:
             mine = list(range(ranks.rank, len(some), ranks.size))
+            shifted = realistic if kind == REALISTIC else None
+            # a question has the same random streams in both environments
+            keys = [numbers[some[i].id] for i in mine] if shifted else mine
             with Toolbox(
                 place,
                 sandbox,
                 results=config.rollout.search_results,
                 closed_book=closed,
                 environments=environments,
+                policies=shifted.policies if shifted else None,
+                clock=shifted.clock if shifted else time,
             ) as toolbox:
                 limits, spec = rollout_limits(config), config.evaluation.agent
                 agent = create_agent(spec, engine, toolbox, chat, limits, system)
-                found, greedy, sampled = ask(agent, [some[i] for i in mine], mine, config)
+                found, greedy, sampled = ask(agent, [some[i] for i in mine], keys, config, shifted)
             if ranks.first:
                 safe = re.sub(r"\W+", "_", kind)
                 end = f"_{safe}.parquet" if kind else ".parquet"
@@ -230,7 +263,29 @@ def evaluate(config: Config, run_dir: Path, ranks: Ranks, *, of: str) -> None:
         rows = rows_of(outcomes, of, config.seed)
         write_json_lines(run.path / "outcomes.jsonl", map(vars, outcomes))
         write_atomic(run.path / "rows.json", json.dumps(rows, indent=0))
-    run.finish({"questions": len(outcomes)})
+    counts = {REALISTIC: realistic.questions.summary()} if realistic else {}
+    run.finish({"questions": len(outcomes), **counts})
+
+
+def build_realistic(
+    tasks: list[Task], world: World | None, config: Config
+) -> RealisticEnvironment | None:
+    """Return the environment of `evaluation.shift` with the search questions; None without one.
+
+    Raises:
+        ValueError: no questions about a world are asked, or training changes that world.
+    """
+    shift = config.evaluation.shift
+    if not shift.is_active:
+        return None
+    require(
+        world is not None and not config.rl.callbacks.world_change,
+        "evaluation.shift changes the world of the held-out questions: it excludes "
+        "evaluation.world=none and rl.callbacks.world_change",
+    )
+    searches = [task for task in tasks if task.category == "search"]
+    results = config.rollout.search_results
+    return RealisticEnvironment(searches, cast(SmallWorld, world), shift, results)
 
 
 def document_tasks(config: Config) -> list[tuple[str, World, list[Task]]]:

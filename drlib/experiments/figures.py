@@ -43,6 +43,35 @@ def experiment_figure(found: Mapping, curves: Curves) -> Figure:
     return fig
 
 
+def ranking_figure(found: Mapping) -> Figure:
+    """Plot each arm's accuracy on both sides of a ranking, with intervals.
+
+    Points on the dashed line are equally good on both sides. The rankings agree if the points rise
+    from left to right, at any distance from the line.
+    """
+    ranking = found["ranking"]
+    looks = _looks([*ranking["arms"]], found["control"])
+    low, high = ranking["interval"]
+    with plt.style.context(STYLE):
+        fig, ax = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
+        ax.plot([0, 100], [0, 100], color="0.75", lw=1.0, ls="--", zorder=0)
+        for number, (arm, sides) in enumerate(ranking["arms"].items()):
+            (x, x_ends), (y, y_ends) = (
+                (100 * side["effect"], [100 * end for end in side["interval"]]) for side in sides
+            )
+            color = looks[arm]["color"]
+            marker = "os^"[number // len(COLORS) % 3]
+            ax.plot(x_ends, [y, y], color=color, lw=1.2, alpha=0.5)
+            ax.plot([x, x], y_ends, color=color, lw=1.2, alpha=0.5)
+            ax.plot(x, y, marker, color=color, ms=9, mec="white", label=arm)
+        first, second = (f"{one['kind']}, {one['decoding']}" for one in ranking["asked"])
+        ax.set(xlim=(-2, 102), ylim=(-2, 102), xlabel=f"{first}, % right")
+        ax.set_ylabel(f"{second}, % right")
+        ax.set_title(f"Spearman {ranking['effect']:.2f} [{low:.2f}, {high:.2f}]")
+        ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return fig
+
+
 def effects_figure(experiments: Sequence[Mapping], columns: int = 2) -> Figure:
     """Plot the difference of every arm to the control of its experiment, with its interval, in
     points.

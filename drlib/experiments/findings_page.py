@@ -9,6 +9,7 @@ from pathlib import Path
 
 from drlib.config import ROOT
 from drlib.experiments.plan import PLANS, ExperimentPlan, load_plan
+from drlib.experiments.rank_agreement import correlation_text
 from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 from drlib.experiments.tables import outcome_text, summary, table
 from drlib.experiments.verdicts import FINDINGS
@@ -62,13 +63,10 @@ def findings_block(folder: Path = FINDINGS) -> str:
     """Return all findings as a Markdown table."""
     lines = [f"| {' | '.join(HEADS)} |", "|" + "---|" * len(HEADS)]
     for claim in read_findings(folder).values():
-        on, off = (f"{100 * share:.1f}" for share in claim["accuracy"])
-        asked = claim["asked"]
         cells = [
             claim["claim"],
             claim["source"],
-            f"{on}, {off} ({asked['kind']}, {asked['decoding']}, n={claim['n']}, "
-            f"{len(claim['seeds'])} seeds)",
+            _measured_text(claim),
             effect_text(claim),
             f"**{outcome_text(claim)}**",
             f"`{claim['command']}`",
@@ -88,8 +86,21 @@ def readme_findings(folder: Path = FINDINGS, names=README_FINDINGS) -> str:
     return "\n".join(lines)
 
 
+def _measured_text(claim: Mapping) -> str:
+    """Return the accuracies of setting and control, or the number of ranked arms."""
+    n, seeds = claim["n"], len(claim["seeds"])
+    if "statistic" in claim:
+        kinds = ", ".join(one["kind"] for one in claim["asked"])
+        return f"{len(claim['arms'])} arms ({kinds}, n={n}, {seeds} seeds)"
+    on, off = (f"{100 * share:.1f}" for share in claim["accuracy"])
+    asked = claim["asked"]
+    return f"{on}, {off} ({asked['kind']}, {asked['decoding']}, n={n}, {seeds} seeds)"
+
+
 def effect_text(claim: Mapping) -> str:
-    """Return an effect and its interval in points."""
+    """Return an effect and its interval in points, or a rank correlation with its interval."""
+    if "statistic" in claim:
+        return correlation_text(claim)
     low, high = (f"{100 * end:+.1f}" for end in claim["interval"])
     return f"{100 * claim['effect']:+.1f} [{low}, {high}]"
 
@@ -131,4 +142,6 @@ def findings_page(
     parts[3:3] = [text for name, block in reference.items() for text in (titles[name], block)]
     for found in committed_experiments(experiments):
         parts += [f"#{table(found).strip()}", f"![{found['name']}](../{at}/{found['name']}.png)"]
+        if "ranking" in found:
+            parts.append(f"![ranking](../{at}/{found['name']}_ranking.png)")
     return "\n\n".join(part.strip() for part in parts) + "\n"

@@ -25,7 +25,14 @@ Arms may start from policies that the experiment trains first, with the same see
       last: {distill.teachers: "{last}", distill.steps: 0}
       both: {distill.teachers: "search={first},python={last}"}
 
-An arm may carry a claim. A plan is checked before training: unknown names, a missing control, equal
+An arm may carry a claim. A claim about the ranking of all arms compares the first two of `asked`
+(`drlib.experiments.rank_agreement`):
+
+    asked: [search sample, realistic sample]
+    common: {evaluation.shift.fault_share: 0.1}
+    ranking: {claim: The rankings agree, source: us, expected: higher}
+
+A plan is checked before training: unknown names, a missing control, equal
 arms, arms with different questions, and settings that exclude each other raise an error.
 
 Not supported: grids. A plan lists its arms, because each costs a training run per seed.
@@ -50,7 +57,7 @@ if TYPE_CHECKING:
 
 PLANS = Path(__file__).with_name("plans")  # shipped plans
 REQUIRED = ("name", "about", "stage", "control", "arms")
-KEYS = (*REQUIRED, "profile", "seeds", "asked", "common", "policies")
+KEYS = (*REQUIRED, "profile", "seeds", "asked", "common", "policies", "ranking")
 SAID = ("claim", "source", "expected")  # what an arm may carry beside its settings
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")  # of a plan and of an arm: a folder's too
 REFERENCE = re.compile(r"\{([A-Za-z0-9][A-Za-z0-9_.+-]*)\}")  # to a policy, in a setting
@@ -72,7 +79,8 @@ class ExperimentPlan:
 
     asked: (kind, decoding) of the held-out questions that are compared; claims and the figure are
     about the first. file: where the plan was read from. policies: settings of runs of stage `rl`
-    that arms and later policies name as "{name}".
+    that arms and later policies name as "{name}". ranking: claim about the ranking of the arms in
+    the first two of `asked`.
     """
 
     name: str
@@ -86,6 +94,7 @@ class ExperimentPlan:
     asked: Sequence[tuple[str, str]] = ()
     common: Mapping = field(default_factory=dict)
     policies: Mapping[str, Mapping] = field(default_factory=dict)
+    ranking: Statement | None = None
 
     def config(self, arm: str, seed: int, runs: Path | None = None) -> Config:
         """Return the configuration of one run.
@@ -178,6 +187,8 @@ def _experiment_plan(path: Path, rows: dict) -> ExperimentPlan:
     pairs = all(isinstance(each, str) and " " in each for each in asked)
     require(pairs, f"asked: give a kind and a decoding each, such as {ASKED!r}, got {asked!r}")
     rows["asked"] = [tuple(each.rpartition(" ")[::2]) for each in asked]
+    if "ranking" in rows:
+        rows["ranking"] = _ranking(rows)
     plan = ExperimentPlan(**rows, file=path)
     _check_stage(plan)
     _check_settings(plan)
@@ -282,6 +293,22 @@ def _statement(name: str, content: Mapping, is_control: bool) -> Statement | Non
     return Statement(f"arm {name!r}", *said)
 
 
+def _ranking(rows: Mapping) -> Statement:
+    """Return the claim about the ranking; ValueError if the rankings cannot be compared."""
+    content = _settings("ranking", rows["ranking"])
+    _known(content, SAID, "key in ranking:")
+    texts = all(isinstance(content.get(key), str) and content[key] for key in SAID)
+    require(texts, f"ranking: a claim is three texts: {', '.join(SAID)}")
+    kinds = {kind for kind, _ in rows["asked"][:2]}
+    shared = len(rows["asked"]) > 1 and (len(kinds) == 1 or kinds == {"search", "realistic"})
+    require(
+        shared and len(rows["arms"]) > 2,
+        "ranking: compares three arms and more by the first two of asked, which must have the same "
+        "questions, such as [search sample, realistic sample]",
+    )
+    return Statement("ranking", *(content[key] for key in SAID))
+
+
 def _check_stage(plan: ExperimentPlan) -> None:
     """Require a stage that is evaluated and trains its own policy."""
     asked = {name.removeprefix("evaluate_") for name in stages.STAGES}
@@ -348,6 +375,8 @@ def _check_asked(plan: ExperimentPlan) -> None:
     """Require kinds of questions and decodings that the evaluation has."""
     config = plan.config(plan.control, plan.seeds[0])
     several = ("2 conditions", "3 conditions") if config.questions.source == "engine" else ()
+    if config.evaluation.shift.is_active:
+        several = (*several, "realistic")
     for kind, decoding in plan.asked:
         _known([kind], ("search", "python", *several), "kind of question in asked:")
         decodings = ("sample", "greedy", f"pass@{config.evaluation.samples}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from drlib.analysis import tour
 from drlib.evaluation.results import Results
 from drlib.experiments.plan import Arm, ExperimentPlan, load_plan, what_ran
+from drlib.experiments.rank_agreement import describe_ranking, rank_agreement
 from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 from drlib.experiments.verdicts import FINDINGS, rounded
 from drlib.files import write_atomic
@@ -33,6 +34,9 @@ def write_summary(plan: ExperimentPlan, records: ExperimentRecords, out: Path) -
     found = summary(plan, records)
     figure = figures.experiment_figure(found, curves(found, records))
     write_atomic(out / f"{plan.name}.png", figures.drawn(figure))
+    if "ranking" in found:
+        ranking = figures.ranking_figure(found)
+        write_atomic(out / f"{plan.name}_ranking.png", figures.drawn(ranking))
     folder = FINDINGS if out.resolve() == EXPERIMENTS else out / "findings"
     for name, finding in findings_of(found).items():
         write_atomic(folder / f"{name}.json", json.dumps(finding, indent=1) + "\n")
@@ -78,6 +82,14 @@ def findings_of(found: Mapping) -> dict[str, dict]:
                 for own, other in zip(arm["asked"][1:], control["asked"][1:])
             ],
         }
+    if "ranking" in found:
+        findings[found["name"]] = {
+            **found["ranking"],
+            "command": found["command"],
+            "commit": found["commit"],
+            "settings": {arm["arm"]: arm["settings"] for arm in found["arms"]},
+            "common": found["common"],
+        }
     return findings
 
 
@@ -116,6 +128,7 @@ def summary(plan: ExperimentPlan, records: ExperimentRecords) -> dict:
         for name, arm in plan.arms.items()
     ]
     commits = {code for one in records.results.values() for code in one.made.get("recipe", [])}
+    ranking = rank_agreement(plan, records.results, ran["registered"])
     return {
         "name": plan.name,
         "about": plan.about,
@@ -129,6 +142,7 @@ def summary(plan: ExperimentPlan, records: ExperimentRecords) -> dict:
         "policies": {name: dict(settings) for name, settings in plan.policies.items()},
         "asked": [{"kind": kind, "decoding": decoding} for kind, decoding in plan.asked],
         "arms": arms,
+        **({"ranking": ranking} if ranking else {}),
     }
 
 
@@ -293,6 +307,8 @@ def table(found: Mapping) -> str:
         cells = [cell.replace("|", "\\|") for cell in _cells(arm, found)]
         lines.append(f"| {' | '.join(cells)} |")
     notes = [note for arm in found["arms"] for note in _notes(arm)]
+    if "ranking" in found:
+        lines += ["", describe_ranking(found["ranking"])]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
