@@ -5,6 +5,7 @@ A test module aliases the fixtures, such as `chat = tour_chat`.
 
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 from drlib.chat.template import ChatIds, load_tokenizer
@@ -12,6 +13,7 @@ from drlib.config import ROOT
 from drlib.models.engine import Completion, NewContext
 from drlib.tools import Toolbox
 from drlib.worlds import load_world
+from tests.rl_examples import a_trajectory, changed
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +31,19 @@ def tour_chat():
 def tour_toolbox():
     with Toolbox(load_world("tour"), results=2) as toolbox:
         yield toolbox
+
+
+def make_trajectory(
+    generated=(False, True), logprobs=(0, -1), segments=(0, 4), turns=None, **fields
+):
+    """Return a trajectory with these token columns."""
+    columns = {
+        "generated": np.array(generated, bool),
+        "logprobs": np.array(logprobs, np.float32),
+        "segments": np.array(segments, np.uint8),
+        "turns": np.array(turns or [0] * len(generated), np.uint16),
+    }
+    return changed(a_trajectory(tokens=len(generated) - 1), **columns, **fields)
 
 
 class ScriptedTurns:
@@ -59,15 +74,15 @@ class ScriptedTurns:
 class TextEngine:
     """Engine of ids whose model is a function `say(context text) -> turn`.
 
-    `read` lists its inputs in order. A context of more than `context` tokens ends as in the
-    local engine.
+    `read` lists its inputs in order. `rate(turn)` is the log-probability of its tokens. A context
+    of more than `context` tokens ends as in the local engine.
     """
 
     version = 1
     reads = "ids"
 
-    def __init__(self, chat, say):
-        self.chat, self.say, self.read = chat, say, []
+    def __init__(self, chat, say, rate=lambda text: -0.5):
+        self.chat, self.say, self.rate, self.read = chat, say, rate, []
 
     def converse(self, prompts, params, respond, *, keys=None, context=None):
         for i, prompt in enumerate(prompts):
@@ -75,7 +90,8 @@ class TextEngine:
             while True:
                 text = self.chat.tokenizer.decode(ids, skip_special_tokens=False)
                 self.read.append(text)
-                turn = self.chat.encode(self.say(text))
+                said = self.say(text)
+                turn = self.chat.encode(said)
                 stops = [at for at, token in enumerate(turn) if token in params.stop_ids]
                 turn = turn[: stops[0] + 1] if stops else [*turn, self.chat.end_id]
                 space = (context or 10**9) - len(ids)
@@ -83,7 +99,7 @@ class TextEngine:
                 turn = turn[:space]
                 ids += turn
                 n = len(turn)
-                reply = respond(i, Completion(turn, [-0.5] * n, [0.25] * n, reason))
+                reply = respond(i, Completion(turn, [self.rate(said)] * n, [0.25] * n, reason))
                 while isinstance(reply, Future):
                     reply = reply.result()
                 if isinstance(reply, NewContext):

@@ -1,4 +1,4 @@
-"""IterResearch, Heavy, ReSum and managed contexts: prompts and records.
+"""IterResearch, Heavy, ReSum, AgentFold and managed contexts: prompts and records.
 
 The policy is a function of the text that it reads, so its only memory is its context.
 
@@ -15,10 +15,10 @@ from math import comb
 import numpy as np
 import pytest
 
-from drlib.agents import Agent, Heavy, IterResearch, Limits, ManagedReAct, ReAct, ReSum
+from drlib.agents import Agent, AgentFold, Heavy, IterResearch, Limits, ManagedReAct, ReAct, ReSum
 from drlib.agents.heavy import vote
 from drlib.agents.managed_react import OMITTED
-from drlib.agents.resum import GO_ON
+from drlib.agents.resum import GO_ON, drop_superseded, extract_facts, find_facts
 from drlib.chat.prompts import SUMMARISE
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.task import Task
@@ -247,6 +247,73 @@ def test_long_history_is_discarded(chat, toolbox):
     assert done.termination is Termination.TURNS and done.contexts.max() >= 2
     sizes = [len(chat.encode(text)) for text in engine.read]
     assert max(sizes) <= 300 and sizes.count(sizes[0]) == done.contexts.max() + 1
+
+
+@pytest.mark.parametrize("span", [2, 4])
+def test_agentfold_reads_the_last_step_and_a_summary(chat, toolbox, span):
+    engine = TextEngine(chat, walker)
+    done = run(AgentFold(engine, toolbox, chat, WIDE, span=span))
+    assert (done.answer, done.termination) == (TOTAL, Termination.ANSWERED)
+    for number, text in enumerate(engine.read[2:], 2):
+        assert text.count("tool_response>") == 2, "one observation in full"
+        assert text.count("pays after") == 1, "one turn"
+        assert f"next Town {number}\n" not in text.partition("<tool_call>")[0]
+        assert text.count("next Town") <= span + 1, "a block each, and the last observation"
+    sizes = [len(chat.encode(text)) for text in engine.read]
+    assert max(sizes[span + 2 :]) - min(sizes[span + 2 :]) <= 12 * span, "bounded by the span"
+    # forty steps, of which the last is not folded
+    folds = done.metadata["folds"]
+    assert [fold[0] for fold in folds[1:]] == [fold[1] + 1 for fold in folds[:-1]]
+    assert folds[0][0] == 1 and folds[-1][1] == LONG - 1 and len(folds) <= span + 1
+    assert done.metadata["consolidations"] >= (LONG - span) // span - 1
+    # what a consolidated span says of the towns is the last of them
+    first, last, text = folds[0]
+    assert text == f"next Town {last}." and first < last, "no turn names the tax"
+    # every turn is sampled, and so trained, once, in a context of its own
+    said = chat.tokenizer.decode(done.token_ids[done.generated], skip_special_tokens=False)
+    assert said.count("pays after") == LONG + 1 and done.contexts.max() == LONG - 1
+
+
+def test_agentfold_policy_consolidates_in_a_turn(chat, toolbox):
+    def say(text):
+        thought = walker(text).partition("</think>")[0].removeprefix("<think>")
+        return f"<summary>{thought}</summary>" if SUMMARISE in text else walker(text)
+
+    engine = TextEngine(chat, say)
+    done = run(AgentFold(engine, toolbox, chat, WIDE, span=3, summarise=None))
+    assert done.answer == TOTAL
+    asked = sum(SUMMARISE in text for text in engine.read)
+    assert asked == done.metadata["consolidations"] >= 8
+    after = [b for a, b in zip(engine.read, engine.read[1:]) if SUMMARISE in a]
+    assert all("tool_response" not in text and "pays after" in text for text in after)
+
+
+def test_agentfold_without_a_policy_summary_keeps_the_blocks(chat, toolbox):
+    def say(text):
+        return "Why?" if SUMMARISE in text else walker(text)
+
+    few = Limits(calls=6, turn_tokens=200, context_tokens=10**6)
+    engine = TextEngine(chat, say)
+    done = run(AgentFold(engine, toolbox, chat, few, span=3, summarise=None))
+    folds = done.metadata["folds"]
+    assert [fold[:2] for fold in folds[:3]] == [[1, 1], [2, 2], [3, 3]]
+    assert folds[2][2] == "next Town 3."
+    with pytest.raises(ValueError, match="span=1"):
+        AgentFold(engine, toolbox, chat, span=1)
+
+
+def test_facts_are_relevant_clauses_without_superseded_ones():
+    turn = {"role": "assistant", "content": "<think>Next the currency.</think>"}
+    page = "1. [Oslo](x:Oslo)\ncountry Norway; area 480 km. The currency is Krone.\nIt rains."
+    shown = {"role": "tool", "content": page}
+    assert find_facts("In which country is Oslo?", [shown]) == ["country Norway"]
+    found = find_facts("In which country is Oslo?", [turn, shown])
+    assert found == ["country Norway", "The currency is Krone"], "the turn asks for it"
+    assert find_facts("In which country is Oslo?", [turn, shown], found) == []
+    before = "country Sweden; mayor Anna."
+    text = extract_facts("In which country is Oslo?", [shown], before)
+    assert text == "mayor Anna; country Norway." and extract_facts("Oslo?", [], "") == ""
+    assert drop_superseded(["A is x", "B is y", "A is x"]) == ["A is x", "B is y"]
 
 
 def test_heavy_merges_reports_and_answers_alone(chat, toolbox):

@@ -86,19 +86,35 @@ def test_tour_policy_answers_with_source_and_cost(capsys, tmp_path):
     assert f"{int(kept.generated.sum())} completion tokens" in out
 
 
-@pytest.mark.parametrize("agent", ["iterresearch", "heavy", "resum", "s3"])
+@pytest.mark.parametrize(
+    "agent", ["iterresearch", "heavy", "resum", "s3", "agentfold", "browseconf", "parallelmuse"]
+)
 def test_memory_agents_use_the_memory_policy(capsys, agent):
-    status, out, err = run_ask(capsys, NORWAY, "--agent", agent)
+    sampled = ["--temperature", "0.1"] if agent == "parallelmuse" else []
+    status, out, err = run_ask(capsys, NORWAY, "--agent", agent, *sampled)
     assert status == 0 and err == ""
     assert "Answer  Norwegian Krone" in out
 
 
-@pytest.mark.parametrize("agent", ["react", "iterresearch", "heavy", "resum", "managed"])
+def test_agents_name_what_they_need(capsys):
+    status, out, err = run_ask(capsys, NORWAY, "--agent", "parallelmuse")
+    assert (status, out) == (1, "") and "use a temperature above 0" in err
+    with Scripted(researcher) as server:
+        options = ("--agent", "parallelmuse", *server_arguments(server))
+        status, out, err = run_ask(capsys, NORWAY, *options)
+    assert (status, out) == (1, "") and "--agent parallelmuse: branches need" in err
+
+
+@pytest.mark.parametrize(
+    "agent", ["react", "iterresearch", "heavy", "resum", "managed", "agentfold", "browseconf"]
+)
 def test_every_agent_runs_over_a_server(capsys, agent):
     def say(messages):
         text = messages[-1]["content"]
         if "researchers have worked" in text:
             return render_answer("Norwegian Krone")
+        if "How likely" in text:  # BrowseConf
+            return render_answer("95")
         if "Last observation: none" in text or ("Last observation" not in text):
             return researcher(messages)
         return "<report>Krone.</report>" + render_answer("Norwegian Krone")
@@ -108,7 +124,7 @@ def test_every_agent_runs_over_a_server(capsys, agent):
             capsys, NORWAY, "--agent", agent, "--quiet", *server_arguments(server)
         )
     assert (status, out, err) == (0, "Norwegian Krone\n", "")
-    assert server.asked == (2 * 4 + 1 if agent == "heavy" else 2)
+    assert server.asked == {"heavy": 2 * 4 + 1, "browseconf": 3}.get(agent, 2)
 
 
 def test_tokens_and_cost_are_counted(capsys):

@@ -6,10 +6,13 @@ what the policy reads, `agent_spec` agents by a line of text.
 
 from drlib.agents.agent import AGENTS, Agent
 from drlib.agents.agent_spec import create_agent
+from drlib.agents.agentfold import AgentFold
 from drlib.agents.batch_answers import answer_file
+from drlib.agents.browseconf import BrowseConf, calibrate_threshold
 from drlib.agents.heavy import Heavy
 from drlib.agents.iterresearch import IterResearch
 from drlib.agents.managed_react import ManagedReAct
+from drlib.agents.parallelmuse import ParallelMuse
 from drlib.agents.react import ReAct
 from drlib.agents.resum import ReSum
 from drlib.agents.rollout_state import Limits, RolloutState, Steps
@@ -22,10 +25,13 @@ __all__ = [
     "AGENTS",
     "S3",
     "Agent",
+    "AgentFold",
+    "BrowseConf",
     "Heavy",
     "IterResearch",
     "Limits",
     "ManagedReAct",
+    "ParallelMuse",
     "ReAct",
     "ReSum",
     "RolloutState",
@@ -34,5 +40,6 @@ __all__ = [
     "WebWatcher",
     "WebWeaver",
     "answer_file",
+    "calibrate_threshold",
     "create_agent",
 ]

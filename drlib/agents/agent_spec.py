@@ -6,8 +6,9 @@
     iterresearch+resum:summarise=policy
 
 The registered name, a colon, and keyword arguments of its class: numbers, `none`, words. Some words
-name objects: `summarise=policy` and `summarise=thoughts` (ReSum), `generate=policy` and
-`generate=reader` (s3), and a researcher's name (Heavy). Agents joined by + share the tasks in turn.
+name objects: `summarise=policy`, `summarise=thoughts` and `summarise=facts` (ReSum, AgentFold),
+`generate=policy` and `generate=reader` (s3), and a researcher's name (Heavy, BrowseConf). Agents
+joined by + share the tasks in turn.
 """
 
 import inspect
@@ -17,7 +18,7 @@ from typing import Any
 import yaml
 
 from drlib.agents.agent import AGENTS, Agent
-from drlib.agents.resum import join_thoughts
+from drlib.agents.resum import extract_facts, join_thoughts
 from drlib.agents.rollout_state import Limits
 from drlib.agents.s3 import answer_from_facts
 from drlib.chat.template import ChatIds
@@ -29,7 +30,7 @@ from drlib.trajectory import Trajectory
 
 # option values that a text cannot hold otherwise
 WORDS: dict[str, dict[str, Any]] = {
-    "summarise": {"policy": None, "thoughts": join_thoughts},
+    "summarise": {"policy": None, "thoughts": join_thoughts, "facts": extract_facts},
     "generate": {"policy": None, "reader": answer_from_facts},
 }
 

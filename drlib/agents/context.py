@@ -43,6 +43,8 @@ class Context(Protocol):
 
     def fold(self, keep: int, note: str) -> "Context": ...
 
+    def resume(self, question: str, keep: int) -> "Context": ...
+
     def recorded_parts(self) -> list[tuple[list[int], Completion | None]]: ...
 
 
@@ -119,15 +121,37 @@ class IdContext:
             return self
         system = [m["content"] for m in folded[:1] if m["role"] == "system"]
         new = IdContext(self._chat, folded[len(system)]["content"], *system)
-        turns = iter(self._turns)
-        new._turns = [*self._turns]
-        for message in folded[len(new.messages) :]:
-            if message["role"] == "assistant":
-                new.messages.append(message)
-                new.parts.append((next(turns), None))
-            else:
-                new.observe(message["content"], is_trusted=True)  # escaped already
+        new._replay(folded[len(new.messages) :], self._turns)
         return new
+
+    def resume(self, question: str, keep: int) -> "IdContext":
+        """Return a new context: `question`, then the last `keep` turns with their observations.
+
+        The policy's turns keep their ids but are not sampled there.
+        """
+        system = [m["content"] for m in self.messages[:1] if m["role"] == "system"]
+        new = IdContext(self._chat, question, *system)
+        new._replay(_last_turns(self.messages, keep), self._turns[-keep:])
+        return new
+
+    @staticmethod
+    def from_prefix(chat: ChatIds, ids: list[int], messages: list[dict]) -> "IdContext":
+        """Return a context that has read the ids of an earlier one, up to the start of a turn."""
+        new = IdContext(chat, "")
+        new.messages = [*messages]
+        new.parts = [([*ids], None)]
+        return new
+
+    def _replay(self, messages: list[dict], turns: list[list[int]]) -> None:
+        """Append turns and observations that were read in another context."""
+        self._turns = [*turns]
+        left = iter(turns)
+        for message in messages:
+            if message["role"] == "assistant":
+                self.messages.append(message)
+                self.parts.append((next(left), None))
+            else:
+                self.observe(message["content"], is_trusted=True)  # escaped already
 
     def recorded_parts(self) -> list[tuple[list[int], Completion | None]]:
         """Return the parts up to the policy's last turn; unread ones are not recorded."""
@@ -212,6 +236,14 @@ class MessageContext:
         new._urls = self._urls
         return new
 
+    def resume(self, question: str, keep: int) -> "MessageContext":
+        """Return a new context: `question`, then the last `keep` turns with their observations."""
+        system = [m["content"] for m in self.messages[:1] if m["role"] == "system"]
+        new = MessageContext(question, *system)
+        new.messages += _last_turns(self.messages, keep)
+        new._urls = self._urls
+        return new
+
     def recorded_parts(self) -> list[tuple[list[int], Completion | None]]:
         """Return [], because the tokens are the server's."""
         return []
@@ -222,3 +254,9 @@ def _folded(messages: list[dict], keep: int, note: str) -> list[dict]:
     shown = [i for i, message in enumerate(messages) if message["role"] == "tool"]
     old = shown[: max(len(shown) - keep, 0)]
     return [{"role": "tool", "content": note} if i in old else m for i, m in enumerate(messages)]
+
+
+def _last_turns(messages: list[dict], keep: int) -> list[dict]:
+    """Return the messages from the `keep`-th last turn of the policy on."""
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    return messages[turns[-keep] :]

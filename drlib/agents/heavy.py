@@ -62,7 +62,7 @@ class Heavy(Agent):
         """Run the tasks as `Agent.run`; each sample has `n` runs, without end events."""
         keys = list(range(len(tasks))) if keys is None else list(keys)
         watch = options.pop("watch", None)
-        quiet: dict[str, Any] = {} if watch is None else {"watch": _without_ends(watch)}
+        quiet: dict[str, Any] = {} if watch is None else {"watch": without_ends(watch)}
         made = self.n if self.shared else samples * self.n
         runs = self.researcher.run(tasks, samples=made, keys=keys, **quiet, **options)
         groups = [runs[at : at + self.n] for at in range(0, len(runs), self.n)]
@@ -78,7 +78,7 @@ class Heavy(Agent):
                 options = options | {"temperature": self.merger_temperature}
             merged = super().run(tasks, samples=samples, keys=keys, **quiet, **options)
         merged = [
-            _with_parts(trajectory, group, self.merge) for trajectory, group in zip(merged, groups)
+            with_runs(trajectory, group, self.merge) for trajectory, group in zip(merged, groups)
         ]
         for trajectory in merged if watch else ():
             watch("end", None, trajectory)
@@ -107,7 +107,7 @@ def vote(answers: Sequence[str | None]) -> str | None:
     return next((a for a in answered if counts[normalise_answer(a)] == best), None)
 
 
-def _without_ends(watch: Watch) -> Watch:
+def without_ends(watch: Watch) -> Watch:
     """Wrap `watch` without end events, unless the whole run was interrupted."""
 
     def quiet(event: str, state: RolloutState, value) -> None:
@@ -124,8 +124,11 @@ def _select_by_vote(runs: Sequence[Trajectory], name: str) -> Trajectory:
     return replace(winner, id=name, group_id=name.rsplit("-", 1)[0])
 
 
-def _with_parts(merged: Trajectory, runs: Sequence[Trajectory], merge: str) -> Trajectory:
-    """Add the runs' answers and costs to the metadata."""
+def with_runs(merged: Trajectory, runs: Sequence[Trajectory], merge: str, **parts) -> Trajectory:
+    """Add the runs' answers and costs, and other `parts`, to the metadata as "runs"."""
     costs = [count_costs(run) for run in runs]
-    parts = {"merge": merge, "answers": [run.answer for run in runs], "costs": costs}
-    return replace(merged, metadata=merged.metadata | {"runs": parts})
+    prefixes = [run.metadata["prefix"] for run in runs if "prefix" in run.metadata]
+    if prefixes:  # of branches
+        parts["saved"] = {name: sum(p[name] for p in prefixes) for name in ("sampled", "calls")}
+    found = {"merge": merge, "answers": [run.answer for run in runs], "costs": costs} | parts
+    return replace(merged, metadata=merged.metadata | {"runs": found})

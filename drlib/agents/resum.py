@@ -7,6 +7,7 @@ another model, or the policy itself in a last turn of the old context. If it fai
 nothing, the history is kept and the rollout continues as ReAct.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,11 @@ from drlib.chat.prompts import RESUME, SUMMARISE, extract_summary
 Summarise = Callable[[str, Sequence[dict], str], str]
 GO_ON = "Go on."
 FULL = 0.9  # share of the context at which it is summarised
+SHORT_WORD = 3  # letters of words that say nothing about relevance
+MAX_FACTS = 8  # clauses kept of one observation
+_HEADING = re.compile(r"^(\d+\. \[|The useful information in )")
+_CLAUSE_END = re.compile(r"(?<=[.!?;])\s+|\n")
+_SUBJECT = re.compile(r"^[^A-Z0-9]*")
 
 
 def join_thoughts(question: str, messages: Sequence[dict], before: str) -> str:
@@ -31,6 +37,64 @@ def join_thoughts(question: str, messages: Sequence[dict], before: str) -> str:
         if message["role"] == "assistant"
     ]
     return " ".join([before, *thoughts]).strip()
+
+
+def find_facts(question: str, messages: Sequence[dict], known: Sequence[str] = ()) -> list[str]:
+    """Return the clauses of the observations that concern the question or the policy's turns.
+
+    A clause is relevant if it shares a word of more than three letters with the question or with
+    any of the turns, which say what was used. Each observation gives at most eight.
+
+    Args:
+        question: the question.
+        messages: turns and observations.
+        known: clauses to leave out.
+    """
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    wanted = _words(" ".join([question, *said]))
+    found: list[str] = []
+    for message in messages:
+        if message["role"] != "tool":
+            continue
+        lines = [line for line in message["content"].splitlines() if not _HEADING.match(line)]
+        clauses = [part.strip(" .;") for part in _CLAUSE_END.split("\n".join(lines))]
+        new = [part for part in dict.fromkeys(clauses) if part and part not in (*found, *known)]
+        shared = {part: len(wanted & _words(part)) for part in new}
+        best = sorted(shared, key=lambda part: -shared[part])[:MAX_FACTS]
+        found += [part for part in new if part in best and shared[part]]
+    return found
+
+
+def drop_superseded(facts: Sequence[str]) -> list[str]:
+    """Return the facts without those whose subject a later one repeats, such as "next Oslo".
+
+    The subject is the text before the first capital letter or digit; sentences have none.
+
+    >>> drop_superseded(["next Oslo", "treasure Bergen", "next Narvik"])
+    ['treasure Bergen', 'next Narvik']
+    """
+    last = {_SUBJECT.match(fact)[0] or fact: fact for fact in facts}
+    return [fact for fact in dict.fromkeys(facts) if last[_SUBJECT.match(fact)[0] or fact] == fact]
+
+
+def join_facts(facts: Sequence[str]) -> str:
+    """Write facts as a summary: `territory Norway; currency Krone.`"""
+    return "; ".join(facts) + "." if facts else ""
+
+
+def split_facts(text: str) -> list[str]:
+    """Return the facts of `join_facts`."""
+    return [fact for fact in text.removesuffix(".").split("; ") if fact]
+
+
+def extract_facts(question: str, messages: Sequence[dict], before: str) -> str:
+    """Summarise by the relevant clauses of the observations, without superseded ones."""
+    known = split_facts(before)
+    return join_facts(drop_superseded([*known, *find_facts(question, messages, known)]))
+
+
+def _words(text: str) -> set[str]:
+    return {word for word in re.findall(r"\w+", text.lower()) if len(word) > SHORT_WORD}
 
 
 @AGENTS.register("resum")

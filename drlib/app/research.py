@@ -49,9 +49,20 @@ REFERENCE = ROOT / "figures" / "reference"
 TOUR_POLICY = REFERENCE / "tour" / "policy_rl"
 # The tour's policy with further training on reports, summaries and merging.
 MEMORY_POLICY = REFERENCE / "agents" / "policy"
-MEMORY_AGENTS = ("iterresearch", "heavy", "resum", "s3")
-HEAVY_CONTEXT_TOKENS = 640  # context of the tour's Heavy agent, which reads several reports
-MEMORY_CALLS = 16  # tool calls of MEMORY_AGENTS with the tour's policy
+# A cold start with demonstrations of a planner and its workers.
+PLANNER_POLICY = REFERENCE / "planner" / "policy"
+MEMORY_AGENTS = (
+    "iterresearch",
+    "heavy",
+    "resum",
+    "s3",
+    "agentfold",
+    "browseconf",
+    "parallelmuse",
+)
+MERGING_AGENTS = ("heavy", "parallelmuse")  # their merger reads several reports
+HEAVY_CONTEXT_TOKENS = 640  # context of the tour's MERGING_AGENTS
+MEMORY_CALLS = 16  # tool calls of MEMORY_AGENTS and the planner with their small policies
 PLAIN_AGENTS = ("react", "managed")  # every turn is a call or an answer, without other tags
 SEARCH_RESULTS = 5  # results per search, for models other than the tour's policy
 MAX_SOURCES = 8
@@ -104,7 +115,7 @@ class AskOptions:
         folder: local model folder; with `endpoint`, the folder that the vLLM server runs.
         engine: "hf" or "vllm", for `folder` without `endpoint`.
         native: pass tools through the server's or the chat template's own tool format.
-        runs: number of researchers in Heavy mode.
+        runs: researchers of Heavy, runs of ParallelMuse, attempts of BrowseConf.
         plugins: comma-separated modules that register agents, worlds or tools.
         seconds: time limit, also of one request to the server.
         prices: (prompt, completion), per million tokens.
@@ -382,11 +393,18 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
     setup = _load_model(options, toolbox, stack)
     by_agent: dict[str, dict[str, Any]] = {
         "heavy": {"n": options.runs},
+        "parallelmuse": {"n": options.runs},
+        "browseconf": {"attempts": options.runs},
         "resum": {"summarise": None},  # the model writes its own summaries
+        "planner": {"recap": bool(has_model)},
+        "agentfold": {"summarise": None} if has_model else {},
         "s3": {} if has_model else {"generate": answer_from_facts},
     }
     extra = by_agent.get(options.agent, {})
-    return make(setup.engine, toolbox, setup.chat, setup.limits, setup.system, **extra)
+    try:
+        return make(setup.engine, toolbox, setup.chat, setup.limits, setup.system, **extra)
+    except ValueError as error:  # the agent needs another engine
+        raise AskError(f"--agent {options.agent}: {error}") from None
 
 
 def is_live(search: str) -> bool:
@@ -523,13 +541,15 @@ def _load_tour_policy(options: AskOptions) -> ModelSetup:
     from drlib.models.moe import load_policy
 
     config = Config.load("laptop")
-    has_memory = options.agent in MEMORY_AGENTS
-    model, tokenizer = load_policy(MEMORY_POLICY if has_memory else TOUR_POLICY)
+    policies = dict.fromkeys(MEMORY_AGENTS, MEMORY_POLICY) | {"planner": PLANNER_POLICY}
+    model, tokenizer = load_policy(policies.get(options.agent, TOUR_POLICY))
     context = (
-        HEAVY_CONTEXT_TOKENS if options.agent == "heavy" else config.rollout.max_context_tokens
+        HEAVY_CONTEXT_TOKENS
+        if options.agent in MERGING_AGENTS
+        else config.rollout.max_context_tokens
     )
     engine = LocalEngine(model.eval(), max_context=context, slots=options.runs)
-    calls = MEMORY_CALLS if has_memory else config.rollout.max_calls
+    calls = MEMORY_CALLS if options.agent in policies else config.rollout.max_calls
     limits = Limits(calls, config.rollout.max_turn_tokens, context)
     return ModelSetup(engine, ChatIds(tokenizer), limits, None)
 

@@ -32,6 +32,16 @@ most of them agree counts for something, but a single well-founded report may be
 without an answer counts for what it found."""
 REPORT = "Report {number}: {report}\nIts answer: {answer}"
 
+CONFIDENCE = """{question}
+
+An agent worked on this question. What it found: {facts}
+Its answer: {answer}
+
+How likely is this answer right? Give a number from 0, surely wrong, to 100, surely right, as your \
+answer."""
+NEGATIVE = """{question}
+These answers were given before and are not certain enough: {answers}. Look for another one."""
+
 GATHER = """{question}
 
 You gather what somebody else will answer this from. The first results:

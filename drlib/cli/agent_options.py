@@ -71,7 +71,7 @@ def add_agent_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="constrain every turn to a call or an answer (structured output)",
     )
-    add("--runs", type=int, default=default.runs, help="researchers in Heavy mode")
+    add("--runs", type=int, default=default.runs, help="runs of heavy, parallelmuse, browseconf")
     add("--temperature", type=float, default=default.temperature, help="sampling temperature")
     add("--calls", type=int, default=default.calls, help="maximum number of tool calls")
     add("--turn-tokens", type=int, default=default.turn_tokens, help="maximum tokens per turn")
