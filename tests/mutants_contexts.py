@@ -4,6 +4,8 @@ from tests.mutants import Mutant
 
 SAMPLES = "tests/test_training_samples.py"
 SKILLS = "tests/test_demonstrations_skills.py"
+ROLES = "tests/test_training_roles.py"
+PLANNER = "tests/test_agents_planner_worker.py"
 STRATEGIES = "tests/test_experiments_agents.py"
 
 MUTANTS = [
@@ -30,6 +32,62 @@ MUTANTS = [
         "if False:",
         (SAMPLES,),
         "a long failed rollout outweighs a short correct one",
+    ),
+    Mutant(
+        "roles: all roles in one baseline",
+        "drlib/training/batch.py",
+        """return f"{trajectory.group_id}/{trajectory.metadata.get('role', '')}\"""",
+        "return trajectory.group_id",
+        (ROLES,),
+        "parts of one rollout are compared with each other",
+    ),
+    Mutant(
+        "roles: weights count contexts of all roles",
+        "drlib/training/rollouts.py",
+        'part.metadata["same_role"] = counts[part.metadata["role"]]',
+        'part.metadata["same_role"] = len(found)',
+        (ROLES,),
+        "the planner of many workers is trained less",
+    ),
+    Mutant(
+        "roles: contexts are not weighted",
+        "drlib/training/batch.py",
+        'if config.rl.advantage.context_weight == "shared":',
+        "if False:",
+        (ROLES,),
+        "rollouts with many workers dominate the gradient",
+    ),
+    Mutant(
+        "planner: a worker reads the whole question",
+        "drlib/agents/planner_worker.py",
+        "if self.recap else part",
+        "if True else part",
+        (PLANNER,),
+        "the tiny policy reads prompts that it was not trained on",
+    ),
+    Mutant(
+        "planner: the forced answer is the worker's",
+        "drlib/agents/rollout_state.py",
+        "context = self.state.lead or self.context",
+        "context = self.context",
+        (PLANNER,),
+        "a sub-answer is returned as the answer",
+    ),
+    Mutant(
+        "planner: a cut turn of a worker ends the rollout",
+        "drlib/agents/rollout_state.py",
+        "if is_cut and is_lead:",
+        "if is_cut:",
+        (PLANNER,),
+        "one long worker discards the work of all",
+    ),
+    Mutant(
+        "delegation: a worker gets the next hop's turns",
+        "drlib/demonstrations/delegation.py",
+        "for text, result in zip(said[begun : at + 1], shown[begun : at + 1])",
+        "for text, result in zip(said[begun : at + 2], shown[begun : at + 2])",
+        ("tests/test_demonstrations_delegation.py",),
+        "workers are trained on searches for other questions",
     ),
     Mutant(
         "down-sampling: no sample is dropped",

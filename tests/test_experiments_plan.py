@@ -62,7 +62,7 @@ def approximately(interval):
 # plan files
 
 
-SHIPPED = sorted(path for path in PLANS.glob("*.yaml") if path.stem != "strategies")
+SHIPPED = sorted(path for path in PLANS.glob("*.yaml") if "\ntrials:" not in path.read_text())
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -115,6 +115,7 @@ OTHERS = {
     "questions.skills": "memory",
     "rl.agent": "iterresearch",
     "rl.advantage.baseline": "samples",
+    "rl.advantage.context_weight": "shared",
     "demonstrations.teacher": "solver",
     "world.endpoint": "http://localhost:1/v1",
     "world.reader": "another",

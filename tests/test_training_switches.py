@@ -66,6 +66,7 @@ ELSEWHERE = {  # options tested elsewhere
     "rl.agent",
     "rl.advantage.baseline",
     "rl.advantage.sample_multiple",
+    "rl.advantage.context_weight",  # tests/test_training_roles.py
     "rl.curriculum.trail_share",
     # tests/test_training_questions.py
     "rl.curriculum.documents",

@@ -14,6 +14,7 @@ from drlib.agents.iterresearch import IterResearch
 from drlib.agents.managed_react import ManagedReAct
 from drlib.agents.parallelmuse import ParallelMuse
 from drlib.agents.react import ReAct
+from drlib.agents.planner_worker import PlannerWorker
 from drlib.agents.resum import ReSum
 from drlib.agents.rollout_state import Limits, RolloutState, Steps
 from drlib.agents.s3 import S3
@@ -34,6 +35,7 @@ __all__ = [
     "ParallelMuse",
     "ReAct",
     "ReSum",
+    "PlannerWorker",
     "RolloutState",
     "Steps",
     "WebWalker",

@@ -1,4 +1,4 @@
-"""Prompts of agents: system prompt, summaries (ReSum), merging (Heavy), gathering (s3).
+"""Prompts of agents: system prompt, summaries (ReSum), merging (Heavy), gathering (s3), delegation.
 
 They are here and not with the agents, because a policy trained for these agents reads them before
 any agent runs: the tokenizer has a piece for each constant part (`PHRASES`), and the pre-training
@@ -51,6 +51,24 @@ In each turn mark the results that matter, by their numbers, at most {keep}: \
 <important_info>[1, 3]</important_info>. Then ask for more, <query>a search query</query>, or end: \
 <search_complete>"""
 
+PLAN = """{question}
+
+You do not research this yourself: workers do. A worker has tools and returns a short answer, but \
+knows nothing except the sub-question that you give it. Delegate one sub-question at a time, so \
+that it can be understood alone. When the answers suffice, give the final answer."""
+RECAP = """{part}
+
+This is a part of the question: {question}
+Answer the part only, in a few words."""
+# What the planner reads of a worker without an answer.
+NO_ANSWER = {
+    "calls": "No answer: the worker has used all its calls.",
+    "context": "No answer: the worker's context is full.",
+    "length": "No answer: a turn of the worker was too long.",
+    "loop": "No answer: the worker repeated one call.",
+    "format": "No answer: the worker's turns could not be read.",
+}
+
 # Constant parts of these texts and of a context-managed round
 # (`drlib.chat.tool_calls.render_workspace`); the tokenizer may keep each as one piece.
 PHRASES = (
@@ -76,6 +94,13 @@ PHRASES = (
     "<query>",
     "</query>",
     "<search_complete>",
+)
+
+# The same for a planner and its workers (`drlib.agents.planner_worker`).
+DELEGATION_PHRASES = (
+    PLAN.partition("{question}")[2],
+    '{"name": "delegate", "arguments": {"question": "',
+    *NO_ANSWER.values(),
 )
 
 _TOOL_LIST = re.compile("<tools>\n(.*?)\n</tools>", re.DOTALL)
@@ -121,6 +146,12 @@ name, a number, a date, or what the question asks for."""
 FORMAT_HELP = """Write either one tool call:
 <tool_call>
 {"name": "search", "arguments": {"query": ["what to search for"]}}
+</tool_call>
+or the final answer:
+<answer>the answer</answer>"""
+FORMAT_HELP_PLANNER = """Write either one tool call:
+<tool_call>
+{"name": "delegate", "arguments": {"question": "a sub-question"}}
 </tool_call>
 or the final answer:
 <answer>the answer</answer>"""

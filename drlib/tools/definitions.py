@@ -208,6 +208,14 @@ BUILT_IN = (
 )
 
 
+# of a planner, whose agent executes it (drlib.agents.planner_worker); in no toolbox
+DELEGATE = Tool(
+    "delegate",
+    "Give a sub-question to a worker, who researches it with tools and returns a short answer.",
+    (Parameter("question", "The sub-question, which can be understood alone."),),
+)
+
+
 def trl_environment(toolbox: Any, worlds: Mapping[str, Any] | None = None) -> type:
     """Create a class for TRL's `environment_factory`: the tools of a `Toolbox` as methods.
 

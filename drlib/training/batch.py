@@ -26,7 +26,7 @@ from drlib.rl.staleness import StalenessFilter, repair_groups
 from drlib.training.distributed import Ranks
 from drlib.training.packed_routes import Routes
 from drlib.training.policy_age import Clock
-from drlib.training.rollouts import split_all_contexts, step_seed
+from drlib.training.rollouts import split_all_contexts, split_roles, step_seed
 from drlib.trajectory import Trajectory
 from drlib.validation import require, require_within
 
@@ -85,9 +85,11 @@ def prepare_batch(
     # resample oversampled groups (GRPO-RoC)
     shards = [resample_groups(shard, config, step) for shard in shards]
     selected = [t for shard in shards for t in shard]
-    # compare rewards over contexts instead of rollouts (WebResearcher)
+    # compare rewards over contexts instead of rollouts (WebResearcher), or role by role
     if config.rl.advantage.baseline == "samples":
         shards = [split_all_contexts(shard)[0] for shard in shards]
+    elif config.rl.advantage.baseline == "roles":
+        shards = [[part for t in shard for part in split_roles(t)] for shard in shards]
     # filter, compute advantages and loss weights; group statistics need all shards
     everything = [t for shard in shards for t in shard]
     advantages_N, weights_N, report = compute_advantages(everything, config, ranks, clock)
@@ -97,12 +99,11 @@ def prepare_batch(
         mine = slice(before, before + len(shard))
         before += len(shard)
         samples, owners = split_all_contexts(shard)
+        weights_S = share_over_segments(weights_N[mine], owners)
+        if config.rl.advantage.context_weight == "shared":
+            weights_S = weights_S / torch.tensor([t.metadata.get("same_role", 1) for t in samples])
         parts.append(
-            RolloutBatch(
-                samples,
-                share_over_segments(advantages_N[mine], owners),
-                share_over_segments(weights_N[mine], owners),
-            )
+            RolloutBatch(samples, share_over_segments(advantages_N[mine], owners), weights_S)
         )
     names = (*FILTERED, *LOW_QUALITY) if config.rl.filter.pipeline else FILTERED
     reasons = {f"filtered_{name}": float(report["reasons"].get(name, 0)) for name in names}
@@ -137,7 +138,7 @@ def compute_advantages(
         trajectories, weights_N, in_baseline_N, config, clock or Clock()
     )
     own = [
-        (0.0 if t.reward is None else t.reward, t.group_id, bool(valid))
+        (0.0 if t.reward is None else t.reward, _compared_group(t, config), bool(valid))
         for t, valid in zip(trajectories, in_baseline_N)
     ]
     parts = ranks.gather_parts(own)
@@ -159,6 +160,13 @@ def compute_advantages(
         )
         weights_N = weights_N * torch.bincount(copies_M, minlength=len(names))[mine]
     return advantages_N, weights_N, report
+
+
+def _compared_group(trajectory: Trajectory, config: Config) -> str:
+    """Return the name of the rollouts, contexts or parts whose rewards are compared."""
+    if config.rl.advantage.baseline == "roles":
+        return f"{trajectory.group_id}/{trajectory.metadata.get('role', '')}"
+    return trajectory.group_id
 
 
 def resample_groups(trajectories: list[Trajectory], config: Config, step: int) -> list[Trajectory]:
@@ -268,3 +276,9 @@ def check_batch(config: Config) -> None:
         config.rl.advantage.sample_multiple >= 1, "rl.advantage.sample_multiple must be at least 1"
     )
     require_within(config.rl.filter.low_weight, "(0, 1]", "rl.filter.low_weight")
+    copies = config.rl.sampling.duplicate or config.rl.filter.repair_groups
+    require(
+        config.rl.advantage.baseline != "roles" or not copies,
+        "rl.advantage.baseline=roles compares parts of rollouts, but rl.sampling.duplicate and "
+        "rl.filter.repair_groups copy whole ones: set rl.advantage.baseline=trajectories",
+    )

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from drlib.chat.prompts import DELEGATION_PHRASES
 from drlib.chat.prompts import PHRASES as MEMORY_PHRASES
 from drlib.chat.template import train_tokenizer
 from drlib.config import Config, split_worlds
@@ -233,6 +234,12 @@ def build_world(config: Config, run_dir: Path, ranks) -> dict:
         texts += engine_texts(world, config.questions.wording)
     texts += [title for seed in range(60) for title in fictional_world(seed, names).entities]
     phrases = (*PHRASES, f"]({world.scheme}:")
+    if config.questions.skills == "delegation":
+        require(
+            config.questions.source == "chains",
+            "questions.skills=delegation splits chains into hops: set questions.source=chains",
+        )
+        phrases += DELEGATION_PHRASES
     if config.questions.skills == "memory":
         require(
             config.questions.source == "chains",

@@ -30,7 +30,8 @@ from drlib.demonstrations.agentscaler import (
     sample_task,
     toy_apis,
 )
-from drlib.demonstrations.episodes import length_stages, managed
+from drlib.demonstrations.delegation import delegated
+from drlib.demonstrations.episodes import insert_reflections, length_stages, managed
 from drlib.demonstrations.oracle import Episode
 from drlib.demonstrations.skills import SkillData, resumed, rounds
 from drlib.task import Task
@@ -43,7 +44,7 @@ from drlib.training.pretrain import train_supervised
 from drlib.worlds import Names
 
 WARMUP_STEPS = 10
-CONTEXT_SHARE = 0.3  # of the samples, where the policy learns to keep reports and summaries,
+CONTEXT_SHARE = 0.3  # of the samples, where the policy learns to work in several contexts,
 OTHERS_SHARE = 0.15  # and to work with what others found
 SHORT_SHARE = 0.6  # of the steps, the first of two length stages
 TOOL_TASKS = 40  # of each domain of AgentScaler's,
@@ -100,8 +101,11 @@ def mixture(
     tool_use = tool_use_samples(chat, several) if config.sft.tool_use_share > 0 else []
     data = ActionData(names, chat, config.rollout.search_results)
     skills = SkillData(names, chat, config.rollout.search_results)
-    learns_memory = config.questions.skills == "memory"
-    contexts = memory_samples(episodes, chat) if learns_memory else []
+    skill = config.questions.skills
+    contexts = []
+    if skill != "react":
+        make = memory_samples if skill == "memory" else delegation_samples
+        contexts = make(episodes, chat)
     steps = config.get(stages.STAGES[name].steps)
 
     def draw(step: int, shard: int) -> Iterator[Sample]:
@@ -114,7 +118,7 @@ def mixture(
             skills.of_others(key),
             shuffled(pools[is_late], key),
         )
-        learned = (CONTEXT_SHARE, OTHERS_SHARE) if learns_memory else (0, 0)
+        learned = CONTEXT_SHARE * (skill != "react"), OTHERS_SHARE * (skill == "memory")
         shares = (config.sft.replay_share, config.sft.tool_use_share, *learned)
         return mix_streams(random.Random(f"mix-{key}"), streams, shares)
 
@@ -194,6 +198,12 @@ def tool_use_samples(chat: ChatIds, several: bool = False) -> list[Sample]:
         sample_task(domain, seed, TOOL_CALLS) for domain in domains for seed in range(TOOL_TASKS)
     ]
     played = [play_with_user(task, seed=0) if several else play(task) for task in tasks]
+def delegation_samples(episodes: list[dict], chat: ChatIds) -> list[Sample]:
+    """Return the contexts of planner and workers of every demonstration that has parts."""
+    contexts = [context for row in episodes for context in delegated(_attempt(row))]
+    return [episode_sample(context, chat) for context in contexts]
+
+
     kept = [messages for task, messages in zip(tasks, played) if not rejection(task, messages)]
     samples = [episode_sample(messages, chat) for messages in kept]
     return [sample for sample in samples if len(sample) <= TOOL_TOKENS]
