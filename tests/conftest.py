@@ -27,6 +27,7 @@ ALONE = {
     "test_sandbox_kill.py": "it counts what lies in the shared /dev/shm before and after",
     "test_training_ray.py": "Ray starts a cluster of two nodes, and kills a worker by its name",
     "test_sandbox_ray.py": "Ray starts a cluster of its own, as large as the machine",
+    "test_training_asynchronous.py": "Ray starts clusters of its own, and kills their actors",
     "test_experiments_ray.py": "Ray starts a cluster of two nodes, each of which trains",
 }
 

@@ -25,6 +25,7 @@ from drlib.training.grpo import check_rl_settings
 from drlib.training.run_folder import read_metrics
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import build_world
+from tests.ray_cluster import two_nodes
 
 if os.environ.get("RAY_ADDRESS"):
     pytest.skip("a cluster of the user's is configured", allow_module_level=True)
@@ -57,12 +58,17 @@ def runs(tmp_path_factory):
     return folder
 
 
-def start(runs, config: Config) -> subprocess.Popen:
+def start(runs, config: Config, **environment) -> subprocess.Popen:
     """Start the stage `rl` in a process of its own."""
     command = [sys.executable, "-m", "drlib.training.build"]
     command += stages.arguments("rl", config, runs)
     return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | environment,
     )
 
 
@@ -227,6 +233,26 @@ def test_a_killed_learner_resumes_without_losing_a_question(runs):
     assert [row["step"] for row in read_metrics(folder)] == [1, 2, 3, 4, 5]
 
 
+def test_a_dead_host_loses_and_repeats_nothing(runs):
+    """An actor on each of two nodes; one node is removed during training."""
+    config = settings(**{"seed": 4, "rl.steps": 6, "rollout.tool_latency_ms": 100.0})
+    jobs = partial(runs, config) / "jobs.jsonl"
+
+    def hosts_at_work() -> int:
+        return len({job["process"] for job in rows(jobs.parent)}) if jobs.exists() else 0
+
+    with two_nodes() as cluster:
+        process = start(runs, config, RAY_ADDRESS=cluster.address)
+        until(lambda: process.poll() is not None or hosts_at_work() == 2, 300)
+        second = next(node for node in cluster.worker_nodes)
+        cluster.remove_node(second, allow_graceful=False)
+        output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output[-3000:]
+    folder = stages.folder("rl", config, runs)
+    assert_each_question_is_trained_once(folder, steps=6)
+    assert read_metrics(folder)[-1]["restarts"] <= 1
+
+
 def test_a_fault_in_an_actor_is_raised_by_the_learner(runs):
     config = settings(**{"seed": 3, "rl.reward.arguments": '{"unknown": 1}'})
     process = start(runs, config)
@@ -241,7 +267,6 @@ def test_a_fault_in_an_actor_is_raised_by_the_learner(runs):
         {"processes": 2},
         {"rl.sampling.draws": 2},
         {"rl.off_policy.staleness": 1},
-        {"rl.asynchronous.max_lag": -1},
         {"rl.asynchronous.groups": 0},
     ],
 )

@@ -164,6 +164,17 @@ def test_engine_has_the_latest_weights(start, tmp_path):
     assert not torch.equal(flat(step.model), flat(start.policy))
 
 
+@pytest.mark.parametrize("reset", [False, True])
+def test_new_weights_clear_the_optimizer_on_request(start, batch, tmp_path, reset):
+    config = settings(**{"rl.off_policy.reset_optimizer": reset})
+    trainer = start.step(config, tmp_path)
+    train_on(trainer, batch, 0)
+    (adam,) = trainer.learner.optimizers.parts.values()
+    assert len(adam.state) > 0
+    trainer._update_engine()
+    assert (len(adam.state) == 0) == reset
+
+
 def test_stale_engine_keeps_old_weights(start, tmp_path):
     """With one stale step the engine has the weights of steps 0, 0, 2, 2."""
     step = start.step(settings(rl__off_policy__staleness=1), tmp_path / "run")

@@ -94,6 +94,7 @@ OTHERS = {
     "rl.off_policy.engine_dtype": "bfloat16",
     "rl.reward.name": "random",
     "rl.off_policy.routing_replay": "r2",
+    "rl.asynchronous.stale": "drop",
     "rl.callbacks.emergency_stop": False,
     "rl.reward.labels": "wrong",
     "rl.reward.arguments": '{"seed": 1}',

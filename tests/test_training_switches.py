@@ -116,6 +116,14 @@ ELSEWHERE = {  # options tested elsewhere
     # tests/test_training_stored_rollouts.py
     "rl.off_policy.rollouts",
     "rl.save_rollouts",
+    # tests/test_training_asynchronous.py
+    "rl.asynchronous.actors",
+    "rl.asynchronous.max_lag",
+    "rl.asynchronous.groups",
+    "rl.asynchronous.in_flight",
+    "rl.asynchronous.stale",
+    # tests/test_training_grpo.py
+    "rl.off_policy.reset_optimizer",
     # tests/test_models_forks.py
     "rl.sampling.fork_temperature",
     "rl.sampling.fork_entropy",

@@ -141,6 +141,5 @@ class RolloutActor:
         model.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True), assign=True)
         return model
 
-    def close(self) -> None:
-        """Close engine, tools and sandbox."""
-        self._opened.close()
+    def ready(self) -> None:
+        """Answer when the actor has started."""

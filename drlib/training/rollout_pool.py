@@ -7,11 +7,13 @@ older than rl.asynchronous.max_lag updates, and every question is trained exactl
 and "requeue", actors run ahead; groups that have become too old are dropped, or their questions
 sampled again.
 
-A job of an actor that died or hung goes to another one, and the actor is replaced. Questions that a
+A job of an actor that died or hung goes to another one, and the actor is replaced. Actors start on
+the Ray cluster at RAY_ADDRESS, or else on this host. Questions that a
 checkpoint lists as drawn but not trained are drawn again after a crash of the learner.
 """
 
 import copy
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -101,7 +103,7 @@ class RolloutPool:
         self._fault: BaseException | None = None
         self._changed = threading.Condition(threading.RLock())
         self._opened, self._is_open = ExitStack(), True
-        self._opened.enter_context(connect_to_ray(None))
+        self._opened.enter_context(connect_to_ray(os.environ.get("RAY_ADDRESS")))
         self._ray = import_extra("ray")
         cpus = int(self._ray.cluster_resources().get("CPU", 0))
         require(
@@ -110,8 +112,11 @@ class RolloutPool:
         )
         self._setup = self._ray.put(setup)
         self._weights = self._ray.put(pack_weights(setup.model))
-        self._actors = [self._start_actor() for _ in range(self.settings.actors)]
-        self._idle = list(self._actors)
+        self._starting: dict[Any, Any] = {}  # answer of a new actor -> actor
+        self._idle: list[Any] = []
+        self._failed_starts = 0
+        for _ in range(self.settings.actors):
+            self._start_actor()
         self._thread = threading.Thread(target=self._dispatch, name="drlib-pool", daemon=True)
         self._thread.start()
 
@@ -192,7 +197,8 @@ class RolloutPool:
             self._is_open = False
             self._changed.notify_all()
         self._thread.join()
-        for actor in self._actors:
+        working = [one.actor for one in self._running.values()]
+        for actor in [*self._idle, *self._starting.values(), *working]:
             self._ray.kill(actor)
         self._opened.close()
 
@@ -270,10 +276,12 @@ class RolloutPool:
 
     # ---- actors
 
-    def _start_actor(self) -> Any:
+    def _start_actor(self) -> None:
+        """Start an actor; it gets jobs when it answers, which may be never on a full cluster."""
         # two threads: new weights arrive during a job
         options = {"num_cpus": 1, "max_concurrency": 2, "max_restarts": 0}
-        return self._ray.remote(RolloutActor).options(**options).remote(self._setup)
+        actor = self._ray.remote(RolloutActor).options(**options).remote(self._setup)
+        self._starting[actor.ready.remote()] = actor
 
     def _dispatch(self) -> None:
         """Give jobs to idle actors and receive their results, until the pool closes."""
@@ -282,11 +290,11 @@ class RolloutPool:
                 with self._changed:
                     self._start_jobs()
                     self._kill_hung_actors()
-                    refs = list(self._running)
-                    if not refs:
+                    refs = [*self._running, *self._starting]
+                    if not self._running:
                         self._changed.wait(POLL_S)
                 for ref in self._ray.wait(refs, timeout=POLL_S)[0] if refs else ():
-                    self._receive(ref)
+                    (self._receive if ref in self._running else self._greet)(ref)
         except BaseException as fault:  # noqa: BLE001 - raised in the learner's thread
             with self._changed:
                 self._fault = fault
@@ -324,6 +332,23 @@ class RolloutPool:
             running,
         )
 
+    def _greet(self, ref) -> None:
+        """Give jobs to an actor that has started; replace one that died."""
+        actor = self._starting.pop(ref)
+        try:
+            self._ray.get(ref)
+        except self._ray.exceptions.RayActorError as fault:
+            self._failed_starts += 1
+            if self._failed_starts >= ATTEMPTS:
+                raise WorkerFailed(
+                    f"{ATTEMPTS} actors did not start: {_one_line(fault)}"
+                ) from fault
+            self._start_actor()
+            return
+        with self._changed:
+            self._failed_starts = 0
+            self._idle.append(actor)
+
     def _receive(self, ref) -> None:
         """Accept the result of a job, or give it to another actor if its own has died."""
         errors = self._ray.exceptions
@@ -351,13 +376,11 @@ class RolloutPool:
         if self._attempts[name] >= ATTEMPTS:
             raise WorkerFailed(
                 f"{ATTEMPTS} actors died while sampling questions {list(one.mine)} of draw "
-                f"{one.draw}; the last one: {' '.join(str(fault).split())[:500]}"
+                f"{one.draw}; the last one: {_one_line(fault)}"
             )
         self._counts["restarts"] += 1
         self._waiting.appendleft(name)
-        self._actors.remove(one.actor)
-        self._actors.append(self._start_actor())
-        self._idle.append(self._actors[-1])
+        self._start_actor()
 
     def _kill_hung_actors(self) -> None:
         """Kill actors whose job takes too long; it then fails as that of a dead actor."""
@@ -365,6 +388,10 @@ class RolloutPool:
         for one in self._running.values():
             if now - one.since > self.job_timeout_s:
                 self._ray.kill(one.actor)
+
+
+def _one_line(fault: Exception) -> str:
+    return " ".join(str(fault).split())[:500]
 
 
 def _describe(one: _Running, result: JobResult) -> dict:
