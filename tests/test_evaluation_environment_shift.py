@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_evaluation_environment_shift.py
 
 import json
 import math
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from drlib.evaluation.environment_shift import (
     SimulatedClock,
     shift_tasks,
 )
+from drlib.evaluation.evaluate import build_realistic
 from drlib.questions.chains import Chain, chain_questions, make_search_task
 from drlib.rewards.functions import has_env_fault
 from drlib.task import Task, is_correct
@@ -281,8 +283,8 @@ SHIFT = {
 }
 
 
-def run(folder, processes=1, **more):
-    settings = {"rl.steps": 1, "rl.questions": 2, "evaluation.questions": 24, **SHIFT, **more}
+def run(folder, processes=1):
+    settings = {"rl.steps": 1, "rl.questions": 2, "evaluation.questions": 24, **SHIFT}
     config = Config.load("ci", processes=processes, **settings)
     build_stage("evaluate_rl", config, runs=folder)
     return stages.folder("evaluate_rl", config, folder)
@@ -322,11 +324,19 @@ def test_a_policy_is_evaluated_in_both_environments(evaluated):
 
 
 def test_the_evaluation_does_not_depend_on_the_number_of_processes(evaluated, tmp_path):
-    again = run(tmp_path, processes=2)
+    policy = shutil.ignore_patterns("evaluate_*")  # the same policy, evaluated again
+    shutil.copytree(evaluated.parents[1], tmp_path / "runs", ignore=policy)
+    again = run(tmp_path / "runs", processes=2)
+    assert read_manifest(again)["processes"] == 2
     for kind in ("search", "realistic"):
         assert outcomes(again, kind) == outcomes(evaluated, kind)
 
 
-def test_settings_that_exclude_each_other_are_refused(tmp_path):
-    with pytest.raises(Exception, match="evaluation.shift changes the world"):
-        run(tmp_path, **{"rl.callbacks.world_change": 1})
+def test_settings_that_exclude_each_other_are_refused(cldr, questions):
+    config = Config.load("ci", **SHIFT)
+    assert build_realistic(questions, cldr, config).questions.tasks
+    with pytest.raises(ValueError, match="evaluation.shift changes the world"):
+        build_realistic(questions, cldr, config.derive(rl__callbacks__world_change=1))
+    with pytest.raises(ValueError, match="it excludes evaluation.world=none"):
+        build_realistic([], None, config)
+    assert build_realistic(questions, cldr, Config.load("ci")) is None

@@ -186,6 +186,20 @@ def test_summary_compares_the_shared_questions(tmp_path):
     assert name == "toy" and findings[name]["settings"]["d"] == {"rl.lr": 0.1}
 
 
+def test_questions_of_both_environments_count_together(tmp_path):
+    plan = toy_plan(tmp_path, **RANKED)
+    results = make_ranked(plan).results["a"]
+    assert results.scores("rl", None, "sample")[0].keys() == {
+        "x search",
+        "y search",
+        "gone search",
+        "x realistic",
+        "y realistic",
+    }
+    _, made_SQ = results.calls("rl")
+    assert made_SQ.shape == (2, 5)
+
+
 def test_show_prints_it_and_the_files_have_it(tmp_path, capsys):
     plan = toy_plan(tmp_path, **RANKED)
     records = make_ranked(plan)
@@ -206,7 +220,7 @@ def test_figure_shows_the_numbers_of_the_summary(tmp_path):
     (axes,) = ranking_figure(found).axes
     lines = {line.get_label(): line for line in axes.lines}
     assert (lines["b"].get_xdata()[0], lines["b"].get_ydata()[0]) == (75, 100)
-    assert "0.80" in axes.get_title()
+    assert "0.80" in axes.get_title(loc="left")
 
 
 @pytest.mark.parametrize(

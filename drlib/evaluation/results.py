@@ -182,7 +182,10 @@ class Results:
         found = {}
         for seed, outcomes in self.by_seed(stage).items():
             chosen = [o for o in outcomes if kind in (None, o.kind) and hops in (None, o.hops)]
-            found[seed] = {o.task: _score(o, decoding) for o in chosen}
+            # the two environments of evaluation.shift ask questions of the same ids
+            found[seed] = {
+                o.task if kind else f"{o.task} {o.kind}": _score(o, decoding) for o in chosen
+            }
         asked = f"{stage!r} was not asked {kind or 'any'} questions ({decoding})"
         require(all(found.values()), asked)
         return found
@@ -190,8 +193,13 @@ class Results:
     def calls(self, stage: str) -> tuple[np.ndarray, np.ndarray]:
         """Return failed and all tool calls of the sampled rollouts, [S seeds, Q questions]."""
         by_seed = self.by_seed(stage)
-        failed = {seed: {o.task: o.errors for o in some} for seed, some in by_seed.items()}
-        made = {seed: {o.task: o.calls for o in some} for seed, some in by_seed.items()}
+        failed, made = (
+            {
+                seed: {f"{o.task} {o.kind}": getattr(o, name) for o in some}
+                for seed, some in by_seed.items()
+            }
+            for name in ("errors", "calls")
+        )
         return _matrix(failed), _matrix(made)
 
     def accuracy(self, stage: str, kind: str, decoding: str, hops: int | None = None) -> Interval:
