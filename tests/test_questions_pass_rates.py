@@ -11,6 +11,7 @@ import pytest
 
 from drlib.agents import Limits, ReAct
 from drlib.chat.tool_calls import render_answer, render_call
+from drlib.cli.questions import main as questions_command
 from drlib.endpoint import ChatEndpoint
 from drlib.files import read_json_lines
 from drlib.models.api_engine import ApiEngine
@@ -19,6 +20,7 @@ from drlib.questions.escalation import (
     CLOSED_BOOK_PROMPT,
     check_gates,
     filter_by_gates,
+    keep_solvable,
     make_agent_solver,
     make_closed_book_solver,
     measure_pass_rates,
@@ -237,3 +239,60 @@ def test_shapes_of_a_reply(tmp_path, message):
         replies = Replies(endpoint, tmp_path / "r.jsonl", calls=3, tokens=10**6, pause_s=0.01)
         assert replies.ask([{"role": "user", "content": "?"}]) == ("Oslo", "")
     assert 0 < replies.spent_tokens < 10**4
+
+
+def test_seeds_need_one_of_five_right_rollouts(tmp_path):
+    results = {
+        "Norway": [True] * 5,
+        "Freedonia": [False] * 4 + [True],
+        "Sylvania": [False] * 5,
+        "Nowhere": [None] * 5,
+    }
+    asked = []
+
+    def attempt(tasks, n):
+        asked.extend(task.id for task in tasks)
+        return [results[find_place(task.question)][:n] for task in tasks]
+
+    path = tmp_path / "rates.jsonl"
+    kept, counts = keep_solvable(TASKS, attempt, path=path)
+    assert [find_place(task.question) for task in kept] == ["Norway", "Freedonia"]
+    assert [task.with_tools for task in kept] == [1.0, 0.2]
+    assert counts == {"kept": 2, "too few right rollouts": 1, "not judged": 1}
+    asked.clear()
+    assert keep_solvable(TASKS, attempt, path=path)[0] == kept
+    assert asked == ["t-Nowhere"], "only what could not be judged is tried again"
+    assert len(keep_solvable(TASKS, attempt, least=2)[0]) == 1
+    results["Norway"] = [None, None, None, True, False]  # half of the judged ones
+    assert len(keep_solvable(TASKS[:1], attempt, least=2)[0]) == 1
+    for least in (0, 6):
+        with pytest.raises(ValueError, match=f"least={least} must be between 1 and n=5"):
+            keep_solvable(TASKS, attempt, least=least)
+
+
+def test_command_filters_a_file_with_the_tour_policy(tmp_path, capsys):
+    rows = [
+        {
+            "id": place,
+            "question": f"Find the currency of {place}.",
+            "answer": answer,
+            "aliases": [],
+            "query": "",
+            "difficulty": {"look_ups": 1, "conditions": 1},
+            "answer_type": "auto",
+            "page": "",
+            "world": "tour",
+        }
+        for place, answer in (("Norway", "Norwegian Krone"), ("Norway", "Wood"))
+    ]
+    file, out = tmp_path / "train.jsonl", tmp_path / "seeds.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert questions_command(["solvable", str(file), "--out", str(out), "--attempts", "5"]) == 0
+    (kept,) = read_json_lines(out)
+    assert kept["answer"] == "Norwegian Krone" and 0 < kept["with_tools"] <= 1
+    assert "kept: 1" in capsys.readouterr().out
+    assert questions_command(["solvable", str(file), "--out", str(out), "--least", "9"]) == 1
+    assert "least=9" in capsys.readouterr().err
+    file.write_text('{"question": "Who?"}\n')
+    assert questions_command(["solvable", str(file), "--out", str(out)]) == 1
+    assert "no file of drlib dataset: a row lacks 'difficulty'" in capsys.readouterr().err

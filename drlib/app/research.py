@@ -7,7 +7,7 @@ Every expected failure raises `AskError`; the trajectory so far is saved first.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from drlib.evaluation.benchmark_run import BenchmarkRun
 from drlib.models.api_engine import ApiEngine
 from drlib.models.engine import Engine
 from drlib.models.json_turns import JsonTurns
+from drlib.questions.escalation import keep_solvable, make_agent_solver
 from drlib.registry import load_plugins
 from drlib.sandbox import Sandbox
 from drlib.task import Task, normalise_answer
@@ -346,6 +347,20 @@ class AskSession(ExitStack):
         """
         try:
             return run.answer(self._agent, self.options.temperature, budget, progress)
+        except EndpointError as error:
+            raise AskError(_explain_refusal(error, self.options)) from None
+
+    def keep_solvable(
+        self, tasks: Sequence[Task], n: int, least: int, path: Path
+    ) -> tuple[list[Task], dict[str, int]]:
+        """Return the tasks that the agent answers in `least` of `n` rollouts, and the outcomes.
+
+        Raises:
+            AskError: the server refuses.
+        """
+        attempt = make_agent_solver(self._agent, temperature=self.options.temperature)
+        try:
+            return keep_solvable(tasks, attempt, n, least, path)
         except EndpointError as error:
             raise AskError(_explain_refusal(error, self.options)) from None
 

@@ -186,6 +186,44 @@ def _load_rates(path: Path) -> dict[str, float | None]:
     return rates
 
 
+def keep_solvable(
+    tasks: Sequence[Task],
+    attempt: Solver,
+    n: int = 5,
+    least: int = 1,
+    path: str | Path | None = None,
+) -> tuple[list[Task], dict[str, int]]:
+    """Return the tasks that the solver answers in at least `least` of `n` rollouts.
+
+    WebShaper keeps a seed question if one of five rollouts is right (arXiv 2507.15061): nothing is
+    built on questions that cannot be answered. Tasks that could not be judged are not kept, and
+    counted apart.
+
+    Args:
+        tasks: the questions.
+        attempt: the solver.
+        n: rollouts per task.
+        least: right rollouts, at least. Where some could not be judged, their share counts.
+        path: stores the rates (see `measure_pass_rates`).
+
+    Returns:
+        The kept tasks with their pass rates (`Task.with_tools`), and the count of each outcome.
+
+    Raises:
+        ValueError: `least` is outside 1 to `n`.
+    """
+    require(1 <= least <= n, f"{least=} must be between 1 and {n=}")
+    kept, counts = [], Counter()
+    for task, rate in zip(tasks, measure_pass_rates(tasks, attempt, n, path)):
+        if rate is None:
+            outcome = "not judged"
+        else:
+            outcome = "kept" if rate * n >= least - 1e-9 else "too few right rollouts"
+        counts[outcome] += 1
+        kept += [replace(task, with_tools=rate)] if outcome == "kept" else []
+    return kept, dict(counts.most_common())
+
+
 NO_UPGRADE = "too easy, and no operator makes it harder"
 ASKED_BEFORE = "asked before"
 TOO_EASY = "too easy after the last round"

@@ -1,11 +1,12 @@
 """Question families: the synthesis recipes that a data set draws from.
 
-Five families are named after their recipes. Two more are for documents: chains of facts, and
-statements of prose (`document_questions`). Each draws blocks of questions. A block depends only on
-world, family, block number and seed, so a data set can be resumed. Every question is an executed
-query with one answer and no fault (`checks`, for documents `find_lookup_fault`), an effort of at
-most `MAX_EFFORT` pages, and natural-language wording that is proved to have its meaning, or
-structured wording where none is. `EXCLUDED_RECIPES` gives the recipes that are not families.
+Five families are named after their recipes; `vague` is WebSailor with other words. Two more are for
+documents: chains of facts, and statements of prose (`document_questions`). Each draws blocks of
+questions. A block depends only on world, family, block number and seed, so a data set can be
+resumed. Every question is an executed query with one answer and no fault (`checks`, for documents
+`find_lookup_fault`), an effort of at most `MAX_EFFORT` pages, and natural-language wording that is
+proved to have its meaning, or structured wording where none is. `EXCLUDED_RECIPES` gives the
+recipes that are not families.
 """
 
 import random
@@ -45,8 +46,14 @@ from drlib.questions.question_engine import (
 from drlib.questions.read_back import load_grammar, word_question
 from drlib.questions.sentences import STYLES
 from drlib.questions.statements import load_statements
+from drlib.questions.vague_words import VAGUE_WORDS
 from drlib.questions.webdancer import e2hqa
-from drlib.questions.websailor import Predicate, draw_hard_question, select_rare_seeds
+from drlib.questions.websailor import (
+    OBFUSCATIONS,
+    Predicate,
+    draw_hard_question,
+    select_rare_seeds,
+)
 from drlib.questions.websailor_v2 import (
     draw_dense_subgraph,
     draw_focuses,
@@ -265,7 +272,7 @@ def choose_families(world: str) -> tuple[str, ...]:
     """Return the default families of a world by its name: documents, or a large graph."""
     if world.startswith(DOCUMENT_SCHEMES):
         return OF_DOCUMENTS
-    return tuple(family for family in FAMILIES if family not in LOOKUPS)
+    return tuple(family for family in FAMILIES if family not in (*LOOKUPS, *ON_REQUEST))
 
 
 def _is_strange(query: Query, text: str, world) -> bool:
@@ -333,7 +340,9 @@ def _draw_webdancer(world, rng: random.Random, hops: int) -> Iterator[Candidate]
         yield (answer, harder[-1], "") if harder else None
 
 
-def _draw_websailor(world, rng: random.Random, hops: int) -> Iterator[Candidate]:
+def _draw_websailor(
+    world, rng: random.Random, hops: int, operators: Sequence[Callable] = OBFUSCATIONS
+) -> Iterator[Candidate]:
     """Yield obfuscated questions about rare things that a search of ten results does not solve."""
     rare = select_rare_seeds(_list_identifiable(world.graph), world.graph)
     resolved: dict[Predicate, bool] = {}  # clues recur, so the results are cached
@@ -341,7 +350,9 @@ def _draw_websailor(world, rng: random.Random, hops: int) -> Iterator[Candidate]
         answer, query = _draft_verified(rare, world.graph, rng, rng.randint(2, hops))
         hard = None
         if query is not None:
-            hard = draw_hard_question(query, world, world.grammar, rng, resolved=resolved)
+            hard = draw_hard_question(
+                query, world, world.grammar, rng, resolved=resolved, operators=operators
+            )
         yield (answer, hard[1].query, hard[0]) if hard else None
 
 
@@ -370,7 +381,12 @@ FAMILIES = {
         _draw_websailor, "facts said vaguely, until a search does not find the answer"
     ),
     "websailor_v2": Family(_draw_websailor_v2, "cycles and bridges of dense subgraphs"),
+    "vague": Family(
+        partial(_draw_websailor, operators=VAGUE_WORDS),
+        "facts said by vague words: part of a century, third of the numbers, start of a name",
+    ),
     "chain": Family(None, "chains of one to three facts, each with a single value"),
     "prose": Family(None, "statements of sentences: subjects, dates, names, numbers, definitions"),
 }
 LOOKUPS = ("chain", "prose")
+ON_REQUEST = ("vague",)  # families that no world has by default

@@ -281,6 +281,8 @@ class _SentenceWriter:
         """Return the phrase of a range."""
         phrase = self.book.phrases[query.relation]
         form = phrase.during if is_verb else phrase.durings
+        if query in self._names:
+            return form.format(x=self._names[query])
         is_dated = add_article(phrase.label) not in form and add_article(query.relation) not in form
         return form.format(x=format_range(query.low, query.high, "in" if is_dated else "of"))
 

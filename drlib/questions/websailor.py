@@ -3,8 +3,9 @@
 SailorFog-QA blurs dates, names and numbers. In the paper a model writes the vague words; here an
 operator returns an executable predicate, which must *widen* the fact: everything that satisfied the
 fact satisfies it, and something else too. A clue whose words find the hidden thing by search is
-rejected (`is_resolved`), and the whole question must keep its one answer. Not reproduced: vague
-words that cannot be checked ("a famous city").
+rejected (`is_resolved`), and the whole question must keep its one answer. Vague words with a stated
+meaning are in `drlib.questions.vague_words`. Not reproduced: words that cannot be checked ("a
+famous city").
 """
 
 import random
@@ -41,7 +42,8 @@ class Predicate(NamedTuple):
     Attributes:
         fact: the original condition.
         query: a query that everything with the fact satisfies.
-        said: text for `query.of`; empty if the query's own wording suffices.
+        said: text for `query.of`, or for the numbers of a range; empty if the query's own wording
+            suffices.
     """
 
     fact: Proj
@@ -159,7 +161,8 @@ def obfuscate(
                 query = new
                 applied.append((operator.__name__, vague))
                 if vague.said:
-                    names[vague.query.of] = vague.said
+                    is_range = isinstance(vague.query, Range)
+                    names[vague.query if is_range else vague.query.of] = vague.said
                 break
     return FuzzedQuery(query, names, tuple(applied)) if applied else None
 
@@ -196,6 +199,7 @@ def draw_hard_question(
     rng: random.Random,
     k: int = 10,
     resolved: dict[Predicate, bool] | None = None,
+    operators: Sequence[Callable] = OBFUSCATIONS,
 ) -> tuple[str, FuzzedQuery] | None:
     """Return (question, obfuscated query) that no single search solves.
 
@@ -209,6 +213,7 @@ def draw_hard_question(
         rng: source of randomness.
         k: number of results.
         resolved: cache of `is_resolved` for this world, filled here.
+        operators: obfuscation operators.
 
     Returns:
         The question, or None after `OBFUSCATION_DRAWS` draws.
@@ -224,7 +229,7 @@ def draw_hard_question(
 
     answer = find_answer(query, graph)
     for _ in range(OBFUSCATION_DRAWS):
-        fuzzed = obfuscate(query, graph, rng, is_fog=is_fog)
+        fuzzed = obfuscate(query, graph, rng, operators, is_fog)
         if fuzzed is None:
             continue
         text = word_question(fuzzed.query, grammar, rng.choice(STYLES), fuzzed.names)
