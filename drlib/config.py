@@ -288,6 +288,9 @@ class SFTConfig:
         0.0, "share of AgentScaler's tool use in generated environments", "sft"
     )
     tool_use_users: bool = setting(False, "tool use with simulated users of several turns", "sft")
+    reflection_share: float = setting(
+        0.0, "share of demonstrated turns with imitated reflection (control of VLAA)", "sft"
+    )
     steps: int = setting(250, "optimizer steps", "sft")
     batch_tokens: int = setting(3808, "tokens per step over all processes", "sft")
     muon_lr: float = setting(0.006, "learning rate of hidden matrices (Muon)", "sft")

@@ -9,9 +9,11 @@ import random
 import pytest
 
 from drlib.chat.template import ChatIds, load_tokenizer
+from drlib.chat.tool_calls import parse
 from drlib.config import Config
 from drlib.demonstrations.actions import ActionData
 from drlib.demonstrations.agentfounder import ActionRows, memory_of_attempts, recalled
+from drlib.demonstrations.episodes import REFLECTIONS, thought_and_action
 from drlib.files import read_json_lines
 from drlib.training import data, pretrain, sft, stages
 from drlib.training.distributed import Ranks
@@ -234,3 +236,46 @@ def observation_text(episode):
 def first_documents(chat, names, **settings):
     documents = pretrain.documents(Config.load("ci", **settings), names, chat)("k")
     return [next(documents).ids for _ in range(40)]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_imitated_reflection_changes_thoughts_and_no_action(correct_episodes, share):
+    episodes, chat = correct_episodes
+    config = Config.load("ci", sft__reflection_share=share)
+    changed = sft.add_reflections(episodes, config)
+    assert (changed == episodes) == (share == 0)
+    turns, reflected = 0, 0
+    for before, after in zip(episodes, changed, strict=True):
+        assert {**after, "messages": before["messages"]} == before
+        for old, new in zip(before["messages"], after["messages"], strict=True):
+            assert old["role"] == new["role"]
+            if old["role"] != "assistant":
+                assert new == old
+                continue
+            (thought, action), (longer, same) = map(
+                thought_and_action, (old["content"], new["content"])
+            )
+            assert same == action and parse(new["content"]) == parse(old["content"])
+            assert longer.startswith(thought) and longer.endswith(thought)
+            repeats = sum(longer.count(words) for words in REFLECTIONS)
+            assert longer.count(thought) == repeats + 1 and repeats in (0, 1)
+            turns, reflected = turns + 1, reflected + (repeats > 0)
+            # a turn must fit into a rollout's turn
+            ids = chat.tokenizer(new["content"], add_special_tokens=False).input_ids
+            assert len(ids) < config.rollout.max_turn_tokens
+    assert reflected / turns == pytest.approx(share, abs=0.08)
+    # the pools of SFT have the longer samples
+    lengths = [
+        sum(map(len, sft.length_pools(some, chat, config)[0])) for some in (episodes, changed)
+    ]
+    assert (lengths[1] > lengths[0]) == (share > 0)
+
+
+def test_imitated_reflection_reaches_training(runs):
+    plain, reflecting = (train_sft(runs, sft__reflection_share=share) for share in (0.0, 1.0))
+    assert reflecting["loss_tokens"] / reflecting["tokens"] > plain["loss_tokens"] / plain["tokens"]
+
+
+def test_imitated_reflection_needs_texts():
+    with pytest.raises(ValueError, match="demonstrations.teacher=model stores sampled tokens"):
+        sft.add_reflections([{"ids": [1]}], Config.load("ci", sft__reflection_share=0.5))

@@ -18,6 +18,7 @@ from drlib.training.learner import record
 from drlib.training.stored_rollouts import (
     UNUSED,
     StoredRolloutError,
+    StoredRollouts,
     check_stored_rollouts,
     read_rollouts,
 )
@@ -106,15 +107,16 @@ def test_second_epoch_is_corrected_for_the_changed_policy(start, folder, tmp_pat
         assert (rows[-1]["clip_high"] + rows[-1]["clip_low"] > 0) == (clip == "ppo")
 
 
-def test_groups_are_used_once_per_epoch(start, folder, tmp_path):
-    trainer = offline(start, folder, tmp_path / "run")  # 16 groups, 8 per step
-    drawn = [{*names(trainer.stored.draw(Ranks()).sampled)} for _ in range(4)]
+def test_groups_are_used_once_per_epoch(folder):
+    config = settings(rl__off_policy__rollouts=str(folder))  # 16 groups, 8 per step
+    stored = StoredRollouts(config, VOCABULARY)
+    drawn = [{*names(stored.draw(Ranks()).sampled)} for _ in range(4)]
     assert all(len(some) == 8 for some in drawn)
     assert len(drawn[0] | drawn[1]) == len(drawn[2] | drawn[3]) == 16
     assert drawn[0] != drawn[2]
     # the groups of two steps keep their own rollouts
-    assert all(len(group) == 6 for group in trainer.stored.groups.values())
-    assert all(len({t.task_id for t in group}) == 1 for group in trainer.stored.groups.values())
+    assert all(len(group) == 6 for group in stored.groups.values())
+    assert all(len({t.task_id for t in group}) == 1 for group in stored.groups.values())
 
 
 def test_a_killed_offline_run_resumes_to_the_same_weights(start, folder, tmp_path):

@@ -133,6 +133,30 @@ def reconstruct(episode: Episode, think: Callable = short_thought) -> Episode:
     return new
 
 
+REFLECTIONS = ("Wait. Let me check again.", "Wait, I should check this.", "Let me double-check.")
+
+
+def insert_reflections(messages: Sequence[Mapping], share: float, rng: random.Random) -> list[dict]:
+    """Return a conversation with imitated reflection, as in the demonstrations that hurt RL in
+    VLAA-Thinking (arXiv 2504.11468).
+
+    A thought is followed by words of reflection and by itself. Actions and observations do not
+    change, so the reflection has no effect.
+
+    Args:
+        messages: turns with a thought and an action.
+        share: probability of a turn to be changed, 0..1.
+    """
+    changed = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "assistant" and rng.random() < share:
+            thought, action = thought_and_action(content)
+            content = f"<think>{thought} {rng.choice(REFLECTIONS)} {thought}</think>{action}"
+        changed.append({**message, "content": content})
+    return changed
+
+
 def managed(episode: Episode, reports: Sequence[str] | None = None) -> list[list[dict]]:
     """Return context-managed samples: each round of an episode as its own conversation.
 

@@ -96,6 +96,7 @@ def mixture(
     Args:
         system: system message before each question.
     """
+    episodes = add_reflections(episodes, config)
     pools = length_pools(episodes, chat, config, system)
     several = config.sft.tool_use_users
     tool_use = tool_use_samples(chat, several) if config.sft.tool_use_share > 0 else []
@@ -123,6 +124,27 @@ def mixture(
         return mix_streams(random.Random(f"mix-{key}"), streams, shares)
 
     return draw, len({id(sample) for pool in pools for sample in pool})
+
+
+def add_reflections(episodes: list[dict], config: Config) -> list[dict]:
+    """Return the demonstrations with imitated reflection in sft.reflection_share of the turns.
+
+    Raises:
+        ValueError: a demonstration consists of sampled tokens, not of texts.
+    """
+    share = config.sft.reflection_share
+    if share == 0:
+        return episodes
+    if any("ids" in episode for episode in episodes):
+        raise ValueError(
+            "sft.reflection_share changes texts, but demonstrations.teacher=model stores sampled "
+            "tokens: set demonstrations.teacher=flawed or solver"
+        )
+    rng = random.Random(f"reflections-{config.seed}")
+    return [
+        {**episode, "messages": insert_reflections(episode["messages"], share, rng)}
+        for episode in episodes
+    ]
 
 
 def length_pools(
@@ -176,6 +198,12 @@ def memory_samples(episodes: list[dict], chat: ChatIds) -> list[Sample]:
     return samples
 
 
+def delegation_samples(episodes: list[dict], chat: ChatIds) -> list[Sample]:
+    """Return the contexts of planner and workers of every demonstration that has parts."""
+    contexts = [context for row in episodes for context in delegated(_attempt(row))]
+    return [episode_sample(context, chat) for context in contexts]
+
+
 def _attempt(row: dict) -> Episode:
     """Convert a row of the pool to an episode."""
     question, *_, last = row["messages"]
@@ -198,12 +226,6 @@ def tool_use_samples(chat: ChatIds, several: bool = False) -> list[Sample]:
         sample_task(domain, seed, TOOL_CALLS) for domain in domains for seed in range(TOOL_TASKS)
     ]
     played = [play_with_user(task, seed=0) if several else play(task) for task in tasks]
-def delegation_samples(episodes: list[dict], chat: ChatIds) -> list[Sample]:
-    """Return the contexts of planner and workers of every demonstration that has parts."""
-    contexts = [context for row in episodes for context in delegated(_attempt(row))]
-    return [episode_sample(context, chat) for context in contexts]
-
-
     kept = [messages for task, messages in zip(tasks, played) if not rejection(task, messages)]
     samples = [episode_sample(messages, chat) for messages in kept]
     return [sample for sample in samples if len(sample) <= TOOL_TOKENS]
