@@ -9,9 +9,10 @@
 # make benchmarks fetch three public benchmarks (22 MB in the user's cache)
 # make test-smol  make smol, then a short run of the profile smol (five minutes)
 # make test-gym   install reasoning-gym and test its environments (needs gcc)
+# make test-adapters test the adapters of OpenEnv and verifiers in environments of their own
 # make mutants    insert faults one at a time; a test must catch each of them
 # make reference  train the five-seed reference run of the tour (an hour)
-# make clean      remove .venv, .venv-vllm and everything that runs produced
+# make clean      remove .venv, .venv-* and everything that runs produced
 #
 # Nothing outside this folder is changed; an active virtual environment is ignored. Another
 # interpreter: make run PYTHON=/path/to/python3.11
@@ -35,7 +36,7 @@ IS_RIGHT := -c 'import sys; v = sys.version_info; \
 # Twice quiet: only errors are shown.
 PIP_OPTIONS := --quiet --quiet --disable-pip-version-check
 
-.PHONY: help run lab check test-fast test test-alone test-vllm smol benchmarks test-smol test-gym mutants reference setup clean
+.PHONY: help run lab check test-fast test test-alone test-vllm smol benchmarks test-smol test-gym test-adapters mutants reference setup clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -152,6 +153,25 @@ test-gym: $(STAMP)
 	$(PY) -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[gym]' && \
 	exec $(PY) -m pytest --durations=5 tests/test_environments_gym.py
 
+# OpenEnv and verifiers, whose pins conflict with ours and with each other: environments that see
+# the packages of .venv and add their own (200 MB; five minutes, once).
+.venv-%/installed: requirements/%.txt $(STAMP)
+	@$(ALONE) set -e; \
+	echo "== setting up .venv-$*"; \
+	$(PY) -m venv --clear .venv-$*; \
+	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > "$$(.venv-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/drlib_kit.pth"; \
+	.venv-$*/bin/python -m pip install $(PIP_OPTIONS) -r $<; \
+	touch $@
+
+test-adapters: .venv-openenv/installed .venv-verifiers/installed
+	@$(ALONE) failed=""; \
+	for name in openenv verifiers; do \
+	  echo "== $$name: pytest tests/test_environments_$$name.py"; \
+	  .venv-$$name/bin/python -m pytest --durations=5 tests/test_environments_$$name.py || failed="$$failed $$name"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi
+
 mutants: $(STAMP)
 	@$(ALONE) echo "== faults inserted one at a time (a quarter of an hour)"; \
 	exec $(PY) -m tests.mutants
@@ -161,6 +181,6 @@ reference: $(STAMP)
 	exec $(PY) -m drlib.cli experiment reference --out figures/reference/again
 
 clean:
-	@echo "== removing .venv, .venv-vllm, runs and caches"; \
-	rm -rf .venv .venv-vllm runs build drlib.egg-info .pytest_cache .ruff_cache .hypothesis; \
+	@echo "== removing .venv, .venv-vllm, .venv-openenv, .venv-verifiers, runs and caches"; \
+	rm -rf .venv .venv-vllm .venv-openenv .venv-verifiers runs build drlib.egg-info .pytest_cache .ruff_cache .hypothesis; \
 	find drlib tests -name __pycache__ -type d -prune -exec rm -rf {} +

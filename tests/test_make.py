@@ -184,6 +184,7 @@ def test_make_help_lists_every_target(make_clone):
         "benchmarks",
         "test-smol",
         "test-gym",
+        "test-adapters",
         "mutants",
         "reference",
         "clean",

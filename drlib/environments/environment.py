@@ -186,6 +186,8 @@ BUILT_IN = {
     "terminal": "drlib.environments.terminal_tasks:TerminalEnvironment",
     "harbor": "drlib.environments.harbor_tasks:HarborEnvironment",
     "web": "drlib.environments.web_tasks:WebEnvironment",
+    "openenv": "drlib.environments.openenv:OpenEnv",
+    "verifiers": "drlib.environments.verifiers_tasks:VerifiersEnvironment",
 }
 
 

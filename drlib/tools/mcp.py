@@ -90,16 +90,28 @@ def from_mcp(server: str, *, env: Mapping[str, str] | None = None) -> list[Tool]
     connection = _Connection(server, env)
     tools: list[Tool] = []
     for each in connection.list_tools():
-        # descriptions enter the system prompt, where a template would read tags as turns
-        schema = json.dumps(each.input_schema.get("properties", {}), ensure_ascii=False)
-        properties = json.loads(escape_tags(schema))
-        required = each.input_schema.get("required", ())
-        parameters = tuple(
-            _parameter(name, kind, name in required) for name, kind in properties.items()
-        )
-        description = escape_tags(each.description or each.title or each.name)
-        tools.append(McpTool(each.name, description, parameters, connection.call, connection))
+        description = each.description or each.title or each.name
+        tools.append(tool_from_schema(each.name, description, each.input_schema, connection))
     return tools
+
+
+def tool_from_schema(
+    name: str, description: str, schema: Mapping[str, Any], connection: Any = None
+) -> McpTool:
+    """Create a tool from the JSON schema of its arguments.
+
+    Args:
+        connection: has the method `call`; None if an environment runs the tool.
+    """
+    # descriptions enter the system prompt, where a template would read tags as turns
+    listed = json.dumps(schema.get("properties", {}), ensure_ascii=False)
+    required = schema.get("required", ())
+    parameters = tuple(
+        _parameter(key, kind, key in required)
+        for key, kind in json.loads(escape_tags(listed)).items()
+    )
+    run = None if connection is None else connection.call
+    return McpTool(name, escape_tags(description), parameters, run, connection)
 
 
 def _parameter(name: str, kind: Mapping[str, Any], is_required: bool) -> Parameter:
