@@ -13,6 +13,7 @@ from drlib.rl.staleness import (
     ReplayBuffer,
     StalenessFilter,
     TrainedGroup,
+    admission_capacity,
     age,
     repair_groups,
     replay_weights,
@@ -120,6 +121,22 @@ def test_repaired_batches_have_full_valid_groups(flags, rng):
     assert all(valid[i] for i in indices)
     used = [indices.count(i) for i in range(len(samples)) if valid[i] and groups[i] in kept]
     assert set(used) <= {1, 2}  # every valid sample is used at most twice
+
+
+@given(
+    max_lag=st.integers(0, 4),
+    version=st.integers(0, 6),
+    batch=st.integers(1, 5),
+    accepted=st.integers(0, 60),
+    running=st.integers(0, 20),
+)
+def test_admission_bounds_the_age(max_lag, version, batch, accepted, running):
+    """A group may start if the batch with its number comes at most max_lag updates later."""
+    room = admission_capacity(1000, max_lag, version, batch, accepted, running)
+    for number in range(accepted + running, accepted + running + 30):
+        may_start = number < accepted + running + room
+        assert may_start == (number // batch - version <= max_lag)
+    assert admission_capacity(running, max_lag, version, batch, accepted, running) <= 0
 
 
 def test_oversized_group_is_rejected():
