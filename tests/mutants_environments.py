@@ -6,6 +6,8 @@ SWE = "drlib/environments/swe.py"
 SPACE = "drlib/environments/workspace.py"
 TERMINAL = "drlib/environments/terminal_tasks.py"
 HARBOR = "drlib/environments/harbor_tasks.py"
+DATABASE = "drlib/environments/database.py"
+USERS = "tests/test_environments_database.py::"
 WEB = "drlib/environments/web_tasks.py"
 PROCESS = "drlib/sandbox/program_process.py"
 CHEATING = "tests/test_environments_cheating.py::"
@@ -200,5 +202,37 @@ MUTANTS = [
         "        self.visited.add(page)",
         ("tests/test_environments_web.py::test_cheating_with_forms",),
         "a form could be sent with values of another one",
+    ),
+    Mutant(
+        "a change without confirmation is only counted",
+        DATABASE,
+        "if answer is None or self.has_unconfirmed:",
+        "if answer is None:",
+        (f"{USERS}test_a_change_without_confirmation_fails_whatever_the_state",),
+        "the policy would learn to skip the question",
+    ),
+    Mutant(
+        "a confirmation holds for every later call",
+        DATABASE,
+        "                    self.agreed.remove(call)  # for one call\n",
+        "                    pass\n",
+        (f"{USERS}test_one_confirmation_is_for_one_call",),
+        "one agreement would cover repeated payments",
+    ),
+    Mutant(
+        "the user agrees to a change with other values",
+        DATABASE,
+        "values == sorted(call.arguments.values())",
+        "set(values) >= set(call.arguments.values())",
+        (f"{USERS}test_the_user_agrees_to_exactly_one_wished_change",),
+        "a list of all values would always be confirmed",
+    ),
+    Mutant(
+        "a changed Harbor task is the same stage",
+        "drlib/environments/environment.py",
+        "                total.update(line.encode())\n",
+        "",
+        ("tests/test_environments_harbor.py::test_a_changed_task_is_another_stage",),
+        "results of the old task would be reused",
     ),
 ]

@@ -115,6 +115,16 @@ def test_a_change_without_confirmation_fails_whatever_the_state():
         assert play(environment, task, [reads, confirm, change])[0] == 1.0
 
 
+def test_one_confirmation_is_for_one_call():
+    for environment, task, confirm, change in confirming():
+        with environment.reset(task) as episode:
+            for call in (confirm, change):
+                episode.call(call.name, call.arguments)
+            assert not episode.has_unconfirmed
+            again = episode.call(change.name, change.arguments)
+            assert episode.has_unconfirmed == again.ok  # a removed row cannot be removed again
+
+
 def test_a_repaired_change_still_fails():
     for environment, task, confirm, change in confirming():
         if change.name.startswith("set_"):

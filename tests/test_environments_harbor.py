@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from drlib.environments import load_environment, load_environments
+from drlib.config import Config
+from drlib.environments import harbor_tasks, load_environment, load_environments
 from drlib.environments.environment import demonstrate
 from drlib.environments.harbor_tasks import load_harbor, save_harbor
 from drlib.evaluation.benchmarks.harbor import iter_harbor, read_harbor
 from drlib.tools.toolbox import Toolbox
+from drlib.training import stages
 
 TIERS = "swe:easy+swe:hard+terminal:easy+terminal:medium+terminal:hard"
 TOML = 'version = "1.0"\n[metadata]\ndifficulty = "easy"\n[verifier]\ntimeout_sec = 20.0\n'
@@ -87,6 +89,7 @@ def test_saving_and_loading_keep_every_field(tmp_path):
             "/data/link": (0o777, "a b'c"),
         },
         folder="/data",
+        variables={"A": "1", "B": 'it\'s = "x"'},
     )
     save_harbor(tmp_path, [odd])
     assert load_harbor(tmp_path / "odd") == odd
@@ -101,7 +104,8 @@ def test_saving_and_loading_keep_every_field(tmp_path):
         ("environment/Dockerfile", DOCKERFILE + "RUN echo 'a' > b; (make)\n", "make"),
         ("environment/Dockerfile", DOCKERFILE + "RUN echo 'a\n", "echo"),
         ("environment/Dockerfile", DOCKERFILE + "RUN <<END\nmkdir x\nEND\n", "<<END"),
-        ("environment/Dockerfile", DOCKERFILE + "ENV A=1\n", "ENV"),
+        ("environment/Dockerfile", DOCKERFILE + "ENV A=$PATH:1\n", "ENV A=$PATH:1"),
+        ("environment/Dockerfile", DOCKERFILE + "ENV A=1 2B=3\n", "2B=3"),
         ("environment/Dockerfile", DOCKERFILE + "USER app\n", "USER"),
         ("environment/Dockerfile", DOCKERFILE + "EXPOSE 80\n", "EXPOSE"),
         ("environment/Dockerfile", DOCKERFILE + "COPY --from=build a b\n", "--from"),
@@ -120,7 +124,7 @@ def test_saving_and_loading_keep_every_field(tmp_path):
         ("task.toml", TOML + "[solution]\nenv = {A = '1'}\n", "solution.env"),
         ("task.toml", TOML + "[[steps]]\nname = 'a'\n", "steps"),
         ("tests/test.sh", TEST + "curl -LsSf https://astral.sh/uv/install.sh | sh\n", "network"),
-        ("tests/test.sh", TEST + "pytest /tests/test_outputs.py\n", "pytest"),
+        ("tests/test.sh", TEST + "pip install pytest\n", "pip"),
         ("tests/test.sh", TEST + "docker ps\n", "docker"),
         ("task.yaml", "instruction: old\n", "Terminal-Bench 1"),
     ],
@@ -248,3 +252,72 @@ def test_a_task_without_a_solution(tmp_path):
     with pytest.raises(ValueError, match="solve.sh"):
         next(environment.solve(task))
     assert json.loads(task.environment) == {"task": "task"}
+
+
+def test_variables_of_a_dockerfile_reach_commands_and_tests(tmp_path):
+    dockerfile = DOCKERFILE + 'ENV A=1 B="two words"\nENV C old form\nRUN printf x > $A\n'
+    with pytest.raises(ValueError, match="RUN printf"):
+        load_harbor(write(tmp_path / "refused", **{"environment/Dockerfile": dockerfile}))
+    dockerfile = dockerfile.replace("RUN printf x > $A\n", "")
+    script = '[ "$A$B$C" = "1two wordsold form" ] && echo 1 > /logs/verifier/reward.txt\n'
+    folder = write(
+        tmp_path / "tasks", **{"environment/Dockerfile": dockerfile, "tests/test.sh": script}
+    )
+    assert load_harbor(folder).variables == {"A": "1", "B": "two words", "C": "old form"}
+    assert score(tmp_path / "tasks", "true") == 1
+    environment = load_environment(f"harbor:{tmp_path / 'tasks'}")
+    with environment.reset(environment.all_tasks()[0]) as episode:
+        assert episode.call("shell", {"command": "echo $B $HOME"}).text == "two words /app"
+
+
+PYTEST_TEST = """#!/bin/bash
+pytest -q /tests/test_outputs.py
+if [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+OUTPUTS = """import pathlib
+def test_out():
+    assert pathlib.Path("/app/out").read_text() == "right\\n"
+"""
+
+
+def test_tests_with_pytest(tmp_path, monkeypatch):
+    tests = {"tests/test.sh": PYTEST_TEST, "tests/test_outputs.py": OUTPUTS}
+    folder = write(tmp_path, **tests)
+    assert score(tmp_path, "echo right > out") == 1
+    assert score(tmp_path, "echo wrong > out") == 0
+    # the policy cannot bring a pytest of its own
+    assert score(tmp_path, "echo 'raise SystemExit(0)' | tee pytest.py > conftest.py") == 0
+    assert score(tmp_path, "mkdir -p /tests/.pytest; echo > /tests/.pytest/pytest.py") == 0
+    monkeypatch.setattr("drlib.environments.harbor_tasks.PYTEST_PACKAGES", ("no_such_package",))
+    harbor_tasks._pytest_files.cache_clear()
+    try:
+        with pytest.raises(ValueError, match="the package pytest"):
+            load_harbor(folder)
+    finally:
+        harbor_tasks._pytest_files.cache_clear()
+
+
+def test_a_changed_task_is_another_stage(tmp_path):
+    folder = write(tmp_path)
+    for stage, setting in (
+        ("demonstrations", "demonstrations__environments"),
+        ("rl", "rl__curriculum__environments"),
+        ("evaluate_rl", "evaluation__environments"),
+    ):
+        config = Config.load("ci", **{setting: f"harbor:{tmp_path}+terminal:easy"})
+
+        def path(stage=stage, config=config):
+            return stages.folder(stage, config, Path("runs"))
+
+        before = path()
+        assert path() == before
+        script = folder / "tests" / "test.sh"
+        script.write_text(TEST + "\n")
+        assert path() != before
+        script.write_text(TEST)
+        assert path() == before
+        script.chmod(0o755)
+        assert path() != before
+        script.chmod(0o644)
+    plain = Config.load("ci", evaluation__environments="terminal:easy")
+    assert not any("_files" in name for name in stages.stage_settings("evaluate_rl", plain)["own"])

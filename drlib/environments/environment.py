@@ -18,6 +18,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Literal
 
 from drlib.chat.tool_calls import ToolCall
@@ -218,6 +219,25 @@ def load_environment(name: str) -> Environment:
 def environment_names(names: str) -> list[str]:
     """Split "NAME+NAME:ARGUMENTS"; [] for ""."""
     return [name for name in names.split("+") if name]
+
+
+def fingerprint_environments(names: str) -> dict[str, str]:
+    """Return environment -> SHA-256 of its files, for those whose tasks come from a folder.
+
+    Stages include it in the hash of their settings, so that a changed task is another stage.
+    """
+    found = {}
+    for name in environment_names(names):
+        kind, _, folder = name.partition(":")
+        if kind == "harbor":
+            paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+            total = hashlib.sha256()
+            for path in paths:
+                digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                line = f"{path.relative_to(folder)} {path.stat().st_mode} {digest}\n"
+                total.update(line.encode())
+            found[name] = total.hexdigest()
+    return found
 
 
 def load_environments(names: str) -> dict[str, Environment]:

@@ -8,6 +8,7 @@ tool is `shell`. Verification runs the tests on the final files in a new file tr
 /logs/verifier/reward.txt or reward.json.
 """
 
+import importlib.util
 import json
 import math
 import posixpath
@@ -17,7 +18,9 @@ import shlex
 import threading
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from drlib.chat.tool_calls import ToolCall
@@ -28,15 +31,16 @@ from drlib.task import Task
 from drlib.tools.definitions import Tool
 from drlib.validation import require
 
-DOCKER_STEPS = ("FROM", "WORKDIR", "COPY", "RUN", "CMD", "LABEL")
+DOCKER_STEPS = ("FROM", "WORKDIR", "COPY", "RUN", "ENV", "CMD", "LABEL")
 IMAGES = re.compile(
     r"(docker\.io/)?(library/)?(python|ubuntu|debian|alpine|bash|busybox)([:@]\S*)?"
 )
 # Commands of RUN steps, which are executed without a network.
 RUN_COMMANDS = frozenset("chmod cp echo ln mkdir mv printf rm sed touch true".split())
+USES_PYTEST = r"\bpytest\b"
 MISSING = {  # pattern in a test script -> feature
     r"\b(apt|apt-get|apk|curl|wget|git clone|npm|conda|mamba|uvx?|pip3?)\s": "network ({})",
-    r"\bpytest\b": "the package pytest",
+    USES_PYTEST: "the package pytest",
     r"\b(docker|sudo|systemctl)\b": "{}",
 }
 _TABLES = {
@@ -52,6 +56,9 @@ _DESCRIPTIVE = {"version", "schema_version", "metadata", "source", "task"}
 MOST_VERIFIER_S = 60.0
 _GRADED = ("tests", "logs", "solution")  # top-level folders that the policy cannot prepare
 _REWARD = "/logs/verifier/reward"
+PYTEST = "/tests/.pytest"  # folder of pytest during the tests, where this environment has it
+PYTEST_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+LEXERS = ("__init__", "_mapping", "diff", "python")  # of pygments, which has 4 MB of them
 
 
 class HarborTask(NamedTuple):
@@ -65,6 +72,7 @@ class HarborTask(NamedTuple):
         tests: path below tests/ -> content; "test.sh" is run.
         solution: text of solution/solve.sh; "" without one.
         timeout_s: of the tests.
+        variables: environment variables of commands and tests (ENV).
     """
 
     name: str
@@ -74,6 +82,7 @@ class HarborTask(NamedTuple):
     tests: dict[str, bytes]
     solution: str = ""
     timeout_s: float = MOST_VERIFIER_S
+    variables: Mapping[str, str] = MappingProxyType({})
 
 
 class HarborEnvironment(Environment):
@@ -147,7 +156,7 @@ class _Folder(Episode):
 
     def __init__(self, loaded: HarborTask):
         self.loaded = loaded
-        self.workspace = Workspace(dict(loaded.files), loaded.folder)
+        self.workspace = Workspace(dict(loaded.files), loaded.folder, loaded.variables)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
         if name == SHELL.name:
@@ -178,7 +187,18 @@ def _run_tests(loaded: HarborTask, files: Files) -> float | None:
     )
     seconds = loaded.timeout_s
     command = f"{shell} /tests/test.sh"
-    done = run_program(command, state, loaded.folder, timeout_s=seconds, cpu_s=math.ceil(seconds))
+    if b"pytest" in loaded.tests["test.sh"]:
+        for path, (mode, content) in (_pytest_files() or {}).items():
+            _add_file(state, path, content, mode)
+        command = f"PATH={PYTEST}/bin:$PATH PYTHONPATH={PYTEST} {command}"
+    done = run_program(
+        command,
+        state,
+        loaded.folder,
+        timeout_s=seconds,
+        cpu_s=math.ceil(seconds),
+        variables=loaded.variables,
+    )
     text = done.files.get(f"{_REWARD}.txt", (0, None))[1]
     table = done.files.get(f"{_REWARD}.json", (0, None))[1]
     try:
@@ -193,6 +213,26 @@ def _run_tests(loaded: HarborTask, files: Files) -> float | None:
     if not 0 <= reward <= 1:
         return None
     return reward if done.status == "ok" else 0.0  # an interrupted test run proves nothing
+
+
+@cache
+def _pytest_files() -> dict[str, tuple[int, bytes]] | None:
+    """Return the files of this environment's pytest below `PYTEST`; None if it is not installed."""
+    # -P: a file of the policy in the working folder does not replace pytest
+    script = b'#!/bin/sh\nexec python3 -P -m pytest "$@"\n'
+    found = {f"{PYTEST}/bin/pytest": (0o755, script)}
+    for package in PYTEST_PACKAGES:
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.origin:
+            return None
+        origin = Path(spec.origin)
+        is_package = origin.name == "__init__.py"
+        for path in origin.parent.rglob("*.py") if is_package else [origin]:
+            if path.parent.name == "lexers" and path.stem not in LEXERS:
+                continue
+            below = path.relative_to(origin.parents[is_package]).as_posix()
+            found[f"{PYTEST}/{below}"] = (0o644, path.read_bytes())
+    return found
 
 
 # ---------------------------------------------------------------- loading
@@ -223,9 +263,10 @@ def load_harbor(path: Path) -> HarborTask:
     script = tests["test.sh"].decode("utf-8", "replace")
     code = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
     for pattern, feature in MISSING.items():
-        if found := re.search(pattern, code):
+        has_it = pattern == USES_PYTEST and _pytest_files() is not None
+        if (found := re.search(pattern, code)) and not has_it:
             raise need(feature.format(found[1] if found.groups() else ""))
-    files, folder = _build(dockerfile, need)
+    files, folder, variables = _build(dockerfile, need)
     solve = path / "solution" / "solve.sh"
     seconds = settings.get("verifier", {}).get("timeout_sec", MOST_VERIFIER_S)
     return HarborTask(
@@ -236,6 +277,7 @@ def load_harbor(path: Path) -> HarborTask:
         tests,
         solve.read_text(encoding="utf-8") if solve.is_file() else "",
         min(float(seconds), MOST_VERIFIER_S),
+        variables,
     )
 
 
@@ -279,9 +321,10 @@ def _add_folder(files: Files, path: str) -> None:
         path = posixpath.dirname(path)
 
 
-def _build(dockerfile: Path, need) -> tuple[Files, str]:
-    """Follow the steps of a Dockerfile and return the files and the working folder."""
+def _build(dockerfile: Path, need) -> tuple[Files, str, dict[str, str]]:
+    """Follow the steps of a Dockerfile; return files, working folder and variables."""
     files: Files = {}
+    variables: dict[str, str] = {}
     folder = ""
     for line in _steps(dockerfile.read_text(encoding="utf-8")):
         step, _, rest = line.partition(" ")
@@ -295,12 +338,14 @@ def _build(dockerfile: Path, need) -> tuple[Files, str]:
             if not folder.startswith("/") or not is_writable(folder):
                 raise need(f"the working folder {folder}")
             _add_folder(files, folder)
+        if step == "ENV":
+            variables |= _variables(rest, need)
         if step == "COPY":
             _copy(files, folder or "/", dockerfile.parent, rest, need)
         if step == "RUN":
             if not _command_names(rest) <= RUN_COMMANDS:
                 raise need(f"the Dockerfile step {line!r}")
-            done = run_program(rest, files, folder or "/")
+            done = run_program(rest, files, folder or "/", variables=variables)
             require(
                 done.status == "ok",
                 f"{dockerfile.parent.parent.name}: {line!r} failed: {done.output}",
@@ -308,7 +353,16 @@ def _build(dockerfile: Path, need) -> tuple[Files, str]:
             files = done.files
     if not folder:
         raise need("a Dockerfile with the step WORKDIR")
-    return files, folder
+    return files, folder, variables
+
+
+def _variables(rest: str, need) -> dict[str, str]:
+    """Parse an ENV step: NAME=VALUE NAME="VALUE", or NAME VALUE."""
+    name, _, value = rest.partition(" ")
+    words = shlex.split(rest) if "=" in name else [f"{name}={value.strip()}"]
+    if "$" in rest or not all(re.match(r"[A-Za-z_]\w*=", word) for word in words):
+        raise need(f"the Dockerfile step 'ENV {rest}'")
+    return dict(word.split("=", 1) for word in words)
 
 
 def _steps(text: str) -> list[str]:
@@ -393,6 +447,7 @@ def save_harbor(folder: str | Path, tasks: Iterable[HarborTask]) -> None:
         path = Path(folder) / task.name
         (path / "environment" / "files").mkdir(parents=True)
         steps = ["FROM python:3.11-slim", f"WORKDIR {task.folder}"]
+        steps += [f"ENV {shlex.quote(f'{k}={v}')}" for k, v in task.variables.items()]
         for place, (mode, content) in sorted(task.files.items()):
             below = place.lstrip("/")
             file = path / "environment" / "files" / below

@@ -72,11 +72,15 @@ class Workspace:
     Args:
         files: path from the root -> entry; contains `folder`.
         folder: working folder.
+        variables: environment variables of its commands.
     """
 
-    def __init__(self, files: Files, folder: str = FOLDER):
+    def __init__(
+        self, files: Files, folder: str = FOLDER, variables: Mapping[str, str] | None = None
+    ):
         self.files = files
         self.folder = folder
+        self.variables = variables
 
     def run(self, command: str) -> Observation:
         """Run a shell command and keep its changes of the files."""
@@ -90,7 +94,9 @@ class Workspace:
 
     def execute(self, command: str) -> ProgramResult:
         """Run a shell command without keeping its changes."""
-        return run_program(command, self.files, self.folder, timeout_s=COMMAND_S)
+        return run_program(
+            command, self.files, self.folder, timeout_s=COMMAND_S, variables=self.variables
+        )
 
     def view(self, path: str) -> Observation:
         """Show a file with line numbers, or the files below a folder."""

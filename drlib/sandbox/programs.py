@@ -75,6 +75,7 @@ def run_program(
     cpu_s: int = 5,
     merge: bool = True,
     output_chars: int = OUTPUT_CHARS,
+    variables: Mapping[str, str] | None = None,
 ) -> ProgramResult:
     """Run `/bin/sh -c command` on the files.
 
@@ -86,6 +87,7 @@ def run_program(
         cpu_s: processor time of each process, seconds.
         merge: write the error output into `output`.
         output_chars: characters kept of each stream.
+        variables: environment variables besides those of every command.
 
     Raises:
         SandboxUnavailable: this machine cannot isolate programs.
@@ -105,7 +107,7 @@ def run_program(
             "timeout_s": timeout_s,
             "cpu_s": cpu_s,
             "streams": [streams[0], streams[-1]],
-            "environment": _environment(folder),
+            "environment": _environment(folder) | dict(variables or {}),
         }
         with _SLOTS.free:
             status, code, left = _exchange(config, dict(files), streams)

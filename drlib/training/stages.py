@@ -30,12 +30,19 @@ from drlib.config import (
     split_policies,
     split_worlds,
 )
+from drlib.environments.environment import fingerprint_environments
 from drlib.registry import Registry, plugin_names
 from drlib.training.run_folder import RunFolder, RunFolderError
 from drlib.worlds import fingerprint_world
 
 STAGE_FORMAT = 5  # raise when a stage's code changes what it makes from the same settings
 WEIGHTS = "model.safetensors"
+# The contents of their folders count, not only the names.
+ENVIRONMENT_SETTINGS = (
+    "demonstrations.environments",
+    "rl.curriculum.environments",
+    "evaluation.environments",
+)
 # Settings of `rl` that distillation does not use: its loss has no reward, advantage or group.
 UNUSED_IN_DISTILLATION = (
     "rl.start",
@@ -332,6 +339,9 @@ def stage_settings(name: str, config: Config) -> dict:
     for setting in WORLD_SETTINGS[1:]:
         if own.get(setting):
             own |= _fingerprint_worlds(own[setting])
+    for setting in ENVIRONMENT_SETTINGS:
+        if own.get(setting) and (files := fingerprint_environments(own[setting])):
+            own[f"{setting}_files"] = files
     settings = {"stage": name, "format": STAGE_FORMAT, "own": own, "inputs": inputs}
     if config.unrestricted().plugins:
         settings["plugins"] = _plugins(config.unrestricted().plugins)
