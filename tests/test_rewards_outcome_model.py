@@ -140,7 +140,7 @@ class Scores:
 
 
 def test_reward_of_open_answers_by_hand(monkeypatch):
-    monkeypatch.setattr("drlib.rewards.outcome_model._load_scorer", lambda path: Scores())
+    monkeypatch.setattr("drlib.rewards.outcome_model.load_scorer", lambda path: Scores())
     A, T = Segment.ANSWER, Segment.THINK
     reward = make_reward("open_answer", path="x", beta=0.5)
     task = replace(TASK, answer="Oslo")

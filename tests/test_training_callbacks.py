@@ -134,6 +134,7 @@ RESUME_CASES = {
     "everything": EVERYTHING,
     "a moved reference": {"rl.loss.kl_coef": 0.05, "rl.callbacks.reference_every": 2},
     "resets alone": {"rl.callbacks.reset_patience": 2, "rl.callbacks.validate_every": 1},
+    "rubrics": {"rl.reward.name": "evolving_rubrics", "rl.reward.arguments": '{"window": 1}'},
 }
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from drlib.models.outcome_scorer import OutcomeScorer
 
 
-def _load_scorer(path: str) -> "OutcomeScorer":
+def load_scorer(path: str) -> "OutcomeScorer":
     from drlib.models.outcome_scorer import load_outcome_scorer  # imports transformers: slow
 
     return load_outcome_scorer(path)
@@ -45,7 +45,7 @@ def outcome_model(*, path: str) -> Reward:
     Raises:
         ValueError: no outcome model there.
     """
-    scorer = _load_scorer(path)
+    scorer = load_scorer(path)
 
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:
         if has_env_fault(trajectory):
@@ -84,7 +84,7 @@ def open_answer(*, path: str, beta: float = 1.0) -> Reward:
         ValueError: no outcome model there, or beta out of range.
     """
     require(beta > 0, f"beta={beta} must be above 0")
-    scorer = _load_scorer(path)
+    scorer = load_scorer(path)
     chat = ChatIds(load_tokenizer(scorer.folder))
 
     def reward(trajectory: Trajectory, task: Task) -> RewardResult:

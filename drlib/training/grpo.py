@@ -21,7 +21,11 @@ from drlib.models.sampling import Forks
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
-from drlib.training import group_replay, question_selection  # noqa: F401 - registers callbacks
+from drlib.training import (  # noqa: F401 - registers callbacks
+    group_replay,
+    question_selection,
+    rubric_buffer,
+)
 from drlib.training.adapters import has_adapters, merge_adapters
 from drlib.training.batch import PreparedBatch, check_batch, prepare_batch, truncate_batch
 from drlib.training.callbacks import StepState, build_callbacks, check_callbacks

@@ -30,7 +30,12 @@ from drlib.models.engine import Engine
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
-from drlib.training import group_replay, question_selection, stages  # noqa: F401 - callbacks
+from drlib.training import (  # noqa: F401 - callbacks
+    group_replay,
+    question_selection,
+    rubric_buffer,
+    stages,
+)
 from drlib.training.batch import RolloutBatch, prepare_batch, truncate_batch
 from drlib.training.callbacks import StepState, build_callbacks
 from drlib.training.data import WORLD_FILE
