@@ -176,10 +176,11 @@ def rank_agreement(plan: ExperimentPlan, results: Mapping[str, Results], registe
         {} if fewer than three arms share a seed, or all are equally good on one side; else
         accuracies, correlations, the claim and its verdict.
     """
-    asked = (plan.asked[0], plan.asked[1])
-    shared = set.intersection(*({*one.seeds} for one in results.values())) if results else set()
-    if len(results) < LEAST_ARMS or not shared or plan.ranking is None:
+    if plan.ranking is None or len(results) < LEAST_ARMS:
         return {}
+    if not set.intersection(*({*one.seeds} for one in results.values())):
+        return {}
+    asked = (plan.asked[0], plan.asked[1])
     first_ASQ, second_ASQ, seeds, questions = score_arrays(results, plan.stage, asked)
     if not all(np.ptp(side_ASQ.mean((1, 2))) for side_ASQ in (first_ASQ, second_ASQ)):
         return {}
