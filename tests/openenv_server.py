@@ -1,16 +1,16 @@
 """Servers for tests/test_environments_openenv.py: python -m tests.openenv_server KIND PORT."""
 
 import os
+import re
 import sys
+from pathlib import Path
 
 import uvicorn
 from openenv.core.env_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
-from drlib.environments import load_environments
-from drlib.environments.openenv import openenv_app
-from drlib.tools import Toolbox
+DOCS = Path(__file__).parents[1] / "docs" / "environments.md"
 
 
 class Guess(Action):
@@ -49,16 +49,22 @@ class Guessing(Environment):
         return State()
 
 
+def documented_app():
+    """Return the application of docs/environments.md, which serves web:easy."""
+    block = re.search(r"^```python\n# my_server\.py\n(.*?)^```", DOCS.read_text(), re.M | re.S)
+    names = {}
+    exec(block[1], names)
+    return names["app"]
+
+
 def main():
     kind, port = sys.argv[1], int(sys.argv[2])
-    if kind == "guessing":
-        app = create_fastapi_app(Guessing, Guess, Shown, max_concurrent_envs=8)
-        uvicorn.run(app, port=port, log_level="warning")
-        return
-    environments = load_environments(kind)
-    with Toolbox(None, environments=environments) as toolbox:
-        app = openenv_app(environments[kind], toolbox, split="train", sessions=8)
-        uvicorn.run(app, port=port, log_level="warning")
+    foreign = {"max_concurrent_envs": 8}
+    app = {
+        "guessing": lambda: create_fastapi_app(Guessing, Guess, Shown, **foreign),
+        "shop": documented_app,
+    }[kind]()
+    uvicorn.run(app, port=port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 from drlib.chat.tool_calls import ToolCall
 from drlib.demonstrations.agentscaler import PATIENCE, READS, THANKS, UNHELPFUL
 from drlib.environments import load_environment
+from drlib.environments.database import DatabaseEnvironment
 from drlib.environments.environment import demonstrate
 from drlib.tools import Toolbox
 
@@ -182,5 +183,6 @@ def test_options_are_checked_and_leave_the_other_tasks_alone():
     with pytest.raises(ValueError, match="easy, medium, hard"):
         load_environment("database:simple:user")
     assert load_environment("database::user").tier == "easy"
+    assert DatabaseEnvironment("hard:confirm,user").options == ("confirm", "user")
     plain = load_environment("database:easy")
     assert not {"ask", "confirm"} & {t.name for t in plain.tools(plain.tasks(1, 0)[0])}

@@ -49,7 +49,7 @@ def serving(kind):
 
 @pytest.fixture(scope="module")
 def shop():
-    with serving("web:easy") as (address, _):
+    with serving("shop") as (address, _):
         yield load_environment(f"openenv:{address}")
 
 

@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from drlib.config import ROOT, TOUR, Config, absolute_paths
+from drlib.environments.environment import environment_names
 from drlib.experiments.verdicts import Statement
 from drlib.registry import load_plugins, suggest_name
 from drlib.training import stages
@@ -377,6 +378,7 @@ def _check_asked(plan: ExperimentPlan) -> None:
     several = ("2 conditions", "3 conditions") if config.questions.source == "engine" else ()
     if config.evaluation.shift.is_active:
         several = (*several, "realistic")
+    several = (*several, *environment_names(config.evaluation.environments))
     for kind, decoding in plan.asked:
         _known([kind], ("search", "python", *several), "kind of question in asked:")
         decodings = ("sample", "greedy", f"pass@{config.evaluation.samples}")
