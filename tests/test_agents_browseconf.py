@@ -5,6 +5,8 @@ Run: python -m pytest tests/test_agents_browseconf.py
 
 import math
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from drlib.agents import BrowseConf, Limits, ReAct, calibrate_threshold
 from drlib.agents.browseconf import parse_confidence, rate_answer, select_attempt
 from drlib.agents.rollout_state import count_costs
 from drlib.chat.tool_calls import render_answer, render_call
+from drlib.config import ROOT
 from drlib.models.scripted_engine import ScriptedEngine
 from drlib.task import Task
 from drlib.trajectory import Segment, Termination
@@ -185,3 +188,10 @@ def test_equal_attempts_and_missing_logprobs_are_refused(chat, toolbox):
         BrowseConf(TextEngine(chat, str), toolbox, chat, retry="fresh").run([TASK], temperature=0)
     with pytest.raises(ValueError, match="use confidence=stated"):
         BrowseConf(ScriptedEngine(str), toolbox, confidence="answer")
+
+
+def test_example_of_the_docs():
+    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    block = page.partition("# calibrate.py\n")[2].partition("```")[0]
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "0.6\n", done.stderr
