@@ -9,12 +9,13 @@ from drlib.agents.agent_spec import create_agent
 from drlib.agents.agentfold import AgentFold
 from drlib.agents.batch_answers import answer_file
 from drlib.agents.browseconf import BrowseConf, calibrate_threshold
+from drlib.agents.external import ExternalAgent
 from drlib.agents.heavy import Heavy
 from drlib.agents.iterresearch import IterResearch
 from drlib.agents.managed_react import ManagedReAct
 from drlib.agents.parallelmuse import ParallelMuse
-from drlib.agents.react import ReAct
 from drlib.agents.planner_worker import PlannerWorker
+from drlib.agents.react import ReAct
 from drlib.agents.resum import ReSum
 from drlib.agents.rollout_state import Limits, RolloutState, Steps
 from drlib.agents.s3 import S3
@@ -28,14 +29,15 @@ __all__ = [
     "Agent",
     "AgentFold",
     "BrowseConf",
+    "ExternalAgent",
     "Heavy",
     "IterResearch",
     "Limits",
     "ManagedReAct",
     "ParallelMuse",
+    "PlannerWorker",
     "ReAct",
     "ReSum",
-    "PlannerWorker",
     "RolloutState",
     "Steps",
     "WebWalker",

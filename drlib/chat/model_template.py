@@ -91,6 +91,10 @@ class TemplateIds:
         stops = [self.end_id, tokenizer.eos_token_id, *(whole.get(tag) for tag in CLOSERS)]
         self.stop_ids = tuple(dict.fromkeys(at for at in stops if at is not None))
 
+    def with_tools(self, tools: Sequence[dict]) -> "TemplateIds":
+        """Return the same template with other tools in its prompts."""
+        return TemplateIds(self.tokenizer, tools, tool_role=self._tool_role, **self._options)
+
     def _as_rendered(self, message: dict) -> dict:
         """Return a message of the example; a tool's response has the form of `tool_turn`."""
         if message["role"] != "tool" or self._tool_role == "tool":
