@@ -47,6 +47,7 @@ Row = tuple[Mutant, str, float]  # the test that caught it ("" if none), and sec
 def all_mutants() -> list[Mutant]:
     """Return all mutants."""
     from tests import (
+        mutants_asynchronous,
         mutants_balance,
         mutants_contexts,
         mutants_crafting,
@@ -58,6 +59,7 @@ def all_mutants() -> list[Mutant]:
         mutants_environments,
         mutants_escalation,
         mutants_family,
+        mutants_gateway,
         mutants_joins,
         mutants_judges,
         mutants_language,
@@ -104,6 +106,8 @@ def all_mutants() -> list[Mutant]:
         mutants_distill,
         mutants_environments,
         mutants_rewards,
+        mutants_gateway,
+        mutants_asynchronous,
     )
     return [mutant for module in modules for mutant in module.MUTANTS]
 
