@@ -11,7 +11,13 @@ import pytest
 
 from drlib.questions import families, question_set
 from drlib.questions.checks import find_faults, find_neighbours
-from drlib.questions.families import FAMILIES, LOOKUPS, choose_families, draw_block
+from drlib.questions.families import (
+    FAMILIES,
+    LOOKUPS,
+    ON_REQUEST,
+    choose_families,
+    draw_block,
+)
 from drlib.questions.plainness import measure_strangeness
 from drlib.questions.queries import And, Diff, Proj, evaluate_query, from_text, list_constants
 from drlib.questions.question_engine import synthesize_questions
@@ -31,7 +37,7 @@ from drlib.worlds.graph import Graph, Node
 from tests.folder_examples import guild_folder
 from tests.shared_worlds import shared_world
 
-RECIPES = tuple(family for family in FAMILIES if family not in LOOKUPS)
+RECIPES = tuple(family for family in FAMILIES if family not in (*LOOKUPS, *ON_REQUEST))
 
 
 @pytest.fixture(scope="module")
