@@ -264,7 +264,7 @@ def openenv_app(
     class Served(Base):
         SUPPORTS_CONCURRENT_SESSIONS = True
 
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self._episode: Any = None
             self._state = State()

@@ -112,19 +112,16 @@ class _Rollout(Episode):
 
     def __init__(self, vf: Any, taskset: Any, task: Any, largest: float):
         from mcp.server.mcpserver import MCPServer
+        from verifiers.v1.state import state_cls
 
         self._vf = vf
         self._task = task
         self._largest = largest
         self._loop = asyncio.new_event_loop()
-        state_type = next(
-            (a for b in type(task).__orig_bases__ for a in b.__args__ if issubclass(a, vf.State)),
-            vf.State,
-        )
         self._trace = vf.Trace(
             task=vf.TraceTask(type=type(task).__name__, data=task.data),
             agent=vf.AgentInfo(config=vf.AgentConfig()),
-            state=state_type(),
+            state=state_cls(type(task))(),
         )
         self._add(vf.UserMessage(content=task.data.prompt_text))
         self._servers: dict[str, Any] = {}  # name of a tool -> its server
