@@ -72,6 +72,7 @@ def all_mutants() -> list[Mutant]:
         mutants_real,
         mutants_replay,
         mutants_rewards,
+        mutants_scheduling,
         mutants_steering,
         mutants_sweep,
         mutants_switches,
@@ -108,6 +109,7 @@ def all_mutants() -> list[Mutant]:
         mutants_rewards,
         mutants_gateway,
         mutants_asynchronous,
+        mutants_scheduling,
     )
     return [mutant for module in modules for mutant in module.MUTANTS]
 

@@ -10,8 +10,10 @@ the number of sampled tokens. A sample therefore does not depend on batch compos
 slots, order or process (up to floating-point rounding of the logits). Tokens are drawn by inverse
 CDF, which needs one uniform per token; Gumbel noise would need V per row.
 
-Equal prompts (the GRPO case) are fed once and copied. There is no paged cache, preemption or
-speculative decoding; use vLLM for large models.
+Equal prompts (the GRPO case) are fed once and copied. With `kv_budget` an admission policy limits
+the cached tokens of all rows (`drlib.models.admission`); a row that is evicted keeps its tokens and
+random numbers and is read again. There is no paged cache or speculative decoding; use vLLM for
+large models.
 """
 
 import threading
@@ -22,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from drlib.models.admission import ADMISSIONS, Admission
 from drlib.models.conversations import check_ids, random_stream, validate_requests
 from drlib.models.decoder import Decoder
 from drlib.models.dense_decoder import DenseDecoder
@@ -51,9 +54,17 @@ class LocalEngine(Engine):
             tokens of which only keys and values were needed there.
         dtype: of weights and cache of a dense model (`drlib.models.dense_decoder`).
         forks: another temperature at tokens of high entropy; None: the same everywhere.
+        kv_budget: maximum tokens in the cache over all rows; None for slots * max_context. Prompts
+            left in free rows do not count: they are overwritten when the row is needed.
+        admission: name in `drlib.models.admission.ADMISSIONS`. Each call has a policy of its own,
+            with the call's context as the maximum length.
+
+    Attributes:
+        admission: policy of the last call, with its counts; None without a budget.
 
     Raises:
-        ValueError: slots or max_context too small, or a context longer than the model's.
+        ValueError: slots or max_context too small, a context longer than the model's, a budget that
+            one context exceeds, or an unknown admission.
     """
 
     reads = "ids"
@@ -69,6 +80,8 @@ class LocalEngine(Engine):
         routes: bool = False,
         dtype: torch.dtype = torch.float32,
         forks: Forks | None = None,
+        kv_budget: int | None = None,
+        admission: str = "reserve",
     ):
         if slots < 1 or max_context < 2:
             raise ValueError(
@@ -76,9 +89,17 @@ class LocalEngine(Engine):
             )
         self.max_context, self.lockstep = max_context, lockstep
         self.version, self.forks = version, forks
+        self._kv_budget, self._create_admission = kv_budget, ADMISSIONS[admission]
+        self.admission: Admission | None = self._admission(max_context)
         self._decoder = create_decoder(model, slots, max_context, routes, dtype)
         self._offered: tuple[Any, int] | None = None
         self._offer_lock = threading.Lock()
+
+    def _admission(self, context: int) -> Admission | None:
+        """Create the policy of a call; None without a budget."""
+        if self._kv_budget is None:
+            return None
+        return self._create_admission(self._kv_budget, context)
 
     def update_weights(self, model) -> None:
         """Copy the weights of `model`; later completions use them."""
@@ -142,6 +163,7 @@ class LocalEngine(Engine):
         prompts, keys, context = validate_requests(
             prompts, keys, params, context, self.max_context, self._decoder.vocab_size
         )
+        self.admission = self._admission(context)
         with torch.inference_mode():
             self._load_offered()
             _Run(self, self._decoder, prompts, params, respond, keys, context).run()
@@ -153,7 +175,7 @@ class _Run:
     def __init__(self, engine, decoder: Decoder, prompts, params, respond, keys, context):
         self.engine, self.lockstep, self.has_new_weights = engine, engine.lockstep, False
         self.decoder, self.params, self.respond = decoder, params, respond
-        self.forks = engine.forks
+        self.forks, self.admission = engine.forks, engine.admission
         self.context, self.stop_ids = context, list(params.stop_ids)
         self.queue = enumerate(prompts)
         self.futures: dict[int, Future] = {}
@@ -166,6 +188,8 @@ class _Run:
         self.request = np.full(rows, -1)
         self.length = np.zeros(rows, np.int64)  # tokens of the row
         self.feed = np.zeros(rows, np.int64)  # number of them in the cache
+        self.has_cache = np.full(rows, self.admission is None)  # admitted, not evicted since
+        self.recorded = np.zeros(rows, np.int64)  # tokens whose routes an eviction must not change
         self.turn_start = np.zeros(rows, np.int64)
         self.sampled = np.zeros(rows, np.int64)  # index into the request's uniforms
         self.cached_prompt = np.full(rows, -1)  # number of the prompt at the start of the cache row
@@ -188,13 +212,13 @@ class _Run:
                 self._accept_results([row for row, future in self.futures.items() if future.done()])
             self._admit()
             active = (self.state == _ACTIVE).any()
-            idle = int((self.state == _WAITING).sum()) + self.lockstep * len(self.futures)
+            idle = len(self._unread_rows()) + self.lockstep * len(self.futures)
             if idle and (not active or waited >= _PATIENCE):
                 waited = 0
                 if self.lockstep:  # wait for every parked tool, in the order of rows
                     self._accept_results(sorted(self.futures))
                     self._admit()
-                self._prefill(np.flatnonzero(self.state == _WAITING).tolist())
+                self._prefill(self._unread_rows())
             elif active:
                 waited += idle
                 self._decode()
@@ -206,12 +230,22 @@ class _Run:
     def _read_again(self) -> None:
         """Mark the contexts of all rows as unread: their keys and values are of older weights."""
         self.has_new_weights = True
-        for row in np.flatnonzero(self.state != _FREE).tolist():
+        self._forget(np.arange(len(self.state)))
+        self.recorded[:] = 0
+
+    def _forget(self, rows: np.ndarray) -> None:
+        """Mark the contexts of rows as unread."""
+        for row in rows[self.state[rows] != _FREE].tolist():
             if self.sampled[row] > 0:  # no longer equal to the prompt of other rows
                 request = int(self.request[row])
                 self.prompt_number[request] = -2 - request
-        self.state[self.state == _ACTIVE] = _WAITING
-        self.feed[:], self.cached_prompt[:] = 0, -1
+            if self.state[row] == _ACTIVE:
+                self.state[row] = _WAITING
+        self.feed[rows], self.cached_prompt[rows] = 0, -1
+
+    def _unread_rows(self) -> list[int]:
+        """Return the rows to read: they wait for it and are admitted to the cache."""
+        return np.flatnonzero((self.state == _WAITING) & self.has_cache).tolist()
 
     # ---- requests in and out of rows
 
@@ -223,13 +257,35 @@ class _Run:
         for row, (request, prompt) in zip(free, self.queue):
             self.request[row] = request
             self._begin(row, prompt)
+        if self.admission:
+            self._schedule_cache(self.admission)
+
+    def _schedule_cache(self, admission: Admission) -> None:
+        """Evict rows until the next step fits the budget, then admit rows that wait for cache."""
+        rows = np.flatnonzero((self.state != _FREE) & self.has_cache)
+        needed_N = self._needed(rows)
+        evicted = rows[admission.evict(self.feed[rows], needed_N)]
+        self.recorded[evicted] = np.maximum(self.recorded[evicted], self.feed[evicted])
+        self._forget(evicted)
+        self.has_cache[evicted] = False
+        rows = np.setdiff1d(rows, evicted)
+        waiting = np.flatnonzero((self.state == _WAITING) & ~self.has_cache)
+        waiting = waiting[np.argsort(self.request[waiting])]  # first come, first served
+        count = admission.admit(self._needed(rows), self.length[waiting] + 1)
+        self.has_cache[waiting[:count]] = True
+
+    def _needed(self, rows: np.ndarray) -> np.ndarray:
+        """Return the cached tokens of rows after the next step; unread tokens will be read."""
+        reads = self.state[rows] == _WAITING
+        decodes = self.state[rows] == _ACTIVE
+        return np.where(reads, self.length[rows], self.feed[rows] + decodes)
 
     def _begin(self, row: int, prompt: list[int]) -> None:
         """Start a context of the row's request; each context has its own random numbers."""
         request = int(self.request[row])
         self.state[row] = _WAITING
         self.feed[row], self.sampled[row], self.cached_prompt[row] = 0, 0, -1
-        self.reported[row] = 0
+        self.reported[row] = self.recorded[row] = 0
         self.length[row] = self.turn_start[row] = len(prompt)
         self.tokens[row, : len(prompt)] = prompt
         if self.params.temperature > 0 or self.forks:
@@ -270,6 +326,7 @@ class _Run:
                 raise ValueError(f"respond must return None: the context of {request} is full")
         # feed = 0: a free row that is computed along feeds its first token, without effect.
         self.state[row], self.request[row], self.feed[row] = _FREE, -1, 0
+        self.has_cache[row] = self.admission is None
 
     # ---- the model
 
@@ -312,10 +369,10 @@ class _Run:
         feed = self.feed[:n]
         ids = torch.from_numpy(self.tokens[np.arange(n), feed]).to(device)
         logits = self.decoder.decode(ids, torch.from_numpy(feed).to(device))
+        active = np.flatnonzero(self.state[:n] == _ACTIVE)
         if self.decoder.routes:
             experts_NLK = torch.stack(self.decoder.expert_ids, dim=1).cpu().numpy()
-            self.routes[np.arange(n), feed] = experts_NLK
-        active = np.flatnonzero(self.state[:n] == _ACTIVE)
+            self.routes[active, feed[active]] = experts_NLK[active]
         if len(active) < n:
             logits = logits[torch.from_numpy(active).to(device)]
         self._sample(active, logits)
@@ -327,10 +384,11 @@ class _Run:
         *whole, last_MK = (experts_NK.cpu().numpy() for experts_NK in self.decoder.expert_ids)
         at = 0
         for i, (row, start) in enumerate(zip(batch, starts)):
-            end = int(self.length[row])
+            end, known = int(self.length[row]), int(self.recorded[row])
+            new = max(start, known)  # routes of a token stay those of its first reading
             for layer, experts_TK in enumerate(whole):
-                self.routes[row, start:end, layer] = experts_TK[at : at + end - start]
-            self.routes[row, start : end - 1, -1] = NO_RECORD
+                self.routes[row, new:end, layer] = experts_TK[at + new - start : at + end - start]
+            self.routes[row, new : end - 1, -1] = NO_RECORD
             self.routes[row, end - 1, -1] = last_MK[i]
             at += end - start
 
@@ -370,6 +428,8 @@ class _Run:
         self.versions[rows, at] = self.engine.version
         self.sampled[rows] += 1
         self.feed[rows], self.length[rows], self.state[rows] = at, at + 1, _ACTIVE
+        if self.admission:
+            self.admission.record(int(self.feed.sum()))
         stop = np.isin(drawn[0], self.stop_ids)
         for i, row in enumerate(rows.tolist() if self.params.stop_sequences else ()):
             turn = self.tokens[row, self.turn_start[row] : self.length[row]].tolist()

@@ -25,6 +25,7 @@ REGISTRIES = {
     "environment": "drlib.environments:ENVIRONMENTS",
     "agent": "drlib.agents:AGENTS",
     "engine": "drlib.training.model_setup:ENGINES",
+    "admission": "drlib.models.admission:ADMISSIONS",
     "clip": "drlib.rl.clips:CLIPS",
     "advantage": "drlib.rl.advantages:ADVANTAGES",
     "callback": "drlib.training.callbacks:CALLBACKS",
