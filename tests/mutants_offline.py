@@ -17,12 +17,12 @@ MUTANTS = [
         "later passes over the data would have no importance weight and no clip",
     ),
     Mutant(
-        "offline: groups of two steps with one name are one group",
+        "offline: every shard takes all groups",
         "drlib/training/stored_rollouts.py",
-        'name = f"{number}/{trajectory.group_id}"',
-        "name = trajectory.group_id",
+        "for i in ranks.assign(len(names), shard) for t",
+        "for i in range(len(names)) for t",
         (f"{STORED}::test_groups_are_used_once_per_epoch",),
-        "baselines would compare rollouts of different questions",
+        "a group would be in the loss once per shard",
     ),
     Mutant(
         "offline: unknown log-probabilities are accepted",

@@ -110,7 +110,9 @@ def test_second_epoch_is_corrected_for_the_changed_policy(start, folder, tmp_pat
 def test_groups_are_used_once_per_epoch(folder):
     config = settings(rl__off_policy__rollouts=str(folder))  # 16 groups, 8 per step
     stored = StoredRollouts(config, VOCABULARY)
-    drawn = [{*names(stored.draw(Ranks()).sampled)} for _ in range(4)]
+    rollouts = [names(stored.draw(Ranks()).sampled) for _ in range(4)]
+    assert all(len(some) == 8 * 6 for some in rollouts)
+    drawn = [{*some} for some in rollouts]
     assert all(len(some) == 8 for some in drawn)
     assert len(drawn[0] | drawn[1]) == len(drawn[2] | drawn[3]) == 16
     assert drawn[0] != drawn[2]

@@ -16,7 +16,6 @@ regression is Peters and Schaal (ICML 2007). Not supported: new rewards for stor
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,12 +111,10 @@ class StoredRollouts:
                 f"rl.off_policy.rollouts={where!r}: there is no rollout file; pass a Parquet file, "
                 "or the folder of a run with rl.save_rollouts=true"
             )
-        for number, file in enumerate(files):
+        # a group's name contains the seed of its step, so names differ between files
+        for file in files:
             for trajectory in read_rollouts(file, vocabulary):
-                # the same question may occur in several steps
-                name = f"{number}/{trajectory.group_id}"
-                member = replace(trajectory, group_id=name)
-                self.groups.setdefault(name, []).append(member)
+                self.groups.setdefault(trajectory.group_id, []).append(trajectory)
         if not self.groups:
             raise StoredRolloutError(f"rl.off_policy.rollouts={where!r}: the files have no rows")
         self.epochs = Epochs(self.groups, config.seed)
