@@ -16,6 +16,8 @@ from drlib.rewards.evolving_rubrics import (
 )
 from drlib.rewards.functions import check_reward, make_reward
 from drlib.rewards.rubrics import ACTIVE
+from drlib.training import rubric_buffer  # noqa: F401 - registers the callback
+from drlib.training.callbacks import CALLBACKS
 from drlib.training.rollouts import judge_rollout
 from tests.loop_examples import cold_start, settings
 from tests.scripted_server import Scripted
@@ -176,6 +178,16 @@ def test_model_writes_criteria_during_training(start, tmp_path):
     assert texts <= {"It names Norway.", "It names nothing."}
     assert row["rubrics/added"] == sum(map(len, buffer.written.values())) or not texts
     assert "rubric/searches" in rollouts[0].reward_parts
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"rl.asynchronous.actors": 1}, {"rl.off_policy.rollouts": "rollouts.parquet"}],
+)
+def test_rollouts_from_elsewhere_are_refused(other):
+    config = settings(**{"rl.reward.name": "evolving_rubrics", **other})
+    with pytest.raises(ValueError, match=f"does not go with {next(iter(other))}"):
+        CALLBACKS["rubric_buffer"](config, None)
 
 
 def test_other_rewards_have_no_buffer(start, tmp_path):

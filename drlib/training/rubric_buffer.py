@@ -24,6 +24,7 @@ from drlib.rewards.evolving_rubrics import (
 from drlib.training.callbacks import CALLBACKS, Callback, StepState
 from drlib.training.rollouts import reward_arguments
 from drlib.trajectory import Trajectory
+from drlib.validation import require
 
 
 class RubricUpdates(Callback):
@@ -81,8 +82,17 @@ class RubricUpdates(Callback):
 
 @CALLBACKS.register("rubric_buffer")
 def _build_rubric_updates(config: Config, trainer) -> Callback | None:
-    is_used = config.rl.reward.name == NAME or NAME in reward_arguments(config).get("weights", ())
-    return RubricUpdates(config) if is_used else None
+    if config.rl.reward.name != NAME and NAME not in reward_arguments(config).get("weights", ()):
+        return None
+    # rewards come from elsewhere, so the buffer would have no effect
+    for name, value in (("rl.asynchronous.actors", 0), ("rl.off_policy.rollouts", "")):
+        found = config.get(name)
+        require(
+            found == value,
+            f"{NAME} does not go with {name}={found}: the rollouts are judged before the buffer is "
+            f"updated; set {name}={value!r}, or use the reward rubrics",
+        )
+    return RubricUpdates(config)
 
 
 def _own_arguments(config: Config) -> dict[str, Any]:
