@@ -17,7 +17,6 @@ from drlib.agents import Agent, create_agent
 from drlib.agents.agent_spec import AgentMixture
 from drlib.config import Config
 from drlib.models.engine import Engine
-from drlib.models.sampling import Forks
 from drlib.rl.curriculum import Curriculum
 from drlib.sandbox import Sandbox
 from drlib.tools import Toolbox
@@ -32,7 +31,7 @@ from drlib.training.callbacks import StepState, build_callbacks, check_callbacks
 from drlib.training.distributed import Ranks
 from drlib.training.doctor import require_learnable
 from drlib.training.learner import LocalLearner, check_loss, is_off_policy
-from drlib.training.model_setup import build_local_engine, create_engine
+from drlib.training.model_setup import build_local_engine, create_engine, sampling_forks
 from drlib.training.policies import StageStart, begin_stage, finish_stage
 from drlib.training.policy_age import Clock, check_policy_age
 from drlib.training.question_scheduler import SKILLS, QuestionScheduler
@@ -217,14 +216,6 @@ def engine_weights(model, dtype: str):
     if dtype == "float32":
         return model
     return copy.deepcopy(model).to(getattr(torch, dtype))
-
-
-def sampling_forks(config: Config) -> Forks | None:
-    """Return the temperature at forking tokens (rl.sampling.fork_temperature); None without."""
-    sampling = config.rl.sampling
-    if sampling.fork_temperature == 0:
-        return None
-    return Forks(sampling.fork_entropy, sampling.fork_temperature)
 
 
 def check_rl_settings(config: Config) -> None:

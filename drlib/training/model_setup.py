@@ -38,6 +38,7 @@ from drlib.models.engine import Engine
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import default_device, load_policy, quiet_loading, save_policy
 from drlib.models.router_bias import RouterBiasConfig
+from drlib.models.sampling import Forks
 from drlib.models.transformers_engine import TransformersEngine
 from drlib.models.vllm_engine import VllmEngine
 from drlib.models.vllm_server import VllmServer
@@ -311,6 +312,14 @@ def build_local_engine(model, config: Config, **options) -> LocalEngine:
     require(not fault, f"engine.name=local cannot run {fault}: set engine.name=hf, vllm or server")
     dtype = getattr(torch, config.model.dtype)
     return LocalEngine(model, slots=DENSE_SLOTS, dtype=dtype, **options)
+
+
+def sampling_forks(config: Config) -> Forks | None:
+    """Return the temperature at forking tokens (rl.sampling.fork_temperature); None without."""
+    sampling = config.rl.sampling
+    if sampling.fork_temperature == 0:
+        return None
+    return Forks(sampling.fork_entropy, sampling.fork_temperature)
 
 
 @ENGINES.register("hf")

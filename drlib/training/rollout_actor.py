@@ -21,7 +21,7 @@ from drlib.models.local_engine import LocalEngine
 from drlib.registry import load_plugins
 from drlib.sandbox import Sandbox
 from drlib.task import Task
-from drlib.training.model_setup import build_local_engine, create_engine
+from drlib.training.model_setup import build_local_engine, create_engine, sampling_forks
 from drlib.training.question_scheduler import load_documents
 from drlib.training.rollouts import open_toolbox, rollout_limits, sample_groups
 from drlib.trajectory import Trajectory
@@ -93,7 +93,8 @@ class RolloutActor:
                 create_engine(self.model, setup.where, self.config)
             )
         else:
-            self.engine = build_local_engine(self.model, self.config)
+            forks = sampling_forks(self.config)
+            self.engine = build_local_engine(self.model, self.config, forks=forks)
         if isinstance(self.engine, LocalEngine):
             self.engine.lockstep = False  # slow tools do not stop the other rollouts
         environments = load_environments(self.config.rl.curriculum.environments)
