@@ -25,6 +25,7 @@ from itertools import permutations
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
+from drlib.analysis import tour
 from drlib.evaluation.results import Results
 from drlib.experiments.plan import ExperimentPlan
 from drlib.experiments.verdicts import SEEDS, decide, rounded
@@ -234,12 +235,13 @@ def describe_ranking(ranking: Mapping) -> str:
     verdict = f"{ranking['outcome']} (pilot)" if ranking["pilot"] else ranking["outcome"]
     return (
         f"**Ranking.** {first} against {second}, {arms} arms, {ranking['n']} shared questions, "
-        f"{len(ranking['seeds'])} seeds: {correlation_text(ranking)}, "
+        f"{tour.format_seeds(len(ranking['seeds']))}: {correlation_text(ranking)}, "
         f"{correlation_text(ranking['kendall'] | {'statistic': 'Kendall'})}. "
         f"Without one arm: {lowest:+.2f} to {highest:+.2f} (Spearman). "
         f"Rankings by one run of each arm (Spearman): {', '.join(single)}. "
         f"Unrelated rankings of {arms} arms exceed {ranking['smallest_detectable']:.2f} in 5% of "
-        "cases. The interval is over seeds and questions, not over the choice of arms. "
+        f"cases. Intervals over {tour.describe_sampling(len(ranking['seeds']))}, not over the choice "
+        "of arms. "
         f"{ranking['claim']} ({ranking['source']}): **{verdict}**"
     )
 
