@@ -240,8 +240,8 @@ def describe_ranking(ranking: Mapping) -> str:
         f"Without one arm: {lowest:+.2f} to {highest:+.2f} (Spearman). "
         f"Rankings by one run of each arm (Spearman): {', '.join(single)}. "
         f"Unrelated rankings of {arms} arms exceed {ranking['smallest_detectable']:.2f} in 5% of "
-        f"cases. Intervals over {tour.describe_sampling(len(ranking['seeds']))}, not over the choice "
-        "of arms. "
+        f"cases. Intervals over {tour.describe_sampling(len(ranking['seeds']))}, not over the "
+        "choice of arms. "
         f"{ranking['claim']} ({ranking['source']}): **{verdict}**"
     )
 
