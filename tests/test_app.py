@@ -105,6 +105,19 @@ def test_agents_name_what_they_need(capsys):
     assert (status, out) == (1, "") and "--agent parallelmuse: branches need" in err
 
 
+def test_the_planner_uses_its_own_policy(capsys):
+    status, out, err = run_ask(capsys, NORWAY, "--agent", "planner")
+    assert status == 0 and err == ""
+    assert "Answer  Norwegian Krone" in out and "delegate  " in out and "search  ['Norway']" in out
+
+
+def test_the_planner_refuses_native_tools(capsys):
+    with Scripted(researcher) as server:
+        native = [*server_arguments(server), "--native-tools"]
+        status, _, err = run_ask(capsys, NORWAY, "--agent", "planner", *native)
+    assert status == 1 and "leave --native-tools out" in err
+
+
 @pytest.mark.parametrize(
     "agent", ["react", "iterresearch", "heavy", "resum", "managed", "agentfold", "browseconf"]
 )

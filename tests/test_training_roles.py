@@ -27,8 +27,10 @@ from drlib.trajectory import Termination, Trajectory
 from drlib.worlds import Names, load_world
 from tests.agent_examples import TextEngine
 from tests.loop_examples import (
+    ColdStart,
     build_stages,
     cold_start,
+    flat,
     gradient_of,
     rollout_shards,
     settings,
@@ -272,3 +274,32 @@ def test_cold_start_has_both_roles(tmp_path):
     with pytest.raises(ValueError, match="set questions.source=chains"):
         engine = {"questions.source": "engine", "world.name": "folder:notebooks/tern"}
         build_stages(("world",), config.derive(**engine), tmp_path)
+
+
+def test_planner_and_workers_train(tmp_path):
+    """A real step: rollouts with tools, advantages by role, and a weight update."""
+    start = ColdStart(rl__start=POLICY)
+    config = settings(
+        rl__agent="planner",
+        rl__lr=1e-3,
+        rl__filter__overlong="keep",
+        rl__loss__aggregate="sequence",
+        rollout__max_calls=12,
+        **ROLES,
+        **SHARED,
+    )
+    step = start.step(config, tmp_path / "run")
+    before = flat(step.model)
+    metrics, trajectories = step.step(1)
+    start.close()
+    assert metrics["updates"] == 1 and metrics["live_groups"] > 0 and metrics["contexts"] > 1.5
+    assert not torch.equal(flat(step.model), before)
+    # every token is scored in the context in which it was sampled, also where the planner
+    # continues after a worker
+    assert metrics["logp_gap"] < 1e-5 and metrics["logp_gap_max"] < 1e-2
+    for done in trajectories:
+        roles, calls = done.metadata["roles"], [result.tool for result in done.tool_results]
+        assert roles[0] == "planner" and {*roles[1:]} <= {"worker"}
+        assert len(split_contexts(done)) == len(roles) <= 1 + calls.count("delegate") + 1
+    answered = [t for t in trajectories if t.reward_parts["correct"]]
+    assert any("delegate" in [r.tool for r in t.tool_results] for t in answered)
