@@ -20,8 +20,9 @@ import pytest
 from waiting import until
 
 from drlib.config import ROOT, Config
-from drlib.training import asynchronous, stages
+from drlib.training import stages
 from drlib.training.grpo import check_rl_settings
+from drlib.training.rollout_pool import check_asynchronous
 from drlib.training.run_folder import read_metrics
 from drlib.trajectory import load_trajectories
 from tests.loop_examples import build_world
@@ -273,7 +274,7 @@ def test_a_fault_in_an_actor_is_raised_by_the_learner(runs):
 def test_settings_without_meaning_are_refused(changes):
     config = settings(**changes)
     check_rl_settings(settings())
-    asynchronous.check_asynchronous(settings())
+    check_asynchronous(settings())
     name = next(iter(changes))
     with pytest.raises(ValueError, match=name.replace(".", r"\.")):
-        asynchronous.check_asynchronous(config)
+        check_asynchronous(config)

@@ -10,6 +10,7 @@ import copy
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,6 +36,8 @@ from drlib.training.model_setup import build_local_engine, create_engine, sampli
 from drlib.training.policies import StageStart, begin_stage, finish_stage
 from drlib.training.policy_age import Clock, check_policy_age
 from drlib.training.question_scheduler import SKILLS, QuestionScheduler
+from drlib.training.rollout_actor import ActorSetup
+from drlib.training.rollout_pool import RolloutPool, check_asynchronous
 from drlib.training.rollouts import (
     Rollouts,
     check_rollouts,
@@ -71,8 +74,10 @@ class GRPOTrainer:
         self.sampler = copy.deepcopy(model) if config.rl.off_policy.staleness > 0 else model
         if extra.get("sampler"):
             self.sampler.load_state_dict(extra["sampler"])
-        self.engine = self._open_engine(start, extra)
-        self.agent = self.build_agent(config)
+        # other processes sample (rl.asynchronous.actors), or an engine of this one
+        self.pool = self._open_pool(start, extra) if config.rl.asynchronous.actors > 0 else None
+        self.engine: Any = self.pool or self._open_engine(start, extra)
+        self.agent = None if self.pool else self.build_agent(config)
         # offline: rollouts from files instead of the engine (rl.off_policy.rollouts)
         self.stored = None
         if config.rl.off_policy.rollouts:
@@ -107,8 +112,19 @@ class GRPOTrainer:
         engine.version = version
         return engine
 
+    def _open_pool(self, start: StageStart, extra: dict) -> RolloutPool:
+        """Start the actors, which sample from now on."""
+        config = self.config
+        weights = engine_weights(self.model, config.rl.off_policy.engine_dtype)
+        place = start.where, start.chat, start.system, start.world
+        setup = ActorSetup(config.unrestricted(), weights, *place)
+        version, state = extra.get("version", 0), extra.get("pool")
+        pool = RolloutPool(setup, self.scheduler, self.run.path, version, state)
+        self._opened.callback(pool.close)
+        return pool
+
     def close(self) -> None:
-        """Close the engine."""
+        """Close the engine, or stop the actors."""
         self._opened.close()
 
     def build_agent(self, config: Config) -> Agent | AgentMixture:
@@ -119,9 +135,13 @@ class GRPOTrainer:
         )
 
     def collect_rollouts(self, config: Config, step: int) -> Rollouts:
-        """Sample rewarded groups, again while groups have no variance; or draw stored ones."""
+        """Sample rewarded groups, again while groups have no variance; or take stored ones, or
+        those that actors have finished.
+        """
         if self.stored:
             return self.stored.draw(self.ranks)
+        if self.pool:
+            return self.pool.collect(self.curriculum)
         return collect_rollouts(
             self.agent, self.scheduler, self.curriculum, config, step, self.ranks
         )
@@ -171,6 +191,8 @@ class GRPOTrainer:
         self.callbacks.on_step_end(self, state)
         if config.rl.sampling.draws > 1:
             state.metrics["draws"] = rollouts.draws
+        if self.pool:
+            state.metrics |= self.pool.metrics()
         state.metrics["seconds"] = round(time.perf_counter() - started, 3)
         state.metrics["rollout_seconds"] = round(sampled - started, 3)
         return state.metrics, state.rollouts
@@ -203,6 +225,7 @@ class GRPOTrainer:
             "sampler": self.sampler.state_dict() if self.sampler is not self.model else None,
             "learner": self.learner.state_dict(),
             "callbacks": self.callbacks.state_dict(),
+            "pool": self.pool.state_dict() if self.pool else None,
             "stored": self.stored.epochs.state_dict() if self.stored else None,
         }
 
@@ -226,6 +249,7 @@ def check_rl_settings(config: Config) -> None:
     check_loss(config)
     check_callbacks(config)
     check_stored_rollouts(config)
+    check_asynchronous(config)
 
 
 def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
@@ -238,12 +262,6 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         f'rl.off_policy.routing_replay="{replay}" has no effect on the exact local engine: '
         "set rl.minibatches, rl.off_policy.staleness or rl.off_policy.engine_dtype too",
     )
-    trainer_class = GRPOTrainer
-    if config.rl.asynchronous.actors > 0:
-        from drlib.training.asynchronous import AsyncGRPOTrainer, check_asynchronous
-
-        check_asynchronous(config)
-        trainer_class = AsyncGRPOTrainer
     start = begin_stage(name, "sft", config, run_dir, ranks)
     scheduler = QuestionScheduler(config, start.world, start.names)
     with (
@@ -251,7 +269,7 @@ def grpo(config: Config, run_dir: Path, ranks: Ranks | None = None) -> dict:
         open_toolbox(config, start.world, sandbox, scheduler.environments) as toolbox,
     ):
         require_learnable(config, start.chat, start.system, scheduler, toolbox)
-        trainer = trainer_class(config, start, toolbox, scheduler)
+        trainer = GRPOTrainer(config, start, toolbox, scheduler)
         try:
             metrics = start.run.loop(
                 trainer, config.rl.steps, config.trainer.checkpoint_every, trainer.extra

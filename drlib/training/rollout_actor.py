@@ -10,7 +10,7 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -128,7 +128,7 @@ class RolloutActor:
         """Give new weights to the running job."""
         model = self._copy(weights)
         self._offered = version
-        self.engine.offer_weights(model, version)
+        cast(LocalEngine, self.engine).offer_weights(model, version)  # see check_asynchronous
 
     def _load(self, weights: bytes) -> None:
         self.model.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True))

@@ -7,6 +7,9 @@ older than rl.asynchronous.max_lag updates, and every question is trained exactl
 and "requeue", actors run ahead; groups that have become too old are dropped, or their questions
 sampled again.
 
+Groups may be older than the policy, so a loss for off-policy data is needed: rl.loss.clip=ppo with
+rl.loss.correction (decoupled PPO of AReaL), or double_sided (GLM-5, arXiv 2602.15763).
+
 A job of an actor that died or hung goes to another one, and the actor is replaced. Actors start on
 the Ray cluster at RAY_ADDRESS, or else on this host. Questions that a
 checkpoint lists as drawn but not trained are drawn again after a crash of the learner.
@@ -21,6 +24,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from drlib.config import Config
 from drlib.files import append_json_line
 from drlib.rl.curriculum import Curriculum
 from drlib.rl.staleness import admission_capacity, age
@@ -41,6 +45,43 @@ POLL_S = 0.2
 AHEAD = 2  # without pacing: groups on their way, in multiples of those that max_lag allows
 JOBS_FILE, UPDATES_FILE = "jobs.jsonl", "updates.jsonl"
 Ticket = tuple[int, int]  # a question: number of the draw, index in it
+
+
+# setting -> value that asynchronous training needs, and the reason
+NEEDS = {
+    "processes": (1, "the learner is one process"),
+    "rl.sampling.draws": (1, "groups are taken as they finish"),
+    "rl.curriculum.stages": ("one", "actors do not change the limits of rollouts"),
+    "rl.curriculum.curation_every": (0, "probe questions need an engine beside the learner"),
+    "rl.callbacks.world_change": (0, "rollouts from before the change would be trained after it"),
+    "rl.off_policy.staleness": (0, "actors are behind by themselves (rl.asynchronous.max_lag)"),
+    "rl.off_policy.routing_replay": ("none", "a context read again has routes of two policies"),
+    "rl.off_policy.rollouts": ("", "stored rollouts need no actors"),
+}
+
+
+def check_asynchronous(config: Config) -> None:
+    """Raise ValueError for settings that asynchronous training does not support."""
+    settings = config.rl.asynchronous
+    if settings.actors == 0:
+        return
+    for name, (value, reason) in NEEDS.items():
+        found = config.unrestricted().get(name)
+        require(
+            found == value,
+            f"rl.asynchronous.actors={settings.actors} does not go with {name}={found}: {reason}; "
+            f"set {name}={value!r}",
+        )
+    require(
+        settings.groups >= 1,
+        f"rl.asynchronous.groups={settings.groups} must be at least 1",
+    )
+    local = not config.model.path or config.engine.name == "local"
+    require(
+        local or not settings.in_flight,
+        f"rl.asynchronous.in_flight needs engine.name=local: {config.engine.name} changes its "
+        "weights between turns only",
+    )
 
 
 class _Running(NamedTuple):
