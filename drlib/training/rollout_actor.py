@@ -5,6 +5,7 @@ and returns the judged rollouts. A group's random numbers depend only on the see
 question (`rollouts.sample_groups`), so another actor can repeat a lost job.
 """
 
+import copy
 import io
 import os
 import time
@@ -80,6 +81,11 @@ def pack_weights(model) -> bytes:
     return buffer.getvalue()
 
 
+def load_weights(model, weights: bytes) -> None:
+    """Load the result of `pack_weights` into a model of the same shape."""
+    model.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True))
+
+
 class RolloutActor:
     """Samples jobs with its own engine; `offer` may be called from another thread meanwhile."""
 
@@ -113,34 +119,23 @@ class RolloutActor:
         """Sample and judge the groups of a job with these weights, or newer ones."""
         started = time.time()
         if self.engine.version < version and self._offered < version:
-            self._load(weights)
+            load_weights(self.model, weights)
             self.engine.update_weights(self.model)
             self.engine.version = version
         worlds = {**self._documents, **job.worlds}
         rollouts = sample_groups(
             self.agent, job.tasks, list(job.mine), worlds, self.config, job.draw
         )
-        size = len(rollouts) // len(job.mine)
-        groups = [rollouts[at : at + size] for at in range(0, len(rollouts), size)]
+        names = dict.fromkeys(trajectory.group_id for trajectory in rollouts)
+        groups = [[t for t in rollouts if t.group_id == name] for name in names]
         return JobResult(groups, started, time.time(), os.getpid())
 
     def offer(self, version: int, weights: bytes) -> None:
         """Give new weights to the running job."""
-        model = self._copy(weights)
+        model = copy.deepcopy(self.model)  # the next job may load into `self.model` meanwhile
+        load_weights(model, weights)
         self._offered = version
         cast(LocalEngine, self.engine).offer_weights(model, version)  # see check_asynchronous
-
-    def _load(self, weights: bytes) -> None:
-        self.model.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True))
-
-    def _copy(self, weights: bytes) -> Any:
-        """Build another model with these weights: the engine may be reading its own."""
-        import copy
-
-        with torch.device("meta"):
-            model = copy.deepcopy(self.model)
-        model.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True), assign=True)
-        return model
 
     def ready(self) -> None:
         """Answer when the actor has started."""
