@@ -1,4 +1,4 @@
-"""Asynchronous GRPO with real actors on a local Ray cluster.
+"""Asynchronous GRPO: `RolloutPool` with real actors on a local Ray cluster.
 
 Ages, killed actors and learners, weights in flight, and what is trained: every question once.
 
