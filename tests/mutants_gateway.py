@@ -27,8 +27,8 @@ MUTANTS = [
         EXTERNAL,
         "closest = max(same, key=",
         "closest = min(same, key=",
-        (f"{GATEWAY}::test_branches_and_rewritten_histories_keep_ids_and_train_a_turn_once",),
-        "a branch is not recognised",
+        (f"{GATEWAY}::test_branch_keeps_the_turns_of_the_context_that_it_shares",),
+        "a branch gets thoughts of other turns",
     ),
     Mutant(
         "gateway: the first of equal contexts is continued",

@@ -400,6 +400,29 @@ def test_equal_messages_of_different_turns_are_told_apart(start):
     assert "first" in texts[0] and "second" in texts[1]
 
 
+def test_branch_keeps_the_turns_of_the_context_that_it_shares(start):
+    """All answers are equal; only their places tell which thoughts belong to them."""
+    thoughts = iter("abcd")
+
+    def say(text):
+        return f"<think>{next(thoughts)}</think><answer>same</answer>"
+
+    def work(access):
+        first = ask(access, "Q")
+        ask(access, "Another question")
+        ask(access, "Q", first, "Continue.")
+        return ask(access, "Q", first, "Start again.")["content"]
+
+    (found,) = converse(start, say, work)
+    texts = [start.chat.tokenizer.decode(found.token_ids[found.contexts == i]) for i in range(3)]
+    assert [re.findall("<think>(.)</think>", text) for text in texts] == [
+        ["a", "c"],
+        ["b"],
+        ["a", "d"],
+    ]
+    assert found.metadata["requests"]["branch"] == 1
+
+
 def test_parallel_calls_of_a_turn_and_tools_in_the_prompt():
     """A model whose tags are ordinary text may write several calls in one turn."""
     chat = TemplateIds(tokenizer_of("llama3_1"), tool_role="user")
