@@ -56,7 +56,7 @@ class AgentFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class RolloutAccess:
-    """What an external agent gets.
+    """Access of an external agent to its rollout.
 
     Attributes:
         task: the task; its `question` is what the agent works on.
