@@ -285,8 +285,8 @@ MUTANTS = [
     Mutant(
         "engine: the version restarts",
         "drlib/training/grpo.py",
-        'start.where, extra.get("version", 0)',
-        "start.where, 0",
+        'config, version = self.config, extra.get("version", 0)',
+        "config, version = self.config, 0",
         (f"{LOOP}::test_resumed_run_is_bit_identical",),
         "after a resume, rollouts have wrong versions",
     ),

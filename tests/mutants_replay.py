@@ -117,8 +117,8 @@ MUTANTS = [
     Mutant(
         "replay: the loss compares the policy with itself",
         "drlib/training/learner.py",
-        "older = config.rl.off_policy.staleness > 0 or config.rl.off_policy.replay_groups > 0",
-        "older = config.rl.off_policy.staleness > 0",
+        "older = off_policy.staleness > 0 or off_policy.replay_groups > 0 or",
+        "older = off_policy.staleness > 0 or",
         (f"{REPLAY}::test_replayed_gradient_uses_stored_logprobs",),
         "replayed tokens would have no ratio and no clip",
     ),
