@@ -54,4 +54,5 @@ def plot_ages(ax: Axes, runs: Sequence[Mapping]) -> None:
     for run in runs:
         ax.plot(run["lag_mean"], run["ess"], "o", color=CONTROL if not run["lag_max"] else UP)
         ax.annotate(run["arm"], (run["lag_mean"], run["ess"]), fontsize="x-small")
+    ax.margins(x=0.25)
     ax.set(xlabel="mean age, updates", ylabel="effective sample size")

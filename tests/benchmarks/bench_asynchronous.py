@@ -24,8 +24,7 @@ from drlib.training import stages
 ARMS = {
     "in turns": {},
     "overlap": {"rl.asynchronous.actors": 1, "rl.asynchronous.max_lag": 1},
-    "lag 4": {"rl.asynchronous.actors": 1, "rl.asynchronous.max_lag": 4},
-    "lag 4, in flight": {
+    "in flight": {
         "rl.asynchronous.actors": 1,
         "rl.asynchronous.max_lag": 4,
         "rl.asynchronous.in_flight": True,
@@ -35,6 +34,7 @@ COMMON = {
     "processes": 1,
     "rl.start": "figures/reference/tour/policy_sft",
     "rl.loss.clip": "double_sided",
+    "rl.asynchronous.groups": 16,  # as many rollouts as the engine has rows
 }
 LATENCIES_MS = (0.0, 50.0, 200.0)
 
@@ -98,7 +98,7 @@ def main() -> None:
                     result = run(Config.load("laptop", **settings), Path(runs))
                 found.append({"arm": arm, "latency_ms": latency, "repeat": repeat, **result})
                 print(
-                    f"{latency:>5.0f} ms  {arm:<18} {result['steps_per_hour']:>7.0f} steps/h, "
+                    f"{latency:>5.0f} ms  {arm:<10} {result['steps_per_hour']:>7.0f} steps/h, "
                     f"learner {result['learner_busy']:.0%}, actor {result['actor_busy']:.0%}, "
                     f"lag {result['lag_mean']:.2f}, masked {result['masked']:.2%}",
                     flush=True,
