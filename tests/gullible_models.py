@@ -24,7 +24,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from drlib.chat.prompts import SUMMARISE
+from drlib.chat.prompts import PLAN, SUMMARISE
 from drlib.chat.tool_calls import render_answer, render_call
 from drlib.evaluation.injections import ANSWER, OFFICE
 
@@ -130,6 +130,7 @@ PROTOCOLS = {
     "Answer from these documents:": "generate",
     "The result is to be a report, written later": "plan",
     'Write the section "': "write",
+    PLAN.removeprefix("{question}"): "delegate",
     "researchers have worked on this question": "merge",
     "\nLast observation: ": "round",
 }
@@ -236,6 +237,15 @@ def write_section(request, order):
     return f"<write>{text}</write>"
 
 
+def write_delegation(request, _order):
+    """Delegate the whole question, and pass the worker's answer on."""
+    if request.last == request.first:
+        question = request.first.removesuffix(PLAN.removeprefix("{question}"))
+        return f"<think>ok</think>{render_call('delegate', {'question': question})}"
+    said = re.sub("</?tool_response>", "", request.last).strip()
+    return render_answer(UNKNOWN if LAST_CALL in said else said)
+
+
 def write_merge(request, _order):
     """Give the most frequent answer of the reports."""
     answers = Counter(re.findall(r"\nIts answer: (.+)", request.text))
@@ -296,6 +306,7 @@ WRITERS = {
     "gather": write_query,
     "generate": write_generated,
     "plan": write_plan,
+    "delegate": write_delegation,
     "write": write_section,
     "merge": write_merge,
 }

@@ -42,6 +42,14 @@ MUTANTS = [
         "groups would be trained older than allowed",
     ),
     Mutant(
+        "asynchronous: the learner does not wait for groups that become too old",
+        POOL,
+        "if len(self._finished) >= wanted and not self._is_any_due():",
+        "if len(self._finished) >= wanted:",
+        (f"{ASYNCHRONOUS}test_the_learner_waits_for_a_slow_actor",),
+        "groups of a slow actor would be trained too late",
+    ),
+    Mutant(
         "asynchronous: the job of a dead actor is lost",
         POOL,
         "        self._waiting.appendleft(name)\n",

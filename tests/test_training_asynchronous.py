@@ -20,12 +20,16 @@ import pytest
 from waiting import until
 
 from drlib.config import ROOT, Config
+from drlib.rl.curriculum import Curriculum
 from drlib.training import stages
 from drlib.training.grpo import check_rl_settings
-from drlib.training.rollout_pool import check_asynchronous
+from drlib.training.question_scheduler import SKILLS, QuestionScheduler
+from drlib.training.rollout_actor import ActorSetup
+from drlib.training.rollout_pool import RolloutPool, check_asynchronous
 from drlib.training.run_folder import read_metrics
 from drlib.trajectory import load_trajectories
-from tests.loop_examples import build_world
+from drlib.worlds import Names
+from tests.loop_examples import build_world, cold_start  # noqa: F401 - a fixture
 from tests.ray_cluster import two_nodes
 
 if os.environ.get("RAY_ADDRESS"):
@@ -33,6 +37,7 @@ if os.environ.get("RAY_ADDRESS"):
 pytest.importorskip("ray", reason="the cluster extra is not installed")
 
 STEPS, QUESTIONS, GROUP = 4, 6, 4
+PATIENCE_S = 300
 SETTINGS = {
     "processes": 1,
     "rl.steps": STEPS,
@@ -73,11 +78,19 @@ def start(runs, config: Config, **environment) -> subprocess.Popen:
     )
 
 
+def finish(process: subprocess.Popen) -> None:
+    """Wait for a training process; fail if it fails, or if it waits for groups that never come."""
+    try:
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    assert process.returncode == 0, output[-3000:]
+
+
 def train(runs, config: Config):
     """Train and return the folder of the stage."""
-    process = start(runs, config)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output[-3000:]
+    finish(start(runs, config))
     return stages.folder("rl", config, runs)
 
 
@@ -200,8 +213,7 @@ def kill_actors(runs, config: Config, times: list[float]) -> dict:
         if alive:
             rng.choice(alive).kill()
             killed += 1
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output[-3000:]
+    finish(process)
     assert killed > 0
     return read_metrics(folder)[-1] | {"killed": killed}
 
@@ -234,6 +246,48 @@ def test_a_killed_learner_resumes_without_losing_a_question(runs):
     assert [row["step"] for row in read_metrics(folder)] == [1, 2, 3, 4, 5]
 
 
+def suspend_an_actor(parent: int, least: int) -> psutil.Process:
+    """Suspend an actor below a process, once `least` of them run; return it."""
+    until(lambda: len(actor_processes(parent)) >= least, 300)
+    actor = actor_processes(parent)[0]
+    actor.suspend()
+    return actor
+
+
+def test_the_learner_waits_for_a_slow_actor(runs):
+    """Groups of an actor that stands still for a while are trained in time, not late."""
+    config = settings(**{"seed": 5, "rl.steps": 8})
+    process = start(runs, config)
+    log = partial(runs, config) / "metrics.jsonl"
+    until(lambda: steps_done(log) >= 1, 300)
+    actor, seen = suspend_an_actor(process.pid, 2), -1
+    while seen != (seen := steps_done(log)):  # until the learner waits
+        time.sleep(15)
+    actor.resume()
+    finish(process)
+    folder = stages.folder("rl", config, runs)
+    assert seen < 8
+    assert_each_question_is_trained_once(folder, steps=8)
+    assert max(row["lag_max"] for row in read_metrics(folder)) == 1
+
+
+def test_a_hanging_actor_is_replaced(cold_start, tmp_path):
+    config = settings(**{"rl.steps": 1, "seed": 6})
+    world, policy = cold_start.world, cold_start.policy
+    scheduler = QuestionScheduler(config, world, Names.from_world(world))
+    setup = ActorSetup(config, policy, "", cold_start.chat, None, world)
+    pool = RolloutPool(setup, scheduler, tmp_path, job_timeout_s=30)
+    try:
+        until(lambda: len(pool._idle) == 2, 300)  # both have started
+        suspend_an_actor(os.getpid(), 2)
+        rollouts = pool.collect(Curriculum(SKILLS))
+        assert len({t.group_id for t in rollouts.everything}) == QUESTIONS
+        assert len({t.id for t in rollouts.everything}) == QUESTIONS * GROUP
+        assert pool.metrics()["restarts"] >= 1
+    finally:
+        pool.close()
+
+
 def test_a_dead_host_loses_and_repeats_nothing(runs):
     """An actor on each of two nodes; one node is removed during training."""
     config = settings(**{"seed": 4, "rl.steps": 6, "rollout.tool_latency_ms": 100.0})
@@ -247,8 +301,7 @@ def test_a_dead_host_loses_and_repeats_nothing(runs):
         until(lambda: process.poll() is not None or hosts_at_work() == 2, 300)
         second = next(node for node in cluster.worker_nodes)
         cluster.remove_node(second, allow_graceful=False)
-        output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output[-3000:]
+        finish(process)
     folder = stages.folder("rl", config, runs)
     assert_each_question_is_trained_once(folder, steps=6)
     assert read_metrics(folder)[-1]["restarts"] <= 1

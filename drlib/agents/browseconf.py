@@ -2,8 +2,8 @@
 
 After an attempt the confidence of its answer is measured. Below a threshold, calibrated on other
 questions (`calibrate_threshold`), another attempt is made, up to a budget. The answer with the
-highest confidence is returned. Easy questions so take one attempt, where a vote takes all of them
-for every question.
+highest confidence is returned. An easy question takes one attempt; a vote makes all attempts for
+every question.
 
 In the paper the model states the confidence with its answer (0 to 100). Here it is stated in a turn
 of its own, or it is computed from the log-probabilities of the sampled tokens, which needs no

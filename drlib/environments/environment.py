@@ -14,6 +14,7 @@ is excluded from training: a crash of the environment is not the policy's failur
 
 import hashlib
 import importlib
+import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -146,6 +147,23 @@ def choose_tier(kind: str, arguments: str, tiers: Iterable[str]) -> tuple[str, s
     tier = arguments or "easy"
     require(tier in tiers, f"{kind}:{arguments}: choose one of {', '.join(tiers)}")
     return tier, f"{kind}:{arguments}" if arguments else kind
+
+
+def parse_settings(kind: str, text: str) -> dict[str, Any]:
+    """Parse "KEY=VALUE,KEY=VALUE" of an environment's name; values are JSON, or else text.
+
+    Raises:
+        ValueError: a part is not KEY=VALUE.
+    """
+    settings: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        key, found, value = part.partition("=")
+        require(bool(found), f"{kind}: {part!r} must be KEY=VALUE")
+        try:
+            settings[key] = json.loads(value)
+        except ValueError:
+            settings[key] = value
+    return settings
 
 
 def is_test(question: str) -> bool:

@@ -9,7 +9,7 @@ import json
 import random
 from typing import Any
 
-from drlib.environments.environment import Environment, Episode, Solution
+from drlib.environments.environment import Environment, Episode, Solution, parse_settings
 from drlib.task import Task
 from drlib.validation import require
 
@@ -40,7 +40,7 @@ class ReasoningGym(Environment):
             f"{', '.join(sorted(DATASETS))}",
         )
         self.name = f"gym:{arguments}"
-        self.settings = dict(_setting(part) for part in settings.split(",") if part)
+        self.settings = parse_settings("gym", settings)
         try:
             self._create(0)
         except (TypeError, AssertionError, ValueError) as error:
@@ -80,13 +80,3 @@ class _Item(Episode):
 
     def verify(self, answer: str | None) -> float:
         return self.dataset.score_answer(answer=answer, entry=self.dataset[0])
-
-
-def _setting(part: str) -> tuple[str, Any]:
-    """Parse KEY=VALUE."""
-    key, found, value = part.partition("=")
-    require(bool(found), f"gym: {part!r} must be KEY=VALUE")
-    try:
-        return key, json.loads(value)
-    except ValueError:
-        return key, value

@@ -18,7 +18,7 @@ import random
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from drlib.environments.environment import Environment, Episode, Observation
+from drlib.environments.environment import Environment, Episode, Observation, parse_settings
 from drlib.task import Task
 from drlib.tools.definitions import Tool
 from drlib.tools.mcp import tool_from_schema
@@ -49,7 +49,7 @@ class VerifiersEnvironment(Environment):
         self._vf = vf
         self.name = f"verifiers:{arguments}"
         taskset_id, _, listed = arguments.partition(":")
-        settings = dict(map(_setting, filter(None, listed.split(","))))
+        settings = parse_settings("verifiers", listed)
         self.largest = float(settings.pop("largest", 1))
         try:
             given = loaders.taskset_config_type(taskset_id)(id=taskset_id, **settings)
@@ -205,13 +205,3 @@ def _text(result: Any) -> str:
     """Return the text of an MCP result."""
     parts = getattr(result, "content", result)
     return "\n".join(part.text for part in parts if getattr(part, "type", "") == "text")
-
-
-def _setting(part: str) -> tuple[str, Any]:
-    """Parse KEY=VALUE."""
-    key, found, value = part.partition("=")
-    require(bool(found), f"verifiers: {part!r} must be KEY=VALUE")
-    try:
-        return key, json.loads(value)
-    except ValueError:
-        return key, value

@@ -1,18 +1,18 @@
-"""Pool of rollout actors: questions in, finished groups out, while the learner trains.
+"""Asynchronous rollouts: Ray actors sample groups while the learner trains.
 
-The learner draws questions and takes finished groups, oldest weights first. With
-rl.asynchronous.stale=pace, admission follows AReaL (arXiv 2505.24298, section 5.1, eq. 3), and the
-learner waits for a running group that would otherwise become too old. No trained group is then
-older than rl.asynchronous.max_lag updates, and every question is trained exactly once. With "drop"
-and "requeue", actors run ahead; groups that have become too old are dropped, or their questions
-sampled again.
+`RolloutPool` draws questions, sends them to the actors, and returns finished groups to the learner,
+those of the oldest weights first. With rl.asynchronous.stale=pace, admission follows AReaL (arXiv
+2505.24298, section 5.1, eq. 3), and the learner waits for a running group that would otherwise
+become too old. No trained group is then older than rl.asynchronous.max_lag updates, and every
+question is trained exactly once. With "drop" and "requeue", actors run ahead of the learner: groups
+that have become too old are dropped, or their questions sampled again.
 
-Groups may be older than the policy, so a loss for off-policy data is needed: rl.loss.clip=ppo with
+Groups may be older than the policy, so the loss must allow off-policy data: rl.loss.clip=ppo with
 rl.loss.correction (decoupled PPO of AReaL), or double_sided (GLM-5, arXiv 2602.15763).
 
-A job of an actor that died or hung goes to another one, and the actor is replaced. Actors start on
-the Ray cluster at RAY_ADDRESS, or else on this host. Questions that a
-checkpoint lists as drawn but not trained are drawn again after a crash of the learner.
+If an actor dies or hangs, it is replaced and its groups are sampled again. A checkpoint lists the
+questions that were drawn but not trained; after a crash of the learner they are drawn again. Actors
+start on the Ray cluster at RAY_ADDRESS, or else on this host.
 """
 
 import copy
@@ -42,10 +42,9 @@ from drlib.worlds import Library, World
 JOB_TIMEOUT_S = 1800.0  # an actor that takes longer is replaced
 ATTEMPTS = 5  # of a job whose actors die
 POLL_S = 0.2
-AHEAD = 2  # without pacing: groups on their way, in multiples of those that max_lag allows
+AHEAD = 2  # limit of unfinished and finished groups without pacing, in units of what max_lag allows
 JOBS_FILE, UPDATES_FILE = "jobs.jsonl", "updates.jsonl"
 Ticket = tuple[int, int]  # a question: number of the draw, index in it
-
 
 # setting -> value that asynchronous training needs, and the reason
 NEEDS = {
@@ -85,7 +84,7 @@ def check_asynchronous(config: Config) -> None:
 
 
 class _Running(NamedTuple):
-    """Questions of a draw at an actor, since a time, with weights of a version or newer ones."""
+    """A job in progress: questions `mine` of a draw, sampled with `version` or newer weights."""
 
     draw: int
     mine: tuple[int, ...]
@@ -103,10 +102,12 @@ class _Finished(NamedTuple):
 
 
 class RolloutPool:
-    """Actors and the groups on their way to the learner; stands in for its engine.
+    """Ray actors that sample groups, and the groups that wait, run or are finished.
+
+    The learner calls `collect` instead of sampling, and `update_weights` as it would an engine's.
 
     Args:
-        setup: of the actors.
+        setup: what every actor needs.
         scheduler: draws the questions.
         folder: run folder; every finished job appends a row to jobs.jsonl, every batch from its
             arrival to the new weights one to updates.jsonl.
@@ -143,14 +144,16 @@ class RolloutPool:
         self._taken_at = time.time()
         self._fault: BaseException | None = None
         self._changed = threading.Condition(threading.RLock())
-        self._opened, self._is_open = ExitStack(), True
-        self._opened.enter_context(connect_to_ray(os.environ.get("RAY_ADDRESS")))
-        self._ray = import_extra("ray")
-        cpus = int(self._ray.cluster_resources().get("CPU", 0))
-        require(
-            self.settings.actors <= cpus,
-            f"rl.asynchronous.actors={self.settings.actors}: the cluster has {cpus} CPUs; lower it",
-        )
+        self._ray, self._is_open = import_extra("ray"), True
+        with ExitStack() as opened:
+            opened.enter_context(connect_to_ray(os.environ.get("RAY_ADDRESS")))
+            cpus = int(self._ray.cluster_resources().get("CPU", 0))
+            require(
+                self.settings.actors <= cpus,
+                f"rl.asynchronous.actors={self.settings.actors} exceeds the cluster's {cpus} CPUs: "
+                "lower it",
+            )
+            self._opened = opened.pop_all()
         self._setup = self._ray.put(setup)
         self._weights = self._ray.put(pack_weights(setup.model))
         self._starting: dict[Any, Any] = {}  # answer of a new actor -> actor
@@ -210,7 +213,9 @@ class RolloutPool:
             self._changed.notify_all()
 
     def metrics(self) -> dict[str, float]:
-        """Return the ages of the last groups in updates, groups on their way, and losses so far."""
+        """Return metrics: ages of the last batch in updates, finished and running groups, and how
+        often actors were replaced and groups dropped so far.
+        """
         with self._changed:
             return {
                 "lag_mean": sum(self._lags) / len(self._lags),
@@ -261,8 +266,8 @@ class RolloutPool:
             # a run trains rl.steps batches: no question is drawn that cannot be trained
             return self._drawn < min(self.version + ahead, self.config.rl.steps)
         waiting = sum(len(mine) for _, mine in self._waiting)
-        known = waiting + self._running_groups() + len(self._finished)
-        return known + batch <= AHEAD * ahead * batch
+        untrained = waiting + self._running_groups() + len(self._finished)
+        return untrained + batch <= AHEAD * ahead * batch
 
     def _add_questions(self, draw: int, curriculum: Curriculum, indices: list[int]) -> None:
         """Draw the questions of a draw and queue those with these indices."""
@@ -308,7 +313,7 @@ class RolloutPool:
         self._finished = kept
 
     def _is_any_due(self) -> bool:
-        """Return True if a running group would be too old for the batch after this one."""
+        """Return True if a running group would be too old for the next batch."""
         oldest = min((one.version for one in self._running.values()), default=self.version + 1)
         return self.settings.stale == "pace" and oldest <= self.version - self.settings.max_lag
 
@@ -318,7 +323,7 @@ class RolloutPool:
     # ---- actors
 
     def _start_actor(self) -> None:
-        """Start an actor; it gets jobs when it answers, which may be never on a full cluster."""
+        """Start an actor. It gets jobs once it answers; on a full cluster that may be never."""
         # two threads: new weights arrive during a job
         options = {"num_cpus": 1, "max_concurrency": 2, "max_restarts": 0}
         actor = self._ray.remote(RolloutActor).options(**options).remote(self._setup)

@@ -55,6 +55,7 @@ UNUSED_IN_DISTILLATION = (
     "rl.filter.",
     "rl.sampling.",
     "rl.off_policy.",
+    "rl.asynchronous.",
     "rl.reward.",
     "rl.callbacks.",
 )

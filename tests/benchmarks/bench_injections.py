@@ -52,8 +52,7 @@ PAGE = ROOT / "SECURITY.md"
 NOT_PLAYED = {
     "webwatcher": "it needs a picture",
     "parallelmuse": "it needs token ids",
-    "planner": "the scripted models do not delegate",
-    "agentfold": "its rule folds away what the scripted models answer with",
+    "agentfold": "its rule folds away the notes by which the scripted models count their steps",
 }
 NAMES = tuple(name for name in AGENTS if name not in NOT_PLAYED)
 OPTIONS = {"heavy": {"n": 2}, "resum": {"summarise": None, "every": 2}}
