@@ -55,9 +55,10 @@ def start(folder):
     return cluster
 
 
-def gone(processes):
+def left_over(processes):
+    """Return the processes that have not ended after 30 s."""
     _, alive = psutil.wait_procs(processes, 30)
-    return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
 @contextmanager
@@ -66,7 +67,7 @@ def two_nodes(**settings):
     settings = SETTINGS | settings
     before = {name: os.environ.get(name) for name in (*settings, "RAY_TMPDIR")}
     os.environ.update(settings)
-    cluster, descendants = None, []
+    cluster, own = None, psutil.Process().children(recursive=True)
     try:
         for attempt in range(5):
             folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
@@ -81,10 +82,13 @@ def two_nodes(**settings):
                     raise
         yield cluster
     finally:
-        descendants = psutil.Process().children(recursive=True)
+        now = psutil.Process().children(recursive=True)
+        descendants = [process for process in now if process not in own]
         if cluster:
             cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-    assert descendants and gone(descendants)
+    assert descendants
+    left = left_over(descendants)
+    assert not left, left

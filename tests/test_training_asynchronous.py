@@ -277,8 +277,8 @@ def test_a_hanging_actor_is_replaced(cold_start, tmp_path):
     scheduler = QuestionScheduler(config, world, Names.from_world(world))
     setup = ActorSetup(config, policy, "", cold_start.chat, None, world)
     pool = RolloutPool(setup, scheduler, tmp_path, job_timeout_s=30)
+    until(lambda: len(pool._idle) == 2, 300)  # both have started
     try:
-        until(lambda: len(pool._idle) == 2, 300)  # both have started
         suspend_an_actor(os.getpid(), 2)
         rollouts = pool.collect(Curriculum(SKILLS))
         assert len({t.group_id for t in rollouts.everything}) == QUESTIONS
