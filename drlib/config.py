@@ -186,7 +186,12 @@ class EngineConfig:
     name: str = setting(
         "local", "engine: local, hf, vllm, server or a registered one", *ROLLOUT_STAGES
     )
-    url: str = setting("", "address of the vLLM server (engine.name=server)")
+    url: str = setting(
+        "", "address of the vLLM server, or of its replicas with commas (engine.name=server)"
+    )
+    router: Literal["hash", "sticky", "cache_aware", "random"] = setting(
+        "hash", "how requests are distributed over the replicas in engine.url"
+    )
     max_mismatch: float = setting(
         1e-4, "allowed difference of log-probabilities to the trainer, nats"
     )

@@ -378,3 +378,19 @@ def test_wrong_model_name_and_disabled_updates(url):
         with pytest.raises(EndpointError, match="VLLM_SERVER_DEV_MODE=1"):
             server.update_weights(model)
         assert server.version == 0 and server.require_parity(model) < 1e-4
+
+
+def test_replicas_get_the_weights_and_share_the_requests(url):
+    model = other_weights(5)
+    with serving(*TEACHABLE, VLLM_SERVER_DEV_MODE="1") as second:
+        endpoints = [endpoint_of(url), endpoint_of(second)]
+        engine = VllmServer(endpoints, TOUR_POLICY, max_context=CONTEXT, router="sticky")
+        engine.update_weights(model)
+        alone = [VllmServer(each, TOUR_POLICY, max_context=CONTEXT) for each in endpoints]
+        assert all(each.require_parity(model) < 1e-4 for each in alone)
+        prompts = make_prompts(6)
+        turns = [turn.token_ids for turn in engine.generate(prompts, GREEDY)]
+        assert turns == [turn.token_ids for turn in alone[0].generate(prompts, GREEDY)]
+        alone[1].update_weights(tour_policy()[0])
+        with pytest.raises(WeightsDiffer, match=second):
+            engine.require_parity(model)

@@ -848,25 +848,30 @@ def test_rollouts_of_many_agents_are_sampled_together(start, limits):
 # ---------------------------------------------------------------- kills
 
 
-KILLS = 4
-
-
 def test_killed_gateway_loses_no_rollout_and_repeats_none(tmp_path, monkeypatch):
+    log = tmp_path / "requests"
+    monkeypatch.setenv("EXTERNAL_LOG", str(log))
+    check_killed_gateway(tmp_path, log, kills=4, steps=3)
+
+
+def check_killed_gateway(tmp_path, log, kills, steps):
     """SIGKILL of the process with gateway, engine and learner, each time after some requests.
 
     The trained rollouts and the weights are bit-identical to those of an undisturbed run.
+
+    Args:
+        log: file with a line per request, named in the environment variable EXTERNAL_LOG.
     """
     config = settings(
         plugins="tests.external_plugin",
         rl__agent="openai_test",
-        rl__steps=3,
+        rl__steps=steps,
         rl__questions=2,
         rl__group=3,
         rl__save_rollouts=True,
         trainer__checkpoint_every=1,
     )
-    log, finals = tmp_path / "requests", []
-    monkeypatch.setenv("EXTERNAL_LOG", str(log))
+    finals = []
     for name in ("whole", "killed"):
         build_stages(("world",), config, tmp_path / name)
         finals.append(stages.folder("rl", config, tmp_path / name))
@@ -875,23 +880,23 @@ def test_killed_gateway_loses_no_rollout_and_repeats_none(tmp_path, monkeypatch)
     total = len(log.read_text().splitlines())
     whole, final = finals
     partial, rng = final.with_name(final.name + ".partial"), random.Random(0)
-    for number in range(KILLS):
+    for number in range(kills):
         before = len(log.read_text().splitlines())
-        after = rng.randint(1, total // 3)
+        after = rng.randint(1, total // steps)
         child = start_stage("rl", config, tmp_path / "killed", tmp_path / f"said{number}")
         while len(log.read_text().splitlines()) < before + after and child.is_alive():
             time.sleep(0.005)
         assert child.is_alive(), "it ended before it was killed"
         os.killpg(child.pid, signal.SIGKILL)
         child.join()
-        steps = len(read_metrics(partial)) if (partial / "metrics.jsonl").exists() else 0
+        done = len(read_metrics(partial)) if (partial / "metrics.jsonl").exists() else 0
         files = {path.name for path in partial.glob("trajectories_*.parquet")}
-        assert len(files) <= steps + 1 and not final.exists()
+        assert len(files) <= done + 1 and not final.exists()
     done = build_stage("rl", config, tmp_path / "killed")
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(log.read_text().splitlines()) > 2 * total  # rollouts were lost and sampled again
     files = sorted(path.name for path in whole.glob("trajectories_*.parquet"))
-    assert len(files) == 3
+    assert len(files) == steps
     for name in files:
         expected, found = (load_trajectories(folder / name) for folder in finals)
         for one, two in zip(expected, found, strict=True):

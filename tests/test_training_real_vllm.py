@@ -62,7 +62,8 @@ def test_pipeline_with_a_vllm_server(workspace):
     built("sft", config, runs)
     variables = {"VLLM_SERVER_DEV_MODE": "1"}
     with serving(*TEACHABLE, model=config.model.path, name=config.model.path, **variables) as url:
-        online = config.derive(engine__url=url)
+        replicas = f"{url},{url.replace('127.0.0.1', 'localhost')}"  # the server twice
+        online = config.derive(engine__url=replicas, engine__router="cache_aware")
         rl = built("rl", online, runs)
         records = load_trajectories(rl / "trajectories_0001.parquet")
         assert_sampled_by(records[0], find_policy(stages.folder("sft", config, runs)))

@@ -11,6 +11,7 @@ import bisect
 import hashlib
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -21,12 +22,8 @@ ROUTERS: Registry = Registry("router")
 POINTS = 128  # of a replica on the ring; the shares of N replicas differ by about 1/sqrt(POINTS)
 
 
-@ROUTERS.register("random")
-class RandomReplica:
-    """Any replica, for comparison."""
-
-    def __init__(self, replicas: Sequence[str], seed: int = 0):
-        self._count, self._random = _count(replicas), np.random.default_rng(seed)
+class Router(Protocol):
+    """Interface of the routers."""
 
     def choose(self, rollout: Hashable, ids: Sequence[int], loads_N: Sequence[float]) -> int:
         """Return the index of a replica.
@@ -36,6 +33,18 @@ class RandomReplica:
             ids: context of the request, as token ids.
             loads_N: load of each replica, such as the requests in flight.
         """
+        ...
+
+
+@ROUTERS.register("random")
+class RandomReplica:
+    """Any replica, for comparison."""
+
+    def __init__(self, replicas: Sequence[str], seed: int = 0):
+        self._count, self._random = _count(replicas), np.random.default_rng(seed)
+
+    def choose(self, rollout: Hashable, ids: Sequence[int], loads_N: Sequence[float]) -> int:
+        """Return the index of a replica; see `Router.choose`."""
         return int(self._random.integers(self._count))
 
 
@@ -57,7 +66,7 @@ class ConsistentHash:
         self._points, self._owners = zip(*sorted(points))
 
     def choose(self, rollout: Hashable, ids: Sequence[int], loads_N: Sequence[float]) -> int:
-        """Return the index of the rollout's replica; see `RandomReplica.choose`."""
+        """Return the index of the rollout's replica; see `Router.choose`."""
         at = bisect.bisect(self._points, _hash(str(rollout)))
         return self._owners[at % len(self._owners)]
 
@@ -71,7 +80,7 @@ class StickyLeastLoaded:
         self._chosen: dict[Hashable, int] = {}
 
     def choose(self, rollout: Hashable, ids: Sequence[int], loads_N: Sequence[float]) -> int:
-        """Return the index of the rollout's replica; see `RandomReplica.choose`."""
+        """Return the index of the rollout's replica; see `Router.choose`."""
         if rollout not in self._chosen:
             replica = min(range(len(loads_N)), key=lambda n: (loads_N[n], self._rollouts[n]))
             self._chosen[rollout] = replica
@@ -111,7 +120,7 @@ class CacheAware:
         self._sent: list[OrderedDict] = [OrderedDict() for _ in range(_count(replicas))]
 
     def choose(self, rollout: Hashable, ids: Sequence[int], loads_N: Sequence[float]) -> int:
-        """Return the index of a replica; see `RandomReplica.choose`."""
+        """Return the index of a replica; see `Router.choose`."""
         blocks = self._hash_blocks(ids)
         most = self._bound * sum(loads_N) / len(loads_N) + self._slack
         permitted = [n for n, load in enumerate(loads_N) if load <= most]

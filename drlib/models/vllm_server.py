@@ -38,8 +38,15 @@ from drlib.models.conversations import (
 )
 from drlib.models.engine import Completion, SamplingParams
 from drlib.models.moe import load_model_config, save_policy
+from drlib.models.replica_routing import ROUTERS, Router
 from drlib.models.turn_constraint import TurnConstraint
-from drlib.models.vllm_engine import MAX_GAP, ParityCheckedEngine, request_options, truncate_at_stop
+from drlib.models.vllm_engine import (
+    MAX_GAP,
+    ParityCheckedEngine,
+    WeightsDiffer,
+    request_options,
+    truncate_at_stop,
+)
 from drlib.validation import require
 
 POLL_S = 0.05  # maximum wait for replies, so that finished tools are noticed
@@ -51,25 +58,29 @@ REMEDY = (
 
 
 class VllmServer(ParityCheckedEngine):
-    """Turns of the model behind `endpoint`, a vLLM server.
+    """Turns of the model behind `endpoint`, a vLLM server, or behind several replicas of it.
 
     Args:
+        endpoint: address of the server; a list for replicas, which all get the weights.
         folder: folder of the server's model; its configuration is read.
+        router: chooses the replica of a request: "hash", "sticky", "cache_aware" or "random" (see
+            `drlib.models.replica_routing`), by the key of the rollout.
         max_context: tokens; None for the configuration's. A server with less reports an error.
-        concurrency: requests in flight.
+        concurrency: requests in flight, over all replicas.
         attempts, pause_s: as for `ApiEngine`.
         max_gap: as for `VllmEngine`.
         constraint: of every turn, through the server's structured outputs; None for free text.
 
     Raises:
-        ValueError: no model in that folder.
+        ValueError: no model in that folder, an unknown router, or a repeated address.
     """
 
     def __init__(
         self,
-        endpoint: ChatEndpoint,
+        endpoint: ChatEndpoint | Sequence[ChatEndpoint],
         folder: str | Path,
         *,
+        router: str = "hash",
         max_context: int | None = None,
         concurrency: int = 64,
         attempts: int = 5,
@@ -78,7 +89,9 @@ class VllmServer(ParityCheckedEngine):
         constraint: TurnConstraint | None = None,
     ):
         require(min(concurrency, attempts) >= 1, "concurrency and attempts must be at least 1")
-        self.endpoint = endpoint
+        self.replicas = [endpoint] if isinstance(endpoint, ChatEndpoint) else list(endpoint)
+        self.router = router
+        self._router = self._create_router()
         config = load_model_config(folder)
         self.vocab_size = config.vocab_size
         self.max_context = max_context or config.max_position_embeddings
@@ -88,33 +101,43 @@ class VllmServer(ParityCheckedEngine):
         self.max_gap = max_gap
         self.constraint = constraint
         self._waiting: list[tuple[Conversation, SamplingParams]] = []
-        self._in_flight: dict[Future, Conversation] = {}
+        self._in_flight: dict[Future, tuple[Conversation, int]] = {}  # with its replica
+
+    def _create_router(self) -> Router:
+        return ROUTERS[self.router]([replica.url for replica in self.replicas])
 
     def update_weights(self, model: PreTrainedModel) -> None:
-        """Load the weights of `model`, of the same shape, into the server.
+        """Load the weights of `model`, of the same shape, into all replicas.
 
         Raises:
-            EndpointError: the server does not accept updates.
+            EndpointError: a server does not accept updates.
             WeightsDiffer: it did not load them.
         """
         with tempfile.TemporaryDirectory(prefix="drlib-vllm-") as folder:
             path = save_policy(model, None, Path(folder, "update"))
-            self._post("/collective_rpc", {"method": "reload_from", "args": [str(path)]})
-            self._post("/reset_prefix_cache", {})
+            for replica in self.replicas:
+                body = {"method": "reload_from", "args": [str(path)]}
+                _post(replica, "/collective_rpc", body)
+                _post(replica, "/reset_prefix_cache", {})
             self.require_parity(model)
+        self._router = self._create_router()  # the caches are empty
         self.version += 1
 
-    def _post(self, path: str, body: dict) -> None:
-        try:
-            self.endpoint.post(path, body, RELOAD_S)
-        except EndpointError as error:
-            raise EndpointError(f"{error}; {REMEDY}", error.status) from None
+    def require_parity(self, model: PreTrainedModel) -> float:
+        """Compare every replica with `model`; see `ParityCheckedEngine.require_parity`."""
+        gaps = []
+        for self._scored in self.replicas:
+            try:
+                gaps.append(super().require_parity(model))
+            except WeightsDiffer as fault:
+                raise WeightsDiffer(f"{self._scored.url}: {fault}") from None
+        return max(gaps)
 
     def _score(self, prompts: Sequence[list[int]]) -> list[list[float]]:
         scores = []
         for prompt in prompts:
             options = {"max_tokens": 1, "extra_body": {"prompt_logprobs": 0}}
-            reply = self.endpoint.complete_ids(prompt, **options)
+            reply = self._scored.complete_ids(prompt, **options)
             places = reply["choices"][0]["prompt_logprobs"][1:]
             scores.append([at[str(token)]["logprob"] for token, at in zip(prompt[1:], places)])
         return scores
@@ -125,17 +148,25 @@ class VllmServer(ParityCheckedEngine):
     def _step(self) -> list[tuple[Conversation, Completion]]:
         free = self.concurrency - len(self._in_flight)
         batch, self._waiting = self._waiting[:free], self._waiting[free:]
+        loads = [0] * len(self.replicas)
+        for _, replica in self._in_flight.values():
+            loads[replica] += 1
         for conversation, params in batch:
-            self._in_flight[self._send(conversation, params)] = conversation
+            replica = self._router.choose(conversation.key, conversation.ids, loads)
+            loads[replica] += 1
+            turn = self._send(conversation, params, self.replicas[replica])
+            self._in_flight[turn] = conversation, replica
         done, _ = wait(self._in_flight, timeout=POLL_S, return_when=FIRST_COMPLETED)
-        return [(self._in_flight.pop(future), future.result()) for future in done]
+        return [(self._in_flight.pop(future)[0], future.result()) for future in done]
 
     def _abandon(self) -> None:
         """Ignore the outstanding replies."""
         self._waiting.clear()
         self._in_flight.clear()
 
-    def _send(self, conversation: Conversation, params: SamplingParams) -> Future:
+    def _send(
+        self, conversation: Conversation, params: SamplingParams, replica: ChatEndpoint
+    ) -> Future:
         """Request a turn in a daemon thread, so a hanging request cannot block exit."""
         turn: Future = Future()
         prompt = list(conversation.ids)
@@ -145,7 +176,7 @@ class VllmServer(ParityCheckedEngine):
             options["extra_body"]["structured_outputs"] = {"grammar": self.constraint.grammar}
 
         def ask() -> Completion:
-            reply = self.endpoint.complete_ids(prompt, **options)
+            reply = replica.complete_ids(prompt, **options)
             completion = _completion(reply, params)
             check_ids(completion.token_ids, self.vocab_size, "the server's turn")
             if self.constraint and completion.finish_reason == "stop":
@@ -160,6 +191,13 @@ class VllmServer(ParityCheckedEngine):
 
         threading.Thread(target=work, daemon=True).start()
         return turn
+
+
+def _post(replica: ChatEndpoint, path: str, body: dict) -> None:
+    try:
+        replica.post(path, body, RELOAD_S)
+    except EndpointError as error:
+        raise EndpointError(f"{error}; {REMEDY}", error.status) from None
 
 
 def _options(conversation: Conversation, params: SamplingParams) -> dict[str, Any]:

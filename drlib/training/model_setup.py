@@ -349,10 +349,15 @@ def _create_server_engine(model, where: str, config: Config, routes: bool) -> En
         bool(config.engine.url),
         "engine.name=server needs engine.url, the address of a vLLM server",
     )
-    endpoint = ChatEndpoint(config.engine.url, config.model.path or where, timeout_s=600.0)
+    model_name = config.model.path or where
+    replicas = [
+        ChatEndpoint(url.strip(), model_name, timeout_s=600.0)
+        for url in config.engine.url.split(",")
+    ]
     server = VllmServer(
-        endpoint,
+        replicas,
         where,
+        router=config.engine.router,
         max_context=config.rollout.max_context_tokens,
         max_gap=config.engine.max_mismatch,
     )
