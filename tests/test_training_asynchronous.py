@@ -106,8 +106,8 @@ def trained_groups(folder) -> list[list[str]]:
     return [sorted({t.group_id for t in load_trajectories(file)}) for file in files]
 
 
-def rows(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / "jobs.jsonl").read_text().splitlines()]
+def rows(folder, name="jobs") -> list[dict]:
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
 
 
 def assert_each_question_is_trained_once(folder, steps=STEPS):
@@ -143,6 +143,10 @@ def test_jobs_record_where_and_with_which_weights_they_ran(finished):
         assert job["started"] < job["ended"]
         # trained by update `draw` at the earliest: at most one behind it
         assert job["draw"] - 1 <= job["oldest"] <= job["newest"] <= job["draw"] + 1
+        assert sum(job["lengths"]) * GROUP == pytest.approx(job["tokens"], abs=0.1)
+    hops = [hops for job in jobs for hops in job["hops"]]
+    python = {name for step in trained_groups(finished) for name in step if "python" in name}
+    assert hops.count(0) == len(python) > 0 and max(hops) > 0
 
 
 def test_without_lag_it_equals_the_synchronous_run(runs):
@@ -184,8 +188,17 @@ def test_old_groups_are_dropped_or_asked_again(runs, stale):
     assert metrics[-1]["stale_dropped"] > 0
     names = [name for step in trained_groups(folder) for name in step]
     assert len(names) == len({*names}) == STEPS * QUESTIONS
-    asked = Counter((job["draw"], q) for job in rows(folder) for q in job["questions"])
-    assert (max(asked.values()) > 1) == (stale == "requeue")
+    sampled = Counter((job["draw"], q) for job in rows(folder) for q in job["questions"])
+    assert (max(sampled.values()) > 1) == (stale == "requeue")
+    dropped = rows(folder, "dropped")
+    assert len(dropped) == metrics[-1]["stale_dropped"] and min(row["age"] for row in dropped) > 0
+    lengths = {
+        ((job["draw"], q), length): hops
+        for job in rows(folder)
+        for q, length, hops in zip(job["questions"], job["lengths"], job["hops"], strict=True)
+    }
+    for row in dropped:
+        assert lengths[(row["draw"], row["question"]), row["length"]] == row["hops"]
 
 
 def actor_processes(parent: int) -> list[psutil.Process]:

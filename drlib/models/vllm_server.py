@@ -126,11 +126,12 @@ class VllmServer(ParityCheckedEngine):
     def require_parity(self, model: PreTrainedModel) -> float:
         """Compare every replica with `model`; see `ParityCheckedEngine.require_parity`."""
         gaps = []
-        for self._scored in self.replicas:
+        for replica in self.replicas:
+            self._scored = replica
             try:
                 gaps.append(super().require_parity(model))
             except WeightsDiffer as fault:
-                raise WeightsDiffer(f"{self._scored.url}: {fault}") from None
+                raise WeightsDiffer(f"{replica.url}: {fault}") from None
         return max(gaps)
 
     def _score(self, prompts: Sequence[list[int]]) -> list[list[float]]:

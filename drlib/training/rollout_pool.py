@@ -43,7 +43,7 @@ JOB_TIMEOUT_S = 1800.0  # an actor that takes longer is replaced
 ATTEMPTS = 5  # of a job whose actors die
 POLL_S = 0.2
 AHEAD = 2  # limit of unfinished and finished groups without pacing, in units of what max_lag allows
-JOBS_FILE, UPDATES_FILE = "jobs.jsonl", "updates.jsonl"
+JOBS_FILE, UPDATES_FILE, DROPPED_FILE = "jobs.jsonl", "updates.jsonl", "dropped.jsonl"
 Ticket = tuple[int, int]  # a question: number of the draw, index in it
 
 # setting -> value that asynchronous training needs, and the reason
@@ -110,7 +110,8 @@ class RolloutPool:
         setup: what every actor needs.
         scheduler: draws the questions.
         folder: run folder; every finished job appends a row to jobs.jsonl, every batch from its
-            arrival to the new weights one to updates.jsonl.
+            arrival to the new weights one to updates.jsonl, every group that was too old one to
+            dropped.jsonl.
         version: number of weight updates so far.
         state: result of `state_dict`; None at the start of a run.
         job_timeout_s: time after which the actor of a job is replaced.
@@ -305,12 +306,22 @@ class RolloutPool:
                 kept.append(one)
                 continue
             self._counts["stale_dropped"] += 1
+            append_json_line(self.folder / DROPPED_FILE, self._describe_dropped(one))
             if self.settings.stale == "requeue":
                 draw, index = one.ticket
                 self._waiting.appendleft((draw, (index,)))
             else:
                 self._forget(one.ticket)
         self._finished = kept
+
+    def _describe_dropped(self, one: _Finished) -> dict:
+        """Return the row of a dropped group in dropped.jsonl."""
+        draw, question = one.ticket
+        row = {"draw": draw, "question": question, "age": self.version - one.version}
+        return row | {"hops": self._hops(draw, question), "length": _mean_length(one.group)}
+
+    def _hops(self, draw: int, question: int) -> int:
+        return self._questions[draw][0][question].hops
 
     def _is_any_due(self) -> bool:
         """Return True if a running group would be too old for the next batch."""
@@ -411,7 +422,8 @@ class RolloutPool:
             self._idle.append(one.actor)
             for index, group in zip(one.mine, result.groups, strict=True):
                 self._finished.append(_Finished(one.version, (one.draw, index), group))
-            append_json_line(self.folder / JOBS_FILE, _describe(one, result))
+            hops = [self._hops(one.draw, index) for index in one.mine]
+            append_json_line(self.folder / JOBS_FILE, _describe(one, result) | {"hops": hops})
             self._changed.notify_all()
 
     def _repeat(self, ref, fault: Exception) -> None:
@@ -440,6 +452,11 @@ def _one_line(fault: Exception) -> str:
     return " ".join(str(fault).split())[:500]
 
 
+def _mean_length(group: list[Trajectory]) -> float:
+    """Return the sampled tokens per rollout."""
+    return round(sum(int(t.generated.sum()) for t in group) / len(group), 2)
+
+
 def _describe(one: _Running, result: JobResult) -> dict:
     """Return the row of a finished job in jobs.jsonl."""
     rollouts = [t for group in result.groups for t in group]
@@ -453,4 +470,5 @@ def _describe(one: _Running, result: JobResult) -> dict:
         "oldest": min(versions, default=0),
         "newest": max(versions, default=0),
         "tokens": len(versions),
+        "lengths": [_mean_length(group) for group in result.groups],
     }

@@ -39,8 +39,8 @@ COMMON = {
 LATENCIES_MS = (0.0, 50.0, 200.0)
 
 
-def run(config: Config, runs: Path) -> dict:
-    """Train in a process of its own; return the measurements of the run."""
+def train(config: Config, runs: Path) -> Path:
+    """Train in a process of its own; return the run folder."""
     subprocess.run(
         [sys.executable, "-m", "drlib.cli", "train", *stages.arguments("rl", config, runs)],
         cwd=ROOT,
@@ -48,7 +48,12 @@ def run(config: Config, runs: Path) -> dict:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    folder = stages.folder("rl", config, runs)
+    return stages.folder("rl", config, runs)
+
+
+def run(config: Config, runs: Path) -> dict:
+    """Train; return the measurements of the run."""
+    folder = train(config, runs)
     rows = read_json_lines(folder / "metrics.jsonl")[1:]
     seconds = sum(row["seconds"] for row in rows)
     result = {
