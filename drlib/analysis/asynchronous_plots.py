@@ -1,6 +1,7 @@
 """Plots of asynchronous training, for notebook 19: who works when, ages, and speed.
 
-Inputs are rows of tests/benchmarks/bench_asynchronous.py. Blue: learner. Grey: actors.
+Inputs are rows of tests/benchmarks/bench_asynchronous.py and make_stale.py, and records of the
+experiment `asynchronous`. Blue: learner. Grey: actors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from drlib.analysis.plots import CONTROL, UP
+
+SMOOTH = 5  # steps in a point of `plot_accuracy`
 
 
 def plot_gantt(ax: Axes, run: Mapping, until_s: float) -> None:
@@ -56,3 +59,45 @@ def plot_ages(ax: Axes, runs: Sequence[Mapping]) -> None:
         ax.annotate(run["arm"], (run["lag_mean"], run["ess"]), fontsize="x-small")
     ax.margins(x=0.25)
     ax.set(xlabel="mean age, updates", ylabel="effective sample size")
+
+
+def plot_accuracy(ax: Axes, curves: Mapping[str, Mapping[int, Sequence[Mapping]]]) -> None:
+    """Draw the accuracy of the training rollouts over the wall time, a line per arm.
+
+    Args:
+        curves: rows of metrics.jsonl by arm and seed. A point is the mean over the seeds of SMOOTH
+            steps, at the seeds' mean time.
+    """
+    for arm, colour in zip(curves, (CONTROL, *(f"C{n}" for n in range(len(curves))))):
+        runs = list(curves[arm].values())
+        steps = min(map(len, runs))
+        seconds_RS = np.cumsum([[row["seconds"] for row in rows[:steps]] for rows in runs], 1)
+        accuracy_RS = np.array([[row["accuracy"] for row in rows[:steps]] for rows in runs])
+        ends = range(SMOOTH, steps + 1)
+        smooth = [100 * accuracy_RS[:, end - SMOOTH : end].mean() for end in ends]
+        times = seconds_RS.mean(0)[SMOOTH - 1 :]
+        ax.plot(times, smooth, color=colour, label=arm.replace("_", " "))
+    ax.set(xlabel="seconds", ylabel="accuracy in training, %")
+    ax.legend(frameon=False, fontsize="small")
+
+
+def plot_dropped(ax: Axes, found: Mapping[str, Mapping]) -> None:
+    """Draw how dropped groups differ from all finished ones: tokens per rollout, and hops.
+
+    Args:
+        found: rows of make_stale.py by rl.asynchronous.stale.
+    """
+    names = [name for name, row in found.items() if row["dropped"]]
+    places = np.arange(len(names))
+    for shift, key, colour in ((-0.2, "length", UP), (0.2, "hops", CONTROL)):
+        ratios = [ratio_of_means(found[name], key) for name in names]
+        ax.bar(places + shift, ratios, width=0.36, color=colour, label=key)
+    ax.axhline(1, color="0.4", linewidth=0.8)
+    ax.set(xticks=places, xticklabels=names, ylabel="dropped / finished")
+    ax.legend(frameon=False, fontsize="small")
+
+
+def ratio_of_means(row: Mapping, key: str) -> float:
+    """Return the mean of `key` over the dropped groups, divided by that over the finished ones."""
+    dropped, finished = row["dropped_groups"], row["finished_groups"]
+    return float(np.mean([g[key] for g in dropped]) / np.mean([g[key] for g in finished]))
