@@ -154,6 +154,18 @@ def test_confidence_that_is_no_percent_is_refused(tmp_path, confidence):
 # ---------------------------------------------------------------- resources
 
 
+def test_parts_of_a_score_are_means_over_the_judged_answers():
+    judged = answers([C, W, N, E])
+    parts = [{"row F1": 1.0}, {"row F1": 0.5, "item F1": 0.75}, {}, {"row F1": 0.9}]
+    some = tuple(
+        replace(one, parts=part) for one, part in zip(judged.judgements[0], parts, strict=True)
+    )
+    measures = summarise(replace(judged, judgements=(some,)))
+    assert measures["parts"] == pytest.approx({"row F1": 1.5 / 3, "item F1": 0.75 / 3})
+    assert summarise(judged)["parts"] == {}
+    assert "| mean row F1 | 0.500 |" in render(measures)
+
+
 def test_usage_by_hand():
     rows = [
         AnswerRow("a", "", (), "", usage=Usage(2, {"search": 2}, 10, 5, 0.5, 1.0), termination="x"),

@@ -233,6 +233,7 @@ def test_tables_by_hand(answer, row_f1, item_f1):
     assert (score.row_f1, score.item_f1) == pytest.approx((row_f1, item_f1))
     judged = JUDGES["table"]()("q", answer, [GOLD])
     assert judged.score == pytest.approx(item_f1)
+    assert judged.parts == pytest.approx({"row F1": row_f1, "item F1": item_f1})
     assert judged.verdict is (Verdict.CORRECT if row_f1 == 1 else Verdict.INCORRECT)
 
 

@@ -42,6 +42,7 @@ def list_measures(measures: dict[str, Any]) -> list[tuple[str, str]]:
             f"{measures['given_attempted']:.1%}; {measures['f1']:.3f}",
         ),
         ("mean score", f"{measures['score']:.3f}"),
+        *((f"mean {name}", f"{value:.3f}") for name, value in measures["parts"].items()),
         ("verdicts", ", ".join(f"{n} {name}" for name, n in counts.items())),
     ]
     if counts[Verdict.JUDGE_ERROR]:

@@ -82,7 +82,8 @@ def summarise(judged: JudgedAnswers) -> dict[str, Any]:
         not be judged were wrong, or right; "by_round"; "pass@k" and "pass^k" for k = 1 .. rounds,
         over questions with k judged answers; "majority" over rounds; "verdicts" (counts);
         "given_attempted"; "f1": harmonic mean of accuracy and "given_attempted", as SimpleQA
-        reports it; "score": mean of graded scores; "tongyi": the three numbers that Tongyi
+        reports it; "score": mean of graded scores; "parts": means of their parts, 0 where an answer
+        has none; "tongyi": the three numbers that Tongyi
         DeepResearch's script prints, which counts errors as wrong answers; "calibration", "usage",
         "budget", "citations": see `calibration_errors`, `sum_usage`, `accuracy_under_budget` and
         `score_citations`, None without the data.
@@ -109,12 +110,13 @@ def summarise(judged: JudgedAnswers) -> dict[str, Any]:
     attempted = counts[Verdict.CORRECT] + counts[Verdict.INCORRECT]
     accuracy = correct / (total - errors)
     given = correct / attempted if attempted else 0.0
-    scores = [
-        one.score
+    graded = [
+        one
         for each in judged.judgements
         for one in each
         if one.verdict is not Verdict.JUDGE_ERROR
     ]
+    parts = {name: None for one in graded for name in one.parts}  # in order, each once
     shares = [_share(each, Verdict.CORRECT) for each in verdicts]
     wrong = [each.count(Verdict.CORRECT) / n for each in verdicts]  # with errors as wrong answers
     any_right = sum(any(v is Verdict.CORRECT for v in some) for some in by_question) / n
@@ -129,7 +131,10 @@ def summarise(judged: JudgedAnswers) -> dict[str, Any]:
         "verdicts": {str(verdict): counts[verdict] for verdict in Verdict},
         "given_attempted": given,
         "f1": 2 * accuracy * given / (accuracy + given) if correct else 0.0,
-        "score": float(np.mean(scores)),
+        "score": float(np.mean([one.score for one in graded])),
+        "parts": {
+            name: float(np.mean([one.parts.get(name, 0.0) for one in graded])) for name in parts
+        },
         "tongyi": {
             "Avg. Pass@k": float(np.mean(wrong)),
             "Best Pass@1": max(wrong),

@@ -28,8 +28,8 @@ import string
 import threading
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 
@@ -55,6 +55,7 @@ class Judgement:
     Attributes:
         reason: the rule that accepted the answer, or the cause of an error.
         score: 0..1; graded judges (squad, sets, table) give partial credit, others 0 or 1.
+        parts: other graded scores by name, 0..1, such as the F1 of rows.
 
     Raises:
         ValueError: the verdict is none of the four.
@@ -63,6 +64,7 @@ class Judgement:
     verdict: Verdict
     reason: str = ""
     score: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         object.__setattr__(self, "verdict", Verdict(self.verdict))  # a judge may give the word
@@ -496,7 +498,8 @@ def judge_table(keys: int = 1) -> Judge:
         scores = [score_table(extract_answer(prediction), gold, keys) for gold in golds]
         best = max(scores, key=lambda score: (score.row_f1, score.item_f1))
         verdict = Verdict.CORRECT if best.row_f1 == 1 else Verdict.INCORRECT
-        return Judgement(verdict, f"row F1 {best.row_f1:.3f}", best.item_f1)
+        parts = {"row F1": best.row_f1, "item F1": best.item_f1}
+        return Judgement(verdict, f"row F1 {best.row_f1:.3f}", best.item_f1, parts)
 
     return judge
 
