@@ -41,13 +41,15 @@ LATENCIES_MS = (0.0, 50.0, 200.0)
 
 def train(config: Config, runs: Path) -> Path:
     """Train in a process of its own; return the run folder."""
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "drlib.cli", "train", *stages.arguments("rl", config, runs)],
         cwd=ROOT,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
+    if done.returncode:
+        sys.exit(done.stdout[-2000:])
     return stages.folder("rl", config, runs)
 
 
