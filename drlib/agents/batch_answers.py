@@ -61,7 +61,11 @@ def answer_file(
 
 
 def to_row(trajectory: Trajectory) -> dict:
-    """Convert a trajectory to its row; after an environment fault it has the cause as `error`."""
+    """Convert a trajectory to its row.
+
+    After an environment fault it has the cause as `error`, and a task of an environment has the
+    score of its verification as `verified`.
+    """
     row = {
         "task_id": trajectory.task_id,
         "question": trajectory.metadata["question"],
@@ -72,8 +76,14 @@ def to_row(trajectory: Trajectory) -> dict:
         "usage": trajectory.metadata.get("usage", {}),
         "costs": count_costs(trajectory),
     }
+    if "verification" in trajectory.metadata:
+        row["verified"] = trajectory.metadata["verification"]["score"]
     if trajectory.termination is Termination.ENV_FAULT:
-        failed = [result.text for result in trajectory.tool_results if result.env_fault]
+        failed = [  # the text for the policy does not name the cause of an environment's fault
+            result.source if result.error == "environment" else result.text
+            for result in trajectory.tool_results
+            if result.env_fault
+        ]
         row["error"] = str(trajectory.metadata.get("fault") or (failed or ["a tool failed"])[-1])
     return row
 

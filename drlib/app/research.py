@@ -28,6 +28,7 @@ from drlib.chat.template import ChatIds, load_any_tokenizer
 from drlib.chat.worked_example import build_worked_example, repeats_example
 from drlib.config import ROOT, SMOL, SMOL_READER, Config, find_model
 from drlib.endpoint import ChatEndpoint, EndpointError, parse_names
+from drlib.environments import load_environments
 from drlib.evaluation.benchmark_run import BenchmarkRun
 from drlib.models.api_engine import ApiEngine
 from drlib.models.engine import Engine
@@ -96,7 +97,7 @@ UNREADABLE = (
 )
 
 
-class AskError(Exception):
+class AskError(RuntimeError):
     """There is no answer; the message is one line with the cause."""
 
 
@@ -131,6 +132,8 @@ class AskOptions:
             {question}.
         files: folder of files that the agent can read with the tool `parse_file`.
         file_names: the only files of `files` that it can read; empty: all.
+        environments: "NAME+NAME:ARGUMENTS" of the tasks (`drlib.environments`), whose tools replace
+            the agent's.
 
     Raises:
         AskError: the options are inconsistent.
@@ -162,6 +165,7 @@ class AskOptions:
     question_prompt: str = ""
     files: str = ""
     file_names: tuple[str, ...] = ()
+    environments: str = ""
 
     def __post_init__(self):
         self._check_preset()
@@ -185,6 +189,10 @@ class AskOptions:
             )
 
         self._check_help_with_format()
+        fixed = {"--native-tools": self.native, "--constrained": self.constrained}
+        for name, is_set in {**fixed, "--preset": self.preset}.items():
+            if self.environments and is_set:
+                raise AskError(f"{name} fixes the tools, which tasks of environments replace")
 
     def _check_help_with_format(self) -> None:
         used = [
@@ -385,6 +393,7 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
         ranking = options.search or RANKINGS[0]  # live search has no world
         world = load_world(options.world, engine=ranking) if has_world else None
         backends = _live_backends(options.search, preset) if is_live(options.search) else {}
+        environments = load_environments(options.environments)
         if options.files:
             backends["parse_file"] = [ParseFile(options.files, options.file_names)]
     except (ValueError, OSError, ImportError) as error:
@@ -403,6 +412,7 @@ def _build_agent(options: AskOptions, stack: ExitStack) -> Agent:
             tools=[StandardIOTool.from_sandbox(sandbox)] if runs_standard_io else (),
             backends=backends,
             coerce=bool(has_model),
+            environments=environments,
         )
     )
     setup = _load_model(options, toolbox, stack)

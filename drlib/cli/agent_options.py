@@ -91,7 +91,8 @@ def add_agent_options(parser: argparse.ArgumentParser) -> None:
         help="prices per million tokens",
     )
     add("--files", default="", metavar="DIR", help="files that the agent can read (parse_file)")
-    parser.set_defaults(file_names=())  # set by drlib evaluate BENCHMARK
+    # set by drlib evaluate BENCHMARK and drlib evaluate tasks
+    parser.set_defaults(file_names=(), environments="")
 
 
 def apply_preset(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:

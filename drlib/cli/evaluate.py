@@ -2,7 +2,8 @@
 
 `drlib evaluate STAGE` builds the stage `evaluate_STAGE` and its missing inputs; its arguments are
 those of `drlib train`. `drlib evaluate BENCHMARK` asks an agent the questions of a benchmark, with
-the options of `drlib ask`, and judges its answers. `answers` judges the answers of any agent, one
+the options of `drlib ask`, and judges its answers; `tasks` does the same with the held-out tasks of
+environments, which verify the end of each rollout. `answers` judges the answers of any agent, one
 JSON-lines file per round (rows with question, answer and prediction). `judge` measures how often a
 judge is wrong. `pages` writes the questions and documents of a benchmark such as HotpotQA,
 `questions` the held-out questions of a profile, as a benchmark for other agents.
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from drlib.cli import train
 from drlib.cli.examples import add_examples
+from drlib.config import NO_WORLD
 from drlib.endpoint import EndpointError
 from drlib.evaluation.benchmark_wheels import BENCHMARK_FILES, find_source
 from drlib.files import write_atomic, write_json_lines
@@ -28,7 +30,17 @@ from drlib.registry import load_plugins
 from drlib.validation import require
 
 PREFIX = "evaluate_"
-COMMANDS = ("answers", "questions", "judge", "pages", "retrieval", "overlap", "leaderboard")
+VERIFIED = "verified"  # name of the judgement of environments
+COMMANDS = (
+    "tasks",
+    "answers",
+    "questions",
+    "judge",
+    "pages",
+    "retrieval",
+    "overlap",
+    "leaderboard",
+)
 EXAMPLES = (
     "drlib evaluate rl --profile ci",
     "drlib evaluate answers iter1.jsonl iter2.jsonl iter3.jsonl",
@@ -39,6 +51,7 @@ EXAMPLES = (
     "drlib evaluate overlap train.jsonl --source questions.jsonl",
     "drlib evaluate leaderboard react=a1.jsonl,a2.jsonl heavy=b1.jsonl,b2.jsonl",
     "drlib evaluate questions --profile laptop --out questions.jsonl",
+    "drlib evaluate tasks terminal:easy+harbor:my_tasks -n 20 --model smol --out answers",
 )
 
 
@@ -56,6 +69,7 @@ def main(argv: list[str]) -> int:
         rest, what = argv, "benchmark"
     run = {
         "benchmark": _run_benchmark,
+        "tasks": _run_tasks,
         "answers": _score_answers,
         "leaderboard": _compare_answers,
         "judge": _calibrate,
@@ -78,11 +92,8 @@ def main(argv: list[str]) -> int:
 
 def _run_benchmark(argv: list[str]) -> int:
     """Ask an agent the questions of a benchmark and judge its answers."""
-    from tqdm import tqdm
-
-    from drlib.app.research import AskError, AskSession, is_live
-    from drlib.cli.agent_options import add_agent_options, apply_preset, read_options
-    from drlib.evaluation.benchmark_run import BenchmarkRun, describe, estimate
+    from drlib.app.research import is_live
+    from drlib.cli.agent_options import apply_preset
     from drlib.evaluation.benchmarks import BENCHMARKS, write_documents
     from drlib.rewards.judges import JUDGES
 
@@ -97,23 +108,15 @@ def _run_benchmark(argv: list[str]) -> int:
     add = parser.add_argument
     add("benchmark", help=f"one of {', '.join(BENCHMARKS)}")
     add("--source", type=Path, help="its published file (default: the installed one)")
-    add("--out", type=Path, required=True, help="folder of answers; an interrupted run resumes")
-    add("-k", type=int, default=1, help="rounds: answers per question (1)")
-    add("-n", type=int, help="only the first N questions")
-    add("--budget", type=float, help="stop asking once the answers have cost so much (--prices)")
-    add("--dry-run", action="store_true", help="print the expected tokens and cost, ask nothing")
     add("--judge", default="", help=f"judge (the benchmark's): {', '.join(sorted(JUDGES))}, llm")
     add("--judge-endpoint", default="", help="--judge llm: OpenAI-compatible server")
     add("--judge-model", default="", help="--judge llm: its model (API key: DRLIB_API_KEY)")
-    add_agent_options(parser)
+    add("-n", type=int, help="only the first N questions")
+    _add_run_options(parser)
     parser.set_defaults(world="")
     args = apply_preset(parser, argv)
     load_plugins(args.plugins)
     args.source = args.source or find_source(args.benchmark)
-    require(
-        args.budget is None or any(args.prices),
-        "--budget needs --prices: without them every answer costs 0",
-    )
     items = _load_items(args)
     judge = args.judge or BENCHMARKS[args.benchmark].judge
     require(
@@ -133,18 +136,97 @@ def _run_benchmark(argv: list[str]) -> int:
         args.files = str(attached[0].parent)
         # the folder also has the benchmark's file, with the answers
         args.file_names = tuple(sorted({file.name for file in attached}))
+    has_pages = not (args.out / "pages").exists() and args.world == f"folder:{args.out / 'pages'}"
+    if has_pages and not args.dry_run:
+        write_documents(items, args.out / "pages")
+    cache = args.out / "verdicts.jsonl"
+    return _ask_and_score(
+        args,
+        args.benchmark,
+        args.source,
+        readable[: args.n],
+        [
+            *("--benchmark", args.benchmark, "--source", str(args.source), "--judge", judge),
+            *("--endpoint", args.judge_endpoint, "--model", args.judge_model),
+            *(("--cache", str(cache)) if judge == "llm" else ()),
+        ],
+    )
+
+
+def _run_tasks(argv: list[str]) -> int:
+    """Ask an agent the held-out tasks of environments; the environments verify the ends."""
+    from drlib.cli.agent_options import apply_preset
+    from drlib.evaluation.environment_items import draw_items
+
+    parser = argparse.ArgumentParser(prog="drlib evaluate tasks", description=__doc__)
+    add_examples(parser, EXAMPLES[9])
+    add = parser.add_argument
+    add(
+        "names",
+        metavar="ENVIRONMENTS",
+        help="NAME+NAME:ARGUMENTS, such as database:easy or harbor:FOLDER",
+    )
+    add(
+        "-n", type=int, default=50, help="tasks of each environment (50); harbor: all of the folder"
+    )
+    add("--seed", type=int, default=0, help="of the tasks (0)")
+    _add_run_options(parser)
+    parser.set_defaults(world=NO_WORLD)
+    args = apply_preset(parser, argv)
+    load_plugins(args.plugins)
+    args.environments = args.names
+    items = draw_items(args.names, args.n, args.seed)
+    return _ask_and_score(args, "tasks", items, items, ["--judge", VERIFIED], items)
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a run and of its agent."""
+    from drlib.cli.agent_options import add_agent_options
+
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder of answers; an interrupted run resumes")
+    add("-k", type=int, default=1, help="rounds: answers per question (1)")
+    add("--budget", type=float, help="stop asking once the answers have cost so much (--prices)")
+    add("--dry-run", action="store_true", help="print the expected tokens and cost, ask nothing")
+    add_agent_options(parser)
+
+
+def _ask_and_score(
+    args: argparse.Namespace,
+    name: str,
+    source: Path | list,
+    items: list,
+    scoring: list[str],
+    scored: list | None = None,
+) -> int:
+    """Ask what has no answer yet, then judge all answers; return the exit status.
+
+    Args:
+        source: what identifies the questions, see `describe`.
+        items: the questions.
+        scoring: arguments of `drlib evaluate answers`, without files.
+        scored: see `_score_answers`.
+    """
+    from tqdm import tqdm
+
+    from drlib.app.research import AskError, AskSession
+    from drlib.cli.agent_options import read_options
+    from drlib.evaluation.benchmark_run import BenchmarkRun, describe, estimate
+
+    require(
+        args.budget is None or any(args.prices),
+        "--budget needs --prices: without them every answer costs 0",
+    )
     options = read_options(args)
-    run = BenchmarkRun(readable[: args.n], args.out, args.k, args.world)
+    run = BenchmarkRun(items, args.out, args.k, args.world)
     if args.dry_run:
         expected = estimate(run, options.calls, options.turn_tokens, options.context_tokens)
         print(_render_estimate(expected, options.prices))
         return 0
-    if not (args.out / "pages").exists() and args.world == f"folder:{args.out / 'pages'}":
-        write_documents(items, args.out / "pages")
-    run.claim(describe(args.benchmark, args.source, options))
+    run.claim(describe(name, source, options))
     with (
         AskSession(options) as session,
-        tqdm(total=run.missing, desc=args.benchmark, disable=not sys.stderr.isatty()) as bar,
+        tqdm(total=run.missing, desc=name, disable=not sys.stderr.isatty()) as bar,
     ):
         try:
             done = session.answer_benchmark(run, args.budget, lambda _: bar.update())
@@ -157,16 +239,9 @@ def _run_benchmark(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    cache = args.out / "verdicts.jsonl"
-    return _score_answers(
-        [
-            *map(str, run.files),
-            *("--benchmark", args.benchmark, "--source", str(args.source), "--judge", judge),
-            *("--endpoint", args.judge_endpoint, "--model", args.judge_model),
-            *(("--cache", str(cache)) if judge == "llm" else ()),
-            *("--plugins", args.plugins, "--out", str(args.out / "report.json")),
-        ]
-    )
+    files = [*map(str, run.files)]
+    report = ["--plugins", args.plugins, "--out", str(args.out / "report.json")]
+    return _score_answers([*files, *scoring, *report], scored)
 
 
 def _document_world(args: argparse.Namespace, items: list) -> str:
@@ -215,14 +290,27 @@ def _create_judge(args: argparse.Namespace):
     from drlib.rewards.judges import JUDGES
     from drlib.rewards.llm_judge import judge_by_model
 
+    if args.judge == VERIFIED:
+        return _judge_nothing
     if args.judge == "llm":
         key = os.environ.get("DRLIB_API_KEY", "")
         return judge_by_model(args.endpoint, args.model, key, args.cache)
     return JUDGES[args.judge]()
 
 
-def _score_answers(argv: list[str]) -> int:
-    """Judge the answers in files and print the measures."""
+def _judge_nothing(question, prediction, golds):
+    """Refuse a row without the score of an environment."""
+    from drlib.rewards.judges import Judgement, Verdict
+
+    return Judgement(Verdict.JUDGE_ERROR, "the row has no score of an environment (verified)")
+
+
+def _score_answers(argv: list[str], items: list | None = None) -> int:
+    """Judge the answers in files and print the measures.
+
+    Args:
+        items: the questions; None: those of --benchmark.
+    """
     from tqdm import tqdm
 
     from drlib.evaluation.answer_files import judge_files, read_answers
@@ -250,7 +338,7 @@ def _score_answers(argv: list[str]) -> int:
     add("--html", type=Path, help="write an HTML page: measures, questions, trajectories")
     args = parser.parse_args(argv)
     load_plugins(args.plugins)
-    items = _load_items(args)
+    items = _load_items(args) if items is None else items
     args.judge = args.judge or (BENCHMARKS[args.benchmark].judge if args.benchmark else "rules")
     calibration = Calibration.load(args.calibration) if args.calibration else None
     require(
@@ -359,7 +447,7 @@ def _load_items(args: argparse.Namespace) -> list:
     require(
         bool(BENCHMARKS[args.benchmark].judge),
         f"{args.benchmark} has no answer texts to compare with: its tasks are verified by running "
-        "their tests, which drlib does not do yet",
+        "their tests: see drlib evaluate tasks harbor:FOLDER",
     )
     return load_benchmark(args.benchmark, args.source)
 

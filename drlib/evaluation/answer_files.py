@@ -69,6 +69,7 @@ class AnswerRow:
         required: names of the documents that the benchmark requires.
         line: of the file, from 1; 0 without a file.
         protected: of a protected benchmark: no text may be written.
+        verified: score in [0, 1] by the task's environment; None: the answer must be judged.
     """
 
     key: str
@@ -84,6 +85,7 @@ class AnswerRow:
     required: frozenset[str] = field(default=frozenset(), repr=False)
     line: int = 0
     protected: bool = False
+    verified: float | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,10 @@ def _read_row(fields: dict[str, Any], where: str, line: int) -> AnswerRow:
     require(isinstance(question, str) and bool(question.strip()), _lacks(where, "question"))
     listed = [*(answer if isinstance(answer, list) else [answer]), *(fields.get("aliases") or [])]
     golds = tuple(str(one).strip() for one in listed if one is not None)
-    require(bool(golds) and all(golds), f"{where} has an empty answer: give the correct one")
+    verified = _read_verified(fields.get("verified"), where)
+    needs_gold = verified is None and not fields.get("error")
+    has_gold = bool(golds) and all(golds)
+    require(has_gold or not needs_gold, f"{where} has an empty answer: give the correct one")
     prediction = fields.get("prediction")
     require(
         prediction is None or isinstance(prediction, str | int | float),
@@ -181,7 +186,18 @@ def _read_row(fields: dict[str, Any], where: str, line: int) -> AnswerRow:
         required=_read_required(fields),
         line=line,
         protected=bool(fields.get("protected")),
+        verified=verified,
     )
+
+
+def _read_verified(value: Any, where: str) -> float | None:
+    """Return the score of an environment; None without one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(
+        value is None or (is_number and 0 <= value <= 1),
+        f"{where}: verified is {value!r}: give a score from 0 to 1",
+    )
+    return None if value is None else float(value)
 
 
 def _lacks(where: str, name: str) -> str:
@@ -348,6 +364,9 @@ def judge_files(
     def work(row: AnswerRow) -> Judgement:
         if row.error:
             found = Judgement(Verdict.JUDGE_ERROR, row.error)
+        elif row.verified is not None:
+            verdict = Verdict.CORRECT if row.verified == 1 else Verdict.INCORRECT
+            found = Judgement(verdict, "verified by execution", row.verified)
         else:
             found = judge(row.question, row.prediction, row.golds)
         if progress is not None:

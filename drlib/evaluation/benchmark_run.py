@@ -48,11 +48,11 @@ class BenchmarkRun:
     def __post_init__(self):
         require(bool(self.items), "the benchmark has no questions that an agent can be asked")
         require(self.rounds >= 1, f"rounds={self.rounds} must be at least 1")
-        unanswered = [item.id for item in self.items if not item.answers]
+        unanswered = [item.id for item in self.items if not item.answers and item.task is None]
         require(
             not unanswered,
             f"{len(unanswered)} items have no answer to compare with ({unanswered[:3]}): they are "
-            "verified by execution, which this command does not do",
+            "verified by execution, see drlib evaluate tasks",
         )
 
     @property
@@ -64,7 +64,8 @@ class BenchmarkRun:
     def tasks(self) -> list[Task]:
         """The questions as tasks; attachments are named below the question."""
         return [
-            Task(item.id, _question_with_files(item), item.answers[0], "search", self.world)
+            item.task
+            or Task(item.id, _question_with_files(item), item.answers[0], "search", self.world)
             for item in self.items
         ]
 
@@ -168,14 +169,19 @@ def _read_rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def describe(name: str, source: Path, options: Any) -> dict[str, Any]:
+def describe(name: str, source: Path | Sequence[BenchmarkItem], options: Any) -> dict[str, Any]:
     """Return what identifies a run: the benchmark's version and the agent's options.
 
     Args:
+        source: file of the benchmark, or the tasks of environments.
         options: dataclass of the agent's options; those in `UNRELATED` are left out.
     """
-    with source.open("rb") as file:
-        version = hashlib.file_digest(file, "sha256").hexdigest()
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            version = hashlib.file_digest(file, "sha256").hexdigest()
+    else:
+        tasks = json.dumps([asdict(item.task) for item in source if item.task])
+        version = hashlib.sha256(tasks.encode()).hexdigest()
     chosen = {name: value for name, value in asdict(options).items() if name not in UNRELATED}
     return {"benchmark": name, "sha256": version, "options": chosen}
 

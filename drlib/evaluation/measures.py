@@ -111,10 +111,7 @@ def summarise(judged: JudgedAnswers) -> dict[str, Any]:
     accuracy = correct / (total - errors)
     given = correct / attempted if attempted else 0.0
     graded = [
-        one
-        for each in judged.judgements
-        for one in each
-        if one.verdict is not Verdict.JUDGE_ERROR
+        one for each in judged.judgements for one in each if one.verdict is not Verdict.JUDGE_ERROR
     ]
     parts = {name: None for one in graded for name in one.parts}  # in order, each once
     shares = [_share(each, Verdict.CORRECT) for each in verdicts]

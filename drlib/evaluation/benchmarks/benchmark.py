@@ -22,6 +22,7 @@ from typing import Any
 
 from drlib.files import atomic_folder, iter_json_lines, write_atomic
 from drlib.registry import Registry
+from drlib.task import Task
 from drlib.validation import require
 
 _PAGE_ID = re.compile(r"[\w-][\w().+-]{0,99}")
@@ -54,6 +55,7 @@ class BenchmarkItem:
         files: attachments, which exist.
         documents: the question's own pages, of which an offline world can be built.
         protected: published encrypted; question and answers must not be written to any file.
+        task: of an environment that verifies the end of the rollout; None: the answer is judged.
     """
 
     id: str
@@ -63,6 +65,7 @@ class BenchmarkItem:
     files: tuple[Path, ...] = ()
     documents: tuple[Document, ...] = field(default=(), repr=False)
     protected: bool = False
+    task: Task | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

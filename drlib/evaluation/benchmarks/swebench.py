@@ -1,7 +1,7 @@
 """SWE-bench (arXiv 2310.06770), such as SWE-bench Verified: 500 issues with hidden tests.
 
 There is no answer text: a patch is right if the listed tests pass. The tasks are loaded and
-checked, and not run yet.
+checked; their repositories would need a network and Docker.
 """
 
 import re

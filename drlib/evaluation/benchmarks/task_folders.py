@@ -1,8 +1,8 @@
 """Folders of tasks that are verified by running tests: one folder per task, with a settings file.
 
-The tasks are loaded and checked, and not run yet. A folder without the settings file, and a link
-that leaves its task's folder, are errors; files beside the task folders and hidden folders are
-ignored.
+The tasks are loaded and checked; `drlib.evaluation.environment_items` runs those of Harbor. A
+folder without the settings file, and a link that leaves its task's folder, are errors; files beside
+the task folders and hidden folders are ignored.
 """
 
 import math
