@@ -262,3 +262,30 @@ def test_invalid_requests_fail_before_workers_start(runs, connected, tmp_path):
     assert "'untrained'" in error_message("cpt", runs=tmp_path)
     assert "sfd" in error_message("sfd")
     assert "untrained" in error_message("cpt", seed=3)
+
+
+class SlowRay:
+    """Fails to start some times, as Ray does on a busy host."""
+
+    def __init__(self, failures, error=Exception):
+        self.failures, self.error, self.calls = failures, error, []
+
+    def init(self, **where):
+        self.calls.append("init")
+        if self.calls.count("init") <= self.failures:
+            raise self.error("The current node timed out during startup.")
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+
+def test_a_start_that_takes_too_long_is_repeated():
+    ray = SlowRay(2)
+    ray_training._start_ray(ray, {})
+    assert ray.calls == ["init", "shutdown", "init", "shutdown", "init"]
+    with pytest.raises(ValueError, match="ray start --head"):
+        ray_training._start_ray(SlowRay(3), {})
+    other = SlowRay(1, RuntimeError)
+    with pytest.raises(RuntimeError):
+        ray_training._start_ray(other, {})
+    assert other.calls == ["init"]

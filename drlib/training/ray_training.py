@@ -43,6 +43,7 @@ from drlib.validation import require
 # errors whose messages contain the remedy
 REPORTED = (ValueError, RunFolderError, WriteError, EndpointError, ModuleNotFoundError)
 CONNECT_TIMEOUT_S = 10.0
+STARTS = 3  # attempts to start a cluster on this host
 RESUME = "run the same command again to resume from the last checkpoint"
 
 
@@ -108,17 +109,41 @@ def connect_to_ray(address: str | None) -> Iterator[None]:
     if shlex.quote(sys.executable) != sys.executable:
         # Ray passes the interpreter's path to a shell unquoted
         where["runtime_env"] = {"py_executable": shlex.quote(sys.executable)}
-    try:
-        _check_address(address or "")
-        ray.init(**where, log_to_driver=False, logging_level="error")
-    except (OSError, ValueError, RuntimeError) as fault:
-        place = "" if address == "auto" else f" at {address!r}"
-        remedy = 'start one with "ray start --head", and name it with --address'
-        raise ValueError(f"no Ray cluster answers{place}: {remedy}") from fault
+    if address:
+        try:
+            _check_address(address)
+            ray.init(**where, log_to_driver=False, logging_level="error")
+        except (OSError, ValueError, RuntimeError) as fault:
+            place = "" if address == "auto" else f" at {address!r}"
+            remedy = 'start one with "ray start --head", and name it with --address'
+            raise ValueError(f"no Ray cluster answers{place}: {remedy}") from fault
+    else:
+        _start_ray(ray, where)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start_ray(ray: Any, where: dict[str, Any]) -> None:
+    """Start a cluster on this host; again if a node takes longer than Ray's fixed 15 s.
+
+    Raises:
+        ValueError: no attempt succeeded.
+    """
+    for _ in range(STARTS):
+        try:
+            ray.init(**where, log_to_driver=False, logging_level="error")
+            return
+        except Exception as fault:
+            # Ray raises the base class here (its issue 65983), and subclasses for other errors
+            if type(fault) is not Exception or "timed out" not in str(fault):
+                raise
+            ray.shutdown()
+    raise ValueError(
+        f"Ray did not start in {STARTS} attempts, because this host is busy: run the command again "
+        'when it is not, or start a cluster with "ray start --head" and set RAY_ADDRESS=auto'
+    )
 
 
 def _check_address(address: str) -> None:
