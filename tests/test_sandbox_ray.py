@@ -5,7 +5,7 @@ import os
 
 import psutil
 import pytest
-from ray_cluster import gone, two_nodes
+from ray_cluster import left_over, two_nodes
 from waiting import until
 
 from drlib.sandbox import probe
@@ -28,7 +28,7 @@ def cluster():
         ray.init(address=made.address, log_to_driver=False, logging_level="error")
         yield made
         ray.shutdown()
-    assert gone(SEEN)
+    assert not left_over(SEEN)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def front(cluster):
     with RaySandbox(batch=16, timeout_s=20.0) as made:
         yield made
         templates = template_processes(made)
-    assert templates and gone(templates)
+    assert templates and not left_over(templates)
     with pytest.raises(RuntimeError, match="closed"):
         made.submit("1")
 
@@ -115,7 +115,7 @@ def test_a_lost_actor_starts_again(front):
     answers = [front.submit(code) for code in numbers(40, 0.02)]
     actor.kill()
     assert [a.result().text for a in answers] == [str(i) for i in range(40)]
-    assert family and gone(family)
+    assert family and not left_over(family)
 
 
 def test_killed_node_loses_no_call(cluster, front):

@@ -27,7 +27,7 @@ from drlib.training.run_folder import (
     read_metrics,
 )
 from tests.loop_examples import build_stages
-from tests.ray_cluster import gone, two_nodes
+from tests.ray_cluster import left_over, two_nodes
 
 if os.environ.get("RAY_ADDRESS"):
     pytest.skip("a cluster of the user's is configured", allow_module_level=True)
@@ -192,7 +192,7 @@ def test_two_nodes_match_torchrun_after_interruptions(runs, cluster, tmp_path):
     workers[1].kill()
     out, stderr = resumed.communicate(timeout=400)
     assert (resumed.returncode, out.splitlines()[-1]) == (0, str(final)), stderr
-    assert gone(workers) and not leftovers(runs)
+    assert not left_over(workers) and not leftovers(runs)
     assert [row["step"] for row in read_metrics(final)] == [*range(1, 25)]
     assert read_manifest(final)["processes"] == 2
     assert equal(weights(final), weights(run_with_torchrun("cpt", runs, tmp_path, **STEPS)))
