@@ -137,6 +137,22 @@ def test_show_source_prints_the_source_code(capsys):
         notebook.show_source()
 
 
+def test_print_table_aligns_columns_under_their_header(capsys):
+    rows = [("Malta", 3, "English, Maltese"), ("Greece", -12, "Greek")]
+    notebook.print_table(["country", "n", "languages"], rows)
+    assert capsys.readouterr().out.splitlines() == [
+        "country    n  languages",
+        "Malta      3  English, Maltese",
+        "Greece   -12  Greek",
+    ]
+    notebook.print_table(["share", "word"], [("7%", "1st"), ("100%", "a")])
+    assert capsys.readouterr().out.splitlines() == ["share  word", "   7%  1st", " 100%  a"]
+    with pytest.raises(ValueError, match="2 cells in each"):
+        notebook.print_table(["a", "b"], [("one",)])
+    with pytest.raises(ValueError, match="at least one row"):
+        notebook.print_table(["a", "b"], [])
+
+
 def figure():
     fig = Figure()
     fig.subplots().plot([0, 1], [1, 0])

@@ -8,10 +8,15 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from drlib.analysis.plots import CONTROL, DOWN, UP
+from drlib.evaluation.measures import bootstrap_interval
+from drlib.intervals import wilson_interval
 from drlib.questions.queries import (
     And,
     Anything,
@@ -68,6 +73,8 @@ def _prefix_edges(word: str, query: Query) -> list[Edge]:
 def plot_question_graph(query: Query, answer: str = "", ax: Axes | None = None) -> Figure:
     """Plot a query as a graph, with the answer on the left and named entities on the right.
 
+    An arrow leads from the subject of a fact to its value: "answer has this relation to ...".
+
     Args:
         query: query of a question.
         answer: text of the answer node; default: "?".
@@ -79,31 +86,39 @@ def plot_question_graph(query: Query, answer: str = "", ax: Axes | None = None) 
     if ax is None:
         size = (2.6 * columns, 0.4 + 0.62 * rows)
         _, ax = plt.subplots(figsize=size, layout="constrained")
+    boxes: list[FancyBboxPatch | None] = []
     for place, (text, x, y, parent, label) in enumerate(nodes):
-        if parent >= 0:
-            _, left, above, *_ = nodes[parent]
-            ax.plot([left, x], [above, y], color=CONTROL, lw=1.2, zorder=1)
-            ax.text(
-                left + 0.58,
-                above + 0.58 * (y - above),
-                label,
-                ha="center",
-                va="center",
-                fontsize=8,
-                bbox={"fc": "white", "ec": "none", "pad": 0.8},
-            )
         color = UP if place == 0 else DOWN if text else CONTROL
         shown = answer or "?" if place == 0 else text or " "
+        boxes.append(
+            ax.text(
+                x,
+                y,
+                shown,
+                ha="center",
+                va="center",
+                zorder=2,
+                fontsize=9,
+                color="white",
+                bbox={"boxstyle": "round,pad=0.35", "fc": color, "ec": "none"},
+            ).get_bbox_patch()
+        )
+        if parent < 0:
+            continue
+        _, left, above, *_ = nodes[parent]
+        # above the boxes, so that their sizes are known when the arrow is clipped at them
+        arrow = {"arrowstyle": "-|>", "color": CONTROL, "lw": 1.2, "shrinkA": 0, "shrinkB": 1}
+        arrow |= {"patchA": boxes[parent], "patchB": boxes[place]}
+        ax.annotate("", (x, y), (left, above), arrowprops=arrow, zorder=3)
         ax.text(
-            x,
-            y,
-            shown,
+            left + 0.58,
+            above + 0.58 * (y - above),
+            label,
             ha="center",
             va="center",
-            zorder=3,
-            fontsize=9,
-            color="white",
-            bbox={"boxstyle": "round,pad=0.35", "fc": color, "ec": "none"},
+            zorder=4,
+            fontsize=8,
+            bbox={"fc": "white", "ec": "none", "pad": 0.8},
         )
     ax.set(xlim=(-0.35, columns - 0.55), ylim=(rows - 0.45, -0.55))
     ax.axis("off")
@@ -123,18 +138,10 @@ def _place_nodes(edge: Edge, x: float, row: float, parent: int, nodes: list) -> 
     return max(below, row + 1)
 
 
-def plot_quality(reports: Sequence[dict], control: dict | None = None) -> Figure:
-    """Plot quality reports by world: faults, depths, recall@1 of search, answers.
-
-    Args:
-        reports: quality reports.
-        control: report of control questions, drawn in grey.
-    """
+def plot_quality(reports: Sequence[dict]) -> Figure:
+    """Plot quality reports by world: faults, depths, recall@1 of search, answers."""
     others = cycle(OTHER_WORLDS)
     colors = [WORLD_COLORS.get(report["world"]) or next(others) for report in reports]
-    if control:
-        reports = [*reports, control]
-        colors = [*colors, CONTROL]
     fig, (faults, depth, search, answers) = plt.subplots(
         1, 4, figsize=(11, 2.9), layout="constrained", width_ratios=(1.5, 1, 0.8, 0.8)
     )
@@ -170,6 +177,90 @@ def _draw_bars(
     places = [x + shift for x in range(len(values))]
     ax.bar(places, list(values.values()), width, color=color, label=label or None)
     ax.set_xticks(range(len(values)), list(values), fontsize=8)
+
+
+def plot_fault_rates(
+    ax: Axes,
+    counts: Mapping[str, Mapping[str, int]],
+    sizes: Mapping[str, int],
+    faults: Sequence[str],
+) -> None:
+    """Plot the share of questions with each fault, with 95% Wilson intervals.
+
+    Args:
+        ax: axes to draw into.
+        counts: source of questions -> fault -> number of questions with it.
+        sizes: number of questions by source.
+        faults: faults in order, from top to bottom.
+    """
+    markers = zip(counts.items(), ("s", "D", "o"), (CONTROL, DOWN, UP))
+    for i, ((source, found), marker, color) in enumerate(markers):
+        shift = 0.25 * (i - (len(counts) - 1) / 2)
+        rights = [found.get(fault, 0) for fault in faults]
+        places = [y + shift for y in range(len(faults))]
+        label = f"{source} (n = {sizes[source]})"
+        _draw_shares(ax, places, rights, [sizes[source]] * len(faults), color, marker, label)
+    ax.set_yticks(range(len(faults)), faults)
+    ax.invert_yaxis()
+    ax.set(xlabel="questions with the fault, %", xlim=(-2, 102))
+    ax.legend(loc="upper left", bbox_to_anchor=(0, 1.16), ncols=len(counts), frameon=False)
+
+
+def plot_best_guesses(ax: Axes, guesses: Mapping[str, tuple[int, int]]) -> None:
+    """Plot how often the most frequent answer is correct, with 95% Wilson intervals.
+
+    Args:
+        ax: axes to draw into.
+        guesses: source of questions -> (occurrences of its most frequent answer, questions).
+    """
+    places = list(range(len(guesses)))
+    found, sizes = zip(*guesses.values(), strict=True)
+    _draw_shares(ax, places, found, sizes, UP, "o")
+    ax.set_yticks(places, list(guesses))
+    ax.invert_yaxis()
+    ax.set(xlabel="best constant guess correct, %", xlim=(-2, 102))
+
+
+def plot_before_after(
+    ax: Axes, pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]], label: str
+) -> None:
+    """Plot means before and after a change on a log axis, with 95% bootstrap intervals.
+
+    Args:
+        ax: axes to draw into.
+        pairs: name of the change -> (values before, values after), question by question.
+        label: quantity and unit, for the x axis.
+    """
+    for side, (name, color, marker) in enumerate((("before", CONTROL, "s"), ("after", UP, "o"))):
+        found = [bootstrap_interval(np.array(pair[side], float)) for pair in pairs.values()]
+        places = [y + 0.24 * side - 0.12 for y in range(len(pairs))]
+        for y, (_, low, high) in zip(places, found):
+            ax.plot([low, high], [y, y], color=color, lw=2)
+        ax.plot([mean for mean, _, _ in found], places, marker, color=color, ms=5, label=name)
+    ax.set_yticks(range(len(pairs)), [f"{k} (n = {len(a)})" for k, (a, _) in pairs.items()])
+    ax.invert_yaxis()
+    ax.set(xscale="log", xlabel=label)
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.legend(loc="upper left", bbox_to_anchor=(0, 1.16), ncols=2, frameon=False)
+
+
+def _draw_shares(
+    ax: Axes,
+    places: Sequence[float],
+    found: Sequence[int],
+    sizes: Sequence[int],
+    color: str,
+    marker: str,
+    label: str = "",
+) -> None:
+    """Draw found / sizes in percent at the heights `places`, with Wilson intervals."""
+    for y, one, n in zip(places, found, sizes, strict=True):
+        low, high = wilson_interval(one, n)
+        ax.plot([100 * low, 100 * high], [y, y], color=color, lw=2)
+    shares = [100 * one / n for one, n in zip(found, sizes, strict=True)]
+    ax.plot(shares, places, marker, color=color, ms=5, label=label or None)
 
 
 def plot_funnel(counts: dict[str, int]) -> Figure:

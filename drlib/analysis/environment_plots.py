@@ -1,4 +1,4 @@
-"""Figures of environments: accuracy by step, results, and shares of the gradient in a mixture."""
+"""Figures of environments: accuracy, shares of the gradient, filtered rollouts, tool graphs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,9 +7,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from drlib.demonstrations.agentscaler import (
+    FILTERS,
+    find_domains,
+    pass_hat_k,
+    tool_graph,
+    toy_apis,
+)
+from drlib.evaluation.measures import bootstrap_interval
 from drlib.intervals import wilson_interval
 
 PREFIX = "accuracy_"
+OUTCOMES = ("kept", *FILTERS)
 
 
 def gradient_shares(
@@ -86,3 +95,68 @@ def _short(name: str) -> str:
     """Return the name of an environment without its settings."""
     parts = name.removeprefix(PREFIX).split(":")
     return parts[1] if parts[0] == "gym" else parts[0]
+
+
+def plot_rejections(ax: Axes, reports: Mapping[str, Mapping[str, int]], title: str) -> None:
+    """Plot the share of rollouts that each filter of AgentScaler rejects first, by kind of rollout.
+
+    Args:
+        ax: axes to draw into.
+        reports: kind of rollout -> report of `agentscaler.filter_trajectories`.
+        title: title of the axes.
+    """
+    left = np.zeros(len(reports))
+    for outcome, color in zip(OUTCOMES, ("C0", "C1", "C3", "C4", "C2", "0.55")):
+        shares = np.array([100 * one[outcome] / one["given"] for one in reports.values()])
+        if outcome == "kept" or shares.any():
+            ax.barh(list(reports), shares, left=left, color=color, label=outcome)
+        left += shares
+    ax.invert_yaxis()
+    ax.set(xlim=(0, 100), xlabel="rollouts, %")
+    ax.set_title(title, pad=34)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8, frameon=False)
+
+
+def plot_pass_hat(ax: Axes, correct: Mapping[str, Sequence[int]], trials: int) -> None:
+    """Plot pass^k of agents by k, with 95% bootstrap intervals over tasks.
+
+    Args:
+        ax: axes to draw into.
+        correct: agent -> correct trials of each task.
+        trials: trials per task.
+    """
+    ks = range(1, trials + 1)
+    for (name, counts), marker in zip(correct.items(), "os"):
+        values = [np.array([pass_hat_k(trials, c, k) for c in counts]) for k in ks]
+        mean, low, high = np.array([bootstrap_interval(some) for some in values]).T
+        ax.plot(ks, mean, marker=marker, ms=4, label=name)
+        ax.fill_between(ks, low, high, alpha=0.2, lw=0)
+    ax.set(xlabel="k (trials)", ylabel="pass^k", ylim=(-0.02, 1.05))
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
+
+
+def plot_tool_graph(threshold: float) -> Figure:
+    """Draw the graph of AgentScaler's toy tools on a circle, coloured by community.
+
+    Args:
+        threshold: cosine above which two tools are joined.
+    """
+    apis = toy_apis()
+    parts = find_domains(apis, threshold)
+    number = {api.name: i for i, part in enumerate(parts) for api in part}
+    angles = 2 * np.pi * np.arange(len(apis)) / len(apis)
+    x, y = np.cos(angles), np.sin(angles)
+    fig, ax = plt.subplots(figsize=(4.4, 4.4), layout="constrained")
+    for a, b in tool_graph(apis, threshold).edges:
+        ax.plot(x[[a, b]], y[[a, b]], color="0.75", lw=0.5, zorder=1)
+    colors = [f"C{number[api.name] % 10}" for api in apis]
+    ax.scatter(x, y, c=colors, s=30, zorder=2)
+    for i in range(0, len(apis), len(apis) // 6):
+        middle = angles[i] + np.pi / 6
+        ax.text(
+            1.22 * np.cos(middle), 1.15 * np.sin(middle), apis[i].domain, ha="center", va="center"
+        )
+    ax.set(xlim=(-1.5, 1.5), ylim=(-1.35, 1.35), aspect="equal")
+    ax.set_title(f"threshold {threshold}: {len(parts)} communities")
+    ax.axis("off")
+    return fig

@@ -4,7 +4,13 @@ Importing this package limits a notebook kernel to one thread.
 """
 
 from drlib.config import ROOT, runs_folder
-from drlib.notebook.display import limit_kernel_threads, save_figure, show_source, use_style
+from drlib.notebook.display import (
+    limit_kernel_threads,
+    print_table,
+    save_figure,
+    show_source,
+    use_style,
+)
 from drlib.training.launch import LaunchError, build_stage, launch, progress
 
 __all__ = [
@@ -12,6 +18,7 @@ __all__ = [
     "LaunchError",
     "build_stage",
     "launch",
+    "print_table",
     "progress",
     "runs_folder",
     "save_figure",

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from drlib.config import ROOT, TOUR
@@ -44,6 +45,30 @@ def show_source(*objects) -> None:
         print(code)
     else:
         display(Markdown(f"```python\n{code}\n```"))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table with aligned columns under a header.
+
+    Args:
+        columns: names of the columns.
+        rows: cells, one sequence per row; columns in which every cell starts with a digit or a sign
+            are aligned on the right.
+
+    Raises:
+        ValueError: there is no row, or a row has another number of cells than `columns`.
+    """
+    texts = [[str(cell) for cell in row] for row in rows]
+    if not texts or any(len(row) != len(columns) for row in texts):
+        raise ValueError(f"print_table needs at least one row, and {len(columns)} cells in each")
+    widths = [max(map(len, column)) for column in zip(columns, *texts)]
+    right = [all(re.match(r"[-+]?\d", cell) for cell in column) for column in zip(*texts)]
+    for row in (columns, *texts):
+        cells = [
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(row, widths, right)
+        ]
+        print("  ".join(cells).rstrip())
 
 
 def use_style() -> None:
