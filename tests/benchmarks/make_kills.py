@@ -4,7 +4,7 @@ Ten kills by SIGKILL of each part: actors, the learner with its actors, a host o
 and the process with gateway, engine and learner. After each the training goes on to its end, and
 what it trained is compared with its questions. The tests do the same with fewer kills.
 
-Run: PYTHONPATH=.:tests python tests/benchmarks/make_kills.py [--out FILE] [--only actor learner ...]
+Run: PYTHONPATH=.:tests python tests/benchmarks/make_kills.py [--out FILE] [--only PART ...]
 """
 
 import argparse
