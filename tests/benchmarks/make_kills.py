@@ -56,19 +56,21 @@ def kill_actors(runs: Path, rng: random.Random) -> dict:
 
 
 def kill_learner(runs: Path, rng: random.Random) -> dict:
-    """Kill the learner and its actors 3 to 20 s after it started, and start it again."""
+    """Kill the learner and its actors up to 2 s after a step, and start it again."""
     config = settings(**{"seed": 12, "rl.steps": STEPS})
-    times, steps = [], []
+    log, times, steps = partial(runs, config) / "metrics.jsonl", [], []
     for _ in range(KILLS):
-        process = start(runs, config)
-        times.append(rng.uniform(3, 20))
-        time.sleep(times[-1])
-        assert process.poll() is None, "it ended before it was killed: raise STEPS"
+        process, begin, before = start(runs, config), time.monotonic(), steps_done(log)
+        while steps_done(log) == before:
+            assert process.poll() is None, "it ended before it was killed: raise STEPS"
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0, 2))
+        times.append(time.monotonic() - begin)
         for child in actor_processes(process.pid):
             child.kill()
         process.send_signal(signal.SIGKILL)
         process.wait()
-        steps.append(steps_done(partial(runs, config) / "metrics.jsonl"))
+        steps.append(steps_done(log))
     finish(start(runs, config))
     return seconds(times) | {"steps_done": steps} | check(stages.folder("rl", config, runs))
 
