@@ -1,10 +1,11 @@
-"""Notebook support: figure style, source display, progress bars, and stages in subprocesses.
+"""Notebook support: figures, source display, exercises, progress bars, stages in subprocesses.
 
 Importing this package limits a notebook kernel to one thread.
 """
 
 from drlib.config import ROOT, runs_folder
 from drlib.notebook.display import (
+    check,
     limit_kernel_threads,
     print_table,
     save_figure,
@@ -17,6 +18,7 @@ __all__ = [
     "ROOT",
     "LaunchError",
     "build_stage",
+    "check",
     "launch",
     "print_table",
     "progress",

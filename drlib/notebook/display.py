@@ -1,4 +1,4 @@
-"""Notebook output: source code of the library, and figures in a common style.
+"""Notebook output: source code of the library, figures, and feedback on exercises.
 
 Equal input gives equal output bytes, so nbval can compare them. The variable DRLIB_FIGURES sets
 another folder for figures; tests and `drlib run` use it to keep the committed figures unchanged.
@@ -69,6 +69,21 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
             for cell, width, is_number in zip(row, widths, right)
         ]
         print("  ".join(cells).rstrip())
+
+
+def check(exercise: str, answer) -> None:
+    """Print whether an answer to an exercise is right or close, or a hint.
+
+    Args:
+        exercise: name in `drlib.notebook.exercises`.
+        answer: a number, an array, the name of an option or a function; None: no answer yet.
+
+    Raises:
+        ValueError: unknown exercise.
+    """
+    from drlib.notebook.exercises import EXERCISES  # lazy: imports torch
+
+    print(textwrap.fill(EXERCISES[exercise].grade(answer), 96))
 
 
 def use_style() -> None:
