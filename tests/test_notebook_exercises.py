@@ -39,6 +39,23 @@ RIGHT = {  # by hand
     "two_answers_aged": [1 / 1.36, 1 / 1.36**4],
     "clip_factor": lambda r, a, low, high: 0 if (r > high if a > 0 else r < low) else r * a,
     "k1_as_a_loss": "b",
+    "graded_advantage": 2 / 15,
+    "supported_reward": lambda answer, correct, responses: (
+        (answer.lower() == correct.lower())
+        * (1.0 if answer.lower() in " ".join(responses).lower() else 0.5)
+    ),
+    "rising_threshold": "c",
+    "forward_step": [-3 / 8, 1 / 2, -1 / 8],
+    "reverse_step": lambda p, teacher: reverse_step(p, teacher),
+    "mean_with_a_twin": "b",
+    "two_of_five": [0.7, 0.1, 0.7],
+    "subsets_with_success": lambda c, n, k: 1 - math.comb(n - c, k) / math.comb(n, k),
+    "rounds_or_questions": "a",
+    "equal_shares": [0.3072, 0.1106, 0.5821],
+    "mixture_shares": lambda rates, weights: shares(
+        [w * p * (1 - p) for p, w in zip(rates, weights)]
+    ),
+    "partial_credit": "a",
 }
 MISTAKES = {
     "two_winners": [[2 / 3, -1 / 3, -1 / 3], [1 / 3, -1 / 6, -1 / 6], [-0.25, 0.125, 0.125]],
@@ -67,7 +84,43 @@ MISTAKES = {
         lambda r, a, low, high: min(max(r, low), high) * a,
         lambda r, a, low, high: 0 if r > high else r * a,
     ],
+    "graded_advantage": [0.3, 4 / 5 - 2.8 / 4, -2 / 15],
+    "supported_reward": [
+        lambda answer, correct, responses: float(answer == correct),
+        lambda answer, correct, responses: 1.0 if answer in " ".join(responses) else 0.5,
+        lambda answer, correct, responses: (
+            (answer.lower() == correct.lower()) * (1.0 if responses else 0.5)
+        ),
+    ],
+    "forward_step": [[3 / 8, -1 / 2, 1 / 8], [-0.397, 0.423, -0.025]],
+    "reverse_step": [
+        lambda p, teacher: [t - q for q, t in zip(p, teacher)],
+        lambda p, teacher: [q * math.log(t / q) for q, t in zip(p, teacher)],
+        lambda p, teacher: [-x for x in reverse_step(p, teacher)],
+    ],
+    "two_of_five": [[0.7, 0.1, 0.4], [0.64, 0.16, 0.7]],
+    "subsets_with_success": [
+        lambda c, n, k: 1 - (1 - c / n) ** k,
+        lambda c, n, k: math.comb(c, k) / math.comb(n, k),
+    ],
+    "equal_shares": [[1 / 3, 1 / 3, 1 / 3], [0.2326, 0.6460, 0.1214]],
+    "mixture_shares": [
+        lambda rates, weights: shares([p * (1 - p) for p in rates]),
+        lambda rates, weights: shares([w * p for p, w in zip(rates, weights)]),
+        lambda rates, weights: [w * p * (1 - p) for p, w in zip(rates, weights)],
+    ],
 }
+
+
+def shares(values):
+    return [value / sum(values) for value in values]
+
+
+def reverse_step(student, teacher):
+    """p (A - mean of A), equation (2) of notebook 11."""
+    advantages = [math.log(t / q) for q, t in zip(student, teacher)]
+    mean = sum(q * a for q, a in zip(student, advantages))
+    return [q * (a - mean) for q, a in zip(student, advantages)]
 
 
 def best_baseline(chances, rewards):
@@ -105,12 +158,12 @@ def test_every_wrong_option_has_an_explanation(name):
 
 
 def asked(path):
-    """Return (exercise, text of the cell before, stored output) of each check in a notebook."""
-    cells = nbformat.read(path, 4).cells
-    for before, cell in zip(cells, cells[1:]):
+    """Yield (exercise, text above it, stored output) of each check in a notebook."""
+    text = ""
+    for cell in nbformat.read(path, 4).cells:
+        text = cell.source if cell.cell_type == "markdown" else text
         for name in re.findall(r'notebook\.check\(\s*"(\w+)"', cell.source):
-            stored = "".join(output.get("text", "") for output in cell.outputs)
-            yield name, before.source, stored
+            yield name, text, "".join(output.get("text", "") for output in cell.outputs)
 
 
 PAGES = {path.stem: list(asked(path)) for path in find(None)}

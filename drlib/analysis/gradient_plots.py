@@ -96,7 +96,7 @@ def plot_clip_factors(ax: Axes, rules: dict[str, LossConfig]) -> None:
         ax: axes to draw into.
         rules: up to three losses by name.
     """
-    grid = np.linspace(0.4, 1.8, 281)
+    grid = np.linspace(0.4, 1.8, 71)
     for (name, config), style in zip(rules.items(), STYLES, strict=False):
         for sign, color in ((1, UP), (-1, DOWN)):
             factor = compute_surrogate(grid, sign, config)[1]

@@ -4,37 +4,34 @@ A name does not contain the number of its notebook, so notebooks can be renumber
 """
 
 import math
+from itertools import permutations
 from random import Random
 
 import torch
 
+from drlib.analysis.environment_plots import gradient_shares
 from drlib.analysis.plots import compute_surrogate
-from drlib.notebook.grading import Choice, Exercise, Function, Numbers
+from drlib.evaluation.measures import pass_at_k, pass_hat_k
+from drlib.notebook.grading import Choice, Function, Numbers
 from drlib.registry import Registry
 from drlib.rl.advantages import leave_one_out
+from drlib.rl.distillation import full_distillation_loss
 from drlib.rl.divergences import CORRECTION_BOUNDS, importance_correction, weight_metrics
 from drlib.rl.losses import LossConfig, policy_loss
 from drlib.rl.staleness import admission_capacity
+from drlib.task import Task, is_correct
 from drlib.training.planner import Rates, Workload, step_time
 
 EXERCISES = Registry("exercise")  # name -> Exercise
 
 
-def _add(name: str, exercise: Exercise) -> None:
-    EXERCISES.register(name, exercise)
-
-
-# the loss on one token per rollout, over the three words of notebook 05
-
-
-def _loss_gradient(probabilities, words, advantages, weights=None) -> torch.Tensor:
+def _loss_gradient(probabilities, words, advantages) -> torch.Tensor:
     """Return d policy_loss / d logits for single-token rollouts; float64 [V]."""
     logits_V = torch.tensor(probabilities, dtype=torch.float64).log().requires_grad_()
     logp_N1 = logits_V.log_softmax(0)[list(words), None]
     mask_N1 = torch.ones_like(logp_N1, dtype=torch.bool)
-    weights_N = None if weights is None else torch.tensor(weights, dtype=torch.float64)
     advantages_N = torch.as_tensor(advantages, dtype=torch.float64)
-    loss, _ = policy_loss(logp_N1, logp_N1.detach(), advantages_N, mask_N1, weights_B=weights_N)
+    loss, _ = policy_loss(logp_N1, logp_N1.detach(), advantages_N, mask_N1)
     return torch.autograd.grad(loss, logits_V)[0]
 
 
@@ -53,7 +50,7 @@ def _naive_slope(ratio, advantage, probability):
     return torch.autograd.grad((logp - behaviour).exp() * advantage * logp, logp)[0]
 
 
-_add(
+EXERCISES.register(
     "two_winners",
     Numbers(
         how="three numbers for Paris, Rome and Oslo, for example [0.1, -0.2, 0.1]",
@@ -63,7 +60,7 @@ _add(
         expected=_two_winners,
     ),
 )
-_add(
+EXERCISES.register(
     "naive_slope",
     Function(
         how="a function of ratio, advantage and probability that returns a number",
@@ -78,7 +75,7 @@ _add(
         ),
     ),
 )
-_add(
+EXERCISES.register(
     "hidden_failure",
     Choice(
         how='the letter of an option, for example "a"',
@@ -119,7 +116,7 @@ def _teaching_chance(solve_rate, group):
     return chance
 
 
-_add(
+EXERCISES.register(
     "long_losers",
     Numbers(
         how='two numbers, the loss with "token" and with "sequence", for example [0.1, -0.2]',
@@ -130,7 +127,7 @@ _add(
         expected=_long_losers,
     ),
 )
-_add(
+EXERCISES.register(
     "teaching_chance",
     Function(
         how="a function of the solve rate and the group size that returns a number",
@@ -141,7 +138,7 @@ _add(
         draw=lambda rng: (round(rng.uniform(0.02, 0.98), 2), rng.randrange(2, 12)),
     ),
 )
-_add(
+EXERCISES.register(
     "paid_pages",
     Choice(
         how='the letter of an option, for example "a"',
@@ -177,7 +174,7 @@ def _geometric(ratios, low, high):
     return importance_correction(*arguments, bounds=(low, high))[0]
 
 
-_add(
+EXERCISES.register(
     "sequence_weights",
     Numbers(
         how="four numbers for truncate, mask, icepop and geometric, for example [1, 1, 0.5, 0]",
@@ -188,7 +185,7 @@ _add(
         expected=_sequence_weights,
     ),
 )
-_add(
+EXERCISES.register(
     "geometric_mask",
     Function(
         how="a function of a list of ratios and two bounds that returns one weight per token",
@@ -203,7 +200,7 @@ _add(
         ),
     ),
 )
-_add(
+EXERCISES.register(
     "blind_rule",
     Choice(
         how='the letter of an option, for example "a"',
@@ -233,7 +230,7 @@ def _draw_admission(rng: Random) -> tuple:
     return concurrency, lag, version, batch, accepted, rng.randrange(concurrency)
 
 
-_add(
+EXERCISES.register(
     "enough_engines",
     Numbers(
         how="a whole number",
@@ -243,7 +240,7 @@ _add(
         tolerance=0,
     ),
 )
-_add(
+EXERCISES.register(
     "may_start",
     Function(
         how="a function of six whole numbers that returns a whole number",
@@ -254,7 +251,7 @@ _add(
         draw=_draw_admission,
     ),
 )
-_add(
+EXERCISES.register(
     "dropped_groups",
     Choice(
         how='the letter of an option, for example "a"',
@@ -308,7 +305,7 @@ def _draw_bandit(rng: Random) -> tuple:
     return chances, [rng.choice([0.0, 0.5, 1.0, 2.0]) for _ in parts]
 
 
-_add(
+EXERCISES.register(
     "eleven_and_nine",
     Numbers(
         how="two numbers, without a baseline and with b = 10, for example [1.5, 0.5]",
@@ -319,7 +316,7 @@ _add(
         expected=_first_logit_variance,
     ),
 )
-_add(
+EXERCISES.register(
     "best_baseline",
     Function(
         how="a function of a list of probabilities and a list of rewards that returns a number",
@@ -330,7 +327,7 @@ _add(
         draw=_draw_bandit,
     ),
 )
-_add(
+EXERCISES.register(
     "forgotten_mask",
     Choice(
         how='the letter of an option, for example "a"',
@@ -361,7 +358,7 @@ def _clip_factor(ratio, advantage, low, high):
     return compute_surrogate([ratio], advantage, config)[1][0]
 
 
-_add(
+EXERCISES.register(
     "two_answers_aged",
     Numbers(
         how="two numbers, for one token and for four, for example [0.9, 0.5]",
@@ -371,7 +368,7 @@ _add(
         expected=_two_answers_aged,
     ),
 )
-_add(
+EXERCISES.register(
     "clip_factor",
     Function(
         how="a function of ratio, advantage, low and high that returns a number",
@@ -388,7 +385,7 @@ _add(
         ),
     ),
 )
-_add(
+EXERCISES.register(
     "k1_as_a_loss",
     Choice(
         how='the letter of an option, for example "a"',
@@ -400,6 +397,233 @@ _add(
             "a": "The value is unbiased. What moves the policy is the gradient.",
             "c": "That is the gradient of k3.",
             "d": "A push away from the reference would need a mean that is not 0.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# rewards
+
+_ANSWERS = ("Swedish krona", "Norwegian krona", "SWEDISH KRONA")
+_RESPONSES = ("currency Swedish krona.", "code SEK.", "the krona", "Currency: swedish KRONA")
+
+
+def _supported_reward(answer, correct, responses):
+    task = Task("exercise", "", correct, "search", "")
+    found = any(answer.casefold() in response.casefold() for response in responses)
+    return float(is_correct(answer, task)) * (1.0 if found else 0.5)
+
+
+EXERCISES.register(
+    "graded_advantage",
+    Numbers(
+        how="a number",
+        hint="compare the F1 of B with the mean of the other three, two of which are now right.",
+        why="4/5 - 2/3. The reward of B did not change; its advantage fell from 0.3, because the "
+        "group became better.",
+        expected=lambda: leave_one_out([1.0, 4 / 5, 1.0, 0.0], [0] * 4)[1].item(),
+    ),
+)
+EXERCISES.register(
+    "supported_reward",
+    Function(
+        how="a function of an answer, the correct answer and a list of responses that returns a "
+        "number",
+        hint="first compare the answer with the correct one, then look for it in every response; "
+        "capital letters do not count.",
+        why="a right answer without a source stays above every wrong one, so the reward cannot be "
+        "raised by a supported wrong answer.",
+        reference=_supported_reward,
+        draw=lambda rng: (
+            rng.choice(_ANSWERS),
+            "Swedish krona",
+            rng.sample(_RESPONSES, rng.randrange(3)),
+        ),
+    ),
+)
+EXERCISES.register(
+    "rising_threshold",
+    Choice(
+        how='the letter of an option, for example "a"',
+        hint="A pair holds until its share of the steps. B has F1 0.8 and C 0.5.",
+        why="0.6 pays B and not C in the first half, 0.99 neither in the second.",
+        right="c",
+        wrong={
+            "a": "With 0.4, C is paid in the first half.",
+            "b": "With 0.99 first, B is not paid in the first half.",
+            "d": "With 0.7, B is still paid in the second half.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# distillation and merging
+
+
+def _forward_step():
+    logits_V = torch.tensor([1 / 2, 1 / 4, 1 / 4], dtype=torch.float64).log().requires_grad_()
+    teacher_V = torch.tensor([1 / 8, 3 / 4, 1 / 8], dtype=torch.float64)
+    forward = (teacher_V * (teacher_V.log() - logits_V.log_softmax(0))).sum()
+    return -torch.autograd.grad(forward, logits_V)[0]
+
+
+def _reverse_step(student, teacher):
+    logits_1V = torch.tensor([student]).log().requires_grad_()
+    loss = full_distillation_loss(logits_1V, torch.tensor([teacher]).log(), 1.0)
+    return -torch.autograd.grad(loss, logits_1V)[0][0]
+
+
+def _draw_policies(rng: Random) -> tuple:
+    size = rng.randrange(2, 5)
+    pair = []
+    for _ in range(2):
+        parts = [rng.randrange(1, 9) for _ in range(size)]
+        rest = [round(part / sum(parts), 3) for part in parts[1:]]
+        pair.append([round(1 - sum(rest), 3), *rest])
+    return tuple(pair)
+
+
+EXERCISES.register(
+    "forward_step",
+    Numbers(
+        how="three numbers for search, visit and answer, for example [0.1, -0.3, 0.2]",
+        hint="a step along the negative gradient adds teacher minus student.",
+        why="the reverse KL gave (-0.397, 0.423, -0.025). It hardly lowers the word 'answer', "
+        "because it weights the log-ratio with the student's probability.",
+        expected=_forward_step,
+    ),
+)
+EXERCISES.register(
+    "reverse_step",
+    Function(
+        how="a function of two lists of probabilities, student and teacher, that returns a list",
+        hint="the advantage of a word is the log of teacher over student. Subtract its mean under "
+        "the student, and weight with the student's probability.",
+        why="it is the policy gradient of a bandit whose rewards are the teacher's log-ratios.",
+        reference=_reverse_step,
+        draw=_draw_policies,
+    ),
+)
+EXERCISES.register(
+    "mean_with_a_twin",
+    Choice(
+        how='the letter of an option, for example "a"',
+        hint="Which weights of the two policies have the same task?",
+        why="the same unit has another place in the twin. In the order of the trained policy, the "
+        "twin is the trained policy, and the line between them has no barrier.",
+        right="b",
+        wrong={
+            "a": "Both have the same norm already: the same numbers in another order.",
+            "c": "The barrier is in the middle of the line, whatever the policy at its end.",
+            "d": "Any mixture of the two adds weights of different units.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# evaluation
+
+
+def _two_of_five():
+    orders = list(permutations((1, 1, 0, 0, 0)))
+    first_two = sum(any(order[:2]) for order in orders) / len(orders)
+    return [pass_at_k(2, 5, 2), pass_hat_k(2, 5, 2), first_two]
+
+
+def _draw_counts(rng: Random) -> tuple:
+    n = rng.randrange(3, 10)
+    return rng.randrange(n), n, rng.randrange(1, n // 2 + 2)
+
+
+EXERCISES.register(
+    "two_of_five",
+    Numbers(
+        how="three numbers: pass@2, pass^2 and the average over orders, for example [0.5, 0.3, 0]",
+        hint="there are ten pairs of five answers. Count those with a correct answer and those "
+        "with two.",
+        why="three of ten pairs have no correct answer, one has two. Looking at the first two "
+        "gives the same on average; a single order gives 0 or 1.",
+        expected=_two_of_five,
+    ),
+)
+EXERCISES.register(
+    "subsets_with_success",
+    Function(
+        how="a function of three whole numbers that returns a number",
+        hint="equation (2): one minus the share of subsets of size k without a correct answer. "
+        "math.comb(a, b) is 0 for b > a.",
+        why="all n answers are used: the estimate is unbiased and varies less than k new answers.",
+        reference=pass_at_k,
+        draw=_draw_counts,
+    ),
+)
+EXERCISES.register(
+    "rounds_or_questions",
+    Choice(
+        how='the letter of an option, for example "a"',
+        hint="Rounds average over the chance within a question. Which variance is left?",
+        why="most of the variance is between questions, and only more questions lower it.",
+        right="a",
+        wrong={
+            "b": "Three rounds lower the variance within a question, the smaller part here.",
+            "c": "Equal designs need questions that are all solved with the same probability.",
+            "d": "The variance between these three kinds of question is known: 0.135.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# environments
+
+
+def _equal_shares():
+    weights = {rate: 1 / (rate * (1 - rate)) for rate in (0.1, 0.5, 0.95)}
+    return [weight / sum(weights.values()) for weight in weights.values()]
+
+
+def _mixture_shares(rates, weights):
+    named = (dict(enumerate(values)) for values in (rates, weights))
+    return list(gradient_shares(*named).values())
+
+
+def _draw_mixture(rng: Random) -> tuple:
+    size = rng.randrange(2, 5)
+    rates = [round(rng.uniform(0.02, 0.98), 2) for _ in range(size)]
+    return rates, [rng.choice([0.1, 0.2, 0.5, 1.0]) for _ in range(size)]
+
+
+EXERCISES.register(
+    "equal_shares",
+    Numbers(
+        how="three numbers that add up to 1, for example [0.2, 0.3, 0.5]",
+        hint="by equation (2), the product w p (1 - p) must be the same for all three.",
+        why="the weights are proportional to 1 / (p (1 - p)). Most questions go to the "
+        "environment that is nearly solved, and the same signal needs 1.56 times as many.",
+        expected=_equal_shares,
+    ),
+)
+EXERCISES.register(
+    "mixture_shares",
+    Function(
+        how="a function of two lists, solve rates and shares of the questions, that returns a list",
+        hint="equation (2); the shares of the questions need not add up to 1.",
+        why="medium difficulty has most of the gradient; what is always or never solved has none.",
+        reference=_mixture_shares,
+        draw=_draw_mixture,
+    ),
+)
+EXERCISES.register(
+    "partial_credit",
+    Choice(
+        how='the letter of an option, for example "a"',
+        hint="Compare both rewards for a rollout that stops five below the number.",
+        why="groups in which nobody reaches the number get a gradient. But stopping early pays "
+        "almost as well as finishing, and a sum that is nearly right is wrong.",
+        right="a",
+        wrong={
+            "b": "The verifier reads the state. An answer without a call leaves the counter at 0.",
+            "c": "The number of calls is in neither reward.",
+            "d": "exact_match pays the number alone, partial credit also what is near it.",
         },
     ),
 )
