@@ -13,12 +13,12 @@ CHOICES = "tests/test_experiments_budget.py::"
 
 MUTANTS = [
     Mutant(
-        "designs: the full error is spent at every look",
+        "designs: another spending function",
         DESIGNS,
         "ndtri(side / 2) / math.sqrt(share)",
-        "ndtri(side / 2)",
+        "ndtri(side / 2) / share",
         (f"{LEVELS}test_spending_function_by_hand",),
-        "false verdicts at early looks",
+        "looks of a design that was not documented",
     ),
     Mutant(
         "designs: looks are independent",
