@@ -12,15 +12,18 @@ so three seeds give wide intervals. With one seed the interval is over questions
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.optimize import brentq
+from scipy.special import ndtri, stdtrit
 
 from drlib.validation import require
 
 Interval = tuple[float, float, float]  # estimate, low, high
 Statistic = Callable[[np.ndarray], np.ndarray]  # sums [R, C] to values [R, ...]
 RESAMPLES = 2000
+TINY = 1e-12  # levels of tests are not distinguished below it
 COUNTS_AT_A_TIME = 100  # draws of counts at a time: they and what comes of them are held in memory
 
 
@@ -58,27 +61,77 @@ def t_quantile(freedom: int, probability: float = 0.975) -> float:
     return float(stdtrit(freedom, probability))
 
 
-def half_width(values_SQ: np.ndarray) -> float:
-    """Return half the width of the 95% interval of a mean over S seeds and Q questions.
+@dataclass(frozen=True)
+class IntervalParts:
+    """Mean of values of S seeds and Q questions, and the two parts of its standard error.
+
+    Attributes:
+        mean: of all values.
+        from_seeds: standard error of the seeds' means; 0 for one seed.
+        from_questions: standard error that the questions' difficulty adds; infinite for one
+            question.
+    """
+
+    mean: float
+    from_seeds: float
+    from_questions: float
+    seeds: int
+    questions: int
+
+    def half_width(self, confidence: float = 0.95) -> float:
+        """Return half the width of the interval of the mean, see `half_width`."""
+        if math.isinf(self.from_questions):
+            return math.inf
+        probability = (1 + confidence) / 2
+        from_seeds = 0.0
+        if self.seeds > 1:
+            from_seeds = t_quantile(self.seeds - 1, probability) * self.from_seeds
+        from_questions = t_quantile(self.questions - 1, probability) * self.from_questions
+        return math.hypot(from_seeds, from_questions)
+
+    def level(self, distance: float) -> float:
+        """Return 1 - confidence of the interval whose half width is `distance`; 0 without error."""
+        if distance <= 0:
+            return 1.0
+        if self.half_width(1 - TINY) <= distance:
+            return TINY if self.from_seeds or self.from_questions else 0.0
+        if self.half_width(TINY) >= distance:
+            return 1.0
+        found = brentq(
+            lambda log: self.half_width(1 - math.exp(log)) - distance,
+            math.log(TINY),
+            math.log1p(-TINY),
+            xtol=1e-12,
+        )
+        return math.exp(found)
+
+
+def interval_parts(values_SQ: np.ndarray) -> IntervalParts:
+    """Return the parts of the interval of a mean over S seeds and Q questions."""
+    seeds, questions = values_SQ.shape
+    mean = float(values_SQ.mean())
+    if questions == 1:
+        return IntervalParts(mean, 0.0, math.inf, seeds, questions)
+    question_means_Q = values_SQ.mean(axis=0)
+    from_seeds = noise = 0.0
+    if seeds > 1:
+        seed_means_S = values_SQ.mean(axis=1)
+        from_seeds = float(seed_means_S.std(ddof=1)) / math.sqrt(seeds)
+        rest_SQ = values_SQ - seed_means_S[:, None] - question_means_Q + values_SQ.mean()
+        noise = (rest_SQ**2).sum() / ((seeds - 1) * (questions - 1))
+    difficulty = max(0.0, question_means_Q.var(ddof=1) - noise / seeds)
+    return IntervalParts(mean, from_seeds, math.sqrt(difficulty / questions), seeds, questions)
+
+
+def half_width(values_SQ: np.ndarray, confidence: float = 0.95) -> float:
+    """Return half the width of the interval of a mean over S seeds and Q questions.
 
     Two parts, added as squares: Student's t interval of the seeds' means, and the part of the
     questions' difficulty, which all seeds share: the variance of the questions' means beyond the
     noise of the answers. Infinite for one question. With one seed the first part is missing, and
     noise cannot be separated from difficulty, so the second part contains both.
     """
-    seeds, questions = values_SQ.shape
-    if questions == 1:
-        return math.inf
-    question_means_Q = values_SQ.mean(axis=0)
-    from_seeds = noise = 0.0
-    if seeds > 1:
-        seed_means_S = values_SQ.mean(axis=1)
-        from_seeds = t_quantile(seeds - 1) * seed_means_S.std(ddof=1) / math.sqrt(seeds)
-        rest_SQ = values_SQ - seed_means_S[:, None] - question_means_Q + values_SQ.mean()
-        noise = (rest_SQ**2).sum() / ((seeds - 1) * (questions - 1))
-    difficulty = max(0.0, question_means_Q.var(ddof=1) - noise / seeds)
-    from_questions = t_quantile(questions - 1) * math.sqrt(difficulty / questions)
-    return math.hypot(from_seeds, from_questions)
+    return interval_parts(values_SQ).half_width(confidence)
 
 
 def share_interval(scores_SQ: np.ndarray) -> Interval:
@@ -91,19 +144,23 @@ def share_interval(scores_SQ: np.ndarray) -> Interval:
     return _inside_0_and_1(float(scores_SQ.mean()), half_width(scores_SQ), scores_SQ.shape[1])
 
 
-def difference_interval(differences_SQ: np.ndarray) -> Interval:
+def difference_interval(differences_SQ: np.ndarray, confidence: float = 0.95) -> Interval:
     """Return the mean of paired differences in -1..1 with its interval.
 
     If all differences are equal, the half width is Wilson's upper limit for 0 of Q questions.
+
+    Args:
+        confidence: above 0.95 for one of several looks (`drlib.experiments.designs`).
 
     Raises:
         ValueError: not a matrix, empty, or values that are not finite.
     """
     differences_SQ = _checked(differences_SQ)
     mean = float(differences_SQ.mean())
-    half = half_width(differences_SQ)
+    half = half_width(differences_SQ, confidence)
     if np.ptp(differences_SQ) == 0:
-        _, half = wilson_interval(0, differences_SQ.shape[1])
+        z = max(1.96, float(ndtri((1 + confidence) / 2)))  # 1.96 for 95%
+        _, half = wilson_interval(0, differences_SQ.shape[1], z)
     return mean, max(-1.0, mean - half), min(1.0, mean + half)
 
 

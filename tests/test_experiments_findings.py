@@ -6,6 +6,7 @@ Run: python -m pytest tests/test_experiments_findings.py
 import json
 import subprocess
 
+import numpy as np
 import pytest
 
 from drlib.config import ROOT
@@ -13,6 +14,7 @@ from drlib.evaluation.evaluate import Outcome, rows_of
 from drlib.evaluation.results import Results
 from drlib.experiments.agent_comparison import AgentRecords
 from drlib.experiments.agent_plan import agent_findings
+from drlib.experiments.designs import SEEDS, Design
 from drlib.experiments.findings_page import (
     FINDINGS_PAGE,
     findings_page,
@@ -24,12 +26,13 @@ from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 from drlib.experiments.reference_run import reference_blocks, with_block
 from drlib.experiments.tables import findings_of, summary
 from drlib.experiments.verdicts import (
-    SEEDS,
     Statement,
+    corrected_outcomes,
     decide,
     registration,
     smallest_detectable,
 )
+from drlib.intervals import t_quantile
 from tests.experiment_examples import toy_plan
 
 PLAN = {
@@ -127,13 +130,112 @@ def test_registration_requires_a_commit_before_the_runs(tmp_path, monkeypatch):
     assert registration(file, [0, 1, 2], [registered]) == ""
 
 
+def test_design_is_registered_with_its_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr("drlib.training.run_folder.ROOT", tmp_path)
+    run_git(tmp_path, "init", "-q")
+    file = tmp_path / "plan.yaml"
+
+    def commit(text):
+        file.write_text(text)
+        run_git(tmp_path, "add", ".")
+        run_git(tmp_path, "commit", "-qm", "plan")
+        return run_git(tmp_path, "rev-parse", "HEAD")
+
+    pilot = commit("name: x\nseeds: [0, 1, 2]\n")
+    first = commit("name: x\ndesign: {looks: [8, 20]}\n")
+    assert registration(file, range(20), [first]) == first
+    assert registration(file, range(8), [first]) == first  # the seeds of a look
+    assert registration(file, [0, 2], [first]) == ""  # not the first ones
+    assert registration(file, range(8), [pilot]) == ""  # one run was made before the design
+    spelled = commit("name: x\ndesign:\n  looks: [8, 20]\n  alpha: 0.05\n")
+    assert registration(file, range(8), [first, spelled]) == first  # equal values
+    changed = commit("name: x\ndesign: {looks: [8, 14, 20]}\n")
+    assert registration(file, range(8), [changed]) == changed
+    assert registration(file, range(8), [first, changed]) == ""  # changed after the first run
+    other = commit("name: x\nseeds: [1, 2, 3, 4]\ndesign: {looks: [4], deviation: 0.01}\n")
+    assert registration(file, [1, 2], [other]) == other
+    assert registration(file, [0, 1], [other]) == ""
+
+
+def rows_of_seeds(by_seed, questions=50):
+    """Return differences [S, Q] without a part of the questions."""
+    return np.tile(np.array(by_seed, float)[:, None], (1, questions))
+
+
 def test_claim_without_registration_stays_open():
     statement = Statement("x", "c", "s", "higher")
-    by_seed = [0.1] * SEEDS
-    judged = statement.judge((0.1, 0.09, 0.11), by_seed, "some commit")
-    assert judged["outcome"] == "reproduced" and not judged["pilot"]
-    judged = statement.judge((0.1, 0.09, 0.11), by_seed, "")
-    assert judged["outcome"] == "open" and judged["pilot"]
+    differences_SQ = rows_of_seeds([0.09, 0.11] * (SEEDS // 2))
+    judged = statement.judge(differences_SQ, "some commit")
+    assert judged["outcome"] == "reproduced" and not judged["pilot"] and judged["look"] == SEEDS
+    judged = statement.judge(differences_SQ, "")
+    assert judged["outcome"] == "open" and judged["pilot"] and "look" not in judged
+    assert statement.judge(differences_SQ[:-1], "some commit")["pilot"]
+
+
+LOOKS = Design(looks=(8, 14, 20))
+CLEAR, WEAK = [0.28, 0.32], [-0.2, 0.24]  # pairs of seeds
+
+
+@pytest.mark.parametrize(
+    ("by_seed", "look", "outcome", "final"),
+    [
+        (CLEAR * 3, None, "open", None),  # before the first look
+        (CLEAR * 4, 8, "reproduced", True),
+        (CLEAR * 4 + [-0.9] * 6, 8, "reproduced", True),  # later seeds do not change it
+        (WEAK * 4, 8, "open", False),
+        (WEAK * 4 + [0.3] * 5, 8, "open", False),  # between two looks
+        (WEAK * 7, 14, "open", False),
+        (WEAK * 10, 20, "open", True),  # undecided at the end
+        ([-0.28, -0.32] * 4, 8, "refuted", True),
+        ([0.002, -0.002] * 4, 8, "no effect", True),
+    ],
+)
+def test_claim_is_decided_at_the_first_look_with_a_verdict(by_seed, look, outcome, final):
+    judged = Statement("x", "c", "s", "higher").judge(rows_of_seeds(by_seed), "commit", LOOKS)
+    assert (judged["outcome"], judged.get("look"), judged.get("final")) == (outcome, look, final)
+    assert judged["pilot"] == (look is None)
+    used = by_seed[: look or len(by_seed)]
+    assert judged["effect"] == pytest.approx(np.mean(used), abs=1e-5)
+    if look:
+        deviation = np.std(used, ddof=1)
+        half = t_quantile(look - 1, (1 + LOOKS.confidence(look)) / 2) * deviation / look**0.5
+        low, high = judged["interval"]
+        assert (high - low) / 2 == pytest.approx(half, abs=2e-5)
+        assert (judged["p_difference"] <= 0.05) == (outcome in ("reproduced", "refuted"))
+        assert (judged["p_equivalence"] <= 0.05) == (outcome == "no effect")
+
+
+def test_look_uses_only_leading_seeds_without_a_gap():
+    rows_SQ = rows_of_seeds(CLEAR * 4)
+    statement = Statement("x", "c", "s", "higher")
+    assert statement.judge(rows_SQ, "commit", LOOKS, ready=7)["pilot"]
+    assert statement.judge(rows_SQ, "commit", LOOKS, ready=8)["look"] == 8
+
+
+def test_correction_by_hand():
+    """Four claims with a design: Holm multiplies sorted p-values by 4, 3, 2, 1, in each family."""
+    design = Design(looks=(20,)).as_dict()
+
+    def finding(outcome, p_difference, p_equivalence=1.0, expected="higher"):
+        ps = {"p_difference": p_difference, "p_equivalence": p_equivalence}
+        return {"outcome": outcome, "expected": expected, "design": design, **ps}
+
+    found = {
+        "a": finding("reproduced", 0.012),  # 4 x 0.012 = 0.048
+        "b": finding("refuted", 0.017),  # 3 x 0.017 = 0.051
+        "c": finding("no effect", 0.9, 0.0125),  # 4 x 0.0125 = 0.05
+        "d": finding("reproduced", 0.8, 0.02, "same"),  # 3 x 0.02 = 0.06
+        "pilot": {"outcome": "open", "pilot": True},
+    }
+    expected = {"a": "reproduced", "b": "open", "c": "no effect", "d": "open"}
+    assert corrected_outcomes(found, "abcd") == expected
+    assert corrected_outcomes(found, "ab") == expected  # judged claims count anyway
+    assert corrected_outcomes(found, "abcde") == dict.fromkeys("abcd", "open")  # one not judged
+    three = {name: found[name] for name in "bcd"}
+    assert corrected_outcomes(three, "bcd") == {"b": "open", "c": "no effect", "d": "reproduced"}
+    # monotone: a larger p-value is not significant after one that is not
+    late = {"a": finding("reproduced", 0.03), "b": finding("reproduced", 0.04)}
+    assert corrected_outcomes(late, "ab") == {"a": "open", "b": "open"}
 
 
 @pytest.mark.parametrize(
@@ -153,9 +255,14 @@ def test_claim_without_registration_stays_open():
         ("same", 0.01, 0.11, "refuted"),
     ],
 )
-def test_verdict_depends_on_interval_and_seed_count(expected, low, high, outcome):
-    assert decide(expected, low, high, SEEDS) == outcome
-    assert decide(expected, low, high, SEEDS - 1) == "open"
+def test_verdict_depends_on_the_intervals(expected, low, high, outcome):
+    assert decide(expected, (low, high), (low, high)) == outcome
+
+
+def test_tests_of_difference_and_margin_have_intervals_of_their_own():
+    assert decide("higher", (-0.01, 0.06), (0.0, 0.05)) == "no effect"
+    assert decide("higher", (-0.01, 0.04), (-0.06, 0.04)) == "open"
+    assert decide("higher", (0.01, 0.09), (0.02, 0.08), margin=0.1) == "no effect"
 
 
 def test_smallest_detectable_effect():

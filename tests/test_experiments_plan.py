@@ -12,10 +12,18 @@ import pytest
 
 from drlib import cli
 from drlib.config import ROOT, Config
-from drlib.experiments.plan import PLANS, load_plan
+from drlib.experiments.designs import Design
+from drlib.experiments.plan import PLANS, designed_plans, load_plan
 from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
 from drlib.experiments.runner import costs, is_finished, listing, missing_policies
-from drlib.experiments.tables import curves, summary, table, write_summary
+from drlib.experiments.tables import (
+    curves,
+    findings_of,
+    outcome_text,
+    summary,
+    table,
+    write_summary,
+)
 from drlib.intervals import difference_interval, share_interval
 from drlib.training.launch import find_error
 from tests.experiment_examples import (
@@ -95,6 +103,65 @@ def test_run_has_the_settings_of_its_arm_and_seed(tmp_path):
     assert (ppo.rl.loss.clip, cispo.rl.loss.clip) == ("ppo", "cispo")
     assert (ppo.seed, cispo.seed) == (3, 5)
     assert ppo.rl.steps == cispo.rl.steps == 7 and ppo.rl.lr == 1e-3
+
+
+DESIGN = {"looks": [4, 6], "deviation": 0.01, "margin": 0.1}
+
+
+def test_design_names_the_seeds(tmp_path):
+    named = toy_plan(tmp_path, design=DESIGN, seeds=[*range(3, 9)])
+    assert named.seeds == [3, 4, 5, 6, 7, 8] and named.design.looks == (4, 6)
+    assert load_plan(named.file, seeds=[0]).seeds == [0]  # the design stays
+    text = named.file.read_text().replace("seeds:\n- 3\n- 4\n- 5\n- 6\n- 7\n- 8\n", "")
+    named.file.write_text(text)
+    assert load_plan(named.file).seeds == [0, 1, 2, 3, 4, 5]
+    assert [plan.name for plan in designed_plans(tmp_path)] == ["toy"]
+    write_plan(tmp_path)
+    assert designed_plans(tmp_path) == []
+
+
+def test_claim_of_a_design_is_judged_at_its_looks(tmp_path):
+    """Four seeds decide; two more of both arms, and a run that failed between, do not count."""
+    arms = {"ppo": {}, "cispo": {"rl.loss.clip": "cispo"} | CLAIM}
+    plan = toy_plan(tmp_path, arms=arms, design=DESIGN, seeds=[*range(3, 9)])
+    wrong, right = make_outcomes(WRONG, WRONG, WRONG), make_outcomes(RIGHT, RIGHT, RIGHT)
+    runs = {
+        (arm, seed): (right if arm == "cispo" and seed < 7 else wrong, rows())
+        for arm in arms
+        for seed in plan.seeds
+    }
+    records = make_records(plan, runs)
+    records.head |= {"registered": "a commit", "design": plan.design.as_dict()}
+    for arm in arms:
+        for seed in plan.seeds:
+            own = {f"rl-{arm}{seed}": 900.0, f"world-{seed}": 450.0}  # one world for both arms
+            records.head["runs"][arm][str(seed)]["stages"] = own
+    (finding,) = findings_of(summary(plan, records)).values()
+    assert (finding["outcome"], finding["look"], finding["final"]) == ("reproduced", 4, True)
+    assert finding["seeds"] == [3, 4, 5, 6] and finding["by_seed"] == [1.0] * 4
+    assert finding["accuracy"] == [1.0, 0.0] and finding["effect"] == 1.0
+    assert finding["machine_hours"] == (4 * 2 * 900 + 4 * 450) / 3600
+    del runs["ppo", 5]
+    gap = make_records(plan, runs)
+    gap.head |= {"registered": "a commit", "design": plan.design.as_dict()}
+    (finding,) = findings_of(summary(plan, gap)).values()
+    assert finding["pilot"] and finding["seeds"] == [3, 4, 6, 7, 8]
+    # the design of the runs counts, not that of the plan
+    records.head["design"] = plan.design.as_dict() | {"looks": [6]}
+    (finding,) = findings_of(summary(plan, records)).values()
+    assert (finding["look"], finding["effect"]) == (6, 0.66667)
+    del records.head["design"]
+    (finding,) = findings_of(summary(plan, records)).values()
+    assert finding["pilot"] and finding["registered"] == "a commit"
+
+
+def test_open_claims_of_a_design_show_its_state(tmp_path):
+    claim = {"outcome": "open", "pilot": False, "look": 8, "final": False}
+    claim["design"] = Design(looks=(8, 20)).as_dict()
+    assert outcome_text(claim) == "open at 8 of 20 seeds"
+    assert outcome_text(claim | {"look": 20, "final": True}) == "open, undecided at 20 seeds"
+    assert outcome_text(claim | {"pilot": True}) == "open (pilot)"
+    assert outcome_text(claim | {"outcome": "refuted", "final": True}) == "refuted"
 
 
 def test_arm_settings_override_common_settings(tmp_path):
@@ -177,6 +244,9 @@ BAD = [
     ({"policies": {"a": {"rl.start": "{b}"}, "b": {}}}, "unknown policy in policy 'a': 'b'"),
     ({"policies": {"a": {"rl.klip": 1}}}, "unknown setting 'rl.klip'"),
     ({"common": {"rl.start": "{a}"}}, "unknown policy in common: 'a'"),
+    ({"design": {"looks": [4]}}, "4 seeds have 7% power at a margin of 0.05"),
+    ({"design": {"looks": [20]}}, "seeds: the design needs 20, got 2"),
+    ({"design": {"lucks": [20]}}, "design: give {margin: 0.05"),
     ({"asked": ["search"]}, "asked: give a kind and a decoding each"),
     ({"asked": []}, "asked: give a list such as [search sample]"),
     ({"asked": ["serch sample"]}, "kind of question in asked: 'serch': did you mean 'search'?"),

@@ -30,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
         parser,
         "drlib experiment list",
         "drlib experiment run clips --seeds 0 1 2",
+        "drlib experiment run findings --budget 8h",
         "drlib experiment show clips",
         "drlib experiment reference --profile laptop",
         "drlib experiment pages",
@@ -49,7 +50,11 @@ def _parser() -> argparse.ArgumentParser:
         "train the missing runs, store their records and test the claims",
         "clips --seeds 0 1 2",
     )
-    command.add_argument("name", help="a shipped experiment, or the path of a plan")
+    command.add_argument(
+        "name",
+        help="a shipped experiment, the path of a plan, or findings: all shipped plans with a "
+        "sequential design",
+    )
     command.add_argument("--profile", help="default: the plan's, or laptop")
     command.add_argument("--seeds", type=int, nargs="+", help="default: the plan's, or 0 1 2")
     command.add_argument(
@@ -58,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--out", type=Path, help="default: runs/experiments")
     command.add_argument(
         "--ray", nargs="?", const="", metavar="ADDRESS", help="run in parallel on a Ray cluster"
+    )
+    command.add_argument(
+        "--budget",
+        metavar="TIME",
+        help="wall-clock time such as 8h or 30m: run looks of sequential designs until it is used",
     )
     command = add_command("show", _show, "show the runs and the results of an experiment", "clips")
     command.add_argument("name", help="a shipped experiment, or the path of a plan")
@@ -98,8 +108,11 @@ def _run(args, settings) -> int:
     from drlib.experiments.verdicts import command_of
 
     out, runs = args.out or runs_folder() / "experiments", args.runs.resolve()
+    if args.budget is not None or args.name == "findings":
+        return _run_budget(args, runs, out)
     plan = load_plan(args.name, args.profile, args.seeds)
-    command = command_of(f"run {args.name}", plan.profile, plan.seeds)
+    has_design = isinstance(plan, ExperimentPlan) and plan.design and not args.seeds
+    command = command_of(f"run {args.name}", plan.profile, () if has_design else plan.seeds)
     if not isinstance(plan, ExperimentPlan):
         from drlib.experiments.agent_plan import run_agents
 
@@ -119,6 +132,25 @@ def _run(args, settings) -> int:
     for (arm, seed), reason in failed.items():
         print(f"error: {arm}, seed {seed}: {reason}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _run_budget(args, runs: Path, out: Path) -> int:
+    from drlib.experiments.budget import parse_budget, run_findings
+    from drlib.experiments.plan import ExperimentPlan, designed_plans, load_plan
+
+    if args.budget is None:
+        raise ValueError("give --budget with the time to spend, such as --budget 8h")
+    if args.profile or args.seeds:
+        raise ValueError("--budget runs the profile and the seeds of the plans: omit the others")
+    seconds = parse_budget(args.budget)
+    if args.name == "findings":
+        plans = designed_plans()
+    else:
+        plan = load_plan(args.name)
+        if not isinstance(plan, ExperimentPlan) or plan.design is None:
+            raise ValueError(f"{args.name} has no design: add one, or omit --budget")
+        plans = [plan]
+    return 1 if run_findings(plans, runs, out, seconds, args.ray) else 0
 
 
 def _show(args, settings) -> None:

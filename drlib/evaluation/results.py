@@ -226,10 +226,29 @@ class Results:
         of: Results | None = None,
     ) -> Interval:
         """Return the accuracy of `stage` minus that of `over`, paired by seed and question, with
-        its interval.
+        its interval; arguments as `differences`.
+        """
+        return difference_interval(self.differences(stage, over, kind, decoding, hops, of=of))
 
-        Only seeds with both stages count. of: results that contain `over`, if not these.
-        ValueError: no seed has both, or the questions differ.
+    def differences(
+        self,
+        stage: str,
+        over: str,
+        kind: str | None,
+        decoding: str,
+        hops: int | None = None,
+        *,
+        of: Results | None = None,
+    ) -> np.ndarray:
+        """Return the scores of `stage` minus those of `over`, [S seeds, Q questions].
+
+        Only seeds with both stages count, in rising order.
+
+        Args:
+            of: results that contain `over`, if not these.
+
+        Raises:
+            ValueError: no seed has both, or the questions differ.
         """
         ours = self.scores(stage, kind, decoding, hops)
         theirs = (of or self).scores(over, kind, decoding, hops)
@@ -239,7 +258,7 @@ class Results:
         require(same, f"{stage!r} and {over!r} were asked other questions")
         differences_SQ = _matrix({seed: ours[seed] for seed in both})
         differences_SQ -= _matrix({seed: theirs[seed] for seed in both})
-        return difference_interval(differences_SQ)
+        return differences_SQ
 
 
 def _score(outcome: Outcome, decoding: str) -> float:

@@ -45,7 +45,7 @@ from drlib.experiments.agent_comparison import (
 from drlib.experiments.records import EXPERIMENTS, read_curve
 from drlib.experiments.verdicts import FINDINGS, Statement, registration
 from drlib.files import write_atomic
-from drlib.intervals import difference_interval, share_interval
+from drlib.intervals import share_interval
 from drlib.models.local_engine import LocalEngine
 from drlib.models.moe import load_policy, save_policy
 from drlib.sandbox import Sandbox
@@ -240,7 +240,7 @@ def _finding(claim: AgentClaim, records: AgentRecords) -> dict:
     by_seed = [round(float(each), 5) for each in (on_SQ - off_SQ).mean(1)]
     trials = [pairs[0][arm].trial for arm in (0, 1)]
     return {
-        **claim.judge(difference_interval(on_SQ - off_SQ), by_seed, head["registered"]),
+        **claim.judge(on_SQ - off_SQ, head["registered"]),
         "accuracy": [round(float(scores.mean()), 5) for scores in (on_SQ, off_SQ)],
         "command": head["command"],
         "commit": head["commit"],

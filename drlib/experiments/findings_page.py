@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from drlib.config import ROOT
-from drlib.experiments.plan import PLANS, ExperimentPlan, load_plan
+from drlib.experiments.plan import PLANS, ExperimentPlan, designed_plans, load_plan
 from drlib.experiments.rank_agreement import correlation_text
 from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
-from drlib.experiments.tables import outcome_text, summary, table
-from drlib.experiments.verdicts import FINDINGS
+from drlib.experiments.tables import NONE, outcome_text, summary, table
+from drlib.experiments.verdicts import FINDINGS, corrected_outcomes
 
 FINDINGS_PAGE = ROOT / "docs" / "findings.md"
 EFFECTS = EXPERIMENTS / "effects.png"
@@ -29,6 +29,8 @@ HEADS = (
     "% correct: setting, control",
     "effect, points [95%]",
     "outcome",
+    "corrected",
+    "machine hours",
     "command",
 )
 OPENING = """# Findings
@@ -40,10 +42,12 @@ drlib experiment run clips --profile laptop --seeds 0 1 2
 
 Claims of the sources, measured here. The two arms of a comparison differ only in the named
 settings: the same seeds, cold start, steps and held-out questions. Intervals are over seeds and
-questions; differences are paired. A verdict needs 20 registered seeds (80% power at a margin of 5
-points for the usual standard deviation of 7 points between seeds): *reproduced*, *refuted*, *no
-effect* (the interval lies within the margin) or *open*. Fewer seeds are a pilot without a verdict:
-"open (pilot)". No correction is made for the number of claims. See [experiments](experiments.md).
+questions; differences are paired. A verdict needs a registered look at the seeds (8, 14 or 20 of a
+sequential design, or 20 at once: 80% power at a margin of 5 points for the usual standard deviation
+of 7 points between seeds): *reproduced*, *refuted*, *no effect* (effects as large as the margin are
+excluded) or *open*. Fewer seeds are a pilot without a verdict: "open (pilot)". *Corrected*: the
+verdict after Holm's correction for the number of claims with a design. See
+[experiments](experiments.md#sequential-designs).
 
 Each claim is a file in [figures/reference/findings](../figures/reference/findings) with its
 commits, effect of each seed and smallest detectable effect; the rows are in
@@ -62,13 +66,23 @@ def read_findings(folder: Path = FINDINGS) -> dict[str, dict]:
 def findings_block(folder: Path = FINDINGS) -> str:
     """Return all findings as a Markdown table."""
     lines = [f"| {' | '.join(HEADS)} |", "|" + "---|" * len(HEADS)]
-    for claim in read_findings(folder).values():
+    found = read_findings(folder)
+    planned = [
+        plan.finding_name(name)
+        for plan in designed_plans()
+        for name, arm in plan.arms.items()
+        if arm.statement
+    ]
+    corrected = corrected_outcomes(found, planned)
+    for name, claim in found.items():
         cells = [
             claim["claim"],
             claim["source"],
             _measured_text(claim),
             effect_text(claim),
             f"**{outcome_text(claim)}**",
+            corrected.get(name, NONE),
+            str(claim.get("machine_hours", NONE)),
             f"`{claim['command']}`",
         ]
         lines.append(f"| {' | '.join(cells)} |")

@@ -32,6 +32,11 @@ An arm may carry a claim. A claim about the ranking of all arms compares the fir
     common: {evaluation.shift.fault_share: 0.1}
     ranking: {claim: The rankings agree, source: us, expected: higher}
 
+A sequential design names the numbers of seeds at which the claims are tested
+(`drlib.experiments.designs`). The seeds are then 0 to 19 here, or as many as `seeds` lists:
+
+    design: {margin: 0.05, looks: [8, 14, 20], alpha: 0.05, power: 0.8}
+
 A plan is checked before training: unknown names, a missing control, equal
 arms, arms with different questions, and settings that exclude each other raise an error.
 
@@ -48,7 +53,8 @@ import yaml
 
 from drlib.config import ROOT, TOUR, Config, absolute_paths
 from drlib.environments.environment import environment_names
-from drlib.experiments.verdicts import Statement
+from drlib.experiments.designs import Design, read_design
+from drlib.experiments.verdicts import Statement, seeds_of_design
 from drlib.registry import load_plugins, suggest_name
 from drlib.training import stages
 from drlib.validation import require
@@ -58,7 +64,7 @@ if TYPE_CHECKING:
 
 PLANS = Path(__file__).with_name("plans")  # shipped plans
 REQUIRED = ("name", "about", "stage", "control", "arms")
-KEYS = (*REQUIRED, "profile", "seeds", "asked", "common", "policies", "ranking")
+KEYS = (*REQUIRED, "profile", "seeds", "design", "asked", "common", "policies", "ranking")
 SAID = ("claim", "source", "expected")  # what an arm may carry beside its settings
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")  # of a plan and of an arm: a folder's too
 REFERENCE = re.compile(r"\{([A-Za-z0-9][A-Za-z0-9_.+-]*)\}")  # to a policy, in a setting
@@ -81,7 +87,7 @@ class ExperimentPlan:
     asked: (kind, decoding) of the held-out questions that are compared; claims and the figure are
     about the first. file: where the plan was read from. policies: settings of runs of stage `rl`
     that arms and later policies name as "{name}". ranking: claim about the ranking of the arms in
-    the first two of `asked`.
+    the first two of `asked`. design: None for plans without one.
     """
 
     name: str
@@ -96,6 +102,7 @@ class ExperimentPlan:
     common: Mapping = field(default_factory=dict)
     policies: Mapping[str, Mapping] = field(default_factory=dict)
     ranking: Statement | None = None
+    design: Design | None = None
 
     def config(self, arm: str, seed: int, runs: Path | None = None) -> Config:
         """Return the configuration of one run.
@@ -163,6 +170,9 @@ def load_plan(
     """
     path = _found(file)
     rows = _read(path)
+    if "design" in rows:
+        require("trials" not in rows, "design: plans with trials have none, remove it")
+        rows |= _designed(rows)
     given: dict = {"profile": profile} if profile else {}
     given |= {"seeds": list(seeds)} if seeds else {}
     if "trials" in rows:
@@ -170,6 +180,27 @@ def load_plan(
 
         return read_agent_plan(path, rows | given)
     return _experiment_plan(path, rows | given)
+
+
+def designed_plans(folder: Path = PLANS) -> list[ExperimentPlan]:
+    """Return the plans in a folder that have a sequential design, by name."""
+    # only these are checked, which takes a second for many plans
+    paths = [path for path in sorted(folder.glob("*.yaml")) if "design" in _read(path)]
+    plans = [load_plan(path) for path in paths]
+    return [plan for plan in plans if isinstance(plan, ExperimentPlan)]
+
+
+def _designed(rows: Mapping) -> dict:
+    """Return the design of a plan and its seeds, as many as its last look."""
+    design = read_design(rows["design"])
+    _check_seeds(rows.get("seeds", [0]))
+    seeds = seeds_of_design(rows, design)
+    require(
+        len(seeds) == design.looks[-1],
+        f"seeds: the design needs {design.looks[-1]}, got {len(seeds)}: change one of both",
+    )
+    require("ranking" not in rows, "design: a claim about a ranking has none, remove one of both")
+    return {"design": design, "seeds": seeds}
 
 
 def _experiment_plan(path: Path, rows: dict) -> ExperimentPlan:

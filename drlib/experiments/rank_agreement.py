@@ -27,8 +27,9 @@ from scipy.stats import kendalltau, spearmanr
 
 from drlib.analysis import tour
 from drlib.evaluation.results import Results
+from drlib.experiments.designs import SEEDS
 from drlib.experiments.plan import ExperimentPlan
-from drlib.experiments.verdicts import SEEDS, decide, rounded
+from drlib.experiments.verdicts import decide, rounded
 from drlib.intervals import Interval, share_interval, t_quantile
 from drlib.validation import require
 
@@ -191,7 +192,7 @@ def rank_agreement(plan: ExperimentPlan, results: Mapping[str, Results], registe
         "claim": said.claim,
         "source": said.source,
         "expected": said.expected,
-        "outcome": decide(said.expected, effect[1], effect[2], judged),
+        "outcome": decide(said.expected, effect[1:], effect[1:]) if judged >= SEEDS else "open",
         "pilot": judged < SEEDS,
         "registered": registered,
         "statistic": "Spearman",

@@ -19,7 +19,13 @@ from drlib.experiments.records import ExperimentRecords
 from drlib.experiments.verdicts import registration
 from drlib.training import stages
 from drlib.training.launch import LaunchError, build_stage
-from drlib.training.run_folder import METRICS, RunFolder, RunFolderError, read_metrics
+from drlib.training.run_folder import (
+    METRICS,
+    RunFolder,
+    RunFolderError,
+    read_manifest,
+    read_metrics,
+)
 
 Failed = dict[tuple[str, int], str]  # (arm, seed) -> why
 
@@ -93,10 +99,13 @@ def keep(
     kept: dict[str, dict[int, dict]] = {arm: {} for arm in plan.arms}
     for arm, seed in plan.runs():
         if is_finished(plan, arm, seed, runs):
-            kept[arm][seed] = cost_of(plan.stage, plan.config(arm, seed, runs), runs)
+            config = plan.config(arm, seed, runs)
+            stage_seconds = seconds_by_stage(plan, arm, seed, runs)
+            kept[arm][seed] = cost_of(plan.stage, config, runs) | {"stages": stage_seconds}
         elif (arm, seed) in failed:
             kept[arm][seed] = {"failed": failed[arm, seed]}
     head = {"command": command, **what_ran(plan), "seeds": list(plan.seeds), "runs": kept}
+    head |= {"design": plan.design.as_dict()} if plan.design else {}
     records = ExperimentRecords(json.loads(json.dumps(head)))  # seeds as text, as after loading
     for arm, by_seed in kept.items():
         done = [
@@ -108,6 +117,24 @@ def keep(
     records.head["registered"] = registration(plan.file, plan.seeds, codes)
     records.save(out / f"{plan.name}.parquet")
     return records
+
+
+def seconds_by_stage(plan: ExperimentPlan, arm: str, seed: int, runs: Path) -> dict[str, float]:
+    """Return the wall-clock seconds of all stages of a finished run, by folder name.
+
+    Runs that share a stage name the same folder. A stage that was killed and resumed counts the
+    seconds of its steps, or those since its last start if these are more. Zero if not recorded.
+    """
+    wanted = [(f"evaluate_{plan.stage}", plan.config(arm, seed, runs))]
+    wanted += [("rl", plan.policy_config(name, seed, runs)) for name in plan.policies_of(arm)]
+    found = {}
+    for last, config in wanted:
+        for name in stages.list_ancestors(last, config):
+            folder = stages.folder(name, config, runs)
+            if RunFolder.is_complete(folder):
+                steps = cost_of(name, config, runs).get("seconds", 0.0)
+                found[folder.name] = max(steps, read_manifest(folder).get("seconds", 0.0))
+    return found
 
 
 def cost_of(stage: str, config: Config, runs: Path) -> dict:

@@ -2,15 +2,18 @@
 
 An arm's accuracy has an interval over seeds and questions; its difference to the control is paired
 by seed and question over the seeds that both have. A claim is judged by the first kind of question.
-No correction is made for the number of arms.
+The correction for the number of claims is made on the page of all findings
+(`drlib.experiments.findings_page`), not here.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from drlib.analysis import tour
 from drlib.evaluation.results import Results
+from drlib.experiments.designs import SEEDS, Design, read_design
 from drlib.experiments.plan import Arm, ExperimentPlan, load_plan, what_ran
 from drlib.experiments.rank_agreement import describe_ranking, rank_agreement
 from drlib.experiments.records import EXPERIMENTS, ExperimentRecords
@@ -53,10 +56,13 @@ def findings_of(found: Mapping) -> dict[str, dict]:
         if not claim or "effect" not in claim:
             continue
         first = arm["asked"][0]
-        judged = {key: value for key, value in claim.items() if key != "finding"}
+        judged = {key: value for key, value in claim.items() if key not in ("finding", "seeds")}
+        off = control["asked"][0]["accuracy"]
+        if "look" in claim:  # the control may have more seeds, for other claims
+            off = round(first["accuracy"] - claim["effect"], 5)
         findings[claim["finding"]] = {
             **judged,
-            "accuracy": [first["accuracy"], control["asked"][0]["accuracy"]],
+            "accuracy": [first["accuracy"], off],
             "command": found["command"],
             "commit": found["commit"],
             "n": first["n"],
@@ -115,16 +121,7 @@ def summary(plan: ExperimentPlan, records: ExperimentRecords) -> dict:
     ran = _check_head(plan, records.head)
     control = records.results.get(plan.control)
     arms = [
-        _arm(
-            plan,
-            arm,
-            ran["runs"].get(name, {}),
-            records.results.get(name),
-            control,
-            ran["seeds"],
-            ran["registered"],
-            records.curves.get(name, {}),
-        )
+        _arm(plan, arm, ran, records.results.get(name), control, records.curves.get(name, {}))
         for name, arm in plan.arms.items()
     ]
     commits = {code for one in records.results.values() for code in one.made.get("recipe", [])}
@@ -166,21 +163,23 @@ def _done(runs: Mapping) -> list[int]:
 def _arm(
     plan: ExperimentPlan,
     arm: Arm,
-    runs: Mapping,
+    ran: Mapping,
     results: Results | None,
     control: Results | None,
-    seeds: Sequence[int],
-    registered: str,
     curves: Mapping[int, Sequence[Mapping]],
 ) -> dict:
-    """Return an arm's part of the summary."""
+    """Return an arm's part of the summary; a claim at a look has the seeds of the look alone."""
+    runs, seeds = ran["runs"].get(arm.name, {}), ran["seeds"]
+    claim = _judged(plan, arm, ran, results, control)
+    if results and "look" in claim:
+        results = results.only(claim["seeds"])
     done = _done(runs)
     is_control = arm.name == plan.control
     failed = {seed: run["failed"] for seed, run in runs.items() if "failed" in run}
     asked = []
     for kind, decoding in plan.asked if results else ():
         row = _measured(plan.stage, kind, decoding, results)
-        both = {*done} & {*control.seeds} if control and not is_control else set()
+        both = {*results.seeds} & {*control.seeds} if control and not is_control else set()
         if both:
             row |= _difference(plan.stage, kind, decoding, results, control, both)
         asked.append(row)
@@ -198,7 +197,7 @@ def _arm(
             for seed, run in runs.items()
             if "stopped" in run
         },
-        **_judged(plan, arm, asked, registered),
+        **({"claim": claim} if claim else {}),
     }
 
 
@@ -229,17 +228,46 @@ def _difference(
     return {"difference": {**rounded(effect), "seeds": sorted(both), "by_seed": by_seed}}
 
 
-def _judged(plan: ExperimentPlan, arm: Arm, asked: Sequence[Mapping], registered: str) -> dict:
-    """Return the arm's claim with its verdict; open before anything was compared."""
+def _judged(
+    plan: ExperimentPlan,
+    arm: Arm,
+    ran: Mapping,
+    results: Results | None,
+    control: Results | None,
+) -> dict:
+    """Return the arm's claim with its verdict, {} without a claim; open before a comparison."""
     if arm.statement is None:
         return {}
-    said, name = arm.statement, plan.finding_name(arm.name)
-    if not asked or "difference" not in asked[0]:
-        claim = {"claim": said.claim, "source": said.source, "expected": said.expected}
-        return {"claim": {"finding": name, **claim, "outcome": "open", "pilot": True}}
-    difference = asked[0]["difference"]
-    effect = (difference["effect"], *difference["interval"])
-    return {"claim": {"finding": name, **said.judge(effect, difference["by_seed"], registered)}}
+    said, name = arm.statement, {"finding": plan.finding_name(arm.name)}
+    both = sorted({*results.seeds} & {*control.seeds}) if results and control else []
+    if not both:
+        texts = {"claim": said.claim, "source": said.source, "expected": said.expected}
+        return {**name, **texts, "outcome": "open", "pilot": True}
+    ready = [*takewhile(lambda seed: seed in both, ran["seeds"])]
+    order = [*ready, *(seed for seed in both if seed not in ready)]
+    differences_SQ = results.differences(plan.stage, plan.stage, *plan.asked[0], of=control)
+    differences_SQ = differences_SQ[[both.index(seed) for seed in order]]
+    # the design that was registered with the runs, not one that the plan has now
+    design = read_design(ran["design"]) if "design" in ran else None
+    if design is None and len(ran["seeds"]) >= SEEDS:
+        design = Design(looks=(len(ran["seeds"]),))
+    claim: dict = name | said.judge(differences_SQ, ran["registered"], design, len(ready))
+    if "look" not in claim:
+        return claim
+    seeds = sorted(order[: claim["look"]])
+    hours = _machine_hours([ran["runs"][one] for one in (arm.name, plan.control)], seeds)
+    return claim | {"seeds": seeds} | ({"machine_hours": hours} if hours else {})
+
+
+def _machine_hours(arms: Sequence[Mapping], seeds: Sequence[int]) -> float:
+    """Return the wall-clock hours of all stages of these runs; shared stages count once."""
+    stages = {
+        folder: seconds
+        for runs in arms
+        for seed in seeds
+        for folder, seconds in runs[str(seed)].get("stages", {}).items()
+    }
+    return round(sum(stages.values()) / 3600, 3)
 
 
 def _mean_cost(runs: Sequence[Mapping]) -> dict:
@@ -289,8 +317,14 @@ def curves(found: Mapping, records: ExperimentRecords) -> dict[str, list[list[di
 
 
 def outcome_text(claim: Mapping) -> str:
-    """Return the verdict as pages show it."""
-    return f"{claim['outcome']} (pilot)" if claim.get("pilot") else claim["outcome"]
+    """Return the verdict as pages show it; an open claim with the state of its design."""
+    if claim.get("pilot"):
+        return f"{claim['outcome']} (pilot)"
+    if claim["outcome"] != "open" or "look" not in claim:
+        return claim["outcome"]
+    if claim["final"]:
+        return f"open, undecided at {claim['look']} seeds"
+    return f"open at {claim['look']} of {claim['design']['looks'][-1]} seeds"
 
 
 def table(found: Mapping) -> str:

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -67,6 +68,7 @@ class RunFolder:
 
             ranks = Ranks()
         self.final, self.settings, self.ranks, self.report_to = final, settings, ranks, report_to
+        self._started = time.perf_counter()
         self.path = final.with_name(final.name + ".partial")
         if self.is_complete(final):
             raise RunFolderError(f"{final} is already complete: delete it to rebuild the stage")
@@ -158,6 +160,7 @@ class RunFolder:
             manifest = {
                 "settings": self.settings,
                 "metrics": metrics,
+                "seconds": round(time.perf_counter() - self._started, 3),  # since the last start
                 "processes": self.ranks.size,
                 "code": code_version(),
                 "versions": {p: version(p) for p in ("torch", "transformers", "numpy")},
