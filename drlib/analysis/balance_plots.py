@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from drlib.models.router_bias import max_violation, select_biased_experts
@@ -67,3 +69,24 @@ def plot_loss_against_balance(
         ax.plot(uneven, losses, "o", color=color, label=name)
     ax.set(xlabel="MaxVio", ylabel="held-out loss, nats per token", xlim=(0, None))
     ax.set_title("Loss and balance, 3 seeds")
+
+
+def plot_record(
+    curves: Mapping[str, Sequence[float]],
+    loads: Mapping[str, np.ndarray],
+    found: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+) -> Figure:
+    """Plot convergence, load and loss side by side.
+
+    Args:
+        curves: as in `plot_convergence`.
+        loads: as in `plot_load`.
+        found: as in `plot_loss_against_balance`.
+    """
+    fig, axes = plt.subplots(1, 3, figsize=(12, 3.9), layout="constrained")
+    plot_convergence(axes[0], curves)
+    plot_load(axes[1], loads)
+    plot_loss_against_balance(axes[2], found)
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=3)
+    fig.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    return fig

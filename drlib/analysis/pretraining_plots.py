@@ -31,7 +31,7 @@ def list_tokens(row: CptRow, chat: ChatIds) -> Iterator[tuple[str, str]]:
             yield part[0], text
 
 
-def _wrap_tokens(tokens, line: int) -> Iterator[tuple[int, int, str, str]]:
+def _wrap_tokens(tokens, line: float) -> Iterator[tuple[float, int, str, str]]:
     """Yield (line, column, role, text); a line ends after LINE characters or a line break."""
     column = 0
     for role, text in tokens:
@@ -52,7 +52,7 @@ def plot_loss_mask(rows: Sequence[CptRow], chat: ChatIds) -> Figure:
     fig = plt.figure(layout="none")
     ax = fig.add_axes((0, 0, 1, 1), xlim=(0, LINE))
     top = 1.2
-    boxes: list[tuple[int, int, str, str]] = []
+    boxes: list[tuple[float, int, str, str]] = []
     for row in rows:
         color = UP if row.judge == KEPT else DOWN
         ax.text(0, top + 0.5, f"{row.kind}: {row.judge}", color=color, size=9, weight="bold")
@@ -136,3 +136,18 @@ def plot_general_loss(ax: Axes, rows: Sequence[Mapping], bound: float) -> None:
     ax.set_xticks(np.arange(len(found)) + 0.18, [name.replace(" ", "\n", 1) for name in found])
     ax.set(title="General text", ylabel="loss against none, %")
     ax.grid(axis="x", visible=False)
+
+
+def plot_record(rows: Sequence[Mapping], bound: float) -> Figure:
+    """Plot both cold starts and the loss on general text side by side.
+
+    Args:
+        rows: `rows` of figures/reference/cpt/results.json.
+        bound: as in `plot_general_loss`.
+    """
+    fig, axes = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
+    plot_cold_start(axes[0], rows, 0)
+    plot_cold_start(axes[1], rows, 1)
+    plot_general_loss(axes[2], rows, bound)
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return fig
