@@ -23,6 +23,7 @@ from drlib.demonstrations.agentfounder import (
     Teacher,
     context_stages,
     higher_order,
+    list_decisions,
     plans,
     reasoning,
     sample_of,
@@ -202,6 +203,12 @@ def test_four_steps_with_three_alternatives(fictional, correct):
         chosen = [int(n) for n in re.findall(re.escape(CHOICE) + r"(\d+)\n", row.text)]
         steps = [m["content"] for m in messages[1:-1:2]]
         assert [dict(o)[str(n)] for o, n in zip(options, chosen)] == steps  # recoverable
+        parsed = list_decisions(row)
+        assert [(d.options, d.real + 1) for d in parsed] == [
+            (tuple(text for _, text in some), n) for some, n in zip(options, chosen)
+        ]
+        read = (messages[0]["content"], *responses)
+        assert [d.read for d in parsed] == [read[:n] for n in (1, 2, 3, 4)]
         assert row.text.endswith(f"{DECISION}{'Correct' if correct else 'Incorrect'}<|im_end|>")
         assert row.source_ids == ("t-1",) and row.judge == KEPT
         places |= {*chosen}
@@ -242,6 +249,7 @@ def test_answer_without_calls_has_no_options(fictional):
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": guess}]
     row = higher_order(messages, False, "t", teacher_of(fictional), 3, random.Random(0))
     assert CHOICE not in row.text and row.text.endswith("Incorrect<|im_end|>")
+    assert list_decisions(row) == []
 
 
 def test_too_few_alternatives_raise():

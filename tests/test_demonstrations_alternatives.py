@@ -11,7 +11,7 @@ import pytest
 
 from drlib.chat.template import ChatIds
 from drlib.chat.tool_calls import ToolCall, parse, render_call
-from drlib.demonstrations.agentfounder import CHOICE, CloseTeacher, Teacher, higher_order
+from drlib.demonstrations.agentfounder import CloseTeacher, Teacher, higher_order, list_decisions
 from drlib.demonstrations.oracle import Demonstrator, DemonstratorFaults
 from drlib.questions.chains import SearchQuestions, make_python_task
 from drlib.trajectory import ToolResult
@@ -45,14 +45,8 @@ def decisions(faults, teacher, questions=120, n=3, sums=False):
         task = make_python_task(rng) if sums and number % 2 else source.draw(2, rng)
         episode = demonstrator.play(task, SimpleNamespace(call=tool), rng, WORLD)
         row = higher_order(episode.messages, True, "past", teacher, n, rng)
-        read, shown = row.parts[0][1], None
-        for role, text in row.parts[1:]:
-            if shown and text.startswith(CHOICE):
-                options = [option.split(". ", 1)[1] for option in shown.splitlines()]
-                real = int(text.split("\n")[0].removeprefix(CHOICE)) - 1
-                yield f"{row.parts[0][1]}\n{read}", options, real
-            read = text if role == "tool" else read
-            shown = text if role == "given" else None
+        for read, options, real in list_decisions(row):
+            yield f"{read[0]}\n{read[-1]}", options, real
 
 
 def name_of(option):

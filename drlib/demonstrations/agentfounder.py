@@ -263,6 +263,36 @@ def _judged(refined: str, task: Task) -> str:
     return KEPT
 
 
+class Decision(NamedTuple):
+    """A decision of a higher-order row.
+
+    Attributes:
+        read: the question, then each response before the decision.
+        options: the steps that were shown.
+        real: index of the step that was taken.
+    """
+
+    read: tuple[str, ...]
+    options: tuple[str, ...]
+    real: int
+
+
+def list_decisions(row: CptRow) -> list[Decision]:
+    """Parse the decisions of a row of `higher_order`, in order."""
+    read, options = [row.parts[0][1]], ""
+    found = []
+    for role, text in row.parts[1:]:
+        if role == "tool":
+            read.append(text)
+        elif text.startswith(CHOICE):
+            number = int(text.partition("\n")[0].removeprefix(CHOICE))
+            steps = tuple(line.split(". ", 1)[1] for line in options.strip("\n").split("\n"))
+            found.append(Decision(tuple(read), steps, number - 1))
+        else:
+            options = text
+    return found
+
+
 class Widener(Protocol):
     """Writer of alternative steps."""
 
