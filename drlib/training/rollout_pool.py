@@ -142,7 +142,7 @@ class RolloutPool:
         self._finished: list[_Finished] = []
         self._attempts: Counter[tuple[int, tuple[int, ...]]] = Counter()
         self._counts, self._lags = {"restarts": 0, "stale_dropped": 0}, [0]
-        self._taken_at = time.time()
+        self._taken_at, self._taken = time.time(), list[Ticket]()
         self._fault: BaseException | None = None
         self._changed = threading.Condition(threading.RLock())
         self._ray, self._is_open = import_extra("ray"), True
@@ -192,6 +192,7 @@ class RolloutPool:
             taken, self._finished = self._finished[:wanted], self._finished[wanted:]
             for one in taken:
                 self._forget(one.ticket)
+            self._taken = [one.ticket for one in taken]
             self._trained += wanted
             self._taken_at = time.time()
             self._changed.notify_all()
@@ -205,7 +206,8 @@ class RolloutPool:
         """Publish new weights: to the next jobs, and to running ones with in_flight."""
         weights = self._ray.put(pack_weights(model))
         span = {"started": round(self._taken_at, 3), "ended": round(time.time(), 3)}
-        append_json_line(self.folder / UPDATES_FILE, {"version": self.version + 1, **span})
+        row = {"version": self.version + 1, **span, "questions": self._taken}
+        append_json_line(self.folder / UPDATES_FILE, row)
         with self._changed:
             self._weights, self.version = weights, self.version + 1
             if self.settings.in_flight:

@@ -1,8 +1,8 @@
 """What is trained if groups that are too old are dropped; not a test.
 
 The tour's cold start with two actors and tools of 50 ms, under each value of
-rl.asynchronous.stale, with at most one update of age. Written per policy: mean length and hops of
-all finished and of the dropped groups, and the share that was dropped.
+rl.asynchronous.stale, with rollouts of the newest weights only. Written per policy: length and hops
+of all finished and of the dropped groups.
 
 Run: PYTHONPATH=. python tests/benchmarks/make_stale.py [--steps 12] [--out FILE]
 """
@@ -22,7 +22,7 @@ SETTINGS = {
     **COMMON,
     "rl.asynchronous.actors": 2,
     "rl.asynchronous.groups": 2,
-    "rl.asynchronous.max_lag": 1,
+    "rl.asynchronous.max_lag": 0,
     "rollout.tool_latency_ms": 50.0,
 }
 
@@ -60,7 +60,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as runs:
             found[stale] = measure(train(config, Path(runs)), options.steps)
         print(stale, {k: v for k, v in found[stale].items() if "groups" not in k}, flush=True)
-    write_atomic(options.out, json.dumps(found) + "\n")
+        write_atomic(options.out, json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
