@@ -93,8 +93,8 @@ def plot_dropped(ax: Axes, found: Mapping[str, Mapping]) -> None:
         ratios = [ratio_of_means(found[name], key) for name in names]
         ax.bar(places + shift, ratios, width=0.36, color=colour, label=key)
     ax.axhline(1, color="0.4", linewidth=0.8)
-    ax.set(xticks=places, xticklabels=names, ylabel="dropped / finished")
-    ax.legend(frameon=False, fontsize="small")
+    ax.set(xticks=places, xticklabels=names, ylabel="dropped / finished", ylim=(0, 1.6))
+    ax.legend(frameon=False, fontsize="small", ncols=2, loc="upper left")
 
 
 def ratio_of_means(row: Mapping, key: str) -> float:
