@@ -52,6 +52,7 @@ LONG = (
     "test_sandbox_weakened_layers.py",
     "test_training_together.py",
     "test_experiments_runner.py",
+    "test_experiments_budget.py",
     "00_tour.ipynb",
     "10_stability.ipynb",
     "06_agentic_rl.ipynb",

@@ -21,6 +21,7 @@ FREE = {
     "processes",
     "plugins",
     "engine.url",
+    "engine.router",
     "engine.max_mismatch",
     "engine.memory_share",
     "trainer.report_to",
@@ -125,6 +126,7 @@ OTHERS = {
     "model.dtype": "bfloat16",
     "model.tool_format": "template",
     "engine.name": "hf",
+    "engine.router": "sticky",
     "engine.url": "http://localhost:1/v1",
     "trainer.report_to": "tensorboard",
 }
