@@ -147,7 +147,8 @@ def test_jobs_record_where_and_with_which_weights_they_ran(finished):
         assert job["draw"] - 1 <= job["oldest"] <= job["newest"] <= job["draw"] + 1
         assert sum(job["lengths"]) * GROUP == pytest.approx(job["tokens"], abs=0.1)
     hops = [hops for job in jobs for hops in job["hops"]]
-    python = {name for step in trained_groups(finished) for name in step if "python" in name}
+    trained = [t for file in finished.glob("trajectories_*") for t in load_trajectories(file)]
+    python = {t.group_id for t in trained if t.task_id.startswith("python")}
     assert hops.count(0) == len(python) > 0 and max(hops) > 0
 
 
