@@ -73,4 +73,22 @@ MUTANTS = [
         (f"{SIMULATED}::test_resuming_is_biased_at_first_only",),
         "resuming would be as slow and as biased as dropping",
     ),
+    Mutant(
+        "routing: a server is chosen by the length of the context",
+        "drlib/models/vllm_server.py",
+        "self._router.choose(conversation.key, ",
+        "self._router.choose(len(conversation.ids), ",
+        ("tests/test_models_vllm_server.py::test_the_turns_of_a_rollout_reach_one_replica",),
+        "each turn would be read again by another server",
+    ),
+    Mutant(
+        "tasks: every verified row is correct",
+        "drlib/evaluation/answer_files.py",
+        "Verdict.CORRECT if row.verified == 1 else",
+        "Verdict.CORRECT if row.verified >= 0 else",
+        (
+            "tests/test_evaluation_environment_items.py::test_folders_of_harbor_are_run_and_verified",
+        ),
+        "failed tasks of environments would count as solved",
+    ),
 ]
