@@ -93,7 +93,6 @@ def main(argv: list[str]) -> int:
 def _run_benchmark(argv: list[str]) -> int:
     """Ask an agent the questions of a benchmark and judge its answers."""
     from drlib.app.research import is_live
-    from drlib.cli.agent_options import apply_preset
     from drlib.evaluation.benchmarks import BENCHMARKS, write_documents
     from drlib.rewards.judges import JUDGES
 
@@ -114,8 +113,7 @@ def _run_benchmark(argv: list[str]) -> int:
     add("-n", type=int, help="only the first N questions")
     _add_run_options(parser)
     parser.set_defaults(world="")
-    args = apply_preset(parser, argv)
-    load_plugins(args.plugins)
+    args = _parse_run(parser, argv)
     args.source = args.source or find_source(args.benchmark)
     items = _load_items(args)
     judge = args.judge or BENCHMARKS[args.benchmark].judge
@@ -136,9 +134,9 @@ def _run_benchmark(argv: list[str]) -> int:
         args.files = str(attached[0].parent)
         # the folder also has the benchmark's file, with the answers
         args.file_names = tuple(sorted({file.name for file in attached}))
-    has_pages = not (args.out / "pages").exists() and args.world == f"folder:{args.out / 'pages'}"
-    if has_pages and not args.dry_run:
-        write_documents(items, args.out / "pages")
+    pages = args.out / "pages"
+    if args.world == f"folder:{pages}" and not pages.exists() and not args.dry_run:
+        write_documents(items, pages)
     cache = args.out / "verdicts.jsonl"
     return _ask_and_score(
         args,
@@ -154,8 +152,7 @@ def _run_benchmark(argv: list[str]) -> int:
 
 
 def _run_tasks(argv: list[str]) -> int:
-    """Ask an agent the held-out tasks of environments; the environments verify the ends."""
-    from drlib.cli.agent_options import apply_preset
+    """Ask an agent the held-out tasks of environments, which verify the end of each rollout."""
     from drlib.evaluation.environment_items import draw_items
 
     parser = argparse.ArgumentParser(prog="drlib evaluate tasks", description=__doc__)
@@ -172,8 +169,7 @@ def _run_tasks(argv: list[str]) -> int:
     add("--seed", type=int, default=0, help="of the tasks (0)")
     _add_run_options(parser)
     parser.set_defaults(world=NO_WORLD)
-    args = apply_preset(parser, argv)
-    load_plugins(args.plugins)
+    args = _parse_run(parser, argv)
     args.environments = args.names
     items = draw_items(args.names, args.n, args.seed)
     return _ask_and_score(args, "tasks", items, items, ["--judge", VERIFIED], items)
@@ -189,6 +185,19 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--budget", type=float, help="stop asking once the answers have cost so much (--prices)")
     add("--dry-run", action="store_true", help="print the expected tokens and cost, ask nothing")
     add_agent_options(parser)
+
+
+def _parse_run(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """Parse the arguments of a run, before anything is read or written, and load its plugins."""
+    from drlib.cli.agent_options import apply_preset
+
+    args = apply_preset(parser, argv)
+    require(
+        args.budget is None or any(args.prices),
+        "--budget needs --prices: without them every answer costs 0",
+    )
+    load_plugins(args.plugins)
+    return args
 
 
 def _ask_and_score(
@@ -213,10 +222,6 @@ def _ask_and_score(
     from drlib.cli.agent_options import read_options
     from drlib.evaluation.benchmark_run import BenchmarkRun, describe, estimate
 
-    require(
-        args.budget is None or any(args.prices),
-        "--budget needs --prices: without them every answer costs 0",
-    )
     options = read_options(args)
     run = BenchmarkRun(items, args.out, args.k, args.world)
     if args.dry_run:

@@ -78,7 +78,6 @@ EXERCISES.register(
 EXERCISES.register(
     "hidden_failure",
     Choice(
-        how='the letter of an option, for example "a"',
         hint="Compute the mean of the others for a rollout that failed, once with the long one "
         "among them, once without.",
         why="without the long failure the other two losers compare themselves with a mean of 1/2 "
@@ -141,7 +140,6 @@ EXERCISES.register(
 EXERCISES.register(
     "paid_pages",
     Choice(
-        how='the letter of an option, for example "a"',
         hint="Look for the cheapest way to have every page of the chain shown once.",
         why="one search with many queries shows the pages of the chain by accident, and the answer "
         "earns nothing. The reward of the answer alone cannot be cheated in this way.",
@@ -203,7 +201,6 @@ EXERCISES.register(
 EXERCISES.register(
     "blind_rule",
     Choice(
-        how='the letter of an option, for example "a"',
         hint="The arm scores each sample with its own current log-probabilities. Put that into "
         "equation (2).",
         why="every weight is 1, so the effective sample size is 1 as well, whatever happens. A "
@@ -254,7 +251,6 @@ EXERCISES.register(
 EXERCISES.register(
     "dropped_groups",
     Choice(
-        how='the letter of an option, for example "a"',
         hint="Which rollouts see many updates between their first and last token?",
         why="long rollouts are older when they end, so they are dropped more often. The policy is "
         "trained on fewer of the questions that need many calls, and its training accuracy looks "
@@ -330,7 +326,6 @@ EXERCISES.register(
 EXERCISES.register(
     "forgotten_mask",
     Choice(
-        how='the letter of an option, for example "a"',
         hint="Write down the advantages of the rollouts with the page and of those without it.",
         why="rollouts with the page have positive advantages more often, so its tokens are "
         "reinforced like the policy's own. The policy learns to write pages itself.",
@@ -388,7 +383,6 @@ EXERCISES.register(
 EXERCISES.register(
     "k1_as_a_loss",
     Choice(
-        how='the letter of an option, for example "a"',
         hint="Differentiate k1 of one sample, then average over the samples.",
         why="the gradient of k1 is the score, and its mean is 0. The value of k1 is unbiased, its "
         "gradient is not that of the KL.",
@@ -444,7 +438,6 @@ EXERCISES.register(
 EXERCISES.register(
     "rising_threshold",
     Choice(
-        how='the letter of an option, for example "a"',
         hint="A pair holds until its share of the steps. B has F1 0.8 and C 0.5.",
         why="0.6 pays B and not C in the first half, 0.99 neither in the second.",
         right="c",
@@ -507,7 +500,6 @@ EXERCISES.register(
 EXERCISES.register(
     "mean_with_a_twin",
     Choice(
-        how='the letter of an option, for example "a"',
         hint="Which weights of the two policies have the same task?",
         why="the same unit has another place in the twin. In the order of the trained policy, the "
         "twin is the trained policy, and the line between them has no barrier.",
@@ -560,7 +552,6 @@ EXERCISES.register(
 EXERCISES.register(
     "rounds_or_questions",
     Choice(
-        how='the letter of an option, for example "a"',
         hint="Rounds average over the chance within a question. Which variance is left?",
         why="most of the variance is between questions, and only more questions lower it.",
         right="a",
@@ -615,7 +606,6 @@ EXERCISES.register(
 EXERCISES.register(
     "partial_credit",
     Choice(
-        how='the letter of an option, for example "a"',
         hint="Compare both rewards for a rollout that stops five below the number.",
         why="groups in which nobody reaches the number get a gradient. But stopping early pays "
         "almost as well as finishing, and a sum that is nearly right is wrong.",

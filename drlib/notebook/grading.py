@@ -20,7 +20,7 @@ NEAR = 0.25  # relative difference that counts as close
 TRIALS = 20  # random inputs of a function
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exercise:
     """Texts that all kinds of exercises share.
 
@@ -47,9 +47,9 @@ class Exercise:
         return f"right: {self.why}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Numbers(Exercise):
-    """One number or an array.
+    """Exercise whose answer is a number or an array.
 
     Args:
         expected: computes the right answer.
@@ -71,15 +71,16 @@ class Numbers(Exercise):
         return _describe_error(given, expected, wrong) or f"not yet: {self.hint}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Choice(Exercise):
-    """One of several options.
+    """Exercise whose answer is the letter of an option.
 
     Args:
         right: name of the right option.
         wrong: explanation by name of each wrong option.
     """
 
+    how: str = 'the letter of an option, for example "a"'
     right: str
     wrong: dict[str, str]
 
@@ -94,9 +95,9 @@ class Choice(Exercise):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Function(Exercise):
-    """A function of the reader's, compared with a reference on 20 random inputs.
+    """Exercise whose answer is a function, compared with a reference on 20 random inputs.
 
     A function that returns None counts as no answer.
 
