@@ -500,6 +500,9 @@ def test_records_round_trip(tmp_path, capsys):
     shown = ["experiment", "show", str(tmp_path / "toy.yaml"), f"--out={tmp_path}"]
     assert cli.main([*shown, f"--runs={tmp_path / 'nothing'}"]) == 0
     assert table(found) in capsys.readouterr().out
+    write_plan(tmp_path, common={"evaluation.questions": 1000})
+    assert cli.main(shown) == 0
+    assert table(found) in capsys.readouterr().out
     write_plan(tmp_path, arms={"ppo": {}, "cispo": {"rl.loss.clip": "none"}})
     assert cli.main(shown) == 1
     assert "have another settings than the plan" in capsys.readouterr().err

@@ -25,6 +25,7 @@ COSTS = ("seconds", "rollout_seconds", "rollouts", "generated_tokens", "trained_
 REWARDS = ("reward", "reward_std", "zero_variance")  # and rewards/NAME/mean of each term
 LAST_STEPS = 10  # steps over which reward metrics are averaged
 NONE = "–"
+COUNTS = ("evaluation.questions", "evaluation.samples")  # may differ between a pilot and its plan
 
 
 def write_summary(plan: ExperimentPlan, records: ExperimentRecords, out: Path) -> dict:
@@ -135,7 +136,7 @@ def summary(plan: ExperimentPlan, records: ExperimentRecords) -> dict:
         "profile": ran["profile"],
         "seeds": ran["seeds"],
         "control": plan.control,
-        "common": dict(plan.common),
+        "common": _common(plan, ran),
         "policies": {name: dict(settings) for name, settings in plan.policies.items()},
         "asked": [{"kind": kind, "decoding": decoding} for kind, decoding in plan.asked],
         "arms": arms,
@@ -145,14 +146,29 @@ def summary(plan: ExperimentPlan, records: ExperimentRecords) -> dict:
 
 def _check_head(plan: ExperimentPlan, ran: Mapping) -> Mapping:
     """Return the head of the records if they belong to the plan; ValueError otherwise."""
-    now = json.loads(json.dumps(what_ran(plan)))
-    changed = [key for key in ("stage", "settings", "policies") if ran.get(key) != now.get(key)]
+    now = _without_counts(json.loads(json.dumps(what_ran(plan))))
+    then = _without_counts(ran)
+    changed = [key for key in ("stage", "settings", "policies") if then.get(key) != now.get(key)]
     require(
         not changed,
         f"the records of {plan.name!r} have another {' and '.join(changed)} than the plan: "
         "run the experiment again, or pass another --out",
     )
     return ran
+
+
+def _without_counts(ran: Mapping) -> dict:
+    """Return what ran without the numbers of questions and answers: they change the precision."""
+    arms = ran.get("settings", {}).items()
+    kept = {arm: {k: v for k, v in own.items() if k not in COUNTS} for arm, own in arms}
+    return {**ran, "settings": kept}
+
+
+def _common(plan: ExperimentPlan, ran: Mapping) -> dict:
+    """Return the plan's common settings, with the numbers of questions and answers that ran."""
+    counts = {key: ran["settings"][plan.control].get(key) for key in COUNTS}
+    common = {**plan.common, **{key: value for key, value in counts.items() if value is not None}}
+    return {key: value for key, value in common.items() if counts.get(key, value) is not None}
 
 
 def _done(runs: Mapping) -> list[int]:
