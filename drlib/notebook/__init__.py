@@ -12,6 +12,7 @@ from drlib.notebook.display import (
     show_source,
     use_style,
 )
+from drlib.notebook.panels import show_panel
 from drlib.training.launch import LaunchError, build_stage, launch, progress
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "progress",
     "runs_folder",
     "save_figure",
+    "show_panel",
     "show_source",
     "use_style",
 ]
