@@ -10,6 +10,7 @@
 # make test-smol  make smol, then a short run of the profile smol (five minutes)
 # make test-gym   install reasoning-gym and test its environments (needs gcc)
 # make test-adapters test the adapters of OpenEnv and verifiers in environments of their own
+# make book       build the course and the docs as a website, in runs/book (two minutes)
 # make mutants    insert faults one at a time; a test must catch each of them
 # make reference  train the five-seed reference run of the tour (an hour)
 # make clean      remove .venv, .venv-* and everything that runs produced
@@ -36,7 +37,7 @@ IS_RIGHT := -c 'import sys; v = sys.version_info; \
 # Twice quiet: only errors are shown.
 PIP_OPTIONS := --quiet --quiet --disable-pip-version-check
 
-.PHONY: help run lab check test-fast test test-alone test-vllm smol benchmarks test-smol test-gym test-adapters mutants reference setup clean
+.PHONY: help run lab check test-fast test test-alone test-vllm smol benchmarks test-smol test-gym test-adapters book mutants reference setup clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -172,6 +173,12 @@ test-adapters: .venv-openenv/installed .venv-verifiers/installed
 	done; \
 	if [ -n "$$failed" ]; then echo "== failed:$$failed"; exit 1; fi
 
+# A broken link is an error. Stored outputs are shown, nothing is executed.
+book: .venv-book/installed
+	@$(ALONE) echo "== the book, in runs/book"; \
+	.venv-book/bin/python -m sphinx -q -W --keep-going -c docs/book . runs/book && \
+	echo "== open runs/book/index.html"
+
 mutants: $(STAMP)
 	@$(ALONE) echo "== faults inserted one at a time (a quarter of an hour)"; \
 	exec $(PY) -m tests.mutants
@@ -181,6 +188,6 @@ reference: $(STAMP)
 	exec $(PY) -m drlib.cli experiment reference --out figures/reference/again
 
 clean:
-	@echo "== removing .venv, .venv-vllm, .venv-openenv, .venv-verifiers, runs and caches"; \
-	rm -rf .venv .venv-vllm .venv-openenv .venv-verifiers runs build drlib.egg-info .pytest_cache .ruff_cache .hypothesis; \
+	@echo "== removing .venv, .venv-vllm, .venv-openenv, .venv-verifiers, .venv-book, runs and caches"; \
+	rm -rf .venv .venv-vllm .venv-openenv .venv-verifiers .venv-book runs build drlib.egg-info .pytest_cache .ruff_cache .hypothesis; \
 	find drlib tests -name __pycache__ -type d -prune -exec rm -rf {} +

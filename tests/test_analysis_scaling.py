@@ -3,6 +3,8 @@
 Run: python -m pytest tests/test_analysis_scaling.py
 """
 
+import base64
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -117,3 +119,26 @@ def test_panel_draws_the_selected_plan(large):
     panel.controls["rank"].value = 32
     assert calls[-1] == (4, 32) and panel.picture.value != first
     assert panel.controls["cards"].options == (1, 2, 4, 8)
+    assert not panel.controls["cards"].continuous_update
+    panel.reset.click()
+    assert calls[-1] == (4, 0) and panel.picture.value == first
+    bundle = panel._repr_mimebundle_()
+    assert base64.b64decode(bundle["image/png"]) == first and "children" not in bundle["text/plain"]
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+def test_panel_shows_that_it_is_busy_and_recovers_from_an_error():
+    seen = []
+
+    def draw(number):
+        seen.append(panel.status.value if number else "")
+        if number == 2:
+            raise ValueError("no plan for 2")
+        return plt.figure()
+
+    panel = widgets.FigurePanel(draw, {"number": (0, 1, 2)})
+    panel.controls["number"].value = 1
+    assert seen[-1] and panel.status.value == ""
+    with pytest.raises(ValueError, match="no plan for 2"):
+        panel.controls["number"].value = 2
+    assert panel.status.value == ""

@@ -5,6 +5,7 @@ used, because nbval cannot replay their display messages. Setting a slider from 
 so panels can be tested without a browser.
 """
 
+import base64
 import dataclasses
 import html
 import random
@@ -34,13 +35,42 @@ UPGRADE_TRIES = 8  # maximum draws per upgrade
 
 
 class _Panel(ipw.VBox):
-    """Base panel that redraws whenever one of its controls changes."""
+    """Base panel that redraws whenever one of its controls changes.
+
+    Attributes:
+        reset: button that restores the first values.
+        status: label that is filled while the panel is drawn.
+    """
 
     def __init__(self, controls: Iterable[ipw.Widget], children: Sequence[ipw.Widget]):
-        for control in controls:
-            control.observe(lambda _: self._draw(), names="value")
-        super().__init__(children)
-        self._draw()
+        first = [(control, control.value) for control in controls]
+        self.reset, self.status = ipw.Button(description="reset"), ipw.Label()
+        self.reset.on_click(lambda _: self._restore(first))
+        for control, _ in first:
+            if control.has_trait("continuous_update"):
+                control.continuous_update = False  # one drawing per move, not one per pixel
+            control.observe(lambda _: self._redraw(), names="value")
+        super().__init__([*children, ipw.HBox([self.reset, self.status])])
+        self._redraw()
+
+    def _redraw(self):
+        self.status.value = "drawing ..."
+        try:
+            self._draw()
+        finally:
+            self.status.value = ""
+
+    def _restore(self, first: Iterable[tuple[ipw.Widget, object]]):
+        for control, value in first:
+            control.value = value
+
+    def _repr_mimebundle_(self, **kwargs) -> dict:
+        """Add the picture, which code hosts show instead of the widget."""
+        bundle = super()._repr_mimebundle_(**kwargs)
+        bundle["text/plain"] = f"{type(self).__name__}: the controls need a running kernel"
+        if "picture" in vars(self):
+            bundle["image/png"] = base64.b64encode(self.picture.value).decode()
+        return bundle
 
 
 class GrpoPanel(_Panel):
