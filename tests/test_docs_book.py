@@ -41,7 +41,7 @@ def test_map_highlights_one_stage_and_connects_boxes():
     x = {name: float(box.get("x")) for name, box in zip(names, boxes)}
     assert [x[name] for name in names[:6]] == sorted(x[name] for name in names[:6])
     width = float(drawing.get("width"))
-    assert all(0 < left and left + 104 < width for left in x.values())
+    assert all(left > 0 and left + 104 < width for left in x.values())
 
 
 def test_unknown_stage_is_rejected():
