@@ -138,9 +138,9 @@ def plot_answered_within(ax: Axes, clicks: Mapping[str, Sequence[int | None]], l
         done = np.array([np.inf if end is None else end for end in ends])
         share = (done <= allowed[:, None]).mean(axis=1)
         ax.step(allowed, 100 * share, where="post", color=color, label=explorer)
-    ax.set(xlabel="clicks allowed", ylabel="% of the sites answered", ylim=(-2, 125))
-    ax.set_yticks(range(0, 101, 25))
-    ax.legend(loc="upper right", ncols=len(clicks), fontsize=8, columnspacing=1, handlelength=1.2)
+    top = max(line.get_ydata().max() for line in ax.lines)
+    ax.set(xlabel="clicks allowed", ylabel="% of the sites answered", ylim=(0, 1.25 * top or 1))
+    ax.legend(loc="upper left", ncols=len(clicks), fontsize=8, columnspacing=1, handlelength=1.2)
 
 
 def plot_outline_versions(ax: Axes, versions: Sequence[Mapping[str, Sequence[str]]]) -> None:
