@@ -161,7 +161,7 @@ def test_engine_without_vision_is_rejected():
             with pytest.raises(ValueError, match="is not in the album"):
                 WebWatcher(ScriptedEngine(str), toolbox).run([task])
     assert AGENTS["webwatcher"] is WebWatcher
-    with pytest.raises(AskError, match="notebook 13"):
+    with pytest.raises(AskError, match="docs/agents.md"):
         AskOptions(agent="webwatcher")
 
 

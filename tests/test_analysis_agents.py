@@ -1,4 +1,4 @@
-"""Plots of agents: page positions, site walks, outlines and shares.
+"""Plots of agents: page positions, site walks, outlines and words read.
 
 Run: python -m pytest tests/test_analysis_agents.py
 """
@@ -49,6 +49,7 @@ def test_site_walk_numbers_each_click(ax):
     agent_plots.plot_site_walk(ax, LINKS, walk, {"c"}, {"c": "See"})
     texts = [text.get_text() for text in ax.texts]
     assert [text for text in texts if text.isdigit()] == ["1", "2", "3", "4"] and "See" in texts
+    assert len(ax.lines) == 3, "root-a, root-b and a-c; no link back to the root"
     with pytest.raises(ValueError, match="step 2: no link leads from a to b"):
         agent_plots.plot_site_walk(ax, LINKS, ["root", "a", "b"])
 
@@ -66,14 +67,3 @@ def test_words_read_has_one_bar_per_turn(ax):
     assert [bar.get_height() for bar in ax.patches] == [10, 30, 20]
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert sorted(labels) == ["all found sources", "planner", "writer"]
-
-
-def test_picture_crops_and_shares(ax):
-    agent_plots.plot_picture(ax, np.zeros((9, 9, 3), np.uint8), (1, 2, 3, 4))
-    assert ax.lines[0].get_xydata().max(axis=0).tolist() == [3.5, 5.5]
-    _, bars = plt.subplots()
-    agent_plots.plot_shares(
-        bars, {"one": {"sees": 1.0, "blank": 0.0}, "two": {"sees": 0.5, "blank": 0}}
-    )
-    assert [patch.get_height() for patch in bars.patches] == [100, 50, 0, 0]
-    plt.close(bars.figure)

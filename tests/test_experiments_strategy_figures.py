@@ -93,30 +93,49 @@ def trials():
     }
 
 
-def test_cost_figure_compares_heavy_with_votes(trials):
-    axes = strategy_plots.cost_figure(trials).axes[0]
-    heavy, react, _ = axes.lines
+@pytest.fixture
+def ax():
+    fig, ax = plt.subplots()
+    yield ax
+    fig.canvas.draw()
+    plt.close(fig)
+
+
+def test_contexts_are_drawn_by_turn(rollout_and_samples, ax):
+    done, sampled_turns, _ = rollout_and_samples
+    lengths = strategy_plots.context_lengths(done)
+    assert lengths == np.bincount(done.contexts).tolist(), "one turn per context"
+    whole = replace(done, contexts=np.zeros(len(done), int))
+    assert strategy_plots.context_lengths(whole) == np.cumsum(lengths).tolist()
+    assert (
+        strategy_plots.context_lengths(replace(done, contexts=None)) == np.cumsum(lengths).tolist()
+    )
+    strategy_plots.plot_contexts(ax, {"one": done, "two": whole}, 5000)
+    assert [line.get_ydata()[-1] for line in ax.lines] == [lengths[-1], sum(lengths), 5000]
+    assert ax.lines[0].get_xdata().tolist() == [1, 2, 3] and len(sampled_turns) == 3
+
+
+def test_cost_plot_compares_heavy_with_votes(trials, ax):
+    strategy_plots.plot_cost(ax, trials)
+    heavy, react, _ = ax.lines
     assert heavy.get_xdata().tolist() == [20, 40, 80, 160, 320]
     assert heavy.get_ydata() == pytest.approx([50] * 5)
     assert react.get_xdata().tolist() == [10, 20, 40, 80, 160]
     # first eight samples: all correct in question one; every second one in the other
     assert react.get_ydata() == pytest.approx([62.5, 100, 100, 100, 100])
-    plt.close("all")
 
 
-def test_majority_figure_shows_votes_and_binomial(trials):
-    axes = strategy_plots.majority_figure(trials).axes[0]
-    passed, voted, binomial = axes.lines
+def test_majority_plot_shows_votes_and_binomial(trials, ax):
+    strategy_plots.plot_majority(ax, trials)
+    passed, voted, binomial = ax.lines
     p = 0.625
     assert passed.get_ydata() == pytest.approx([100 * p] + [100] * 15)
     assert voted.get_ydata()[0] == binomial.get_ydata()[0] == 100 * p, "one run is one run"
     assert binomial.get_ydata()[2] == pytest.approx(100 * (p**3 + 3 * p**2 * (1 - p)))
-    plt.close("all")
 
 
-def test_memory_figure_uses_the_longest_context(trials):
+def test_memory_plot_uses_the_longest_context(trials, ax):
     trials["a"] = ledgers("a", [[1], [1]], longest=333)
-    axes = strategy_plots.memory_figure(trials, {"a": "mine"}).axes[0]
-    assert axes.lines[1].get_xdata() == [333] and axes.lines[1].get_ydata() == [100]
-    assert axes.lines[1].get_label() == "mine"
-    plt.close("all")
+    strategy_plots.plot_memory(ax, trials, {"a": "mine"})
+    assert ax.lines[1].get_xdata() == [333] and ax.lines[1].get_ydata() == [100]
+    assert ax.lines[1].get_label() == "mine"

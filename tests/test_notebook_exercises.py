@@ -39,6 +39,12 @@ RIGHT = {  # by hand
     "two_answers_aged": [1 / 1.36, 1 / 1.36**4],
     "clip_factor": lambda r, a, low, high: 0 if (r > high if a > 0 else r < low) else r * a,
     "k1_as_a_loss": "b",
+    "two_wrong_titles": 0.027 + 0.189 + 0.441 / 6,
+    "over_samples": lambda rewards, contexts: over_samples(rewards, contexts),
+    "thirty_towns": "c",
+    "two_leaves": [9, 21],
+    "mean_clicks": lambda links, start, goal: mean_clicks(links, start, goal),
+    "uncited_page": "c",
     "graded_advantage": 2 / 15,
     "supported_reward": lambda answer, correct, responses: (
         (answer.lower() == correct.lower())
@@ -84,6 +90,16 @@ MISTAKES = {
         lambda r, a, low, high: min(max(r, low), high) * a,
         lambda r, a, low, high: 0 if r > high else r * a,
     ],
+    "two_wrong_titles": [0.216, 0.216 + 0.441 / 3, 0.3],
+    "over_samples": [
+        lambda rewards, contexts: [(3 * r - sum(rewards)) / 2 for r in rewards],
+        lambda rewards, contexts: [r - np.dot(rewards, contexts) / sum(contexts) for r in rewards],
+    ],
+    "two_leaves": [[8, 18], [9, 20], [9, 19]],
+    "mean_clicks": [
+        lambda links, start, goal: shortest(links, start, goal),
+        lambda links, start, goal: mean_clicks(links, start, goal) - 1,
+    ],
     "graded_advantage": [0.3, 4 / 5 - 2.8 / 4, -2 / 15],
     "supported_reward": [
         lambda answer, correct, responses: float(answer == correct),
@@ -114,6 +130,30 @@ MISTAKES = {
 
 def shares(values):
     return [value / sum(values) for value in values]
+
+
+def over_samples(rewards, contexts):
+    """Leave-one-out over all contexts, by counts."""
+    total, size = np.dot(rewards, contexts), sum(contexts)
+    return [reward - (total - reward) / (size - 1) for reward in rewards]
+
+
+def mean_clicks(links, start, goal):
+    """Iterate h = 1 + mean of h over the links."""
+    clicks = np.zeros(len(links))
+    for _ in range(5000):
+        clicks = np.array([1 + clicks[targets].mean() for targets in links])
+        clicks[goal] = 0
+    return clicks[start]
+
+
+def shortest(links, start, goal):
+    """Clicks of the shortest way."""
+    reached, clicks = {start}, 0
+    while goal not in reached:
+        reached |= {target for page in reached for target in links[page]}
+        clicks += 1
+    return clicks
 
 
 def reverse_step(student, teacher):

@@ -1,4 +1,4 @@
-"""Plots of web agents for notebook 13: site walks, outlines, words read per turn, image crops.
+"""Plots of web agents for notebook 13: site walks, outlines, words read per turn.
 
 Plots are drawn into given axes from recorded rollouts. Blue is content that the agent found or
 read, orange failures or savings, grey the rest of the site.
@@ -12,7 +12,6 @@ from matplotlib.ticker import MaxNLocator
 
 from drlib.analysis.plots import CONTROL, DOWN, UP
 from drlib.validation import require
-from drlib.worlds.emblems import Box, Pixels
 
 LINK_COLOR = "0.85"
 LABEL_SPACE = 9.0  # angle of a labelled page, in unlabelled pages
@@ -60,6 +59,8 @@ def plot_site_walk(
 ) -> None:
     """Plot a site as rings around the first page of a walk, with numbered steps.
 
+    Links back to the first page are drawn only as steps.
+
     Args:
         ax: axes to draw into.
         links: page -> pages that it links to.
@@ -72,11 +73,16 @@ def plot_site_walk(
 
     """
     places = place_on_rings(links, walk[0], {*walk})
-    pairs = {tuple(sorted((page, to))) for page in places for to in links.get(page, ())}
+    # Every page of a site may link back to the first one; such links would hide the others.
+    pairs = {
+        tuple(sorted((page, to)))
+        for page in places
+        for to in links.get(page, ())
+        if to in places and to != walk[0]
+    }
     for page, to in sorted(pairs):
-        if page in places and to in places:
-            (x, y), (far_x, far_y) = places[page], places[to]
-            ax.plot([x, far_x], [y, far_y], color=LINK_COLOR, lw=0.4, zorder=1)
+        (x, y), (far_x, far_y) = places[page], places[to]
+        ax.plot([x, far_x], [y, far_y], color=LINK_COLOR, lw=0.8, zorder=1)
     for number, (page, to) in enumerate(zip(walk, walk[1:]), 1):
         if to not in links[page]:
             raise ValueError(f"step {number}: no link leads from {page} to {to}")
@@ -132,9 +138,9 @@ def plot_answered_within(ax: Axes, clicks: Mapping[str, Sequence[int | None]], l
         done = np.array([np.inf if end is None else end for end in ends])
         share = (done <= allowed[:, None]).mean(axis=1)
         ax.step(allowed, 100 * share, where="post", color=color, label=explorer)
-    ax.set(xlabel="clicks allowed", ylabel="% of the sites answered", ylim=(-2, 125))
-    ax.set_yticks(range(0, 101, 25))
-    ax.legend(loc="upper right", ncols=len(clicks), fontsize=8, columnspacing=1, handlelength=1.2)
+    top = max(line.get_ydata().max() for line in ax.lines)
+    ax.set(xlabel="clicks allowed", ylabel="% of the sites answered", ylim=(0, 1.25 * top or 1))
+    ax.legend(loc="upper left", ncols=len(clicks), fontsize=8, columnspacing=1, handlelength=1.2)
 
 
 def plot_outline_versions(ax: Axes, versions: Sequence[Mapping[str, Sequence[str]]]) -> None:
@@ -185,35 +191,3 @@ def plot_words_read(ax: Axes, read: Sequence[tuple[str, int]], gathered: int) ->
         ylim=(0, 1.35 * max(gathered, *(words for _, words in read))),
     )
     ax.legend(loc="upper left", ncols=3, fontsize=8, columnspacing=1, handlelength=1.2)
-
-
-def plot_picture(ax: Axes, pixels: Pixels, cut: Box | None = None) -> None:
-    """Plot an image, with a frame around a crop.
-
-    Args:
-        ax: axes to draw into.
-        pixels: uint8 [H, W, 3].
-        cut: (left, top, width, height) of the crop, in pixels.
-    """
-    ax.imshow(pixels, interpolation="nearest")
-    if cut is not None:
-        left, top, width, height = cut
-        corners = np.array([(0, 0), (width, 0), (width, height), (0, height), (0, 0)]) - 0.5
-        ax.plot(*(corners + (left, top)).T, color=DOWN, lw=2.5)
-    ax.set_axis_off()
-
-
-def plot_shares(ax: Axes, rows: Mapping[str, Mapping[str, float]]) -> None:
-    """Plot grouped bars in percent; rows: group -> label -> share in 0..1."""
-    labels = [*dict.fromkeys(label for row in rows.values() for label in row)]
-    width = 0.8 / len(labels)
-    for at, label in enumerate(labels):
-        color = (UP, CONTROL, DOWN, "C2")[at % 4]
-        places = np.arange(len(rows)) + (at - (len(labels) - 1) / 2) * width
-        bars = ax.bar(places, [100 * row[label] for row in rows.values()], width, color=color)
-        bars.set_label(label)
-        ax.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
-    ax.set_xticks(range(len(rows)), [*rows])
-    ax.set(ylabel="% right", ylim=(0, 128), yticks=range(0, 101, 25))
-    ax.grid(visible=False, axis="x")
-    ax.legend(loc="upper center", ncols=len(labels), fontsize=8, columnspacing=1, handlelength=1.2)

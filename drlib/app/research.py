@@ -185,7 +185,7 @@ class AskOptions:
             raise AskError("--start (a page's title or URL) is required by the webwalker only")
         if self.agent == "webwatcher":
             raise AskError(
-                "the webwatcher needs a picture, which this command cannot pass: see notebook 13"
+                "the webwatcher needs a picture, which this command cannot pass: see docs/agents.md"
             )
 
         self._check_help_with_format()

@@ -4,11 +4,13 @@ A name does not contain the number of its notebook, so notebooks can be renumber
 """
 
 import math
-from itertools import permutations
+from itertools import permutations, product
 from random import Random
 
+import numpy as np
 import torch
 
+from drlib.agents.heavy import vote
 from drlib.analysis.environment_plots import gradient_shares
 from drlib.analysis.plots import compute_surrogate
 from drlib.evaluation.measures import pass_at_k, pass_hat_k
@@ -391,6 +393,124 @@ EXERCISES.register(
             "a": "The value is unbiased. What moves the policy is the gradient.",
             "c": "That is the gradient of k3.",
             "d": "A push away from the reference would need a mean that is not 0.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# several contexts
+
+
+def _vote_of_three(chances):
+    """Return how often `vote` returns "right" for three runs; chances: answer -> probability."""
+    outcomes = product(chances, repeat=3)
+    return sum(math.prod(chances[a] for a in some) for some in outcomes if vote(some) == "right")
+
+
+def _over_samples(rewards, contexts):
+    owners = [rollout for rollout, count in enumerate(contexts) for _ in range(count)]
+    advantages_N = leave_one_out([rewards[rollout] for rollout in owners], [0] * len(owners))
+    return [advantages_N[owners.index(rollout)].item() for rollout in range(len(rewards))]
+
+
+EXERCISES.register(
+    "two_wrong_titles",
+    Numbers(
+        how="a number",
+        hint="add the chance of two or three right runs to the chance of one right run whose "
+        "rivals differ, times the chance that it comes first.",
+        why="0.216 + 0.441 * 1/2 * 1/3. One run is right in 30% of the cases, so the vote is worth "
+        "slightly less than one run: the two wrong titles agree too often.",
+        expected=lambda: _vote_of_three({"right": 0.3, "A": 0.35, "B": 0.35}),
+        tolerance=0.002,
+    ),
+)
+EXERCISES.register(
+    "over_samples",
+    Function(
+        how="a function of a list of rewards and a list of numbers of contexts that returns one "
+        "advantage per rollout",
+        hint="each context is a sample with the reward of its rollout. A sample is compared with "
+        "all other samples, including the other contexts of its own rollout.",
+        why="the advantages of all samples add up to 0, however many contexts a failure has.",
+        reference=_over_samples,
+        draw=lambda rng: (
+            [float(rng.random() < 0.5) for _ in range(3)],
+            [rng.randint(1, 6) for _ in range(3)],
+        ),
+    ),
+)
+EXERCISES.register(
+    "thirty_towns",
+    Choice(
+        hint="Which numbers are in the context when the agent writes its answer?",
+        why="a bounded context helps if what matters fits into the report. Here it does not.",
+        right="c",
+        wrong={
+            "a": "The contexts are short, but a page that was read three rounds ago is gone.",
+            "b": "The window holds nine pages. The rollout ends before the tenth.",
+            "d": "Each of the eight runs has the same report of eight facts.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# web agents
+
+
+def _mean_clicks(links, start, goal):
+    """Return the expected clicks from `start` to `goal` with uniformly drawn links."""
+    matrix, ones = np.eye(len(links)), np.ones(len(links))
+    for page, targets in enumerate(links):
+        for target in targets if page != goal else ():
+            matrix[page, target] -= 1 / len(targets)
+    ones[goal] = 0
+    return np.linalg.solve(matrix, ones)[start]
+
+
+def _draw_site(rng):
+    """Return (links, start, goal): a tree of pages that all link back to page 0."""
+    size = rng.randint(3, 7)
+    links: list[list[int]] = [[] for _ in range(size)]
+    for page in range(1, size):
+        links[rng.randrange(page)].append(page)
+    return [targets + [0] * (page > 0) for page, targets in enumerate(links)], 0, size - 1
+
+
+EXERCISES.register(
+    "two_leaves",
+    Numbers(
+        how="two numbers: [clicks, turns]",
+        hint="the walk goes down to one leaf, back to the root, and down to the other. The critic "
+        "reads every page, also the first, and judges after every fact.",
+        why="4 + 1 + 4 clicks, 10 pages for the critic, and 2 judgements: 9 + 10 + 2 turns.",
+        expected=lambda: [2 * 4 + 1, (2 * 4 + 1) + (2 * 4 + 2) + 2],
+        tolerance=0,
+    ),
+)
+EXERCISES.register(
+    "mean_clicks",
+    Function(
+        how="a function of links, start and goal that returns a number",
+        hint="write h for the clicks from each page: h = 1 + the mean of h over the links, and 0 "
+        "at the goal. These are linear equations; iterating them from 0 works too.",
+        why="every wrong turn leads back over the root, so the mean grows much faster than the "
+        "shortest way.",
+        reference=_mean_clicks,
+        draw=_draw_site,
+        tolerance=0.01,
+    ),
+)
+EXERCISES.register(
+    "uncited_page",
+    Choice(
+        hint="The writer's context is made from the ids that the outline cites in this section.",
+        why="the outline decides what each section may rest on, so an uncited page is lost to it.",
+        right="c",
+        wrong={
+            "a": "The bank has the page, but the writer reads only the evidence of its section.",
+            "b": "A citation must belong to the section, not only to the bank.",
+            "d": "The planner has ended; only the section is returned to the writer.",
         },
     ),
 )
