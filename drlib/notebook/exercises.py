@@ -376,7 +376,7 @@ EXERCISES.register(
         "number per rollout",
         hint='"token" divides by all tokens of the batch. "sequence" divides by the tokens of the '
         "rollout and by the number of rollouts.",
-        why="with \"token\" all tokens weigh the same, with \"sequence\" all rollouts do.",
+        why='with "token" all tokens weigh the same, with "sequence" all rollouts do.',
         reference=_token_weights,
         draw=lambda rng: (
             [rng.randrange(1, 9) for _ in range(rng.randrange(2, 5))],

@@ -1,4 +1,4 @@
-"""Writes figures/reference/groups/sft.parquet: groups of rollouts as the training loop samples them.
+"""Writes figures/reference/groups/sft.parquet: groups of rollouts, sampled as in training.
 
 The tour's policy after SFT answers the 24 questions of one step, 16 rollouts each, with real tools
 and the recipe's rewards. Notebooks 07 and 30 filter, resample and weight these rollouts.
