@@ -6,6 +6,7 @@ Run: python -m pytest tests/test_analysis_entropy.py
 import math
 from dataclasses import replace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from drlib.analysis import entropy_plots
 from drlib.analysis.entropy import (
     entropy_bounds,
     high_entropy,
@@ -367,3 +369,41 @@ def test_overlap_by_hand():
         high_entropy_overlap(
             base, token_statistics([rollout("b", [[5, 4, 3, 2, 1, 0, 0, 0, 0, 0]])])
         )
+
+
+@pytest.fixture
+def ax():
+    fig, ax = plt.subplots()
+    yield ax
+    plt.close(fig)
+
+
+def test_squared_scores_of_two_tokens(ax):
+    entropy_plots.plot_squared_scores(ax)
+    points = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in ax.lines[1:]]
+    for (entropy, square), p in zip(points, (0.01, 0.1, 0.5), strict=True):
+        assert entropy == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p))
+        assert square == pytest.approx(1 - p * p - (1 - p) ** 2)
+
+
+def test_cumulative_share_starts_with_the_highest_entropy(ax):
+    entropy_plots.plot_cumulative_share(ax, np.array([0.1, 0.9]), np.array([1.0, 3.0]), 0.2)
+    assert ax.lines[0].get_xydata().tolist() == [[50, 75], [100, 100]]
+
+
+def test_effects_have_their_intervals(ax):
+    entropy_plots.plot_effects(ax, {"top_20": (-1.0, -9.0, 6.0)})
+    interval, point = ax.lines[:2]
+    assert list(interval.get_xdata()) == [-9.0, 6.0] and list(point.get_xdata()) == [-1.0]
+
+
+@pytest.mark.parametrize("top", [True, False])
+def test_drawn_selection_is_that_of_the_loss(top):
+    trajectory = load_trajectories(f"{TOUR}/sft_sampled.parquet")[0]
+    figure = entropy_plots.draw_selection(trajectory, [], 0.2, top)
+    bars = np.array([bar.get_height() for bar in figure.axes[1].patches]) > 0
+    entropies = trajectory.entropies[trajectory.generated] * (1 if top else -1)
+    assert not bars[~trajectory.generated].any()
+    assert bars.sum() == math.ceil(0.2 * len(entropies))
+    assert entropies[bars[trajectory.generated]].min() >= np.sort(entropies)[-bars.sum()]
+    plt.close(figure)

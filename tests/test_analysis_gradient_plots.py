@@ -3,11 +3,13 @@
 Run: python -m pytest tests/test_analysis_gradient_plots.py
 """
 
+from itertools import combinations
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from drlib.analysis import gradient_plots
+from drlib.analysis import gradient_plots, plots
 from drlib.rl.losses import LossConfig
 
 
@@ -67,3 +69,19 @@ def test_bars_are_bias_and_noise(ax):
     gradient_plots.plot_bias_and_noise(ax, {"full": (0.0, 0.3), "ppo": (1.0, 0.1)})
     heights = [[bar.get_height() for bar in group] for group in ax.containers]
     assert heights == [[0.0, 1.0], [0.3, 0.1]]
+
+
+def test_one_bar_per_rule_and_answer(ax):
+    gradient_plots.plot_gradients(ax, {"a": [0.5, -0.5], "b": [1.0, -1.0]}, ["right", "wrong"])
+    bars = [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in ax.patches]
+    assert [height for _, height in bars] == [0.5, -0.5, 1.0, -1.0]
+    assert [round(at) for at, _ in bars] == [0, 1, 0, 1]
+
+
+def test_kept_variance_by_brute_force(ax):
+    plots.plot_kept_variance(ax, 6, 3)
+    roc, uniform = ax.lines
+    assert set(roc.get_ydata()) == {100}
+    for right, chance in zip(*uniform.get_data()):
+        halves = [sum(i < right for i in half) for half in combinations(range(6), 3)]
+        assert chance == pytest.approx(100 * np.mean([0 < n < 3 for n in halves]))

@@ -33,6 +33,14 @@ RIGHT = {  # by hand
         0, min(places - running, (lag + version + 1) * batch - done - running)
     ),
     "dropped_groups": "a",
+    "fifteen_of_sixteen": [1 / 7, -1, 1 / 2],
+    "filtered_gradient": lambda chances, rewards, weights: filtered(chances, rewards, weights),
+    "lower_penalty": "b",
+    "squared_scores": [1 - 0.54, 1 - 0.9606],
+    "token_weights": lambda lengths, rule: [
+        1 / sum(lengths) if rule == "token" else 1 / (n * len(lengths)) for n in lengths
+    ],
+    "open_but_hopeless": "b",
     "eleven_and_nine": [25, 0],
     "best_baseline": lambda chances, rewards: best_baseline(chances, rewards),
     "forgotten_mask": "c",
@@ -81,6 +89,18 @@ MISTAKES = {
             0, min(c - running, (lag + v) * b - done - running)
         ),
         lambda c, lag, v, b, done, running: min(c - running, (lag + v + 1) * b - done - running),
+    ],
+    "fifteen_of_sixteen": [[1 / 15, -1, 0.5], [1 / 7, -6 / 7, 0.5], [1 / 7, -1, 1]],
+    "filtered_gradient": [
+        lambda chances, rewards, weights: filtered(chances, rewards, [1.0] * len(weights)),
+        lambda chances, rewards, weights: [
+            w * x for w, x in zip(weights, filtered(chances, rewards, [1.0] * len(weights)))
+        ],
+    ],
+    "squared_scores": [[0.54, 0.9606], [0.46, 0.02]],
+    "token_weights": [
+        lambda lengths, rule: [1 / sum(lengths)] * len(lengths),
+        lambda lengths, rule: [1 / n for n in lengths],
     ],
     "eleven_and_nine": [[25, 25], [1, 0], [5, 0]],
     "best_baseline": [np.dot, lambda chances, rewards: np.mean(rewards)],
@@ -154,6 +174,13 @@ def shortest(links, start, goal):
         reached |= {target for page in reached for target in links[page]}
         clicks += 1
     return clicks
+
+
+def filtered(chances, rewards, weights):
+    """Equation (2) of notebook 07."""
+    baseline = np.dot(chances, rewards)
+    pushed = np.multiply(weights, np.subtract(rewards, baseline))
+    return np.multiply(chances, pushed - np.dot(chances, pushed))
 
 
 def reverse_step(student, teacher):

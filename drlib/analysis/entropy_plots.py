@@ -1,6 +1,6 @@
 """Plots of entropies, lifts, answer losses and expert loads, drawn into given axes.
 
-Used by notebooks 15 and 16 and by the report. Inputs are results of `entropy`, `reflection`,
+Used by notebooks 15, 16 and 30 and by the report. Inputs are results of `entropy`, `reflection`,
 `pseudo_gradient` and `routing`. Blue and orange are two policies, or successful and failed tool
 responses; grey is a null or a control. Colour scales go from pale (low) to dark (high), in the
 tones of cividis, which are readable with colour vision deficiency.
@@ -9,10 +9,13 @@ tones of cividis, which are readable with colour vision deficiency.
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
+import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 
+from drlib.analysis.entropy import select_top_share
 from drlib.analysis.plots import CONTROL, DOWN, UP
 from drlib.analysis.pseudo_gradient import LossCurve
 from drlib.analysis.token_table import TokenTable, find_responses
@@ -326,3 +329,82 @@ def plot_expert_shares(ax: Axes, load_SLE: np.ndarray, layer: int) -> None:
     ax.set_yticks(range(len(rows)), [s.name.lower().replace("_", " ") for s in rows])
     ax.set(xticks=range(shares.shape[1]), xlabel="expert", title=f"Experts of layer {layer + 1}, %")
     ax.grid(visible=False)
+
+
+def plot_squared_scores(ax: Axes) -> None:
+    """Plot the expected squared score of a choice between two tokens against its entropy."""
+    p = np.linspace(1e-4, 0.5, 200)
+    entropies = -p * np.log(p) - (1 - p) * np.log(1 - p)
+    ax.plot(entropies, 2 * p * (1 - p), color="C0")
+    for one in (0.01, 0.1, 0.5):
+        entropy = -one * np.log(one) - (1 - one) * np.log(1 - one)
+        ax.plot(entropy, 2 * one * (1 - one), "o", color="C0")
+        label = f"({1 - one:g}, {one:g})"
+        at, side = ((8, -4), "left") if one < 0.1 else ((-6, 4), "right")
+        point = entropy, 2 * one * (1 - one)
+        ax.annotate(label, point, at, textcoords="offset points", ha=side)
+    ax.set(title="Choice between two tokens", ylim=(0, 0.56), ylabel="expected squared score")
+    ax.set_xlabel("entropy, nats")
+
+
+def plot_cumulative_share(
+    ax: Axes, entropies: np.ndarray, squares: np.ndarray, share: float
+) -> None:
+    """Plot the cumulative share of squared scores over tokens sorted by falling entropy.
+
+    Args:
+        ax: axes to draw into.
+        entropies: nats, one per token.
+        squares: squared score of each token.
+        share: share of the tokens marked by a vertical line, in (0, 1].
+    """
+    order = np.argsort(-entropies, kind="stable")
+    held = 100 * np.cumsum(squares[order]) / squares.sum()
+    ax.plot(100 * np.arange(1, len(held) + 1) / len(held), held, color="C0")
+    ax.plot([0, 100], [0, 100], ":", color="0.6", label="random order")
+    ax.axvline(100 * share, color="0.4", ls="--", lw=1, label=f"top {share:.0%}")
+    ax.set(title="Stored rollouts", ylim=(0, 104), ylabel="squared scores held, %")
+    ax.set_xlabel("tokens, % (highest entropy first)")
+    ax.legend(loc="lower right")
+
+
+def plot_effects(ax: Axes, effects: Mapping[str, Sequence[float]]) -> None:
+    """Plot the effect of each selection of tokens with its interval.
+
+    Args:
+        ax: axes to draw into.
+        effects: selection -> (effect, low, high) in points, against training on all tokens.
+    """
+    for at, (effect, low, high) in enumerate(effects.values()):
+        ax.plot([low, high], [at, at], color="C3")
+        ax.plot(effect, at, "o", color="C3")
+    ax.axvline(0, color="0.4", ls="--", lw=1)
+    ax.set_yticks(range(len(effects)), [name.replace("_", " ") + "%" for name in effects])
+    ax.set(title="Training on selected tokens", ylim=(len(effects) - 0.5, -0.5))
+    ax.set_xlabel("accuracy against all tokens, points")
+
+
+def draw_selection(
+    trajectory: Trajectory, texts: Sequence[str], share: float, top: bool = True
+) -> Figure:
+    """Return a figure: the entropies of a trajectory, and which generated tokens are selected.
+
+    Args:
+        trajectory: trajectory with entropies.
+        texts: text of each token.
+        share: share of the generated tokens that are selected, in (0, 1].
+        top: select the highest entropies, otherwise the lowest.
+    """
+    entropies = trajectory.entropies[trajectory.generated]
+    chosen = select_top_share(entropies if top else -entropies, share)
+    selected = np.zeros(len(trajectory))
+    selected[np.flatnonzero(trajectory.generated)[chosen]] = 1
+    fig, axes = plt.subplots(
+        2, 1, figsize=(11, 2.8), layout="constrained", sharex=True, height_ratios=(3, 1)
+    )
+    plot_entropy_strip(axes[0], trajectory, texts=texts)
+    axes[0].set_xlabel("")
+    axes[1].bar(np.arange(len(trajectory)) + 0.5, selected, 1.0, color="C0")
+    axes[1].set(yticks=[], ylabel="selected", xlabel="token", ylim=(0, 1))
+    axes[1].grid(visible=False)
+    return fig

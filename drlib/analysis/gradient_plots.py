@@ -1,6 +1,6 @@
-"""Plots of the policy gradient, for notebooks 20 and 21: baselines, clips, bias and noise."""
+"""Plots of the policy gradient, for notebooks 07, 20 and 21: baselines, clips, bias and noise."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -87,6 +87,27 @@ def plot_means(ax: Axes, curves: dict[str, ArrayLike], colors: Sequence[str]) ->
         ax.fill_between(range(len(runs)), mean - error, mean + error, color=color, alpha=0.25, lw=0)
         ax.plot(mean, color=color, label=name)
     ax.legend(fontsize=8)
+
+
+def plot_gradients(
+    ax: Axes, gradients: Mapping[str, ArrayLike], answers: Sequence[str], title: str = ""
+) -> None:
+    """Plot one bar per answer and rule: the expected gradient of the answer's logit.
+
+    Args:
+        ax: axes to draw into.
+        gradients: rule -> one gradient per answer.
+        answers: labels of the answers.
+        title: title of the legend.
+    """
+    width = 0.8 / len(gradients)
+    for number, (rule, gradient) in enumerate(gradients.items()):
+        at = np.arange(len(answers)) + width * (number - (len(gradients) - 1) / 2)
+        ax.bar(at, np.asarray(gradient), 0.92 * width, label=rule)
+    ax.axhline(0, color="0.3", lw=1)
+    ax.set_xticks(range(len(answers)), answers)
+    ax.set(title="Expected gradient", ylabel="of the answer's logit")
+    ax.legend(title=title, fontsize=8, title_fontsize=8)
 
 
 def plot_clip_factors(ax: Axes, rules: dict[str, LossConfig]) -> None:

@@ -249,9 +249,25 @@ TOKEN_GROUPS = {
     "up, less weight": "#9ecae9",
     "pushed down": DOWN,
     "down, less weight": "#f4bd8f",
-    "idle: equal group": "0.82",
+    "no gradient: equal rewards": "0.82",
     "left out": "0.45",
 }
+
+
+def plot_kept_variance(ax: Axes, made: int, keep: int) -> None:
+    """Plot the probability that a group keeps both outcomes if `keep` of `made` rollouts are kept.
+
+    GRPO-RoC's quotas always keep both. A uniform choice loses one of them with a hypergeometric
+    probability.
+    """
+    right = np.arange(1, made)
+    lost = [math.comb(n, keep) + math.comb(made - n, keep) for n in right.tolist()]
+    ax.plot(right, np.full(made - 1, 100.0), "o-", label="RoC")
+    uniform = 100 - 100 * np.array(lost) / math.comb(made, keep)
+    ax.plot(right, uniform, "o--", color=CONTROL, label="uniform choice")
+    ax.set(title="Groups that keep their variance", ylim=(-4, 106), ylabel="probability, %")
+    ax.set_xlabel(f"right of {made} rollouts, {keep} are kept")
+    ax.legend(loc="center")
 
 
 def compute_token_shares(batch: Sequence[Trajectory], rule: FilterConfig, groups_N) -> list[float]:

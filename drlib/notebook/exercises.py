@@ -20,6 +20,7 @@ from drlib.rl.advantages import leave_one_out
 from drlib.rl.distillation import full_distillation_loss
 from drlib.rl.divergences import CORRECTION_BOUNDS, importance_correction, weight_metrics
 from drlib.rl.losses import LossConfig, policy_loss
+from drlib.rl.resampling import roc_quotas
 from drlib.rl.staleness import admission_capacity
 from drlib.task import Task, is_correct
 from drlib.training.planner import Rates, Workload, step_time
@@ -262,6 +263,140 @@ EXERCISES.register(
             "b": "A rollout is dropped for its age, not for its reward.",
             "c": "Long rollouts end later, so they are older than short ones.",
             "d": "Dropping depends on the length, so it is not at random.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# which rollouts, which tokens
+
+
+def _fifteen_of_sixteen():
+    failures, successes = roc_quotas(negatives=1, positives=15, keep=8)
+    advantages_N = leave_one_out([1.0] * successes + [0.0] * failures, [0] * 8)
+    lost = math.comb(15, 8) / math.comb(16, 8)
+    return [advantages_N[0].item(), advantages_N[-1].item(), 1 - lost]
+
+
+def _filtered_gradient(chances, rewards, weights):
+    """Return minus the gradient of the loss over all answers, each weighted by its probability."""
+    logits_V = torch.tensor(chances, dtype=torch.float64).log().requires_grad_()
+    logp_V1 = logits_V.log_softmax(0)[:, None]
+    baseline = sum(p * r for p, r in zip(chances, rewards))
+    advantages_V = torch.tensor([r - baseline for r in rewards], dtype=torch.float64)
+    loss, _ = policy_loss(
+        logp_V1,
+        logp_V1.detach(),
+        advantages_V,
+        torch.ones_like(logp_V1, dtype=torch.bool),
+        weights_B=torch.tensor([p * w for p, w in zip(chances, weights)], dtype=torch.float64),
+        denominator=1.0,
+    )
+    return -torch.autograd.grad(loss, logits_V)[0]
+
+
+def _draw_filter(rng: Random) -> tuple:
+    parts = [rng.randrange(1, 9) for _ in range(rng.randrange(3, 5))]
+    rewards = [float(rng.randrange(2)) for _ in parts]
+    weights = [rng.choice([0.0, 0.5, 1.0]) for _ in parts]
+    weights[0] = 1.0  # at least one answer is in the loss
+    return [part / sum(parts) for part in parts], rewards, weights
+
+
+def _squared_scores():
+    found = []
+    for chances in ([0.7, 0.2, 0.1], [0.98, 0.01, 0.01]):
+        scores = torch.stack([_loss_gradient(chances, [k], [1.0]) for k in range(3)])
+        found.append(float(torch.tensor(chances).double() @ scores.square().sum(1)))
+    return found
+
+
+def _token_weights(lengths, rule):
+    """Return minus the gradient of the loss for one log-probability of each rollout."""
+    mask_NT = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    logp_NT = torch.zeros(mask_NT.shape, dtype=torch.float64, requires_grad=True)
+    ones_N = torch.ones(len(lengths), dtype=torch.float64)
+    config = LossConfig(aggregate=rule)
+    loss, _ = policy_loss(logp_NT, logp_NT.detach(), ones_N, mask_NT, config)
+    return -torch.autograd.grad(loss, logp_NT)[0][:, 0]
+
+
+EXERCISES.register(
+    "fifteen_of_sixteen",
+    Numbers(
+        how="three numbers: the advantage of a success, of the failure, and the probability, for "
+        "example [0.1, -0.5, 0.9]",
+        hint="there is only one failure, and RoC keeps it, so seven successes stay. A uniform half "
+        "has variance if the failure is in it.",
+        why="one failure and seven successes: 1 - 6/7 = 1/7 and -1. A uniform half contains the "
+        "only failure with probability 8/16.",
+        expected=_fifteen_of_sixteen,
+    ),
+)
+EXERCISES.register(
+    "filtered_gradient",
+    Function(
+        how="a function of probabilities, rewards and weights, three lists, that returns one "
+        "number per answer",
+        hint="first the advantages, then one sum over all answers. An answer of weight 0 still has "
+        "the second term of (2).",
+        why="the second term is the bias: it pushes every answer, also those outside the loss, "
+        "unless the weighted advantages add up to 0.",
+        reference=_filtered_gradient,
+        draw=_draw_filter,
+    ),
+)
+EXERCISES.register(
+    "lower_penalty",
+    Choice(
+        hint="Look at the denominators of (3).",
+        why="p_err is a share of the calls, so idle calls lower it. RoC then prefers rollouts with "
+        "idle calls, and they become more frequent.",
+        right="b",
+        wrong={
+            "a": "A second pair of tags raises p_fmt.",
+            "c": "One call that failed is a share of 1.",
+            "d": "The length of a thought is not in (3).",
+        },
+    ),
+)
+EXERCISES.register(
+    "squared_scores",
+    Numbers(
+        how="two numbers, for example [0.5, 0.05]",
+        hint="square the probabilities and subtract their sum from 1.",
+        why="0.46 and 0.0394: a sampled open token has about 12 times the squared score of a sure "
+        "one.",
+        expected=_squared_scores,
+        tolerance=0.001,
+    ),
+)
+EXERCISES.register(
+    "token_weights",
+    Function(
+        how='a function of a list of lengths and a rule, "token" or "sequence", that returns one '
+        "number per rollout",
+        hint='"token" divides by all tokens of the batch. "sequence" divides by the tokens of the '
+        "rollout and by the number of rollouts.",
+        why='with "token" all tokens weigh the same, with "sequence" all rollouts do.',
+        reference=_token_weights,
+        draw=lambda rng: (
+            [rng.randrange(1, 9) for _ in range(rng.randrange(2, 5))],
+            rng.choice(["token", "sequence"]),
+        ),
+    ),
+)
+EXERCISES.register(
+    "open_but_hopeless",
+    Choice(
+        hint="The selection does not look at advantages.",
+        why="a token with advantage 0 has no gradient, but it is counted. The places it takes "
+        "are lost for the other groups.",
+        right="b",
+        wrong={
+            "a": "Equal rewards give advantage 0, so nothing is pushed down.",
+            "c": "The selection compares all tokens in the loss, whatever their advantage.",
+            "d": "The denominator counts the selected tokens, also those with advantage 0.",
         },
     ),
 )
