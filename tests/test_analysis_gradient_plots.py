@@ -67,3 +67,17 @@ def test_bars_are_bias_and_noise(ax):
     gradient_plots.plot_bias_and_noise(ax, {"full": (0.0, 0.3), "ppo": (1.0, 0.1)})
     heights = [[bar.get_height() for bar in group] for group in ax.containers]
     assert heights == [[0.0, 1.0], [0.3, 0.1]]
+
+
+def test_first_step_shows_moved_weights_and_gains():
+    changes = {"right": [0.1, 0.2], "wrong": [-0.3], "weight 0": [0.0]}
+    gains = {1e-4: (0.2, 0.3), 1e-5: (0.02, 0.02)}
+    left, middle, right = gradient_plots.plot_first_step(
+        [0.5, -1e-3, 0.0], [-0.01, 0.01, 0.0], 0.01, gains, changes
+    ).axes
+    assert left.lines[0].get_xdata().tolist() == [0.5, 1e-3]  # a logarithm has no zero
+    assert left.lines[0].get_ydata().tolist() == [1, 1]
+    assert middle.lines[0].get_xdata().tolist() == [1e-5, 1e-4]
+    assert list(middle.lines[1].get_ydata()) == [0.02, 0.3]
+    assert [label.get_text() for label in right.get_xticklabels()] == [*changes]
+    assert right.lines[0].get_ydata() == [0.1, 0.2]
