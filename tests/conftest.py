@@ -55,7 +55,7 @@ LONG = (
     "test_experiments_budget.py",
     "00_tour.ipynb",
     "10_stability.ipynb",
-    "06_agentic_rl.ipynb",
+    "29_rl_run.ipynb",
     "16_reasoning_as_descent.ipynb",
 )
 

@@ -85,3 +85,17 @@ def test_kept_variance_by_brute_force(ax):
     for right, chance in zip(*uniform.get_data()):
         halves = [sum(i < right for i in half) for half in combinations(range(6), 3)]
         assert chance == pytest.approx(100 * np.mean([0 < n < 3 for n in halves]))
+
+
+def test_first_step_shows_moved_weights_and_gains():
+    changes = {"right": [0.1, 0.2], "wrong": [-0.3], "weight 0": [0.0]}
+    gains = {1e-4: (0.2, 0.3), 1e-5: (0.02, 0.02)}
+    left, middle, right = gradient_plots.plot_first_step(
+        [0.5, -1e-3, 0.0], [-0.01, 0.01, 0.0], 0.01, gains, changes
+    ).axes
+    assert left.lines[0].get_xdata().tolist() == [0.5, 1e-3]  # a logarithm has no zero
+    assert left.lines[0].get_ydata().tolist() == [1, 1]
+    assert middle.lines[0].get_xdata().tolist() == [1e-5, 1e-4]
+    assert list(middle.lines[1].get_ydata()) == [0.02, 0.3]
+    assert [label.get_text() for label in right.get_xticklabels()] == [*changes]
+    assert right.lines[0].get_ydata() == [0.1, 0.2]

@@ -200,11 +200,21 @@ def test_local_run_is_drawn_over_the_reference(run, results):
     pale = [ln for ln in fig.axes[1].lines if ln.get_label() == "RL, reference run"]
     assert to_hex(pale[0].get_color()) == to_hex(tour_plots.REFERENCE_COLOR)
     assert tour_plots.plot_pretraining(local_run, run).axes[0].get_legend() is not None
-    assert len(tour_plots.plot_rl_details(local_run, run).axes) == 6
-    assert labels(tour_plots.plot_overlong({"keep": run, "exclude": local_run})) == {
-        "keep them",
-        "exclude them",
+    details = tour_plots.plot_rl_details(local_run, run)
+    assert len(details.axes) == 6
+    assert labels(details) == {
+        "reference run",
+        "random reward (control)",
+        "real reward",
+        "last step of a stopped seed",
     }
+    hops = details.axes[2]
+    assert [text.get_text() for text in hops.get_legend().get_texts()] == [
+        "reference run",
+        "1 hop",
+        "2 hops",
+        "3 hops",
+    ]
 
 
 def test_conditions_plot_shows_curves_and_held_out_points(run):

@@ -28,6 +28,9 @@ RIGHT = {  # by hand
         [low <= np.prod(rho) ** (1 / len(rho)) <= high] * len(rho)
     ),
     "blind_rule": "c",
+    "adam_first_gain": lambda gradients, rate: -rate * sum(map(abs, gradients)),
+    "training_mixture": [0.5, (0.0499 * 0.99 + 0.25 * 0.3) / 0.2999],
+    "flat_curve": "b",
     "enough_engines": 5,
     "may_start": lambda places, lag, version, batch, done, running: max(
         0, min(places - running, (lag + version + 1) * batch - done - running)
@@ -82,6 +85,12 @@ MISTAKES = {
         lambda rho, low, high: [float(low <= r <= high) for r in rho],
         lambda rho, low, high: [float(low <= np.prod(rho) <= high)] * len(rho),
     ],
+    "adam_first_gain": [
+        lambda gradients, rate: rate * sum(map(abs, gradients)),
+        lambda gradients, rate: -rate * sum(g * g for g in gradients),
+        lambda gradients, rate: -rate * abs(sum(gradients)),
+    ],
+    "training_mixture": [[0.5, 0.645], [0.5, (0.0099 * 0.99 + 0.21 * 0.3) / 0.2199]],
     "enough_engines": [6, 4],
     "may_start": [
         lambda c, lag, v, b, done, running: max(0, (lag + v + 1) * b - done - running),

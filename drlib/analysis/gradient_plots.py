@@ -1,4 +1,4 @@
-"""Plots of the policy gradient, for notebooks 07, 20 and 21: baselines, clips, bias and noise."""
+"""Plots of the policy gradient: baselines, clips, bias and noise, the first step of Adam."""
 
 from collections.abc import Mapping, Sequence
 
@@ -141,3 +141,43 @@ def plot_bias_and_noise(ax: Axes, errors: dict[str, tuple[float, float]]) -> Non
     ax.set_xticks(places, list(errors))
     ax.set_ylabel("relative error")
     ax.legend()
+
+
+def plot_first_step(
+    gradients_W: ArrayLike,
+    steps_W: ArrayLike,
+    rate: float,
+    gains: dict[float, tuple[float, float]],
+    changes: dict[str, ArrayLike],
+) -> Figure:
+    """Plot the first step of Adam: step sizes, predicted and real gain, change per rollout.
+
+    Args:
+        gradients_W: gradient of each weight.
+        steps_W: change of each weight.
+        rate: learning rate of these steps.
+        gains: learning rate -> (predicted, real) gain of the objective, both positive.
+        changes: kind of rollout -> changes of the log-probability per token, in nats.
+    """
+    fig, (left, middle, right) = plt.subplots(1, 3, figsize=(11.5, 3.4), layout="constrained")
+    sizes = np.abs(np.asarray(gradients_W, float))
+    moved = sizes > 0
+    left.plot(sizes[moved], np.abs(np.asarray(steps_W, float))[moved] / rate, ".", ms=3, alpha=0.4)
+    left.set(title="Adam's first step", xlabel="|gradient| of a weight", xscale="log")
+    left.set(ylabel="|step| / learning rate", ylim=(0, 1.2))
+
+    rates = sorted(gains)
+    predicted, real = zip(*(gains[r] for r in rates))
+    middle.loglog(rates, predicted, "--", color=CONTROL, label="predicted")
+    middle.loglog(rates, real, "o-", color="C0", label="real")
+    middle.set(title="Gain of the objective", xlabel="learning rate", ylabel="nats per token")
+    middle.legend(loc="upper left")
+
+    colors = dict(zip(changes, (UP, DOWN, CONTROL)))
+    for x, (kind, values) in enumerate(changes.items()):
+        right.plot(np.full(len(values), x), values, "o", color=colors[kind], alpha=0.7)
+    right.axhline(0, color="0.6", lw=1)
+    right.set_xticks(range(len(changes)), list(changes))
+    right.set(title="Change per rollout", xlim=(-0.5, len(changes) - 0.5))
+    right.set_ylabel("nats per token")
+    return fig

@@ -1,4 +1,4 @@
-"""Plots of tour runs for notebooks 00 and 06; functions take a `TourRun` and return a Figure.
+"""Plots of tour runs for notebooks 00 and 29; functions take a `TourRun` and return a Figure.
 
 A second run is drawn in pale grey behind. Blue: RL with the real reward. Orange: continued SFT.
 Green: cold start. Dark grey, dashed: random-reward control.
@@ -219,81 +219,45 @@ def _plot_accuracy_by_hops(ax: Axes, run: TourRun, behind: TourRun | None) -> No
     )
 
 
-# panels of notebook 06: title, y label, {metric: (colour, label)}
+# panels of notebook 29: title, y label, metrics (several: by hops, without the control)
 PANELS = (
-    (
-        "Right answers",
-        "%",
-        {"accuracy_python": ("C0", "python"), "accuracy_search": ("C1", "search")},
-    ),
-    (
-        "Right answers by hops",
-        "%",
-        {
-            "accuracy_h1": ("C0", "one"),
-            "accuracy_h2": ("C1", "two"),
-            "accuracy_h3": ("C2", "three"),
-        },
-    ),
-    (
-        "Failures",
-        "%",
-        {
-            "tool_errors": ("C1", "failed calls"),
-            "no_call": ("C0", "no call at all"),
-            "overlong": ("C2", "over-long"),
-        },
-    ),
-    ("Tokens a rollout generates", "tokens", {"generated": ("C0", "real reward")}),
-    ("Entropy of the policy", "nats a token", {"entropy": ("C0", "real reward")}),
-    ("Groups with reward variance", "%", {"live_groups": ("C0", "real reward")}),
+    ("Right answers, python", "%", ("accuracy_python",)),
+    ("Right answers, search", "%", ("accuracy_search",)),
+    ("Right answers by hops", "%", ("accuracy_h1", "accuracy_h2", "accuracy_h3")),
+    ("Over-long rollouts", "%", ("overlong",)),
+    ("Entropy of the policy", "nats per token", ("entropy",)),
+    ("Groups with reward variance", "%", ("live_groups",)),
 )
+HOP_COLORS = ("C0", "C1", "C2")
 
 
 def plot_rl_details(run: TourRun, behind: TourRun | None = None) -> Figure:
-    """Plot six metrics of the RL stage by step; dashed is the random-reward control."""
-    fig, axes = plt.subplots(2, 3, figsize=(9.6, 5.5), layout="constrained")
+    """Plot six metrics of the RL stage by step, with the random-reward control.
+
+    The panel by hops shows the real reward only. Crosses mark the last step of stopped seeds.
+    """
+    fig, axes = plt.subplots(2, 3, figsize=(9.6, 5.6), layout="constrained")
     control = run if "rl_random_reward" in run.curves else behind
-    for ax, (title, unit, lines) in zip(axes.flat, PANELS):
+    grey = STAGE_COLORS["rl_random_reward"]
+    for ax, (title, unit, keys) in zip(axes.flat, PANELS):
         scale, limits = (100, (-2, 102)) if unit == "%" else (1, (0, None))
-        for key, (color, label) in lines.items():
-            plot_curve(ax, behind, "rl", key, REFERENCE_COLOR, "", scale=scale)
-            # with several lines the control is thin and has the colour of its line
-            how = (
-                (STAGE_COLORS["rl_random_reward"], "random reward")
-                if len(lines) == 1
-                else (color, "")
-            )
-            plot_curve(
-                ax,
-                control,
-                "rl_random_reward",
-                key,
-                *how,
-                style="--",
-                scale=scale,
-                thick=2.0 if how[1] else 1.2,
+        for key, color in zip(keys, HOP_COLORS):
+            plot_curve(ax, behind, "rl", key, REFERENCE_COLOR, "reference run", scale=scale)
+            if len(keys) == 1:
+                how = {"style": "--", "scale": scale}
+                label = "random reward (control)"
+                plot_curve(ax, control, "rl_random_reward", key, grey, label, **how)
+            label = (
+                "real reward" if len(keys) == 1 else f"{key[-1]} hops".replace("1 hops", "1 hop")
             )
             plot_curve(ax, run, "rl", key, color, label, scale=scale)
         ax.set(title=title, xlabel="RL step", ylabel=unit, ylim=limits)
-        where = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 3}
-        ax.legend(**where, handlelength=1.3, columnspacing=1.1)
-    return fig
-
-
-def plot_overlong(runs: dict[str, TourRun]) -> Figure:
-    """Plot the over-length rules side by side; runs: rule -> run trained with it."""
-    fig, axes = plt.subplots(1, 3, figsize=(10.4, 3.1), layout="constrained")
-    panels = (
-        ("accuracy_search", "Right search answers"),
-        ("overlong", "Over-long rollouts"),
-        ("tool_errors", "Failed calls"),
-    )
-    for ax, (key, title) in zip(axes, panels):
-        for color, style, (rule, run) in zip(("C0", "C1"), ("-", "--"), sorted(runs.items())):
-            plot_curve(ax, run, "rl", key, color, f"{rule} them", style=style, scale=100)
-        ax.set(title=title, xlabel="RL step", ylabel="%", ylim=(0, None))
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    axes[0, 2].legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, handlelength=1.3)
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    found = dict(zip(names, handles))
+    (cross,) = axes[0, 0].plot([], [], "x", color=grey, ms=6, mew=1.6)
+    found["last step of a stopped seed"] = cross
+    fig.legend(found.values(), found, loc="outside lower center", ncols=len(found))
     return fig
 
 

@@ -175,7 +175,7 @@ class TrajectoryPanel(_Panel):
         self.page.value = page if found is None else rendering.render_trajectory(found, name).markup
 
 
-trajectory_panel = TrajectoryPanel  # name used in notebooks 00 and 06
+trajectory_panel = TrajectoryPanel  # name used in notebooks 00, 06 and 29
 
 
 class ContextPanel(_Panel):

@@ -17,6 +17,7 @@ from drlib.evaluation.measures import pass_at_k, pass_hat_k
 from drlib.notebook.grading import Choice, Function, Numbers
 from drlib.registry import Registry
 from drlib.rl.advantages import leave_one_out
+from drlib.rl.curriculum import Curriculum
 from drlib.rl.distillation import full_distillation_loss
 from drlib.rl.divergences import CORRECTION_BOUNDS, importance_correction, weight_metrics
 from drlib.rl.losses import LossConfig, policy_loss
@@ -213,6 +214,66 @@ EXERCISES.register(
             "a": "The samples are old, but the rule does not see their age.",
             "b": "The rule has no other input than the effective sample size.",
             "d": "The weights do not spread in this arm.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# an RL run
+
+
+def _adam_first_gain(gradients, rate):
+    """Return the first-order change of a loss by the first step of Adam."""
+    weights_W = torch.zeros(len(gradients), dtype=torch.float64, requires_grad=True)
+    weights_W.grad = torch.tensor(gradients, dtype=torch.float64)
+    torch.optim.Adam([weights_W], lr=rate).step()
+    return (torch.tensor(gradients, dtype=torch.float64) @ weights_W.detach()).item()
+
+
+def _training_accuracy(rates):
+    curriculum = Curriculum([str(i) for i in range(len(rates))])
+    curriculum.rates = {str(i): rate for i, rate in enumerate(rates)}
+    chances = curriculum.chances([*curriculum.rates])
+    return sum(chance * rate for chance, rate in zip(chances, rates))
+
+
+EXERCISES.register(
+    "adam_first_gain",
+    Function(
+        how="a function of a list of gradients and a learning rate that returns a number",
+        hint="each weight moves by the learning rate against the sign of its gradient. Multiply "
+        "each move by the gradient of its weight, and add.",
+        why="the loss falls by the learning rate times the sum of the absolute gradients.",
+        reference=_adam_first_gain,
+        draw=lambda rng: (
+            [round(rng.choice((-1, 1)) * rng.uniform(0.1, 3), 2) for _ in range(4)],
+            rng.choice((0.01, 0.1)),
+        ),
+    ),
+)
+EXERCISES.register(
+    "training_mixture",
+    Numbers(
+        how="two numbers, the training accuracy before and after, for example [0.4, 0.6]",
+        hint="compute both weights with equation (1), divide each by their sum, and take the mean "
+        "of the solve rates with these shares. Do it again for the second pair.",
+        why="both skills improve, and the training accuracy falls, because the curriculum now "
+        "draws the hard skill five times as often as the easy one.",
+        expected=lambda: [_training_accuracy(rates) for rates in ((0.9, 0.1), (0.99, 0.3))],
+        tolerance=2e-3,
+    ),
+)
+EXERCISES.register(
+    "flat_curve",
+    Choice(
+        hint="Which of these observations depends on the questions that the curriculum draws?",
+        why="harder questions can hide an improvement in the training curve. Only questions that "
+        "stay the same show whether the policy still improves.",
+        right="b",
+        wrong={
+            "a": "A flat training curve is possible while every skill improves, equation (1).",
+            "c": "The learning rate is not the cause if the groups still have reward variance.",
+            "d": "The emergency stop is for rollouts without an answer, and these are rare here.",
         },
     ),
 )

@@ -32,8 +32,15 @@ class Curriculum:
 
     def draw(self, among: Sequence[str], rng: random.Random) -> str:
         """Draw one of the skills `among`, in proportion to p(1 - p) + 0.04."""
-        weights = [self.rates[s] * (1 - self.rates[s]) + _FLOOR for s in among]
-        return rng.choices(list(among), weights)[0]
+        return rng.choices(list(among), self._weights(among))[0]
+
+    def chances(self, among: Sequence[str]) -> list[float]:
+        """Return the probability with which each of the skills `among` is drawn."""
+        weights = self._weights(among)
+        return [weight / sum(weights) for weight in weights]
+
+    def _weights(self, among: Sequence[str]) -> list[float]:
+        return [self.rates[s] * (1 - self.rates[s]) + _FLOOR for s in among]
 
     def update(self, outcomes: Iterable[tuple[str, float]]) -> None:
         """Update the rates with a step's (skill, solved) pairs."""
