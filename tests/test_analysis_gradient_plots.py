@@ -6,9 +6,12 @@ Run: python -m pytest tests/test_analysis_gradient_plots.py
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from drlib.analysis import gradient_plots
+from drlib.analysis.plots import DOWN, UP
 from drlib.rl.losses import LossConfig
+from tests.rl_examples import a_trajectory
 
 
 @pytest.fixture
@@ -67,3 +70,16 @@ def test_bars_are_bias_and_noise(ax):
     gradient_plots.plot_bias_and_noise(ax, {"full": (0.0, 0.3), "ppo": (1.0, 0.1)})
     heights = [[bar.get_height() for bar in group] for group in ax.containers]
     assert heights == [[0.0, 1.0], [0.3, 0.1]]
+
+
+def test_update_colours_the_tokens_with_loss():
+    group = [a_trajectory(tokens=3, name="r-0"), a_trajectory(tokens=1, name="r-1")]
+    fig = gradient_plots.plot_update(group, [0.5, -0.5], [0.2, -1.0])
+    plt.close(fig)
+    left, right = fig.axes
+    grey, white = to_rgb("0.85"), (1.0, 1.0, 1.0)
+    shown = [[tuple(cell) for cell in row] for row in left.images[0].get_array().tolist()]
+    assert shown == [[grey, *[to_rgb(UP)] * 3], [grey, to_rgb(DOWN), white, white]]
+    assert [bar.get_width() for bar in right.patches] == [0.2, -1.0]
+    labels = {text.get_text() for text in fig.legends[0].get_texts()}
+    assert labels == {"positive advantage", "negative advantage", "no loss"}
