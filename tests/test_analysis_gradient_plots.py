@@ -8,9 +8,12 @@ from itertools import combinations
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from drlib.analysis import gradient_plots, plots
+from drlib.analysis.plots import DOWN, UP
 from drlib.rl.losses import LossConfig
+from tests.rl_examples import a_trajectory
 
 
 @pytest.fixture
@@ -99,3 +102,16 @@ def test_first_step_shows_moved_weights_and_gains():
     assert list(middle.lines[1].get_ydata()) == [0.02, 0.3]
     assert [label.get_text() for label in right.get_xticklabels()] == [*changes]
     assert right.lines[0].get_ydata() == [0.1, 0.2]
+
+
+def test_update_colours_the_tokens_with_loss():
+    group = [a_trajectory(tokens=3, name="r-0"), a_trajectory(tokens=1, name="r-1")]
+    fig = gradient_plots.plot_update(group, [0.5, -0.5], [0.2, -1.0])
+    plt.close(fig)
+    left, right = fig.axes
+    grey, white = to_rgb("0.85"), (1.0, 1.0, 1.0)
+    shown = [[tuple(cell) for cell in row] for row in left.images[0].get_array().tolist()]
+    assert shown == [[grey, *[to_rgb(UP)] * 3], [grey, to_rgb(DOWN), white, white]]
+    assert [bar.get_width() for bar in right.patches] == [0.2, -1.0]
+    labels = {text.get_text() for text in fig.legends[0].get_texts()}
+    assert labels == {"positive advantage", "negative advantage", "no loss"}

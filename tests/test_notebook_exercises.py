@@ -17,6 +17,18 @@ from drlib.notebook.exercises import EXERCISES
 from drlib.notebook.grading import Choice
 
 RIGHT = {  # by hand
+    "flawed_teacher": [0.5 * 0.94, 0.5 * 0.94 * 0.5],
+    "paired_gain": lambda ours, control: np.mean(
+        [np.mean([a[q] - b[q] for q in a if q in b]) for a, b in zip(ours, control)]
+    ),
+    "form_control": "c",
+    "one_more_right": [3 / 7, -5 / 7],
+    "loss_mask": lambda tokens: [
+        ("<|im_end|>" not in tokens[turn_start(tokens, i) : i + 1])
+        and "assistant\n" in tokens[turn_start(tokens, i) : i]
+        for i in range(len(tokens))
+    ],
+    "cut_rollout": "c",
     "two_winners": [-1 / 3, 1 / 6, 1 / 6],
     "naive_slope": lambda ratio, advantage, p: ratio * advantage * (1 + math.log(p)),
     "hidden_failure": "b",
@@ -75,6 +87,24 @@ RIGHT = {  # by hand
     "partial_credit": "a",
 }
 MISTAKES = {
+    "flawed_teacher": [[0.47, 0.47], [0.5, 0.25], [0.47, 0.11]],
+    "paired_gain": [
+        lambda ours, control: np.mean(
+            [np.mean([*a.values()]) - np.mean([*b.values()]) for a, b in zip(ours, control)]
+        ),
+        lambda ours, control: np.mean(
+            [a[q] - b[q] for a, b in zip(ours, control) for q in a if q in b]
+        ),
+    ],
+    "one_more_right": [[3 / 8, -5 / 8], [4 / 7, -4 / 7]],
+    "loss_mask": [
+        lambda tokens: [i > tokens.index("assistant\n") for i in range(len(tokens))],
+        lambda tokens: [token not in ("<|im_start|>", "<|im_end|>") for token in tokens],
+        lambda tokens: [
+            tokens[turn_start(tokens, i) + 1 : i + 1][:1] == ["assistant\n"]
+            for i in range(len(tokens))
+        ],
+    ],
     "two_winners": [[2 / 3, -1 / 3, -1 / 3], [1 / 3, -1 / 6, -1 / 6], [-0.25, 0.125, 0.125]],
     "naive_slope": [lambda r, a, p: r * a, lambda r, a, p: r * a * math.log(p)],
     "long_losers": [[-30 / 450, 0], [0, 30 / 450]],
@@ -155,6 +185,10 @@ MISTAKES = {
         lambda rates, weights: [w * p * (1 - p) for p, w in zip(rates, weights)],
     ],
 }
+
+
+def turn_start(tokens, i):
+    return max(at for at in range(i + 1) if tokens[at] == "<|im_start|>")
 
 
 def shares(values):

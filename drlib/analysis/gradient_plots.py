@@ -1,15 +1,18 @@
-"""Plots of the policy gradient: baselines, clips, bias and noise, the first step of Adam."""
+"""Plots of the policy gradient: baselines, clips, bias and noise, single updates."""
 
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
 from drlib.analysis.plots import CONTROL, DOWN, UP, compute_surrogate
 from drlib.rl.losses import LossConfig
+from drlib.trajectory import Trajectory
 
 STYLES = ("-", "--", ":")
 
@@ -180,4 +183,45 @@ def plot_first_step(
     right.set_xticks(range(len(changes)), list(changes))
     right.set(title="Change per rollout", xlim=(-0.5, len(changes) - 0.5))
     right.set_ylabel("nats per token")
+    return fig
+
+
+def plot_update(
+    rollouts: Sequence[Trajectory], advantages: Sequence[float], gains: Sequence[float]
+) -> Figure:
+    """Plot which tokens of a group carry loss, and what one update changes.
+
+    Left: one row per rollout and one cell per token; tokens with loss have the colour of the sign
+    of their advantage. Right: change of the log-probability of each rollout.
+
+    Args:
+        rollouts: N rollouts of one question.
+        advantages: N advantages.
+        gains: N changes of the summed log-probability of the generated tokens, in nats.
+    """
+    fig, (left, right) = plt.subplots(
+        1, 2, figsize=(10.5, 3.6), width_ratios=(2, 1), sharey=True, layout="constrained"
+    )
+    signs = [UP if advantage > 0 else DOWN for advantage in advantages]
+    image_NTC = np.ones((len(rollouts), max(len(t) for t in rollouts), 3))
+    for row, rollout, color in zip(image_NTC, rollouts, signs):
+        row[: len(rollout)] = to_rgb("0.85")  # tokens without loss
+        row[: len(rollout)][rollout.generated] = to_rgb(color)
+    numbers = np.arange(1, len(rollouts) + 1)
+    left.imshow(
+        image_NTC,
+        aspect="auto",
+        interpolation="none",
+        extent=(0, image_NTC.shape[1], len(rollouts) + 0.5, 0.5),
+    )
+    left.hlines(numbers[:-1] + 0.5, 0, image_NTC.shape[1], color="white", lw=3)
+    left.set(title="Tokens of the group", xlabel="token", ylabel="rollout", yticks=numbers)
+    right.barh(numbers, gains, color=signs, height=0.7)
+    right.axvline(0, color="0.3", lw=1)
+    right.set(title="Change by one update", xlabel="log-probability of the rollout, nats")
+    for ax in (left, right):
+        ax.grid(False)
+    labels = {UP: "positive advantage", DOWN: "negative advantage", "0.85": "no loss"}
+    handles = [Patch(color=color, label=label) for color, label in labels.items()]
+    fig.legend(handles=handles, loc="outside lower center", ncols=3)
     return fig

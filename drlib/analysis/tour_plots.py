@@ -77,30 +77,6 @@ def plot_curve(
             ax.plot(steps[-1:], scale * values[-1:], "x", color=color, ms=6, mew=1.6, zorder=4)
 
 
-def plot_pretraining(run: TourRun, behind: TourRun | None = None) -> Figure:
-    """Plot the loss of agentic pre-training by step, in nats per token in the loss."""
-    fig, ax = plt.subplots(figsize=(6.4, 3.2))
-    plot_curve(ax, behind, "cpt", "loss", REFERENCE_COLOR, "reference run", width=1)
-    if "cpt" in run.curves:  # optional for pre-trained models
-        plot_curve(ax, run, "cpt", "loss", "C0", format_seeds(len(run.curves["cpt"])), width=1)
-    ax.set(title="Agentic pre-training on invented worlds", xlabel="step", ylim=(0, None))
-    ax.set_ylabel("loss, nats a token")
-    ax.legend(loc="upper right")
-    return fig
-
-
-def plot_copying(curves: dict[str, Sequence[float]], chance: float) -> Figure:
-    """Plot how fast each initialisation learns to repeat a random list: nats per token by step."""
-    fig, ax = plt.subplots(figsize=(6.4, 3.0))
-    for color, (name, losses) in zip(("C0", "C1"), curves.items()):
-        ax.plot(range(len(losses)), losses, color=color, marker="o", label=name)
-    ax.axhline(chance, color="0.45", ls=":", label="guessing")
-    ax.set(title="Repeating a random list", xlabel="training step", ylim=(0, 1.15 * chance))
-    ax.set_ylabel("loss, nats a token")
-    ax.legend(loc="center right")
-    return fig
-
-
 def plot_learning(run: TourRun, behind: TourRun | None = None) -> Figure:
     """Plot RL accuracy by step for both kinds of question, and held-out accuracy by hops.
 

@@ -13,6 +13,7 @@ import torch
 from drlib.agents.heavy import vote
 from drlib.analysis.environment_plots import gradient_shares
 from drlib.analysis.plots import compute_surrogate
+from drlib.demonstrations.oracle import DemonstratorFaults
 from drlib.evaluation.measures import pass_at_k, pass_hat_k
 from drlib.notebook.grading import Choice, Function, Numbers
 from drlib.registry import Registry
@@ -38,6 +39,137 @@ def _loss_gradient(probabilities, words, advantages) -> torch.Tensor:
     loss, _ = policy_loss(logp_N1, logp_N1.detach(), advantages_N, mask_N1)
     return torch.autograd.grad(loss, logits_V)[0]
 
+
+# ---------------------------------------------------------------------------------------------
+# the tour
+
+
+def _flawed_teacher():
+    faults = DemonstratorFaults()
+    one_hop = (1 - faults.guess) * (1 - faults.loop)
+    return [one_hop, one_hop * (1 - faults.stop_early)]
+
+
+def _paired_gain(after_rl, control):
+    gains = []
+    for ours, theirs in zip(after_rl, control):
+        both = ours.keys() & theirs.keys()
+        gains.append(sum(ours[q] - theirs[q] for q in both) / len(both))
+    return sum(gains) / len(gains)
+
+
+def _draw_scores(rng: Random) -> tuple:
+    """Draw scores of two policies: one dictionary per seed, 3 to 5 questions, 2 in common."""
+    both = ([], [])
+    for _ in range(rng.randint(2, 3)):
+        for scores in both:
+            questions = ["q1", "q2", *rng.sample(["q3", "q4", "q5"], rng.randint(1, 3))]
+            scores.append({q: rng.choice([0.0, 0.5, 1.0]) for q in questions})
+    return both
+
+
+EXERCISES.register(
+    "flawed_teacher",
+    Numbers(
+        how="two numbers, for one hop and for two, for example [0.9, 0.8]",
+        hint="a rollout is right if none of its possible errors happens: multiply 1 minus each "
+        "rate. With one hop there is no hop to stop after.",
+        why="half of the rollouts guess, so at most 47% are right. With two hops half of the rest "
+        "stop too early. SFT uses only the right ones.",
+        expected=_flawed_teacher,
+    ),
+)
+EXERCISES.register(
+    "paired_gain",
+    Function(
+        how="a function of two lists of dictionaries that returns a number",
+        hint="take the keys that both dictionaries of a seed have, average the differences of the "
+        "scores, and then average these means over the seeds.",
+        why="the same questions and the same seed remove two sources of noise from the difference. "
+        "Every seed has the same weight, because seeds are the units that vary.",
+        reference=_paired_gain,
+        draw=_draw_scores,
+    ),
+)
+EXERCISES.register(
+    "form_control",
+    Choice(
+        hint="Look for a training that pays for the form and not for the content.",
+        why="if this control gained as much as the real reward, form would explain the gain.",
+        right="c",
+        wrong={
+            "a": "A random reward pays for form as little as for content. It cannot show how much "
+            "form alone would gain.",
+            "b": "Correct demonstrations contain form and content, so the two stay mixed.",
+            "d": "Without tools almost nothing is right, whether the policy learned to search or "
+            "only the form.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# start here
+
+
+def _loss_mask(tokens):
+    mask, is_policy = [], False
+    for before, token in zip(["", *tokens], tokens):
+        if before == "assistant\n":
+            is_policy = True
+        if token == "<|im_end|>":
+            is_policy = False
+        mask.append(is_policy)
+    return mask
+
+
+def _draw_tokens(rng: Random) -> tuple:
+    """Draw the pieces of a rollout: a question, then turns of the policy and tool responses."""
+    words = ["Austria", "code ", "<think>", "ATS", "Euro", ".", "assistant"]
+    tokens: list[str] = []
+    turns = ["user\n", "assistant\n"] * rng.randint(1, 3)
+    for turn in turns:
+        tokens += ["<|im_start|>", turn, *rng.choices(words, k=rng.randint(1, 4)), "<|im_end|>"]
+    return (tokens[:-1] if rng.random() < 0.7 else tokens,)
+
+
+EXERCISES.register(
+    "one_more_right",
+    Numbers(
+        how="two numbers, for rollouts 1 and 2, for example [0.5, -0.5]",
+        hint="the mean is over the other seven: count how many of these are right, once for "
+        "rollout 1 (now right) and once for rollout 2 (wrong).",
+        why="rollout 1 has four right ones among the other seven, rollout 2 has five. The more "
+        "rollouts of a group are right, the less a right one gains and the more a wrong one loses.",
+        expected=lambda: leave_one_out([1.0, 0, 0, 1, 1, 1, 1, 0], [0] * 8)[:2],
+    ),
+)
+EXERCISES.register(
+    "loss_mask",
+    Function(
+        how="a function of a list of pieces that returns a list with True or False for each",
+        hint='a token has loss if it is after "assistant\\n" and before the next "<|im_end|>". '
+        "Neither of these two has loss.",
+        why="the policy sampled these tokens and no others, so only their probabilities depend on "
+        "its weights.",
+        reference=_loss_mask,
+        draw=_draw_tokens,
+    ),
+)
+EXERCISES.register(
+    "cut_rollout",
+    Choice(
+        hint="The filter looks at how a rollout ended, not at its reward.",
+        why="it has no answer because it was cut. Its tokens get no loss, and its reward 0 still "
+        "counts in the means of the other rollouts.",
+        right="c",
+        wrong={
+            "a": "A failed call is a mistake of the policy, and the rollout has an answer. It is "
+            "trained with a negative advantage.",
+            "b": "It has an answer. A long rollout is not removed for its length.",
+            "d": "Its advantage is 0, so it changes nothing, but the filter does not remove it.",
+        },
+    ),
+)
 
 # ---------------------------------------------------------------------------------------------
 # GRPO by hand
