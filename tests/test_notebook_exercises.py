@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_notebook_exercises.py
 """
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -32,6 +33,18 @@ RIGHT = {  # by hand
     "two_winners": [-1 / 3, 1 / 6, 1 / 6],
     "naive_slope": lambda ratio, advantage, p: ratio * advantage * (1 + math.log(p)),
     "hidden_failure": "b",
+    "fourth_page": [math.log(7 / 3) * 2.2 / 2.02, math.log(7 / 3) * 2.2 / 2.56],
+    "chance_shown": lambda scores, right, k: (
+        sum(sorted(order, reverse=True).index(order[right]) < k for order in break_ties(scores))
+        / len(break_ties(scores))
+    ),
+    "many_closes": "c",
+    "best_guess": [0.6, 0.4],
+    "count_values": lambda facts, title, relation: len(
+        {s for s, r, v in facts if v == title and f"{r} of" == relation}
+        | {v for s, r, v in facts if s == title and r == relation}
+    ),
+    "no_provable_answer": "b",
     "long_losers": [(7 * 60 / 7 - 30) / 450, 0],
     "teaching_chance": lambda p, group: 1 - p**group - (1 - p) ** group,
     "paid_pages": "b",
@@ -104,6 +117,19 @@ MISTAKES = {
             tokens[turn_start(tokens, i) + 1 : i + 1][:1] == ["assistant\n"]
             for i in range(len(tokens))
         ],
+    ],
+    "fourth_page": [[0.556, 0.439], [1.0891, 0.8594]],
+    "chance_shown": [
+        lambda scores, right, k: float(sorted(scores)[::-1].index(scores[right]) < k),
+        lambda scores, right, k: k / len(scores),
+        lambda scores, right, k: min(1, k / scores.count(scores[right])),
+    ],
+    "best_guess": [[0.6, 0.2], [0.6, 1 / 3], [6, 2]],
+    "count_values": [
+        lambda facts, title, relation: sum(f[:2] == (title, relation) for f in facts),
+        lambda facts, title, relation: len(
+            {v for s, r, v in facts if s == title and r == relation.removesuffix(" of")}
+        ),
     ],
     "two_winners": [[2 / 3, -1 / 3, -1 / 3], [1 / 3, -1 / 6, -1 / 6], [-0.25, 0.125, 0.125]],
     "naive_slope": [lambda r, a, p: r * a, lambda r, a, p: r * a * math.log(p)],
@@ -189,6 +215,12 @@ MISTAKES = {
 
 def turn_start(tokens, i):
     return max(at for at in range(i + 1) if tokens[at] == "<|im_start|>")
+
+
+def break_ties(scores):
+    """All orders of pages as lists of scores in which no two are equal."""
+    orders = itertools.permutations(range(len(scores)))
+    return [[score + 0.1 * place for score, place in zip(scores, order)] for order in orders]
 
 
 def shares(values):

@@ -312,3 +312,12 @@ def test_foreign_or_damaged_file_is_reported_and_kept(tmp_path):
             store.update({"0": "1"}, lambda _: place("Page 0"))
             Library("test", store, "t").page("Page 0")
         assert path.read_bytes() == before
+
+
+def test_store_of_texts_has_one_page_per_title():
+    store = Store.of({"Oslo": "A city.", "Krone": "Money of Norway."})
+    assert store.search("money", 2) == ["Krone"] and store.search("oslo", 2) == ["Oslo"]
+    assert store.rows("SELECT title FROM documents ORDER BY 1") == [("Krone",), ("Oslo",)]
+    assert store.version == Store.of({"Krone": "Money of Norway.", "Oslo": "A city."}).version
+    with pytest.raises(ValueError, match="no pages"):
+        Store.of({})

@@ -4,6 +4,7 @@ In question graphs C0 is the answer, C1 a named entity, grey an intermediate nod
 one colour in all plots (`WORLD_COLORS`).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
@@ -30,10 +31,12 @@ from drlib.questions.queries import (
     Range,
     Var,
 )
-from drlib.worlds.graph import inverse
+from drlib.worlds.graph import Graph, inverse
 
 WORLD_COLORS = {"tour": "C4", "cldr": "C0", "pydocs": "C2"}  # by world name
 OTHER_WORLDS = ("C3", "C5", "C6")  # used in turn for folders and other worlds
+
+WALK_ROWS = 8  # titles per column of a walk
 
 Edge = tuple[str, "Query | None", str]  # label, target, text of a leaf without a title
 
@@ -300,4 +303,139 @@ def plot_findings(found: Mapping[str, dict]) -> Figure:
     ax.set_ylim(len(found) - 0.4, -0.6)
     ax.margins(x=0.25)
     ax.grid(False, axis="y")
+    return fig
+
+
+def plot_word_scores(ax: Axes, lengths: Sequence[float], most: int = 10) -> None:
+    """Plot the second factor of BM25 against the occurrences of a word on a page.
+
+    Args:
+        ax: axes to draw into.
+        lengths: lengths of pages relative to the mean length, one curve each.
+        most: largest number of occurrences.
+    """
+    counts_F = np.arange(most + 1)
+    for length, style in zip(lengths, ("-", "--", ":")):
+        scores_F = 2.2 * counts_F / (counts_F + 1.2 * (0.25 + 0.75 * length))
+        ax.plot(counts_F, scores_F, f"o{style}", color="k", ms=3, label=f"{length:g} x mean length")
+    ax.axhline(2.2, color=CONTROL, lw=1)
+    ax.text(most, 2.2, "limit 2.2", ha="right", va="bottom", fontsize=8, color=CONTROL)
+    ax.set(xlabel="occurrences of the word on the page", ylabel="factor", ylim=(0, 2.45))
+    ax.legend(loc="lower right", title="page")
+
+
+def plot_recall(ax: Axes, ranks: Mapping[str, Sequence[float]], most: int) -> None:
+    """Plot recall@k in percent for k from 1 to `most`.
+
+    Args:
+        ax: axes to draw into.
+        ranks: kind of query -> rank of the correct page of each query, infinite if not found.
+        most: largest k.
+    """
+    ks = np.arange(1, most + 1)
+    for (kind, some), color in zip(ranks.items(), ("C0", "C2", "C3")):
+        shares_K = (np.array(some)[:, None] <= ks).mean(0)
+        ax.plot(ks, 100 * shares_K, "o-", color=color, ms=4, label=kind)
+    ax.set(xlabel="hits shown, k", ylabel="recall@k, %", ylim=(0, 102), xticks=ks)
+    ax.legend(loc="lower right", title="query")
+
+
+def plot_worlds(graphs: Mapping[str, Graph], page: int) -> Figure:
+    """Plot the facts per relation and the degrees of worlds.
+
+    Args:
+        graphs: graph by name of the world.
+        page: facts on one page; a longer list continues on a second part.
+    """
+    fig, axes = plt.subplots(2, len(graphs), figsize=(10.5, 6.6), height_ratios=(4, 5))
+    fig.set_layout_engine("constrained")
+    grid = axes[1, 0].get_gridspec()
+    for ax in axes[1]:
+        ax.remove()
+    for ax, (name, graph) in zip(axes[0], graphs.items()):
+        _draw_relations(ax, name, Counter(relation for _, relation, _ in graph.facts))
+    _draw_degrees(fig.add_subplot(grid[1, :]), graphs, page)
+    return fig
+
+
+def _draw_relations(ax: Axes, name: str, counts: Counter, most: int = 8) -> None:
+    """Draw the number of facts of the most frequent relations of a world."""
+    rows = sorted(counts.items(), key=lambda row: (-row[1], row[0]))
+    shown = rows[:most]
+    color = WORLD_COLORS.get(name, OTHER_WORLDS[0])
+    ax.barh([relation for relation, _ in shown], [n for _, n in shown], 0.7, color=color)
+    for y, (_, n) in enumerate(shown):
+        ax.text(n, y, f" {n:,}", va="center", fontsize=8)
+    rest = len(rows) - len(shown)
+    ax.set_xlabel(f"and {rest} smaller relations" if rest else "")
+    ax.set(title=f"{name}: {counts.total():,} facts", xticks=[])
+    ax.set(xlim=(0, 1.25 * shown[0][1]), ylim=(most - 0.4, -0.6))
+    ax.grid(visible=False)
+    ax.spines[["left", "bottom"]].set_visible(False)
+    ax.tick_params(left=False)
+
+
+def _draw_degrees(ax: Axes, graphs: Mapping[str, Graph], page: int) -> None:
+    """Draw the share of nodes with at least d facts, and name the largest hubs."""
+    for name, graph in graphs.items():
+        degrees = Counter(end for subject, _, value in graph.facts for end in {subject, value})
+        color = WORLD_COLORS.get(name, OTHER_WORLDS[0])
+        values_D, first_D = np.unique(np.sort([*degrees.values()]), return_index=True)
+        shares_D = 1 - first_D / len(degrees)
+        ax.loglog(values_D, shares_D, ".-", color=color, label=name, lw=1, ms=4)
+        hub = min(degrees, key=lambda node: (-degrees[node], node))
+        ax.annotate(
+            f"{hub}: {degrees[hub]:,}",
+            (degrees[hub], shares_D[-1]),
+            (0, -6),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=9,
+            color=color,
+            bbox={"fc": "white", "ec": "none", "pad": 0.5},
+        )
+    ax.axvline(page, color="0.4", ls=":", label="facts on one page")
+    ax.set(xlabel="facts of a node, d", ylabel="share of nodes with d or more")
+    low, high = ax.get_ylim()
+    ax.set_ylim(low / 2.5, high)
+    ax.legend(loc="upper right")
+
+
+def plot_walk(graph: Graph, start: str, *relations: str) -> Figure:
+    """Plot the sets of nodes that are reached from `start`, one relation per column.
+
+    An arrow leads along a relation or its inverse. A column shows at most `WALK_ROWS` titles, and
+    the number of all.
+
+    Args:
+        graph: graph of a world.
+        start: title of the first node.
+        relations: relations in order, inverses ("currency of") included.
+    """
+    columns = [[start]]
+    for relation in relations:
+        reached = {value for title in columns[-1] for value in graph.values(title, relation)}
+        columns.append(sorted(reached))
+    rows = min(max(map(len, columns)), WALK_ROWS)
+    size = (3.2 * len(columns), 0.8 + 0.35 * rows)
+    fig, ax = plt.subplots(figsize=size, layout="constrained")
+    places: dict[str, tuple[float, float]] = {}
+    for x, (column, relation) in enumerate(zip(columns, ("start", *relations))):
+        shown, before, places = column[:WALK_ROWS], places, {}
+        middle = (len(shown) - 1) / 2
+        for i, title in enumerate(shown):
+            places[title] = (x, middle - i)
+            ax.text(x, middle - i, title, ha="center", va="center", fontsize=9)
+            for source, place in before.items():
+                if title in graph.values(source, relation):
+                    arrow = {"arrowstyle": "-|>", "color": CONTROL, "shrinkA": 0, "shrinkB": 0}
+                    start_x, end_x = place[0] + 0.33, x - 0.33
+                    ax.annotate("", (end_x, middle - i), (start_x, place[1]), arrowprops=arrow)
+        count = f"{len(column)} node{'s' * (len(column) != 1)}"
+        if len(column) > WALK_ROWS:
+            count += f", {WALK_ROWS} shown"
+        ax.text(x, rows / 2 + 0.2, f"{relation}\n{count}", ha="center", weight="bold", fontsize=9)
+    ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-rows / 2, rows / 2 + 1.8))
+    ax.axis("off")
     return fig

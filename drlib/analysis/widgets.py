@@ -29,6 +29,7 @@ from drlib.rl.losses import LossConfig
 from drlib.task import Task
 from drlib.tools import Toolbox
 from drlib.trajectory import Trajectory
+from drlib.worlds import World, read_facts
 
 UPGRADE_SLIDERS = ("deepen", "widen", "fuzz")
 UPGRADE_TRIES = 8  # maximum draws per upgrade
@@ -284,6 +285,43 @@ class FigurePanel(_Panel):
 
     def _draw(self):
         self.picture.value = png_bytes(self._figure(*(c.value for c in self.controls.values())))
+
+
+class SearchPanel(_Panel):
+    """Search box over several worlds: the hits, and the facts of the first one.
+
+    Args:
+        worlds: worlds by name.
+        query: first query.
+        hits: number of hits shown.
+
+    Attributes:
+        box: text field of the query.
+        world: toggle buttons of the worlds.
+        shown: the result, HTML.
+
+    """
+
+    def __init__(self, worlds: dict[str, World], query: str, hits: int = 3):
+        self._worlds, self._hits = worlds, hits
+        self.box = ipw.Text(query, description="search", continuous_update=False)
+        self.world = ipw.ToggleButtons(options=list(worlds), description="world")
+        self.shown = ipw.HTML()
+        super().__init__([self.box, self.world], [self.box, self.world, self.shown])
+
+    def _draw(self):
+        world = self._worlds[self.world.value]
+        found = world.search(self.box.value, self._hits)
+        items = [
+            f"<li><b>{html.escape(hit.title)}</b><br>{html.escape(hit.snippet)}</li>"
+            for hit in found
+        ]
+        text = f"<ol>{''.join(items)}</ol>" if items else "<i>No results.</i>"
+        facts = read_facts(world.page(found[0].title).text) if found else {}
+        if facts:
+            listed = "; ".join(f"{name}: {', '.join(some[:6])}" for name, some in facts.items())
+            text += f"<p><b>{html.escape(found[0].title)}</b> has {html.escape(listed)}</p>"
+        self.shown.value = text
 
 
 class QuestionPanel(_Panel):

@@ -26,6 +26,8 @@ from drlib.rl.resampling import roc_quotas
 from drlib.rl.staleness import admission_capacity
 from drlib.task import Task, is_correct
 from drlib.training.planner import Rates, Workload, step_time
+from drlib.worlds.graph import Graph, Node
+from drlib.worlds.store import Store
 
 EXERCISES = Registry("exercise")  # name -> Exercise
 
@@ -223,6 +225,133 @@ EXERCISES.register(
             "a": "With the long failure in it, the mean of the others is lower, not higher.",
             "c": "The baselines differ: one has three rewards in it, the other two.",
             "d": "The others of the winner earned 0 either way.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# search
+
+
+def _fourth_page():
+    """BM25 of "town money" on the pages Krone and Alta after a page was added."""
+    store = Store.of(
+        {
+            "Oslo": "Oslo is a city. People pay krone.",
+            "Krone": "The krone is money. Banks print it.",
+            "Alta": "Alta is a town by a fjord. The river is full of fish.",
+            "Narvik": "The port ships iron ore to many other countries.",
+        }
+    )
+    sql = "SELECT title, -bm25(pages, 4.0) FROM pages WHERE pages MATCH 'town OR money'"
+    scores = dict(store.rows(sql))
+    return [scores["Krone"], scores["Alta"]]
+
+
+def _chance_shown(scores, right, k):
+    """Average over all orders of pages with equal scores."""
+    better = sum(score > scores[right] for score in scores)
+    tied = scores.count(scores[right])
+    return sum(better + place < k for place in range(tied)) / tied
+
+
+EXERCISES.register(
+    "fourth_page",
+    Numbers(
+        how="two numbers, the scores of Krone and Alta, for example [0.55, 0.44]",
+        hint="the mean length is still 10, so only the first factor changes: N is 4 now.",
+        why="the logarithm grows from ln(5/3) to ln(7/3) although neither page has changed. Scores "
+        "of two collections cannot be compared, and neither can those of two queries.",
+        expected=_fourth_page,
+    ),
+)
+EXERCISES.register(
+    "chance_shown",
+    Function(
+        how="a function of scores, right and k that returns a number from 0 to 1",
+        hint="count the pages with a higher score and those with an equal score. The correct page "
+        "is equally likely to be at each place of its tie.",
+        why="a tie adds luck to recall@k. A fixed order, such as the alphabet, hides the luck but "
+        "does not remove it.",
+        reference=_chance_shown,
+        draw=lambda rng: (
+            [float(rng.randrange(4)) for _ in range(rng.randrange(2, 7))],
+            rng.randrange(2),
+            rng.randrange(1, 5),
+        ),
+    ),
+)
+EXERCISES.register(
+    "many_closes",
+    Choice(
+        hint="Which change gives the ranking information about the meaning that is wanted?",
+        why="the pages have the same name, so only a word that is on the right page and on few of "
+        "the others separates them. The query has to be better, not the ranking.",
+        right="c",
+        wrong={
+            "a": "Every one of these pages has the word in its title, so all scores rise.",
+            "b": "The other engine has a similar formula and the same words of the query.",
+            "d": "More hits raise recall@k for that larger k, but recall@1 looks at the first hit.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# worlds
+
+
+def _best_guess():
+    """Accuracy of the best constant answer, without and with a limit on each answer."""
+    counts = {"Euro": 6, "Dollar": 3, "Krone": 1}
+    limited = [min(n, 2) for n in counts.values()]
+    return [max(counts.values()) / sum(counts.values()), max(limited) / sum(limited)]
+
+
+def _count_values(facts, title, relation):
+    graph = Graph([Node(subject, "thing") for subject in {s for s, _, _ in facts}], facts)
+    return len(graph.values(title, relation))
+
+
+EXERCISES.register(
+    "best_guess",
+    Numbers(
+        how="two shares, without and with the limit, for example [0.5, 0.3]",
+        hint="the best guess is always the most frequent answer. With the limit count the "
+        "questions again: how many are left for each currency?",
+        why="6 of 10, and 2 of 5 with the limit. The limit lowers what a policy earns without "
+        "searching.",
+        expected=_best_guess,
+    ),
+)
+EXERCISES.register(
+    "count_values",
+    Function(
+        how="a function of facts, title and relation that returns a number",
+        hint='a relation that ends in " of" is followed from the value to the subject. A fact that '
+        "is listed twice is one fact.",
+        why="one list of facts answers a relation and its inverse, equation (1).",
+        reference=_count_values,
+        draw=lambda rng: (
+            [
+                (rng.choice("ABC"), rng.choice(["knows", "likes"]), rng.choice("ABCD"))
+                for _ in range(rng.randrange(3, 9))
+            ],
+            rng.choice("ABCD"),
+            rng.choice(["knows", "likes", "knows of", "likes of"]),
+        ),
+    ),
+)
+EXERCISES.register(
+    "no_provable_answer",
+    Choice(
+        hint="Look for the statement that is in the text of a page but not in the list of facts.",
+        why="the sentence can be searched and read, but it is no fact of the graph. No program can "
+        "show that the answer is right and that there is no second one.",
+        right="b",
+        wrong={
+            "a": "Both columns of the table are relations: this is an intersection of two sets.",
+            "c": "The front matter of a file is read as facts, such as the owner.",
+            "d": "A link is a fact as well, and it can be followed backwards.",
         },
     ),
 )

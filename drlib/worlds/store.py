@@ -242,6 +242,22 @@ class Store:
         self._db: sqlite3.Connection | None = None
         self._ranking: Ranking | None = None  # ranking of the current state
 
+    @classmethod
+    def of(cls, texts: Mapping[str, str]) -> "Store":
+        """Return a store in memory with one page per title.
+
+        Args:
+            texts: title -> text.
+
+        Example:
+            >>> Store.of({"Krone": "Money of Norway.", "Alta": "A town."}).search("money", 1)
+            ['Krone']
+        """
+        store = cls()
+        documents = [Document(title, text) for title, text in texts.items()]
+        store.update({"texts": "1"}, lambda _: Part(documents))
+        return store
+
     def update(
         self,
         stamps: Mapping[str, str],
