@@ -94,9 +94,16 @@ def plot_cost(ax: Axes, trials: Trials) -> None:
         ax.fill_between(tokens, low, high, color=color, alpha=0.12, lw=0)
         ax.plot(tokens, mid, "o-", color=color, label=label)
         above = label.endswith("IterResearch")  # numbers of the other lines are below them
-        style = dict(textcoords="offset points", ha="center", fontsize=8, color=color)
         for n, x, y in zip(SAMPLES, tokens, mid):
-            ax.annotate(str(n), (x, y), (0, 6 if above else -13), **style)
+            ax.annotate(
+                str(n),
+                (x, y),
+                (0, 6 if above else -13),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                color=color,
+            )
     ax.set_xscale("log")
     ax.set_xticks(TOKEN_TICKS, map(str, TOKEN_TICKS))
     ax.minorticks_off()
