@@ -101,7 +101,7 @@ def test_first_step_shows_moved_weights_and_gains():
     assert middle.lines[0].get_xdata().tolist() == [1e-5, 1e-4]
     assert list(middle.lines[1].get_ydata()) == [0.02, 0.3]
     assert [label.get_text() for label in right.get_xticklabels()] == [*changes]
-    assert right.lines[0].get_ydata() == [0.1, 0.2]
+    assert right.lines[0].get_ydata().tolist() == [0.1, 0.2]
 
 
 def test_update_colours_the_tokens_with_loss():
@@ -115,3 +115,28 @@ def test_update_colours_the_tokens_with_loss():
     assert [bar.get_width() for bar in right.patches] == [0.2, -1.0]
     labels = {text.get_text() for text in fig.legends[0].get_texts()}
     assert labels == {"positive advantage", "negative advantage", "no loss"}
+
+
+@pytest.mark.parametrize("teacher", [[31 / 64, 2 / 64, 31 / 64], [0.6, 0.1, 0.3]])
+def test_two_kls_of_a_student_of_two_tokens(ax, teacher):
+    """The forward KL matches the mean; the reverse KL is checked name by name."""
+    forward, reverse = gradient_plots.plot_two_kls(ax, teacher)
+    assert forward == pytest.approx(teacher[0] + teacher[1] / 2, abs=0.005)
+    p = 0.3
+    student = gradient_plots.two_token_student(p)
+    assert student == pytest.approx([0.09, 0.42, 0.49])
+    kls = gradient_plots.two_kls(teacher, p)
+    assert kls[0] == pytest.approx(sum(q * np.log(q / s) for q, s in zip(teacher, student)))
+    assert kls[1] == pytest.approx(sum(s * np.log(s / q) for q, s in zip(teacher, student)))
+    values = gradient_plots.two_kls(teacher, np.array([reverse - 0.02, reverse, reverse + 0.02]))[1]
+    assert values.argmin() == 1
+
+
+def test_two_kls_drawn_with_bars():
+    fig = gradient_plots.draw_two_kls(0.5, 1 / 32)
+    curves, bars = fig.axes
+    assert len(bars.patches) == 9
+    assert [bar.get_height() for bar in bars.patches[:3]] == pytest.approx(
+        [31 / 64, 1 / 32, 31 / 64]
+    )
+    plt.close(fig)

@@ -48,6 +48,15 @@ RIGHT = {  # by hand
     "long_losers": [(7 * 60 / 7 - 30) / 450, 0],
     "teaching_chance": lambda p, group: 1 - p**group - (1 - p) ** group,
     "paid_pages": "b",
+    "packed_means": [22 / 10, 7 / 3, (10 / 4 + 2) / 2],
+    "next_token_labels": lambda ids, own: [ids[t] if own[t] else -100 for t in range(1, len(ids))],
+    "unlearned_end": "c",
+    "hard_share": [100 * 0.1 / 1.5, 100 * 0.3439 / (0.9999 + 0.9375 + 0.3439)],
+    "isr_ise": lambda needed, calls: [
+        len({*needed} & {*sum(calls, [])}) / len(needed),
+        len(needed) / len(calls),
+    ],
+    "ungrounded_answers": "b",
     "sequence_weights": [2, 0, 0, 1],
     "geometric_mask": lambda rho, low, high: (
         [low <= np.prod(rho) ** (1 / len(rho)) <= high] * len(rho)
@@ -135,6 +144,23 @@ MISTAKES = {
     "naive_slope": [lambda r, a, p: r * a, lambda r, a, p: r * a * math.log(p)],
     "long_losers": [[-30 / 450, 0], [0, 30 / 450]],
     "teaching_chance": [lambda p, g: 1 - p**g, lambda p, g: 1 - (1 - p) ** g],
+    "packed_means": [[2.2, 2.2, 2.2], [7 / 3, 2.2, 2.25]],
+    "next_token_labels": [
+        lambda ids, own: [i if m else -100 for i, m in zip(ids[1:], own)],
+        lambda ids, own: [i if m else -100 for i, m in zip(ids, own)],
+        lambda ids, own: [i for i, m in zip(ids[1:], own[1:]) if m],
+    ],
+    "hard_share": [[6.67, 33.3], [0.0667, 0.151], [6.67, 6.67]],
+    "isr_ise": [
+        lambda needed, calls: [
+            sum(name in needed for call in calls for name in call) / len(needed),
+            len(needed) / len(calls),
+        ],
+        lambda needed, calls: [
+            len({*needed} & {*sum(calls, [])}) / len(needed),
+            len({*needed} & {*sum(calls, [])}) / len(calls),
+        ],
+    ],
     "sequence_weights": [[1.008, 1.008, 1.008, 1], [2.22, 0, 0, 1]],
     "geometric_mask": [
         lambda rho, low, high: [float(low <= np.mean(rho) <= high)] * len(rho),

@@ -260,12 +260,33 @@ def test_plot_findings_positions_and_colours():
     ]
 
 
+REPORT = {
+    "format": {"in": 30, "kept": 20, "reasons": {"no answer": 10}},
+    "correct": {"in": 20, "kept": 5, "reasons": {"wrong answer": 15}},
+}
+
+
+def draw_funnel(report, clean):
+    fig, ax = plt.subplots()
+    data_plots.plot_funnel(ax, report, clean)
+    return fig
+
+
+def test_plot_funnel_bars_and_reasons():
+    clean = {rule: {"in": 4, "kept": 3, "reasons": {}} for rule in REPORT}
+    ax = draw_funnel(REPORT, clean).axes[0]
+    assert [bar.get_width() for bar in ax.patches] == [30, 20, 5, 4, 3, 3]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["sampled", *REPORT]
+    texts = [text.get_text().strip() for text in ax.texts]
+    assert texts == ["30", "20", "5", "no answer: 10", "wrong answer: 15"]
+
+
 def test_figures_are_byte_identical(cldr, tasks):
     reports = [build_quality_report(tasks, cldr), build_quality_report(tasks[:20], cldr)]
     for draw in (
         lambda: data_plots.plot_quality(reports),
         lambda: data_plots.plot_question_graph(from_text(tasks[0].query), tasks[0].answer),
-        lambda: data_plots.plot_funnel({"sampled": 30, "valid": 20, "kept": 5}),
+        lambda: draw_funnel(REPORT, REPORT),
         lambda: data_plots.plot_findings({"funnel": FOUND, "mask": FOUND}),
     ):
         assert png_bytes(draw()) == png_bytes(draw())

@@ -266,18 +266,28 @@ def _draw_shares(
     ax.plot(shares, places, marker, color=color, ms=5, label=label or None)
 
 
-def plot_funnel(counts: dict[str, int]) -> Figure:
-    """Plot the number of demonstrations left after each stage, in the order of `counts`."""
-    fig, ax = plt.subplots(figsize=(6.4, 0.5 + 0.42 * len(counts)), layout="constrained")
-    names, values = list(counts), list(counts.values())
-    ax.barh(
-        names, values, color=[UP if i == len(names) - 1 else CONTROL for i in range(len(names))]
-    )
-    for y, value in enumerate(values):
-        ax.text(value, y, f" {value:,}", va="center", fontsize=9)
+def plot_funnel(ax: Axes, report: Mapping[str, Mapping], clean: Mapping[str, Mapping]) -> None:
+    """Plot the rollouts left after each rule, with the reasons of rejection.
+
+    Args:
+        ax: axes to draw into.
+        report: of `Funnel.run`: rule -> "in", "kept" and "reasons".
+        clean: report of those rollouts that should pass, drawn in blue in front of the others.
+    """
+    for found, color in ((report, "0.8"), (clean, UP)):
+        left = [next(iter(found.values()))["in"], *(row["kept"] for row in found.values())]
+        ax.barh(["sampled", *report], left, color=color)
+        for y, value in enumerate(left if found is report else ()):
+            ax.text(value, y, f" {value:,}", va="center", fontsize=9)
+    n = next(iter(report.values()))["in"]
+    for y, row in enumerate(report.values(), 1):
+        why = ", ".join(
+            f"{reason.rstrip('.')}: {count}" for reason, count in row["reasons"].items()
+        )
+        ax.text(n * 1.14, y, why, va="center", fontsize=8.5, color="0.35")
     ax.invert_yaxis()
-    ax.set(xlabel="rollouts left", xlim=(0, 1.12 * max(values)))
-    return fig
+    ax.set(xlabel="rollouts left", xlim=(0, 2 * n), xticks=range(0, n + 1, max(n // 4, 1)))
+    ax.grid(False)
 
 
 OUTCOME_COLORS = {"reproduced": UP, "refuted": DOWN, "open": CONTROL}

@@ -1,4 +1,4 @@
-"""Plots of the policy gradient: baselines, clips, bias and noise, single updates."""
+"""Plots of the policy gradient: baselines, clips, KLs, bias and noise, single updates."""
 
 from collections.abc import Mapping, Sequence
 
@@ -224,4 +224,68 @@ def plot_update(
     labels = {UP: "positive advantage", DOWN: "negative advantage", "0.85": "no loss"}
     handles = [Patch(color=color, label=label) for color, label in labels.items()]
     fig.legend(handles=handles, loc="outside lower center", ncols=3)
+    return fig
+
+
+def two_token_student(p: ArrayLike) -> np.ndarray:
+    """Return the probabilities [..., 3] of "New York", mixed names and "San Diego".
+
+    The student draws both tokens independently, each from "New York" with probability `p`.
+    """
+    p = np.asarray(p, float)
+    return np.stack([p**2, 2 * p * (1 - p), (1 - p) ** 2], -1)
+
+
+def two_kls(teacher: ArrayLike, p: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return KL(teacher || student) and KL(student || teacher) of `two_token_student`, in nats.
+
+    Args:
+        teacher: probabilities of the three names, above 0.
+        p: values in 0..1, exclusive.
+    """
+    q, student = np.asarray(teacher, float), two_token_student(p)
+    log_ratio = np.log(q / student)
+    return log_ratio @ q, -(student * log_ratio).sum(-1)
+
+
+def plot_two_kls(ax: Axes, teacher: ArrayLike) -> tuple[float, float]:
+    """Plot both KLs of `two_kls` against p and mark their minima.
+
+    Args:
+        ax: axes to draw into.
+        teacher: probabilities of the three names, above 0.
+
+    Returns:
+        p at the minimum of the forward and of the reverse KL.
+    """
+    grid = np.linspace(0.005, 0.995, 199)
+    best = []
+    names = ("forward: KL(teacher || student)", "reverse: KL(student || teacher)")
+    for values, name, color in zip(two_kls(teacher, grid), names, (UP, DOWN), strict=True):
+        at = int(values.argmin())
+        ax.plot(grid, np.where(values < 2.2, values, np.nan), color=color, label=name)
+        ax.plot(grid[at], values[at], "o", color=color, ms=7, mec="white")
+        best.append(float(grid[at]))
+    ax.set(xlabel="p of the student", ylabel="nats", ylim=(0, 3), xlim=(0, 1), yticks=(0, 1, 2))
+    ax.legend(fontsize=8, loc="upper center")
+    return best[0], best[1]
+
+
+def draw_two_kls(new_york: float, mixed: float) -> Figure:
+    """Draw `plot_two_kls`, and the names of the teacher and of both best students as bars.
+
+    Args:
+        new_york: share of "New York" among the teacher's unmixed names, 0..1, exclusive.
+        mixed: probability of a mixed name, 0..1, exclusive.
+    """
+    fig, (curves, bars) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+    teacher = np.array([(1 - mixed) * new_york, mixed, (1 - mixed) * (1 - new_york)])
+    forward, reverse = plot_two_kls(curves, teacher)
+    students = {"teacher": teacher, "best forward": two_token_student(forward)}
+    students["best reverse"] = two_token_student(reverse)
+    for at, (name, color) in enumerate(zip(students, (CONTROL, UP, DOWN), strict=True)):
+        bars.bar(np.arange(3) + 0.26 * (at - 1), students[name], 0.26, color=color, label=name)
+    bars.set_xticks(range(3), ["New York", "mixed", "San Diego"])
+    bars.set(ylabel="probability", ylim=(0, 1.3), yticks=np.linspace(0, 1, 5))
+    bars.legend(fontsize=8, loc="upper center", ncols=3)
     return fig

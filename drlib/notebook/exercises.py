@@ -13,14 +13,20 @@ import torch
 from drlib.agents.heavy import vote
 from drlib.analysis.environment_plots import gradient_shares
 from drlib.analysis.plots import compute_surrogate
-from drlib.demonstrations.oracle import DemonstratorFaults
+from drlib.demonstrations.funnel import seeking
+from drlib.demonstrations.oracle import DemonstratorFaults, Episode
 from drlib.evaluation.measures import pass_at_k, pass_hat_k
 from drlib.notebook.grading import Choice, Function, Numbers
 from drlib.registry import Registry
 from drlib.rl.advantages import leave_one_out
 from drlib.rl.curriculum import Curriculum
 from drlib.rl.distillation import full_distillation_loss
-from drlib.rl.divergences import CORRECTION_BOUNDS, importance_correction, weight_metrics
+from drlib.rl.divergences import (
+    CORRECTION_BOUNDS,
+    importance_correction,
+    mean_per_row,
+    weight_metrics,
+)
 from drlib.rl.losses import LossConfig, policy_loss
 from drlib.rl.resampling import roc_quotas
 from drlib.rl.staleness import admission_capacity
@@ -413,6 +419,128 @@ EXERCISES.register(
             "a": "Nothing is paid for an answer, so a shorter rollout earns less.",
             "c": "A page is paid the first time only.",
             "d": "Rollouts differ in the pages that they show, so rewards have variance.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# tokens of SFT
+
+
+def _packed_means():
+    """Loss of three demonstrations in two packed rows, in bits."""
+    bits_BT = torch.tensor([[1.0], [4.0], [2.0]]).expand(3, 6)
+    mask_BT = torch.arange(6) < torch.tensor([[2], [2], [6]])
+    means_B = mean_per_row(bits_BT, mask_BT)[:, 0]
+    rows_R = torch.stack([bits_BT[:2][mask_BT[:2]].mean(), bits_BT[2][mask_BT[2]].mean()])
+    return torch.stack([bits_BT[mask_BT].mean(), means_B.mean(), rows_R.mean()])
+
+
+def _next_token_labels(ids, own):
+    return [token if has_loss else -100 for token, has_loss in zip(ids[1:], own[1:], strict=True)]
+
+
+def _draw_sample(rng: Random) -> tuple:
+    n = rng.randrange(2, 9)
+    return [rng.randrange(1, 50) for _ in range(n)], [rng.random() < 0.5 for _ in range(n)]
+
+
+EXERCISES.register(
+    "packed_means",
+    Numbers(
+        how="three numbers for tokens, demonstrations and rows, for example [1, 2.5, 2]",
+        hint="add up the bits of all tokens first: 2, 8 and 12 bits in 2, 2 and 6 tokens.",
+        why="22 bits in 10 tokens, (1 + 4 + 2) / 3, and (10 / 4 + 2) / 2. With the mean over rows, "
+        "the weight of a demonstration depends on what it is packed with.",
+        expected=_packed_means,
+    ),
+)
+EXERCISES.register(
+    "next_token_labels",
+    Function(
+        how="a function of a list of ids and a list of booleans that returns a list that is one "
+        "shorter",
+        hint="entry t holds token t + 1, so the mask of token t + 1 decides.",
+        why="the label and its mask are shifted together. With the mask of token t the first token "
+        "of a tool response would carry loss, and the first one of a call would not.",
+        reference=_next_token_labels,
+        draw=_draw_sample,
+        tolerance=0,
+    ),
+)
+EXERCISES.register(
+    "unlearned_end",
+    Choice(
+        hint="The tokens that the policy samples are those with loss in training, and one more.",
+        why="the closing token is a decision of the policy, and nothing made it likely. After its "
+        "call the policy writes on, for example an invented tool response.",
+        right="c",
+        wrong={
+            "a": "The text makes the end likely only for a policy that was trained to end there.",
+            "b": "Stopping early needs a likely closing token; this one got no gradient.",
+            "d": "The tokens of the calls carry loss as before.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# selection of demonstrations
+
+NAMES = ("Turkmen", "Turkmenistan", "Manat", "Lek", "Rial", "Albania", "Oman", "Tosk")
+
+
+def _hard_share():
+    """Share of the hard question in percent: all correct kept, and one per question."""
+    rates_Q = torch.tensor([0.9, 0.5, 0.1])
+    any_Q = 1 - (1 - rates_Q) ** 4
+    return [100 * weights_Q[2] / weights_Q.sum() for weights_Q in (rates_Q, any_Q)]
+
+
+def _isr_ise(needed, calls):
+    episode = Episode(Task("toy", "?", "", "search", "toy"), None, None)
+    episode.messages += [{"role": "tool", "content": ", ".join(shown)} for shown in calls]
+    return seeking(episode, {*needed})
+
+
+def _draw_search(rng: Random) -> tuple:
+    needed = rng.sample(NAMES, rng.randrange(1, 5))
+    return needed, [rng.sample(NAMES, rng.randrange(1, 4)) for _ in range(rng.randrange(1, 5))]
+
+
+EXERCISES.register(
+    "hard_share",
+    Numbers(
+        how="two percentages of the hard question, for example [33.3, 20]",
+        hint="with one per question, a question is in the data if any of its four rollouts is "
+        "correct.",
+        why="0.1 of 1.5, and 0.344 of 2.281. The limit doubles the share of the hard question, "
+        "which stays below a third.",
+        expected=_hard_share,
+        tolerance=0.1,
+    ),
+)
+EXERCISES.register(
+    "isr_ise",
+    Function(
+        how="a function of a list of names and a list of lists of names that returns two numbers",
+        hint="ISR counts each needed name once, however often it was shown. ISE divides the number "
+        "of needed names by the number of calls.",
+        why="ISE does not look at what was found, and ISR does not look at the number of calls.",
+        reference=_isr_ise,
+        draw=_draw_search,
+    ),
+)
+EXERCISES.register(
+    "ungrounded_answers",
+    Choice(
+        hint="All demonstrations that this stage rejects have the correct answer.",
+        why="their calls do not lead to the answer, and SFT makes such rollouts as likely as they "
+        "are in the data. The policy cannot know the answer, so it learns to guess.",
+        right="b",
+        wrong={
+            "a": "Wrong answers are rejected one stage earlier.",
+            "c": "Repeated calls are rejected by another stage.",
+            "d": "A correct answer is no guarantee: the policy imitates how it was reached.",
         },
     ),
 )
