@@ -23,6 +23,7 @@ from drlib.analysis.entropy import high_entropy_overlap, summarize_entropy
 from drlib.analysis.inputs import read_rollouts
 from drlib.analysis.report import write_report
 from drlib.analysis.token_table import token_statistics
+from drlib.chat.template import load_tokenizer
 from drlib.chat.words import WordTokenizer
 from drlib.cli.report import main
 from drlib.trajectory import load_trajectories, save_trajectories
@@ -279,3 +280,21 @@ def test_plots_are_byte_identical_when_repeated(tmp_path):
             plt.close(fig)
         first, second = ((tmp_path / f"{name}{c}.png").read_bytes() for c in "ab")
         assert first == second and len(first) > 3000, name
+
+
+def test_strip_pairs_have_one_strip_per_policy():
+    pairs = [
+        tuple(
+            load_trajectories(f"{ENTROPY}/seed0_{name}.parquet")[i] for name in ("rl_by_sft", "rl")
+        )
+        for i in (216, 340)
+    ]
+    tokenizer = load_tokenizer(f"{ENTROPY}/../tour/policy_rl")
+    strips = entropy_plots.plot_strip_pairs(pairs, tokenizer).axes[:4]
+    assert [ax.get_ylabel() for ax in strips] == ["before RL", "after RL"] * 2
+    titles = [ax.get_title(loc="left") or ax.get_title() for ax in strips[::2]]
+    assert titles == [
+        f"{pair[0].metadata['question']} ({'correct' if pair[0].reward else 'wrong'})"
+        for pair in pairs
+    ]
+    plt.close("all")

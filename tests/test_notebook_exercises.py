@@ -96,6 +96,17 @@ RIGHT = {  # by hand
         * (1.0 if answer.lower() in " ".join(responses).lower() else 0.5)
     ),
     "rising_threshold": "c",
+    "two_rollouts_lift": [9, 3, 1 / 32],
+    "shift_p_value": lambda marks, window: np.mean(
+        [
+            np.roll(marks, -s)[window].sum() >= np.array(marks)[window].sum()
+            for s in range(len(marks))
+        ]
+    ),
+    "lift_after_errors": "c",
+    "two_token_answer": [0.980, 0.942, 0.999, 2],
+    "partner_difference": lambda deltas, members, thirds: matched_mean(deltas, members, thirds),
+    "last_word": "b",
     "forward_step": [-3 / 8, 1 / 2, -1 / 8],
     "reverse_step": lambda p, teacher: reverse_step(p, teacher),
     "mean_with_a_twin": "b",
@@ -219,6 +230,21 @@ MISTAKES = {
             (answer.lower() == correct.lower()) * (1.0 if responses else 0.5)
         ),
     ],
+    "two_rollouts_lift": [[9, 3, 1 / 8], [6, 3, 1 / 32], [9, 1.5, 1 / 32]],
+    "shift_p_value": [
+        lambda marks, window: np.mean(
+            [np.roll(marks, s)[window].sum() > np.array(marks)[window].sum() for s in marks]
+        ),
+        lambda marks, window: sum(marks[at] for at in window) / len(window),
+    ],
+    "two_token_answer": [[0.990, 0.970, 0.999, 2], [0.980, 0.942, -0.999, 2]],
+    "partner_difference": [
+        lambda deltas, members, thirds: np.mean([d for d, m in zip(deltas, members) if m]),
+        lambda deltas, members, thirds: (
+            np.mean([d for d, m in zip(deltas, members) if m])
+            - np.mean([d for d, m in zip(deltas, members) if not m])
+        ),
+    ],
     "forward_step": [[3 / 8, -1 / 2, 1 / 8], [-0.397, 0.423, -0.025]],
     "reverse_step": [
         lambda p, teacher: [t - q for q, t in zip(p, teacher)],
@@ -282,6 +308,18 @@ def filtered(chances, rewards, weights):
     baseline = np.dot(chances, rewards)
     pushed = np.multiply(weights, np.subtract(rewards, baseline))
     return np.multiply(chances, pushed - np.dot(chances, pushed))
+
+
+def matched_mean(deltas, members, thirds):
+    """Mean change of the members less the mean of the others in their third."""
+    table = np.array([deltas, members, thirds]).T
+    found = []
+    for third in set(thirds):
+        part = table[table[:, 2] == third]
+        own, others = part[part[:, 1] == 1, 0], part[part[:, 1] == 0, 0]
+        if len(others):
+            found += list(own - others.mean())
+    return np.mean(found)
 
 
 def reverse_step(student, teacher):

@@ -1,7 +1,7 @@
-"""Plots of entropies, lifts, answer losses and expert loads, drawn into given axes.
+"""Plots of entropies, lifts and answer losses, most drawn into given axes.
 
-Used by notebooks 15, 16 and 30 and by the report. Inputs are results of `entropy`, `reflection`,
-`pseudo_gradient` and `routing`. Blue and orange are two policies, or successful and failed tool
+Used by notebooks 15, 16 and 30 and by the report. Inputs are results of `entropy`, `reflection`
+and `pseudo_gradient`. Blue and orange are two policies, or successful and failed tool
 responses; grey is a null or a control. Colour scales go from pale (low) to dark (high), in the
 tones of cividis, which are readable with colour vision deficiency.
 """
@@ -19,6 +19,7 @@ from drlib.analysis.entropy import select_top_share
 from drlib.analysis.plots import CONTROL, DOWN, UP
 from drlib.analysis.pseudo_gradient import LossCurve
 from drlib.analysis.token_table import TokenTable, find_responses
+from drlib.chat.segments import token_texts
 from drlib.trajectory import Segment, Trajectory
 
 # colour scale of entropies and losses in nats; the stops of viewer.js on a light background
@@ -31,13 +32,6 @@ SEGMENT_COLORS = {
     Segment.ANSWER: (0, 0.62, 0.45),
 }
 STATUS_COLORS = {"all": UP, "ok": UP, "error": DOWN, "empty": "C4"}  # by response status
-LOAD_SEGMENTS = (
-    Segment.PROMPT,
-    Segment.THINK,
-    Segment.TOOL_CALL,
-    Segment.TOOL_RESPONSE,
-    Segment.ANSWER,
-)
 
 
 def plot_histogram(
@@ -97,8 +91,9 @@ def plot_event_curves(
 def plot_lifts(ax: Axes, rows: Mapping[str, Mapping]) -> None:
     """Plot the lift of forking tokens after responses: ratios with 95% intervals.
 
-    Blue: ratio to the other thoughts. Orange: ratio to the same positions of first turns. Grey:
-    range under circular shifts. Infinite interval ends are clipped at the edge.
+    Blue: lift over the other thoughts. Orange: matched lift, over the same positions of first
+    turns. Grey: range of the permuted lift, under circular shifts. Infinite interval ends are
+    clipped at the edge.
 
     Args:
         ax: axes to draw into.
@@ -109,16 +104,16 @@ def plot_lifts(ax: Axes, rows: Mapping[str, Mapping]) -> None:
     left, right = 0.9 * min(0.5, *seen), 1.1 * max(2.0, *seen)
     for at, lift in enumerate(rows.values()):
         _, low, high = np.exp(lift["permuted"])
-        ax.barh(at, high - low, 0.5, low, color="0.87", label=None if at else "circular shifts")
+        ax.barh(at, high - low, 0.5, low, color="0.87", label=None if at else "permuted lift, 95%")
         for name, up, color in (("lift", -0.14, UP), ("matched", 0.14, DOWN)):
             value, low, high = np.exp(lift[name])
-            label = {"lift": "over other thoughts", "matched": "over first turns"}[name]
+            label = {"lift": "lift", "matched": "matched lift"}[name]
             ends = np.clip([low, high], left, right)
             ax.plot(ends, [at + up] * 2, color=color, lw=1.6)
             ax.plot(value, at + up, "o", color=color, label=None if at else label)
     ax.axvline(1, color="0.3", lw=0.8)
     ax.set_yticks(range(len(rows)), rows)
-    ax.set(xscale="log", xlabel="share of forks after a response / elsewhere")
+    ax.set(xscale="log", xlabel="ratio, 1 is no lift")
     ticks = {0.125: "⅛", 0.25: "¼", 0.5: "½", 1: "1", 2: "2", 4: "4", 8: "8", 16: "16"}
     inside = [tick for tick in ticks if left <= tick <= right]
     ax.set_xticks(inside, [ticks[tick] for tick in inside])
@@ -196,6 +191,37 @@ def plot_entropy_strip(
             ax.text(at + 0.2, 1.12, text.strip()[:12], rotation=35, fontsize=8, color="0.2")
     ax.set(yticks=[], xlim=(0, len(trajectory)), ylim=(-0.14, 1), xlabel="token")
     ax.grid(visible=False)
+
+
+def plot_strip_pairs(
+    pairs: Sequence[tuple[Trajectory, Trajectory]],
+    tokenizer,
+    names: tuple[str, str] = ("before RL", "after RL"),
+    most: float = 1.5,
+) -> Figure:
+    """Plot the entropies of trajectories under two policies, one strip per policy.
+
+    Args:
+        pairs: the same tokens with the entropies of both policies; `metadata["question"]` and the
+            reward are the title.
+        tokenizer: tokenizer of the policies, for the labels.
+        names: names of the two policies.
+        most: nats of the darkest tone.
+    """
+    fig, axes = plt.subplots(
+        2 * len(pairs), 1, figsize=(11, 2.7 * len(pairs)), squeeze=False, layout="constrained"
+    )
+    for number, pair in enumerate(pairs):
+        for ax, name, trajectory in zip(axes[2 * number :, 0], names, pair):
+            texts = token_texts(tokenizer, trajectory.token_ids)
+            plot_entropy_strip(ax, trajectory, most, texts)
+            ax.set(xlabel="", xticks=[])
+            ax.set_ylabel(name, rotation=0, ha="right", va="center")
+        outcome = "correct" if pair[0].reward else "wrong"
+        title = f"{pair[0].metadata['question']} ({outcome})"
+        axes[2 * number, 0].set_title(title, pad=46)  # above the labels
+    fig.colorbar(axes[0, 0].images[0], ax=axes, label="entropy, nats", aspect=40, pad=0.01)
+    return fig
 
 
 def plot_entropy_changes(ax: Axes, found: Mapping[str, Mapping]) -> None:
@@ -302,33 +328,6 @@ def plot_landscape(
     ax.set(xlabel="direction 1", ylabel="direction 2", aspect="equal")
     ax.grid(visible=False)
     ax.figure.colorbar(shades, ax=ax, format="%.0f", label="loss, nats a token")
-
-
-def plot_expert_shares(ax: Axes, load_SLE: np.ndarray, layer: int) -> None:
-    """Plot the share of tokens routed to each expert of a layer, by segment, in percent.
-
-    Args:
-        ax: axes to draw into.
-        load_SLE: result of `routing.compute_load`.
-        layer: index of the layer.
-    """
-    rows = [s for s in LOAD_SEGMENTS if np.isfinite(load_SLE[s, layer]).all()]
-    shares = 100 * load_SLE[rows, layer]
-    ax.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=100 * 4 / shares.shape[1])
-    for (y, x), share in np.ndenumerate(shares):
-        dark = share > 2.6 * 100 / shares.shape[1]
-        ax.text(
-            x,
-            y,
-            f"{share:.0f}",
-            ha="center",
-            va="center",
-            fontsize=8,
-            color="white" if dark else "black",
-        )
-    ax.set_yticks(range(len(rows)), [s.name.lower().replace("_", " ") for s in rows])
-    ax.set(xticks=range(shares.shape[1]), xlabel="expert", title=f"Experts of layer {layer + 1}, %")
-    ax.grid(visible=False)
 
 
 def plot_squared_scores(ax: Axes) -> None:

@@ -4,7 +4,7 @@ A report is one self-contained page with the tables and figures of `entropy` and
 each file, and the viewer for its first trajectories. Files are streamed, so only their token tables
 must fit in memory. A section without the required data has a note instead. Without entropies, the
 report has bounds from top-k log-probabilities. Without a tokenizer, texts are counted in words and
-log-probabilities are not read. Routing and pseudo-gradients are in notebook 16.
+log-probabilities are not read. Pseudo-gradients are in notebook 16.
 """
 
 import base64
@@ -216,19 +216,19 @@ def _render_lifts(table: TokenTable, window: int, share: float) -> Iterator[str]
     lifts = reflection.reflection_lift(table, window=window, share=share)
     found = {lift.status: vars(lift) for lift in lifts}
     yield (
-        f"<p>Share of forking tokens (the top {share:.0%} of the thoughts by entropy) in the "
+        f"<p>Lift: share of forking tokens (the top {share:.0%} of the thoughts by entropy) in the "
         f"first {window} tokens after a response, divided by their share elsewhere; 95% intervals "
-        "over trajectories. Over first turns: the same positions in first turns of the same "
-        "trajectories. Circular shifts of the windows give the ratio under the null hypothesis, "
-        "which differs from 1 if hard questions have more responses.</p>"
+        "over trajectories. Matched lift: divided by the share at the same positions of the first "
+        "turns of the same trajectories. Permuted lift: the lift under circular shifts of the "
+        "windows. Its median differs from 1 if hard questions have more responses.</p>"
     )
     heads = [
         "response",
         "responses",
         "tokens",
-        "over other thoughts",
-        "over first turns",
-        "circular shifts",
+        "lift",
+        "matched lift",
+        "permuted lift",
     ]
     rows = []
     for status, lift in found.items():

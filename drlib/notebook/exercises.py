@@ -1155,6 +1155,126 @@ EXERCISES.register(
 )
 
 # ---------------------------------------------------------------------------------------------
+# entropy and reflection, and the loss of the right answer
+
+
+def _two_rollouts_lift():
+    """Windows of D and E hold 3 of 4 forking tokens, their other thoughts 1 of 12."""
+    hits = [[("#...##.." * 2)[s + 4 : s + 6], ("....#..." * 2)[s + 4 : s + 6]] for s in range(8)]
+    counts = [[window.count("#") for window in pair] for pair in hits]
+    pairs = [d + e >= 3 for d, _ in counts for _, e in counts]
+    return [(3 / 4) / (1 / 12), 3 / 1, sum(pairs) / len(pairs)]
+
+
+def _shift_p_value(marks, window):
+    n = len(marks)
+    hits = [sum(marks[(at + shift) % n] for at in window) for shift in range(n)]
+    return sum(hit >= hits[0] for hit in hits) / n
+
+
+def _draw_marks(rng: Random) -> tuple:
+    n = rng.randrange(4, 10)
+    first = rng.randrange(n - 2)
+    return [rng.randrange(2) for _ in range(n)], list(range(first, first + rng.randrange(1, 4)))
+
+
+def _partner_difference(deltas, members, thirds):
+    changes = []
+    for change, member, third in zip(deltas, members, thirds):
+        rows = zip(deltas, members, thirds)
+        others = [d for d, is_member, t in rows if t == third and not is_member]
+        if member and others:
+            changes.append(change - sum(others) / len(others))
+    return sum(changes) / len(changes)
+
+
+def _draw_changes(rng: Random) -> tuple:
+    """Draw changes of at least one member with a partner; some thirds may have only members."""
+    size = rng.randrange(6, 10)
+    thirds = [3 * at // size for at in range(size)]
+    members = [rng.randrange(2) for _ in range(size)]
+    members[:2] = [1, 0]
+    return [round(rng.uniform(-5, 5), 1) for _ in range(size)], members, thirds
+
+
+EXERCISES.register(
+    "two_rollouts_lift",
+    Numbers(
+        how="three numbers, lift, matched lift and share of the pairs, for example [2.0, 1.5, 0.1]",
+        hint="the windows hold 3 forking tokens of 4. Elsewhere, count all other thoughts, also "
+        "those after a window. For the pairs, list the 8 windows of D and of E on their circles.",
+        why="3/4 over 1/12; 3 over the 1 of the first turns; and 1 of 8 shifts of D with 2 of 8 "
+        "shifts of E, which is 1/32.",
+        expected=_two_rollouts_lift,
+        tolerance=0.001,
+    ),
+)
+EXERCISES.register(
+    "shift_p_value",
+    Function(
+        how="a function of a list of 0 and 1 and a list of positions that returns a number",
+        hint="shift every position of the window by s, modulo the number of tokens, and count.",
+        why="shifts keep the length of the window and the runs of forking tokens. Drawing the "
+        "tokens independently would not, and its p-values would be too small.",
+        reference=_shift_p_value,
+        draw=_draw_marks,
+    ),
+)
+EXERCISES.register(
+    "lift_after_errors",
+    Choice(
+        hint="Which of the three numbers would change if the windows were somewhere else in the "
+        "same rollouts?",
+        why="shifted windows of the same rollouts have the same lift of 1.4, so the place after "
+        "the response adds nothing. The rollouts with errors are the uncertain ones.",
+        right="c",
+        wrong={
+            "a": "The interval excludes 1, but windows at random places have the same lift.",
+            "b": "Then the lift would be above the permuted lift.",
+            "d": "Only a matched lift could show that, and none is given.",
+        },
+    ),
+)
+EXERCISES.register(
+    "two_token_answer",
+    Numbers(
+        how="four numbers: two probabilities and two relative changes, for example "
+        "[0.9, 0.8, 0.5, 1.5]",
+        hint="the loss is a mean over two tokens, so the probability is exp(-2 L). A relative "
+        "change is the absolute change over the loss before it.",
+        why="the word costs 4 points of probability and has twice the relative change of the "
+        "response, which has done all the work.",
+        expected=lambda: [math.exp(-0.02), math.exp(-0.06), 11.99 / 12, 0.02 / 0.01],
+    ),
+)
+EXERCISES.register(
+    "partner_difference",
+    Function(
+        how="a function of three lists (changes, members, thirds) that returns a number",
+        hint="for each member, average the changes of the tokens that are not members in its "
+        "third, and subtract. Leave out a member whose third has no other token.",
+        why="the mean over all possible partners has no noise of a random draw.",
+        reference=_partner_difference,
+        draw=_draw_changes,
+    ),
+)
+EXERCISES.register(
+    "last_word",
+    Choice(
+        hint="What differs between the two curves at the same token of the same rollout?",
+        why="the rollout and the weights are the same, so the difference of 3 nats belongs to the "
+        "text between thought and answer. Each bridge answers a different question.",
+        right="b",
+        wrong={
+            "a": "The second bridge would show the change too.",
+            "c": "Neither is wrong: they ask what the policy says at once, and what it says after "
+            "its own sentence.",
+            "d": "The answer's loss after the response is below 0.1 with the second bridge.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
 # distillation and merging
 
 
