@@ -151,7 +151,7 @@ def plot_first_step(
     steps_W: ArrayLike,
     rate: float,
     gains: dict[float, tuple[float, float]],
-    changes: dict[str, ArrayLike],
+    changes: Mapping[str, Sequence[float]],
 ) -> Figure:
     """Plot the first step of Adam: step sizes, predicted and real gain, change per rollout.
 

@@ -218,11 +218,12 @@ def plot_rl_details(run: TourRun, behind: TourRun | None = None) -> Figure:
     for ax, (title, unit, keys) in zip(axes.flat, PANELS):
         scale, limits = (100, (-2, 102)) if unit == "%" else (1, (0, None))
         for key, color in zip(keys, HOP_COLORS):
-            plot_curve(ax, behind, "rl", key, REFERENCE_COLOR, "reference run", scale=scale)
+            label = "reference run" if key == keys[0] else "_"  # once per legend
+            plot_curve(ax, behind, "rl", key, REFERENCE_COLOR, label, scale=scale)
             if len(keys) == 1:
-                how = {"style": "--", "scale": scale}
                 label = "random reward (control)"
-                plot_curve(ax, control, "rl_random_reward", key, grey, label, **how)
+                stage = "rl_random_reward"
+                plot_curve(ax, control, stage, key, grey, label, style="--", scale=scale)
             label = (
                 "real reward" if len(keys) == 1 else f"{key[-1]} hops".replace("1 hops", "1 hop")
             )
