@@ -140,3 +140,23 @@ def test_two_kls_drawn_with_bars():
         [31 / 64, 1 / 32, 31 / 64]
     )
     plt.close(fig)
+
+
+def test_truncation_error_by_hand():
+    """Notebook 10: a cap of 2 loses a quarter; from 4 on the cap is idle."""
+    policy, behaviour, values = [1 / 2, 3 / 8, 1 / 8], [1 / 8, 3 / 8, 1 / 2], [1.0, 0.0, 0.5]
+    bias, deviation = gradient_plots.truncation_error(behaviour, policy, values, [2, 4, 9])
+    assert bias == pytest.approx([-1 / 4, 0, 0])
+    assert deviation[0] ** 2 == pytest.approx(2**2 / 8 + (1 / 8) ** 2 / 2 - (5 / 16) ** 2)
+    assert deviation[1] == pytest.approx(deviation[2])
+
+
+def test_more_samples_allow_a_larger_cap():
+    def best_cap(samples):
+        fig = gradient_plots.draw_truncation([1 / 8, 7 / 8], [1 / 2, 1 / 2], [1.0, 0.5], samples)
+        (x,) = fig.axes[0].lines[-1].get_xdata()
+        plt.close(fig)
+        return x
+
+    caps = [best_cap(n) for n in (2, 32, 512)]
+    assert caps == sorted(caps) and caps[0] < caps[-1]

@@ -81,6 +81,11 @@ RIGHT = {  # by hand
     "eleven_and_nine": [25, 0],
     "best_baseline": lambda chances, rewards: best_baseline(chances, rewards),
     "forgotten_mask": "c",
+    "replayed_gates": [2 / 3, 1 / 3],
+    "same_experts": lambda first, second: np.mean(
+        [set(a) == set(b) for a, b in zip(first, second) if -1 not in (a[0], b[0])]
+    ),
+    "which_replay": "b",
     "two_answers_aged": [1 / 1.36, 1 / 1.36**4],
     "clip_factor": lambda r, a, low, high: 0 if (r > high if a > 0 else r < low) else r * a,
     "k1_as_a_loss": "b",
@@ -206,6 +211,14 @@ MISTAKES = {
     ],
     "eleven_and_nine": [[25, 25], [1, 0], [5, 0]],
     "best_baseline": [np.dot, lambda chances, rewards: np.mean(rewards)],
+    "replayed_gates": [[4 / 7, 3 / 7], [0.4, 0.2]],
+    "same_experts": [
+        lambda first, second: np.mean([a == b for a, b in zip(first, second)]),
+        lambda first, second: np.mean([set(a) == set(b) for a, b in zip(first, second)]),
+        lambda first, second: np.mean(
+            [a[0] == b[0] for a, b in zip(first, second) if -1 not in (a[0], b[0])]
+        ),
+    ],
     "two_answers_aged": [[1.36, 1.36**4], [0.735, 0.735]],
     "clip_factor": [
         lambda r, a, low, high: r * a if low <= r <= high else 0,

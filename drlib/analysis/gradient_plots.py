@@ -289,3 +289,56 @@ def draw_two_kls(new_york: float, mixed: float) -> Figure:
     bars.set(ylabel="probability", ylim=(0, 1.3), yticks=np.linspace(0, 1, 5))
     bars.legend(fontsize=8, loc="upper center", ncols=3)
     return fig
+
+
+def truncation_error(
+    behaviour: ArrayLike, policy: ArrayLike, values: ArrayLike, caps: ArrayLike
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return bias and standard deviation of a truncated importance-sampling estimate, exactly.
+
+    One sample y of the behaviour policy estimates the mean of `values` under the policy by
+    min(policy(y) / behaviour(y), cap) * values(y).
+
+    Args:
+        behaviour: probabilities of V answers under the policy that sampled, above 0.
+        policy: their probabilities under the other policy.
+        values: the values to average.
+        caps: C caps of the ratio.
+
+    Returns:
+        Bias and standard deviation per cap, [C] each, in units of the values.
+    """
+    mu, p, f = (np.asarray(x, float) for x in (behaviour, policy, values))
+    estimates_CV = np.minimum(p / mu, np.asarray(caps, float)[:, None]) * f
+    mean_C = estimates_CV @ mu
+    return mean_C - p @ f, np.sqrt((estimates_CV - mean_C[:, None]) ** 2 @ mu)
+
+
+def draw_truncation(
+    behaviour: ArrayLike,
+    policy: ArrayLike,
+    values: ArrayLike,
+    samples: int,
+    distance: float = 1.0,
+) -> Figure:
+    """Draw the error of a truncated estimate against the cap, and mark its minimum.
+
+    Args:
+        behaviour, policy, values: as for `truncation_error`.
+        samples: number of samples that are averaged.
+        distance: share of the way from the policy (0) to the behaviour policy (1), in logits.
+    """
+    caps = np.linspace(1, 5, 81)
+    mu = np.asarray(policy) ** (1 - distance) * np.asarray(behaviour) ** distance
+    bias, deviation = truncation_error(mu / mu.sum(), policy, values, caps)
+    noise = deviation / samples**0.5
+    total = np.hypot(bias, noise)
+    fig, ax = plt.subplots(figsize=(6.5, 3), layout="constrained")
+    ax.plot(caps, np.abs(bias), color=UP, label="bias")
+    ax.plot(caps, noise, color=DOWN, label="noise")
+    ax.plot(caps, total, color=CONTROL, label="error")
+    best = total.argmin()
+    ax.plot(caps[best], total[best], "o", color=CONTROL, label=f"best cap {caps[best]:.2f}")
+    ax.set(title=f"Truncated estimate, {samples} samples", xlabel="cap c", ylim=(0, None))
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    return fig

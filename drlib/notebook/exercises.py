@@ -6,6 +6,7 @@ A name does not contain the number of its notebook, so notebooks can be renumber
 import math
 from itertools import permutations, product
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from drlib.analysis.plots import compute_surrogate
 from drlib.demonstrations.funnel import seeking
 from drlib.demonstrations.oracle import DemonstratorFaults, Episode
 from drlib.evaluation.measures import pass_at_k, pass_hat_k
+from drlib.models.routing_replay import agreement, compute_gates
 from drlib.notebook.grading import Choice, Function, Numbers
 from drlib.registry import Registry
 from drlib.rl.advantages import leave_one_out
@@ -595,7 +597,7 @@ EXERCISES.register(
     "blind_rule",
     Choice(
         hint="The arm scores each sample with its own current log-probabilities. Put that into "
-        "equation (2).",
+        "the formula of the effective sample size.",
         why="every weight is 1, so the effective sample size is 1 as well, whatever happens. A "
         "number that is computed from the faulty record cannot report the fault.",
         right="c",
@@ -921,6 +923,70 @@ EXERCISES.register(
             "a": "They add up to 0 over the group, but the page is not in all rollouts alike.",
             "b": "The loss does not know who wrote a token; only the mask does.",
             "d": "A negative advantage would be needed.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# routing replay
+
+
+def _replayed_gates():
+    logits_NE = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64).log()
+    router = SimpleNamespace(norm_topk_prob=True)
+    return compute_gates(router, logits_NE, torch.tensor([[0, 2]]))[0]
+
+
+def _same_experts(first, second):
+    records = (torch.tensor(one)[None] for one in (first, second))  # one layer
+    return agreement(*records).item()
+
+
+def _draw_records(rng: Random) -> tuple:
+    first = [rng.sample(range(4), 2) for _ in range(rng.randrange(4, 9))]
+    second = [rng.choice([pair, pair[::-1], rng.sample(range(4), 2)]) for pair in first]
+    missing = rng.randrange(len(first))
+    first[missing] = [-1, -1]
+    second[missing] = rng.choice([[-1, -1], second[missing]])
+    return first, second
+
+
+EXERCISES.register(
+    "replayed_gates",
+    Numbers(
+        how="two numbers, for example [0.9, 0.1]",
+        hint="equation (1) with the recorded set: the sum in the denominator has only the experts "
+        "0 and 2.",
+        why="0.4 / 0.6 and 0.2 / 0.6. The trainer's own set would be 0 and 1, with gates 4/7 and "
+        "3/7.",
+        expected=_replayed_gates,
+    ),
+)
+EXERCISES.register(
+    "same_experts",
+    Function(
+        how="a function of two lists of lists of whole numbers that returns a share",
+        hint="the order of the experts does not matter, because their outputs are added. Divide by "
+        "the number of tokens that have a record in both.",
+        why="sets are compared, and tokens without a record are in neither the numerator nor the "
+        "denominator.",
+        reference=_same_experts,
+        draw=_draw_records,
+    ),
+)
+EXERCISES.register(
+    "which_replay",
+    Choice(
+        hint="Write down the weights and the arithmetic that made each record, and those of the "
+        "trainer's own pass.",
+        why="with one update per batch, the old policy has the same weights and arithmetic as the "
+        "trainer, so R2 replays the experts that the trainer selects anyway. Only the engine's "
+        "record differs.",
+        right="b",
+        wrong={
+            "a": "Before the first update the old policy and the policy in training are the same.",
+            "c": "One of the two records equals the trainer's own selection.",
+            "d": "The weights are the same, the rounding is not.",
         },
     ),
 )
