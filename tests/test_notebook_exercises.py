@@ -123,6 +123,15 @@ RIGHT = {  # by hand
         [w * p * (1 - p) for p, w in zip(rates, weights)]
     ),
     "partial_credit": "a",
+    "minimal_pairs": [0, 2, 4],
+    "is_unique_minimal": lambda conditions: (
+        len(set.intersection(*conditions)) == 1
+        and all(
+            len(set.intersection(*conditions[:i], *conditions[i + 1 :])) > 1
+            for i in range(len(conditions))
+        )
+    ),
+    "second_true_answer": "c",
 }
 MISTAKES = {
     "flawed_teacher": [[0.47, 0.47], [0.5, 0.25], [0.47, 0.11]],
@@ -274,6 +283,13 @@ MISTAKES = {
         lambda rates, weights: shares([p * (1 - p) for p in rates]),
         lambda rates, weights: shares([w * p for p, w in zip(rates, weights)]),
         lambda rates, weights: [w * p * (1 - p) for p, w in zip(rates, weights)],
+    ],
+    "minimal_pairs": [[1, 2, 4], [0, 3, 6]],
+    "is_unique_minimal": [
+        lambda conditions: len(set.intersection(*conditions)) == 1,
+        lambda conditions: (
+            len(set.intersection(*conditions)) == 1 and all(len(some) > 1 for some in conditions)
+        ),
     ],
 }
 

@@ -4,7 +4,7 @@ A name does not contain the number of its notebook, so notebooks can be renumber
 """
 
 import math
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from random import Random
 from types import SimpleNamespace
 
@@ -19,6 +19,8 @@ from drlib.demonstrations.oracle import DemonstratorFaults, Episode
 from drlib.evaluation.measures import pass_at_k, pass_hat_k
 from drlib.models.routing_replay import agreement, compute_gates
 from drlib.notebook.grading import Choice, Function, Numbers
+from drlib.questions.checks import iter_weakened
+from drlib.questions.queries import And, Proj, evaluate_query
 from drlib.registry import Registry
 from drlib.rl.advantages import leave_one_out
 from drlib.rl.curriculum import Curriculum
@@ -1505,6 +1507,91 @@ EXERCISES.register(
             "b": "The verifier reads the state. An answer without a call leaves the counter at 0.",
             "c": "The number of calls is in neither reward.",
             "d": "exact_match pays the number alone, partial credit also what is near it.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# questions with a proof
+
+EUROPE = """
+Austria: German; Euro; 1995
+Belgium: Dutch, French, German; Euro; 1958
+France: French; Euro; 1958
+Italy: Italian; Euro; 1958
+Liechtenstein: German; Swiss Franc
+Luxembourg: French, German, Luxembourgish; Euro; 1958
+Switzerland: French, German, Italian; Swiss Franc"""
+
+
+def _index_conditions(groups) -> tuple[Graph, list[Proj]]:
+    """Return a graph in which condition i is fulfilled by the things of groups[i]."""
+    facts = [(thing, f"has {i}", "yes") for i, group in enumerate(groups) for thing in group]
+    nodes = [Node(thing, "thing") for thing in sorted(set().union(*groups))]
+    return Graph(nodes, facts), [Proj(f"has {i} of", "yes") for i in range(len(groups))]
+
+
+def _is_unique_minimal(conditions):
+    graph, parts = _index_conditions(conditions)
+    query = And(tuple(parts))
+    left = [len(evaluate_query(weaker, graph)) for weaker in iter_weakened(query)]
+    return len(evaluate_query(query, graph)) == 1 < min(left)
+
+
+def _minimal_pairs():
+    rows = [line.split(": ") for line in EUROPE.split("\n")[1:]]
+    values = {place: set(row.replace("; ", ", ").split(", ")) for place, row in rows}
+    fulfil = {
+        v: {place for place, own in values.items() if v in own}
+        for v in set().union(*values.values())
+    }
+    pairs = {place: combinations(values[place], 2) for place in ("Belgium", "Italy", "Switzerland")}
+    return [
+        sum(_is_unique_minimal([fulfil[v] for v in pair]) for pair in some)
+        for some in pairs.values()
+    ]
+
+
+def _draw_conditions(rng: Random) -> tuple:
+    """Draw two or three sets of countries that contain Malta."""
+    others = ["Cyprus", "Greece", "Italy", "Spain"]
+    return ([{"Malta", *rng.sample(others, rng.randint(1, 2))} for _ in range(rng.randint(2, 3))],)
+
+
+EXERCISES.register(
+    "minimal_pairs",
+    Numbers(
+        how="three whole numbers, for Belgium, Italy and Switzerland, for example [1, 2, 3]",
+        hint="list the conditions of the country and the countries that fulfil each. A condition "
+        "that fits one country alone cannot be part of a minimal pair.",
+        why="Dutch fits Belgium alone, so no second condition is needed, and everything else that "
+        "Belgium has, Luxembourg has too.",
+        expected=_minimal_pairs,
+        tolerance=0,
+    ),
+)
+EXERCISES.register(
+    "is_unique_minimal",
+    Function(
+        how="a function of a list of sets that returns True or False",
+        hint="intersect all sets, and then all sets but one, for each set in turn.",
+        why="a set that can be left out is a condition without effect: the question sounds harder "
+        "than it is. The library does the same with queries.",
+        reference=_is_unique_minimal,
+        draw=_draw_conditions,
+    ),
+)
+EXERCISES.register(
+    "second_true_answer",
+    Choice(
+        hint="Which error do two engines make in the same way?",
+        why="both engines execute the query on the same graph. Without the fact both count one "
+        "country too few: they guard against errors of an engine, not of the source.",
+        right="c",
+        wrong={
+            "a": "The other engine would then find other answers.",
+            "b": "Both engines execute the description and would count the second thing.",
+            "d": "The answers are then the same without this condition, so there is one answer.",
         },
     ),
 )
