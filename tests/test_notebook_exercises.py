@@ -132,6 +132,24 @@ RIGHT = {  # by hand
         )
     ),
     "second_true_answer": "c",
+    "one_failed_trial": [0.6, 0.4, 0.512],
+    "accepts_rollout": lambda loans, gold, calls: (
+        final_loans(loans, gold) == final_loans(loans, calls)
+        if "set" in str(gold)
+        else gold == calls
+    ),
+    "missing_read": "c",
+    "reader_for_95": [54 / 74, 0.1421],
+    "is_proved_year": lambda answer, cited, statements: (
+        len(answer) == 4
+        and answer.isdigit()
+        and any(answer in statements[i] for i in cited)
+        and all(i in cited or answer not in text for i, text in enumerate(statements))
+    ),
+    "shared_mistake": "b",
+    "four_uneven_experts": [1, 210],
+    "relative_excess": lambda probs, biases, k, u: new_biases(probs, biases, k, u),
+    "engine_without_biases": "c",
 }
 MISTAKES = {
     "flawed_teacher": [[0.47, 0.47], [0.5, 0.25], [0.47, 0.11]],
@@ -291,7 +309,49 @@ MISTAKES = {
             len(set.intersection(*conditions)) == 1 and all(len(some) > 1 for some in conditions)
         ),
     ],
+    "one_failed_trial": [[0.64, 0.512, 0.512], [0.4, 0.6, 0.512]],
+    "accepts_rollout": [
+        lambda loans, gold, calls: final_loans(loans, gold) == final_loans(loans, calls),
+        lambda loans, gold, calls: gold == calls,
+        lambda loans, gold, calls: sorted(map(str, gold)) == sorted(map(str, calls)),
+    ],
+    "reader_for_95": [[0.75, 0.158], [0.73, 2.84]],
+    "is_proved_year": [
+        lambda answer, cited, statements: (
+            answer.isdigit() and any(answer in statements[i] for i in cited)
+        ),
+        lambda answer, cited, statements: (
+            any(answer in statements[i] for i in cited)
+            and all(i in cited or answer not in text for i, text in enumerate(statements))
+        ),
+        lambda answer, cited, statements: (
+            answer.isdigit() and all(answer in statements[i] for i in cited)
+        ),
+    ],
+    "four_uneven_experts": [[2, 210], [1, 420]],
+    "relative_excess": [
+        lambda probs, biases, k, u: new_biases(probs, biases, 1, u),
+        lambda probs, biases, k, u: new_biases(probs, [0] * len(biases), k, u),
+        lambda probs, biases, k, u: new_biases(probs, biases, k, -u),
+    ],
 }
+
+
+def final_loans(loans, calls):
+    """Write one call after the other."""
+    loans = dict(loans)
+    for name, loan, *day in calls:
+        if name == "set":
+            loans[loan] = day[0]
+    return loans
+
+
+def new_biases(probs, biases, k, u):
+    """Lower the bias of an expert by its relative excess."""
+    load = np.zeros(len(biases))
+    for row in probs:
+        load[np.argsort(np.add(row, biases))[::-1][:k]] += 1
+    return biases - u * (load / load.mean() - 1)
 
 
 def turn_start(tokens, i):

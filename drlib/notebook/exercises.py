@@ -4,6 +4,7 @@ A name does not contain the number of its notebook, so notebooks can be renumber
 """
 
 import math
+import re
 from itertools import combinations, permutations, product
 from random import Random
 from types import SimpleNamespace
@@ -14,13 +15,17 @@ import torch
 from drlib.agents.heavy import vote
 from drlib.analysis.environment_plots import gradient_shares
 from drlib.analysis.plots import compute_surrogate
+from drlib.analysis.scripted_crafting import precision
+from drlib.demonstrations import agentscaler
 from drlib.demonstrations.funnel import seeking
 from drlib.demonstrations.oracle import DemonstratorFaults, Episode
 from drlib.evaluation.measures import pass_at_k, pass_hat_k
+from drlib.models.router_bias import max_violation, select_biased_experts
 from drlib.models.routing_replay import agreement, compute_gates
 from drlib.notebook.grading import Choice, Function, Numbers
 from drlib.questions.checks import iter_weakened
 from drlib.questions.queries import And, Proj, evaluate_query
+from drlib.questions.wording import mentions
 from drlib.registry import Registry
 from drlib.rl.advantages import leave_one_out
 from drlib.rl.curriculum import Curriculum
@@ -1592,6 +1597,188 @@ EXERCISES.register(
             "a": "The other engine would then find other answers.",
             "b": "Both engines execute the description and would count the second thing.",
             "d": "The answers are then the same without this condition, so there is one answer.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# tasks with tools
+
+
+def _accepts_rollout(loans, gold, calls):
+    if all(name == "get" for name, *_ in gold):
+        return calls == gold
+    ends = [
+        {**loans, **{call[1]: call[2] for call in c if call[0] == "set"}} for c in (gold, calls)
+    ]
+    return ends[0] == ends[1]
+
+
+def _draw_rollout(rng: Random) -> tuple:
+    """Draw loans, gold calls and a rollout: a changed copy of the gold calls."""
+    loans = {loan: f"day-{rng.randint(1, 9)}" for loan in (1, 2)}
+    reads, writes = [("get", 1), ("get", 2)], [("set", 1, "day-10"), ("set", 2, "day-11")]
+    gold = rng.choice([reads, reads[:1], [writes[0], reads[1]], [*writes, reads[0]]])
+    changed = [[*gold], [*reversed(gold)], gold[1:], gold[:-1], [reads[1], *gold], [writes[1]]]
+    return loans, gold, rng.choice(changed)
+
+
+EXERCISES.register(
+    "one_failed_trial",
+    Numbers(
+        how="three numbers: pass^2, pass^3 and the power, for example [0.5, 0.3, 0.4]",
+        hint="there are ten pairs and ten triples of five trials. Count those without the trial "
+        "that failed.",
+        why="the power is larger than pass^3, because it draws with replacement: it counts "
+        "triples that contain the same correct trial up to three times.",
+        expected=lambda: [agentscaler.pass_hat_k(5, 4, 2), agentscaler.pass_hat_k(5, 4, 3), 0.8**3],
+    ),
+)
+EXERCISES.register(
+    "accepts_rollout",
+    Function(
+        how="a function of a dictionary and two lists of calls that returns True or False",
+        hint="compare the final states of both lists if the gold calls write, and the lists "
+        "themselves if they only read.",
+        why="a state can be reached in many ways, and all are accepted. A task that only reads "
+        "leaves no trace in the state, so its calls are compared.",
+        reference=_accepts_rollout,
+        draw=_draw_rollout,
+    ),
+)
+EXERCISES.register(
+    "missing_read",
+    Choice(
+        hint="What does this rollout lack, and what does an additional read add?",
+        why="the gold reads are a lower bound: more reads are allowed, fewer are not.",
+        right="c",
+        wrong={
+            "a": "Its observations are true. One is missing, and a replay cannot see that.",
+            "b": "It rejects the rollout, and with it every rollout with an additional read.",
+            "d": "Eight trials of this kind are all kept by the filters, so pass^8 is 1.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# questions of a language model
+
+
+def _is_proved_year(answer, cited, statements):
+    proved = {i for i, text in enumerate(statements) if mentions(text, answer)}
+    return bool(re.fullmatch(r"\d{4}", answer) and proved and proved <= set(cited))
+
+
+def _draw_claim(rng: Random) -> tuple:
+    """Draw an answer, the places of the cited statements, and statements about ships."""
+    years = rng.sample(["1839", "1871"], 2)
+    statements = [
+        f"The ferry was launched in {years[0]}.",
+        f"The captain was born in {years[1]}.",
+        f"The harbour was built in {rng.choice(years)}.",
+        "The captain is Silvan Pookley.",
+    ]
+    answer = rng.choice([years[0]] * 4 + [f"in {years[0]}", "Silvan Pookley", "1902"])
+    cited = [i for i, text in enumerate(statements) if answer in text] or [0]
+    return answer, rng.choice([cited, cited, [*cited, 3], cited[:1], [1]]), statements
+
+
+EXERCISES.register(
+    "reader_for_95",
+    Numbers(
+        how="two numbers, the precision and c, for example [0.6, 0.3]",
+        hint="of 100 questions count the right ones that are kept and the wrong ones that "
+        "execution leaves. The reader keeps a share c of the latter.",
+        why="54 right and 20 wrong ones pass execution. A reader that agrees with at most 2.8 of "
+        "the 20 is enough.",
+        expected=lambda: [precision(0.4, 0.5, 1, 0.1), 54 * (1 / 0.95 - 1) / 20],
+    ),
+)
+EXERCISES.register(
+    "is_proved_year",
+    Function(
+        how="a function of a text, a list of places and a list of texts that returns True or False",
+        hint="find the places of all statements that contain the answer. At least one must be "
+        "cited, and none may be left.",
+        why="an answer that another statement contains can be right by coincidence: the year of "
+        "another event.",
+        reference=_is_proved_year,
+        draw=_draw_claim,
+    ),
+)
+EXERCISES.register(
+    "shared_mistake",
+    Choice(
+        hint="Which fault does a second call of the same weights repeat?",
+        why="both replies come from the same weights, so both misread the word. A slip of one "
+        "reply is not repeated by a second call that does not see it.",
+        right="b",
+        wrong={
+            "a": "The reader starts afresh, so it hardly skips the same line.",
+            "c": "The answer can be right, and the reader is not shown which ones are cited.",
+            "d": "Execution computes the expression, so such a question does not reach the reader.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# balance of experts
+
+
+def _relative_excess(probs, biases, k, u):
+    experts_NK = select_biased_experts(torch.tensor(probs).log(), torch.tensor(biases), k)
+    load_E = torch.bincount(experts_NK.flatten(), minlength=len(biases)).double()
+    return torch.tensor(biases).double() - u * (load_E / load_E.mean() - 1)
+
+
+def _draw_router(rng: Random) -> tuple:
+    """Draw probabilities of tokens, biases, k and a rate; no two p + b of a token are equal."""
+    size = rng.randint(3, 4)
+    biases = [round(rng.uniform(-0.1, 0.1), 2) for _ in range(size)]
+    probs = []
+    while len(probs) < 4:
+        parts = [rng.randint(1, 9) for _ in range(size)]
+        row = [part / sum(parts) for part in parts]
+        totals = sorted(p + b for p, b in zip(row, biases))
+        if min(b - a for a, b in zip(totals, totals[1:])) > 0.001:
+            probs.append(row)
+    return probs, biases, rng.randint(1, 2), 0.1
+
+
+EXERCISES.register(
+    "four_uneven_experts",
+    Numbers(
+        how="two numbers, MaxVio and the updates, for example [0.5, 100]",
+        hint="the mean load is 3. The difference of the two biases changes by at most 2u at every "
+        "update.",
+        why="the fullest expert has twice the mean. The difference 0.42 needs 210 updates if every "
+        "one lowers the bias of one expert and raises that of the other.",
+        expected=lambda: [max_violation(torch.tensor([[6, 3, 2, 1]])), 0.42 / (2 * 0.001)],
+    ),
+)
+EXERCISES.register(
+    "relative_excess",
+    Function(
+        how="a function of a list of lists, a list and two numbers that returns a list",
+        hint="add the biases to the probabilities of every token, count how often each expert is "
+        "among the k largest, and divide by the mean count.",
+        why="the step shrinks with the excess, so it does not overshoot near balance as the sign "
+        "does. It is slow there, too.",
+        reference=_relative_excess,
+        draw=_draw_router,
+    ),
+)
+EXERCISES.register(
+    "engine_without_biases",
+    Choice(
+        hint="Which experts process a token in the engine, and which in the trainer?",
+        why="without the biases some tokens go to other experts, whose outputs differ. The "
+        "rollouts are then samples of another policy than the one that is trained.",
+        right="c",
+        wrong={
+            "a": "The gates have no bias, but the selection has: other experts, other outputs.",
+            "b": "A token that another expert processes gets another output.",
+            "d": "A bias is a counter. It has no gradient anywhere.",
         },
     ),
 )
