@@ -1,4 +1,4 @@
-"""Plots of notebook 17 agree with the plan, the simulated clock and the measured gaps.
+"""Plots of notebook 17 agree with the plan and the simulated clock.
 
 Run: python -m pytest tests/test_analysis_scaling.py
 """
@@ -6,7 +6,6 @@ Run: python -m pytest tests/test_analysis_scaling.py
 import base64
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
 
 from drlib.analysis import scaling_plots, widgets
@@ -93,15 +92,6 @@ def test_step_time_ignores_the_warm_up():
     time = StepTime(10.0, 1.0, 0.0, engines=1, knee=10, staleness=1)
     first, *_ = simulate_asynchronous(time, 3)
     assert first.end == 10.0 and scaling_plots.measure_step_time(time) == 10.0
-
-
-def test_mismatch_curve_is_the_share_above_a_gap(ax):
-    found = {"in step": np.array([0.0, 1e-6, 1e-5, 1e-5]), "late": np.array([0.5, 2.0])}
-    scaling_plots.plot_engine_mismatch(ax, found, bound=1e-4)
-    step, late, bound = ax.lines
-    assert list(step.get_xdata()) == [scaling_plots.FLOOR_NATS, 1e-6, 1e-5, 1e-5]
-    assert list(step.get_ydata()) == [100, 75, 50, 25]
-    assert list(late.get_ydata()) == [100, 50] and list(bound.get_xdata()) == [1e-4, 1e-4]
 
 
 def test_panel_draws_the_selected_plan(large):

@@ -192,7 +192,7 @@ def test_committed_gpu_results_match_the_formula():
 
 
 def test_only_half_precision_runs_failed():
-    """Claims of notebook 17 and docs/own_model.md about the committed files."""
+    """Claims of docs/own_model.md and figures/reference/gpu about the committed files."""
     folder = bench_gpu.OUT / "cudnn"
     for seed in range(3):
         rows = read_json_lines(folder / f"bfloat16_seed{seed}.jsonl")
@@ -212,7 +212,7 @@ def test_only_half_precision_runs_failed():
 
 
 def test_half_precision_trains_without_cudnn_attention():
-    """Claims of notebook 17 about the repeated runs."""
+    """Claims of figures/reference/gpu about the repeated runs."""
     curves = ExperimentRecords.load(EXPERIMENTS / "precision.parquet").curves
     with_r3 = bench_gpu.OUT / "r3"
     for seed in range(3):

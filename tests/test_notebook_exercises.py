@@ -89,6 +89,11 @@ RIGHT = {  # by hand
     "two_answers_aged": [1 / 1.36, 1 / 1.36**4],
     "clip_factor": lambda r, a, low, high: 0 if (r > high if a > 0 else r < low) else r * a,
     "k1_as_a_loss": "b",
+    "two_sharded_states": [4.4, 32],
+    "fewest_devices": lambda frozen, trained, unsharded, device: (
+        math.ceil((2 * frozen + 16 * trained) / (device - unsharded)) if device > unsharded else 0
+    ),
+    "shorter_step": "c",
     "two_wrong_titles": 0.027 + 0.189 + 0.441 / 6,
     "over_samples": lambda rewards, contexts: over_samples(rewards, contexts),
     "thirty_towns": "c",
@@ -251,6 +256,15 @@ MISTAKES = {
         lambda r, a, low, high: r * a if low <= r <= high else 0,
         lambda r, a, low, high: min(max(r, low), high) * a,
         lambda r, a, low, high: 0 if r > high else r * a,
+    ],
+    "two_sharded_states": [[17.6, 128], [4.4, 36], [0.4, 32]],
+    "fewest_devices": [
+        lambda frozen, trained, unsharded, device: math.ceil(
+            (2 * frozen + 16 * trained + unsharded) / device
+        ),
+        lambda frozen, trained, unsharded, device: max(
+            0, math.ceil((2 * frozen + 4 * trained) / (device - unsharded))
+        ),
     ],
     "two_wrong_titles": [0.216, 0.216 + 0.441 / 3, 0.3],
     "over_samples": [

@@ -1,7 +1,7 @@
-"""Plots of device memory, training timelines and engine mismatch, for notebook 17.
+"""Plots of device memory and training timelines, for notebooks 17 and 19.
 
-Inputs are plans (`drlib.training.planner`), simulated spans or measurements. Blue: learner, no
-mismatch. Orange: above a limit, mismatch. Grey: generation.
+Inputs are plans (`drlib.training.planner`) or simulated spans. Blue: learner. Orange: above a
+limit. Grey: generation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,6 @@ MEMORY_COLORS = {  # colours of memory parts, in stacking order
     "reserved": "0.75",
 }
 ACTIVITY_COLORS = {"generate": "0.78", "train": UP, "sync": DOWN}  # colours of spans
-FLOOR_NATS = 1e-8  # smaller gaps are drawn here
 BATCHES = 8  # batches per timeline
 
 
@@ -193,25 +192,6 @@ def measure_step_time(time: StepTime, batches: int = 60) -> float:
     ends = [span.end for span in simulate_asynchronous(time, batches) if span.what == "train"]
     half = batches // 2
     return (ends[-1] - ends[half]) / (batches - 1 - half)
-
-
-def plot_engine_mismatch(ax: Axes, found: Mapping[str, np.ndarray], bound: float) -> None:
-    """Plot the share of tokens whose engine mismatch exceeds a value, one line per label.
-
-    Args:
-        ax: axes to draw into.
-        found: label -> |log-probability of the trainer - of the engine| per token, nats; the first
-            label is the reference.
-        bound: maximum accepted mismatch, nats.
-    """
-    colours = (UP, *(f"C{n}" for n in (1, 2, 3, 4, 5, 6, 8)))
-    for colour, (label, gap_N) in zip(colours, found.items()):
-        values = np.sort(np.maximum(gap_N, FLOOR_NATS))
-        share = 100 * (1 - np.arange(len(values)) / len(values))
-        ax.step(values, share, color=colour, label=label, where="pre")
-    ax.axvline(bound, color="0.2", ls="--", lw=1)
-    ax.set(xscale="log", xlabel="gap of a token, nats", ylabel="% of the tokens are above")
-    ax.legend(fontsize=8, loc="upper right", bbox_to_anchor=(0.84, 0.97))
 
 
 def plot_plan(done: Plan, most: int = 0) -> Figure:

@@ -40,6 +40,7 @@ from drlib.rl.losses import LossConfig, policy_loss
 from drlib.rl.resampling import roc_quotas
 from drlib.rl.staleness import admission_capacity
 from drlib.task import Task, is_correct
+from drlib.training.memory_model import Load, state_bytes
 from drlib.training.planner import Rates, Workload, step_time
 from drlib.worlds.graph import Graph, Node
 from drlib.worlds.store import Store
@@ -1051,6 +1052,67 @@ EXERCISES.register(
             "a": "The value is unbiased. What moves the policy is the gradient.",
             "c": "That is the gradient of k3.",
             "d": "A push away from the reference would need a mean that is not 0.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# scaling out
+
+
+def _two_sharded_states():
+    billions = 10**9
+    sizes = {"parameters": 8 * billions, "vocabulary": 0, "hidden": 0, "tied": True}
+    trained = {32: billions // 10, 0: 8 * billions}
+    shape = SimpleNamespace(trained_parameters=trained.get, layer_parameters=0, **sizes)
+    loads = [Load(lora_rank=rank, processes=4, fsdp=True) for rank in (32, 0)]
+    return [sum(state_bytes(shape, load).values()) / billions for load in loads]
+
+
+def _fewest_devices(frozen, trained, unsharded, device):
+    state = 2 * frozen + 16 * trained
+    fitting = (n for n in range(1, 10_000) if state / n + unsharded <= device)
+    return next(fitting, 0)
+
+
+EXERCISES.register(
+    "two_sharded_states",
+    Numbers(
+        how="two numbers of GB, with adapters and for all weights, for example [10.0, 20.0]",
+        hint="2 bytes for each frozen parameter, 16 for each trained one, divided by the devices. "
+        "Without adapters no parameter is frozen.",
+        why="(2 * 8 + 16 * 0.1) / 4 and 16 * 8 / 4: adapters remove gradients and AdamW's moments.",
+        expected=_two_sharded_states,
+        tolerance=0.05,
+    ),
+)
+EXERCISES.register(
+    "fewest_devices",
+    Function(
+        how="a function of frozen, trained, unsharded and device that returns a whole number",
+        hint="subtract the part that is not sharded from the memory of a device first, then divide "
+        "and round up. If nothing is left, no number of devices fits.",
+        why="sharding divides the state only: activations of one context must fit on each device.",
+        reference=_fewest_devices,
+        draw=lambda rng: (
+            rng.choice([0, 1.7, 8.2, 30.5]),
+            rng.choice([0.03, 0.11, 1.99, 8.19]),
+            rng.choice([5.3, 22.7, 47.1, 90.9]),
+            rng.choice([24, 80, 141]),
+        ),
+    ),
+)
+EXERCISES.register(
+    "shorter_step",
+    Choice(
+        hint="Compute the seconds of a step for each option with equation (2).",
+        why="sampling is nine tenths of the step: 740 + 139 + 24 = 903 s. The others stay above "
+        "1,480 s.",
+        right="c",
+        wrong={
+            "a": "The update becomes 70 s, the sampling stays: 1,562 s.",
+            "b": "It hides the update behind the sampling: 1,492 s.",
+            "d": "The transfer is only 12 s of 1,631 s: 1,619 s.",
         },
     ),
 )
