@@ -1679,7 +1679,8 @@ def _accepts_rollout(loans, gold, calls):
 def _draw_rollout(rng: Random) -> tuple:
     """Draw loans, gold calls and a rollout: a changed copy of the gold calls."""
     loans = {loan: f"day-{rng.randint(1, 9)}" for loan in (1, 2)}
-    reads, writes = [("get", 1), ("get", 2)], [("set", 1, "day-10"), ("set", 2, "day-11")]
+    reads: list[tuple] = [("get", 1), ("get", 2)]
+    writes: list[tuple] = [("set", 1, "day-10"), ("set", 2, "day-11")]
     gold = rng.choice([reads, reads[:1], [writes[0], reads[1]], [*writes, reads[0]]])
     changed = [[*gold], [*reversed(gold)], gold[1:], gold[:-1], [reads[1], *gold], [writes[1]]]
     return loans, gold, rng.choice(changed)
