@@ -38,16 +38,6 @@ def test_latencies_are_the_chosen_rows_sorted(ax):
         sandbox_plots.plot_latencies(ax, {"rows": rows}, "print", 2)
 
 
-def test_gantt_shows_waits_and_marks_long_calls(ax):
-    sandbox_plots.plot_gantt(ax, [(0, 0.0, 1.0, 1.5), (3, 0.5, 0.5, 4.0)], long_s=1.0)
-    found = [(b.get_x(), b.get_width(), b.get_y() + b.get_height() / 2) for b in ax.patches]
-    assert np.allclose(found, [(0, 1, 0), (1, 0.5, 0), (0.5, 0, 3), (0.5, 3.5, 3)])
-    short = ax.patches[1].get_facecolor()
-    long = ax.patches[3].get_facecolor()
-    assert short != long
-    assert ax.get_ylim() == (3.7, -0.7)
-
-
 def test_waiting_has_a_line_per_arrival_pattern(ax):
     found = {"at once": {2: [4.0, 6.0], 8: [1.0, 1.0]}, "in 60 s": {2: [0.5, 0.5], 8: [0.0, 0.0]}}
     sandbox_plots.plot_waiting_times(ax, found, 1.0)
@@ -56,10 +46,32 @@ def test_waiting_has_a_line_per_arrival_pattern(ax):
     assert means[0].get_xdata().tolist() == [2, 8] and labels(ax) == list(found)
 
 
-def test_answered_draws_seeds_and_formulas_in_percent(ax):
-    shares = {"one try": [[1.0, 0.5], [1.0, 0.7]], "three": [[1.0, 0.9], [1.0, 0.8]]}
-    sandbox_plots.plot_answered_calls(ax, [0.0, 0.4], shares, [[1.0, 0.6]])
-    assert labels(ax) == list(shares)
-    means = {line.get_label(): line.get_ydata() for line in ax.lines}
-    assert np.allclose(means["one try"], [100, 60]) and np.allclose(means["three"], [100, 85])
-    assert np.allclose(ax.lines[-1].get_ydata(), [100, 60])
+def test_calls_wait_for_the_first_free_core():
+    assert sandbox_plots.queue_waits([0, 0, 0], [4, 1, 2], 2).tolist() == [0, 0, 1]
+    assert sandbox_plots.queue_waits([0, 0, 3], [4, 1, 2], 2).tolist() == [0, 0, 0]
+    assert sandbox_plots.queue_waits([0, 1, 2], [4, 4, 4], 1).tolist() == [0, 3, 6]
+
+
+def test_call_seconds_have_the_stated_shares():
+    seconds = sandbox_plots.draw_call_seconds(100_000, limit_s=4.0)
+    assert abs((seconds == 0.004).mean() - 0.8) < 0.005
+    assert abs((seconds == 4.0).mean() - 0.01) < 0.002
+    computing = seconds[(seconds != 0.004) & (seconds != 4.0)]
+    assert abs(np.median(computing) - 0.03) < 0.001
+    later = sandbox_plots.draw_call_seconds(100_000, limit_s=4.0, start_s=0.5)
+    assert np.array_equal(later, np.minimum(seconds + 0.5, 4.0))
+
+
+def test_least_cores_is_the_first_number_below_the_bound():
+    seconds = np.full(100, 1.0)  # ten calls per second
+    cores = sandbox_plots.least_cores(seconds, over_s=10.0)
+    assert sandbox_plots.wait_quantile(seconds, 10.0, cores) < 1.0
+    assert sandbox_plots.wait_quantile(seconds, 10.0, cores - 1) >= 1.0
+    assert sandbox_plots.wait_quantile(seconds, 10.0, 1) > 80
+
+
+def test_queue_panel_states_the_load():
+    left, right = sandbox_plots.draw_queue(48, 4.0, 60, calls=2000).axes
+    load = sandbox_plots.draw_call_seconds(2000, 4.0).sum() / 48 / 60
+    assert right.get_title() == f"48 cores, load {load:.2f}"
+    assert left.get_ylim() == (0, 1.5)

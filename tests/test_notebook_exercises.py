@@ -123,6 +123,9 @@ RIGHT = {  # by hand
     "two_of_five": [0.7, 0.1, 0.7],
     "subsets_with_success": lambda c, n, k: 1 - math.comb(n - c, k) / math.comb(n, k),
     "rounds_or_questions": "a",
+    "runaway_limit": [23.92, 7.92],
+    "grade_program": lambda runs, answers: grade_program(runs, answers),
+    "grader_exploit": "c",
     "equal_shares": [0.3072, 0.1106, 0.5821],
     "mixture_shares": lambda rates, weights: shares(
         [w * p * (1 - p) for p, w in zip(rates, weights)]
@@ -310,6 +313,18 @@ MISTAKES = {
         lambda c, n, k: 1 - (1 - c / n) ** k,
         lambda c, n, k: math.comb(c, k) / math.comb(n, k),
     ],
+    "runaway_limit": [[20, 4], [0.1196, 0.0396], [23.92, 23.92]],
+    "grade_program": [
+        lambda runs, answers: [
+            int(all(s == "ok" and a in out for (s, out), a in zip(runs, answers))),
+            1,
+        ],
+        lambda runs, answers: [grade_program(runs, answers)[0], 1],
+        lambda runs, answers: [
+            int(all(out.split()[-1:] == [a] for (_, out), a in zip(runs, answers))),
+            grade_program(runs, answers)[1],
+        ],
+    ],
     "equal_shares": [[1 / 3, 1 / 3, 1 / 3], [0.2326, 0.6460, 0.1214]],
     "mixture_shares": [
         lambda rates, weights: shares([p * (1 - p) for p in rates]),
@@ -370,6 +385,14 @@ def new_biases(probs, biases, k, u):
 
 def turn_start(tokens, i):
     return max(at for at in range(i + 1) if tokens[at] == "<|im_start|>")
+
+
+def grade_program(runs, answers):
+    faults = {"setup_failed", "worker_died", "queue_timeout", "service_unavailable"}
+    if faults & {status for status, _ in runs}:
+        return [0, 0]
+    right = [s == "ok" and out.split()[-1:] == [a] for (s, out), a in zip(runs, answers)]
+    return [int(all(right)), 1]
 
 
 def break_ties(scores):

@@ -1,14 +1,15 @@
-"""Plots of notebook 08, each drawn into given axes.
+"""Plots of notebook 08 and its simulated queue of calls.
 
-The data come from the notebook or from `figures/reference/sandbox`. Blue is the sandbox, orange
-marks failures and costs (a runaway, one process per call), grey marks methods without isolation and
-formulas.
+Latencies come from `figures/reference/sandbox`. Blue is the sandbox, orange is one process per
+call, grey marks methods without isolation.
 """
 
+import heapq
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from drlib.analysis.plots import CONTROL, DOWN, UP, plot_seed_band
 
@@ -19,10 +20,76 @@ ARMS = {  # of tests/benchmarks/bench_sandbox.py: colour, line style, label
     "pool": (CONTROL, "-", "bare pool"),
     "smolagents": (CONTROL, ":", "interpreter"),
 }
-SeedRows = Sequence[Sequence[float]]
-WAITING_COLOR = "0.82"  # colours of waiting and running calls
-RUNNING_COLOR = UP
 FLOOR_S = 0.01  # shorter waits are below the axis
+MOST_CORES = 1 << 14  # of the search in least_cores
+
+
+def queue_waits(arrivals: Sequence[float], seconds: Sequence[float], cores: int) -> np.ndarray:
+    """Return each call's wait in seconds if calls start in order of arrival.
+
+    Args:
+        arrivals: arrival time of each call, seconds, ascending.
+        seconds: time on a core of each call.
+        cores: number of calls that run at the same time.
+    """
+    free, waits = [0.0] * cores, []  # the times at which each core is free again
+    for arrival, busy in zip(arrivals, seconds, strict=True):
+        start = max(arrival, free[0])
+        heapq.heapreplace(free, start + busy)
+        waits.append(start - arrival)
+    return np.array(waits)
+
+
+def draw_call_seconds(
+    calls: int, limit_s: float = 4.0, start_s: float = 0.0, seed: int = 0
+) -> np.ndarray:
+    """Draw the core time of each call: 80% take 4 ms, 19% compute, 1% run until the limit.
+
+    Args:
+        calls: number of calls; the computing ones are lognormal with median 30 ms.
+        limit_s: time limit, seconds.
+        start_s: time to start a process and import packages, added to each call.
+        seed: of the random numbers.
+    """
+    rng = np.random.default_rng(seed)
+    kind, spread = rng.random(calls), rng.standard_normal(calls)
+    seconds = np.where(kind < 0.8, 0.004, 0.03 * np.exp(spread))
+    seconds = np.where(kind > 0.99, limit_s, seconds)
+    return np.minimum(seconds + start_s, limit_s)
+
+
+def wait_quantile(seconds: np.ndarray, over_s: float, cores: int) -> float:
+    """Return the 99th percentile of the wait if calls arrive evenly over `over_s` seconds."""
+    arrivals = np.linspace(0, over_s, len(seconds)).tolist()
+    return float(np.quantile(queue_waits(arrivals, seconds.tolist(), cores), 0.99))
+
+
+def least_cores(seconds: np.ndarray, over_s: float, bound_s: float = 1.0) -> int:
+    """Return the least number of cores with `wait_quantile` below `bound_s` seconds."""
+    low, high = 1, MOST_CORES
+    while low < high:
+        cores = (low + high) // 2
+        enough = wait_quantile(seconds, over_s, cores) < bound_s
+        low, high = (low, cores) if enough else (cores + 1, high)
+    return low
+
+
+def draw_queue(cores: int, limit_s: float, over_s: float, calls: int = 45_000) -> Figure:
+    """Draw the wait of each call by arrival, and the share of calls by wait."""
+    seconds = draw_call_seconds(calls, limit_s)
+    waits = queue_waits(np.linspace(0, over_s, calls).tolist(), seconds.tolist(), cores)
+    fig = Figure(figsize=(10.5, 3.2), layout="constrained")
+    left, right = fig.subplots(1, 2)
+    percent = 100 * np.arange(calls) / calls
+    left.plot(percent[::50], waits[::50])
+    left.set(title="Wait by arrival", xlabel="% of the calls have arrived", ylabel="seconds")
+    left.set_ylim(0, max(1.5, 1.05 * waits.max()))
+    right.plot(np.sort(waits)[::50], percent[::50])
+    right.axvline(1, color="0.4", lw=1, ls="--")
+    load = seconds.sum() / cores / over_s
+    right.set(title=f"{cores} cores, load {load:.2f}", xlabel="seconds")
+    right.set(ylabel="% of calls that wait at most this long", ylim=(0, 103))
+    return fig
 
 
 def plot_latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) -> None:
@@ -50,22 +117,6 @@ def plot_latencies(ax: Axes, bench: Mapping, code: str, concurrency: int = 1) ->
     ax.set_xlim(min(every) / 2, 2 * max(every))  # the same for every panel of a file
 
 
-def plot_gantt(ax: Axes, bars: Sequence[tuple[int, float, float, float]], long_s: float) -> None:
-    """Plot one row per rollout: pale while a call waits, blue while it runs, orange if long.
-
-    Args:
-        bars: (rollout, queued, start, end) of each call, seconds.
-        long_s: calls that run longer are orange.
-
-    """
-    for rollout, queued, start, end in bars:
-        color = DOWN if end - start > long_s else RUNNING_COLOR
-        ax.barh(rollout, start - queued, 0.7, queued, color=WAITING_COLOR)
-        ax.barh(rollout, end - start, 0.7, start, color=color)
-    ax.set(xlabel="seconds", ylabel="rollout", ylim=(max(bar[0] for bar in bars) + 0.7, -0.7))
-    ax.grid(visible=False, axis="y")
-
-
 def plot_waiting_times(
     ax: Axes, found: Mapping[str, Mapping[int, Sequence[float]]], bound_s: float
 ) -> None:
@@ -84,24 +135,3 @@ def plot_waiting_times(
     ax.set_xticks([16, 64, 256, 1024], ["16", "64", "256", "1,024"])
     ax.set_ylim(FLOOR_S, None)
     ax.legend(loc="upper right")
-
-
-def plot_answered_calls(
-    ax: Axes, rates: Sequence[float], shares: Mapping[str, SeedRows], formulas: SeedRows = ()
-):
-    """Plot the share of calls that end as an observation, by fault probability.
-
-    Args:
-        rates: R fault probabilities.
-        shares: label -> a row of R shares for each seed.
-        formulas: rows of R expected shares, drawn dashed.
-
-    """
-    for color, (label, rows) in zip((DOWN, UP, "C2"), shares.items(), strict=False):
-        plot_seed_band(ax, 100 * np.asarray(rows), color, label, rates)
-    for row in formulas:
-        ax.plot(rates, 100 * np.asarray(row), ls="--", lw=1, color="0.2")
-    ax.set(
-        xlabel="fault probability of an attempt", ylabel="% of the calls answered", ylim=(0, 103)
-    )
-    ax.legend(loc="lower left")

@@ -39,6 +39,7 @@ from drlib.rl.divergences import (
 from drlib.rl.losses import LossConfig, policy_loss
 from drlib.rl.resampling import roc_quotas
 from drlib.rl.staleness import admission_capacity
+from drlib.sandbox.result import ENV_FAULTS
 from drlib.task import Task, is_correct
 from drlib.training.memory_model import Load, state_bytes
 from drlib.training.planner import Rates, Workload, step_time
@@ -1519,6 +1520,74 @@ EXERCISES.register(
             "b": "Three rounds lower the variance within a question, the smaller part here.",
             "c": "Equal designs need questions that are all solved with the same probability.",
             "d": "The variance between these three kinds of question is known: 0.135.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# the sandbox
+
+
+def _runaway_limit():
+    return [12_000 / 60 * (0.98 * 0.02 + 0.02 * limit) for limit in (5, 1)]
+
+
+def _grade_program(runs, answers):
+    if any(status in ENV_FAULTS for status, _ in runs):
+        return [0, 0]
+    ended = all(status == "ok" for status, _ in runs)
+    words = [stdout.split()[-1:] for _, stdout in runs]
+    return [int(ended and words == [[answer] for answer in answers]), 1]
+
+
+def _draw_program_runs(rng: Random) -> tuple:
+    """Draw (status, stdout) of two runs, and the right answers."""
+    answers = [str(rng.randint(10, 99)) for _ in range(2)]
+    statuses = ["ok"] * 4 + ["error", "timeout", rng.choice(ENV_FAULTS)]
+    runs = []
+    for answer in answers:
+        right = [f"{answer}\n", f"step 7\n{answer}\n"]
+        stdout = rng.choice([*right * 3, "PASSED\n", f"{answer}\n0\n"])
+        runs.append((rng.choice(statuses), stdout))
+    return runs, answers
+
+
+EXERCISES.register(
+    "runaway_limit",
+    Numbers(
+        how="two numbers of cores, for a limit of 5 s and of 1 s, for example [10.5, 4.2]",
+        hint="calls per second times the mean core time of a call. The mean has two parts, one "
+        "for each kind of call.",
+        why="the mean falls from 119.6 to 39.6 ms. Two calls in a hundred cause 84% of the first "
+        "number, so the time limit decides how many cores are needed.",
+        expected=_runaway_limit,
+    ),
+)
+EXERCISES.register(
+    "grade_program",
+    Function(
+        how="a function of a list of runs and a list of answers that returns [reward, weight]",
+        hint="test for an environment fault first. The reward is 1 only if every run has the "
+        "status ok and its last word is the answer.",
+        why="the status comes from the kernel and the answer stays in the grader. A rollout with "
+        "an environment fault gets weight 0, because its reward says nothing about the policy.",
+        reference=_grade_program,
+        draw=_draw_program_runs,
+    ),
+)
+EXERCISES.register(
+    "grader_exploit",
+    Choice(
+        hint="Go through the grader's steps for both inputs with this program.",
+        why="the two inputs never change, so a policy can be reinforced for their answers without "
+        "learning the sum. Fresh inputs in every grading prevent it.",
+        right="c",
+        wrong={
+            "a": "The last printed word is the same for both inputs, and the answers differ.",
+            "b": "The grader compares printed text outside the sandbox. An `__eq__` of the program "
+            "does not run there.",
+            "d": "The answers are in the grader's process, and the sandbox denies access to other "
+            "processes.",
         },
     ),
 )
