@@ -418,7 +418,7 @@ def test_environment_yml_installs_the_same_pins_and_extras(project):
 def test_ci_runs_the_make_targets():
     script = (ROOT / ".ci" / "run").read_text()
     assert re.findall(r"^exec (.+)$", script, re.M) == [
-        "make test test-alone test-vllm $gym --keep-going"
+        "make test test-alone test-vllm $gym book --keep-going"
     ]
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     (job,) = workflow["jobs"].values()

@@ -239,27 +239,6 @@ def test_save_report_is_atomic(tmp_path):
     assert json.loads(path.read_text()) == {"a": 1} and len(list(path.parent.iterdir())) == 1
 
 
-FOUND = {"effect": 0.05, "interval": [0.01, 0.09], "outcome": "reproduced"}
-
-
-def test_plot_findings_positions_and_colours():
-    refuted = {"effect": -0.2, "interval": [-0.3, -0.1], "outcome": "refuted"}
-    unclear = {"effect": 0.0, "interval": [-0.1, 0.1], "outcome": "open"}
-    found = {"funnel": FOUND, "mask": refuted, "has": unclear}
-    ax = data_plots.plot_findings(found).axes[0]
-    assert [label.get_text() for label in ax.get_yticklabels()] == list(found)
-    spans = [tuple(line.get_xdata()) for line in ax.lines[1::2]]
-    assert spans == [(1.0, 9.0), (-30.0, -10.0), (-10.0, 10.0)]
-    assert [line.get_xdata()[0] for line in ax.lines[2::2]] == [5.0, -20.0, 0.0]
-    colors = [to_hex(line.get_color()) for line in ax.lines[2::2]]
-    assert len(set(colors)) == 3 and colors[2] == to_hex(data_plots.CONTROL)
-    assert [text.get_text().strip() for text in ax.texts] == [
-        "+5.0, reproduced",
-        "-20.0, refuted",
-        "+0.0, open",
-    ]
-
-
 REPORT = {
     "format": {"in": 30, "kept": 20, "reasons": {"no answer": 10}},
     "correct": {"in": 20, "kept": 5, "reasons": {"wrong answer": 15}},
@@ -287,7 +266,6 @@ def test_figures_are_byte_identical(cldr, tasks):
         lambda: data_plots.plot_quality(reports),
         lambda: data_plots.plot_question_graph(from_text(tasks[0].query), tasks[0].answer),
         lambda: draw_funnel(REPORT, REPORT),
-        lambda: data_plots.plot_findings({"funnel": FOUND, "mask": FOUND}),
     ):
         assert png_bytes(draw()) == png_bytes(draw())
 

@@ -290,32 +290,6 @@ def plot_funnel(ax: Axes, report: Mapping[str, Mapping], clean: Mapping[str, Map
     ax.grid(False)
 
 
-OUTCOME_COLORS = {"reproduced": UP, "refuted": DOWN, "open": CONTROL}
-
-
-def plot_findings(found: Mapping[str, dict]) -> Figure:
-    """Plot effects and intervals of findings, coloured by outcome.
-
-    Args:
-        found: name -> finding with `effect`, `interval` (shares) and `outcome`.
-    """
-    fig, ax = plt.subplots(figsize=(7.6, 0.9 + 0.4 * len(found)), layout="constrained")
-    ax.axvline(0, color=CONTROL, lw=1, ls="--")
-    for y, one in enumerate(found.values()):
-        color = OUTCOME_COLORS[one["outcome"]]
-        low, high = (100 * end for end in one["interval"])
-        ax.plot([low, high], [y, y], color=color, lw=2.5, solid_capstyle="round")
-        ax.plot(100 * one["effect"], y, "o", color=color, ms=8, mec="white")
-        words = f"  {100 * one['effect']:+.1f}, {one['outcome']}"
-        ax.annotate(words, (high, y), va="center", fontsize=9, color=color)
-    ax.set_yticks(range(len(found)), list(found))
-    ax.set(xlabel="difference of accuracy to the control, points")
-    ax.set_ylim(len(found) - 0.4, -0.6)
-    ax.margins(x=0.25)
-    ax.grid(False, axis="y")
-    return fig
-
-
 def plot_word_scores(ax: Axes, lengths: Sequence[float], most: int = 10) -> None:
     """Plot the second factor of BM25 against the occurrences of a word on a page.
 
