@@ -8,6 +8,8 @@ Run: python -m pytest tests/test_agents_webwatcher.py
 """
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -18,6 +20,7 @@ from drlib.agents.context import MessageContext
 from drlib.app.research import AskError, AskOptions
 from drlib.chat.template import ChatIds, train_tokenizer
 from drlib.chat.tool_calls import render_answer, render_call
+from drlib.config import ROOT
 from drlib.endpoint import ChatEndpoint
 from drlib.models.api_engine import ApiEngine, to_openai_messages
 from drlib.models.engine import Completion
@@ -233,3 +236,13 @@ def test_scripted_engine_respects_the_limits():
         few = replace(LIMITS, calls=2)
         (done,), _ = watched(toolbox, SHEETS[:1], limits=few)
         assert (done.termination, len(done.tool_results)) == (Termination.TURNS, 2)
+
+
+def test_example_of_the_docs_needs_the_pixels(tmp_path):
+    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    block = page.partition("# pictures.py\n")[2].partition("```")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["20 of 20", "0 of 20"]
+    assert len([*(tmp_path / "pictures").rglob("*.png")]) >= 20

@@ -46,6 +46,7 @@ def test_every_kind_of_extension_has_an_example():
     of_first_hour = {"my_route"}  # tests/first_hour/own_tool.py
     external = {"my_external", "train_external", "round_trip"}  # tests/test_training_gateway.py
     external |= {"calibrate"}  # tests/test_agents_browseconf.py
+    external |= {"pictures"}  # tests/test_agents_webwatcher.py
     external |= {"my_server"}  # tests/test_environments_openenv.py
     assert {*RECIPES} == {f"my_{kind}" for kind in kinds} | of_first_hour | external
 
