@@ -54,15 +54,12 @@ def test_insertion_order_does_not_matter():
     assert len(contents) == 1
 
 
-def test_recall_facts_and_tables_by_relation():
+def test_recall_facts_by_relation():
     memory = EntityMemory()
     assert memory.add_fact("Norway", "currency", "Norwegian Krone", "graph")
-    rows = [
-        {"name": "Norway", "language": "Norwegian", "area": 385207, "king": None},
-        {"name": "Iran", "language": "Persian", "area": "", "king": None},
-    ]
-    assert memory.add_table(rows, "name", "table:1") == 3
-    assert memory.add_table(rows, "name", "table:2") == 0
+    for source in ("table:1", "table:2"):
+        memory.add_fact("Norway", "language", "Norwegian", source)
+        memory.add_fact("Norway", "area", "385207", source)
     assert [value for value, _ in memory.recall("Norway", "language")] == ["Norwegian"]
     assert memory.recall("Norway", "area")[0][1].sources == ("table:1", "table:2")
     assert memory.recall("Norway", "script") == memory.recall("Atlantis", "area") == []

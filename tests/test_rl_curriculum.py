@@ -35,6 +35,13 @@ def test_curriculum_draws_are_reproducible():
     assert Curriculum(["a"], {"a": 0.9}).state_dict() == {"a": 0.9}
 
 
+def test_chances_by_hand():
+    curriculum = Curriculum(["a", "b", "c"], {"a": 0.5, "b": 0.1, "c": 0.9})
+    # weights 0.25 + 0.04 and 0.09 + 0.04
+    assert curriculum.chances(["a", "b"]) == pytest.approx([0.29 / 0.42, 0.13 / 0.42])
+    assert curriculum.chances(["b", "c"]) == pytest.approx([0.5, 0.5])
+
+
 RATES = {"easy": 1.0, "hard": 0.0, "m1": 0.5, "m2": 0.25, "m3": 0.75}
 
 

@@ -30,8 +30,6 @@ nb_ipywidgets_js = {}  # panels need a kernel; their stored pictures are shown
 nb_merge_streams = True
 myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_heading_anchors = 4
-# An ipynb cell of Python is highlighted without a lexer of IPython.
-nb_render_text_lexer = "none"
 
 html_theme = "furo"
 html_title = "drlib"

@@ -204,7 +204,7 @@ PANELS = (
     ("Entropy of the policy", "nats per token", ("entropy",)),
     ("Groups with reward variance", "%", ("live_groups",)),
 )
-HOP_COLORS = ("C0", "C1", "C2")
+HOPS = (("C0", "1 hop"), ("C1", "2 hops"), ("C2", "3 hops"))  # colours and labels
 
 
 def plot_rl_details(run: TourRun, behind: TourRun | None = None) -> Figure:
@@ -217,16 +217,14 @@ def plot_rl_details(run: TourRun, behind: TourRun | None = None) -> Figure:
     grey = STAGE_COLORS["rl_random_reward"]
     for ax, (title, unit, keys) in zip(axes.flat, PANELS):
         scale, limits = (100, (-2, 102)) if unit == "%" else (1, (0, None))
-        for key, color in zip(keys, HOP_COLORS):
+        for key, (color, hops) in zip(keys, HOPS):
             label = "reference run" if key == keys[0] else "_"  # once per legend
             plot_curve(ax, behind, "rl", key, REFERENCE_COLOR, label, scale=scale)
             if len(keys) == 1:
                 label = "random reward (control)"
                 stage = "rl_random_reward"
                 plot_curve(ax, control, stage, key, grey, label, style="--", scale=scale)
-            label = (
-                "real reward" if len(keys) == 1 else f"{key[-1]} hops".replace("1 hops", "1 hop")
-            )
+            label = "real reward" if len(keys) == 1 else hops
             plot_curve(ax, run, "rl", key, color, label, scale=scale)
         ax.set(title=title, xlabel="RL step", ylabel=unit, ylim=limits)
     axes[0, 2].legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, handlelength=1.3)

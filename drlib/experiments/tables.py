@@ -166,9 +166,9 @@ def _without_counts(ran: Mapping) -> dict:
 
 def _common(plan: ExperimentPlan, ran: Mapping) -> dict:
     """Return the plan's common settings, with the numbers of questions and answers that ran."""
-    counts = {key: ran["settings"][plan.control].get(key) for key in COUNTS}
-    common = {**plan.common, **{key: value for key, value in counts.items() if value is not None}}
-    return {key: value for key, value in common.items() if counts.get(key, value) is not None}
+    others = {key: value for key, value in plan.common.items() if key not in COUNTS}
+    ran_with = ran["settings"][plan.control]
+    return others | {key: ran_with[key] for key in COUNTS if key in ran_with}
 
 
 def _done(runs: Mapping) -> list[int]:

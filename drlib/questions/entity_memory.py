@@ -9,7 +9,7 @@ pages. Pronouns and spelling variants are not resolved.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from drlib.questions.phrases import Phrasebook
@@ -76,17 +76,6 @@ class EntityMemory:
         text = FACT.format(relation=relation, entity=entity, value=value)
         self.add(value, text, source, time, fact=True)
         return self.add(entity, text, source, time, fact=True)
-
-    def add_table(self, rows: Iterable[Mapping], key: str, source: str, time: str = "") -> int:
-        """Add each cell as a fact about the `key` of its row; return the number of new facts."""
-        cells = [
-            (str(row[key]), column, str(value))
-            for row in rows
-            for column, value in row.items()
-            if column != key
-        ]
-        known = [cell for cell in cells if cell[2] not in ("", "None")]
-        return sum(self.add_fact(*cell, source, time) for cell in known)
 
     def add_text(self, text: str, source: str, time: str = "") -> int:
         """Add each sentence at every known entity that it names; return the number of new
