@@ -185,6 +185,7 @@ def test_make_help_lists_every_target(make_clone):
         "test-smol",
         "test-gym",
         "test-adapters",
+        "book",
         "mutants",
         "reference",
         "clean",

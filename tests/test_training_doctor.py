@@ -527,13 +527,13 @@ def test_untrained_language_model_is_examined(tmp_path):
     """Two turns of a random model: nothing can be parsed, engine and trainer agree."""
     config = miniature_config(tmp_path, "llama")
     given = [
-        *("--profile=gpu1", "--questions=2", "--turn-tokens=16"),
+        *("--profile=gpu1", "--questions=2", "--turn-tokens=16", "--hours=1000"),
         *("--questions.source=chains", "--model.dtype=float32"),
         *("--rollout.max_context_tokens=3000", "--rollout.max_turn_tokens=64"),
     ]
     assert main([config.model.path, *given]) == 1
-    subject = diagnosis.find_subject(config.model.path, "gpu1", "", given[3:])
-    checks = {c.name: c for c in diagnosis.diagnose(subject, 2, 16)}
+    subject = diagnosis.find_subject(config.model.path, "gpu1", "", given[4:])
+    checks = {c.name: c for c in diagnosis.diagnose(subject, 2, 16, hours=1000)}
     assert faults(checks) == {"turns", "truncation", "stop token", "loss mask"}
     assert checks["engine"].ok and checks["groups"].ok is None and checks["reward"].ok
 

@@ -423,8 +423,9 @@ function remember() {  // the address says what is seen; browsers limit how ofte
     history.replaceState(null, "", `#${p}`);
   }, 200);
 }
-function recall() {
-  const p = new URLSearchParams(location.hash.slice(1));
+// The address of the event, not of the page: `remember` may have replaced that in the meantime.
+function recall(event) {
+  const p = new URLSearchParams(new URL(event?.newURL ?? location.href).hash.slice(1));
   for (const name of ["outcome", "status"]) state.filters[name] = new Set(p.getAll(name));
   state.query = $("search").value = p.get("q") ?? "";
   state.view = Math.max(0, VIEWS.indexOf(p.get("view")));
