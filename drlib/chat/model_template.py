@@ -12,19 +12,23 @@ Templates without support for a system prompt, tools, tool responses, or the `<t
 are rejected with the cause. Slow tokenizers are not supported.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from drlib.chat.segments import segment_texts, token_texts
 from drlib.chat.template import CHAT_TEMPLATE
 from drlib.trajectory import Segment
 from drlib.validation import require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MARKS = ("7f3QUESTION9c1", "7f3TURN9c1", "7f3SAID9c1")
 IN_TEXT = "list the tools in the system prompt instead (drlib.chat.prompts.research_prompt)"
@@ -91,7 +95,7 @@ class TemplateIds:
         stops = [self.end_id, tokenizer.eos_token_id, *(whole.get(tag) for tag in CLOSERS)]
         self.stop_ids = tuple(dict.fromkeys(at for at in stops if at is not None))
 
-    def with_tools(self, tools: Sequence[dict]) -> "TemplateIds":
+    def with_tools(self, tools: Sequence[dict]) -> TemplateIds:
         """Return the same template with other tools in its prompts."""
         return TemplateIds(self.tokenizer, tools, tool_role=self._tool_role, **self._options)
 

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 import yaml
-from datasets import disable_progress_bars
 
 from drlib.cli.examples import add_examples
 from drlib.endpoint import ChatEndpoint, EndpointError, parse_names
@@ -57,7 +56,6 @@ def main(argv: list[str] | None = None) -> int:
         argument, with the cause on stderr; 130 after Ctrl-C.
     """
     args = _parser().parse_args(argv)
-    disable_progress_bars()  # of `datasets`; this command prints a line per block
     try:
         request = _parse_request(args)
         world = load_world(request.world, **_reader_options(args))
@@ -228,8 +226,11 @@ def _save(request: DatasetRequest, result: DatasetResult, folder: Path, world) -
     """
     (folder / CARD).unlink(missing_ok=True)
     rows = result.assembly.rows
+    from datasets import disable_progress_bars  # lazy: imports pandas
+
     from drlib.analysis.data_plots import plot_quality  # lazy: imports torch
 
+    disable_progress_bars()  # this command prints a line per block
     without_triples, report = 0, None
     if rows:
         without_triples = write_folder(rows, folder, world)

@@ -14,8 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import sympy
-
 from drlib.task import Task
 from drlib.worlds import Entity, Names, SmallWorld
 
@@ -153,6 +151,20 @@ class SearchQuestions:
         return make_search_task(chain, self.world, rng.randrange(len(SEARCH_WORDINGS)))
 
 
+def _find_prime(n: int) -> int:
+    """Return prime number `n`, counted from 1."""
+    import sympy  # half of the time in which drlib.questions is imported
+
+    return int(sympy.prime(n))
+
+
+def _largest_factor(n: int) -> int:
+    """Return the largest prime factor of `n`."""
+    import sympy
+
+    return int(max(sympy.primefactors(n)))
+
+
 # kind -> (ranges of its numbers, function of numbers to (question, program, answer))
 PYTHON_KINDS: dict[str, tuple[list[tuple[int, int]], Callable]] = {
     "product": (
@@ -184,7 +196,7 @@ PYTHON_KINDS: dict[str, tuple[list[tuple[int, int]], Callable]] = {
         lambda n: (
             f"What is prime number {n}?",
             f"import sympy; print(sympy.prime({n}))",
-            sympy.prime(n),
+            _find_prime(n),
         ),
     ),
     "factor": (
@@ -192,7 +204,7 @@ PYTHON_KINDS: dict[str, tuple[list[tuple[int, int]], Callable]] = {
         lambda n: (
             f"What is the largest prime factor of {n}?",
             f"import sympy; print(max(sympy.primefactors({n})))",
-            max(sympy.primefactors(n)),
+            _largest_factor(n),
         ),
     ),
     "equation": (

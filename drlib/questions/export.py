@@ -7,17 +7,21 @@ released/*_SPLIT.jsonl  WebDancer: question, answer, tag; WebShaper: formalizati
 hf/                     the `data` rows for `datasets.load_from_disk`
 """
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-
-from datasets import Dataset, DatasetDict
+from typing import TYPE_CHECKING
 
 from drlib.files import iter_json_lines, write_atomic, write_json_lines
 from drlib.questions.queries import find_required, from_text
 from drlib.questions.question_set import row_to_task
 from drlib.questions.webshaper import to_triples
 from drlib.task import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def to_question_rows(tasks: Iterable[Task], tag: str = "") -> list[dict]:
@@ -61,6 +65,8 @@ def write_rows(rows: Sequence[dict], path: str | Path) -> Dataset:
     """
     if not rows:
         raise ValueError(f"no rows for {path}: pass at least one")
+    from datasets import Dataset  # slow to import, and training only reads rows
+
     write_json_lines(path, rows)
     return Dataset.from_list(list(rows))
 
@@ -98,6 +104,8 @@ def write_folder(rows: Mapping[str, Sequence[dict]], folder: Path, world) -> int
     Returns:
         The number of questions that cannot be written as WebShaper triples.
     """
+    from datasets import Dataset
+
     unsaid = 0
     for side, some in rows.items():
         tasks = [row_to_task(row) for row in some]
@@ -120,6 +128,8 @@ def write_folder(rows: Mapping[str, Sequence[dict]], folder: Path, world) -> int
 
 def _save_to_disk(rows: Mapping[str, Sequence[dict]], target: Path) -> None:
     """Write the folder for `datasets.load_from_disk` atomically."""
+    from datasets import Dataset, DatasetDict
+
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     sides = {side: Dataset.from_list(list(some)) for side, some in rows.items()}

@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import networkx as nx
-
 from drlib.questions.queries import (
     And,
     Anything,
@@ -192,6 +190,8 @@ def _find_shared(conditions: Iterable[Condition], target: Var) -> list[Var]:
     These are the variables in unions and, of the remaining graph without its dead ends, repeatedly
     the one with the most conditions until no cycle is left.
     """
+    import networkx as nx  # slow to import, and few queries are cyclic
+
     conditions = list(conditions)
     mentions = Counter(v for condition in conditions for v in _iter_variables(condition))
     graph = nx.MultiGraph()
@@ -218,6 +218,8 @@ def _split_connected(
     conditions: Iterable[Condition], shared: Sequence[Var]
 ) -> list[list[Condition]]:
     """Return the components of conditions connected by variables that are not `shared`."""
+    import networkx as nx
+
     graph = nx.Graph()
     conditions = list(conditions)
     for at, condition in enumerate(conditions):
