@@ -140,6 +140,22 @@ RIGHT = {  # by hand
         )
     ),
     "second_true_answer": "c",
+    "joined_in_1986": [6, 2, 2],
+    "may_replace": lambda fact, clue, rest: (
+        fact.issubset(clue) and fact != clue and [x in rest for x in clue].count(True) == 1
+    ),
+    "vaguer_exception": "c",
+    "decision_nats": [20, 5, math.log(1024), 1024],
+    "masked_loss": lambda logps, kinds, is_correct: (
+        -np.mean(
+            [
+                p
+                for p, kind in zip(logps, kinds)
+                if kind == "verdict" or is_correct and kind == "own"
+            ]
+        )
+    ),
+    "rule_without_question": "b",
     "one_failed_trial": [0.6, 0.4, 0.512],
     "accepts_rollout": lambda loans, gold, calls: (
         final_loans(loans, gold) == final_loans(loans, calls)
@@ -336,6 +352,23 @@ MISTAKES = {
         lambda conditions: len(set.intersection(*conditions)) == 1,
         lambda conditions: (
             len(set.intersection(*conditions)) == 1 and all(len(some) > 1 for some in conditions)
+        ),
+    ],
+    "joined_in_1986": [[3, 2, 2], [7, 2, 1]],
+    "may_replace": [
+        lambda fact, clue, rest: fact <= clue and len(clue & rest) == 1,
+        lambda fact, clue, rest: len(clue) > len(fact) and len(clue & rest) == 1,
+        lambda fact, clue, rest: fact < clue,
+    ],
+    "decision_nats": [[15, 5, 5 * math.log(3), 243], [20, 5, math.log(4), 4]],
+    "masked_loss": [
+        lambda logps, kinds, is_correct: -np.mean(logps),
+        lambda logps, kinds, is_correct: (
+            -np.mean([p for p, kind in zip(logps, kinds) if kind != "read"])
+        ),
+        lambda logps, kinds, is_correct: (
+            -sum(p for p, k in zip(logps, kinds) if k == "verdict" or is_correct and k == "own")
+            / len(logps)
         ),
     ],
     "one_failed_trial": [[0.64, 0.512, 0.512], [0.4, 0.6, 0.512]],

@@ -23,8 +23,8 @@ from drlib.evaluation.measures import pass_at_k, pass_hat_k
 from drlib.models.router_bias import max_violation, select_biased_experts
 from drlib.models.routing_replay import agreement, compute_gates
 from drlib.notebook.grading import Choice, Function, Numbers
-from drlib.questions.checks import iter_weakened
-from drlib.questions.queries import And, Proj, evaluate_query
+from drlib.questions.checks import iter_weakened, measure_effort
+from drlib.questions.queries import And, Proj, Range, evaluate_query
 from drlib.questions.wording import mentions
 from drlib.registry import Registry
 from drlib.rl.advantages import leave_one_out
@@ -1648,6 +1648,61 @@ EXERCISES.register(
 )
 
 # ---------------------------------------------------------------------------------------------
+# pre-training on decisions
+
+
+def _masked_loss(logps, kinds, is_correct):
+    wanted = ("own", "verdict") if is_correct else ("verdict",)
+    mask = np.isin(kinds, wanted)
+    return -(np.asarray(logps) * mask).sum() / mask.sum()
+
+
+def _draw_decision_row(rng: Random) -> tuple:
+    """Draw the log-probability and the kind of each token of a row, and its outcome."""
+    kinds = [rng.choice(["read", "own"]) for _ in range(rng.randint(2, 6))]
+    kinds = ["read", *kinds, "own", *["verdict"] * rng.randint(1, 2)]
+    logps = [round(-rng.uniform(0.1, 3.0), 2) for _ in kinds]
+    return logps, kinds, rng.random() < 0.5
+
+
+EXERCISES.register(
+    "decision_nats",
+    Numbers(
+        how="four numbers, for example [6, 2, 2.20, 9]",
+        hint="equation (1) counts the candidates, ln(N + 1) is the price of one choice, and (2) is "
+        "one in (N + 1) to the power K.",
+        why="five choices among four cost 6.93 nats, and a policy that ignores the options makes "
+        "all of them correctly once in 1,024 trajectories.",
+        expected=lambda: [(3 + 1) * 5, 5, 5 * math.log(3 + 1), (3 + 1) ** 5],
+    ),
+)
+EXERCISES.register(
+    "masked_loss",
+    Function(
+        how="a function of (logps, kinds, is_correct) that returns a number",
+        hint="decide for each token whether it carries loss, and divide by the number of tokens "
+        "that do, not by all.",
+        why="what the policy only reads never carries loss, and the steps of a failure carry none.",
+        reference=_masked_loss,
+        draw=_draw_decision_row,
+    ),
+)
+EXERCISES.register(
+    "rule_without_question",
+    Choice(
+        hint="What would a policy reach that has learned the rule and nothing else?",
+        why="a policy that applies only the rule reaches 80%, so 78% is no evidence that the "
+        "question was read. Remove the shortcut, or compare with the rule instead of with chance.",
+        right="b",
+        wrong={
+            "a": "Chance is the wrong comparison: a rule that ignores the question reaches 80%.",
+            "c": "Known trajectories would give nearly 100%, and the rows are held out.",
+            "d": "With fewer options both the rule and chance are right more often.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
 # questions with a proof
 
 EUROPE = """
@@ -1728,6 +1783,89 @@ EXERCISES.register(
             "a": "The other engine would then find other answers.",
             "b": "Both engines execute the description and would count the second thing.",
             "d": "The answers are then the same without this condition, so there is one answer.",
+        },
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------
+# harder questions
+
+MEMBERS = """
+Austria: German; Euro; 1995
+Denmark: Danish; Danish Krone; 1973
+Greece: Greek; Euro; 1981
+Ireland: English, Irish; Euro; 1973
+Malta: English, Maltese; Euro; 2004
+Spain: Spanish; Euro; 1986"""
+
+
+def _joined_in_1986():
+    rows = [line.split(": ") for line in MEMBERS.split("\n")[1:]]
+    facts = [
+        (place, relation, value)
+        for place, row in rows
+        for relation, cell in zip(("language", "currency", "joined"), row.split("; "))
+        for value in cell.split(", ")
+    ]
+    values = {value: relation for _, relation, value in facts if relation != "joined"}
+    nodes = [Node(place, "country") for place, _ in rows]
+    graph = Graph([*nodes, *(Node(*value) for value in values.items())], facts)
+    euro, eighties = Proj("currency of", "Euro"), Range("joined", 1980, 1989)
+    pages = measure_effort(And((Proj("joined of", "1986"), euro)), graph)
+    fit = evaluate_query(eighties, graph)
+    return [pages, len(fit), len(evaluate_query(And((eighties, euro)), graph))]
+
+
+def _may_replace(fact, clue, rest):
+    graph, (left, vaguer, others) = _index_conditions([fact, clue, rest])
+    is_vaguer = evaluate_query(left, graph) < evaluate_query(vaguer, graph)
+    return is_vaguer and len(evaluate_query(And((vaguer, others)), graph)) == 1
+
+
+def _draw_clue(rng: Random) -> tuple:
+    """Draw the things of a fact, a clue and the other conditions; Malta fulfils all but a clue."""
+    others = ["Cyprus", "Greece", "Italy", "Spain"]
+    fact = {"Malta", *rng.sample(others, rng.randint(0, 2))}
+    wider = fact | {*rng.sample(others, rng.randint(0, 2))}
+    clue = rng.choice([wider, wider, fact ^ {rng.choice(others)}, wider - {"Malta"}])
+    rest = {"Malta", *rng.sample([name for name in others if name not in fact], 1)}
+    return fact, clue or {"Italy"}, rest
+
+
+EXERCISES.register(
+    "joined_in_1986",
+    Numbers(
+        how="three whole numbers, for example [3, 4, 5]",
+        hint="a year has no page, so the solver starts at the Euro and reads every page that it "
+        "lists. Then mark the rows of the 1980s.",
+        why="the page of the Euro and the five countries that it lists. The clue fits a second "
+        "country with the Euro, Greece: it is vaguer, and the question is no longer unique.",
+        expected=_joined_in_1986,
+        tolerance=0,
+    ),
+)
+EXERCISES.register(
+    "may_replace",
+    Function(
+        how="a function of three sets that returns True or False",
+        hint="vaguer means: all things of the fact and at least one more. Unique means: one thing "
+        "fulfils the clue and the rest.",
+        why="the first half keeps the right answer, so only uniqueness has to be counted again.",
+        reference=_may_replace,
+        draw=_draw_clue,
+    ),
+)
+EXERCISES.register(
+    "vaguer_exception",
+    Choice(
+        hint="Cross out, in the table, what an exception removes.",
+        why="an exception removes what fulfils it, and a vaguer one removes more, here also Malta. "
+        "Equation (2) protects the answer in intersections, unions and projections only.",
+        right="c",
+        wrong={
+            "a": "A vaguer exception removes at least as much, so nothing can be added.",
+            "b": "Malta joined in 2004, before 2010.",
+            "d": "Malta joined in 2004, so the new exception removes it.",
         },
     ),
 )
