@@ -9,8 +9,8 @@ Run: python -m pytest tests/test_bench_gpu.py
 
 import json
 import math
-import subprocess
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -29,11 +29,24 @@ TYPED = ["--tiny", "--parts", "head", "train", "--layers", "2", "--out"]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Return (output folder, its contents) of a run of two parts."""
+    """Return (output folder, its contents) of a run of two parts.
+
+    Only the case `bytes` gets a process of its own: each one imports torch and transformers.
+    """
     folder = tmp_path_factory.mktemp("gpu") / "results"
-    command = [sys.executable, *PROGRAM.split()[1:], *TYPED, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    apart = bench_gpu.apart
+
+    def run_case(name, sizes, *more):
+        if name == "bytes":
+            return apart(name, sizes, *more)
+        found = folder.with_name("found.json")
+        bench_gpu.run_case(str(found), name, asdict(sizes), *more)
+        return json.loads(found.read_text())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench_gpu, "apart", run_case)
+        patch.setattr(sys, "argv", ["bench_gpu.py", *TYPED, str(folder)])
+        bench_gpu.main()
     return folder, {part: json.loads((folder / f"{part}.json").read_text()) for part in TYPED[2:4]}
 
 

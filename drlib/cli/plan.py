@@ -1,15 +1,20 @@
 """`drlib plan`: estimate memory, time and disk space of a run; fail if it does not fit."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from drlib.cli.examples import add_examples
 from drlib.config import load_from_arguments, runs_folder
 from drlib.files import read_json_lines
-from drlib.training.planner import Rates, check_machine, measure_rates, parse_rates, plan, render
+
+if TYPE_CHECKING:
+    from drlib.training.planner import Rates
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--runs", type=Path, default=runs_folder(), help="run folder for --here")
     args, settings = parser.parse_known_args(argv)
+    # imports torch and transformers, which --help does not need
+    from drlib.training.planner import check_machine, plan, render
+
     try:
         config = load_from_arguments(args.profile, args.recipe, settings)
         rates = read_rates(args.rates, config.processes) if args.rates else None
@@ -51,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def read_rates(path: Path, processes: int = 1) -> Rates:
     """Read rates from a JSON file, or compute them from the metrics.jsonl of a run."""
+    from drlib.training.planner import measure_rates, parse_rates
+
     try:
         if path.suffix == ".jsonl":
             return measure_rates(read_json_lines(path), processes)
