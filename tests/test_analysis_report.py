@@ -4,12 +4,14 @@ Run: python -m pytest tests/test_analysis_report.py
 """
 
 import hashlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 import threading
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -38,15 +40,49 @@ def visible_text(path):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 
 
-def run_report(*arguments, **environment):
-    command = [sys.executable, "-m", "drlib.cli", "report", *map(str, arguments)]
+def start_reports(*commands, **environment):
+    """Run `drlib report` in a new process, once for each command's arguments; return its results.
+
+    With one command, the process is the command's own.
+    """
     clean = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"} | environment
-    return subprocess.run(command, capture_output=True, text=True, env=clean)
+    typed = [["report", *map(str, arguments)] for arguments in commands]
+    if len(commands) == 1:
+        program = ["-m", "drlib.cli", *typed[0]]
+        return [
+            subprocess.run([sys.executable, *program], capture_output=True, text=True, env=clean)
+        ]
+    program = ["-c", SEVERAL, json.dumps(typed)]
+    done = subprocess.run([sys.executable, *program], capture_output=True, text=True, env=clean)
+    assert done.returncode == 0, done.stderr
+    return [subprocess.CompletedProcess(*one) for one in json.loads(done.stdout)]
+
+
+# Prints (arguments, status, stdout, stderr) of each call.
+SEVERAL = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from drlib.cli import main
+done = []
+for typed in json.loads(sys.argv[1]):
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        status = main(typed)
+    done.append((typed, status, out.getvalue(), err.getvalue()))
+print(json.dumps(done))
+"""
+
+
+def run_report(*arguments):
+    """Run `drlib report` in this process, which has imported everything."""
+    typed = [*map(str, arguments)]
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        status = main(typed)
+    return subprocess.CompletedProcess(typed, status, out.getvalue(), err.getvalue())
 
 
 def test_report_numbers_match_the_library(tmp_path):
     source = f"{ENTROPY}/seed0_sft.parquet"
-    done = run_report(tmp_path / "r.html", source, "--tokenizer", POLICY, "--window", 8)
+    (done,) = start_reports((tmp_path / "r.html", source, "--tokenizer", POLICY, "--window", 8))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "r.html") and not done.stderr
     text = visible_text(tmp_path / "r.html")
@@ -206,24 +242,28 @@ def test_tokenizer_is_loaded_by_hub_id(tmp_path, hub):
     path.write_text("".join(json.dumps(row) + "\n" for row in CHATS))
     online = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
 
-    def report(name, **environment):
-        typed = (tmp_path / "r.html", path, "--viewed", 0, "--tokenizer", name)
-        return run_report(*typed, **environment)
-
-    done = report("acme/tiny", **online)
-    assert done.returncode == 0, done.stderr
-    write_report(tmp_path / "t.html", [path], POLICY, viewed=0)
-    assert (tmp_path / "r.html").read_bytes() == (tmp_path / "t.html").read_bytes()
-    # from the cache without a network
     closed = online | {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    assert report("acme/tiny", **closed).returncode == 0
-    for name, environment, words in (
-        ("acme/other", closed, ("cannot be reached", "download", "pass its path")),
-        ("acme/other", closed | {"HF_HUB_OFFLINE": "1"}, ("HF_HUB_OFFLINE", "pass its path")),
-        ("acme/other", online, ("no such model on the hub",)),
-        ("./other", online, ("does not exist", "hub id")),
+    offline = closed | {"HF_HUB_OFFLINE": "1"}
+
+    def reports(*names, **environment):
+        typed = [(tmp_path / f"{at}.html", path, "--viewed", 0) for at in range(len(names))]
+        typed = [(*one, "--tokenizer", name) for one, name in zip(typed, names, strict=True)]
+        return start_reports(*typed, **environment)
+
+    found, missing, no_folder = reports("acme/tiny", "acme/other", "./other", **online)
+    assert found.returncode == 0, found.stderr
+    write_report(tmp_path / "t.html", [path], POLICY, viewed=0)
+    assert (tmp_path / "0.html").read_bytes() == (tmp_path / "t.html").read_bytes()
+    # from the cache without a network
+    cached, unreachable = reports("acme/tiny", "acme/other", **closed)
+    assert cached.returncode == 0, cached.stderr
+    (forbidden,) = reports("acme/other", **offline)
+    for name, done, words in (
+        ("acme/other", unreachable, ("cannot be reached", "download", "pass its path")),
+        ("acme/other", forbidden, ("HF_HUB_OFFLINE", "pass its path")),
+        ("acme/other", missing, ("no such model on the hub",)),
+        ("./other", no_folder, ("does not exist", "hub id")),
     ):
-        done = report(name, **environment)
         assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
         assert all(word in done.stderr for word in (name, *words)), done.stderr
 
