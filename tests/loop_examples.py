@@ -7,8 +7,11 @@ rollouts with zero reward variance, so a loop that never trains would pass its t
 
 import copy
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,9 +26,14 @@ from drlib.training.callbacks import StepState
 from drlib.training.distributed import Ranks, gradients
 from drlib.training.policies import StageStart
 from drlib.training.question_scheduler import QuestionScheduler
-from drlib.training.rollouts import collect_rollouts, sample_rollouts, summarise_rollouts
-from drlib.training.run_folder import RunFolder
-from drlib.trajectory import with_reward
+from drlib.training.rollouts import (
+    Rollouts,
+    collect_rollouts,
+    sample_rollouts,
+    summarise_rollouts,
+)
+from drlib.training.run_folder import METRICS, RunFolder, read_metrics
+from drlib.trajectory import Termination, Trajectory, with_reward
 from drlib.worlds import Names, load_world
 
 SMALL = {
@@ -36,6 +44,39 @@ SMALL = {
     "rl.warmup_steps": 0,
     "trainer.checkpoint_every": 2,
 }
+# Loops that sample: short rollouts in small groups. With this seed and learning rate every step has
+# groups with reward variance.
+QUICK = {
+    "seed": 8,
+    "rl.steps": 3,
+    "rl.questions": 4,
+    "rl.group": 4,
+    "rl.lr": 5e-4,
+    "rollout.max_calls": 2,
+    "rollout.max_turn_tokens": 40,
+}
+CALLED_BACK = {  # every callback that can be resumed and has a state
+    "rl.loss.kl_coef": 0.05,
+    "rl.callbacks.kl_target": 0.001,
+    "rl.callbacks.reference_every": 2,
+    "rl.callbacks.reference_decay": 0.25,
+    "rl.callbacks.reset_patience": 1,
+    "rl.callbacks.validate_every": 1,
+    "rl.callbacks.drift_factor": 0.5,
+    "rl.callbacks.world_change": 2,
+}
+REPLAYED = {  # replay with everything that treats older samples differently
+    "rl.off_policy.replay_groups": 2,
+    "rl.off_policy.replay_age": 3,
+    "rl.off_policy.staleness": 1,
+    "rl.filter.max_age": 2,
+    "rl.filter.repair_groups": True,
+    "rl.loss.correction": "truncate",
+    "rl.loss.kl_coef": 0.02,
+    "rl.minibatches": 2,
+}
+# Policy folder -> rollouts of one step from it, which several test modules use.
+SAMPLED: dict[Path, list[list[Trajectory]]] = {}
 
 
 def settings(**changes) -> Config:
@@ -43,13 +84,18 @@ def settings(**changes) -> Config:
     return Config.load("ci", **{**SMALL, **changes})
 
 
+def quick_settings(**changes) -> Config:
+    """Return the ci profile with three RL steps of four groups of four short rollouts."""
+    return settings(**{**QUICK, **changes})
+
+
 class ColdStart:
     """Policy, tokenizer, world and tools: the inputs of an RL step besides its settings."""
 
     def __init__(self, **changes):
-        folder = stages.start_folder("rl", settings(**changes))
-        self.policy, _ = load_policy(folder)
-        self.chat = ChatIds(load_tokenizer(folder))
+        self.folder = stages.start_folder("rl", settings(**changes))
+        self.policy, _ = load_policy(self.folder)
+        self.chat = ChatIds(load_tokenizer(self.folder))
         self.world = load_world("tour")
         self.sandbox = Sandbox()
         self.toolbox = Toolbox(self.world, self.sandbox, results=2)
@@ -165,6 +211,76 @@ def learned(start: ColdStart, shards, folder: Path, **changes) -> tuple[torch.Te
     return flat(step.model), row
 
 
+def without_sampling(trainer, shards):
+    """Let every step use these rollouts as if the engine had sampled them; return the trainer."""
+
+    def collect(*_):
+        version = trainer.engine.version
+        new = [[as_sampled_by(version, t) for t in shard] for shard in shards]
+        return Rollouts(new, new, 1)
+
+    trainer.collect_rollouts = collect
+    return trainer
+
+
+def as_sampled_by(version: int, trajectory: Trajectory) -> Trajectory:
+    """Return the rollout with another version of the policy."""
+    versions = np.full_like(trajectory.versions, version)
+    return replace(trajectory, policy_version=version, versions=versions)
+
+
+def whole_and_resumed(start: ColdStart, config: Config, folder: Path, look=lambda trainer: None):
+    """Take three steps, and the last one again after a power cut.
+
+    The cut comes after the third step is logged and before it is saved, so the run resumes from the
+    checkpoint of the second step.
+
+    Returns:
+        (trainer, what `look` returned before each step) of both runs, for the same steps.
+    """
+    last = config.rl.steps - 1
+    assert last % config.trainer.checkpoint_every == 0, "saved before the last step"
+
+    def run(name: str, is_cut: bool):
+        trainer, seen = start.step(config, folder / name), []
+
+        def step(number: int) -> dict:
+            if is_cut and number == last:
+                shutil.copytree(trainer.run.path, folder / "cut.partial")
+            seen.append(look(trainer))
+            return trainer(number)
+
+        trainer.run.loop(step, config.rl.steps, config.trainer.checkpoint_every, trainer.extra)
+        return trainer, seen
+
+    whole, seen = run("whole", True)
+    shutil.copy(whole.run.path / METRICS, folder / "cut.partial")
+    resumed, again = run("cut", False)
+    assert len(again) == 1, "one step was taken again"
+    rows, others = (timeless_rows(trainer.run.path) for trainer in (whole, resumed))
+    assert rows == others and len(rows) == config.rl.steps
+    assert torch.equal(flat(resumed.model), flat(whole.model))
+    assert not torch.equal(flat(whole.model), flat(start.policy))
+    return (whole, seen[last:]), (resumed, again)
+
+
+def timeless_rows(folder: Path) -> list[dict]:
+    """Return the metrics of a stage's folder without durations."""
+    rows = read_metrics(folder)
+    return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
+
+
+def first_batch(start: ColdStart, folder: Path) -> list[list[Trajectory]]:
+    """Return one step's rollouts by shard; they are sampled once for each policy."""
+    if start.folder not in SAMPLED:
+        config = settings()
+        step = start.step(config, folder)
+        tasks, worlds = step.scheduler.draw(1, step.curriculum)
+        shards = [sample_rollouts(step.agent, tasks, worlds, config, 1, shard) for shard in (0, 1)]
+        SAMPLED[start.folder] = shards
+    return copy.deepcopy(SAMPLED[start.folder])
+
+
 @pytest.fixture(scope="session")
 def cold_start():
     """Yield the cold start; test modules import this fixture as `start`."""
@@ -176,9 +292,28 @@ def cold_start():
 @pytest.fixture(scope="module")
 def rollout_shards(start, tmp_path_factory):
     """Return one step's rollouts by shard, with some mixed-reward groups and overlong rollouts."""
-    config = settings()
-    step = start.step(config, tmp_path_factory.mktemp("runs") / "batch")
-    tasks, worlds = step.scheduler.draw(1, step.curriculum)
-    shards = [sample_rollouts(step.agent, tasks, worlds, config, 1, shard) for shard in (0, 1)]
+    shards = first_batch(start, tmp_path_factory.mktemp("runs") / "batch")
     assert summarise_rollouts(shards[0] + shards[1], [], Ranks())[0]["live_groups"] >= 0.25
     return shards
+
+
+@pytest.fixture(scope="module")
+def few_rollouts(start, tmp_path_factory):
+    """Return two of four groups of each shard of `rollout_shards`.
+
+    The first shard has two groups with reward variance, of which one has an overlong failure. In
+    the groups of the second all fail, some overlong, or all succeed.
+    """
+    shards = first_batch(start, tmp_path_factory.mktemp("runs") / "batch")
+    kept = [select_groups(shards[0], 0, 2), select_groups(shards[1], 2, 3)]
+    assert [len(live_groups(shard)) for shard in kept] == [2, 0]
+    failed = [t for shard in kept for t in shard if not t.reward]
+    assert sum(t.termination == Termination.LENGTH for t in failed) == 3
+    return kept
+
+
+def select_groups(trajectories, *numbers: int):
+    """Return the rollouts of the groups with these numbers."""
+    names = list(dict.fromkeys(t.group_id for t in trajectories))
+    kept = {names[number] for number in numbers}
+    return [t for t in trajectories if t.group_id in kept]

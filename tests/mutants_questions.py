@@ -4,10 +4,11 @@ from tests.mutants import Mutant
 
 QUESTIONS = "tests/test_training_questions.py"
 ASKING = "tests/test_training_question_scheduling.py"
+PROCESSES = "tests/test_training_stages.py"
 LOOP = "tests/test_training_grpo.py"
 EXCHANGE = f"{ASKING}::test_curation_replaces_settled_questions"
 STAGES = f"{ASKING}::test_stage_limits_and_reset_in_the_loop"
-TWO = f"{ASKING}::test_two_processes_are_bit_identical_to_one"
+TWO = f"{PROCESSES}::test_two_processes_are_bit_identical_to_one[curation and replay]"
 
 MUTANTS = [
     # ------------------------------------------------------------ sources and kinds
@@ -89,7 +90,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         '"questions": self.scheduler.state_dict(),',
         '"questions": {},',
-        (f"{LOOP}::test_resumed_run_is_bit_identical[curation and stages]",),
+        (f"{LOOP}::test_resumed_run_is_bit_identical[curation, stages, resampling, mixture]",),
         "a resumed run draws other questions",
     ),
     # ------------------------------------------------------------ curation
@@ -170,7 +171,7 @@ MUTANTS = [
         "drlib/training/grpo.py",
         '            self.callbacks.load_state_dict(extra["callbacks"])\n',
         "",
-        (f"{LOOP}::test_resumed_run_is_bit_identical[curation and stages]",),
+        (f"{LOOP}::test_resumed_run_is_bit_identical[curation, stages, resampling, mixture]",),
         "a resumed run begins its stages and its curation again",
     ),
     # ------------------------------------------------------------ stages

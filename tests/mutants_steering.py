@@ -4,6 +4,7 @@ from tests.mutants import Mutant
 
 STEERING = "tests/test_training_callbacks.py"
 DRIFT = "tests/test_training_drift.py"
+STAGES = "tests/test_training_stages.py"
 
 MUTANTS = [
     # ------------------------------------------------------------ the KL's weight
@@ -153,7 +154,7 @@ MUTANTS = [
         "drlib/training/callbacks.py",
         "trainer.ranks.gather([_facts(trajectory) for trajectory in state.rollouts])",
         "[_facts(trajectory) for trajectory in state.rollouts]",
-        (f"{STEERING}::test_two_processes_are_bit_identical_to_one",),
+        (f"{STAGES}::test_two_processes_are_bit_identical_to_one[every callback]",),
         "ranks learn at rates of their own",
     ),
     Mutant(

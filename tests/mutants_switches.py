@@ -191,7 +191,7 @@ MUTANTS = [
         "drlib/training/distributed.py",
         "return mine[self.part :: self.parts]",
         "return mine[self.part : self.part + 1]",
-        ("tests/test_training_stages.py::test_four_processes_match_two",),
+        ("tests/test_training_stages.py::test_four_processes_match_one",),
         "questions would be tried twice, or not at all",
     ),
     Mutant(

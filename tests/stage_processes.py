@@ -42,13 +42,7 @@ def build_stage(name, settings, runs: Path, processes: int = 1, room: int | None
     """
     with tempfile.TemporaryDirectory() as folder:
         ranks = [Path(folder, str(rank)) for rank in range(processes)]
-        port = _free_port()
-        started = []
-        for rank, output in enumerate(ranks):
-            place = {"RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}
-            place |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": processes}
-            place |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-            started.append(start_stage(name, settings, runs, output, place, room))
+        started = start_ranks(name, settings, runs, ranks, room)
         for process in started:
             process.join(SECONDS)
         if any(process.is_alive() for process in started):
@@ -59,6 +53,17 @@ def build_stage(name, settings, runs: Path, processes: int = 1, room: int | None
         reported = failed[0] if failed else 0
         texts = (ranks[reported].with_suffix(kind).read_text() for kind in (".out", ".err"))
         return Ended(started[reported].exitcode, *texts)
+
+
+def start_ranks(name, settings, runs: Path, outputs: list[Path], room=None) -> list:
+    """Start one process for each path of captured output; they build the stage together."""
+    port, started = _free_port(), []
+    for rank, output in enumerate(outputs):
+        place = {"RANK": rank, "WORLD_SIZE": len(outputs), "MASTER_PORT": port}
+        place |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": len(outputs)}
+        place |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+        started.append(start_stage(name, settings, runs, output, place, room))
+    return started
 
 
 def start_stage(name, settings, runs: Path, output: Path, place=None, room=None):

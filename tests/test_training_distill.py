@@ -35,7 +35,14 @@ from drlib.training.rollouts import Rollouts
 from drlib.training.run_folder import RunFolder, RunFolderError, read_metrics
 from drlib.trajectory import Termination, load_trajectories
 from drlib.worlds import Names
-from tests.loop_examples import build_stages, build_world, cold_start, flat, settings
+from tests.loop_examples import (
+    build_stages,
+    build_world,
+    cold_start,
+    flat,
+    settings,
+    without_sampling,
+)
 from tests.stage_processes import build_stage
 from tests.template_examples import random_model
 
@@ -72,9 +79,22 @@ def logp_of(model, trajectories, config) -> float:
     return float(np.concatenate([f[t.generated] for f, t in zip(found, trajectories)]).mean())
 
 
+@pytest.fixture(scope="module")
+def sampled(start, tmp_path_factory):
+    """Return 96 rollouts of the student by shard, one per question."""
+    step = trainer(start, tmp_path_factory.mktemp("runs") / "run", **{"distill.questions": 96})
+    return step.collect_rollouts(step.config, 0).sampled
+
+
+@pytest.fixture
+def batch(sampled):
+    """Return copies of 24 rollouts by shard."""
+    return copy.deepcopy([shard[:12] for shard in sampled])
+
+
 @pytest.mark.parametrize("loss", ["sampled", "full"])
-def test_distilling_raises_the_likelihood_of_the_teachers_answers(start, tmp_path, loss):
-    step = trainer(start, tmp_path / "run", **{"distill.loss": loss})
+def test_distilling_raises_the_likelihood_of_the_teachers_answers(start, batch, tmp_path, loss):
+    step = without_sampling(trainer(start, tmp_path / "run", **{"distill.loss": loss}), batch)
     answers = load_trajectories(TOUR / "rl_sampled.parquet")[:16]
     before = logp_of(start.policy, answers, step.config)
     rows = [step(number) for number in range(3)]
@@ -84,30 +104,29 @@ def test_distilling_raises_the_likelihood_of_the_teachers_answers(start, tmp_pat
 
 
 @pytest.mark.parametrize("loss", ["sampled", "full"])
-def test_teacher_equal_to_the_student_changes_nothing(start, tmp_path, loss):
+def test_teacher_equal_to_the_student_changes_nothing(start, batch, tmp_path, loss):
     teachers = {"": copy.deepcopy(start.policy).eval().requires_grad_(False)}
     step = trainer(start, tmp_path / "run", teachers, **{"distill.loss": loss})
-    metrics = step(0)
+    metrics = without_sampling(step, batch)(0)
     assert metrics["teacher_kl"] == 0 and metrics["grad_norm"] == 0
     assert torch.equal(flat(step.model), flat(start.policy))
 
 
-def test_losses_agree_in_expectation(start, tmp_path):
-    """Both estimate the KL of the same first rollouts; the sampled one with noise."""
+def test_losses_agree_in_expectation(start, sampled, tmp_path):
+    """Both estimate the KL of the same rollouts; the sampled one with noise."""
     rows = [
-        trainer(start, tmp_path / loss, **{"distill.loss": loss, "distill.questions": 96})(0)
+        without_sampling(trainer(start, tmp_path / loss, **{"distill.loss": loss}), sampled)(0)
         for loss in ("sampled", "full")
     ]
     assert rows[0]["tokens"] == rows[1]["tokens"] and rows[0]["teacher_kl"] > 0
     assert rows[0]["teacher_kl"] == pytest.approx(rows[1]["teacher_kl"], rel=0.2)
 
 
-def test_samples_are_scored_by_the_teacher_of_their_source(start, tmp_path):
+def test_samples_are_scored_by_the_teacher_of_their_source(start, batch, tmp_path):
     """Interleaved samples of two teachers, against one forward pass per sample."""
     teachers = {"python": load_policy(RL)[0].eval(), "search": copy.deepcopy(start.policy).eval()}
     step = trainer(start, tmp_path / "run", teachers)
-    tasks, worlds = step.scheduler.draw(0, step.curriculum)
-    shard = step.agent.run(tasks[:8], samples=1, temperature=1.0, seed=1, worlds=worlds)
+    shard = batch[0][:8]
     for number, trajectory in enumerate(shard):
         trajectory.metadata["source"] = ("python", "real", "fictional")[number % 3]
     (part,) = step.prepare_batch(Rollouts([shard], [shard], 1), 0).parts
@@ -148,12 +167,10 @@ def test_samples_are_scored_by_the_teacher_of_their_source(start, tmp_path):
     assert abs(float(kl_M.sum() - sampled_M.sum())) > 0.1, "the two losses differ"
 
 
-def test_environment_faults_are_left_out_and_overlong_rollouts_kept(start, tmp_path):
+def test_environment_faults_are_left_out_and_overlong_rollouts_kept(start, batch, tmp_path):
     step = trainer(start, tmp_path / "run")
-    tasks, worlds = step.scheduler.draw(0, step.curriculum)
-    shard = step.agent.run(tasks[:3], samples=1, temperature=1.0, seed=1, worlds=worlds)
     ends = (Termination.ENV_FAULT, Termination.LENGTH, Termination.ANSWERED)
-    shard = [replace(t, termination=end) for t, end in zip(shard, ends)]
+    shard = [replace(t, termination=end) for t, end in zip(batch[0], ends)]
     for trajectory in shard:
         trajectory.metadata["source"] = "real"
     (part,) = step.prepare_batch(Rollouts([shard], [shard], 1), 0).parts
@@ -184,7 +201,7 @@ def test_resumed_run_is_bit_identical(start, tmp_path):
     steps = 3
 
     def run(folder, power_cut_at=None):
-        step = trainer(start, tmp_path / folder)
+        step = trainer(start, tmp_path / folder, **{"distill.questions": 8})
 
         def take(number):
             if number == power_cut_at:
@@ -206,16 +223,16 @@ def test_resumed_run_is_bit_identical(start, tmp_path):
 
 def test_stage_is_bit_identical_on_two_processes_and_is_evaluated(tmp_path):
     teachers = f"python={SFT},search={RL}"
-    config = distill_settings(**{"distill.teachers": teachers, "evaluation.questions": 4})
-    weights = []
-    for processes in (1, 2):
-        runs = tmp_path / str(processes)
-        build_world(runs)
-        ended = build_stage("distill", config, runs, processes)
-        assert ended.returncode == 0, ended.stderr
-        weights.append(load_policy(stages.folder("distill", config, runs) / "policy")[0])
-    assert torch.equal(flat(weights[0]), flat(weights[1]))
-    folders = build_stages(("evaluate_distill",), config, tmp_path / "1")
+    changes = {"distill.steps": 2, "distill.questions": 8, "evaluation.questions": 4}
+    config = distill_settings(**{"distill.teachers": teachers, **changes})
+    one, two = tmp_path / "one", tmp_path / "two"
+    folders = build_stages(("world", "distill", "evaluate_distill"), config, one)
+    build_world(two)
+    ended = build_stage("distill", config, two, 2)
+    assert ended.returncode == 0, ended.stderr
+    found = [folders["distill"], stages.folder("distill", config, two)]
+    weights = [flat(load_policy(folder / "policy")[0]) for folder in found]
+    assert torch.equal(*weights) and not torch.equal(weights[0], flat(load_policy(SFT)[0]))
     assert (folders["evaluate_distill"] / "rows.json").exists()
 
 

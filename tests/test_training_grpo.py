@@ -4,8 +4,6 @@ Run: python -m pytest tests/test_training_grpo.py
 """
 
 import copy
-import json
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -29,18 +27,21 @@ from drlib.trajectory import load_trajectories, with_reward
 from tests.loop_examples import (
     build_world,
     cold_start,
+    few_rollouts,
     flat,
     gradient_of,
     learned,
     prepare,
-    rollout_shards,
+    quick_settings,
     settings,
     train_on,
+    whole_and_resumed,
+    without_sampling,
     zero_rewards,
 )
 
 start = cold_start
-batch = rollout_shards
+batch = few_rollouts
 
 
 # ---------------------------------------------------------------- a step learns
@@ -70,11 +71,12 @@ def reference_advantages(trajectories):
     ]
 
 
-def test_one_step_matches_plain_pytorch(start, tmp_path):
+def test_one_step_matches_plain_pytorch(start, batch, tmp_path):
     """Leave-one-out advantages, mean loss over tokens and AdamW, without packing or batching."""
     # Adam's first step amplifies rounding differences, so its check uses the trainer's gradients.
-    config = settings(trainer__balance_coef=0.0)
-    trainer = start.step(config, tmp_path / "run")
+    config = settings(trainer__balance_coef=0.0, trainer__micro_batch_tokens=500)
+    assert len(list(split_micro_batches(range(12), batch[0], micro_batch_tokens(config)))) > 1
+    trainer = without_sampling(start.step(config, tmp_path / "run"), batch)
     model = copy.deepcopy(trainer.model).train()
     seen = []
     step_optimizer = trainer.learner.optimizers.step
@@ -82,7 +84,7 @@ def test_one_step_matches_plain_pytorch(start, tmp_path):
         seen.append(([p.grad.clone() for p in trainer.model.parameters()], factor)),
         step_optimizer(factor),
     )
-    _, rollouts = trainer.step(0)
+    metrics, rollouts = trainer.step(0)
 
     # Tongyi's filter: truncated failures stay in the baseline but not in the loss
     pairs = [
@@ -101,8 +103,11 @@ def test_one_step_matches_plain_pytorch(start, tmp_path):
 
     ((found, factor),) = seen
     expected = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    norm = sum((b**2).sum() for b in expected).sqrt()
+    assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    expected = [b / max(norm, 1.0) for b in expected]  # clipped at a norm of 1
     distance = sum(((a - b) ** 2).sum() for a, b in zip(found, expected, strict=True)).sqrt()
-    assert distance < 1e-5 * sum((b**2).sum() for b in expected).sqrt()
+    assert distance < 1e-5 * min(norm, 1.0)
 
     for p, gradient in zip(model.parameters(), found):
         p.grad = gradient
@@ -152,7 +157,7 @@ def test_rewards_are_assigned_to_their_rollouts(start, batch):
 
 def test_engine_has_the_latest_weights(start, tmp_path):
     """Engine log-probabilities equal the trainer's with the weights of that step."""
-    step = start.step(settings(rl__lr=1e-3), tmp_path / "run")
+    step = start.step(quick_settings(), tmp_path / "run")
     for number in range(3):
         before = flat(step.model)
         metrics, trajectories = step.step(number)
@@ -177,7 +182,7 @@ def test_new_weights_clear_the_optimizer_on_request(start, batch, tmp_path, rese
 
 def test_stale_engine_keeps_old_weights(start, tmp_path):
     """With one stale step the engine has the weights of steps 0, 0, 2, 2."""
-    step = start.step(settings(rl__off_policy__staleness=1), tmp_path / "run")
+    step = start.step(quick_settings(rl__off_policy__staleness=1), tmp_path / "run")
     versions, current_gaps, stale_gaps = [], [], []
     for number in range(4):
         moved = not torch.equal(flat(step.model), flat(step.sampler))
@@ -213,9 +218,9 @@ def test_step_without_reward_variance_changes_nothing(start, batch, tmp_path):
 @pytest.mark.parametrize("correction", ["none", "truncate", "mask", "icepop", "geometric"])
 def test_empty_mini_batch_changes_nothing(start, batch, tmp_path, correction):
     """Two groups in three mini-batches: the last mini-batch is empty on both shards."""
-    two = [shard[: 2 * settings().rl.group] for shard in batch]
+    assert [len({t.group_id for t in shard}) for shard in batch] == [2, 2]
     switches = {"rl.minibatches": 3, "rl.loss.correction": correction}
-    weights, row = learned(start, two, tmp_path / "run", **switches)
+    weights, row = learned(start, batch, tmp_path / "run", **switches)
     assert row["tokens"] == 1 and row["updates"] <= 2
     assert weights.isfinite().all()
 
@@ -275,7 +280,12 @@ def test_balance_loss_ignores_zero_variance_groups(start, batch):
 def test_kl_term_does_not_scale_the_balance_loss(start, batch):
     """At the reference the KL gradient is 0, so only the balance loss over all tokens remains."""
     everything = [t for shard in zero_rewards(batch) for t in shard]
-    config = settings(trainer__balance_coef=0.5, rl__loss__kl_coef=0.1, rl__filter__overlong="keep")
+    config = settings(
+        trainer__balance_coef=0.5,
+        rl__loss__kl_coef=0.1,
+        rl__filter__overlong="keep",
+        trainer__micro_batch_tokens=1000,
+    )
 
     def at_the_reference(shard):
         return {"reference": record(start.policy, shard, config)}
@@ -283,7 +293,9 @@ def test_kl_term_does_not_scale_the_balance_loss(start, batch):
     found = gradient(start.policy, [everything], config, at_the_reference)
     by_hand, tokens = torch.zeros_like(found), 0
     in_order = list(range(len(everything)))
-    for some in split_micro_batches(in_order, everything, micro_batch_tokens(config)):
+    parts = list(split_micro_batches(in_order, everything, micro_batch_tokens(config)))
+    assert len(parts) > 1
+    for some in parts:
         part = [everything[i] for i in some]
         n = sum(int(t.generated.sum()) for t in part)
         by_hand += n * balance_gradient(start.policy, part)
@@ -297,66 +309,38 @@ def test_kl_term_does_not_scale_the_balance_loss(start, batch):
 
 RESUME_CASES = {
     "recipe": {},
-    "stale engine": {"rl.off_policy.staleness": 2},
-    "reference, corrections, mini-batches": {
+    "stale engine, reference, corrections, mini-batches": {
+        "rl.off_policy.staleness": 2,
         "rl.loss.kl_coef": 0.05,
         "rl.minibatches": 2,
         "rl.loss.correction": "icepop",
         "rl.advantage.estimator": "batch_normalized",
     },
-    "resampling": {
+    "curation, stages, resampling, mixture": {
+        "rl.curriculum.pool": 8,
+        "rl.curriculum.curation_every": 1,
+        "rl.curriculum.stages": "three",
+        "rl.curriculum.mixture": "exact",
+        "rl.curriculum.weighting": "none",
         "rl.sampling.oversample": 2,
         "rl.sampling.resample": "sample",
         "rl.off_policy.engine_dtype": "bfloat16",
+        "rl.lr": 3e-4,  # a collapsed policy solves nothing in the pool
     },
-    "curation and stages": {  # low learning rate: a collapsed policy solves nothing in the pool
-        "rl.curriculum.pool": 24,
-        "rl.curriculum.curation_every": 1,
-        "rl.curriculum.stages": "three",
-        "rl.lr": 3e-4,
-    },
-    "exact mixture": {"rl.curriculum.mixture": "exact", "rl.curriculum.weighting": "none"},
 }
 
 
 @pytest.mark.parametrize("name", RESUME_CASES)
 def test_resumed_run_is_bit_identical(start, tmp_path, name):
-    """Resume before the last of four steps; the third step is not in a checkpoint."""
-    config = settings(**{"rl.questions": 4, "rl.lr": 2e-3} | RESUME_CASES[name])
-
-    def resume(folder, power_cut_at=None):
-        step = start.step(config, tmp_path / folder)
-        versions = []
-
-        def run_step(number):
-            if number == power_cut_at:
-                shutil.copytree(step.run.path, tmp_path / "cut.partial")
-            metrics = step(number)
-            versions.append((number, step.agent.engine.version))
-            return metrics
-
-        step.run.loop(run_step, config.rl.steps, config.trainer.checkpoint_every, step.extra)
-        return flat(step.model), versions
-
-    weights, versions = resume("whole", power_cut_at=3)
-    assert len((tmp_path / "cut.partial" / "metrics.jsonl").read_text().splitlines()) == 3
-    resumed, later = resume("cut")
-    assert later == versions[2:]
-    assert torch.equal(resumed, weights)
-    assert not torch.equal(weights, flat(start.policy))
-    whole, cut = (metrics_of(tmp_path / f"{folder}.partial") for folder in ("whole", "cut"))
-    assert whole == cut
-    last = [f"{folder}.partial/trajectories_0004.parquet" for folder in ("whole", "cut")]
+    config = quick_settings(**RESUME_CASES[name])
+    (_, versions), (_, later) = whole_and_resumed(
+        start, config, tmp_path, lambda trainer: trainer.agent.engine.version
+    )
+    assert later == versions == [0 if config.rl.off_policy.staleness else 2]
+    last = [f"{folder}.partial/trajectories_0003.parquet" for folder in ("whole", "cut")]
     one, other = (load_trajectories(tmp_path / path) for path in last)
     assert [t.policy_version for t in one] == [t.policy_version for t in other]
     assert all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(one, other, strict=True))
-
-
-def metrics_of(folder):
-    """Return the metrics without durations."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
 
 
 # ---------------------------------------------------------------- another cold start

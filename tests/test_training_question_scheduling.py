@@ -1,5 +1,7 @@
 """Curation and stages of a question pool: scripted outcomes and the real loop.
 
+Curation on two processes: tests/test_training_stages.py.
+
 Run: python -m pytest tests/test_training_question_scheduling.py
 """
 
@@ -10,16 +12,13 @@ import pytest
 import torch
 
 from drlib.rl.curriculum import RSTAR2_STAGES, Curriculum
-from drlib.training import stages
 from drlib.training.distributed import Ranks
 from drlib.training.question_scheduler import SKILLS, QuestionScheduler
 from drlib.training.question_selection import QuestionSelection, scale_stages
 from drlib.training.rollouts import sample_rollouts
-from drlib.training.run_folder import read_metrics
 from drlib.worlds import Names
-from tests.loop_examples import build_world, cold_start, flat, reload_state, settings
+from tests.loop_examples import cold_start, flat, quick_settings, reload_state, settings
 from tests.rl_examples import a_trajectory, changed
-from tests.stage_processes import build_stage
 
 start = cold_start
 
@@ -234,8 +233,6 @@ def test_first_stage_context_must_fit_a_question_and_a_turn(start):
 
 # ---------------------------------------------------------------- the loop itself
 
-POOL = {"rl.curriculum.pool": 16, "rl.questions": 4, "rl.lr": 2e-3}
-
 
 def test_loop_with_exact_mixture_logs_accuracy_by_source(start, tmp_path):
     switches = {
@@ -243,7 +240,7 @@ def test_loop_with_exact_mixture_logs_accuracy_by_source(start, tmp_path):
         "rl.curriculum.weighting": "none",
         "rl.curriculum.python_share": 0.5,
     }
-    step = start.step(settings(**switches), tmp_path / "run")
+    step = start.step(quick_settings(**switches), tmp_path / "run")
     updates = 0
     for number in range(2):
         metrics, trajectories = step.step(number)
@@ -251,7 +248,7 @@ def test_loop_with_exact_mixture_logs_accuracy_by_source(start, tmp_path):
         # independent check: the world of a rollout and its accuracy
         worlds = {"python": "python", start.world.version: "real"}
         found = [worlds.get(t.world_version, "fictional") for t in trajectories]
-        assert Counter(found) == {"python": 24, "real": 12, "fictional": 12}
+        assert Counter(found) == {"python": 8, "real": 4, "fictional": 4}
         for source in ("python", "real", "fictional"):
             right = [t.reward_parts["correct"] for t, s in zip(trajectories, found) if s == source]
             assert metrics[f"accuracy_{source}"] == pytest.approx(sum(right) / len(right))
@@ -259,20 +256,20 @@ def test_loop_with_exact_mixture_logs_accuracy_by_source(start, tmp_path):
 
 
 def test_pool_epochs_have_new_rollout_ids(start, tmp_path):
-    step = start.step(settings(rl__curriculum__pool=8, rl__steps=3), tmp_path / "run")
+    step = start.step(quick_settings(rl__curriculum__pool=4), tmp_path / "run")
     rows, rollouts = zip(*(step.step(number) for number in range(3)))
     assert [metrics["epoch"] for metrics in rows] == [1, 2, 3]
     assert {frozenset(t.task_id for t in some) for some in rollouts} == {
         frozenset(step.scheduler.pool)
     }
     everything = [t for some in rollouts for t in some]
-    assert len({t.id for t in everything}) == len(everything) == 3 * 8 * 6
-    assert len({t.group_id for t in everything}) == 24
+    assert len({t.id for t in everything}) == len(everything) == 3 * 4 * 4
+    assert len({t.group_id for t in everything}) == 12
     assert "probe_rollouts" not in rows[0] and sum(metrics["updates"] for metrics in rows) >= 1
 
 
 def test_curation_starts_with_sometimes_solved_questions(start, tmp_path):
-    config = settings(**POOL, rl__curriculum__curation_every=2, rl__steps=3)
+    config = quick_settings(rl__curriculum__pool=16, rl__curriculum__curation_every=2)
     step = start.step(config, tmp_path / "run")
     rows = []
     for number in range(3):
@@ -285,17 +282,19 @@ def test_curation_starts_with_sometimes_solved_questions(start, tmp_path):
     assert {*rates} == {*step.scheduler.pool}
     first = [name for name, rate in rates.items() if 0 < rate < 1]
     assert 2 <= len(first) < 16 and rows[0]["asked_among"] == len(first)
-    assert [metrics["probe_rollouts"] for metrics in rows] == [16 * 6 + 6, 6, 6]
-    assert all(metrics["probe_tokens"] > 6 for metrics in rows)
-    assert all(metrics["rollouts"] == 24 for metrics in rows)  # the others are not trained on
+    assert [metrics["probe_rollouts"] for metrics in rows] == [16 * 4 + 4, 4, 4]
+    assert all(metrics["probe_tokens"] > 4 for metrics in rows)
+    assert all(metrics["rollouts"] == 16 for metrics in rows)  # the others are not trained on
     assert sum(metrics["updates"] for metrics in rows) >= 2
 
 
 def test_stage_limits_and_reset_in_the_loop(start, tmp_path):
     config = settings(
-        **POOL,
+        rl__questions=4,
+        rl__curriculum__pool=8,
         rl__curriculum__stages="three",
         rl__steps=3,
+        rl__lr=2e-3,
         rl__loss__kl_coef=0.1,
         rollout__max_context_tokens=165,
     )
@@ -317,30 +316,3 @@ def test_stage_limits_and_reset_in_the_loop(start, tmp_path):
         float(of["step"]) for of in step.learner.optimizers.state_dict()["adam"]["state"].values()
     }
     assert n_updates == {1.0}
-
-
-def test_two_processes_are_bit_identical_to_one(tmp_path):
-    changes = {
-        "rl.curriculum.curation_every": 1,
-        "rl.curriculum.stages": "three",
-        "rl.steps": 4,
-        "rl.curriculum.mixture": "exact",
-    }
-    config = settings(**POOL, **changes)
-    rows, weights = [], []
-    for processes in (1, 2):
-        runs = tmp_path / str(processes)
-        build_world(runs)
-        result = build_stage("rl", config, runs, processes)
-        assert result.returncode == 0, result.stderr[-2000:]
-        folder = stages.folder("rl", config, runs)
-        rows.append(
-            [
-                {k: v for k, v in metrics.items() if "seconds" not in k}
-                for metrics in read_metrics(folder)
-            ]
-        )
-        weights.append((folder / "policy" / stages.WEIGHTS).read_bytes())
-    assert rows[0] == rows[1] and weights[0] == weights[1]
-    assert sum(metrics["updates"] for metrics in rows[0]) >= 2
-    assert rows[0][0]["probe_rollouts"] == 16 * 6 + 6

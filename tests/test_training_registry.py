@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from drlib.cli import train
 from drlib.config import FIELDS, Config, declared_for
 from drlib.training import build, stages
 from drlib.training.run_folder import RunFolder
@@ -191,12 +192,24 @@ def test_restricted_config_can_be_unrestricted():
 
 
 def command(*arguments):
+    """Return the result of the command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "drlib.cli", "train", *arguments], capture_output=True, text=True
     )
 
 
-def test_command_builds_missing_stages_once(tmp_path):
+@pytest.fixture
+def call(capsys):
+    """Return the command as a function: it calls the same code in this process."""
+
+    def run(*arguments):
+        status = train.main([*arguments])
+        return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
+
+    return run
+
+
+def test_command_builds_missing_stages_once(tmp_path, call):
     """Three of five stages exist, so only the other two are built."""
     few = {"sft.steps": 2, "pretrain.steps": 2, "demonstrations.count": 20}
     few |= {"model.hidden": 32, "model.layers": 2, "processes": 1}
@@ -213,29 +226,29 @@ def test_command_builds_missing_stages_once(tmp_path):
     path = first.stdout.splitlines()[-1]
     manifest = json.loads((tmp_path / "ci" / path.rpartition("/")[2] / "manifest.json").read_text())
     assert manifest["settings"]["own"]["sft.steps"] == 2
-    again = command("sft", f"--runs={tmp_path}", *small)
+    again = call("sft", f"--runs={tmp_path}", *small)
     assert again.returncode == 0 and "nothing was built" in again.stdout
     assert "==" not in again.stdout
 
 
-def test_unknown_names_are_reported(tmp_path):
-    typo = command("rl", f"--runs={tmp_path}", "--rl.stepz=3")
+def test_unknown_names_are_reported(tmp_path, call):
+    typo = call("rl", f"--runs={tmp_path}", "--rl.stepz=3")
     assert typo.returncode == 1 and "did you mean 'rl.steps'" in typo.stderr
-    profile = command("rl", f"--runs={tmp_path}", "--profile=labtop")
+    profile = call("rl", f"--runs={tmp_path}", "--profile=labtop")
     assert profile.returncode == 1 and "did you mean 'laptop'" in profile.stderr
-    stage = command("midtraining", f"--runs={tmp_path}")
+    stage = call("midtraining", f"--runs={tmp_path}")
     assert stage.returncode == 1 and "unknown stage 'midtraining'" in stage.stderr
-    plugin = command("rl", f"--runs={tmp_path}", "--plugins=no_such_module")
+    plugin = call("rl", f"--runs={tmp_path}", "--plugins=no_such_module")
     assert plugin.returncode == 1 and "no module 'no_such_module'" in plugin.stderr
-    clip = command("rl", f"--runs={tmp_path}", "--rl.loss.clip=soft")
+    clip = call("rl", f"--runs={tmp_path}", "--rl.loss.clip=soft")
     assert clip.returncode == 1 and "'rl.loss.clip' must be one of" in clip.stderr
 
 
-def test_settings_are_listed_with_value_help_and_stage():
-    output = command("sft", "--profile=ci", "--settings").stdout
+def test_settings_are_listed_with_value_help_and_stage(call):
+    output = call("sft", "--profile=ci", "--settings").stdout
     assert "sft.steps=8 " in output and "optimizer steps (sft)" in output
     assert "rl.lr" not in output and "evaluation.seed" not in output
-    listed = command("--list").stdout
+    listed = call("--list").stdout
     assert "sft " in listed and "<- cpt, demonstrations" in listed
     names = {*FIELDS}
     assert {line.partition("=")[0] for line in output.splitlines()} <= names

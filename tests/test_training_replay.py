@@ -1,19 +1,18 @@
 """Replay of earlier groups in the real loop: selection, weights and gradients.
 
+Replay on two processes: tests/test_training_stages.py.
+
 Run: python -m pytest tests/test_training_replay.py
 """
 
 import copy
-import json
 import random
-import shutil
 
 import numpy as np
 import pytest
 import torch
 
 from drlib.rl.staleness import TrainedGroup
-from drlib.training import stages
 from drlib.training.distributed import Ranks
 from drlib.training.group_replay import GroupReplay, is_world_current, pack_group, unpack_group
 from drlib.training.grpo import check_rl_settings
@@ -24,22 +23,23 @@ from drlib.training.run_folder import read_metrics
 from drlib.trajectory import Termination, with_reward
 from drlib.worlds.perturbed import perturbed_version
 from tests.loop_examples import (
-    build_world,
+    REPLAYED,
     cold_start,
-    flat,
+    few_rollouts,
     gradient_of,
     live_groups,
     prepare,
+    quick_settings,
     record_part,
-    rollout_shards,
     settings,
     train_on,
+    whole_and_resumed,
+    without_sampling,
     zero_rewards,
 )
-from tests.stage_processes import build_stage
 
 start = cold_start
-batch = rollout_shards
+batch = few_rollouts
 
 
 REPLAYING = {"rl.off_policy.replay_groups": 2, "rl.lr": 2e-3, "trainer.balance_coef": 0.0}
@@ -61,7 +61,7 @@ def varied_batch(batch):
     return shards
 
 
-def test_steps_replay_recent_groups(start, tmp_path):
+def test_steps_replay_recent_groups(start, varied_batch, tmp_path):
     """With a stale engine, ages count updates and never exceed the limit."""
     config = settings(
         rl__off_policy__replay_groups=4,
@@ -69,7 +69,7 @@ def test_steps_replay_recent_groups(start, tmp_path):
         rl__off_policy__staleness=1,
         rl__lr=1e-3,
     )
-    step = start.step(config, tmp_path / "run")
+    step = without_sampling(start.step(config, tmp_path / "run"), varied_batch)
     rows = []
     for number in range(4):
         before = {
@@ -233,54 +233,27 @@ def test_pack_group_round_trip(batch):
     assert unpack_group(pack_group(back)) == back
 
 
-EVERYTHING = {
-    "rl.off_policy.replay_groups": 2,
-    "rl.off_policy.replay_age": 3,
-    "rl.off_policy.staleness": 1,
-    "rl.filter.max_age": 2,
-    "rl.filter.repair_groups": True,
-    "rl.loss.correction": "truncate",
-    "rl.loss.kl_coef": 0.02,
-    "rl.minibatches": 2,
-    "rl.lr": 1e-3,
-}
+ROUTED = {"rl.off_policy.replay_groups": 4, "rl.off_policy.routing_replay": "r3"}
 
 
-ROUTED = {"rl.off_policy.replay_groups": 4, "rl.lr": 1e-3, "rl.off_policy.routing_replay": "r3"}
+# one update per step: after two, the first groups are not too old for the third step
+ONCE = REPLAYED | {"rl.minibatches": 1}
 
 
-@pytest.mark.parametrize("switches", [ROUTED, EVERYTHING], ids=["routed", "everything"])
+@pytest.mark.parametrize("switches", [ROUTED, ONCE], ids=["routed", "everything"])
 def test_resumed_run_replays_the_same_groups(start, tmp_path, switches):
-    """Resume before the last of four steps; the third step is not in a checkpoint."""
-    config = settings(rl__questions=4, **switches)
+    config = quick_settings(**switches)
 
-    def resume(folder, power_cut_at=None):
-        step = start.step(config, tmp_path / folder)
+    def are_stored(trainer):
+        buffers = trainer.callbacks.parts["group_replay"].buffers.values()
+        return [bool(buffer.state["groups"]) for buffer in buffers]
 
-        def run_step(number):
-            if number == power_cut_at:
-                shutil.copytree(step.run.path, tmp_path / "cut.partial")
-            return step(number)
-
-        step.run.loop(run_step, config.rl.steps, config.trainer.checkpoint_every, step.extra)
-        return flat(step.model), step
-
-    weights, whole = resume("whole", power_cut_at=3)
-    checkpoint = torch.load(tmp_path / "cut.partial" / "checkpoint.pt", weights_only=True)
-    assert checkpoint["step"] == 2 and any(checkpoint["extra"]["callbacks"]["group_replay"])
-    resumed, cut = resume("cut")
-    assert torch.equal(resumed, weights) and not torch.equal(weights, flat(start.policy))
+    (whole, stored), (cut, _) = whole_and_resumed(start, config, tmp_path, are_stored)
+    assert stored == [[True, True]], "a shard has nothing to replay"
     assert cut.clock.state == whole.clock.state
     for shard, buffer in whole.callbacks.parts["group_replay"].buffers.items():
         assert cut.callbacks.parts["group_replay"].buffers[shard].state == buffer.state
-    one, other = (read_rows(tmp_path / f"{folder}.partial") for folder in ("whole", "cut"))
-    assert one == other and sum(row["replayed"] for row in one[3:]) > 0
-
-
-def read_rows(folder):
-    """Return the metrics without durations."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
+    assert read_metrics(whole.run.path)[-1]["replayed"] > 0
 
 
 def test_shards_replay_independently(start, varied_batch, tmp_path):
@@ -310,20 +283,8 @@ def test_shards_replay_independently(start, varied_batch, tmp_path):
     assert row["replayed"] == sum(part["replayed"] for part in found) == 2
 
 
-def test_two_processes_replay_the_same_groups(tmp_path):
-    config = settings(rl__questions=4, **EVERYTHING)
-    for processes in (1, 2):
-        build_world(tmp_path / str(processes))
-        ended = build_stage("rl", config, tmp_path / str(processes), processes)
-        assert ended.returncode == 0, ended.stderr[-2000:]
-    folders = [stages.folder("rl", config, tmp_path / str(processes)) for processes in (1, 2)]
-    one, two = (read_rows(folder) for folder in folders)
-    assert one == two and sum(row["replayed"] for row in one) > 0
-    assert len(read_metrics(folders[0])) == 4
-
-
 def test_replayed_rollouts_keep_their_routes(start, tmp_path):
-    step = start.step(settings(**ROUTED), tmp_path / "run")
+    step = start.step(quick_settings(**ROUTED), tmp_path / "run")
     _, trajectories = step.step(0)
     half = len(trajectories) // 2
     own, _ = prepare(step, [trajectories[:half], trajectories[half:]], 1)
@@ -380,4 +341,4 @@ def test_compatible_settings_are_accepted():
             rl__off_policy__replay_groups=2, rl__filter__max_age=3, rl__loss__correction="icepop"
         )
     )
-    check_rl_settings(settings(**EVERYTHING))
+    check_rl_settings(settings(**REPLAYED))

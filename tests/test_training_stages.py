@@ -1,7 +1,8 @@
 """Stages with real processes: killing, resuming, several processes and partial folders.
 
-Most processes are forked from one that has imported torch (`tests/stage_processes.py`). Tests of
-pre-training with two processes and of interruption start the command with torchrun.
+Several processes are forked from one that has imported torch (`tests/stage_processes.py`), and the
+single process that they are compared with is this one. The test of interruption starts the command
+with torchrun.
 
 Run: python -m pytest tests/test_training_stages.py
 """
@@ -25,7 +26,8 @@ from drlib.training.run_folder import RunFolder, RunFolderError, read_metrics
 from drlib.trajectory import load_trajectories
 from drlib.worlds import load_world
 from tests import loop_examples
-from tests.stage_processes import build_stage, start_stage
+from tests.loop_examples import CALLED_BACK, REPLAYED, quick_settings, timeless_rows
+from tests.stage_processes import build_stage, start_ranks
 
 SMALL = {
     "model.hidden": 32,
@@ -38,9 +40,6 @@ SMALL = {
     "pretrain.batch_tokens": 1024,
     "sft.steps": 4,
     "sft.batch_tokens": 1024,
-    "rl.steps": 4,
-    "rl.questions": 4,
-    "rl.group": 2,
     "rollout.max_turn_tokens": 24,
     "rollout.max_calls": 2,
     "demonstrations.count": 60,
@@ -53,11 +52,6 @@ def config(**changes) -> Config:
     return Config.load("ci", **{**SMALL, **changes})
 
 
-def rl_config(**changes) -> Config:
-    """Return RL settings with the committed cold start, whose groups have reward variance."""
-    return loop_examples.settings(**changes)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Build the stages up to SFT in this process."""
@@ -67,31 +61,11 @@ def runs(tmp_path_factory):
     return runs
 
 
-def command(name, settings, runs, processes=1):
-    start = [sys.executable, "-m"]
-    if processes > 1:
-        start += [
-            "torch.distributed.run",
-            "--standalone",
-            "--local-addr=127.0.0.1",
-            f"--nproc-per-node={processes}",
-            "-m",
-        ]
-    return [*start, build.MODULE, *stages.arguments(name, settings, runs)]
-
-
-def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-
-
-def run_command(name, settings, runs, processes):
-    return subprocess.run(
-        command(name, settings, runs, processes),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def torchrun(name, settings, runs, processes):
+    """Return the command that builds the stage in real processes."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    start += ["--local-addr=127.0.0.1", f"--nproc-per-node={processes}", "-m", build.MODULE]
+    return [*start, *stages.arguments(name, settings, runs)]
 
 
 def weights(folder):
@@ -117,98 +91,99 @@ def wait_for_step(path, step, seconds=300):
     raise AssertionError(f"{path} never reached step {step}")
 
 
-@pytest.mark.parametrize(("name", "kill_at"), [("cpt", 3), ("rl", 3)])
-def test_killed_and_resumed_is_bit_identical(runs, tmp_path, name, kill_at):
-    """Send SIGKILL after a step without a checkpoint, then resume."""
-    settings = (
-        config(pretrain__steps=7) if name == "cpt" else rl_config(rl__steps=5, rl__questions=4)
-    )
-    before = ("world", "untrained") if name == "cpt" else ("world",)
-    for target in (tmp_path / "whole", tmp_path / "killed"):
-        link_inputs(runs, target, settings, *before)
-    whole = build_stage(name, settings, tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
-    final = stages.folder(name, settings, tmp_path / "killed")
+def kill_after_step(number, name, settings, runs, outputs):
+    """Start a process for each output and send SIGKILL to all when a step is logged."""
+    final = stages.folder(name, settings, runs)
     partial = final.with_name(final.name + ".partial")
-    child = start_stage(name, settings, tmp_path / "killed", tmp_path / "said")
-    wait_for_step(partial / "metrics.jsonl", kill_at)
-    os.killpg(child.pid, signal.SIGKILL)
-    child.join()
+    children = start_ranks(name, settings, runs, outputs)
+    wait_for_step(partial / "metrics.jsonl", number)
+    for child in children:
+        os.killpg(child.pid, signal.SIGKILL)
+    for child in children:
+        child.join()
     assert not final.exists() and (partial / "checkpoint.pt").exists()
-    again = build_stage(name, settings, tmp_path / "killed")
-    assert again.returncode == 0, again.stderr
-    expected = weights(stages.folder(name, settings, tmp_path / "whole"))
-    for key, value in weights(final).items():
-        assert torch.equal(value, expected[key]), key
-    steps = [row["step"] for row in read_metrics(final)]
-    assert steps == list(range(1, len(steps) + 1))
 
 
+# options of which one rank alone sees a part
 EVERY_RANK = {
     "rl.advantage.estimator": "batch_normalized",
     "rl.minibatches": 2,
     "rl.loss.correction": "truncate",
-    "rl.loss.kl_coef": 0.01,
     "trainer.router_bias_rate": 0.01,
+}
+CURATED = {
+    "rl.curriculum.pool": 8,
+    "rl.curriculum.curation_every": 1,
+    "rl.curriculum.stages": "three",
+    "rl.curriculum.mixture": "exact",
+    "rl.lr": 3e-4,
+}
+# case -> (stage, settings, step after which two processes are killed)
+TWO_PROCESSES = {
+    "cpt": ("cpt", config(pretrain__steps=7), 3),
+    "every callback": ("rl", quick_settings(rl__steps=5, **EVERY_RANK, **CALLED_BACK), 3),
+    "curation and replay": ("rl", quick_settings(**REPLAYED, **CURATED), None),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "switches"),
-    [("cpt", {}), ("rl", {}), ("rl", EVERY_RANK)],
-    ids=["cpt", "rl", "rl with switches"],
-)
-def test_two_processes_are_bit_identical_to_one(runs, tmp_path, name, switches):
-    settings = (
-        config(pretrain__steps=3)
-        if name == "cpt"
-        else rl_config(rl__steps=5, rl__questions=4, **switches)
-    )
+@pytest.mark.parametrize("case", TWO_PROCESSES)
+def test_two_processes_are_bit_identical_to_one(runs, tmp_path, case):
+    """If they are killed, it is after a step without a checkpoint, and two others resume."""
+    name, settings, kill_at = TWO_PROCESSES[case]
     for target in (tmp_path / "one", tmp_path / "two"):
         link_inputs(runs, target, settings, "world", *(["untrained"] if name == "cpt" else []))
-    for target, processes in (("one", 1), ("two", 2)):
-        start = run_command if name == "cpt" else build_stage
-        result = start(name, settings, tmp_path / target, processes)
-        assert result.returncode == 0, result.stderr[-2000:]
-    folders = [stages.folder(name, settings, tmp_path / target) for target in ("one", "two")]
-    one, two = (read_metrics(folder) for folder in folders)
-    assert any(row["grad_norm"] > 0 for row in one)
-    for a, b in zip(one, two, strict=True):
-        times = {key for key in a if key.endswith("seconds")}
-        assert {k: a[k] for k in a.keys() - times} == {k: b[k] for k in b.keys() - times}
-    expected = weights(folders[1])
-    for key, value in weights(folders[0]).items():
+    one = build.build(name, settings, tmp_path / "one", Ranks())
+    if kill_at:
+        outputs = [tmp_path / "first", tmp_path / "second"]
+        kill_after_step(kill_at, name, settings, tmp_path / "two", outputs)
+    result = build_stage(name, settings, tmp_path / "two", 2)
+    assert result.returncode == 0, result.stderr[-2000:]
+    two = stages.folder(name, settings, tmp_path / "two")
+    rows = timeless_rows(one)
+    assert timeless_rows(two) == rows
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    assert sum(row["grad_norm"] > 0 for row in rows) >= 2
+    expected = weights(one)
+    for key, value in weights(two).items():
         assert torch.equal(value, expected[key]), key
+    if case == "every callback":
+        assert sum(row["drift_alarms"] for row in rows) >= 1
+    if case == "curation and replay":
+        assert rows[0]["probe_rollouts"] == 8 * 4 + 4
+        assert sum(row["replayed"] for row in rows) > 0
 
 
-CURATED = {"rl.curriculum.pool": 8, "rl.curriculum.curation_every": 2, "rl.steps": 4}
+FOUR_PROCESSES = {
+    "cpt": config(pretrain__steps=3),
+    "rl": quick_settings(
+        rl__steps=2,
+        rl__questions=6,
+        rl__lr=2e-4,
+        rl__curriculum__pool=8,
+        rl__curriculum__curation_every=1,
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"), [("cpt", {}), ("rl", {}), ("rl", CURATED)], ids=["cpt", "rl", "curated"]
-)
-def test_four_processes_match_two(runs, tmp_path, name, changes):
-    """Samples and rollouts are the same, but summation order differs.
+@pytest.mark.parametrize("name", FOUR_PROCESSES)
+def test_four_processes_match_one(runs, tmp_path, name):
+    """Samples, rollouts and probed questions are the same, but summation order differs.
 
-    Rounding eventually changes a sampled token (here in the third RL step), so runs diverge later.
-    The balance loss is off because it is not linear in its batch (difference 5e-3 with it).
+    Rounding eventually changes a sampled token, so runs diverge later. The balance loss is off
+    because it is not linear in its batch (difference 5e-3 with it).
     """
-    settings = (
-        config(pretrain__steps=3) if name == "cpt" else rl_config(rl__steps=2, rl__questions=8)
-    )
-    settings = settings.derive(trainer__balance_coef=0.0, **changes)
-    for target in ("two", "four"):
-        before = ["untrained"] if name == "cpt" else []
-        link_inputs(runs, tmp_path / target, settings, "world", *before)
-    for target, processes in (("two", 2), ("four", 4)):
-        result = build_stage(name, settings, tmp_path / target, processes)
-        assert result.returncode == 0, result.stderr[-2000:]
-    folders = [stages.folder(name, settings, tmp_path / target) for target in ("two", "four")]
-    two, four = (read_metrics(folder) for folder in folders)
-    for counted in {"tokens", "rollouts", "probe_rollouts"} & two[0].keys():
-        assert [row[counted] for row in two] == [row[counted] for row in four]
-    assert any(row["grad_norm"] > 0 for row in two)
-    for a, b in zip(two, four, strict=True):
+    settings = FOUR_PROCESSES[name].derive(trainer__balance_coef=0.0)
+    for target in (tmp_path / "one", tmp_path / "four"):
+        link_inputs(runs, target, settings, "world", *(["untrained"] if name == "cpt" else []))
+    build.build(name, settings, tmp_path / "one", Ranks())
+    result = build_stage(name, settings, tmp_path / "four", 4)
+    assert result.returncode == 0, result.stderr[-2000:]
+    folders = [stages.folder(name, settings, tmp_path / target) for target in ("one", "four")]
+    one, four = (read_metrics(folder) for folder in folders)
+    for counted in {"tokens", "rollouts", "probe_rollouts"} & one[0].keys():
+        assert [row[counted] for row in one] == [row[counted] for row in four]
+    assert any(row["grad_norm"] > 0 for row in one)
+    for a, b in zip(one, four, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4, abs=1e-6)
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-2)
     expected = weights(folders[0])
@@ -233,8 +208,8 @@ def test_interrupted_stage_leaves_a_checkpoint_and_resumes(runs, tmp_path):
     final = stages.folder("cpt", settings, tmp_path)
     partial = final.with_name(final.name + ".partial")
     child = subprocess.Popen(
-        command("cpt", settings, tmp_path, 2),
-        env=environment(),
+        torchrun("cpt", settings, tmp_path, 2),
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -248,7 +223,7 @@ def test_interrupted_stage_leaves_a_checkpoint_and_resumes(runs, tmp_path):
     assert not final.exists() and state["step"] >= 2
     small = {**state, "step": 399}  # pretend that one step is left
     torch.save(small, partial / "checkpoint.pt")
-    assert build_stage("cpt", settings, tmp_path).returncode == 0
+    assert build.build("cpt", settings, tmp_path, Ranks()) == final
     assert RunFolder.is_complete(final)
 
 
@@ -275,15 +250,15 @@ def test_partial_folder_is_not_complete(runs, tmp_path):
         stages.require_input("cpt", "untrained", settings, tmp_path)
 
 
-def test_truncated_checkpoint_error_has_a_remedy(runs, tmp_path):
+def test_truncated_checkpoint_error_has_a_remedy(runs, tmp_path, monkeypatch):
     settings = config(pretrain__steps=5)
     link_inputs(runs, tmp_path, settings, "world", "untrained")
     final = stages.folder("cpt", settings, tmp_path)
     partial = RunFolder(final, stages.stage_settings("cpt", settings)).path
     (partial / "checkpoint.pt").write_bytes(b"PK\x03\x04 half a file")
-    result = build_stage("cpt", settings, tmp_path)
-    assert result.returncode == 1
-    assert "checkpoint.pt cannot be read" in result.stderr and "delete it" in result.stderr
+    monkeypatch.setattr(sys, "argv", [build.MODULE, *stages.arguments("cpt", settings, tmp_path)])
+    with pytest.raises(SystemExit, match="^error: .*checkpoint.pt cannot be read.*delete it"):
+        build.main()
 
 
 def test_stage_folder_depends_on_settings(tmp_path):
@@ -297,49 +272,44 @@ def test_stage_folder_depends_on_settings(tmp_path):
 
 
 def test_random_reward_stage(runs):
-    settings = rl_config(rl__steps=1)
+    settings = quick_settings(rl__steps=1)
     folder = stages.folder("rl_random_reward", settings, runs)
     random = stages.stage_config("rl_random_reward", settings)
     metrics = grpo.grpo(random, folder, Ranks())
-    assert metrics["rollouts"] == 8 * 6 and metrics["live_groups"] > 0.5
+    assert metrics["rollouts"] == 4 * 4 and metrics["live_groups"] > 0.5
     assert metrics["logp_gap"] < 1e-5
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_evaluation_order_is_independent_of_processes(runs, tmp_path, processes):
-    settings = config(evaluation__questions=3, evaluation__samples=2)
-    for name in ("world", "untrained", "demonstrations", "cpt", "sft"):
-        target = stages.folder(name, settings, tmp_path)
-        target.parent.mkdir(exist_ok=True)
-        target.symlink_to(stages.folder(name, config(), runs))
-    result = build_stage("evaluate_sft", settings, tmp_path, processes)
+EVALUATED = {"evaluation.questions": 3, "evaluation.samples": 2}
+
+
+def test_evaluation_order_is_independent_of_processes(runs, tmp_path):
+    settings = config(**EVALUATED)
+    names = ("world", "untrained", "demonstrations", "cpt", "sft")
+    link_inputs(runs, tmp_path, settings, *names)
+    result = build_stage("evaluate_sft", settings, tmp_path, 2)
     assert result.returncode == 0, result.stderr[-2000:]
-    folder = stages.folder("evaluate_sft", settings, tmp_path)
-    task_ids = [o.task for o in read_outcomes(folder)]
-    assert task_ids == [t.id for t in held_out(load_world("tour"), settings)]
-    rows = json.loads((folder / "rows.json").read_text())
-    assert sum(r["n"] for r in rows if r["decoding"] == "sample") == 2 * 6
+    two = stages.folder("evaluate_sft", settings, tmp_path)
+    for folder in (build.build("evaluate_sft", settings, runs, Ranks()), two):
+        task_ids = [o.task for o in read_outcomes(folder)]
+        assert task_ids == [t.id for t in held_out(load_world("tour"), settings)]
+        rows = json.loads((folder / "rows.json").read_text())
+        assert sum(r["n"] for r in rows if r["decoding"] == "sample") == 2 * 6
 
 
-def test_evaluation_runs_the_chosen_agent_and_counts_its_tokens(runs, tmp_path):
-    settings = config(evaluation__questions=3, evaluation__samples=2)
-    for name in ("world", "untrained", "demonstrations", "cpt", "sft"):
-        target = stages.folder(name, settings, tmp_path)
-        target.parent.mkdir(exist_ok=True)
-        target.symlink_to(stages.folder(name, config(), runs))
-    for agent in ("react", "heavy:n=2,merge=vote,researcher=react"):
-        chosen = settings.derive(evaluation__agent=agent)
-        assert build_stage("evaluate_sft", chosen, tmp_path, 1).returncode == 0
-        folder = stages.folder("evaluate_sft", chosen, tmp_path)
-        outcomes = read_outcomes(folder)
-        shown = load_trajectories(folder / "greedy.parquet")
-        for outcome, trajectory in zip(outcomes, shown, strict=True):
-            parts = trajectory.metadata.get("runs", {}).get("costs")
-            assert bool(parts) == (agent != "react")
-            assert parts is None or len(parts) == 2
-            written = sum(part["sampled"] for part in parts) if parts else None
-            assert outcome.greedy_tokens == (written or trajectory.generated.sum()) > 0
-            assert outcome.tokens > outcome.greedy_tokens / 2  # two samples
+@pytest.mark.parametrize("agent", ["react", "heavy:n=2,merge=vote,researcher=react"])
+def test_evaluation_runs_the_chosen_agent_and_counts_its_tokens(runs, agent):
+    settings = config(**EVALUATED, evaluation__agent=agent)
+    folder = build.build("evaluate_sft", settings, runs, Ranks())
+    outcomes = read_outcomes(folder)
+    shown = load_trajectories(folder / "greedy.parquet")
+    for outcome, trajectory in zip(outcomes, shown, strict=True):
+        parts = trajectory.metadata.get("runs", {}).get("costs")
+        assert bool(parts) == (agent != "react")
+        assert parts is None or len(parts) == 2
+        written = sum(part["sampled"] for part in parts) if parts else None
+        assert outcome.greedy_tokens == (written or trajectory.generated.sum()) > 0
+        assert outcome.tokens > outcome.greedy_tokens / 2  # two samples
 
 
 def test_failed_write_keeps_the_old_file(tmp_path):

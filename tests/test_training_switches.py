@@ -16,10 +16,19 @@ from drlib.training.batch import resample_groups
 from drlib.training.grpo import check_rl_settings
 from drlib.training.rollouts import sample_rollouts
 from drlib.trajectory import Termination
-from tests.loop_examples import cold_start, flat, learned, rollout_shards, settings, train_on
+from tests.loop_examples import (
+    cold_start,
+    few_rollouts,
+    flat,
+    learned,
+    quick_settings,
+    settings,
+    train_on,
+    without_sampling,
+)
 
 start = cold_start
-batch = rollout_shards
+batch = few_rollouts
 
 # ON_POLICY: options without effect on the first update after sampling. CHANGING: options that must
 # change the weights after one update on the same rollouts. ROLLOUTS: options of the sampling.
@@ -42,8 +51,8 @@ CHANGING = {
     "rl.filter.hallucination": {"rl.filter.hallucination": "exclude"},
 }
 ROLLOUTS = {
-    "rl.questions": {"rl.questions": 4},
-    "rl.group": {"rl.group": 4},
+    "rl.questions": {"rl.questions": 6},
+    "rl.group": {"rl.group": 6},
     "rl.curriculum.python_share": {"rl.curriculum.python_share": 1.0},
     "rl.curriculum.fictional_share": {
         "rl.curriculum.fictional_share": 1.0,
@@ -154,12 +163,21 @@ def test_ratio_options_do_not_matter_on_policy(start, batch, recipe, tmp_path, n
     assert moved > 0 and (weights - recipe[0]).norm() < 0.02 * moved
 
 
+OFF_POLICY = {"rl.minibatches": 2, "rl.lr": 2e-3}  # for the second of two mini-batches
+
+
+@pytest.fixture(scope="module")
+def off_policy(start, batch, tmp_path_factory):
+    weights, row = learned(start, batch, tmp_path_factory.mktemp("runs") / "usual", **OFF_POLICY)
+    assert row["updates"] == 2
+    return weights
+
+
 @pytest.mark.parametrize("name", ON_POLICY)
-def test_ratio_options_matter_off_policy(start, batch, tmp_path, name):
-    switches = {"rl.minibatches": 4, "rl.lr": 2e-3}
-    usual, _ = learned(start, batch, tmp_path / "usual", **switches)
-    weights, _ = learned(start, batch, tmp_path / "run", **switches, **{name: ON_POLICY[name]})
-    assert not torch.equal(weights, usual)
+def test_ratio_options_matter_off_policy(start, batch, off_policy, tmp_path, name):
+    switches = OFF_POLICY | {name: ON_POLICY[name]}
+    weights, _ = learned(start, batch, tmp_path / "run", **switches)
+    assert not torch.equal(weights, off_policy)
 
 
 @pytest.mark.parametrize("name", CHANGING)
@@ -185,7 +203,7 @@ def add_hallucination(trajectory):
 
 @pytest.mark.parametrize("name", ROLLOUTS)
 def test_rollout_options_change_rollouts_and_train(start, recipe, tmp_path, name):
-    config = settings(**ROLLOUTS[name])
+    config = quick_settings(**ROLLOUTS[name])
     step = start.step(config, tmp_path / "run")
     updates, trajectories = 0, []
     for number in range(STEPS):
@@ -227,15 +245,16 @@ def test_group_mean_is_scaled_leave_one_out(start, batch, tmp_path):
     assert mean["grad_norm"] == pytest.approx(loo * 5 / 6, rel=1e-4)
 
 
-def test_kl_coefficient_keeps_the_policy_near_the_start(start, tmp_path):
+def test_kl_coefficient_keeps_the_policy_near_the_start(start, batch, tmp_path):
     """The reference is a copy; if it were the policy itself, the KL would stay 0.
 
     Overlong rollouts are kept because the KL term ignores rollouts outside the loss.
     """
     ends = {}
-    usual = {"rl.lr": 2e-3, "rl.filter.overlong": "keep", "rl.questions": 4}
+    usual = {"rl.lr": 2e-3, "rl.filter.overlong": "keep"}
     for coef in (0.001, 20.0):
-        step = start.step(settings(rl__loss__kl_coef=coef, **usual), tmp_path / f"kl{coef}")
+        config = settings(rl__loss__kl_coef=coef, **usual)
+        step = without_sampling(start.step(config, tmp_path / f"kl{coef}"), batch)
         rows = [step.step(number)[0] for number in range(4)]
         assert torch.equal(flat(step.learner.reference), flat(start.policy))
         assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
