@@ -2,7 +2,8 @@
 
 A job of the first hour is a module of this folder with `main(folder)`: it takes blocks from a page,
 runs them in an empty folder and asserts what a reader would check. `python -m
-tests.first_hour.JOB` runs one job.
+tests.first_hour.JOB` runs one job. The commands are forked (tests/forked_commands.py); the jobs
+`paths` and `own_tool` also run the installed one.
 """
 
 import os
@@ -13,6 +14,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.forked_commands import command_folder
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.M | re.S)
@@ -64,9 +67,10 @@ def save_block(block: Block, folder: Path) -> Path:
     return path
 
 
-def try_command(text: str, folder: Path, **environment: str) -> Ended:
-    """Run shell lines in a folder, with the commands of this Python's environment."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+def try_command(text: str, folder: Path, *, real: bool = False, **environment: str) -> Ended:
+    """Run shell lines in a folder, with forked commands; with the installed ones if `real`."""
+    installed = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    path = os.pathsep.join(installed if real else [str(command_folder()), *installed])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         cwd=folder,
@@ -79,9 +83,9 @@ def try_command(text: str, folder: Path, **environment: str) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def run_command(text: str, folder: Path, **environment: str) -> Ended:
+def run_command(text: str, folder: Path, *, real: bool = False, **environment: str) -> Ended:
     """Run shell lines in a folder; AssertionError with their output unless all succeed."""
-    ended = try_command(text, folder, **environment)
+    ended = try_command(text, folder, real=real, **environment)
     assert ended.status == 0, f"{text}\n{ended.stdout}\n{ended.stderr}"
     return ended
 
