@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from drlib.config import ROOT, Config, profile_names
+from drlib.config import ROOT, profile_names
 from drlib.notebook import execution
 from drlib.notebook.execution import check_parameters, find, normalise, read
 from drlib.notebook.rules import HEADINGS, find_problems
@@ -32,21 +32,15 @@ def test_every_notebook_accepts_a_profile_and_a_seed(path):
     assert check_parameters(read(path), {})["profile"] == "ci"  # nbval cannot inject parameters
 
 
-# Parameters passed in addition to the profile. The tour gets the profile's own number of steps, so
-# that nbval, which runs it too, finds every stage built.
-PASSED = {"00": {"rl_steps": Config.load("ci").rl.steps}, "05": {"seed": 1}}
-
-
-@pytest.mark.parametrize("number", sorted({p.stem[:2] for p in COMMITTED} & {*PASSED}))
-def test_notebook_runs_through_papermill_with_parameters(number, tmp_path):
+def test_notebook_runs_through_papermill_with_parameters(tmp_path):
+    """One notebook: nbval runs all of them, but cannot inject parameters."""
     output = tmp_path / "copy.ipynb"
-    parameters = {"profile": "ci", "seed": 0} | PASSED[number]
-    execution.run(number, parameters, output)
+    parameters = {"profile": "ci", "seed": 1}
+    execution.run("05", parameters, output)
     copy = nbformat.read(output, 4)
     assert copy.metadata.papermill.parameters == parameters
     injected = [c for c in copy.cells if "injected-parameters" in c.metadata.get("tags", [])]
-    for name, value in PASSED[number].items():
-        assert f"{name} = {value}" in injected[0].source
+    assert "seed = 1" in injected[0].source
     assert copy.metadata.papermill.exception is None
 
 

@@ -13,8 +13,8 @@ from tests.first_hour import printed
 
 PAGE = "getting_started.md"
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = Path(__file__).with_name("folders")
 POLICIES = ("policy_sft", "policy_rl")
-SYLLABLES = ("ba", "do", "fe", "gu", "ka", "lo", "mi", "nu", "ra", "so", "ti", "ve")
 SWEEP = """\
 name: beginning
 about: A policy of this folder against the one of the profile
@@ -27,31 +27,6 @@ arms:
   usual: {}
   own: {rl.start: policies/own, rl.lr: 1.0e-3}
 """
-
-
-def write_notes(folder: Path) -> None:
-    """Write a folder of orchards, villages, growers and apples, all invented."""
-
-    def name(kind: str, number: int) -> str:
-        parts = [SYLLABLES[(number * step + len(kind)) % len(SYLLABLES)] for step in (1, 5, 7)]
-        return f"{''.join(parts)}{SYLLABLES[number // len(SYLLABLES)]} {kind}".title()
-
-    sizes = {"orchard": 24, "village": 12, "grower": 24, "apple": 16}
-    facts = {
-        "orchard": {"owner": "grower", "nearest village": "village", "main crop": "apple"},
-        "village": {"mayor": "grower"},
-        "grower": {"home": "village", "favourite": "apple"},
-        "apple": {"breeder": "grower"},
-    }
-    for kind, size in sizes.items():
-        for number in range(size):
-            lines = ["---", f"kind: {kind}"]
-            for at, (relation, other) in enumerate(facts[kind].items()):
-                lines.append(f"{relation}: {name(other, (7 * number + at) % sizes[other])}")
-            lines += ["---", "", f"# {name(kind, number)}", "", f"An {kind} of the valley.", ""]
-            path = folder / kind / f"{number}.md"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("\n".join(lines), encoding="utf-8")
 
 
 def list_files(folder: Path) -> dict[str, tuple[int, int]]:
@@ -70,7 +45,8 @@ def main(folder: Path) -> None:
     for policy in POLICIES:
         committed = f"figures/reference/tour/{policy}"
         shutil.copytree(ROOT / committed, place / committed)
-    write_notes(here / "notes")
+    # a folder with enough questions: the question engine, the slowest family, is hardly asked
+    shutil.copytree(FOLDERS / "company_wiki", here / "notes")
     shutil.copytree(place / "figures/reference/tour/policy_rl", here / "policies" / "own")
     (here / "sweep.yaml").write_text(SWEEP)
     before = list_files(place)
