@@ -47,6 +47,15 @@ MINIATURE = {
     "evaluation.samples": 1,
 }
 
+# Still shorter, where any rollout and any update will do.
+FEW = {
+    "world.pages": 60,
+    "rollout.max_turn_tokens": 12,
+    "rollout.max_calls": 1,
+    "demonstrations.count": 8,
+    "sft.steps": 2,
+}
+
 
 def miniature_config(folder: Path, kind: str, **changes) -> Config:
     """Return pipeline settings for a random model of this kind, created in `folder`."""

@@ -3,7 +3,7 @@
 A test stage takes one second, but a new Python process needs six to import torch, transformers and
 TRL. The multiprocessing fork server imports them once. Arguments, environment, output, exit status,
 session and SIGKILL behave as for the command. `python -m drlib.training.build` and torchrun
-themselves are covered by one test each.
+themselves are covered by one test each. `run_ranks` does the same for another function.
 """
 
 import atexit
@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,15 +41,22 @@ def build_stage(name, settings, runs: Path, processes: int = 1, room: int | None
     Args:
         room: maximum file size in bytes, to simulate a full disk.
     """
+    return run_ranks(build.main, _command(name, settings, runs), processes, room)
+
+
+def run_ranks(
+    function: Callable[[], None], command: list[str], processes: int, room: int | None = None
+) -> Ended:
+    """Call the function of a module in `processes` ranks, with `command` as its sys.argv."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = [Path(folder, str(rank)) for rank in range(processes)]
-        started = start_ranks(name, settings, runs, ranks, room)
+        started = _start_ranks(function, command, ranks, room)
         for process in started:
             process.join(SECONDS)
         if any(process.is_alive() for process in started):
             for process in started:
                 process.kill()
-            raise AssertionError(f"{name} was not built in {SECONDS} s")
+            raise AssertionError(f"{command} did not end in {SECONDS} s")
         failed = [rank for rank, process in enumerate(started) if process.exitcode]
         reported = failed[0] if failed else 0
         texts = (ranks[reported].with_suffix(kind).read_text() for kind in (".out", ".err"))
@@ -57,33 +65,47 @@ def build_stage(name, settings, runs: Path, processes: int = 1, room: int | None
 
 def start_ranks(name, settings, runs: Path, outputs: list[Path], room=None) -> list:
     """Start one process for each path of captured output; they build the stage together."""
-    port, started = _free_port(), []
-    for rank, output in enumerate(outputs):
-        place = {"RANK": rank, "WORLD_SIZE": len(outputs), "MASTER_PORT": port}
-        place |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": len(outputs)}
-        place |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-        started.append(start_stage(name, settings, runs, output, place, room))
-    return started
+    return _start_ranks(build.main, _command(name, settings, runs), outputs, room)
 
 
-def start_stage(name, settings, runs: Path, output: Path, place=None, room=None):
+def start_stage(
+    name, settings, runs: Path, output: Path, place=None, room=None, function=build.main
+):
     """Start a process that builds the stage (`multiprocessing.Process`).
 
     Args:
         output: path without suffix of the captured output files (.out and .err).
         place: environment variables of the rank.
         room: see `build_stage`.
+        function: is called instead of the command's own, with the same sys.argv.
     """
+    return _start(function, _command(name, settings, runs), output, place, room)
+
+
+def _start_ranks(function, command: list[str], outputs: list[Path], room) -> list:
+    port, started = _free_port(), []
+    for rank, output in enumerate(outputs):
+        place = {"RANK": rank, "WORLD_SIZE": len(outputs), "MASTER_PORT": port}
+        place |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": len(outputs)}
+        place |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+        started.append(_start(function, command, output, place, room))
+    return started
+
+
+def _command(name, settings, runs: Path) -> list[str]:
+    return [build.MODULE, *stages.arguments(name, settings, runs)]
+
+
+def _start(function, command: list[str], output: Path, place=None, room=None):
     SERVER.set_forkserver_preload([__name__, *sorted(IMPORTED)])  # read by the first process
     environment = os.environ | {name: str(value) for name, value in (place or {}).items()}
-    arguments = stages.arguments(name, settings, runs)
-    process = SERVER.Process(target=_run, args=(arguments, environment, output, room))
+    process = SERVER.Process(target=_run, args=(function, command, environment, output, room))
     process.start()
     return process
 
 
-def _run(arguments: list[str], environment: dict[str, str], output: Path, room: int | None) -> None:
-    """Run the command inside the process."""
+def _run(function, command: list[str], environment: dict[str, str], output: Path, room) -> None:
+    """Call the function inside the process, as the program of the command."""
     os.setsid()
     for number, kind in ((1, ".out"), (2, ".err")):
         with open(output.with_suffix(kind), "wb") as file:
@@ -93,9 +115,9 @@ def _run(arguments: list[str], environment: dict[str, str], output: Path, room: 
     if room is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-    sys.argv = [build.MODULE, *arguments]
+    sys.argv = command
     try:
-        build.main()
+        function()
     finally:
         atexit._run_exitfuncs()  # multiprocessing skips the exit handlers
 

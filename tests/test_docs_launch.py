@@ -8,6 +8,7 @@ Run: python -m pytest tests/test_docs_launch.py
 (the test of vLLM's flags is skipped if vLLM is not installed; `make test-vllm` runs it)
 """
 
+import functools
 import json
 import os
 import re
@@ -84,16 +85,27 @@ class Calls:
         return [(call["argv"], call["environment"]) for call in found]
 
 
+@pytest.fixture(scope="module")
+def calls_of(tmp_path_factory):
+    """Return a function that runs a script once and returns its calls."""
+
+    @functools.cache
+    def run(script):
+        result = Calls(script, tmp_path_factory.mktemp(script))
+        assert result.done.returncode == 0, result.done.stderr
+        return result
+
+    return run
+
+
 @pytest.fixture(scope="module", params=SCRIPTS)
 def script(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def calls(script, tmp_path_factory):
-    result = Calls(script, tmp_path_factory.mktemp(script))
-    assert result.done.returncode == 0, result.done.stderr
-    return result
+def calls(script, calls_of):
+    return calls_of(script)
 
 
 def after(words, first):
@@ -147,8 +159,8 @@ def test_stages_run_in_order_with_the_same_settings(calls, script):
     assert [name for name in starts if name != "srun"] == ["drlib", launcher, "drlib"]
 
 
-def test_accelerate_starts_one_process_per_training_gpu(tmp_path):
-    calls = Calls("accelerate", tmp_path)
+def test_accelerate_starts_one_process_per_training_gpu(calls_of):
+    calls = calls_of("accelerate")
     parsed, words = launcher_of(calls, "accelerate")
     _, config = parse_stage(words)
     assert (parsed.num_machines, parsed.num_processes, parsed.multi_gpu) == (1, 4, True)
@@ -161,8 +173,8 @@ def test_accelerate_starts_one_process_per_training_gpu(tmp_path):
     assert sorted(trains + serves) == list("01234567")
 
 
-def test_torchrun_starts_on_every_training_node(tmp_path):
-    calls = Calls("slurm", tmp_path)
+def test_torchrun_starts_on_every_training_node(calls_of):
+    calls = calls_of("slurm")
     parsed, _ = launcher_of(calls, "slurm")
     assert (parsed.nnodes, parsed.nproc_per_node) == ("2", "4")
     assert (parsed.rdzv_backend, parsed.rdzv_endpoint) == ("c10d", "beta:29500")
@@ -248,8 +260,8 @@ def test_slurm_directives_are_valid():
     assert int(options["gpus-per-node"]) == Config.load("gpu8").processes
 
 
-def test_srun_options_are_valid(tmp_path):
-    for words, _ in Calls("slurm", tmp_path).of("srun"):
+def test_srun_options_are_valid(calls_of):
+    for words, _ in calls_of("slurm").of("srun"):
         own = words[: next(i for i, word in enumerate(words) if not word.startswith("--"))]
         assert {word[2:].partition("=")[0] for word in own} <= SRUN and all("=" in w for w in own)
 

@@ -7,17 +7,15 @@ Run: python -m pytest tests/test_training_plan_memory.py
 """
 
 import dataclasses
-import os
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
@@ -30,7 +28,6 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from trl import SFTConfig, SFTTrainer
 
 from drlib.models.chunked_logprobs import token_logprobs
-from drlib.training.build import TORCHRUN
 from drlib.training.memory_model import (
     Load,
     Shape,
@@ -42,6 +39,7 @@ from drlib.training.memory_model import (
     working_bytes,
 )
 from drlib.training.model_setup import build_lora_config
+from tests.stage_processes import run_ranks
 
 RANK, TOKENS = 4, 128
 SIZES = {
@@ -229,45 +227,28 @@ def test_checkpointing_saves_only_layer_inputs(mode):
     assert left == pytest.approx(watch.now, rel=0.1)
 
 
-SHARDED = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-import test_training_plan_memory as here
-dist.init_process_group("gloo")
-for rank in (0, here.RANK):
-    whole, model = here.build_model("qwen3", torch.bfloat16 if rank else torch.float32, rank)
-    how = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
-    how["mesh"] = dist.device_mesh.init_device_mesh("cpu", (2,))
-    for module in (*model.model.layers, whole):
-        fully_shard(module, **how)
-    optimizer = torch.optim.AdamW([p for p in whole.parameters() if p.requires_grad])
-    inputs = here.batch(1)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = whole(**inputs, labels=inputs["input_ids"]).loss
-    loss.backward()
-    optimizer.step()
-    found = here.measured(whole, optimizer)
-    if dist.get_rank() == 0:
-        print(rank, *found.values())
-dist.destroy_process_group()
-"""
+def measure_sharded():
+    """Print the bytes of this rank's shards after a step, with and without adapters."""
+    dist.init_process_group("gloo")
+    for rank in (0, RANK):
+        whole, model = build_model("qwen3", torch.bfloat16 if rank else torch.float32, rank)
+        how = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
+        how["mesh"] = dist.device_mesh.init_device_mesh("cpu", (2,))
+        for module in (*model.model.layers, whole):
+            fully_shard(module, **how)
+        optimizer = torch.optim.AdamW([p for p in whole.parameters() if p.requires_grad])
+        inputs = batch(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = whole(**inputs, labels=inputs["input_ids"]).loss
+        loss.backward()
+        optimizer.step()
+        print(rank, *measured(whole, optimizer).values(), flush=True)
+    dist.destroy_process_group()
 
 
-def test_fsdp2_memory_matches_the_plan(tmp_path):
-    script = tmp_path / "sharded.py"
-    script.write_text(SHARDED)
-    here = Path(__file__).resolve().parent
-    variables = {"PYTHONPATH": f"{here}:{here.parent}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *TORCHRUN, "--nproc-per-node=2", str(script)]
-    done = subprocess.run(
-        command,
-        env=os.environ | variables | {"GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_fsdp2_memory_matches_the_plan():
+    done = run_ranks(measure_sharded, ["measure_sharded"], 2)
+    assert done.returncode == 0, done.stderr[-2000:]
     rows = [line.split() for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert [row[0] for row in rows] == ["0", str(RANK)], done.stderr[-2000:]
     shape = count_shape(configuration("qwen3"))

@@ -13,19 +13,21 @@ import subprocess
 import sys
 
 import pytest
+from transformers.trainer_callback import CallbackHandler
 
 from drlib.config import ROOT, Config
-from drlib.training import stages
+from drlib.training import build, stages
 from drlib.training.build import MODULE, TORCHRUN
 from drlib.training.run_folder import read_manifest, read_metrics
 from tests.loop_examples import settings
-from tests.real_examples import built, max_difference, miniature_config, weights
+from tests.real_examples import FEW, built, max_difference, miniature_config, weights
 from tests.stage_processes import build_stage, start_stage
 from tests.waiting import until
 
 RL = "rl_random_reward"
 ROUNDING = 5e-6  # different summation order
 STEP_TOLERANCE = 0.05 * 1e-3  # AdamW amplifies rounding of gradients near zero
+INPUTS = ("world", "untrained", "cpt", "demonstrations")
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +37,18 @@ def workspace(tmp_path_factory):
 
 def prepare_config(workspace, **changes) -> Config:
     """Return settings whose demonstrations and cpt stage are built, shared by this module."""
-    config = miniature_config(workspace, "qwen3_moe", **changes)
+    config = miniature_config(workspace, "qwen3_moe", **FEW | changes)
     built("demonstrations", config, workspace / "runs")
     built("cpt", config, workspace / "runs")
     return config
+
+
+def link_inputs(workspace, built_config, config, runs, names=INPUTS):
+    """Link stages that are built in the workspace into another runs folder."""
+    for name in names:
+        path = stages.folder(name, config, runs)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(stages.folder(name, built_config, workspace / "runs"))
 
 
 def run(stage, config, runs):
@@ -75,8 +85,7 @@ def test_two_processes_match_one(single_process, workspace, tmp_path):
     """SFT rows and RL groups are split between processes; losses and gradients are summed."""
     config, sft, rl = single_process
     two = config.derive(processes=2)
-    for name in ("world", "untrained", "cpt", "demonstrations"):
-        built(name, two, tmp_path)
+    link_inputs(workspace, config, two, tmp_path)
     assert (
         max_difference(weights(run("sft", two, tmp_path) / "policy"), weights(sft / "policy"))
         < ROUNDING
@@ -102,13 +111,25 @@ def test_fsdp_over_two_processes_matches_one(workspace, tmp_path, rank):
     config = prepare_config(workspace, processes=1, trainer__lora_rank=rank)
     sft, rl = built("sft", config, workspace / "runs"), built(RL, config, workspace / "runs")
     sharded = config.derive(processes=2, trainer__fsdp=True, plugins="tests.sharding_seen")
-    for name in ("world", "untrained", "cpt", "demonstrations"):
-        built(name, sharded, tmp_path)
+    link_inputs(workspace, config, sharded, tmp_path)
     folder = run("sft", sharded, tmp_path)
     assert max_difference(weights(folder / "policy"), weights(sft / "policy")) < ROUNDING
     seen = (folder / "sharded.txt").read_text().split()
     assert seen == ["DTensor"], "accelerate ignores the request on a CPU"
     assert_same_steps(run(RL, sharded, tmp_path), rl)
+
+
+def build_until_killed():
+    """Build the stage, but send SIGKILL to this process before the second step's update."""
+    call = CallbackHandler.on_pre_optimizer_step
+
+    def kill_at_second(self, args, state, control, **options):
+        if state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(self, args, state, control, **options)
+
+    CallbackHandler.on_pre_optimizer_step = kill_at_second
+    build.main()
 
 
 @pytest.mark.parametrize(
@@ -119,17 +140,14 @@ def test_fsdp_over_two_processes_matches_one(workspace, tmp_path, rank):
 def test_killed_stage_resumes_to_the_same_weights(workspace, tmp_path, stage, changes):
     config = prepare_config(workspace, processes=1, **changes)
     whole = built(stage, config, workspace / "runs")
-    for name in stages.list_ancestors(stage, config)[:-1]:
-        built(name, config, tmp_path)
+    link_inputs(workspace, config, config, tmp_path, stages.list_ancestors(stage, config)[:-1])
     final = stages.folder(stage, config, tmp_path)
     partial = final.with_name(final.name + ".partial")
-    child = start_stage(stage, config, tmp_path, tmp_path / "said")
-    try:
-        until(lambda: list(partial.glob("trl/checkpoint-1/trainer_state.json")), 200)
-    finally:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.join()
-    assert not final.exists() and len(read_metrics(partial)) >= 1
+    child = start_stage(stage, config, tmp_path, tmp_path / "said", function=build_until_killed)
+    child.join(200)
+    assert child.exitcode == -signal.SIGKILL
+    assert (partial / "trl/checkpoint-1/trainer_state.json").exists()
+    assert not final.exists() and len(read_metrics(partial)) == 1
     folder = built(stage, config, tmp_path)
     assert max_difference(weights(folder / "policy"), weights(whole / "policy")) == 0
     rows, expected = read_metrics(folder), read_metrics(whole)
@@ -137,11 +155,10 @@ def test_killed_stage_resumes_to_the_same_weights(workspace, tmp_path, stage, ch
     assert [row["loss"] for row in rows] == [row["loss"] for row in expected]
 
 
-def test_sigterm_writes_a_checkpoint_and_a_message(single_process, tmp_path):
-    config, *_ = single_process
-    config = config.derive(sft__steps=50, trainer__checkpoint_every=50)
-    for name in ("world", "untrained", "cpt", "demonstrations"):
-        built(name, config, tmp_path)
+def test_sigterm_writes_a_checkpoint_and_a_message(single_process, workspace, tmp_path):
+    short, *_ = single_process
+    config = short.derive(sft__steps=50, trainer__checkpoint_every=50)
+    link_inputs(workspace, short, config, tmp_path)
     final = stages.folder("sft", config, tmp_path)
     partial = final.with_name(final.name + ".partial")
     child = start_stage("sft", config, tmp_path, tmp_path / "said")
@@ -153,11 +170,10 @@ def test_sigterm_writes_a_checkpoint_and_a_message(single_process, tmp_path):
     assert list(partial.glob("trl/checkpoint-*/trainer_state.json")) and not final.exists()
 
 
-def test_incomplete_checkpoint_is_ignored(single_process, tmp_path):
+def test_incomplete_checkpoint_is_ignored(single_process, workspace, tmp_path):
     """The trainer state is written last, so a checkpoint without it is incomplete."""
     config, sft, _ = single_process
-    for name in ("world", "untrained", "cpt", "demonstrations"):
-        built(name, config, tmp_path)
+    link_inputs(workspace, config, config, tmp_path)
     final = stages.folder("sft", config, tmp_path)
     broken = final.with_name(final.name + ".partial") / "trl" / "checkpoint-2"
     broken.mkdir(parents=True)

@@ -1,52 +1,45 @@
 """Two processes that need the same stage at the same time, such as two open notebooks."""
 
-import subprocess
-import sys
+import multiprocessing
+import time
 
-from drlib.config import ROOT, Config
-from drlib.training import build, data
-from drlib.training.distributed import Ranks
-
-# Signals its start and builds a slow stage, whose builder must not find another builder's files.
-PROGRAM = """
-import sys, time
-from pathlib import Path
 from drlib.config import Config
 from drlib.training import build, data
 from drlib.training.distributed import Ranks
 from drlib.training.run_folder import RunFolder
 
-runs, name = Path(sys.argv[1]), sys.argv[2]
+CONTEXT = multiprocessing.get_context("fork")  # without the imports of a new process
 
-def slowly(config, path, ranks):
-    run = RunFolder(path, {"stage": "world"}, ranks)
-    (run.path / "work").open("x").close()
-    while len([*runs.glob("*.is_here")]) < 2:
-        time.sleep(0.05)
-    time.sleep(1)
-    run.finish({})
-    print("built by", name)
 
-data.build_world = slowly
-(runs / f"{name}.is_here").touch()
-print(build.build("world", Config.load("ci"), runs, Ranks()))
-"""
+def build_slowly(runs, name, results):
+    """Signal the start and build a slow stage, which must not find another builder's files."""
+
+    def slowly(config, path, ranks):
+        run = RunFolder(path, {"stage": "world"}, ranks)
+        (run.path / "work").open("x").close()
+        while len([*runs.glob("*.is_here")]) < 2:
+            time.sleep(0.05)
+        time.sleep(1)
+        run.finish({})
+        results.put(f"built by {name}")
+
+    data.build_world = slowly
+    (runs / f"{name}.is_here").touch()
+    results.put(str(build.build("world", Config.load("ci"), runs, Ranks())))
 
 
 def test_second_process_waits_for_the_build(tmp_path, monkeypatch):
+    results = CONTEXT.Queue()
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path), name],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        CONTEXT.Process(target=build_slowly, args=(tmp_path, name, results))
         for name in ("one", "other")
     ]
-    outputs = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    lines = [line for out, _ in outputs for line in out.splitlines()]
+    for process in processes:
+        process.start()
+    lines = [results.get(timeout=100) for _ in range(3)]
+    for process in processes:
+        process.join(100)
+    assert [process.exitcode for process in processes] == [0, 0] and results.empty()
     assert len([line for line in lines if line.startswith("built by")]) == 1
     (folder,) = {line for line in lines if not line.startswith("built by")}
     assert folder.startswith(str(tmp_path))

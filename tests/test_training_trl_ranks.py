@@ -5,15 +5,11 @@ Uses real processes on loopback, one launch for all cases; accelerate shards the
 Run: python -m pytest tests/test_training_trl_ranks.py
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-from drlib.training.build import TORCHRUN
+from tests import trl_worker
+from tests.stage_processes import run_ranks
 from tests.test_training_trl_moe import RouteEngine, make_trainer, step
 from tests.trl_examples import assert_equal_gradients, save_checkpoint
 
@@ -29,15 +25,7 @@ def checkpoint(tmp_path_factory):
 def two_processes(checkpoint, tmp_path_factory):
     """Return the results of two processes in each case: (gradients, log-probabilities, metrics)."""
     out = tmp_path_factory.mktemp("out")
-    launch = [*TORCHRUN, "--nproc-per-node=2"]
-    done = subprocess.run(
-        [sys.executable, *launch, "-m", "tests.trl_worker", str(checkpoint), str(out), *CASES],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        cwd=Path(__file__).resolve().parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_ranks(trl_worker.main, ["trl_worker", str(checkpoint), str(out), *CASES], 2)
     assert done.returncode == 0, done.stderr[-3000:]
     return {c: torch.load(out / f"{c.replace(':', '_')}.pt", weights_only=True) for c in CASES}
 

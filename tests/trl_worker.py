@@ -1,4 +1,4 @@
-"""Worker process of TRL steps: `torchrun -m tests.trl_worker CHECKPOINT OUT MODE:ROUTING ..`.
+"""Worker process of TRL steps, with the arguments CHECKPOINT OUT MODE:ROUTING ..
 
 MODE is "ddp" (TRL's default on two CPUs), "fsdp2" (accelerate's sharding and recomputation) or
 "fsdp2_bf16" (with mixed precision). Accelerate ignores FSDP settings without a GPU, so they are
@@ -68,7 +68,8 @@ def step(checkpoint: str, out: str, mode: str, routing: str) -> None:
         torch.save((full_gradients, logp_BC, metrics), Path(out, f"{mode}_{routing}.pt"))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Take the steps of the cases on the command line, on this rank."""
     for case in sys.argv[3:]:
         step(*sys.argv[1:3], *case.split(":"))
     torch.distributed.barrier()
