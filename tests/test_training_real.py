@@ -302,7 +302,11 @@ def tour_runs(tmp_path_factory):
             "rl.sampling.duplicate": True,
             "rl.filter.drop_equal": True,
         },
-        {"rl.sampling.adaptive_group": True, "rl.filter.repair_groups": True},
+        {
+            "rl.sampling.adaptive_group": True,
+            "rl.filter.repair_groups": True,
+            "rl.loss.aggregate": "sequence",
+        },
     ],
     ids=[
         "recipe",
@@ -323,6 +327,8 @@ def test_first_step_matches_the_local_loop(start, tour_runs, tmp_path, changes):
     for name in ("accuracy", "generated", "calls", "live_groups"):
         assert row[name] == pytest.approx(local[name], abs=1e-6), name
     assert row["live_groups"] > 0
+    missing = 1 - row["rollouts"] / (config.rl.questions * config.rl.group)
+    assert row["filter/out_of_loss"] >= missing, "rows that fill TRL's batch have no loss weight"
     assert read_workload(row) == read_workload(local)  # by which a plan takes its rates
     assert measure_rates([row]).train_tokens_s > 0
     assert row["loss"] == pytest.approx(local["loss"], abs=5e-6)
