@@ -11,7 +11,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from drlib.analysis import gradient_plots, plots
-from drlib.analysis.plots import DOWN, UP
+from drlib.analysis.figure_style import DOWN, UP
 from drlib.rl.losses import LossConfig
 from tests.rl_examples import a_trajectory
 

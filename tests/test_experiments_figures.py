@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from drlib.analysis.plots import CONTROL
+from drlib.analysis.figure_style import CONTROL
 from drlib.experiments import figures as experiment_figures
 from drlib.experiments.findings_page import EFFECTS, committed_experiments
 from drlib.experiments.tables import curves, summary

@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Annotation
 
 from drlib.analysis import data_plots
-from drlib.analysis.plots import png_bytes
+from drlib.analysis.figure_style import png_bytes
 from drlib.analysis.widgets import QuestionPanel
 from drlib.questions import checks, quality, synthesize_questions
 from drlib.questions.quality import (

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from drlib.analysis.plots import CONTROL, DOWN, UP
+from drlib.analysis.figure_style import CONTROL, DOWN, UP
 from drlib.validation import require
 
 LINK_COLOR = "0.85"

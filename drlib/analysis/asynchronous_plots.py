@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from drlib.analysis.plots import CONTROL, UP
+from drlib.analysis.figure_style import CONTROL, UP
 
 SMOOTH = 5  # steps in a point of `plot_accuracy`
 

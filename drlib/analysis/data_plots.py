@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from drlib.analysis.plots import CONTROL, DOWN, UP
+from drlib.analysis.figure_style import CONTROL, DOWN, UP
 from drlib.evaluation.measures import bootstrap_interval
 from drlib.intervals import wilson_interval
 from drlib.questions.queries import (

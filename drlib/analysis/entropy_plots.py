@@ -16,7 +16,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from drlib.analysis.entropy import select_top_share
-from drlib.analysis.plots import CONTROL, DOWN, UP
+from drlib.analysis.figure_style import CONTROL, DOWN, UP
 from drlib.analysis.pseudo_gradient import LossCurve
 from drlib.analysis.token_table import TokenTable, find_responses
 from drlib.chat.segments import token_texts

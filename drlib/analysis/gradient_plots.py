@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
-from drlib.analysis.plots import CONTROL, DOWN, UP, compute_surrogate
+from drlib.analysis.figure_style import CONTROL, DOWN, UP
+from drlib.analysis.plots import compute_surrogate
 from drlib.rl.losses import LossConfig
 from drlib.trajectory import Trajectory
 

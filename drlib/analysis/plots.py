@@ -5,10 +5,8 @@ Colours have the same meaning everywhere: C0 for positive advantages and the rea
 negative advantages, grey for controls and references.
 """
 
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -17,24 +15,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
+from drlib.analysis.figure_style import CONTROL, DOWN, UP
 from drlib.rl.advantages import leave_one_out
 from drlib.rl.filtering import FilterConfig, filter_rollouts
 from drlib.rl.losses import LossConfig, policy_loss
 from drlib.trajectory import Trajectory
 
-STYLE = Path(__file__).resolve().parents[1] / "drlib.mplstyle"  # style sheet of all figures
-UP, DOWN, CONTROL = "C0", "C1", "0.55"
 SAMPLED_PROBABILITY = 0.2  # probability of each token under the sampling policy of the examples
 
 # shared
-
-
-def png_bytes(fig: Figure, dpi: int = 90) -> bytes:
-    """Return a figure as PNG bytes and close it."""
-    buffer = io.BytesIO()
-    fig.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
-    plt.close(fig)
-    return buffer.getvalue()
 
 
 def plot_seed_band(

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from drlib.analysis.plots import CONTROL, DOWN, UP, plot_seed_band
+from drlib.analysis.figure_style import CONTROL, DOWN, UP
+from drlib.analysis.plots import plot_seed_band
 from drlib.chat.template import ChatIds
 from drlib.demonstrations.agentfounder import KEPT, CptRow, sample_of
 

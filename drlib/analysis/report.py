@@ -20,8 +20,8 @@ import numpy as np
 from drlib.analysis import entropy_plots as plots
 from drlib.analysis import reflection, viewer
 from drlib.analysis.entropy import entropy_bounds, summarize_entropy
+from drlib.analysis.figure_style import STYLE, png_bytes
 from drlib.analysis.inputs import detect_format, read_rollouts
-from drlib.analysis.plots import STYLE, png_bytes
 from drlib.analysis.reading_notes import ReadingNotes
 from drlib.analysis.rendering import escape_unseen, to_html
 from drlib.analysis.report_options import check_report

@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drlib.analysis.plots import CONTROL, DOWN, UP, plot_seed_band
+from drlib.analysis.figure_style import CONTROL, DOWN, UP
+from drlib.analysis.plots import plot_seed_band
 
 ARMS = {  # of tests/benchmarks/bench_sandbox.py: colour, line style, label
     "sandbox": (UP, "-", "sandbox"),

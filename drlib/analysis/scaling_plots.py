@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drlib.analysis.plots import CONTROL, DOWN, UP
+from drlib.analysis.figure_style import CONTROL, DOWN, UP
 from drlib.training.planner import GIB, Fit, Plan, StepTime, Workload, step_time
 
 MEMORY_COLORS = {  # colours of memory parts, in stacking order

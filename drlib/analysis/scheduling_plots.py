@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from drlib.analysis.plots import CONTROL, DOWN, UP
+from drlib.analysis.figure_style import CONTROL, DOWN, UP
 from drlib.analysis.scheduling import PartialSteps, Routing, Schedule, Span
 
 MODE_COLORS = {"wait": CONTROL, "drop": DOWN, "resume": UP}

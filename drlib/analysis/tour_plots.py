@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drlib.analysis.plots import CONTROL, plot_seed_band
+from drlib.analysis.figure_style import CONTROL
+from drlib.analysis.plots import plot_seed_band
 from drlib.analysis.tour import TourRun, format_seeds
 from drlib.training import stages
 

@@ -17,7 +17,7 @@ import ipywidgets as ipw
 from matplotlib.figure import Figure
 
 from drlib.analysis import data_plots, plots, rendering, viewer
-from drlib.analysis.plots import png_bytes
+from drlib.analysis.figure_style import png_bytes
 from drlib.demonstrations.solver import Solver
 from drlib.questions.checks import find_faults, measure_effort
 from drlib.questions.queries import Query, evaluate_query, from_text, measure_depth, to_text

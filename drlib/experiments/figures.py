@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drlib.analysis.plots import CONTROL, STYLE, png_bytes
+from drlib.analysis.figure_style import CONTROL, STYLE, png_bytes
 from drlib.analysis.tour_plots import smooth
 
 Curves = Mapping[str, Sequence[Sequence[dict]]]  # arm -> rows of the steps of each seed

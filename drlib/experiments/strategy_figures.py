@@ -11,7 +11,7 @@ from operator import methodcaller
 import numpy as np
 from matplotlib.axes import Axes
 
-from drlib.analysis.plots import CONTROL
+from drlib.analysis.figure_style import CONTROL
 from drlib.experiments.agent_comparison import Ledger
 from drlib.intervals import share_interval
 from drlib.trajectory import Trajectory

@@ -90,7 +90,7 @@ def use_style() -> None:
     """Apply drlib.mplstyle to matplotlib."""
     import matplotlib.pyplot as plt
 
-    from drlib.analysis.plots import STYLE  # lazy: imports torch
+    from drlib.analysis.figure_style import STYLE
 
     plt.style.use(STYLE)
 

@@ -13,10 +13,12 @@ controls change nothing about a step except which rollouts are rewarded:
 
 from collections import Counter
 from collections.abc import Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from drlib.task import Task, is_correct, normalise_answer
+
+if TYPE_CHECKING:
+    import torch
 
 # Names of rewards that ignore the answer on purpose. A run with another reward is refused if it
 # pays right and wrong answers the same (drlib.training.doctor); add your own control here.
@@ -24,9 +26,11 @@ CONTROL_REWARDS = {"random", "format", "inverse"}
 
 
 def shuffle_rewards(
-    rewards: Sequence[float | None], generator: torch.Generator
+    rewards: Sequence[float | None], generator: "torch.Generator"
 ) -> list[float | None]:
     """Permute the rewards of one group; None (not judged) keeps its place."""
+    import torch
+
     judged = [i for i, reward in enumerate(rewards) if reward is not None]
     order = torch.randperm(len(judged), generator=generator).tolist()
     shuffled = list(rewards)

@@ -24,15 +24,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from drlib.registry import Registry
 from drlib.task import Task, is_correct, normalise_answer
 from drlib.trajectory import Termination, ToolResult, Trajectory
 from drlib.validation import require
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -338,7 +340,7 @@ def training_progress(trajectory: Trajectory) -> float:
     return trajectory.metadata.get("progress", 1.0)
 
 
-def soft_overlong_penalty(lengths_N: Tensor, limit: int, buffer: int) -> Tensor:
+def soft_overlong_penalty(lengths_N: "Tensor", limit: int, buffer: int) -> "Tensor":
     """Return DAPO's length penalty (arXiv 2503.14476): 0, then linear, then -1.
 
     0 up to `limit - buffer` tokens, ((limit - buffer) - length) / buffer within the buffer, -1
@@ -354,9 +356,12 @@ def soft_overlong_penalty(lengths_N: Tensor, limit: int, buffer: int) -> Tensor:
     Raises:
         ValueError: not 0 < buffer <= limit, or a negative length.
 
+    >>> import torch
     >>> soft_overlong_penalty(torch.tensor([50, 90, 120]), limit=100, buffer=20).tolist()
     [0.0, -0.5, -1.0]
     """
+    import torch  # the only reward that needs it
+
     require(0 < buffer <= limit, f"need 0 < buffer <= limit, got {buffer} and {limit}")
     lengths_N = torch.as_tensor(lengths_N).to(torch.get_default_dtype())
     require(not bool((lengths_N < 0).any()), "lengths_N must be >= 0")

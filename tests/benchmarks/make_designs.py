@@ -16,7 +16,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from drlib.analysis.plots import CONTROL, STYLE, png_bytes
+from drlib.analysis.figure_style import CONTROL, STYLE, png_bytes
 from drlib.config import ROOT
 from drlib.experiments.designs import Design
 from drlib.files import write_atomic

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from drlib.analysis.plots import STYLE, png_bytes
+from drlib.analysis.figure_style import STYLE, png_bytes
 from drlib.analysis.scheduling import (
     draw_lengths,
     simulate_admission,
