@@ -19,6 +19,7 @@ import hashlib
 import inspect
 import math
 import numbers
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -233,7 +234,7 @@ def _check(name: str, function: Callable, trajectory: Trajectory, task: Task) ->
         ValueError: NaN or infinity.
     """
     result = function(trajectory, task)
-    if isinstance(result, numbers.Real | np.number | np.bool_ | Tensor):
+    if _is_number(result):
         result = RewardResult(float(result), {name: float(result)})
     elif result is None:
         result = RewardResult(None)
@@ -248,6 +249,13 @@ def _check(name: str, function: Callable, trajectory: Trajectory, task: Task) ->
                 f"reward {name!r}: {term} is {value} for {trajectory.id} of task {task.id}"
             )
     return result
+
+
+def _is_number(result: object) -> bool:
+    """Return True for a number or a tensor of one, of which there is none before torch is there."""
+    torch = sys.modules.get("torch")
+    is_tensor = torch is not None and isinstance(result, torch.Tensor)
+    return is_tensor or isinstance(result, numbers.Real | np.number | np.bool_)
 
 
 def check_reward(name: str, **settings) -> None:
