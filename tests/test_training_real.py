@@ -160,7 +160,6 @@ def test_notebook_trains_on_own_documents(workspace, tmp_path, capsys):
     config = miniature_config(
         workspace,
         "llama",
-        **{**FEW, "world.pages": 120},  # with fewer, no relation of this folder is frequent enough
         rl__reward__name="exact_match",
         rl__start="",
         world__name=f"folder:{tmp_path / 'my notes'}",
