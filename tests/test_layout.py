@@ -415,11 +415,7 @@ def test_environment_yml_installs_the_same_pins_and_extras(project):
     assert SpecifierSet(project["requires-python"]).contains("3.11.5")
 
 
-def test_ci_runs_the_make_targets():
-    script = (ROOT / ".ci" / "run").read_text()
-    assert re.findall(r"^exec (.+)$", script, re.M) == [
-        "make test test-alone test-vllm $gym book --keep-going"
-    ]
+def test_workflow_runs_the_script():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     (job,) = workflow["jobs"].values()
     assert [s["run"] for s in job["steps"] if "run" in s] == ["bash .ci/run"]

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -190,3 +191,50 @@ def test_make_help_lists_every_target(make_clone):
         "reference",
         "clean",
     ]
+
+
+# ---------------------------------------------------------------------------------------------
+# .ci/run
+
+
+@pytest.fixture
+def run_ci(tmp_path):
+    """Return a function that runs .ci/run with a `make` that only records its targets."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    make = 'echo "$1" >> made; [ "$1" != "$FAILING" ]'
+    for name, text in {"make": make, "chromium": "", "gcc": ""}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+
+    def run(**environment):
+        (tmp_path / "made").unlink(missing_ok=True)
+        path = os.pathsep.join([str(programs), os.environ["PATH"]])
+        done = subprocess.run(
+            [tmp_path / ".ci" / "run"],
+            env=os.environ | {"PATH": path, "FAILING": ""} | environment,
+            capture_output=True,
+            text=True,
+        )
+        return done, (tmp_path / "made").read_text().split()
+
+    return run
+
+
+SUITES = ["test-alone", "test-vllm", "test-gym", "book"]
+
+
+@pytest.mark.parametrize("failing", ["", "test", "book"])
+def test_ci_runs_every_suite_also_after_a_failure(run_ci, failing):
+    done, made = run_ci(FAILING=failing)
+    assert made == ["test", *SUITES]
+    assert done.returncode == (1 if failing else 0)
+    assert ("== failed: " + failing in done.stdout) == bool(failing)
+
+
+def test_ci_names_the_suites_for_which_no_time_is_left(run_ci):
+    done, made = run_ci(CI_LIMIT_S="-1")
+    assert made == ["test"] and done.returncode == 0
+    assert [line.split()[4].rstrip(";") for line in done.stdout.splitlines()] == SUITES
