@@ -13,19 +13,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 import psutil
 import pytest
+from waiting import until
 
 from drlib.config import ROOT, Config
 from drlib.rl.curriculum import Curriculum
-from drlib.training import build, stages
+from drlib.training import stages
 from drlib.training.grpo import check_rl_settings
 from drlib.training.question_scheduler import SKILLS, QuestionScheduler
-from drlib.training.ray_training import connect_to_ray
 from drlib.training.rollout_actor import ActorSetup
 from drlib.training.rollout_pool import RolloutPool, check_asynchronous
 from drlib.training.run_folder import read_metrics
@@ -33,8 +31,6 @@ from drlib.trajectory import load_trajectories
 from drlib.worlds import Names
 from tests.loop_examples import build_world, cold_start  # noqa: F401 - a fixture
 from tests.ray_cluster import two_nodes
-from tests.stage_processes import start_stage
-from tests.waiting import until
 
 if os.environ.get("RAY_ADDRESS"):
     pytest.skip("a cluster of the user's is configured", allow_module_level=True)
@@ -62,70 +58,46 @@ def settings(**changes) -> Config:
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """Yield a cluster of two nodes with one actor each; this process is its driver."""
-    with two_nodes() as ray_cluster, connect_to_ray(ray_cluster.address):
-        yield ray_cluster
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, cluster):
+def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("asynchronous") / "runs"
     build_world(folder)
     return folder
 
 
-@contextmanager
-def time_limit():
-    """Fail if the block waits for groups that never come."""
+def start(runs, config: Config, **environment) -> subprocess.Popen:
+    """Start the stage `rl` in a process of its own."""
+    command = [sys.executable, "-m", "drlib.training.build"]
+    command += stages.arguments("rl", config, runs)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | environment,
+    )
 
-    def expire(*_):
-        raise TimeoutError(f"it did not end in {PATIENCE_S} s")
 
-    before = signal.signal(signal.SIGALRM, expire)
-    signal.alarm(PATIENCE_S)
+def finish(process: subprocess.Popen) -> None:
+    """Wait for a training process; fail if it fails, or if it waits for groups that never come."""
     try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    assert process.returncode == 0, output[-3000:]
 
 
-def train(runs, config: Config, meanwhile=None):
-    """Train in this process and return the folder of the stage.
-
-    Args:
-        meanwhile: called in a thread of its own during training.
-    """
-    with ThreadPoolExecutor(1) as other, time_limit():
-        done = other.submit(meanwhile) if meanwhile else None
-        folder = build.build("rl", config, runs)
-        if done:
-            done.result()
-    until(lambda: not actor_processes())
-    return folder
+def train(runs, config: Config):
+    """Train and return the folder of the stage."""
+    finish(start(runs, config))
+    return stages.folder("rl", config, runs)
 
 
 def partial(runs, config: Config):
     """Return the folder of the stage during training."""
     folder = stages.folder("rl", config, runs)
     return folder.with_name(folder.name + ".partial")
-
-
-def actor_processes() -> list[psutil.Process]:
-    """Return the running actors below this process."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "RolloutActor" in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def steps_done(log) -> int:
-    return log.read_bytes().count(b"\n") if log.exists() else 0
 
 
 def trained_groups(folder) -> list[list[str]]:
@@ -232,136 +204,131 @@ def test_old_groups_are_dropped_or_asked_again(runs, stale):
         assert lengths[(row["draw"], row["question"]), row["length"]] == row["hops"]
 
 
-def kill_an_actor() -> bool:
-    """Kill one of the actors at random; return False if there is none."""
-    alive = actor_processes()
-    if alive:
-        random.Random(7).choice(alive).kill()
-    return bool(alive)
+def actor_processes(parent: int) -> list[psutil.Process]:
+    """Return the running actors below a process."""
+    found = []
+    for process in psutil.Process(parent).children(recursive=True):
+        try:
+            if "RolloutActor" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def kill_actors(runs, config: Config, times: list[float]) -> dict:
+    """Kill a random actor after each of the waits; return the last row of metrics."""
+    process = start(runs, config)
+    rng = random.Random(7)
+    folder = stages.folder("rl", config, runs)
+    killed = 0
+    for wait in times:
+        until(lambda: process.poll() is not None or actor_processes(process.pid), 300)
+        time.sleep(wait)
+        alive = [] if process.poll() is not None else actor_processes(process.pid)
+        if alive:
+            rng.choice(alive).kill()
+            killed += 1
+    finish(process)
+    assert killed > 0
+    return read_metrics(folder)[-1] | {"killed": killed}
 
 
 def test_killed_actors_lose_and_repeat_nothing(runs, finished):
-    """One is killed as it starts, and two while they sample."""
     config = settings(**{"seed": 1, "rl.steps": 6})
-    jobs = partial(runs, config) / "jobs.jsonl"
-
-    def kill() -> int:
-        killed = 0
-        for done in (0, 2, 8):
-            until(lambda n=done: steps_done(jobs) >= n and actor_processes(), PATIENCE_S)
-            killed += kill_an_actor()
-        return killed
-
-    folder, killed = train(runs, config, kill)
+    last = kill_actors(runs, config, [1.0, 0.5, 2.0])
+    folder = stages.folder("rl", config, runs)
     assert_each_question_is_trained_once(folder, steps=6)
-    assert 1 <= read_metrics(folder)[-1]["restarts"] <= killed
+    assert last["restarts"] <= last["killed"]
     assert max(row["lag_max"] for row in read_metrics(folder)) <= 1
 
 
-def test_a_killed_learner_resumes_without_losing_a_question(runs, cluster, tmp_path):
+def steps_done(log) -> int:
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def test_a_killed_learner_resumes_without_losing_a_question(runs):
     config = settings(**{"seed": 2, "rl.steps": 5})
-    log = partial(runs, config) / "metrics.jsonl"
     for steps in (1, 3):  # killed after so many
-        place = {"RAY_ADDRESS": cluster.address}
-        process = start_stage("rl", config, runs, tmp_path / "output", place)
-        until(lambda steps=steps: steps_done(log) >= steps, PATIENCE_S)
-        process.kill()
-        process.join()
-        for actor in actor_processes():
-            actor.kill()
+        process = start(runs, config)
+        log = partial(runs, config) / "metrics.jsonl"
+        until(lambda log=log, steps=steps: steps_done(log) >= steps, 300)
+        for child in actor_processes(process.pid):
+            child.kill()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     folder = train(runs, config)
     assert_each_question_is_trained_once(folder, steps=5)
     assert [row["step"] for row in read_metrics(folder)] == [1, 2, 3, 4, 5]
 
 
-def suspend_an_actor(least: int) -> psutil.Process:
-    """Suspend an actor once `least` of them run; return it."""
-    until(lambda: len(actor_processes()) >= least, PATIENCE_S)
-    actor = actor_processes()[0]
+def suspend_an_actor(parent: int, least: int) -> psutil.Process:
+    """Suspend an actor below a process, once `least` of them run; return it."""
+    until(lambda: len(actor_processes(parent)) >= least, 300)
+    actor = actor_processes(parent)[0]
     actor.suspend()
     return actor
 
 
-def test_the_learner_waits_for_a_slow_actor(runs, monkeypatch):
+def test_the_learner_waits_for_a_slow_actor(runs):
     """Groups of an actor that stands still for a while are trained in time, not late."""
-    config = settings(**{"seed": 5, "rl.steps": 6})
+    config = settings(**{"seed": 5, "rl.steps": 8})
+    process = start(runs, config)
     log = partial(runs, config) / "metrics.jsonl"
-    pools, seen = [], []
-
-    def keep(self, *arguments):
-        pools.append(self)
-        create(self, *arguments)
-
-    create = RolloutPool.__init__
-    monkeypatch.setattr(RolloutPool, "__init__", keep)
-
-    def progress() -> tuple[int, int]:
-        return steps_done(log), len(pools[0]._finished)
-
-    def delay():
-        until(lambda: steps_done(log) >= 1, PATIENCE_S)
-        actor, before, since = suspend_an_actor(2), (), time.monotonic()
-        while time.monotonic() - since < (3 if pools[0]._is_any_due() else 15):
-            if before != (before := progress()):
-                since = time.monotonic()
-            time.sleep(0.1)
-        seen.append(steps_done(log))
-        actor.resume()
-
-    folder = train(runs, config, delay)
-    assert seen[0] < 6
-    assert_each_question_is_trained_once(folder, steps=6)
+    until(lambda: steps_done(log) >= 1, 300)
+    actor, seen = suspend_an_actor(process.pid, 2), -1
+    while seen != (seen := steps_done(log)):  # until the learner waits
+        time.sleep(15)
+    actor.resume()
+    finish(process)
+    folder = stages.folder("rl", config, runs)
+    assert seen < 8
+    assert_each_question_is_trained_once(folder, steps=8)
     assert max(row["lag_max"] for row in read_metrics(folder)) == 1
 
 
-def test_a_hanging_actor_is_replaced(cluster, cold_start, tmp_path):
+def test_a_hanging_actor_is_replaced(cold_start, tmp_path):
     config = settings(**{"rl.steps": 1, "seed": 6})
     world, policy = cold_start.world, cold_start.policy
     scheduler = QuestionScheduler(config, world, Names.from_world(world))
     setup = ActorSetup(config, policy, "", cold_start.chat, None, world)
-    pool = RolloutPool(setup, scheduler, tmp_path, job_timeout_s=10)
-    until(lambda: len(pool._idle) == 2, PATIENCE_S)  # both have started
+    pool = RolloutPool(setup, scheduler, tmp_path, job_timeout_s=30)
+    until(lambda: len(pool._idle) == 2, 300)  # both have started
     try:
-        suspend_an_actor(2)
-        with time_limit():
-            rollouts = pool.collect(Curriculum(SKILLS))
+        suspend_an_actor(os.getpid(), 2)
+        rollouts = pool.collect(Curriculum(SKILLS))
         assert len({t.group_id for t in rollouts.everything}) == QUESTIONS
         assert len({t.id for t in rollouts.everything}) == QUESTIONS * GROUP
         assert pool.metrics()["restarts"] >= 1
     finally:
         pool.close()
-        until(lambda: not actor_processes())
 
 
-def test_a_fault_in_an_actor_is_raised_by_the_learner(runs):
-    """The learner is a process of its own; without an address it starts Ray on this host."""
-    changes = {"rl.asynchronous.actors": 1, "rl.reward.arguments": '{"unknown": 1}'}
-    config = settings(seed=3, **changes)
-    command = [sys.executable, "-m", build.MODULE, *stages.arguments("rl", config, runs)]
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run(
-        command, cwd=ROOT, env=alone, capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert done.returncode == 1
-    assert "unknown" in done.stderr.strip().splitlines()[-1]
-
-
-def test_a_dead_host_loses_and_repeats_nothing(runs, cluster):
-    """One of the two nodes is removed during training, so this test is the last on the cluster."""
+def test_a_dead_host_loses_and_repeats_nothing(runs):
+    """An actor on each of two nodes; one node is removed during training."""
     config = settings(**{"seed": 4, "rl.steps": 6, "rollout.tool_latency_ms": 100.0})
     jobs = partial(runs, config) / "jobs.jsonl"
 
     def hosts_at_work() -> int:
         return len({job["process"] for job in rows(jobs.parent)}) if jobs.exists() else 0
 
-    def remove_a_node():
-        until(lambda: hosts_at_work() == 2, PATIENCE_S)
-        (second,) = cluster.worker_nodes
+    with two_nodes() as cluster:
+        process = start(runs, config, RAY_ADDRESS=cluster.address)
+        until(lambda: process.poll() is not None or hosts_at_work() == 2, 300)
+        second = next(node for node in cluster.worker_nodes)
         cluster.remove_node(second, allow_graceful=False)
-
-    folder = train(runs, config, remove_a_node)
+        finish(process)
+    folder = stages.folder("rl", config, runs)
     assert_each_question_is_trained_once(folder, steps=6)
     assert read_metrics(folder)[-1]["restarts"] <= 1
+
+
+def test_a_fault_in_an_actor_is_raised_by_the_learner(runs):
+    config = settings(**{"seed": 3, "rl.reward.arguments": '{"unknown": 1}'})
+    process = start(runs, config)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert "unknown" in output.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
