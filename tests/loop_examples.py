@@ -75,7 +75,7 @@ REPLAYED = {  # replay with everything that treats older samples differently
     "rl.loss.kl_coef": 0.02,
     "rl.minibatches": 2,
 }
-# Policy folder -> rollouts of one step from it, which several test modules use.
+# Policy folder -> rollouts of its first step by shard, shared by several test modules.
 SAMPLED: dict[Path, list[list[Trajectory]]] = {}
 
 

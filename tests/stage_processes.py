@@ -77,7 +77,7 @@ def start_stage(
         output: path without suffix of the captured output files (.out and .err).
         place: environment variables of the rank.
         room: see `build_stage`.
-        function: is called instead of the command's own, with the same sys.argv.
+        function: called with the command's sys.argv instead of its `main`.
     """
     return _start(function, _command(name, settings, runs), output, place, room)
 

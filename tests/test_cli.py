@@ -76,6 +76,13 @@ def test_help_and_misspelled_commands_import_neither_torch_nor_numpy():
     assert result.returncode == 0, result.stderr
 
 
+def test_light_modules_import_nothing_slow():
+    modules = "agents", "analysis.data_plots", "cli.dataset", "cli.plan", "questions", "rewards"
+    slow = {"datasets", "sympy", "torch", "transformers"}
+    code = f"import sys, drlib.{', drlib.'.join(modules)}; print(*{slow} & {{*sys.modules}})"
+    assert run_drlib(code=code).stdout == "\n"
+
+
 def test_unknown_command_suggests_the_nearest():
     result = run_drlib("repotr", "x")
     assert result.returncode == 2 and result.stdout == ""

@@ -423,7 +423,7 @@ function remember() {  // the address says what is seen; browsers limit how ofte
     history.replaceState(null, "", `#${p}`);
   }, 200);
 }
-// The address of the event, not of the page: `remember` may have replaced that in the meantime.
+// `remember` may have replaced the page's address before the event arrives; the event's is right.
 function recall(event) {
   const p = new URLSearchParams(new URL(event?.newURL ?? location.href).hash.slice(1));
   for (const name of ["outcome", "status"]) state.filters[name] = new Set(p.getAll(name));

@@ -226,9 +226,10 @@ def _save(request: DatasetRequest, result: DatasetResult, folder: Path, world) -
     """
     (folder / CARD).unlink(missing_ok=True)
     rows = result.assembly.rows
-    from datasets import disable_progress_bars  # lazy: imports pandas
+    # slow to import; not needed by --help or for a wrong argument
+    from datasets import disable_progress_bars
 
-    from drlib.analysis.data_plots import plot_quality  # lazy: imports torch
+    from drlib.analysis.data_plots import plot_quality
 
     disable_progress_bars()  # this command prints a line per block
     without_triples, report = 0, None

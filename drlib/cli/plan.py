@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--runs", type=Path, default=runs_folder(), help="run folder for --here")
     args, settings = parser.parse_known_args(argv)
-    # imports torch and transformers, which --help does not need
+    # slow: imports torch and transformers, which --help does not need
     from drlib.training.planner import check_machine, plan, render
 
     try:

@@ -153,7 +153,7 @@ class SearchQuestions:
 
 def _find_prime(n: int) -> int:
     """Return prime number `n`, counted from 1."""
-    import sympy  # half of the time in which drlib.questions is imported
+    import sympy  # takes longer to import than the rest of drlib.questions
 
     return int(sympy.prime(n))
 

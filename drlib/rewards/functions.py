@@ -252,8 +252,8 @@ def _check(name: str, function: Callable, trajectory: Trajectory, task: Task) ->
 
 
 def _is_number(result: object) -> bool:
-    """Return True for a number or a tensor of one, of which there is none before torch is there."""
-    torch = sys.modules.get("torch")
+    """Return True for a number or a tensor."""
+    torch = sys.modules.get("torch")  # a tensor exists only if somebody has imported torch
     is_tensor = torch is not None and isinstance(result, torch.Tensor)
     return is_tensor or isinstance(result, numbers.Real | np.number | np.bool_)
 

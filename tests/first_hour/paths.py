@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
     for policy in POLICIES:
         committed = f"figures/reference/tour/{policy}"
         shutil.copytree(ROOT / committed, place / committed)
-    # a folder with enough questions: the question engine, the slowest family, is hardly asked
+    # enough questions without the question engine, the slowest family
     shutil.copytree(FOLDERS / "company_wiki", here / "notes")
     shutil.copytree(place / "figures/reference/tour/policy_rl", here / "policies" / "own")
     (here / "sweep.yaml").write_text(SWEEP)
