@@ -30,6 +30,7 @@ from drlib.trajectory import Termination, ToolResult, load_trajectories
 from tests.provider_examples import RECORDED, Replay
 from tests.scripted_server import Scripted
 from tests.template_examples import foreign_model
+from tests.waiting import HANG_S
 
 NORWAY = "What is the currency of Norway?"
 LOOK = "<think>Look it up.</think>" + render_call("search", {"query": ["Norway"]})
@@ -242,7 +243,7 @@ def test_trajectory_before_ctrl_c_is_saved(tmp_path):
                 break
         time.sleep(0.3)
         child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=20)
+        _, err = child.communicate(timeout=HANG_S)
     assert (
         child.returncode == 130
         and err.strip() == f"drlib ask: interrupted; the trajectory so far is in {saved}"

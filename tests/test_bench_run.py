@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from tests.benchmarks.bench_run import OUT, ROOT, of_commits, ratios, right
+from tests.waiting import HANG_S
 
 COUNTING = """
 import os, subprocess, sys, time
@@ -60,7 +61,7 @@ def test_shares_use_only_the_rows_of_the_seed(tmp_path):
 
 def test_leftover_processes_are_stopped_and_counted():
     done = subprocess.run(
-        [sys.executable, "-c", COUNTING], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", COUNTING], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode == 0, done.stderr
     seconds, children = done.stdout.split()

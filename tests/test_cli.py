@@ -11,6 +11,7 @@ import pytest
 
 import drlib
 from drlib import cli
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = "import sys; from {module} import {function}; sys.exit({function}())"
@@ -24,7 +25,7 @@ def run_drlib(*arguments, code=None):
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_S)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]], ids=" ".join)
@@ -105,7 +106,7 @@ def test_report_writes_a_page(tmp_path):
 def test_module_and_console_script_are_equal():
     script = run_drlib("sandbox", "probe")
     module = [sys.executable, "-m", "drlib.cli", "sandbox", "probe"]
-    own = subprocess.run(module, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    own = subprocess.run(module, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
     assert (script.returncode, script.stdout) == (own.returncode, own.stdout)
     assert "seccomp" in script.stdout
 

@@ -39,6 +39,7 @@ from drlib.demonstrations.agentscaler import (
     tool_graph,
     toy_apis,
 )
+from tests.waiting import HANG_S
 
 APIS = toy_apis()
 DOMAINS_FOUND = [Domain(part) for part in find_domains(APIS)]
@@ -364,5 +365,5 @@ def test_output_does_not_depend_on_the_hash_seed():
         )
         for hash_seed in ("0", "1", "77")
     ]
-    found = [process.communicate(timeout=600)[0] for process in running]
+    found = [process.communicate(timeout=HANG_S)[0] for process in running]
     assert len(found[0]) == 65 and found == [found[0]] * 3

@@ -23,6 +23,7 @@ from waiting import until
 from drlib.config import ROOT, Config, load_from_arguments
 from drlib.training import stages
 from drlib.training.build import MODULE, stage_arguments
+from tests.waiting import HANG_S
 
 LAUNCH = ROOT / "docs" / "launch"
 SCRIPTS = ("accelerate", "slurm")
@@ -75,7 +76,7 @@ class Calls:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=HANG_S,
         )
         self.all = [json.loads(line) for line in self.log.read_text().splitlines()]
 
@@ -274,7 +275,7 @@ def test_accelerate_on_cpus_starts_one_process(tmp_path):
         [*start, "--cpu", "--num_processes", "2", program],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_S,
     )
     assert done.stdout.splitlines() == ["size 1"]
     words = " ".join((LAUNCH / "accelerate.sh").read_text().replace("\n#", "").split())

@@ -132,7 +132,7 @@ def test_killed_run_equals_an_uninterrupted_one(tmp_path):
 def kill_after(stop, out, line, environment):
     """Start the command and kill it once the folder has `stop` answers."""
     child = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL)
-    until(lambda: finished(out) >= stop or child.poll() is not None, patience_s=300)
+    until(lambda: finished(out) >= stop or child.poll() is not None)
     child.send_signal(signal.SIGKILL)
     child.wait()
 

@@ -15,6 +15,7 @@ from drlib.cli import main
 from drlib.evaluation.benchmarks import load_benchmark
 from tests.scripted_server import Scripted
 from tests.test_evaluation_benchmarks import ANSWER, FIXTURES, QUESTION, lines
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).resolve().parents[1]
 PROTECTED = sorted(name for name, fixture in FIXTURES.items() if fixture[3].get("protected"))
@@ -86,7 +87,7 @@ def test_commands_write_no_texts_of_browsecomp(tmp_path):
             cwd=folders["work"],
             env=environment,
             capture_output=True,
-            timeout=300,
+            timeout=HANG_S,
         )
         assert not find_texts(done.stdout + done.stderr), done.stderr
         return done.returncode, (done.stdout + done.stderr).decode()

@@ -169,7 +169,7 @@ def budget_runs(tmp_path_factory):
     with open(folder / "log", "w") as log:
         started = subprocess.Popen(states.command("1h"), stdout=log, **states.options())
         try:
-            until(lambda: "seed 3: finished" in (folder / "log").read_text())
+            until(lambda: "seed 3: finished" in (folder / "log").read_text(), process=started)
         finally:
             started.send_signal(signal.SIGKILL)
             started.wait()

@@ -23,7 +23,7 @@ from drlib.training import stages
 from drlib.training.run_folder import MANIFEST, METRICS, RunFolder, read_metrics
 from tests.experiment_examples import load_summary, write_plan
 from tests.loop_examples import build_stages
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 # A reward that raises in training, but not for the example: its arm fails in the first step.
 PLUGIN = """
@@ -101,7 +101,7 @@ def sweep(tmp_path_factory):
             states.before[arm, seed] = states.finished_at(arm, seed)
         states.listing_text = listing(states.plan, states.runs)
         _kill_in_the_middle(states)
-        options = dict(cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+        options = dict(cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG_S)
         states.completed = subprocess.run(states.command(), **options)
         yield states
 
@@ -112,7 +112,7 @@ def _kill_in_the_middle(states: SweepStates) -> None:
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     started = subprocess.Popen(states.command(), cwd=ROOT, env=states.environment, **silent)
     try:
-        until(lambda: rows.exists() and rows.read_text().count("\n") > 0)
+        until(lambda: rows.exists() and rows.read_text().count("\n") > 0, process=started)
     finally:
         started.send_signal(signal.SIGKILL)
         started.wait()

@@ -26,6 +26,7 @@ from drlib.models.sampling import sample
 from tests.engine_examples import V, small_model
 from tests.test_models_local_engine import Recorder, compare_with_trainer, make_prompts
 from tests.test_models_routes import RouteRecorder
+from tests.waiting import HANG_S
 
 model = small_model
 
@@ -243,7 +244,7 @@ def test_kernels_are_compiled_once(model):
 def test_numba_is_imported_lazily():
     program = "import sys, drlib.training.grpo, drlib.evaluation.evaluate, drlib.app; "
     program += "sys.exit(int(bool({'numba', 'llvmlite'} & set(sys.modules))))"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=HANG_S).returncode == 0
 
 
 @pytest.mark.parametrize("slots", [3, 48])

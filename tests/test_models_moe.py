@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from drlib.models.moe import PolicyShape, build_policy, induction_init_, load_policy, save_policy
+from tests.waiting import HANG_S
 
 SMALL = PolicyShape(vocab_size=96, hidden=32, layers=2, heads=4, head_dim=8, expert_hidden=16)
 
@@ -237,9 +238,8 @@ def test_full_disk_keeps_the_old_checkpoint(saved):
             sys.exit(7)
     """
     old = {p.name: p.read_bytes() for p in saved.iterdir()}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 7, done.stderr
     assert "File too large" in done.stdout or "could not write" in done.stdout
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == old

@@ -24,6 +24,7 @@ from tests.notebook_programs import (
     start,
     wait_for,
 )
+from tests.waiting import HANG_S
 
 
 def interrupt_launch(tmp_path, mode, processes):
@@ -41,7 +42,7 @@ def interrupt_launch(tmp_path, mode, processes):
     wait_for(lambda: all(f.exists() for f in files))
     time.sleep(2 * launching.POLL_S)  # `launch` has polled the grandchildren once
     notebook.send_signal(signal.SIGINT)
-    error = notebook.communicate(timeout=180)[1].decode()
+    error = notebook.communicate(timeout=HANG_S)[1].decode()
     assert "KeyboardInterrupt" in error
     return [pid for f in files for pid in json.loads(f.read_text())[:2]]
 

@@ -28,6 +28,7 @@ from tests.notebook_programs import (
     start,
     wait_for,
 )
+from tests.waiting import HANG_S
 
 
 def test_run_passes_parameters_and_starts_in_the_working_directory(
@@ -211,7 +212,7 @@ def test_ctrl_c_stops_the_notebook_and_its_program(folder, program, tmp_path):
     time.sleep(2 * launching.POLL_S)
     kernels = [p.pid for p in psutil.Process(command.pid).children(recursive=True)]
     command.send_signal(signal.SIGINT)
-    error = command.communicate(timeout=180)[1].decode()
+    error = command.communicate(timeout=HANG_S)[1].decode()
     pids = json.loads((tmp_path / "out.0").read_text())[:2]
     assert [pid for pid in pids + kernels if running(pid)] == []
     assert (tmp_path / "out.0.saved").exists()

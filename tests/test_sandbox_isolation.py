@@ -39,6 +39,7 @@ from tests.sandbox_targets import (
     shown,
     skip_without,
 )
+from tests.waiting import HANG_S
 
 # Long, so that it is not kept with small objects; the canary is for who reads old memory.
 AFTER = f"import os\nprint(os.listdir('.'), '{CANARY}')\n#" + "-" * 700
@@ -332,7 +333,9 @@ from drlib.sandbox import Sandbox, probe, selftest
 with Sandbox() as sandbox:
     print(probe().level, selftest.__file__, sandbox.run("print(40 + 2)").text, sep="|")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S
+    )
     words = done.stdout.strip().split("|")
     assert words == [probe().level, str(copy / "sandbox" / "selftest.py"), "42"], done.stderr
 

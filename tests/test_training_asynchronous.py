@@ -31,13 +31,13 @@ from drlib.trajectory import load_trajectories
 from drlib.worlds import Names
 from tests.loop_examples import build_world, cold_start  # noqa: F401 - a fixture
 from tests.ray_cluster import two_nodes
+from tests.waiting import HANG_S
 
 if os.environ.get("RAY_ADDRESS"):
     pytest.skip("a cluster of the user's is configured", allow_module_level=True)
 pytest.importorskip("ray", reason="the cluster extra is not installed")
 
 STEPS, QUESTIONS, GROUP = 4, 6, 4
-PATIENCE_S = 300
 SETTINGS = {
     "processes": 1,
     "rl.steps": STEPS,
@@ -81,7 +81,7 @@ def start(runs, config: Config, **environment) -> subprocess.Popen:
 def finish(process: subprocess.Popen) -> None:
     """Wait for a training process; fail if it fails, or if it waits for groups that never come."""
     try:
-        output, _ = process.communicate(timeout=PATIENCE_S)
+        output, _ = process.communicate(timeout=HANG_S)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
@@ -223,7 +223,7 @@ def kill_actors(runs, config: Config, times: list[float]) -> dict:
     folder = stages.folder("rl", config, runs)
     killed = 0
     for wait in times:
-        until(lambda: process.poll() is not None or actor_processes(process.pid), 300)
+        until(lambda: process.poll() is not None or actor_processes(process.pid))
         time.sleep(wait)
         alive = [] if process.poll() is not None else actor_processes(process.pid)
         if alive:
@@ -252,7 +252,7 @@ def test_a_killed_learner_resumes_without_losing_a_question(runs):
     for steps in (1, 3):  # killed after so many
         process = start(runs, config)
         log = partial(runs, config) / "metrics.jsonl"
-        until(lambda log=log, steps=steps: steps_done(log) >= steps, 300)
+        until(lambda log=log, steps=steps: steps_done(log) >= steps)
         for child in actor_processes(process.pid):
             child.kill()
         process.send_signal(signal.SIGKILL)
@@ -264,7 +264,7 @@ def test_a_killed_learner_resumes_without_losing_a_question(runs):
 
 def suspend_an_actor(parent: int, least: int) -> psutil.Process:
     """Suspend an actor below a process, once `least` of them run; return it."""
-    until(lambda: len(actor_processes(parent)) >= least, 300)
+    until(lambda: len(actor_processes(parent)) >= least)
     actor = actor_processes(parent)[0]
     actor.suspend()
     return actor
@@ -275,7 +275,7 @@ def test_the_learner_waits_for_a_slow_actor(runs):
     config = settings(**{"seed": 5, "rl.steps": 8})
     process = start(runs, config)
     log = partial(runs, config) / "metrics.jsonl"
-    until(lambda: steps_done(log) >= 1, 300)
+    until(lambda: steps_done(log) >= 1)
     actor, seen = suspend_an_actor(process.pid, 2), -1
     while seen != (seen := steps_done(log)):  # until the learner waits
         time.sleep(15)
@@ -293,7 +293,7 @@ def test_a_hanging_actor_is_replaced(cold_start, tmp_path):
     scheduler = QuestionScheduler(config, world, Names.from_world(world))
     setup = ActorSetup(config, policy, "", cold_start.chat, None, world)
     pool = RolloutPool(setup, scheduler, tmp_path, job_timeout_s=30)
-    until(lambda: len(pool._idle) == 2, 300)  # both have started
+    until(lambda: len(pool._idle) == 2)  # both have started
     try:
         suspend_an_actor(os.getpid(), 2)
         rollouts = pool.collect(Curriculum(SKILLS))
@@ -314,7 +314,7 @@ def test_a_dead_host_loses_and_repeats_nothing(runs):
 
     with two_nodes() as cluster:
         process = start(runs, config, RAY_ADDRESS=cluster.address)
-        until(lambda: process.poll() is not None or hosts_at_work() == 2, 300)
+        until(lambda: process.poll() is not None or hosts_at_work() == 2)
         second = next(node for node in cluster.worker_nodes)
         cluster.remove_node(second, allow_graceful=False)
         finish(process)
@@ -326,7 +326,7 @@ def test_a_dead_host_loses_and_repeats_nothing(runs):
 def test_a_fault_in_an_actor_is_raised_by_the_learner(runs):
     config = settings(**{"seed": 3, "rl.reward.arguments": '{"unknown": 1}'})
     process = start(runs, config)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert "unknown" in output.strip().splitlines()[-1]
 

@@ -18,6 +18,7 @@ from drlib.training import launch, stages
 from drlib.training.launch import LaunchError, build_stage
 from tests.loop_examples import build_stages
 from tests.notebook_programs import running, wait_for
+from tests.waiting import HANG_S
 
 # A stage that reports its process and then behaves as the file `how` of the runs folder says.
 PLUGIN = """
@@ -219,7 +220,7 @@ def test_ctrl_c_lets_the_stage_save_and_leaves_nothing(place):
     program = start_program(place)
     pids = processes_of(place)
     program.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in program.communicate(timeout=60)[1].decode()
+    assert "KeyboardInterrupt" in program.communicate(timeout=HANG_S)[1].decode()
     assert not any(map(running, pids))
     assert all((place / f"one.{rank}.saved").exists() for rank in range(2))
 

@@ -61,6 +61,7 @@ from tests.loop_examples import build_stages, cold_start, gradient_of, settings
 from tests.rl_examples import a_tool_result, changed
 from tests.stage_processes import build_stage, start_stage
 from tests.template_examples import random_model, tokenizer_of
+from tests.waiting import HANG_S
 
 start = cold_start
 QUESTIONS, SAMPLES = 3, 4
@@ -948,7 +949,7 @@ def test_documented_loop_trains_a_few_steps(tmp_path):
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split() for line in done.stdout.splitlines()]

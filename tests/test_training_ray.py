@@ -28,6 +28,7 @@ from drlib.training.run_folder import (
 )
 from tests.loop_examples import build_stages
 from tests.ray_cluster import left_over, two_nodes
+from tests.waiting import HANG_S
 
 if os.environ.get("RAY_ADDRESS"):
     pytest.skip("a cluster of the user's is configured", allow_module_level=True)
@@ -167,7 +168,7 @@ def test_missing_ray_or_cluster_gives_a_one_line_error(runs, tmp_path, first, ar
         env=os.environ | {"RAY_TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG_S,
     )
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {message}\n")
 
@@ -179,7 +180,7 @@ def test_two_nodes_match_torchrun_after_interruptions(runs, cluster, tmp_path):
     interrupted = command(cluster, runs, *arguments)
     until(lambda: (partial / CHECKPOINT).exists() and len(read_metrics(partial)) > 1)
     interrupted.send_signal(signal.SIGINT)
-    out, stderr = interrupted.communicate(timeout=200)
+    out, stderr = interrupted.communicate(timeout=HANG_S)
     assert (interrupted.returncode, out) == (130, ""), stderr
     assert stderr.splitlines()[-1] == f"interrupted: {ray_training.RESUME}"
     assert not RunFolder.is_complete(final) and not leftovers(runs)
@@ -190,7 +191,7 @@ def test_two_nodes_match_torchrun_after_interruptions(runs, cluster, tmp_path):
     workers = [p for p in psutil.process_iter(["name"]) if "RayTrainWorker" in p.name()]
     assert len(workers) == 2
     workers[1].kill()
-    out, stderr = resumed.communicate(timeout=400)
+    out, stderr = resumed.communicate(timeout=HANG_S)
     assert (resumed.returncode, out.splitlines()[-1]) == (0, str(final)), stderr
     assert not left_over(workers) and not leftovers(runs)
     assert [row["step"] for row in read_metrics(final)] == [*range(1, 25)]
@@ -218,7 +219,7 @@ def test_trl_on_two_nodes_is_bit_identical_to_torchrun(runs, connected, tmp_path
 def test_worker_failure_gives_a_one_line_error(runs, cluster):
     path = {"PYTHONPATH": str(runs.parent)}
     process = command(cluster, runs, "breaks", "--plugins=breaking", env=os.environ | path)
-    out, stderr = process.communicate(timeout=200)
+    out, stderr = process.communicate(timeout=HANG_S)
     message = "error: worker 1 failed: ZeroDivisionError: division by zero\n"
     assert (process.returncode, out, stderr) == (1, "", message)
 

@@ -22,7 +22,7 @@ from drlib.training.run_folder import read_manifest, read_metrics
 from tests.loop_examples import settings
 from tests.real_examples import FEW, built, max_difference, miniature_config, weights
 from tests.stage_processes import build_stage, start_stage
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 RL = "rl_random_reward"
 ROUNDING = 5e-6  # different summation order
@@ -68,7 +68,7 @@ def run_by_torchrun(stage, config, runs):
         env=environment | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return stages.folder(stage, config, runs)
@@ -162,7 +162,7 @@ def test_sigterm_writes_a_checkpoint_and_a_message(single_process, workspace, tm
     final = stages.folder("sft", config, tmp_path)
     partial = final.with_name(final.name + ".partial")
     child = start_stage("sft", config, tmp_path, tmp_path / "said")
-    until(lambda: (partial / "metrics.jsonl").exists(), 200)
+    until(lambda: (partial / "metrics.jsonl").exists())
     child.terminate()
     child.join(120)
     assert child.exitcode == 130

@@ -20,6 +20,7 @@ from drlib.training import stages
 from drlib.training.reporting import numbers
 from drlib.training.run_folder import Interrupted, RunFolder, read_metrics
 from tests.loop_examples import build_stages
+from tests.waiting import HANG_S
 
 EVERY = 2
 
@@ -150,7 +151,7 @@ def test_missing_package_is_rejected_before_training(runs, package):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     remedy = f"pip install {package}, or set trainer.report_to=none"
     message = f"error: trainer.report_to={package!r} needs the package {package}, "
@@ -184,7 +185,7 @@ def test_trackio_logs_each_step_once(tmp_path):
         env=os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio")},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr
     name, logs = json.loads((tmp_path / "found.json").read_text())

@@ -28,6 +28,7 @@ from drlib.worlds import load_world
 from tests import loop_examples
 from tests.loop_examples import CALLED_BACK, REPLAYED, quick_settings, timeless_rows
 from tests.stage_processes import build_stage, start_ranks
+from tests.waiting import HANG_S
 
 SMALL = {
     "model.hidden": 32,
@@ -216,7 +217,7 @@ def test_interrupted_stage_leaves_a_checkpoint_and_resumes(runs, tmp_path):
     )
     wait_for_step(partial / "metrics.jsonl", 2)
     os.killpg(child.pid, signal.SIGINT)
-    assert child.wait(timeout=300) != 0
+    assert child.wait(timeout=HANG_S) != 0
     left = subprocess.run(["pgrep", "-g", str(child.pid)], capture_output=True, text=True)
     assert left.stdout == ""
     state = torch.load(partial / "checkpoint.pt", weights_only=True)

@@ -7,6 +7,7 @@ from drlib.config import Config
 from drlib.training import build, data
 from drlib.training.distributed import Ranks
 from drlib.training.run_folder import RunFolder
+from tests.waiting import HANG_S
 
 CONTEXT = multiprocessing.get_context("fork")  # without the imports of a new process
 
@@ -36,7 +37,7 @@ def test_second_process_waits_for_the_build(tmp_path, monkeypatch):
     ]
     for process in processes:
         process.start()
-    lines = [results.get(timeout=100) for _ in range(3)]
+    lines = [results.get(timeout=HANG_S) for _ in range(3)]
     for process in processes:
         process.join(100)
     assert [process.exitcode for process in processes] == [0, 0] and results.empty()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = int(os.environ.get("DRLIB_RACE_ROUNDS", "200"))
-SECONDS = 300.0  # for all rounds of one attack
+SECONDS = 900.0  # for all rounds of one attack
 
 
 @dataclass(frozen=True)
