@@ -54,9 +54,9 @@ LONG = (
     "test_experiments_runner.py",
     "test_experiments_budget.py",
     "00_tour.ipynb",
-    "10_stability.ipynb",
-    "29_rl_run.ipynb",
-    "16_reasoning_as_descent.ipynb",
+    "22_stability.ipynb",
+    "05_rl_run.ipynb",
+    "31_reasoning_as_descent.ipynb",
 )
 
 settings.register_profile("drlib", derandomize=True, deadline=None)

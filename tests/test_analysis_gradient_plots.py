@@ -143,7 +143,7 @@ def test_two_kls_drawn_with_bars():
 
 
 def test_truncation_error_by_hand():
-    """Notebook 10: a cap of 2 loses a quarter; from 4 on the cap is idle."""
+    """Notebook 22: a cap of 2 loses a quarter; from 4 on the cap is idle."""
     policy, behaviour, values = [1 / 2, 3 / 8, 1 / 8], [1 / 8, 3 / 8, 1 / 2], [1.0, 0.0, 0.5]
     bias, deviation = gradient_plots.truncation_error(behaviour, policy, values, [2, 4, 9])
     assert bias == pytest.approx([-1 / 4, 0, 0])

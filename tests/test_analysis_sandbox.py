@@ -1,4 +1,4 @@
-"""Plots of notebook 08 show the given numbers and reject a file without rows."""
+"""Plots of notebook 12 show the given numbers and reject a file without rows."""
 
 import matplotlib.pyplot as plt
 import numpy as np

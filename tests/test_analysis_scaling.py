@@ -1,4 +1,4 @@
-"""Plots of notebook 17 agree with the plan and the simulated clock.
+"""Plots of notebook 26 agree with the plan and the simulated clock.
 
 Run: python -m pytest tests/test_analysis_scaling.py
 """

@@ -1,4 +1,4 @@
-"""The search box of notebook 01: hits, facts, and text that is shown as it is.
+"""The search box of notebook 06: hits, facts, and text that is shown as it is.
 
 Run: python -m pytest tests/test_analysis_search_panel.py
 """

@@ -1,4 +1,4 @@
-"""Plots and the panel of notebook 12, on hand-made ledgers and rollouts.
+"""Plots and the panel of notebook 27, on hand-made ledgers and rollouts.
 
 Run: python -m pytest tests/test_experiments_strategy_figures.py
 """

@@ -167,7 +167,7 @@ def test_save_figure_creates_the_folder_and_is_bit_identical(tmp_path, monkeypat
     assert path == tmp_path / "new" / "figures" / "05_line.png"
     assert notebook.save_figure(figure(), "05_line").read_bytes() == first
     assert b"Software" not in first and first.startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="must look like 05_grpo_by_hand"):
+    with pytest.raises(ValueError, match="must look like 03_grpo_by_hand"):
         notebook.save_figure(figure(), "../line")
 
 

@@ -463,7 +463,7 @@ def shortest(links, start, goal):
 
 
 def filtered(chances, rewards, weights):
-    """Equation (2) of notebook 07."""
+    """Equation (2) of notebook 18."""
     baseline = np.dot(chances, rewards)
     pushed = np.multiply(weights, np.subtract(rewards, baseline))
     return np.multiply(chances, pushed - np.dot(chances, pushed))
@@ -482,14 +482,14 @@ def matched_mean(deltas, members, thirds):
 
 
 def reverse_step(student, teacher):
-    """p (A - mean of A), equation (2) of notebook 11."""
+    """p (A - mean of A), equation (2) of notebook 25."""
     advantages = [math.log(t / q) for q, t in zip(student, teacher)]
     mean = sum(q * a for q, a in zip(student, advantages))
     return [q * (a - mean) for q, a in zip(student, advantages)]
 
 
 def best_baseline(chances, rewards):
-    """Equation (4) of notebook 20, one sum per answer."""
+    """Equation (4) of notebook 02, one sum per answer."""
     squares = [
         sum((float(k == j) - p) ** 2 for j, p in enumerate(chances)) for k in range(len(chances))
     ]

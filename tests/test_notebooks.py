@@ -3,6 +3,9 @@
 nbval checks that every stored output is still reproduced (`make test` runs it).
 """
 
+import itertools
+import re
+
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -13,6 +16,7 @@ from drlib.notebook.execution import check_parameters, find, normalise, read
 from drlib.notebook.rules import HEADINGS, find_problems
 
 COMMITTED = find(None, solutions=True)
+BOOK = r"^\.\./\.\./notebooks/(\d\w+)$"  # in its tables of contents
 
 
 def name(path):
@@ -32,11 +36,21 @@ def test_every_notebook_accepts_a_profile_and_a_seed(path):
     assert check_parameters(read(path), {})["profile"] == "ci"  # nbval cannot inject parameters
 
 
+def test_notebooks_are_numbered_in_reading_order():
+    """Each names the next one; the README and the book list them in the same order."""
+    stems = [path.stem for path in find(None)]
+    assert [int(stem[:2]) for stem in stems] == [*range(len(stems))]
+    for path, following in itertools.pairwise(find(None)):
+        assert f"Next: [{following.stem[:2]}]({following.name})" in read(path).cells[-1].source
+    for page, link in (("README.md", r"\(notebooks/(\w+)\.ipynb"), ("docs/book/index.md", BOOK)):
+        assert re.findall(link, (ROOT / page).read_text(), re.MULTILINE) == stems
+
+
 def test_notebook_runs_through_papermill_with_parameters(tmp_path):
     """One notebook: nbval runs all of them, but cannot inject parameters."""
     output = tmp_path / "copy.ipynb"
     parameters = {"profile": "ci", "seed": 1}
-    execution.run("05", parameters, output)
+    execution.run("grpo_by_hand", parameters, output)
     copy = nbformat.read(output, 4)
     assert copy.metadata.papermill.parameters == parameters
     injected = [c for c in copy.cells if "injected-parameters" in c.metadata.get("tags", [])]

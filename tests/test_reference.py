@@ -164,7 +164,7 @@ def test_repeated_run_supports_the_stated_results(results):
 def test_resampling_reduces_tool_errors_in_training():
     """In every seed.
 
-    Notebook 07 says that three seeds disagree on held-out questions. If this interval no longer
+    Notebook 18 says that three seeds disagree on held-out questions. If this interval no longer
     contains 1, its text must say so.
     """
     roc = tour.TourRun.load(TOUR.parent / "resampling")

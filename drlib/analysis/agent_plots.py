@@ -1,4 +1,4 @@
-"""Plots of web agents for notebook 13: site walks, outlines, words read per turn.
+"""Plots of web agents for notebook 28: site walks, outlines, words read per turn.
 
 Plots are drawn into given axes from recorded rollouts. Blue is content that the agent found or
 read, orange failures or savings, grey the rest of the site.

@@ -1,4 +1,4 @@
-"""Plots of asynchronous training, for notebook 19: who works when, ages, and speed.
+"""Plots of asynchronous training, for notebook 24: who works when, ages, and speed.
 
 Inputs are rows of tests/benchmarks/bench_asynchronous.py and make_stale.py, and records of the
 experiment `asynchronous`. Blue: learner. Grey: actors.

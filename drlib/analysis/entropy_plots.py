@@ -1,6 +1,6 @@
 """Plots of entropies, lifts and answer losses, most drawn into given axes.
 
-Used by notebooks 15, 16 and 30 and by the report. Inputs are results of `entropy`, `reflection`
+Used by notebooks 19, 30 and 31 and by the report. Inputs are results of `entropy`, `reflection`
 and `pseudo_gradient`. Blue and orange are two policies, or successful and failed tool
 responses; grey is a null or a control. Colour scales go from pale (low) to dark (high), in the
 tones of cividis, which are readable with colour vision deficiency.

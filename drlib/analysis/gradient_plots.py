@@ -59,7 +59,7 @@ def plot_baselines(ax: Axes, chances: ArrayLike, rewards: ArrayLike) -> None:
 
 
 def draw_bandit(paris: float, oslo: float, added: float) -> Figure:
-    """Draw `plot_baselines` for the three answers of notebook 20.
+    """Draw `plot_baselines` for the three answers of notebook 02.
 
     Args:
         paris: probability of Paris; two thirds of the rest are Rome, one third Oslo.

@@ -61,7 +61,7 @@ def plot_seed_band(
     ax.plot(steps, runs.mean(axis=0), color=color, lw=thick, ls=style, label=label)
 
 
-# GRPO by hand (notebook 05)
+# GRPO by hand (notebook 03)
 
 
 def compute_surrogate(
@@ -224,7 +224,7 @@ def _mark_clip_range(axes: Sequence[Axes], config: LossConfig) -> np.ndarray:
     return np.sort([*ratios, *beside])
 
 
-# filtering and resampling (notebook 07)
+# filtering and resampling (notebook 18)
 
 TOKEN_GROUPS = {
     "pushed up": UP,

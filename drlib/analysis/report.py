@@ -4,7 +4,7 @@ A report is one self-contained page with the tables and figures of `entropy` and
 each file, and the viewer for its first trajectories. Files are streamed, so only their token tables
 must fit in memory. A section without the required data has a note instead. Without entropies, the
 report has bounds from top-k log-probabilities. Without a tokenizer, texts are counted in words and
-log-probabilities are not read. Pseudo-gradients are in notebook 16.
+log-probabilities are not read. Pseudo-gradients are in notebook 31.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Plots of notebook 08 and its simulated queue of calls.
+"""Plots of notebook 12 and its simulated queue of calls.
 
 Latencies come from `figures/reference/sandbox`. Blue is the sandbox, orange is one process per
 call, grey marks methods without isolation.

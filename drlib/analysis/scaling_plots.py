@@ -1,4 +1,4 @@
-"""Plots of device memory and training timelines, for notebooks 17 and 19.
+"""Plots of device memory and training timelines, for notebooks 26 and 24.
 
 Inputs are plans (`drlib.training.planner`) or simulated spans. Blue: learner. Orange: above a
 limit. Grey: generation.

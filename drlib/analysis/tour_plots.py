@@ -1,4 +1,4 @@
-"""Plots of tour runs for notebooks 00 and 29; functions take a `TourRun` and return a Figure.
+"""Plots of tour runs for notebooks 00 and 05; functions take a `TourRun` and return a Figure.
 
 A second run is drawn in pale grey behind. Blue: RL with the real reward. Orange: continued SFT.
 Green: cold start. Dark grey, dashed: random-reward control.
@@ -196,7 +196,7 @@ def _plot_accuracy_by_hops(ax: Axes, run: TourRun, behind: TourRun | None) -> No
     )
 
 
-# panels of notebook 29: title, y label, metrics (several: by hops, without the control)
+# panels of notebook 05: title, y label, metrics (several: by hops, without the control)
 PANELS = (
     ("Right answers, python", "%", ("accuracy_python",)),
     ("Right answers, search", "%", ("accuracy_search",)),

@@ -137,7 +137,7 @@ class GrpoPanel(_Panel):
         )
 
 
-grpo_panel = GrpoPanel  # name used in notebook 05
+grpo_panel = GrpoPanel  # name used in notebook 03
 
 
 class TrajectoryPanel(_Panel):
@@ -176,7 +176,7 @@ class TrajectoryPanel(_Panel):
         self.page.value = page if found is None else rendering.render_trajectory(found, name).markup
 
 
-trajectory_panel = TrajectoryPanel  # name used in notebooks 00, 06 and 29
+trajectory_panel = TrajectoryPanel  # name used in notebooks 00, 04 and 05
 
 
 class ContextPanel(_Panel):

@@ -32,7 +32,7 @@ COMMANDS = {
     "mcp": ("serve a world's tools to MCP clients", "drlib mcp folder:notes"),
     "sandbox": ("show or serve the Python sandbox", "drlib sandbox probe"),
     "rewards": ("judge rollouts over HTTP", "drlib rewards serve --port 8732"),
-    "notebooks": ("refresh or check committed notebooks", "drlib notebooks check 05"),
+    "notebooks": ("refresh or check committed notebooks", "drlib notebooks check 03"),
 }
 
 

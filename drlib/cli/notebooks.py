@@ -13,7 +13,7 @@ from drlib.notebook.rules import find_problems
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0, or 1 with the problems."""
     parser = argparse.ArgumentParser(prog="drlib notebooks", description=__doc__)
-    add_examples(parser, "drlib notebooks refresh 05", "drlib notebooks check")
+    add_examples(parser, "drlib notebooks refresh 03", "drlib notebooks check")
     commands = parser.add_subparsers(dest="action", required=True)
     for name, about in (
         ("refresh", "execute in the ci profile and store normalised outputs"),

@@ -1,4 +1,4 @@
-"""Plots of notebook 12: contexts, accuracy and cost of several agents of one policy.
+"""Plots of notebook 27: contexts, accuracy and cost of several agents of one policy.
 
 Most take ledgers (`drlib.experiments.agent_comparison`) and draw into given axes. Accuracies are
 means over seeds and questions; bands are 95% intervals.

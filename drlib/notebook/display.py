@@ -99,10 +99,10 @@ def save_figure(fig, name: str) -> Path:
     """Write figures/NAME.png atomically and return its path.
 
     Raises:
-        ValueError: `name` does not look like 05_grpo_by_hand.
+        ValueError: `name` does not look like 03_grpo_by_hand.
     """
     if not FIGURE_NAME.fullmatch(name):
-        raise ValueError(f"figure name {name!r} must look like 05_grpo_by_hand (lower case)")
+        raise ValueError(f"figure name {name!r} must look like 03_grpo_by_hand (lower case)")
     path = Path(os.environ.get("DRLIB_FIGURES") or ROOT / "figures") / f"{name}.png"
     return write_atomic(
         path, lambda file: fig.savefig(file, format="png", metadata={"Software": None})

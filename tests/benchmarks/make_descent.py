@@ -1,4 +1,4 @@
-"""Writes figures/reference/entropy/descent.json: how the right answer's loss falls (notebook 16).
+"""Writes figures/reference/entropy/descent.json: how the right answer's loss falls (notebook 31).
 
 The 48 rollouts of viewer_rl.parquet under the tour's policies before and after RL. Bridges: "cut"
 closes the thought and opens the answer wherever it is; "words" begins a turn in the policy's own

@@ -1,7 +1,7 @@
 """Writes figures/reference/groups/sft.parquet: groups of rollouts, sampled as in training.
 
 The tour's policy after SFT answers the 24 questions of one step, 16 rollouts each, with real tools
-and the recipe's rewards. Notebooks 07 and 30 filter, resample and weight these rollouts.
+and the recipe's rewards. Notebooks 18 and 19 filter, resample and weight these rollouts.
 
 Run, about half a minute on 2 cores:
     PYTHONPATH=. python tests/benchmarks/make_groups.py
