@@ -33,6 +33,14 @@ MUTANTS = [
         "a high temperature sharpens",
     ),
     Mutant(
+        "loops: what kernels call is not inlined",
+        "drlib/models/kernels.py",
+        "forceinline=inline)",
+        "forceinline=False)",
+        (LOOPS,),
+        "a run with an empty cache has other bits",
+    ),
+    Mutant(
         "loops: a norm without its floor",
         "drlib/models/kernels.py",
         "    total = floor\n    for i in range(len(x_H)):",

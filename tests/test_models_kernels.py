@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_models_kernels.py
 """
 
 import copy
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -239,6 +240,33 @@ def test_kernels_are_compiled_once(model):
         engine.converse(make_prompts(5), params, Recorder(make_prompts(5)))
     LocalEngine(add_router_bias(model), slots=2, max_context=64).generate([[1, 2]], params)
     assert [len(loop.signatures) for loop in kernel_functions] == [1] * len(kernel_functions)
+
+
+# Attention over 1 to 100 positions; a process of its own per call.
+ATTENTION = """
+import hashlib
+import numpy as np
+from drlib.models import kernels
+kv_heads, dim, context, tokens = 2, 32, 208, 100
+draw = np.random.default_rng(0).standard_normal
+keys = draw((1, kv_heads, context // 16, dim, 16)).astype(np.float32)
+values = draw((1, kv_heads, context, dim)).astype(np.float32)
+queries = draw((tokens, 4 * kv_heads * dim)).astype(np.float32)
+out = np.empty((tokens, 2 * kv_heads * dim), np.float32)
+rows = np.zeros(tokens, np.int64)
+kernels.attend(queries, rows, np.arange(tokens), keys, values, out)
+print(hashlib.sha256(out.tobytes()).hexdigest())
+"""
+
+
+def test_empty_cache_gives_the_same_bits(tmp_path):
+    """The process that compiles the kernels computes what those compute that load them."""
+    options = dict(cwd=ROOT, capture_output=True, text=True, check=True, timeout=HANG_S)
+    options["env"] = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    program = [sys.executable, "-c", ATTENTION]
+    compiled = subprocess.run(program, **options).stdout
+    assert [*tmp_path.rglob("*attend*.nbc")]
+    assert subprocess.run(program, **options).stdout == compiled
 
 
 def test_numba_is_imported_lazily():

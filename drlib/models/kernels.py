@@ -25,15 +25,26 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 _SMALLEST = np.float32(-88)  # e^-88 is below float32
 
 
-def jit(function):
-    """Compile `function` at its first call, with an on-disk cache if a cache folder is writable."""
+def jit(function, inline=False):
+    """Compile `function` at its first call, with an on-disk cache if a cache folder is writable.
+
+    Args:
+        inline: for what other kernels call. A call that is not inlined reaches the caller's copy of
+            the function, or in the process that compiled both the function itself: two versions,
+            which sum in different orders, so that a run with an empty cache would have other bits.
+    """
     # Without `nnan` and `ninf`, which would not preserve NaN.
     fastmath = {"reassoc", "contract", "arcp", "nsz"}
-    options = dict(fastmath=fastmath, error_model="numpy", nogil=True)
+    options = dict(fastmath=fastmath, error_model="numpy", nogil=True, forceinline=inline)
     try:
         return njit(cache=True, **options)(function)
     except RuntimeError:  # no cache folder: compile in each process
         return njit(**options)(function)
+
+
+def inlined(function):
+    """Compile a function that kernels call; see `jit`."""
+    return jit(function, inline=True)
 
 
 # ---- vectors of LANES numbers. The compiler processes the remainder of a loop one by one, and the
@@ -123,7 +134,7 @@ def _float_of_bits(_, bits):
     return types.float32(types.int32), code
 
 
-@jit
+@inlined
 def exp(x):
     """Return e^x for x <= 0 in float32, 0 below the smallest float32.
 
@@ -147,7 +158,7 @@ def exp(x):
 # ---- norms
 
 
-@jit
+@inlined
 def _normalise_row(x_H, floor, out_H):
     total = floor
     for i in range(len(x_H)):
@@ -251,7 +262,7 @@ def attend(qkv_TW, rows_T, positions_T, keys, values, out_TW):
                     out_TW[t, head * dim + first + d] = read[d] / total
 
 
-@jit
+@inlined
 def _soften(scores):
     """Replace the scores by e^(score - max) and return their sum."""
     top = scores[0]
@@ -313,7 +324,7 @@ def route(h_TH, logits_TE, bias_E, experts_Tk, place_Tk, copies_MH, share_M, end
             copies_MH[place] = h_TH[t]
 
 
-@jit
+@inlined
 def _best(probs_E, bias_E, taken):
     """Return the expert with the largest probability plus bias that is not in `taken`."""
     best = -1
@@ -394,7 +405,7 @@ def draw(logits_NV, uniforms_N, temperature, ids_N, logps_N, entropies_N):
         entropies_N[n] = np.log(total) - moment / total
 
 
-@jit
+@inlined
 def _search(weights_V, sums_B, target):
     """Return the first token whose cumulative weight exceeds `target`."""
     b = 0
