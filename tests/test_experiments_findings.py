@@ -17,8 +17,12 @@ from drlib.experiments.agent_plan import agent_findings
 from drlib.experiments.designs import SEEDS, Design
 from drlib.experiments.findings_page import (
     FINDINGS_PAGE,
+    NOT_REPRODUCED_PAGE,
     findings_page,
+    is_against,
+    not_reproduced_page,
     read_findings,
+    read_reasons,
     readme_findings,
 )
 from drlib.experiments.plan import PLANS, ExperimentPlan, load_plan, what_ran
@@ -290,8 +294,36 @@ def test_committed_findings_follow_from_their_records():
 def test_generated_pages_are_current():
     hint = "run: drlib experiment pages"
     assert FINDINGS_PAGE.read_text(encoding="utf-8") == findings_page(reference_blocks()), hint
+    assert NOT_REPRODUCED_PAGE.read_text(encoding="utf-8") == not_reproduced_page(), hint
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert with_block(readme, readme_findings(), "findings") == readme, hint
+
+
+@pytest.mark.parametrize(
+    ("expected", "effect", "interval", "against"),
+    [
+        ("higher", -0.01, (-0.1, 0.08), True),
+        ("higher", 0.01, (-0.08, 0.1), False),
+        ("lower", 0.01, (-0.08, 0.1), True),
+        ("lower", -0.2, (-0.3, -0.1), False),
+        ("same", 0.2, (0.1, 0.3), True),
+        ("same", -0.2, (-0.3, -0.1), True),
+        ("same", 0.2, (0.0, 0.4), False),
+    ],
+)
+def test_estimates_against_the_source(expected, effect, interval, against):
+    claim = {"expected": expected, "effect": effect, "interval": interval}
+    assert is_against(claim) == against
+    assert not is_against(claim | {"statistic": "kendall"})
+
+
+def test_each_contradicted_finding_needs_a_reason():
+    reasons = read_reasons()
+    missing = {name: text for name, text in reasons.items() if name != "drift"}
+    with pytest.raises(ValueError, match=r"without a reason: \['drift'\]"):
+        not_reproduced_page(reasons=missing)
+    with pytest.raises(ValueError, match=r"not contradicted any more: \['mask'\]"):
+        not_reproduced_page(reasons=reasons | {"mask": "no"})
 
 
 def test_findings_require_a_claim_and_a_comparison():

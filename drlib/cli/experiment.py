@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--only", nargs="+", metavar="STAGE", help="keep only these stages, such as rl"
     )
-    add_command("pages", _pages, "write README's findings, docs/findings.md and docs/papers.md")
+    add_command(
+        "pages", _pages, "write README's findings and the pages of findings and papers in docs"
+    )
     return parser
 
 
@@ -190,8 +192,10 @@ def _pages(args, settings) -> None:
     from drlib.experiments.findings_page import (
         EFFECTS,
         FINDINGS_PAGE,
+        NOT_REPRODUCED_PAGE,
         committed_experiments,
         findings_page,
+        not_reproduced_page,
         readme_findings,
     )
     from drlib.experiments.reference_run import reference_blocks, with_block
@@ -201,4 +205,5 @@ def _pages(args, settings) -> None:
     print(write_atomic(readme, text))
     print(write_atomic(EFFECTS, drawn(effects_figure(committed_experiments()))))
     print(write_atomic(FINDINGS_PAGE, findings_page(reference_blocks())))
+    print(write_atomic(NOT_REPRODUCED_PAGE, not_reproduced_page()))
     print(write_atomic(papers.PAPERS_PAGE, papers.papers_page()))
