@@ -20,6 +20,7 @@ from drlib.experiments.findings_page import (
     NOT_REPRODUCED_PAGE,
     findings_page,
     is_against,
+    meanings_block,
     not_reproduced_page,
     read_findings,
     read_reasons,
@@ -324,6 +325,13 @@ def test_each_contradicted_finding_needs_a_reason():
         not_reproduced_page(reasons=missing)
     with pytest.raises(ValueError, match=r"not contradicted any more: \['mask'\]"):
         not_reproduced_page(reasons=reasons | {"mask": "no"})
+
+
+def test_each_finding_has_its_meaning(tmp_path):
+    file = tmp_path / "meanings.yaml"
+    file.write_text("".join(f"{name}: Try it.\n" for name in [*read_findings()][1:] + ["gone"]))
+    with pytest.raises(ValueError, match=r"without a meaning: \['advantages'\]; stale: \['gone'\]"):
+        meanings_block(file=file)
 
 
 def test_findings_require_a_claim_and_a_comparison():
