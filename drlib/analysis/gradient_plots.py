@@ -110,7 +110,7 @@ def plot_gradients(
         ax.bar(at, np.asarray(gradient), 0.92 * width, label=rule)
     ax.axhline(0, color="0.3", lw=1)
     ax.set_xticks(range(len(answers)), answers)
-    ax.set(title="Expected gradient", ylabel="of the answer's logit")
+    ax.set(title="Expected gradient", ylabel="gradient of the answer's logit")
     ax.legend(title=title, fontsize=8, title_fontsize=8)
 
 
@@ -174,7 +174,7 @@ def plot_first_step(
     predicted, real = zip(*(gains[r] for r in rates))
     middle.loglog(rates, predicted, "--", color=CONTROL, label="predicted")
     middle.loglog(rates, real, "o-", color="C0", label="real")
-    middle.set(title="Gain of the objective", xlabel="learning rate", ylabel="nats per token")
+    middle.set(title="Gain of the objective", xlabel="learning rate", ylabel="mean of A (r - 1)")
     middle.legend(loc="upper left")
 
     colors = dict(zip(changes, (UP, DOWN, CONTROL)))
