@@ -2,6 +2,7 @@
 
 import random
 import sys
+from unicodedata import category
 
 import pytest
 from hypothesis import given, settings
@@ -61,7 +62,11 @@ def test_matching_is_symmetric_and_normalising_idempotent(left, right):
 
 
 def test_normalising_is_idempotent_on_every_character():
-    for point in range(sys.maxunicode + 1):
+    """Every assigned character, and a hundredth of those without a meaning of their own."""
+    empty = {"Cn", "Co", "Cs"}  # unassigned, private, surrogates: five in six
+    some = [p for p in range(sys.maxunicode + 1) if p % 101 == 0 or category(chr(p)) not in empty]
+    assert len(some) > 150_000
+    for point in some:
         once = normalise_answer(chr(point))
         assert normalise_answer(once) == once, hex(point)
 

@@ -156,10 +156,10 @@ def test_cloning_raises_the_likelihood_of_what_it_clones(start, folder, tmp_path
             rl__advantage__estimator=estimator,
             rl__filter__overlong="keep",
             rl__questions=16,
-            rl__steps=8,
+            rl__steps=4,
         )
         before = [likelihood(trainer, some) for some in (correct, wrong)]
-        for step in range(8):
+        for step in range(4):
             row = trainer(step)
         assert row["trained_share"] == pytest.approx(1 if estimator == "uniform" else share(stored))
         after = [likelihood(trainer, some) for some in (correct, wrong)]

@@ -15,7 +15,7 @@ from drlib.worlds import load_world, read_facts
 from drlib.worlds import pydocs as module
 from drlib.worlds.graph import Graph
 
-SAMPLE = 5000
+SAMPLE = 2500
 
 CHECK = r"""
 import builtins, dis, importlib, importlib.util, inspect, json, pkgutil, sys
