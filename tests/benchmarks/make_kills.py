@@ -77,7 +77,7 @@ def kill_learner(runs: Path, rng: random.Random) -> dict:
 
 def kill_hosts(runs: Path, rng: random.Random) -> dict:
     """Remove the second of two hosts up to 4 s after an actor's first job there; add another."""
-    steps = 4 * STEPS
+    steps = 6 * STEPS
     changes = {"rl.lr": 1e-6, "rollout.tool_latency_ms": 100.0}  # no collapse, which would end it
     config = settings(**{"seed": 13, "rl.steps": steps}, **changes)
     times, folder = [], partial(runs, config)
