@@ -286,7 +286,7 @@ def test_committed_findings_follow_from_their_records():
         elif records.exists():
             expected |= agent_findings(plan, AgentRecords.load(records))
     stored = read_findings()
-    assert {*stored} == {*expected} and len(stored) == 62
+    assert {*stored} == {*expected} and len(stored) == 67
     for name, found in expected.items():
         assert stored[name] == json.loads(json.dumps(found)), name
         assert len(found["seeds"]) >= 3 and found["pilot"] == (len(found["seeds"]) < SEEDS)
