@@ -3,8 +3,8 @@
 Quiet, offline, one thread, with separate Jupyter, IPython and figure folders for every process
 of pytest-xdist. MPLBACKEND is never set, because inline figures would be lost.
 
-`ALONE` lists files that need the machine to themselves (`make test-alone`). `LONG` lists slow
-files, which start first and are excluded from `make test-fast`.
+`ALONE` lists files that need the machine to themselves (`make test-alone`). Slow files start first
+and are excluded from `make test-fast` (`tests.file_seconds`).
 """
 
 import gc
@@ -18,6 +18,7 @@ from hypothesis import settings
 
 from drlib.notebook.execution import NotebookError, kernel_environment, retry_kernel_start
 from drlib.startup import GC_THRESHOLDS
+from tests import file_seconds
 
 START_NEW_KERNEL = nbval.kernel.start_new_kernel
 
@@ -30,34 +31,6 @@ ALONE = {
     "test_training_asynchronous.py": "Ray starts clusters of its own, and kills their actors",
     "test_experiments_ray.py": "Ray starts a cluster of two nodes, each of which trains",
 }
-
-# Slow files, slowest first: a slow file started last would keep one core busy and the other idle.
-LONG = (
-    "test_first_hour.py",
-    "test_training_real_processes.py",
-    "test_training_real.py",
-    "test_training_stages.py",
-    "test_training_grpo.py",
-    "test_notebooks.py",
-    "test_training_callbacks.py",
-    "test_training_switches.py",
-    "test_training_replay.py",
-    "test_contributing.py",
-    "test_analysis_report.py",
-    "test_training_registry.py",
-    "test_training_worlds.py",
-    "test_training_question_scheduling.py",
-    "test_training_plan_memory.py",
-    "test_sandbox_fuzz.py",
-    "test_sandbox_weakened_layers.py",
-    "test_training_together.py",
-    "test_experiments_runner.py",
-    "test_experiments_budget.py",
-    "00_tour.ipynb",
-    "22_stability.ipynb",
-    "05_rl_run.ipynb",
-    "31_reasoning_as_descent.ipynb",
-)
 
 settings.register_profile("drlib", derandomize=True, deadline=None)
 
@@ -107,10 +80,10 @@ def _start_kernel(**options):
 
 
 def pytest_collection_modifyitems(items):
+    seconds = file_seconds.read()
     for item in items:
         if item.path.name in ALONE:
             item.add_marker("alone")
-        if item.path.name in LONG:
+        if seconds.get(file_seconds.name_of(item), 0) >= file_seconds.SLOW_S:
             item.add_marker("slow")
-    order = {name: at for at, name in enumerate(LONG)}
-    items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
+    items.sort(key=lambda item: -seconds.get(file_seconds.name_of(item), 0))
