@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from datasets import load_dataset, load_from_disk
+from matplotlib import rcParams
 from PIL import Image
 
 from drlib.cli.dataset import main
@@ -43,8 +44,9 @@ def arguments(notes, out):
 
 @pytest.fixture(scope="module")
 def dataset(notes, tmp_path_factory):
-    out = tmp_path_factory.mktemp("dataset") / "set"
+    out, style = tmp_path_factory.mktemp("dataset") / "set", rcParams["axes.titlelocation"]
     assert main(arguments(notes, out)) == 0
+    assert rcParams["axes.titlelocation"] == style == "center", "it changes its caller's figures"
     return out
 
 

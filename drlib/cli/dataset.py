@@ -20,7 +20,6 @@ import yaml
 from drlib.cli.examples import add_examples
 from drlib.endpoint import ChatEndpoint, EndpointError, parse_names
 from drlib.files import write_atomic
-from drlib.notebook.display import use_style
 from drlib.questions.escalation import Solver, make_closed_book_solver
 from drlib.questions.export import CONFIGS, VERL, write_folder
 from drlib.questions.families import (
@@ -227,9 +226,11 @@ def _save(request: DatasetRequest, result: DatasetResult, folder: Path, world) -
     (folder / CARD).unlink(missing_ok=True)
     rows = result.assembly.rows
     # slow to import; not needed by --help or for a wrong argument
+    import matplotlib.pyplot as plt
     from datasets import disable_progress_bars
 
     from drlib.analysis.data_plots import plot_quality
+    from drlib.analysis.figure_style import STYLE
 
     disable_progress_bars()  # this command prints a line per block
     without_triples, report = 0, None
@@ -243,11 +244,12 @@ def _save(request: DatasetRequest, result: DatasetResult, folder: Path, world) -
         if len(splits) == 2:
             report["split"] = count_split_overlap(splits["test"], splits["train"])
         save_report(report, folder / REPORT)
-        use_style()
-        figure = plot_quality([report])
-        # without the version of matplotlib, so that equal content gives equal bytes
-        save_png = partial(figure.savefig, format="png", metadata={"Software": None})
-        write_atomic(folder / FIGURE, save_png)
+        with plt.style.context(STYLE):
+            figure = plot_quality([report])
+            # without the version of matplotlib, so that equal content gives equal bytes
+            save_png = partial(figure.savefig, format="png", metadata={"Software": None})
+            write_atomic(folder / FIGURE, save_png)
+            plt.close(figure)
     write_atomic(folder / CARD, render_card(request, result, report, without_triples))
 
 
