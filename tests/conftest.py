@@ -51,6 +51,8 @@ def pytest_configure(config):
         # the first process of a run; the processes of pytest-xdist inherit its environment
         (scratch / "worlds").mkdir()
         os.environ["DRLIB_TEST_WORLDS"] = str(scratch / "worlds")
+    if file_seconds.FOLDER in os.environ:
+        config.pluginmanager.register(file_seconds)
     settings.load_profile("drlib")
     nbval.kernel.start_new_kernel = _start_kernel
     import torch  # after OMP_NUM_THREADS; a plugin may have imported it before

@@ -1,15 +1,14 @@
 """CPU seconds of each test file and notebook, measured: slow ones start first.
 
-A slow file started last would keep one core busy and the other idle. `make test-fast` leaves out
-files of `SLOW_S` seconds and more. Times of child processes are counted when these have ended.
+A slow file that starts last would leave one core idle. `make test-fast` leaves out files of
+`SLOW_S` seconds and more. Child processes count once they have ended.
 
-Measure again: python -m tests.file_seconds (it runs `make test` without the checks)
+Measure again: python -m tests.file_seconds (it runs `make test`)
 """
 
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -23,12 +22,6 @@ FILE = Path(__file__).with_suffix(".json")
 FOLDER = "DRLIB_FILE_SECONDS"  # environment variable: where each process writes its times
 SLOW_S = 5.0
 LEAST_S = 1.0  # files below are not listed
-BOTH_CORES = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-p", "tests.file_seconds")
-NBVAL = ("-p", "tests.conftest", "--nbval", "--nbval-current-env", "--nbval-cell-timeout", "600")
-RUNS = (
-    ("-m", "not alone", "tests"),
-    (*NBVAL, "--nbval-sanitize-with", "tests/sanitize.cfg", "notebooks"),
-)
 
 
 def read() -> dict[str, float]:
@@ -37,19 +30,18 @@ def read() -> dict[str, float]:
 
 
 def name_of(item: pytest.Item) -> str:
-    """Return the path of an item's file as the file of seconds has it."""
-    path = item.path
-    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+    """Return the path of an item's file from the repository's folder."""
+    return os.path.relpath(item.path, ROOT)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
+    """Log the seconds of a test; tests/conftest.py registers this if `FOLDER` is set."""
     before = sum(os.times()[:4])
     yield
-    if FOLDER in os.environ:
-        line = json.dumps([name_of(item), sum(os.times()[:4]) - before])
-        with open(Path(os.environ[FOLDER], str(os.getpid())), "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+    line = json.dumps([name_of(item), sum(os.times()[:4]) - before])
+    with open(Path(os.environ[FOLDER], str(os.getpid())), "a", encoding="utf-8") as file:
+        file.write(line + "\n")
 
 
 def total(folder: Path) -> dict[str, float]:
@@ -64,9 +56,7 @@ def total(folder: Path) -> dict[str, float]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for run in RUNS:
-            command = [sys.executable, "-m", "pytest", "-q", *BOTH_CORES, *run]
-            subprocess.run(command, cwd=ROOT, env=os.environ | {FOLDER: folder}, check=True)
+        subprocess.run(["make", "test"], cwd=ROOT, env=os.environ | {FOLDER: folder}, check=True)
         write_atomic(FILE, json.dumps(total(Path(folder)), indent=1) + "\n")
 
 

@@ -23,7 +23,6 @@ from drlib.experiments.findings_page import (
     meanings_block,
     not_reproduced_page,
     read_findings,
-    read_reasons,
     readme_findings,
 )
 from drlib.experiments.plan import PLANS, ExperimentPlan, load_plan, what_ran
@@ -321,20 +320,17 @@ def test_estimates_against_the_source(expected, effect, interval, against):
     assert not is_against(claim | {"statistic": "kendall"})
 
 
-def test_each_contradicted_finding_needs_a_reason():
-    reasons = read_reasons()
-    missing = {name: text for name, text in reasons.items() if name != "drift"}
-    with pytest.raises(ValueError, match=r"without a reason: \['drift'\]"):
-        not_reproduced_page(reasons=missing)
-    with pytest.raises(ValueError, match=r"not contradicted any more: \['mask'\]"):
-        not_reproduced_page(reasons=reasons | {"mask": "no"})
-
-
-def test_each_finding_has_its_meaning(tmp_path):
-    file = tmp_path / "meanings.yaml"
-    file.write_text("".join(f"{name}: Try it.\n" for name in [*read_findings()][1:] + ["gone"]))
-    with pytest.raises(ValueError, match=r"without a meaning: \['advantages'\]; stale: \['gone'\]"):
-        meanings_block(file=file)
+@pytest.mark.parametrize("write_page", [meanings_block, not_reproduced_page])
+def test_each_finding_needs_its_text(write_page, tmp_path):
+    """A missing text and one of another finding; `mask` is confirmed, so it needs no reason."""
+    file, found = tmp_path / "texts.yaml", read_findings()
+    if write_page is not_reproduced_page:
+        found = {name: claim for name, claim in found.items() if is_against(claim)}
+        assert "drift" in found and "mask" not in found
+    extra = "gone" if write_page is meanings_block else "mask"
+    file.write_text("".join(f"{name}: Try it.\n" for name in [*({*found} - {"drift"}), extra]))
+    with pytest.raises(ValueError, match=rf"texts.yaml: add \['drift'\], remove \['{extra}'\]"):
+        write_page(file=file)
 
 
 def test_findings_require_a_claim_and_a_comparison():

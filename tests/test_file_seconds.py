@@ -21,6 +21,15 @@ def test_listed_files_exist_slowest_first(request):
     assert file_seconds.name_of(request.node) == "tests/test_file_seconds.py"
 
 
+def test_slow_files_start_first_and_are_marked(request):
+    """In a run of one file this says little; `make test` has all of them."""
+    seconds = file_seconds.read()
+    times = [seconds.get(file_seconds.name_of(item), 0) for item in request.session.items]
+    assert times == sorted(times, reverse=True)
+    for item, used in zip(request.session.items, times):
+        assert (item.get_closest_marker("slow") is not None) == (used >= file_seconds.SLOW_S)
+
+
 def test_times_are_written_when_asked(tmp_path, monkeypatch, request):
     monkeypatch.setenv(file_seconds.FOLDER, str(tmp_path))
     measured = file_seconds.pytest_runtest_protocol(request.node)

@@ -4,7 +4,7 @@ Every claim is one file in figures/reference/findings; nothing is computed here.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import yaml
@@ -64,11 +64,11 @@ MEANINGS = Path(__file__).with_name("meanings.yaml")
 NOT_REPRODUCED_PAGE = ROOT / "docs" / "not_reproduced.md"
 NOT_REPRODUCED = """# Not reproduced
 
-Findings whose estimate is on the other side of zero than their source says, or that differ from
-zero where the source says that nothing changes. Nearly all are pilots with three seeds, so many of
-them may be noise: the interval says how many points are possible. The policy has a million
-parameters, short rollouts and 25 to 150 updates. Below each is why the source may still be right at
-its scale; these reasons are not measured. All claims: [findings](findings.md).
+These findings contradict their source: the estimate has the opposite sign, or its interval excludes
+zero where the source reports no effect. Most are pilots with three seeds, so many may be noise. The
+policy has a million parameters and short rollouts, and most runs have 25 to 30 updates. For each
+finding the page gives a possible reason why the source may still be right at its scale. The reasons
+were not tested. All claims: [findings](findings.md).
 """
 IN_PRACTICE = """What each finding suggests to someone who trains an agent. An open pilot is weak
 evidence: its interval is in the table above."""
@@ -111,13 +111,12 @@ def meanings_block(folder: Path = FINDINGS, file: Path = MEANINGS) -> str:
     """Return what each finding means in practice, as a Markdown table in the order of the claims.
 
     Raises:
-        ValueError: a finding has no meaning, or a meaning has no finding.
+        ValueError: see `_read_texts`.
     """
-    found, meanings = read_findings(folder), yaml.safe_load(file.read_text("utf-8"))
-    without, stale = sorted({*found} - {*meanings}), sorted({*meanings} - {*found})
-    require(not without and not stale, f"{file.name}: without a meaning: {without}; stale: {stale}")
+    found = read_findings(folder)
+    texts = _read_texts(file, found)
     rows = [
-        f"| [{name}]({FINDINGS_AT}/{name}.json) | {outcome_text(claim)} | {meanings[name]} |"
+        f"| [{name}]({FINDINGS_AT}/{name}.json) | {outcome_text(claim)} | {texts[name]} |"
         for name, claim in found.items()
     ]
     return "\n".join(["| finding | outcome | in practice |", "|---|---|---|", *rows])
@@ -142,45 +141,46 @@ def is_against(claim: Mapping) -> bool:
     """
     if "statistic" in claim:
         return False
-    low, high = claim["interval"]
     if claim["expected"] == "same":
-        return not low <= 0 <= high
+        return _excludes_zero(claim)
     return claim["effect"] * (1 if claim["expected"] == "higher" else -1) < 0
 
 
-def read_reasons(file: Path = REASONS) -> dict[str, str]:
-    """Return by finding why its source may still be right at its scale."""
-    return {name: text.strip() for name, text in yaml.safe_load(file.read_text("utf-8")).items()}
-
-
-def not_reproduced_page(folder: Path = FINDINGS, reasons: Mapping[str, str] | None = None) -> str:
-    """Return docs/not_reproduced.md: the contradicted findings, excluded zeros first.
+def not_reproduced_page(folder: Path = FINDINGS, file: Path = REASONS) -> str:
+    """Return docs/not_reproduced.md: intervals that exclude zero first, then by name.
 
     Raises:
-        ValueError: a contradicted finding has no reason, or a reason belongs to no such finding.
+        ValueError: see `_read_texts`.
     """
-    reasons = read_reasons() if reasons is None else reasons
     found = {name: claim for name, claim in read_findings(folder).items() if is_against(claim)}
-    require(
-        {*found} == {*reasons},
-        f"{REASONS.name}: without a reason: {sorted({*found} - {*reasons})}; not contradicted any "
-        f"more: {sorted({*reasons} - {*found})}",
-    )
-
-    def excludes_zero(name: str) -> bool:
-        low, high = found[name]["interval"]
-        return not low <= 0 <= high
-
+    texts = _read_texts(file, found)
     parts = [NOT_REPRODUCED]
-    for name in sorted(found, key=lambda name: (not excludes_zero(name), name)):
+    for name in sorted(found, key=lambda name: (not _excludes_zero(found[name]), name)):
         claim = found[name]
         parts += [f"## {name}", f"{claim['claim']} ({claim['source']})."]
         parts += [
             f"Measured: {effect_text(claim)} points; % correct with and without: "
             f"{_measured_text(claim)}; {outcome_text(claim)}.",
-            reasons[name],
+            texts[name],
         ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _excludes_zero(claim: Mapping) -> bool:
+    low, high = claim["interval"]
+    return not low <= 0 <= high
+
+
+def _read_texts(file: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the text of each finding from a YAML file.
+
+    Raises:
+        ValueError: a finding has no text, or a text belongs to none of the findings.
+    """
+    texts = {name: text.strip() for name, text in yaml.safe_load(file.read_text("utf-8")).items()}
+    missing, stale = sorted({*names} - {*texts}), sorted({*texts} - {*names})
+    require(not missing and not stale, f"{file.name}: add {missing}, remove {stale}")
+    return texts
 
 
 def _measured_text(claim: Mapping) -> str:
@@ -232,16 +232,13 @@ def findings_page(
     effects = f"![effects](../{at}/{EFFECTS.name})"
     parts = [OPENING, "## Claims", findings_block(folder)]
     parts += ["## In practice", IN_PRACTICE, meanings_block(folder)]
-    parts += ["## All experiments", ALL_ARMS, effects]
     titles = {
         "results": "## The reference run",
         "again": "## The reference run, trained again by a later commit",
         "worlds": "## The same recipe in other worlds",
     }
-    at_reference = parts.index("## All experiments")
-    parts[at_reference:at_reference] = [
-        text for name, block in reference.items() for text in (titles[name], block)
-    ]
+    parts += [text for name, block in reference.items() for text in (titles[name], block)]
+    parts += ["## All experiments", ALL_ARMS, effects]
     for found in committed_experiments(experiments):
         parts += [f"#{table(found).strip()}", f"![{found['name']}](../{at}/{found['name']}.png)"]
         if "ranking" in found:

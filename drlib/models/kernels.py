@@ -29,9 +29,9 @@ def jit(function, inline=False):
     """Compile `function` at its first call, with an on-disk cache if a cache folder is writable.
 
     Args:
-        inline: for what other kernels call. A call that is not inlined reaches the caller's copy of
-            the function, or in the process that compiled both the function itself: two versions,
-            which sum in different orders, so that a run with an empty cache would have other bits.
+        inline: copy the function into the kernels that call it. Without this, a call runs the
+            caller's own copy or, in the process that compiled both, the separate function. The two
+            sum in different orders, so a run with an empty cache would differ in its last bits.
     """
     # Without `nnan` and `ninf`, which would not preserve NaN.
     fastmath = {"reassoc", "contract", "arcp", "nsz"}
